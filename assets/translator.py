@@ -1,8 +1,9 @@
 """How replication appears in Dagster: the asset specs of its steps and tables, and the names of everything else.
 
-In: `PgsieveAsset`, which says what an asset is of. Out: its `AssetSpec`. `PgsieveTranslator` is for users to subclass, as
-the translators of other integrations are: keys, groups, tags, owners, kinds, descriptions, automation conditions and
-further deps. What the steps read of each other is added afterwards, by the translated keys (`Naming.spec`).
+In: `PgsieveAsset`, which says what an asset stands for. Out: its `AssetSpec`. `PgsieveTranslator` is for
+users to subclass, like the translators of other integrations: keys, groups, tags, owners, kinds,
+descriptions, automation conditions and further deps. The deps among the steps are added afterwards, by the
+translated keys (`Naming.spec`).
 """
 
 import re
@@ -21,7 +22,7 @@ from pgsieve.decoding.visible import visible
 
 
 class AssetKind(StrEnum):
-    """What an asset is; the values are what a `translation` in YAML compares with."""
+    """What an asset stands for; a `translation` in YAML compares with these values."""
 
     #: A published table at the publisher: nothing materialises it.
     SOURCE_TABLE = "source_table"
@@ -37,11 +38,11 @@ class AssetKind(StrEnum):
 
 @dataclass(frozen=True)
 class PgsieveAsset:
-    """What an asset is of.
+    """What an asset stands for, with its names.
 
-    `name` is the feed's for the change log and its maintenance: the source's, or the slot's where a subscription has
-    one of its own. `subscription`, `schema` and `table` are None where there is none. `row_filter` is None where it is
-    not known, and `none` where there is none.
+    `name` is the feed's for the change log and its maintenance: the source's, or the slot's where a
+    subscription has one of its own. `subscription`, `schema` and `table` are None where there is none.
+    `row_filter` is None where it is not known, and `none` where there is none.
     """
 
     kind: AssetKind
@@ -181,8 +182,8 @@ def _qualified(data: PgsieveAsset) -> str:
 class Naming:
     """The names of everything that pgsieve declares: `prefix` is that of jobs, schedules, sensors, ops and resources.
 
-    Without one only the resources have a prefix, `pgsieve`. Raises PgsieveError for a prefix that Dagster takes no name
-    with, and where a translator gives two assets one key.
+    Without one only the resources have a prefix, `pgsieve`. Raises PgsieveError for a prefix that is invalid
+    in Dagster's names, and where a translator gives two assets one key.
     """
 
     prefix: str = ""
@@ -210,7 +211,7 @@ class Naming:
 
     @property
     def resources(self) -> set[str]:
-        """What each step needs: the lake, and the Spark that works on it."""
+        """The resources of each step: the lake, and its Spark."""
         return {self.lake, self.spark}
 
     def name(self, own: str) -> str:
@@ -218,7 +219,7 @@ class Naming:
         return f"{self.prefix}_{own}" if self.prefix else own
 
     def spec(self, data: PgsieveAsset, deps: Iterable[dg.AssetKey] = ()) -> dg.AssetSpec:
-        """The translated spec of an asset, with the deps that it has anyway."""
+        """The translated spec of an asset, with its own deps added."""
         spec = self._translated(data)
         given = {dep.asset_key for dep in spec.deps}
         return spec.replace_attributes(deps=[*spec.deps, *(key for key in deps if key not in given)])

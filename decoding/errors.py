@@ -87,16 +87,16 @@ from collections.abc import Mapping
 
 from pgsieve.decoding.visible import visible
 
-#: Stands in a hint for the table that it is about, where it is not known yet.
+#: Stands in a hint for the name of its table, where that is not known yet.
 OF_TABLE = "<schema>.<table>"
 
 
 class PgsieveError(Exception):
-    """Something a user can act on.
+    """An error that a user can act on.
 
-    `message` says what is wrong with which object, `hint` what to do, `sqlstate` is PostgreSQL's own
-    code where it has one for this (PostgreSQL documentation, appendix A). Both may be shown as they are: names in them
-    steer no terminal.
+    `message` says what is wrong with which object, `hint` what to do, `sqlstate` is PostgreSQL's own code
+    where it has one for this (PostgreSQL documentation, appendix A). Both texts are safe to show: their names
+    contain no terminal control characters.
     """
 
     def __init__(self, message: str, *, hint: str | None = None, sqlstate: str | None = None) -> None:
@@ -116,7 +116,7 @@ class ProtocolError(PgsieveError):
 
 
 class UnsupportedFilterError(PgsieveError):
-    """A row filter that Spark cannot evaluate exactly as PostgreSQL does."""
+    """A row filter that cannot be evaluated exactly as PostgreSQL does."""
 
 
 class UnsupportedTypeError(PgsieveError):
@@ -124,11 +124,14 @@ class UnsupportedTypeError(PgsieveError):
 
 
 class UnsupportedBinaryError(PgsieveError):
-    """A value in binary format of a type whose text cannot be had from that; names the column, never the value."""
+    """A value in binary format of a type whose text does not follow from it.
+
+    Names the column, never the value.
+    """
 
 
 class ValueNotRepresentableError(PgsieveError):
-    """A value that its column's Spark type cannot hold; names the column, never the value.
+    """A value that its column's Spark type cannot represent; names the column, never the value.
 
     `row` is its place among the values that were converted.
     """
@@ -147,7 +150,7 @@ class ValueNotRepresentableError(PgsieveError):
 
 
 class RowFilterSyntaxError(PgsieveError):
-    """A row filter that PostgreSQL would not accept either: no expression, or not of these types."""
+    """A row filter that PostgreSQL would not accept either: it is no expression, or has wrong types."""
 
 
 class UndefinedColumnError(PgsieveError):

@@ -27,7 +27,7 @@ from pgsieve.resources.postgres.slot import resynchronisation, slot_state
 #: So long the sensor waits for a copy that it requested: Dagster may never hear of a run that was killed. A request too
 #: many finds nothing to copy.
 _WAITING = timedelta(hours=1)
-#: So long an alarm that was given is not given again.
+#: An alarm is not repeated within this time.
 _SILENCE = timedelta(hours=1)
 
 
@@ -95,7 +95,7 @@ def copy_sensor(subscription: Subscription, naming: Naming, *, running: bool = F
 
 
 def _last_copy(dagster: dg.DagsterInstance, subscription: Subscription) -> dg.RunRecord | None:
-    """The newest run that copies, or copied, what a subscription lacked."""
+    """The newest run that copies, or copied, a subscription's missing tables."""
     records = dagster.get_run_records(dg.RunsFilter(tags={LACKING: subscription.name}), limit=1)
     return records[0] if records else None
 

@@ -71,11 +71,12 @@ def build_definitions(
 ) -> dg.Definitions:
     """The definitions of a configuration file, to be merged into a code location's own.
 
-    Without a file it is the one that PGSIEVE_CONFIG names, or ./pgsieve.yaml. Jobs, schedules, sensors, ops and the
-    resources `<prefix>_lake` and `<prefix>_spark` begin with the prefix; two files in one code location need two. Asset keys,
-    groups and the like are the translator's. `spark` is the project's own resource, whose application the steps work in
-    instead of the one that the file's `spark` says; it is begun where a step needs it first. There is no executor: runs have
-    the code location's. Raises ConfigError, and PgsieveError for a prefix or a translation that Dagster takes no names of.
+    Without a file it is the one that PGSIEVE_CONFIG names, or ./pgsieve.yaml. Jobs, schedules, sensors, ops
+    and the resources `<prefix>_lake` and `<prefix>_spark` begin with the prefix; two files in one code
+    location need two. The translator decides asset keys, groups and the like. `spark` is the project's own
+    resource: the steps use its application instead of the file's `spark`, and start it when they need it.
+    There is no executor: runs use the code location's. Raises ConfigError, and PgsieveError for a prefix or a
+    translation whose names Dagster does not accept.
     """
     config = load_config(None if file is None else Path(file))
     naming = Naming(prefix, translator or PgsieveTranslator())
@@ -85,7 +86,7 @@ def build_definitions(
 def definitions(config: Config) -> dg.Definitions:
     """The definitions of a configuration by itself, as `pgsieve ui` has them."""
     own = assemble(config, kept_published(config), Naming())
-    # One process, so one Spark session a run.
+    # One process, so one Spark session per run.
     return dg.Definitions.merge(own, dg.Definitions(executor=dg.in_process_executor))
 
 
@@ -97,7 +98,7 @@ def assemble(
     authoritative: bool = False,
     spark: PySparkResource | LazyPySparkResource | None = None,
 ) -> dg.Definitions:
-    """The definitions of a configuration, of which so much is known of what is published (see `known_tables`)."""
+    """The definitions of a configuration, with the tables known from `published` (see `known_tables`)."""
     declared = project(config)
     lake = declared.lake
     lake = PgsieveLake(uri=lake.uri, engine=pyspark_resource(lake.engine, spark), folders=lake.folders)
@@ -167,7 +168,7 @@ def assemble(
 def _source_tables(
     subscriptions: list[Subscription], tables: Mapping[str, Tables], naming: Naming
 ) -> Iterator[dg.AssetSpec]:
-    """The tables at the publishers, each once: nothing here materialises them."""
+    """The publishers' tables, each once; no step here materialises them."""
     for source, name in sorted(
         {(s.feed.source.name, name) for s in subscriptions for name in tables[s.name]}
     ):
@@ -200,9 +201,9 @@ def _freshness(subscription: Subscription) -> dg.FreshnessPolicy:
 
 
 def register_tables(config: Config, dagster: dg.DagsterInstance) -> None:
-    """Read what is published, for the definitions, and make every table known as a Dagster partition of its initial sync.
+    """Read the published tables for the definitions, and add each as a Dagster partition of its initial sync.
 
-    A source that does not answer keeps the tables that are known of it.
+    A source that does not answer keeps its known tables.
     """
     declared = project(config)
     for error in refresh_published(config, declared):

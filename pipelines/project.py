@@ -1,4 +1,4 @@
-"""From the configuration to what the steps work on: sources, feeds, subscriptions, and the lake.
+"""From the configuration to the objects of the steps: sources, feeds, subscriptions, and the lake.
 
 A source's subscriptions with `row_filter: pipeline` share its slot; each with `row_filter: publisher` has its
 own. Raises PgsieveError for options that are not supported.
@@ -83,7 +83,7 @@ def project(config: Config) -> Project:
 
 
 def engine_of(config: Config) -> SparkEngine:
-    """Where the Spark session of a configuration is had; its storage is declared first."""
+    """The Spark engine of a configuration; its storage is declared first."""
     return SparkEngine(
         master=config.spark.master,
         spark_config=config.spark.conf,
@@ -143,7 +143,7 @@ _OPTIONS = ("origin", "binary", "streaming", "two_phase", "failover")
 
 
 def _options(source: str, sharing: Sequence[SubscriptionConfig]) -> PgoutputOptions:
-    """How a slot is read; the subscriptions that share it have to agree."""
+    """The options for reading a slot; the subscriptions that share it have to agree."""
     first = sharing[0]
     for other, option in product(sharing[1:], _OPTIONS):
         if getattr(other, option) != getattr(first, option):
@@ -157,7 +157,7 @@ def _options(source: str, sharing: Sequence[SubscriptionConfig]) -> PgoutputOpti
 
 
 def _refuse_unsafe(storage: Storage, conf: Mapping[str, str]) -> None:
-    """Refuse a lake whose store may lose a commit, unless one Spark is the only one that writes there."""
+    """Refuse a lake whose store may lose a commit, unless one Spark session is its only writer."""
     if storage.only_spark:
         return
     if not storage.is_safe:
@@ -172,7 +172,7 @@ def _refuse_unsafe(storage: Storage, conf: Mapping[str, str]) -> None:
 
 
 def _refuse_unbuilt(subscription: SubscriptionConfig, storage: Storage) -> None:
-    """Refuse an option rather than take it and do nothing."""
+    """Refuse an option that would have no effect."""
     unbuilt = {
         "two_phase: true": (
             subscription.two_phase and not storage.by_delta_rs,

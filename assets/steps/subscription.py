@@ -1,8 +1,8 @@
 """What is replicated: subscriptions and the feeds they read.
 
 A feed is one replication slot and its change log: the source's, shared by all its subscriptions with
-`row_filter: pipeline`, or a subscription's own with `row_filter: publisher`. Made from the configuration by
-`pipelines`, used by the steps.
+`row_filter: pipeline`, or a subscription's own with `row_filter: publisher`. `pipelines` makes them from the
+configuration, and the steps use them.
 """
 
 import json
@@ -39,13 +39,13 @@ from pgsieve.resources.postgres.plugin_options import PgoutputOptions
 from pgsieve.resources.postgres.source import Source
 from pgsieve.resources.postgres.turns import Turn
 
-#: How the publication of tables whose row filter fails is called after the slot.
+#: The name of the publication of tables whose row filter fails, after the slot's name.
 _ASIDE = "_aside"
 
 
 @dataclass(frozen=True)
 class Feed:
-    """One slot and its change log; `subscriptions` are the publications of each that reads it."""
+    """One slot and its change log; `subscriptions` has the publications of each subscription that reads it."""
 
     name: str
     source: Source
@@ -54,20 +54,20 @@ class Feed:
     filtered: bool
     subscriptions: Mapping[str, tuple[str, ...]]
     defined: Mapping[str, DefinedPublication] = field(default_factory=dict)
-    #: How the slot is read; the publications are chosen when it is.
+    #: The options for reading the slot; the publications are chosen at each reading.
     options: PgoutputOptions = field(default_factory=PgoutputOptions)
     #: Whether the slot is to be synchronized to standbys.
     failover: bool = False
 
     @property
     def unfiltered(self) -> str:
-        """The publication of pgsieve's own that lists tables whose row filter fails; see `past_filters`."""
+        """The publication of pgsieve's own for tables whose row filter fails; see `past_filters`."""
         return cut_name(self.slot, MAX_BYTES - len(_ASIDE), self.slot) + _ASIDE
 
     def exclusively(self, seconds: float | None = None) -> AbstractContextManager[Turn]:
-        """Read the slot alone in the block; whoever works on a subscription alone, too, begins with this.
+        """Read the slot alone in the block; exclusive work on a subscription begins with this too.
 
-        Waits for its turn; raises LockHeldError after so many `seconds`.
+        Waits for its turn; raises LockHeldError after `seconds`.
         """
         return self.source.exclusively(f"slot {self.slot}", seconds)
 
@@ -75,7 +75,7 @@ class Feed:
         """The catalog with the publications of pgsieve.yaml beside those of the server, as far as they are sound."""
         own = {}
         for name, defined in self.defined.items():
-            with suppress(PublicationError):  # Who subscribes to it hears of that: see `publications`.
+            with suppress(PublicationError):  # A subscription to it gets the error: see `publications`.
                 own[name] = defined.resolve(catalog)
         return replace(catalog, publications={**catalog.publications, **own})
 
@@ -83,11 +83,11 @@ class Feed:
         """The publications of one subscription; raises PublicationError where one is missing, or refused."""
         for name in self.subscriptions[subscription]:
             if name in self.defined and name not in catalog.publications:
-                self.defined[name].resolve(catalog)  # Says what is wrong with it.
+                self.defined[name].resolve(catalog)  # Raises what is wrong with it.
         return catalog.select(self.subscriptions[subscription])
 
     def published_part(self, catalog: Catalog) -> "Feed":
-        """The feed of the subscriptions whose publications are there."""
+        """The feed of the subscriptions whose publications exist."""
         there = {}
         for name, publications in self.subscriptions.items():
             with suppress(PublicationError):
@@ -102,7 +102,7 @@ class Feed:
         return plan_capture(catalog, {name: self.publications(catalog, name) for name in self.subscriptions})
 
     def leaves_captured(self, catalog: Catalog) -> tuple[frozenset[int], ...]:
-        """The leaves of each root whose own TRUNCATE the capture does not tell from one of all leaves."""
+        """The leaves of each root whose own TRUNCATE the capture does not distinguish from one of all leaves."""
         if self.filtered:
             return ()
         return leaves_captured(
@@ -110,14 +110,14 @@ class Feed:
         )
 
     def capture_names(self) -> list[str]:
-        """What capture publications can be called; none where the publisher filters."""
+        """The possible names of capture publications; empty where the publisher filters."""
         return [] if self.filtered else [self.capture + suffix for suffix in capture_suffixes()]
 
     def slot_publications(self, catalog: Catalog) -> tuple[str, ...]:
-        """The names of the publications that the slot is read with."""
+        """The names of the publications with which the slot is read."""
         if self.filtered:
             return tuple(dict.fromkeys(p for names in self.subscriptions.values() for p in names))
-        # Also those that nothing is planned for any more: they have what was written while it was.
+        # Also those that are planned no more: they have the changes from the time when they were.
         existing = [name for name in self.capture_names() if name in catalog.publications]
         planned = [self.capture + publication.suffix for publication in self.planned_capture(catalog)]
         return tuple(dict.fromkeys([*planned, *existing])) if planned else ()
@@ -179,9 +179,9 @@ class Subscription:
         type_modifier: int,
         defined: DefinedTypes = NONE_DEFINED,
     ) -> ColumnType:
-        """The replica's type of one column: the mapping's, or the user's override.
+        """The replica's type of one column: that of the type mapping, or the user's override.
 
-        `defined` are the catalog's types, for values that come in binary format.
+        `defined` are the catalog's types, for values in binary format.
         """
         return column_type(type_oid, type_modifier, self.override(table, column), defined)
 
@@ -196,7 +196,7 @@ def _tree(table: Table) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Former:
-    """What a replica followed before, its key by number: changes that commit before `until` may be of it still."""
+    """A former layout of a replica, with its key by number: changes that commit before `until` may still have it."""
 
     layout: Layout
     key: frozenset[int]
@@ -276,7 +276,7 @@ class Definition:
 
     @property
     def key_numbers(self) -> frozenset[int]:
-        """The key's columns by number, whatever they are called."""
+        """The key's columns by number, whatever their names are."""
         return frozenset(c.number for c in self.layout.columns if c.name in self.key)
 
 
@@ -300,7 +300,7 @@ def _pairs(read: Iterable[Sequence[str]]) -> tuple[tuple[str, str], ...]:
 
 
 def planned_sources(former: Definition, present: Definition) -> tuple[ColumnSource, ...]:
-    """Where the present columns get their values from; raises SchemaChangedError where that takes a copy."""
+    """The sources of the present columns' values; raises SchemaChangedError where only a copy helps."""
     if bool(column_mapping(former.names)) != bool(column_mapping(present.names)):
         raise SchemaChangedError("a column got or lost a name that Parquet forbids")
     planned = sources(

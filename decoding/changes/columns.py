@@ -1,8 +1,9 @@
-"""What a change of a row is in Arrow: its columns, its operations, and the structs of its two sides.
+"""The Arrow form of a row's change: its columns, its operations, and the structs of its two sides.
 
-A change is (commit_lsn, ordinal, number, commit_time, operation, unchanged, old, new): `old` and `new` are structs of
-the relation's columns, `old` absent where the publisher sent no old tuple, `new` absent for a delete;
-`unchanged` names the columns of `new` that were not sent because their TOASTed value did not change. Raises nothing.
+A change is (commit_lsn, ordinal, number, commit_time, operation, unchanged, old, new). `old` and `new` are
+structs of the relation's columns; `old` is absent where the publisher sent no old tuple, `new` is absent for
+a delete. `unchanged` names the columns of `new` that were not sent because their TOASTed value did not
+change. Raises nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def changes_schema(columns: Iterable[tuple[str, pa.DataType]]) -> pa.Schema:
 
 
 def without_slice(schema: pa.Schema) -> pa.Schema:
-    """The columns that a change has before it is told of which slice it is."""
+    """The columns of a change before its slice is added."""
     return pa.schema([field for field in schema if field.name in CHANGE_COLUMNS])
 
 

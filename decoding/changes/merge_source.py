@@ -1,7 +1,7 @@
-"""The source of a MERGE: what becomes of the keys -> which change, or which row of the replica, has each value of the row that comes.
+"""The source of a MERGE: a net change -> where each value of a new row comes from, a change or a row of the replica.
 
-In: a net change. Out: one element a key, by numbers of keys and of changes. Who has the rows at hand fetches the values: Arrow by
-`take`, Spark by joins. Raises nothing.
+In: a net change. Out: one element per key, by numbers of keys and of changes. The caller fetches the values:
+Arrow by `take`, Spark by joins. Raises nothing.
 """
 
 from __future__ import annotations

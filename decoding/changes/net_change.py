@@ -51,9 +51,9 @@ _PLACE_BITS = 33
 class KeyChanges:
     """The changes of a table in their order, by numbers of their keys (0, 1, …).
 
-    `operations` are `INSERT`, `UPDATE` and `DELETE`. `old` is the key before a DELETE or a move, else `NONE`; `new` the key
-    after an INSERT or an UPDATE, else `NONE`. `sent` has the columns that some change left out as unchanged, and which changes
-    sent them.
+    `operations` are `INSERT`, `UPDATE` and `DELETE`. `old` is the key before a DELETE or a move, else `NONE`.
+    `new` is the key after an INSERT or an UPDATE, else `NONE`. `sent` has the columns that some change left
+    out as unchanged, and which changes sent them.
     """
 
     operations: npt.NDArray[np.int8]
@@ -68,9 +68,10 @@ class KeyChanges:
         return moved
 
     def lookups(self, keys: int) -> tuple[Mask, Mask]:
-        """Of so many keys, which are expected before the changes, and of which it matters whether they are there.
+        """Which of the keys are expected before the changes, and for which it matters whether the replica has them.
 
-        It matters where a row begins before one ends, which must be the key's only row, and where a move needs its row.
+        It matters where a row begins before one ends, which must be the key's only row, and where a move
+        needs its row.
         """
         begun = _first(np.where((self.operations == INSERT) | self.moves, self.new, NONE), keys)
         ended = _first(self.old, keys)
@@ -101,7 +102,7 @@ class NetChange:
 
 @dataclass(frozen=True)
 class _Tenures:
-    """The tenures of all keys, by key and time; `starts` and `ends_at` are places among the events, which are sorted so."""
+    """The tenures of all keys, by key and time; `starts` and `ends_at` are places among the events in the same order."""
 
     key: Numbers
     place: Numbers
@@ -176,7 +177,7 @@ def _tenures(changes: KeyChanges) -> _Tenures:
 
 
 def _written(changes: KeyChanges, tenures: _Tenures) -> tuple[Numbers, dict[str, Numbers]]:
-    """The last change that has a row of each tenure, and of some columns the last one that has the value."""
+    """The last change with a row of each tenure, and for some columns the last change with the value."""
     if not len(tenures.starts):
         return _none(0), {name: _none(0) for name in changes.sent}
     writes = np.where(_ends(tenures.kind), NONE, tenures.place)
@@ -235,7 +236,7 @@ def _conflict(tenures: _Tenures, origin: Numbers, base: Numbers, present: Mask) 
 
 
 def _without_lost_moves(changes: KeyChanges, present: Mask) -> KeyChanges:
-    """The changes with a DELETE of the old key for each move that finds no row: it does as much, and is missing a row."""
+    """The changes with a DELETE of the old key for each move that finds no row: it has the same effect, and misses a row."""
     if not changes.moves.any():
         return changes
     tenures = _tenures(changes)
@@ -249,7 +250,10 @@ def _without_lost_moves(changes: KeyChanges, present: Mask) -> KeyChanges:
 
 
 def _lost_moves(changes: KeyChanges, present: Mask) -> Numbers:
-    """The moves that find no row. One that is lost may leave none for the next, so the changes are followed one by one."""
+    """The moves that find no row.
+
+    Such a move leaves no row for a later one, so the changes are followed one by one.
+    """
     exists, lost = bytearray(present.tobytes()), list[int]()
     begun_or_ended = np.flatnonzero((changes.operations != UPDATE) | changes.moves)
     old, new = changes.old[begun_or_ended].tolist(), changes.new[begun_or_ended].tolist()
@@ -284,10 +288,10 @@ def _changes(key: Numbers) -> Mask:
 
 
 def _first(keys: Numbers, count: int) -> Numbers:
-    """The first place of each of so many keys in some; their number where it is in none."""
+    """The first place of each key; their number for a key without a place."""
     first = np.full(count, len(keys), np.int64)
     places = np.flatnonzero(keys != NONE)[::-1]
-    # Of equal places NumPy keeps the last value.
+    # For equal indices NumPy keeps the last value.
     first[keys[places]] = places
     return first
 

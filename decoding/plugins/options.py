@@ -1,6 +1,6 @@
 """Values of output plugin options, read as the server reads them.
 
-Raises OutputPluginOptionError that names the option; options hold no data, so it shows the value.
+Raises OutputPluginOptionError with the option's name. Options contain no data, so it shows the value.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pgsieve.decoding.values.booleans import BOOLEANS
 
 
 def parse_bool(name: str, value: str | None) -> bool:
-    """A boolean as parse_bool reads it; no value is true."""
+    """A boolean as parse_bool reads it; a missing value is true."""
     if value is None:
         return True
     if value.lower() not in BOOLEANS:

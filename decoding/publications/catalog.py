@@ -1,10 +1,11 @@
 """Publications: which of them apply to a relation, and what they send of it.
 
-In: the publisher's tables and publications as its catalog (or pgsieve.yaml) has them. Out: for a changed relation, what
-the subscribed publications together send of it (`published_relation`), and as which relation: `published_as` resolves
-publish_via_partition_root. Also the tables that a subscription copies at first (`replicated_tables`). Raises `PublicationError` where PostgreSQL refuses the
-combination. Defined by get_rel_sync_entry() in src/backend/replication/pgoutput/pgoutput.c, by
-pg_get_publication_tables() in src/backend/catalog/pg_publication.c, and by section 29.4 and 29.5.
+In: the publisher's tables and publications as its catalog (or pgsieve.yaml) has them. Out: for a changed
+relation, what the subscribed publications together send of it (`published_relation`), and as which relation:
+`published_as` resolves publish_via_partition_root. Also the tables that a subscription copies at first
+(`replicated_tables`). Raises `PublicationError` where PostgreSQL refuses the combination. Defined by
+get_rel_sync_entry() in src/backend/replication/pgoutput/pgoutput.c, by pg_get_publication_tables() in
+src/backend/catalog/pg_publication.c, and by sections 29.4 and 29.5.
 """
 
 from __future__ import annotations
@@ -52,16 +53,20 @@ class Attribute:
 class Table:
     """A table of the publisher.
 
-    `kind` is 'r' or 'p'; `replica_identity` 'd', 'n', 'f' or 'i'; `ancestors` are the oids of the
-    partitioned tables above a partition, nearest first; `leaves` those of the leaf partitions below a
-    partitioned table; `partition_columns` those of its partition key, '' for an expression; `unsent_leaves` the names, as SQL
-    has them, of leaves whose changes are not in the WAL: unlogged and foreign ones;
-    `children` those of the tables that directly inherit from a plain one. `columns_ever` counts
-    the dropped columns, too (relnatts); `file` is the file that holds the rows, another one whenever all of them were
-    written anew (relfilenode). `case_mappings` say how the server changes the case of letters, by collation, where its
-    row filters need that, and `encoding` in which encoding it keeps the text that they see.
-    `major_version` is that of the server, which its row filters are evaluated by.
-    One is not `legible` whose name, schema or columns have bytes that are no text in that encoding.
+    - `kind` is 'r' or 'p'; `replica_identity` is 'd', 'n', 'f' or 'i'.
+    - `ancestors` are the oids of the partitioned tables above a partition, nearest first; `leaves` those of
+      the leaf partitions below a partitioned table.
+    - `partition_columns` are the columns of its partition key, '' for an expression.
+    - `unsent_leaves` are the names, as SQL has them, of leaves whose changes are not in the WAL: unlogged and
+      foreign ones.
+    - `children` are the oids of the tables that directly inherit from a plain one.
+    - `columns_ever` counts the dropped columns too (relnatts).
+    - `file` is the file of the rows, another one whenever all of them were written again (relfilenode).
+    - `case_mappings` say how the server changes the case of letters, by collation, where its row filters need
+      that.
+    - `encoding` is the server's encoding of the text that row filters see, and `major_version` the server's
+      version that evaluates them.
+    - `legible` is false where the name, schema or columns have bytes that are invalid in that encoding.
     """
 
     oid: int
@@ -190,8 +195,8 @@ class Catalog:
     def select(self, names: Sequence[str]) -> tuple[Publication, ...]:
         """The named publications; raises PublicationError for those that do not exist.
 
-        From 18 on a server passes over some that are missing, and publishes what the others do
-        (LoadPublications() in src/backend/replication/pgoutput/pgoutput.c).
+        From 18 on a server ignores missing ones, and publishes what the others do (LoadPublications() in
+        src/backend/replication/pgoutput/pgoutput.c).
         """
         selected = tuple(self.publications[n] for n in names if n in self.publications)
         missing = self.missing(names)
@@ -200,7 +205,7 @@ class Catalog:
         return selected
 
     def missing(self, names: Iterable[str]) -> PublicationError | None:
-        """What is wrong where some of the named publications do not exist."""
+        """The error where some of the named publications do not exist."""
         missing = ", ".join(f'"{n}"' for n in names if n not in self.publications)
         if not missing:
             return None
@@ -310,10 +315,11 @@ def published_relation(
 
 @dataclass(frozen=True, slots=True)
 class ReplicatedTable:
-    """A table that a subscription holds a replica of: what is copied of it at first, and how it is keyed.
+    """A table of which a subscription has a replica: what the first copy reads, and the replica's key.
 
-    `row_filters` are ORed, whatever the publications' operations are; None copies every row (29.4.5). `leaves` are the
-    partitions that the rows of a partitioned table live in, `routed_by` the columns that tell which of them.
+    `row_filters` are ORed, whatever the publications' operations are; None copies every row (29.4.5).
+    `leaves` are the partitions that contain the rows of a partitioned table, `routed_by` the columns that
+    decide which of them.
     """
 
     table: Table
@@ -328,9 +334,10 @@ class ReplicatedTable:
     def key(self) -> tuple[str, ...]:
         """The key columns of the replica; empty where rows can be distinguished only as a whole.
 
-        Old rows carry the identity of the leaf that they live in. So the root's key is taken where all of these have it,
-        else the key that all leaves share, where it tells the leaf, too: no two rows of the tree are equal in it then.
-        Where no row is looked for, no key of the leaves counts: one that was deleted, and stays, may come again.
+        Old rows carry the identity of their leaf. So the root's key is used where all leaves have it.
+        Otherwise it is the key that all leaves share, if it includes the columns that choose the leaf: no two
+        rows of the tree are equal in it then. Where no row is looked up, the leaves' keys do not count: a
+        deleted row stays, and its key may come again.
         """
         own = self.table.key
         has_own = own and all(set(own) <= set(leaf.identity) for leaf in self.leaves if leaf.identity)

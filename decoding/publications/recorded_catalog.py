@@ -1,7 +1,7 @@
 """A catalog as text, which is kept with the changes that were written under it.
 
-In: a `Catalog`, and the publications that matter. Out: JSON of these publications, the tables that they publish
-and the partition trees of those; and the catalog again. Raises nothing but what JSON raises for text that this
+In: a `Catalog`, and the publications that matter. Out: JSON of these publications, the tables that they
+publish and the partition trees of those; and the catalog again. Raises only JSON's errors, for text that this
 module did not write.
 """
 
@@ -32,7 +32,7 @@ def catalog_to_json(catalog: Catalog, publications: Collection[str]) -> str:
         "tables": [_written(t) for t in kept],
         **({"case_mappings": {n: asdict(m) for n, m in mappings.items()}} if mappings else {}),
         "publications": [_defined(p) for p in chosen],
-        # Of what a value is decoded by; values tell the rest themselves.
+        # What decoding needs; values contain the rest themselves.
         "types": {oid: {"kind": made.kind, "of": made.of} for oid, made in catalog.types.items()},
     }
     return json.dumps(written, default=sorted, ensure_ascii=False)
@@ -54,9 +54,9 @@ def catalog_from_json(text: str) -> Catalog:
 
 
 def _written(table: Table) -> dict[str, Any]:
-    """A table, with the names of its collations' case mappings where it has any: each is written once."""
+    """A table, with the names of its collations' case mappings where it has any: each mapping is written once."""
     plain = asdict(replace(table, case_mappings=()))
-    del plain["case_mappings"], plain["major_version"]  # that of the catalog
+    del plain["case_mappings"], plain["major_version"]  # That of the catalog.
     if table.encoding == "UTF8":
         del plain["encoding"]
     if table.legible:

@@ -1,1 +1,1 @@
-"""The command `pgsieve`: arguments and exit codes (`cli`), and how results look (`console`)."""
+"""The command `pgsieve`: arguments and exit codes (`cli`), and the output of results (`console`)."""

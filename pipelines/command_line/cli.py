@@ -1,7 +1,7 @@
 """The command line: `pgsieve COMMAND`.
 
-In: arguments, the configuration file, the environment. Out: results on stdout, progress and errors on stderr, and the
-exit codes of `app`. The modules of commands register them, in the order in which `--help` lists them.
+In: arguments, the configuration file, the environment. Out: results on stdout, progress and errors on stderr,
+and the exit codes of `app`. The modules of commands register them, in the order in which `--help` lists them.
 """
 
 # ruff: noqa: E402 - the collector's threshold comes before the imports
@@ -13,11 +13,11 @@ import os
 import sys
 from pathlib import Path
 
-# Before anything else is imported. A search for cycles goes through what Dagster, SQLAlchemy and pyarrow make as they are imported,
-# which stays: with Python's threshold of 700 new containers, and from the first import on, that was a tenth of the processor time
-# of a command with nothing to do.
+# Set before anything else is imported. The garbage collector would search through all that Dagster,
+# SQLAlchemy and pyarrow create during import, which stays. With Python's threshold of 700 new containers,
+# that took a tenth of the CPU time of a command with nothing to do.
 gc.set_threshold(100_000)
-# Nor are there cycles worth looking for when the process ends, which took half a second and more.
+# At the end of the process no cycles are worth collecting either; that took half a second and more.
 atexit.register(gc.freeze)
 
 from pgsieve.decoding.errors import PgsieveError
@@ -44,23 +44,29 @@ def main() -> None:
         try:
             sys.stdout.flush()
         except OSError as error:
-            # The interpreter would write it once more as it ends, and exit with 120.
+            # Otherwise the interpreter would write it again at its end, and exit with 120.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            code = code or _unwritten(error)  # A command has told it, and ended with a code.
+            code = code or _unwritten(error)  # A command has printed it, and ended with a code.
     sys.exit(code)
 
 
 def _name_files_in_utf8() -> None:
-    """Begin anew where a locale has Python name files otherwise than Arrow, delta-rs and the JVM do: a lake is one folder for all."""
+    """Restart where a locale makes Python encode file names otherwise than Arrow, delta-rs and the JVM do.
+
+    All of them have to find a lake under one name.
+    """
     if sys.getfilesystemencoding() != "utf-8" and not sys.flags.utf8_mode:
-        os.environ["PYTHONUTF8"] = "1"  # For the processes that this one starts.
+        os.environ["PYTHONUTF8"] = "1"  # For child processes.
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])  # noqa: S606 - what runs already
 
 
 def _unwritten(error: OSError) -> int:
-    """Tell what could not be written outside of commands: help, the version, a shell's completion. Out: the exit code."""
+    """Report output that could not be written outside of commands: help, the version, a shell's completion.
+
+    Returns the exit code.
+    """
     if error.errno == errno.EPIPE:
-        return FOUND  # As of a command: `pgsieve --help | head` is no fault.
+        return FOUND  # As for a command: `pgsieve --help | head` is no fault.
     print_error(
         PgsieveError(
             f"{error.filename or 'stdout'} cannot be written: {error.strerror}",

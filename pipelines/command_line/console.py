@@ -1,7 +1,8 @@
-"""Where results, progress and errors are printed, as text or as JSON; `reports` says how each result looks.
+"""Prints results, progress and errors, as text or as JSON; `reports` lays out each result.
 
-Data goes to stdout, progress and errors to stderr, so that `pgsieve status --json > file` holds JSON only.
-Nothing here raises. What comes from a database or a file is never read as markup, and steers no terminal.
+Data goes to stdout, progress and errors to stderr, so that the file of `pgsieve status --json > file` has
+only JSON. Nothing here raises. Text from a database or a file is never read as markup, and cannot control a
+terminal.
 """
 
 import json
@@ -32,14 +33,14 @@ from pgsieve.resources.passwords import concealed
 
 NOTHING = "–"
 
-#: Where progress and errors go as JSON, one object a line; None: as text.
+#: The writer of progress and errors as JSON, one object a line; None for text.
 _json: JsonLog | None = None
-#: From which level on log records are written.
+#: The lowest level of log records that are written.
 _level = logging.WARNING
 
 
 class Text(RichText):
-    """A text on one line, in which no part steers the terminal (`pgsieve.decoding.visible`)."""
+    """A text on one line, without terminal control characters (`pgsieve.decoding.visible`)."""
 
     def __init__(self, text: str = "", style: str = "", **options: Any) -> None:
         super().__init__(visible(text), style, **options)
@@ -51,20 +52,23 @@ class Text(RichText):
 
 
 class _Warnings(logging.Formatter):
-    """What Python shows of a warning that nobody else takes."""
+    """Shows a warning that no other handler takes."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name is Python's
         return visible(super().formatMessage(record))
 
 
 def show_warnings() -> None:
-    """Have warnings of Python's logging steer no terminal either."""
+    """Remove terminal control characters from warnings of Python's logging too."""
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(_Warnings())
 
 
 def log_from(level: str) -> None:
-    """Write log records from this level on, in any letters: below a warning pgsieve's own alone, and how each step decides."""
+    """Write log records from this level on, in any letter case.
+
+    Below a warning only pgsieve's, with the decisions of each step.
+    """
     global _level  # noqa: PLW0603 - stderr is the process's, too
     _level = logging.getLevelNamesMapping()[level.upper()]
     logging.getLogger("pgsieve").setLevel(_level)
@@ -75,7 +79,7 @@ def log_from(level: str) -> None:
 
 
 def log_as_json() -> None:
-    """Write progress, warnings and errors as JSON from now on, as well as what others write to stderr."""
+    """From now on write progress, warnings and errors as JSON, including output of others on stderr."""
     global _json  # noqa: PLW0603 - stderr is the process's, too
     if _json is None:
         _json = JsonLog()
@@ -83,7 +87,7 @@ def log_as_json() -> None:
 
 
 def log_as_text() -> bool:
-    """Give stderr back, before another program takes this process over, or it ends at once; whether it was JSON."""
+    """Restore stderr, before another program replaces this process, or it ends; returns whether it was JSON."""
     global _json
     closing, _json = _json, None
     if closing is not None:
@@ -108,11 +112,11 @@ def print_out(*what: RenderableType) -> None:
     for each in what:
         console.print(
             each, soft_wrap=not isinstance(each, Table)
-        )  # a sentence is one line, whatever its length
+        )  # A sentence is one line, whatever its length.
 
 
 def table_of(*columns: str, title: str | None = None, right: Sequence[str] = ()) -> Table:
-    """An empty table with these columns; the numbers of those in `right` stand at the right."""
+    """An empty table with these columns; those in `right` are right-aligned."""
     table = Table(
         title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0)
     )
@@ -124,7 +128,7 @@ def table_of(*columns: str, title: str | None = None, right: Sequence[str] = ())
 
 
 def cell(value: object, style: str = "") -> Text:
-    """What a table shows of a value: a dash where there is none."""
+    """The text of a value in a table: a dash for None."""
     if value is None:
         return Text(NOTHING, style="dim")
     if isinstance(value, bool):
@@ -133,12 +137,12 @@ def cell(value: object, style: str = "") -> Text:
 
 
 def add_row(table: Table, *values: object) -> None:
-    """Add a row of values, or of texts that are styled already."""
+    """Add a row of values, or of styled texts."""
     table.add_row(*(value if isinstance(value, Text) else cell(value) for value in values))
 
 
 def size_of(count: int | None) -> str | None:
-    """Write a number of bytes as `pg_size_pretty` does: 10 kB, not 10240 bytes (src/backend/utils/adt/dbsize.c)."""
+    """A number of bytes as `pg_size_pretty` prints it: 10 kB, not 10240 bytes (src/backend/utils/adt/dbsize.c)."""
     if count is None:
         return None
     size = float(count)
@@ -153,7 +157,7 @@ def size_of(count: int | None) -> str | None:
 
 
 def print_error(error: PgsieveError, concerned: str = "") -> None:
-    """One red line, and what to do about it; a configuration file's problems one by one."""
+    """Print an error in red on one line, and its hint; a configuration file's problems one by one."""
     if _json is not None and not isinstance(error, ConfigError):
         _json.error(error)
         return
@@ -179,7 +183,7 @@ def print_failures(failures: Sequence[Failure], *, verbose: bool) -> None:
 
 
 def print_unexpected(error: BaseException, concerned: str = "", *, verbose: bool) -> None:
-    """Name a fault of pgsieve's own; the traceback only when asked, and without variables: they hold values."""
+    """Report a fault of pgsieve; the traceback only on request, and without variables: they contain values."""
     if _json is not None:
         _json.error(error, verbose=verbose)
     elif verbose:
@@ -206,7 +210,7 @@ def _error_line(message: str, hint: str | None) -> None:
 
 
 class _TerminalProgress:
-    """A line for each task that runs, below what is printed; it goes as the task ends."""
+    """A line for each running task, below the output; it disappears when the task ends."""
 
     def __init__(self, bars: Bars) -> None:
         self._bars = bars
@@ -217,7 +221,7 @@ class _TerminalProgress:
 
     def finish(self, task: str) -> None:
         self._bars.remove_task(self._tasks.pop(task))
-        self._bars.refresh()  # Results may be printed next, which go to another stream.
+        self._bars.refresh()  # Results may be printed next, to another stream.
 
     def tell(self, line: str) -> None:
         self._bars.console.print(visible(line), markup=False, highlight=False)
@@ -251,7 +255,7 @@ class _LineProgress:
 
 @contextmanager
 def progress() -> Iterator[Progress]:
-    """Progress on stderr: what runs, on a terminal; plain lines otherwise, or JSON."""
+    """Progress on stderr: running tasks on a terminal; plain lines otherwise, or JSON."""
     if _json is not None:
         yield JsonProgress(_json)
         return

@@ -52,7 +52,7 @@ def _print_problem(kind: str, style: str, problem: ValidationProblem) -> None:
 
 
 def _print_publication(publication: PublicationPicture) -> None:
-    r"""Say what psql's `\dRp+` says, in lines that fit any width."""
+    r"""Print the contents of psql's `\dRp+`, in lines that fit any width."""
     origin = "pgsieve.yaml" if publication.owner is None else f"owner {publication.owner}"
     print_out(
         Text(
@@ -93,7 +93,7 @@ def _print_received(table: ReceivedTable) -> None:
 
 
 def _by_filter(row_filters: Mapping[str, str | None]) -> list[tuple[str | None, list[str]]]:
-    """The operations that share a row filter; TRUNCATE has none, and is no row."""
+    """The operations that share a row filter; TRUNCATE has none, as it concerns no single row."""
     grouped: dict[str | None, list[str]] = {}
     for operation, row_filter in row_filters.items():
         if operation != "truncate":

@@ -34,7 +34,9 @@ def resync(
     *,
     take_over: bool = False,
 ) -> ResyncReport:
-    """Copy the tables again, or without any those that need it; a lost slot, and damaged records, are replaced only without.
+    """Copy the named tables again, or all that need it.
+
+    Only the latter also replaces a lost slot, and damaged records.
 
     A slot that another lake may have read is taken only with `take_over`.
     """
@@ -47,7 +49,7 @@ def resync(
     lake.access.check_writable()
     with feed.source.connect() as connection, ExitStack() as attempted:
         if not names:
-            # What is damaged tells nothing; what remains of it is asked below.
+            # Damaged records say nothing; the readable ones are read below.
             attempted.enter_context(suppress(LakeError))
         refuse_other_publisher(connection, feed, lake)
     damaged = [] if names else replace_damaged_records(subscription, lake)
@@ -60,7 +62,7 @@ def resync(
     if wanted and (followed := _is_read(feed)):
         leave_to_next_copy(subscription, lake, wanted)
     elif wanted:
-        # What a run that died has copied of them is of the definition then.
+        # A copy by a run that died has the definition of that time.
         leave_to_next_copy(subscription, lake, wanted)
         with instance(config) as dagster:
             result = Materializer(declared, subscription, dagster, progress)

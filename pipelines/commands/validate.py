@@ -180,7 +180,7 @@ def _lacking(
     """The rights that the copies of a feed's subscriptions, and its slot, need and the role has not."""
     tables = list[ReplicatedTable]()
     for subscription in declared.reading(feed):
-        with suppress(PublicationError):  # `problems` has it.
+        with suppress(PublicationError):  # It is among `problems`.
             tables += subscription.tables(catalog).values()
     yield from missing_rights(connection, tables)
 
@@ -188,7 +188,7 @@ def _lacking(
 def _replicas_of_others(
     connection: psycopg.Connection[Any], declared: Project, feed: Feed
 ) -> Iterator[PgsieveError]:
-    """What the lake has of another cluster or database, where a feed's own is to be."""
+    """Data of another cluster or database in the lake, in the place of a feed's own."""
     lake = declared.lake.open()
     try:
         refuse_other_publisher(connection, feed, lake)
@@ -199,7 +199,7 @@ def _replicas_of_others(
 def _failing_triggers(
     connection: psycopg.Connection[Any], feed: Feed, catalog: Catalog, server: Catalog
 ) -> Iterator[PgsieveError]:
-    """The event triggers of which the capture publications would fail."""
+    """The event triggers with which the capture publications would fail."""
     with suppress(PublicationError):
         for planned in feed.planned_capture(catalog):
             name = feed.capture + planned.suffix
@@ -214,7 +214,7 @@ def _problem(about: str, error: PgsieveError) -> ValidationProblem:
 
 
 def _statements(feed: Feed, catalog: Catalog, server: Catalog, version: int) -> Iterator[str]:
-    """What the first run will execute, where the role may; else for the DBA."""
+    """The statements that the first run will execute, if the role may; else the DBA has to."""
     for planned in feed.planned_capture(catalog):
         yield from (
             s + ";" for s in capture_statements(feed.capture + planned.suffix, planned, server, version)

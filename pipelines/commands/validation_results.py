@@ -40,7 +40,7 @@ class PublicationPicture:
 
 @dataclass(frozen=True, slots=True)
 class ReceivedChanges:
-    """What is replicated of some relations: the operations, each with its effective row filter, and the old rows' columns.
+    """The changes of some relations that are replicated: the operations with their row filters, and the old rows' columns.
 
     `relations` are the table itself or its partitions; a filter of None lets every row pass.
     """
@@ -76,7 +76,7 @@ class ReceivedTables:
 
 @dataclass(frozen=True, slots=True)
 class ValidationProblem:
-    """Something that PostgreSQL, or pgsieve, would refuse; `object` names what it is about."""
+    """Something that PostgreSQL, or pgsieve, would refuse; `object` names the object concerned."""
 
     object: str
     message: str
@@ -86,10 +86,10 @@ class ValidationProblem:
 
 @dataclass(frozen=True, slots=True)
 class ValidationReport:
-    """What `pgsieve validate` found; `statements` is SQL for somebody who has the right to run it.
+    """The findings of `pgsieve validate`; `statements` is SQL for a role that may run it.
 
-    `warnings` stand in nobody's way: rows that come or go otherwise than one may expect, as with a subscriber, or what
-    the publisher refuses as long as something is replicated.
+    `warnings` stop nothing: rows that come or go in an unexpected way, as with a subscriber, or statements
+    that the publisher refuses as long as something is replicated.
     """
 
     publications: tuple[PublicationPicture, ...]

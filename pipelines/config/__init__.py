@@ -1,1 +1,1 @@
-"""pgsieve.yaml: the file with its lines (`file`), what each value may be (`values`), and all of it (`model`)."""
+"""The file pgsieve.yaml: its lines (`file`), the allowed values (`values`), and the whole configuration (`model`)."""

@@ -1,6 +1,7 @@
-"""`layout` of a subscription in pgsieve.yaml: how its replicas lie in the lake.
+"""`layout` of a subscription in pgsieve.yaml: the layout of its replicas in the lake.
 
-In: the section as the file has it. Out: the layout of the subscription's tables. Raises what pydantic turns into a ConfigError.
+In: the section of the file. Out: the layout of the subscription's tables. Raises errors that pydantic turns
+into a ConfigError.
 """
 
 import re
@@ -35,7 +36,7 @@ _HINTS = {
 
 
 def _folders(text: str) -> str:
-    """Refuse what two tables could share, or Spark would not see as a table's folder."""
+    """Refuse a template by which two tables could share a folder, or which Spark would not see as a table's folder."""
     try:
         parsed = list(Formatter().parse(text))
     except ValueError:
@@ -92,7 +93,7 @@ def _properties(properties: dict[str, str]) -> dict[str, str]:
 
 
 class TableLayoutConfig(BaseModel):
-    """How one replica lies in the lake; what is left out is as the subscription has it."""
+    """The layout of one replica; missing values are the subscription's."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 

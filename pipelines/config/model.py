@@ -1,8 +1,9 @@
 """The configuration: `pgsieve.yaml` in, a frozen `Config` out.
 
 Raises ConfigError with file, line, key and the allowed values. Values never appear in a message, and a
-conninfo never in a repr: they hold passwords. Options of publications and subscriptions keep the names, values
-and defaults of CREATE PUBLICATION and CREATE SUBSCRIPTION (PostgreSQL documentation, SQL commands).
+conninfo never in a repr: they may contain passwords. Options of publications and subscriptions keep the
+names, values and defaults of CREATE PUBLICATION and CREATE SUBSCRIPTION (PostgreSQL documentation, SQL
+commands).
 
 Names of publications and slots are taken as they are. Names of tables and columns are read as SQL reads them:
 folded to lower case unless in double quotes.
@@ -95,12 +96,13 @@ class _Section(BaseModel):
 class SparkConfig(_Section):
     """Where Spark runs: `master` is any Spark master URL or a Spark Connect address; `conf` is passed on.
 
-    With `threads[N]` so many threads of pgsieve stand in for Spark. Where the master is local, runs take their sessions of the warm engine if `engine` says so: `use` takes the one that
-    serves, `start` starts it where none does, `off` knows none. It ends when nobody has used it for `engine_idle`.
+    With `threads[N]`, N threads of pgsieve replace Spark. Where the master is local, `engine` decides whether
+    runs use the warm engine: `use` uses one that serves, `start` starts one if none does, `off` uses none. An
+    engine ends when it was unused for `engine_idle`.
     """
 
     master: Filled = "local[*]"
-    #: Somebody may have put credentials there.
+    #: The address may contain credentials.
     conf: dict[str, str] = Field(default={}, repr=False)
     engine: Annotated[Literal["off", "use", "start"], BeforeValidator(switch)] = "use"
     engine_idle: Wait = timedelta(minutes=15)
@@ -243,7 +245,7 @@ class Config(_Section):
 
     @model_validator(mode="after")
     def _references_hold(self) -> Self:
-        """Hold a `Config` made in Python to the same rules as one from a file."""
+        """Apply the rules of files to a `Config` made in Python."""
         broken = list(_broken_references(self))
         if broken:
             raise _BrokenReferencesError(broken)
@@ -251,11 +253,14 @@ class Config(_Section):
 
     @property
     def state_folder(self) -> Path:
-        """What pgsieve keeps on this machine only (the UI's own records); the truth is in the lake."""
+        """The folder of what pgsieve keeps on this machine only (the UI's own records).
+
+        The lake has all else.
+        """
         return self.path.parent / ".pgsieve"
 
     def selected(self, names: Sequence[str]) -> tuple[SubscriptionConfig, ...]:
-        """Return the subscriptions of these names in the file's order, all of them when none is named."""
+        """The subscriptions of these names in the file's order; all of them when none is named."""
         unknown = [name for name in names if name not in self.subscriptions]
         if unknown:
             raise PgsieveError(
@@ -271,7 +276,7 @@ class Config(_Section):
 
 
 class _BrokenReferencesError(PgsieveError):
-    """Carries what a pydantic error cannot: the place of each broken reference below the model."""
+    """Carries the place of each broken reference below the model, which a pydantic error cannot."""
 
     def __init__(self, broken: Sequence[tuple[Location, str, str]]) -> None:
         self.broken = tuple(broken)
@@ -283,7 +288,7 @@ _NO_SOURCE = "is not a source of this file"
 
 
 def _broken_references(config: Config) -> Iterator[tuple[Location, str, str]]:
-    """Yield what is wrong between sections that are right by themselves: place, message, hint."""
+    """Problems between sections that are right by themselves: place, message, hint."""
     for name, message, hint in config.storage.misplaced(config.lake):
         yield ("storage", name), message, hint
     yield from _same_but_for_case("sources", config.sources)
@@ -328,7 +333,7 @@ def _broken_references(config: Config) -> Iterator[tuple[Location, str, str]]:
 
 
 def _same_but_for_case(section: str, names: Iterable[str]) -> Iterator[tuple[Location, str, str]]:
-    """Slots are lower case, and some file systems do not tell case apart."""
+    """Names that differ only in case: slots are lower case, and some file systems ignore case."""
     seen: dict[str, str] = {}
     for name in names:
         first = seen.setdefault(name.lower(), name)
@@ -370,7 +375,7 @@ _HINTS = dict.fromkeys(("tuple_type", "frozen_set_type"), "in brackets, also a s
 
 
 def _allowed(location: Location) -> tuple[str, ...]:
-    """Keys that may stand in the mapping at this place."""
+    """The keys that are allowed in the mapping at this place."""
     for pattern, model in _MODELS.items():
         if len(pattern) == len(location) and all(
             expected in ("*", part) for expected, part in zip(pattern, location, strict=True)
@@ -398,7 +403,7 @@ def _problem(details: ErrorDetails, document: Document) -> Problem:
 
 
 def _missing_sources(document: Document) -> Iterator[Problem]:
-    """The sources that subscriptions name and the file has not, where the file is not yet a `Config`."""
+    """Sources that subscriptions name and the file lacks, for a file that is not yet a `Config`."""
     sources, subscriptions = (document.content.get(section) for section in ("sources", "subscriptions"))
     if not isinstance(sources, dict) or not isinstance(subscriptions, dict):
         return
@@ -410,7 +415,7 @@ def _missing_sources(document: Document) -> Iterator[Problem]:
 
 
 def _without_own_fields(document: Document, file: Path) -> dict[str, Any]:
-    """Return the content, after refusing keys that the models have but the file has not."""
+    """The content, after refusing keys that are fields of the models but not keys of the file."""
     content = document.content
     places: list[tuple[Location, object, str]] = [((), content, "path")]
     for section in ("sources", "subscriptions"):
@@ -433,7 +438,7 @@ def _without_own_fields(document: Document, file: Path) -> dict[str, Any]:
 
 
 def parse_config(text: str, path: Path, environ: Mapping[str, str] = os.environ) -> Config:
-    """Read the text of a configuration file that stands, or would stand, at `path`."""
+    """Read the text of a configuration file that is, or would be, at `path`."""
     document = parse(text, path, environ)
     content = _without_own_fields(document, path)
     try:
@@ -451,11 +456,11 @@ def parse_config(text: str, path: Path, environ: Mapping[str, str] = os.environ)
             Problem(dotted(place), document.line(place), message, hint)
             for place, message, hint in error.broken
         ]
-    # raised here, not above: the exceptions there hold the values
+    # Raised here, not above: the exceptions there contain the values.
     raise ConfigError(path, problems)
 
 
 def load_config(path: Path | None = None, environ: Mapping[str, str] = os.environ) -> Config:
-    """Read the configuration file: this one, else the one PGSIEVE_CONFIG names, else ./pgsieve.yaml."""
+    """The configuration in this file, else the one that PGSIEVE_CONFIG names, else ./pgsieve.yaml."""
     file = path or Path(environ.get(FILE_VARIABLE) or DEFAULT_FILE)
     return parse_config(read_file(file), file, environ)

@@ -1,7 +1,7 @@
 """Allowed values of the configuration's keys: names, connection strings, options as PostgreSQL reads them.
 
-In: a value as YAML has it. Out: the value as a `Config` has it; any other value is refused with a hint,
-and without showing it, since it may hold a password.
+In: a value as YAML has it. Out: the value as a `Config` has it. Any other value is refused with a hint, and
+without showing it, since it may be a password.
 """
 
 import re
@@ -17,27 +17,27 @@ from pydantic_core import PydanticCustomError
 from pgsieve.decoding.values.quoting import MAX_BYTES, cut_name
 from pgsieve.pipelines.config.identifiers import parse_qualified
 
-#: What is left of a name when `_iud_root`, the longest suffix of a capture publication, is added to it.
+#: The longest name to which `_iud_root`, the longest suffix of a capture publication, can be added.
 CAPTURE_BYTES = MAX_BYTES - len("_iud_root")
 
 
 def slot_name(*parts: str, longest: int = MAX_BYTES) -> str:
     """Name of a replication slot from these parts: lower case letters, digits, underscores, `longest` at most.
 
-    The rule is `ReplicationSlotValidateName` (`src/backend/replication/slot.c`). What is too long is cut and
-    gets a digest of the whole, so that two long names never meet in one slot.
+    The rule is `ReplicationSlotValidateName` (`src/backend/replication/slot.c`). A longer name is cut and
+    gets a digest of the whole, so that two long names never give one slot.
     """
     name = re.sub(r"[^a-z0-9_]", "_", "_".join(("pgsieve", *parts)).lower())
     return cut_name(name, longest, "_".join(parts))
 
 
 def refusal(message: str, hint: str | None = None) -> PydanticCustomError:
-    """Return the error of a value that may not stand where it does, for a validator to raise."""
+    """The error of an invalid value, for a validator to raise."""
     return PydanticCustomError("refused", "{message}", {"message": message, "hint": hint})
 
 
 def _folder_name(name: str) -> str:
-    """Refuse what cannot be a folder of the lake and a part of a Dagster asset key."""
+    """Refuse a name that cannot be a folder of the lake and a part of a Dagster asset key."""
     if not re.fullmatch(r"[A-Za-z0-9_]+", name) or name.startswith("_") or len(name) > MAX_BYTES:
         raise refusal(
             "cannot be a name",
@@ -56,7 +56,7 @@ def _object_name(name: str, longest: int = MAX_BYTES) -> str:
 
 
 def _capture_name(name: str) -> str:
-    """The server would cut a longer one together with the suffix that tells it from the others."""
+    """Refuse a name that the server would cut, together with the suffix that distinguishes it."""
     return _object_name(name, CAPTURE_BYTES)
 
 
@@ -67,7 +67,7 @@ def _filled(text: str) -> str:
 
 
 def qualified(text: str, parts: int, example: str) -> tuple[str, ...]:
-    """Return the parts of a name as SQL reads it, `example` being a good one."""
+    """The parts of a name as SQL reads it; `example` is a valid one."""
     try:
         return parse_qualified(text, parts)
     except ValueError as error:
@@ -88,11 +88,11 @@ def distinct(items: Iterable[Hashable], what: str) -> None:
 
 
 def readable_conninfo(conninfo: SecretStr) -> SecretStr:
-    """Refuse what libpq cannot read, without a word of it."""
+    """Refuse a conninfo that libpq cannot read, without showing any of it."""
     try:
         conninfo_to_dict(conninfo.get_secret_value())
     except psycopg.Error:
-        # libpq's own message quotes the piece it stumbled on, which may be part of a password
+        # libpq's own message quotes the part where it failed, which may be in a password.
         raise refusal(
             "is not a connection string that libpq can read",
             "keyword=value pairs, values with spaces in single quotes; or postgresql://user@host/dbname, "
@@ -102,7 +102,7 @@ def readable_conninfo(conninfo: SecretStr) -> SecretStr:
 
 
 def has_password(conninfo: SecretStr) -> bool:
-    """Whether a conninfo has a password in itself."""
+    """Whether a conninfo contains a password."""
     return bool(conninfo_to_dict(conninfo.get_secret_value()).get("password"))
 
 
@@ -128,7 +128,7 @@ def _column_name(text: str) -> str:
 
 
 def lower(value: object) -> object:
-    """PostgreSQL compares the values of these options without regard to case."""
+    """The value in lower case: PostgreSQL ignores the case of these options."""
     return value.lower() if isinstance(value, str) else value
 
 

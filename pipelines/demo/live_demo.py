@@ -34,7 +34,7 @@ from pgsieve.pipelines.demo.traffic import make_tables, traffic
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.sessions import Conninfo
 
-#: Between two runs: so that a person sees one end, and may click between them.
+#: The time between two runs: a person can see one end, and click between them.
 RUN_SECONDS = 10.0
 #: Dagster's processes take this long to start, on a busy machine.
 _START_SECONDS = 300.0
@@ -54,7 +54,7 @@ def live_demo(
     if home.exists() and any(home.iterdir()):
         raise PgsieveError(f'folder "{home}" is not empty', hint="choose a new folder for --keep")
     home.mkdir(parents=True, exist_ok=True)
-    # The demo's records are its own, wherever else this user keeps Dagster's.
+    # The demo has its own records, wherever else this user has Dagster's.
     os.environ.pop("DAGSTER_HOME", None)
     stop = Stop()
     with ExitStack() as opened:
@@ -114,9 +114,13 @@ def _configuration(home: Path, server: EmbeddedServer) -> Config:
 
 
 def _runs(config: Config, progress: Progress, show: Callable[[RunSummary], None], stop: Stop) -> None:
-    """A run every few seconds; one that a run of the web interface keeps from the slot is tried again."""
-    # A terminal's Ctrl-C reaches all processes of this group. Those that Dagster starts for a step (tail, and
-    # watch_orphans, which would show a traceback) inherit the mask of this thread, and end with their step.
+    """A run every few seconds.
+
+    One that cannot read the slot, because of a run of the web interface, is tried again.
+    """
+    # Ctrl-C in a terminal reaches all processes of this group. Those that Dagster starts for a step (tail,
+    # and watch_orphans, which would show a traceback) inherit the mask of this thread, and end with their
+    # step.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     while not stop.is_set():
         try:

@@ -1,7 +1,8 @@
-"""Whether a lake can be reached and written: it is tried before work begins, and what refuses later is named.
+"""Access to a lake: it is tried before work begins, and later refusals are explained.
 
-In: a lake's address and how it is reached. Out: nothing where all is well. Raises LakeUnavailableError, UnsafeStoreError or
-SparkLostError where the lake as a whole refuses, and a `LakeError` that names the table where one table does.
+In: a lake's address and how it is reached. Out: nothing where all is well. Raises LakeUnavailableError,
+UnsafeStoreError or SparkLostError where the lake as a whole refuses, and a `LakeError` that names the table
+where one table does.
 """
 
 import errno
@@ -54,7 +55,7 @@ from pgsieve.resources.lake.stores.store import Store
 from pgsieve.resources.lake.stores.store_errors import StoreRefusal, store_refusal
 from pgsieve.resources.lake.unsynced import Unsynced, unsynced
 
-#: What Spark raises: errors that it checks for itself, and what Java does beneath it.
+#: Spark's errors: those of its own checks, and those of Java beneath it.
 SPARK_ERRORS = (PySparkException, Py4JError)
 _ENGINE_ERRORS = (DeltaError, OSError, pa.ArrowException, *SPARK_ERRORS)
 _CONFLICT = re.compile(
@@ -62,10 +63,10 @@ _CONFLICT = re.compile(
 )
 
 
-#: What a writable lake takes: a full disk may still have room for an empty file.
+#: The bytes that a writable lake has to accept: a full disk may still have room for an empty file.
 _PROBE, _PROBE_NAME = bytes(64 * 1024), ".pgsieve-write-probe"
 
-#: Lakes and servers that keep commits, as this process knows; one thread finds out.
+#: Lakes and servers that this process knows to keep commits; one thread finds out.
 _safe: set[tuple[str, str]] = set()
 _TRYING = Lock()
 
@@ -93,7 +94,7 @@ class LakeAccess:
     def check_commits_are_kept(self, *, record: bool = True) -> None:
         """Raise UnsafeStoreError where the store may lose commits; S3 itself is not tried.
 
-        Without `record` what is made for that is removed, and nothing is left in the lake.
+        Without `record` the objects of the trial are removed, and nothing is left in the lake.
         """
         endpoint = self._storage.endpoint()
         if not self._storage.by_delta_rs or endpoint is None or not self._storage.imitates_s3():
@@ -105,7 +106,10 @@ class LakeAccess:
                 _safe.add(tried)
 
     def check_permitted(self) -> None:
-        """Raise LakeUnavailableError where a folder does not let this user write; makes nothing, and asks no store."""
+        """Raise LakeUnavailableError where a folder is not writable for this user.
+
+        Creates nothing, and asks no store.
+        """
         if is_uri(self.uri):
             return
         folder = Path(self.uri).absolute()
@@ -116,7 +120,10 @@ class LakeAccess:
             raise self._unavailable(f"{os.strerror(errno.EACCES)} ({there})")
 
     def try_writing(self) -> None:
-        """Raise LakeUnavailableError where the lake does not take a file; where only Spark writes, that is not tried."""
+        """Raise LakeUnavailableError where the lake refuses a file.
+
+        A lake that only Spark writes is not tried.
+        """
         if is_uri(self.uri):
             if self._storage.by_delta_rs:
                 with self.refusing(self.uri):
@@ -187,7 +194,7 @@ class LakeAccess:
             raise _named(path, error) from error
 
     def refuse_unavailable(self, error: Exception) -> None:
-        """Raise LakeUnavailableError or SparkLostError where an error says that these fail, not one table."""
+        """Raise LakeUnavailableError or SparkLostError where an error comes from these, not from one table."""
         if is_lost(error):
             raise spark_lost() from error
         if is_uri(self.uri) and (refused := store_refusal(causes(error))):
@@ -195,12 +202,12 @@ class LakeAccess:
         if (code := refusal(error)) is None:
             return
         if of_one_folder(code):
-            self.check_writable()  # Raises where it is not that folder alone.
+            self.check_writable()  # Raises where more than that folder is concerned.
         else:
             raise self._unavailable(os.strerror(code)) from error
 
     def _refused(self, refused: StoreRefusal) -> LakeUnavailableError:
-        """The error that names the lake, says why its store refuses, and what to do."""
+        """The error that names the lake, why its store refuses, and what to do."""
         kind = StoreUnavailableError if refused.passes else LakeUnavailableError
         return kind(f'lake "{self.uri}": {refused.what}', hint=refused.hint)
 
@@ -226,7 +233,7 @@ def _named(path: str, error: Exception) -> LakeError:
         return damaged(path, f"{named} cannot be read: it is no Parquet file, or is not whole")
     message = told(error) if by_spark else first_line(error)
     if is_arrows(error):
-        message = message.partition(":")[0]  # What follows shows a cell.
+        message = message.partition(":")[0]  # The rest of the message shows a cell.
     if (code := refusal(error)) is not None:
         message = os.strerror(code)
     seen = "see Spark's log, above or of its server; " if by_spark else ""

@@ -1,7 +1,8 @@
-"""Who commits to a table of a lake: this process by delta-rs, few rows or files that a runner wrote; or Delta in Spark.
+"""The committers of a lake's tables: delta-rs in this process, with rows or with files, or Delta in Spark.
 
-In: a table's path, and rows or files. Out: one commit, with a position once per position. Raises `LakeError` that names the table, and
-OverrunError where the table has another version or position than was planned from. `pgsieve.resources.lake.policy` chooses.
+In: a table's path, and rows or files. Out: one commit; a commit with a position is made once per position.
+Raises `LakeError` that names the table, and OverrunError where the table has another version or position than
+the plan. `pgsieve.resources.lake.policy` chooses the committer.
 """
 
 import logging
@@ -32,7 +33,7 @@ _LOGGER = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class InProcess:
-    """Commits of this process by delta-rs, of few rows, which pass through it."""
+    """Commits by delta-rs of few rows, which pass through this process."""
 
     local: LocalRecords
     access: LakeAccess
@@ -50,9 +51,9 @@ class InProcess:
 
 @dataclass(frozen=True)
 class ByFiles:
-    """Commits of this process of files that a runner wrote: many rows, and no Spark expression has to see them.
+    """Commits by this process of files that a runner wrote, for many rows that need no Spark expression.
 
-    `vectors` says whether the user has deletion vectors in large tables.
+    `vectors` says whether the user wants deletion vectors in large tables.
     """
 
     local: LocalRecords
@@ -91,9 +92,12 @@ class ByFiles:
         return files
 
     def marked_files(self, path: str, matches: Sequence[FileMatches], base: int) -> list[Marked] | None:
-        """The files in which there are `matches`, with these rows marked, for `commit_marked`; None where that cannot be.
+        """The files that have `matches`, with these rows marked, for `commit_marked`.
 
-        The table gets deletion vectors where it had none: then OverrunError is raised, as where its version is not `base`.
+        None where rows cannot be marked.
+
+        A table without deletion vectors gets them, and then OverrunError is raised, as where its version is
+        not `base`.
         """
         with self.access.refusing(path):
             try:
@@ -109,12 +113,12 @@ class ByFiles:
     def row_matches(
         self, path: str, sought: Sought, schema: pa.Schema, runner: Executors
     ) -> list[FileMatches]:
-        """Where a table has rows of some digests, made of the columns of a schema; `keys` of a match are places of digests."""
+        """Where a table has rows with some digests over the columns of a schema; `keys` of a match are indices of digests."""
         with self.access.refusing(path):
             return row_matches(self.local.table_at(path), path, self.local.store, sought, schema, runner)
 
     def takes_rewriting(self, path: str, columns: Collection[str]) -> bool:
-        """Whether files of a table may be replaced by others with some rows less; `columns` are those of its rows."""
+        """Whether files of a table may be replaced by others with fewer rows; `columns` are those of its rows."""
         with self.access.refusing(path):
             return row_removal.takes_rewriting(self.local, path, columns)
 
@@ -126,14 +130,14 @@ class ByFiles:
             return row_removal.takes_marking(self.local, path, columns)
 
     def file_bytes(self, path: str, properties: Mapping[str, str]) -> int:
-        """How large the files of a table should be; `properties` are those of a new table."""
+        """The target size of a table's files; `properties` are those of a new table."""
         with self.access.refusing(path):
             return file_bytes(self.local.properties(path) if self.local.exists(path) else properties)
 
 
 @dataclass(frozen=True)
 class BySpark:
-    """Commits of Delta in Spark: of tables that delta-rs does not reach or does not write, and of what a MERGE has to see."""
+    """Commits of Delta in Spark: for tables that delta-rs cannot reach or write, and for rows that a MERGE needs."""
 
     access: LakeAccess
 

@@ -1,4 +1,4 @@
-"""The lake: paths of Delta tables, and writes whose position stands in the same commit as the data.
+"""The lake: paths of Delta tables, and writes whose position is part of the data's commit.
 
 In: the lake's URI and a Spark session. Out: DataFrames, and commits that carry a position as Delta's `txn`
 (application id and version) and as user metadata. A write repeated with the same version changes nothing
@@ -53,7 +53,7 @@ from pgsieve.resources.work import engine_of, named_here, note
 Item = TypeVar("Item")
 Done = TypeVar("Done")
 
-#: So many tables are worked with at a time.
+#: This many tables are processed at a time.
 _TABLES, _TABLES_FAR_AWAY = 4, 8
 
 
@@ -66,7 +66,7 @@ class StoredSlices:
 
 
 class Lake:
-    """The Delta tables of one lake: where they are, what reaches them, who writes them."""
+    """The Delta tables of one lake: their paths, readers and writers."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Lake:
         #: delta-rs, where it reaches the lake and may write there.
         self.local = LocalRecords(self.store, self._tables) if storage.by_delta_rs else None
         self.records: Records = NamedRecords(self.local or SparkRecords(session), self.access.refusing)
-        #: Who writes many rows that no Spark expression has to see.
+        #: The runner for many rows that need no Spark expression.
         self.executors: Executors = SparkExecutors(session, cores) if threads is None else Threads(threads)
         self.policy = Policy(
             self.access, self.local, self.executors, small_bytes, rewritten_bytes, vectors=vectors
@@ -105,17 +105,17 @@ class Lake:
         return self.access.store
 
     def _recorded_folders(self, subscription: str) -> str | None:
-        """The template of the folders of a subscription's replicas, as the lake has recorded it."""
+        """The recorded template of the folders of a subscription's replicas."""
         rows = in_order(self.records.rows(self.paths.subscription(subscription)))
         return rows[-1].get("folders") if rows else None
 
     @property
     def beside(self) -> int:
-        """How many tables are worked with side by side: far away a table waits for its store most of the time."""
+        """How many tables are processed in parallel: on a distant store a table waits for answers most of the time."""
         return _TABLES_FAR_AWAY if self.local is not None and is_uri(self.uri) else _TABLES
 
     def side_by_side(self, act: Callable[[Item], Done], items: Sequence[Item]) -> list[Done]:
-        """What `act` makes of each item, in `beside` threads, which share the tables that are held open."""
+        """The results of `act` for each item, in `beside` threads, which share the open tables."""
         if len(items) < 2:
             return [act(item) for item in items]
 
@@ -130,21 +130,22 @@ class Lake:
             return [each.result() for each in [pool.submit(copy_context().run, one, item) for item in items]]
 
     def one_moment(self, *paths: str) -> AbstractContextManager[None]:
-        """Within the block this thread asks each table of an object store once which version is its newest.
+        """Within the block this thread asks each table of an object store only once for its newest version.
 
-        Of those at `paths` all at once, and now. Nothing is written to them within the block, and nothing is decided in it that a
-        version committed meanwhile must not outlive: who writes afterwards looks again.
+        The tables at `paths` are asked at once, in parallel. Nothing is written to them within the block.
+        Nothing may be decided in it that a commit of another process could make wrong: a later write checks
+        again.
         """
         return nullcontext() if self.local is None else self._tables.one_moment(paths)
 
     def standings(self, paths: Collection[str]) -> list[Standing]:
-        """The newest version of each of some tables, and the position of it, of one moment."""
+        """The newest version and position of each of some tables, read together."""
         ask = None if self.local is None else self.local.standing_of
         with nullcontext() if ask is None else self._tables.one_moment(paths, ask):
             return [self.records.standing(path) for path in paths]
 
     def lend_tables(self) -> None:
-        """Leave the tables that this thread holds open to others: it has finished with its work."""
+        """Release this thread's open tables for other threads: it has finished its work."""
         if self.local is not None:
             self.local.lend_tables()
 
@@ -179,9 +180,9 @@ class Lake:
         return self.records.count(path)
 
     def slices_of(self, path: str, ends: Collection[int], *, every: bool = False) -> DataFrame:
-        """The rows of some slices: in a local lake by their files, without reading Delta's log in Spark.
+        """The rows of some slices; in a local lake from their files, without reading Delta's log in Spark.
 
-        `every` says that each has rows: then DamagedTableError is raised in a local lake where one has none.
+        `every` says that each slice has rows: then a local lake raises DamagedTableError where one has none.
         """
         with self.access.refusing(path):
             slices = self.local.change_log(path) if self.local else None
@@ -213,7 +214,7 @@ class Lake:
         columns: Sequence[str] | None = None,
         every: bool = False,
     ) -> pa.Table | None:
-        """The rows of some slices in the order of their changes, where they are few: about `size` bytes (None: many).
+        """The rows of some slices in the order of their changes, if they are few: about `size` bytes (None: many).
 
         None where only Spark may read them. `every` as in `slices_of`.
         """
@@ -225,7 +226,10 @@ class Lake:
     # writing
 
     def remove_log(self, path: str) -> None:
-        """Take the log of a damaged table away, so that it can be made anew; its files stay until they are vacuumed."""
+        """Remove the log of a damaged table, so that it can be made anew.
+
+        Its files stay until they are vacuumed.
+        """
         if self.local is None:
             raise LakeError(
                 f'Delta table "{path}" is damaged', hint="remove its folder, then run the command again"
@@ -289,7 +293,7 @@ class Lake:
                 comment_by_spark(self.spark, path, lacking, of_columns, self.records.position(path))
 
     def set_properties(self, path: str, properties: Mapping[str, str]) -> int | None:
-        """Have a table have these Delta properties; the version before, None where it has them already."""
+        """Set Delta properties of a table; returns the version before, None where it has them already."""
         with self.access.refusing(path):
             lacking = dict(properties.items() - self._properties(path).items())
             if not lacking:
@@ -302,9 +306,9 @@ class Lake:
             return version
 
     def take_any_row(self, path: str) -> None:
-        """Take from a table what others have made it refuse rows for, by their commits of metadata; rows and position stay.
+        """Remove from a table what other writers added to make it refuse rows; rows and position stay.
 
-        That is what pgsieve sets of no table: CHECK constraints, and that rows are only appended.
+        pgsieve sets neither on any table: CHECK constraints, and the append-only property.
         """
         with self.access.refusing(path):
             properties = self._properties(path)
@@ -317,7 +321,7 @@ class Lake:
             self.set_properties(path, {APPEND_ONLY: "false"})
 
     def refuses_rows(self, path: str) -> bool:
-        """Whether others have made a table refuse rows, as `take_any_row` says."""
+        """Whether other writers have made a table refuse rows, as in `take_any_row`."""
         with self.access.refusing(path):
             properties = self._properties(path)
         return is_append_only(properties) or bool(constraints_in(properties))
@@ -380,8 +384,8 @@ class Lake:
     ) -> AbstractContextManager[None]:
         """Within the block every SQL write of this session is done once per table and position.
 
-        Without a position tables keep theirs. `vectors` lets MERGE mark rows in deletion vectors, in tables that
-        have them.
+        Without a position tables keep theirs. `vectors` lets MERGE mark rows in deletion vectors, in tables
+        that have them.
         """
         return committing(self.spark, position, vectors=vectors, metadata=metadata)
 

@@ -1,9 +1,10 @@
-"""What keeps a Delta table small: rows deleted, small files made one, files that no version needs removed.
+"""Keeps a Delta table small: deletes rows, joins small files, removes files that no version needs.
 
-In: a lake and a table's path. Out: commits that leave the table's position as it is, and figures. delta-rs does
-it, except for tables that it does not write (mapped columns, deletion vectors, also of old versions, features that it lacks) and in
-lakes that it does not reach, where Spark does. Each commit is whole or not there, and a file is removed only when no version
-younger than the hours given needs it: killed anywhere, all of this can be repeated.
+In: a lake and a table's path. Out: commits that keep the table's position, and figures. delta-rs does the
+work. Spark does it for tables that delta-rs cannot write (mapped columns, deletion vectors, also of old
+versions, unsupported features) and in lakes that delta-rs cannot reach. Each commit is atomic, and a file is
+removed only when no version younger than the given hours needs it. So all of this can be repeated after a
+kill.
 """
 
 import re
@@ -28,59 +29,63 @@ from pgsieve.resources.lake.spark_writes import METADATA
 
 #: Larger tables are clustered by Spark.
 CLUSTERED_HERE_BYTES = 128 * 1024 * 1024
-#: `last_slice_before`, of a table and a moment.
+#: `last_slice_before`, for a table and a time.
 _LAST_SLICE = (
     "select coalesce(max(slice), 0) as slice from {0} where commit_time < {1} and slice <"
     " (select coalesce(min(slice), 9223372036854775807) from {0} where commit_time >= {1})"
 )
-#: `last_before`, of a table and a moment.
+#: `last_before`, for a table and a time.
 _LAST_BEFORE = "select coalesce(max(lsn), 0) as lsn from {0} where at < {1}"
 #: A time in SQL, by its microseconds.
 _DELTA_RS, _SPARK = "arrow_cast({}, 'Timestamp(Microsecond, Some(\"UTC\"))')", "timestamp_micros({})"
-#: How many tasks list a table's files in a vacuum: 10,000 if nothing is said, most of them for nothing.
+#: How many tasks list a table's files in a vacuum: by default 10,000, most of them for nothing.
 _LISTING_TASKS = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
-#: Of which sizes OPTIMIZE takes files, and makes them: 1 GB if nothing is said.
+#: The sizes of the files that OPTIMIZE reads and writes: 1 GB by default.
 _SIZES = ("spark.databricks.delta.optimize.minFileSize", "spark.databricks.delta.optimize.maxFileSize")
-#: OPTIMIZE ZORDER BY refuses columns without statistics otherwise: those beyond the first 32.
+#: Otherwise OPTIMIZE ZORDER BY refuses columns without statistics: those beyond the first 32.
 _ANY_STATISTICS = "spark.databricks.delta.optimize.zorder.checkStatsCollection.enabled"
 _RETENTION_CHECK = "spark.databricks.delta.retentionDurationCheck.enabled"
-#: How long Delta keeps removed files and its log if nothing is said.
+#: Delta's default retention of removed files and of its log.
 _FILES_PROPERTY, _FILES_HOURS = "delta.deletedFileRetentionDuration", 7 * 24
 _LOG_PROPERTY, _LOG_HOURS = "delta.logRetentionDuration", 30 * 24
-#: How pgsieve says so many hours; what says it in another way is the user's.
+#: pgsieve's form of a number of hours; a value in another form is the user's.
 _HOURS = re.compile(r"interval \d+ hours")
 
 
 class TableMaintenance(Protocol):
-    """What can be done to one table."""
+    """The maintenance of one table."""
 
     def last_slice_before(self, time: datetime) -> int:
-        """The last slice before the first that holds a commit of this time or later; 0 where there is none."""
+        """The last slice before the first that has a commit of this time or later; 0 where there is none."""
 
     def last_before(self, time: datetime) -> int:
-        """The greatest LSN of a row that is older; 0 where there is none."""
+        """The greatest LSN of an older row; 0 where there is none."""
 
     def delete(self, condition: str, since: datetime | None = None) -> int:
-        """Delete the rows for which a condition holds; how many there were.
+        """Delete the rows that fulfil a condition; returns their number.
 
-        It is SQL that every engine understands; `{since}` in it is a time.
+        The condition is SQL that every engine understands; `{since}` in it is a time.
         """
 
     def files(self) -> list[tuple[int, int]]:
         """When each file was written, in milliseconds, and its size."""
 
     def compact(self, by: Sequence[str] = ()) -> int:
-        """Make large files of small ones; how many files there are less.
+        """Join small files into large ones; returns the decrease in files.
 
-        With columns to cluster `by`, all files are made anew, and rows that are close in these columns come into the same ones.
+        With columns to cluster `by`, all files are written again, and rows that are close in these columns
+        share files.
         """
 
     def vacuum(self, hours: int) -> int:
-        """Remove the files that no version of the last so many hours has; how many, 0 where that is not told."""
+        """Remove the files that no version of the last hours needs.
+
+        Returns their number, 0 where it is not known.
+        """
 
 
 def maintenance(lake: Lake, path: str) -> TableMaintenance:
-    """Who maintains the table at a path."""
+    """The maintenance of the table at a path, by the engine that can do it."""
     local = lake.policy.reader(path)
     if (
         local
@@ -159,12 +164,12 @@ class _ByDeltaRs:
     def vacuum(self, hours: int) -> int:
         table = self.local.table_at(self.path)
         lacking = _lacking(table.metadata().configuration, hours)
-        # Where only Spark may set them, a log that is kept for longer than it need be is no reason to start it.
+        # Where only Spark may set them, a log that is kept too long is no reason to start it.
         if lacking and (hours > _FILES_HOURS or self.local.takes_properties(self.path)):
             self.lake.set_properties(self.path, lacking)
             table = self.local.table_at(self.path)
         unneeded = table.vacuum(hours, enforce_retention_duration=False, full=True)
-        if unneeded:  # a vacuum is two commits, even where it finds nothing
+        if unneeded:  # A vacuum is two commits, even where it finds nothing.
             table.vacuum(
                 hours,
                 dry_run=False,
@@ -222,7 +227,7 @@ class _BySpark:
         return f"delta.{quoted(self.path)}"
 
     def _sql(self, statement: str, more: Mapping[str, str] | None = None) -> Row:
-        """Run a statement whose commit tells the table's position, with more settings; its first row."""
+        """Run a statement whose commit keeps the table's position, with more settings; returns its first row."""
         conf = self.lake.spark.conf
         settings = {
             **(more or {}),

@@ -1,7 +1,7 @@
-"""The layout of a lake: where each Delta table is, and identifiers as folder names.
+"""The layout of a lake: the path of each Delta table, and identifiers as folder names.
 
-In: the lake's URI, and names of feeds, subscriptions and tables. Out: paths. What the tables hold stands in ARCHITECTURE.md,
-and with those of pgsieve's own in `pgsieve.assets.steps.records`.
+In: the lake's URI, and names of feeds, subscriptions and tables. Out: paths. ARCHITECTURE.md describes the
+tables, and `pgsieve.assets.steps.records` the columns of pgsieve's own.
 """
 
 import re
@@ -9,14 +9,15 @@ from collections.abc import Callable, Mapping
 
 from pgsieve.resources.lake.delta.layout import FOLDERS
 
-#: What a lake has beside its subscriptions' folders: no folder of a subscription or a table is called so.
+#: Names that a lake uses beside its subscriptions' folders: no folder of a subscription or a table has such a
+#: name.
 OWN_FOLDER = "_pgsieve"
 
 
 def escape(identifier: str) -> str:
     """An identifier as a folder name, reversibly: all but [a-z0-9_] becomes ~XX (UTF-8, hexadecimal).
 
-    Upper case is escaped too, for file systems that fold it, and a leading underscore, which Spark hides.
+    Upper case is escaped too, for file systems that ignore case, and a leading underscore, which Spark hides.
     """
     escaped = re.sub(
         r"[^a-z0-9_]", lambda match: "".join(f"~{byte:02X}" for byte in match.group().encode()), identifier
@@ -25,20 +26,21 @@ def escape(identifier: str) -> str:
 
 
 def unescape(folder: str) -> str:
-    """The identifier that `escape` made a folder name of."""
+    """The identifier of a folder name that `escape` made."""
     raw = re.sub(rb"~([0-9A-F]{2})", lambda match: bytes([int(match.group(1), 16)]), folder.encode())
     return raw.decode()
 
 
 def replica_folder(template: str, schema: str, table: str) -> str:
-    """Where a template has the replica of a table, from its subscription's folder."""
+    """The folder of a table's replica by a template, relative to its subscription's folder."""
     return template.format(schema=escape(schema), table=escape(table))
 
 
 class LakePaths:
     """The paths of one lake's tables.
 
-    `folders` are templates of the replicas' folders, by subscription; of the others `recorded` tells what the lake has noted.
+    `folders` are templates of the replicas' folders, by subscription; for other subscriptions `recorded`
+    returns the template in the lake.
     """
 
     def __init__(
@@ -51,7 +53,7 @@ class LakePaths:
         self._folders, self._recorded = dict(folders or {}), recorded
 
     def _of_feed(self, slot_owner: str) -> str:
-        """A feed's folder; what belongs to a part of it has a name with slashes, and a folder below."""
+        """A feed's folder; a feed that is part of another has a name with slashes, and a folder below."""
         return "/".join([self.uri, OWN_FOLDER, *map(escape, slot_owner.split("/"))])
 
     def change_log(self, slot_owner: str) -> str:
@@ -59,7 +61,7 @@ class LakePaths:
         return f"{self._of_feed(slot_owner)}/change_log"
 
     def slices(self, slot_owner: str) -> str:
-        """What each slice of the change log holds besides row changes; made again where it is missing."""
+        """The contents of each slice of the change log besides row changes; made again where it is missing."""
         return f"{self._of_feed(slot_owner)}/slices"
 
     def prepared(self, slot_owner: str) -> str:
@@ -67,7 +69,7 @@ class LakePaths:
         return f"{self._of_feed(slot_owner)}/prepared"
 
     def catalogs(self, slot_owner: str) -> str:
-        """The publisher's catalog as it was found each time that it had been altered."""
+        """The publisher's catalog, each time that it was found altered."""
         return f"{self._of_feed(slot_owner)}/catalogs"
 
     def altered(self, slot_owner: str) -> str:
@@ -79,7 +81,7 @@ class LakePaths:
         return f"{self.uri}/{subscription}/{replica_folder(self.folders_of(subscription), schema, table)}"
 
     def folders_of(self, subscription: str) -> str:
-        """The template of the folders of a subscription's replicas: as it was given, or else as the lake has recorded it."""
+        """The template of the folders of a subscription's replicas: the given one, or else the recorded one."""
         if subscription not in self._folders:
             self._folders[subscription] = self._recorded(subscription) or FOLDERS
         return self._folders[subscription]
@@ -94,11 +96,11 @@ class LakePaths:
         return f"{self.uri}/{subscription}/_transformed"
 
     def table_states(self, subscription: str) -> str:
-        """The table sync states, the newest row of a table counts."""
+        """The table sync states; the newest row of a table counts."""
         return f"{self.uri}/{subscription}/_table_states"
 
     def subscription(self, name: str) -> str:
-        """The state of a subscription as a whole, the newest row counts."""
+        """The state of a subscription as a whole; the newest row counts."""
         return f"{self.uri}/{name}/_subscription"
 
     def registered(self, subscription: str) -> str:
@@ -110,7 +112,7 @@ class LakePaths:
         return f"{self.uri}/{subscription}/_sequences"
 
     def feed(self, slot_owner: str) -> str:
-        """The cluster that a slot's LSNs are of, the newest row counts."""
+        """The cluster of a slot's LSNs; the newest row counts."""
         return f"{self.uri}/{OWN_FOLDER}/{escape(slot_owner)}/feed"
 
     def cuts(self, subscription: str) -> str:

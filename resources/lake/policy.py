@@ -1,7 +1,8 @@
-"""The one policy of a lake: who runs functions on rows, and who commits them.
+"""The one policy of a lake: it chooses the runner of functions on rows, and the committer of their results.
 
-In: where a lake is, how many bytes there are, and what a table asks of its readers and writers. Out: a runner
-(`pgsieve.resources.lake.executors`) and a committer (`pgsieve.resources.lake.committers`). Nothing else combines these. Raises LakeError.
+In: where a lake is, how many bytes there are, and what a table requires of readers and writers. Out: a runner
+(`pgsieve.resources.lake.executors`) and a committer (`pgsieve.resources.lake.committers`). No other module
+combines these. Raises LakeError.
 """
 
 import logging
@@ -19,12 +20,14 @@ from pgsieve.resources.lake.executors import INLINE, Executors
 
 #: Batches of a lake that delta-rs reaches are written without Spark up to this size, if nothing else is said.
 SMALL_BYTES_DEFAULT = 8 * 1024 * 1024
-#: Of replicas up to this size files are written once more without rows that go; in larger ones these are marked.
+#: In replicas up to this size, files are written again without their deleted rows; in larger ones the rows
+#: are marked.
 REWRITTEN_BYTES_DEFAULT = 64 * 1024 * 1024
-#: How columns are named that delta-rs adds to those of a table.
+#: The names of columns that delta-rs adds to those of a table.
 _OF_DELTA_RS = "__delta_rs_"
 
-#: Types of which Arrow tells values apart that PostgreSQL and Spark do not (0.0 and -0.0), or that are keys of Spark's only.
+#: Types whose values are equal in PostgreSQL and Spark but not in Arrow (0.0 and -0.0), or that only Spark
+#: has as keys.
 _INEXACT = ("float", "double", "array<")
 
 _LOGGER = logging.getLogger(__name__)
@@ -64,15 +67,15 @@ class Policy:
     vectors: bool = True
 
     def is_small(self, size: int | None) -> bool:
-        """Whether so many bytes may pass through this process; where they are not counted (None) they may not."""
+        """Whether this many bytes may pass through this process; an unknown number (None) may not."""
         return self.local is not None and size is not None and size <= self.small_bytes
 
     def runner(self, size: int | None) -> Executors:
-        """What runs functions on so many bytes (None: many): this thread where they are few, else the executors."""
+        """The runner for this many bytes (None: many): this thread where they are few, else the executors."""
         return INLINE if self.is_small(size) else self.executors
 
     def expect(self, size: int) -> None:
-        """Have what would run functions on so many bytes be started, before there are all of them."""
+        """Start the runner for this many bytes, before all of them are there."""
         if self.local is not None:
             self.runner(size).prepare()
 
@@ -137,7 +140,10 @@ class Policy:
         return BySpark(self.access)
 
     def reader(self, path: str, size: int | None = None) -> LocalRecords | None:
-        """What reads so many bytes of a table, or its rows as they come (size None), in this process; None: only Spark does."""
+        """The reader of a table in this process for this many bytes, or for its rows as they come (None).
+
+        None: only Spark can.
+        """
         if self.local is None or not (size is None or self.is_small(size)):
             return None
         with self.access.refusing(path):

@@ -1,8 +1,9 @@
 """Spark as a resource of dagster-pyspark: pgsieve's own session, or the one of the project's resource.
 
-In: the engine of a configuration, and maybe a `PySparkResource` or `LazyPySparkResource`. Out: a resource that is used as
-dagster-pyspark's: `spark_session` is a session with Delta, begun where it is first asked for. Raises SparkUnavailableError
-where there is none. Its import takes a tenth of a second: definitions import it, commands that materialise by themselves do not.
+In: the engine of a configuration, and maybe a `PySparkResource` or `LazyPySparkResource`. Out: a resource
+with dagster-pyspark's interface: `spark_session` is a session with Delta, started at its first use. Raises
+SparkUnavailableError where there is none. Importing this module takes a tenth of a second: definitions do so,
+commands that materialise by themselves do not.
 """
 
 from functools import cache
@@ -40,7 +41,7 @@ class PgsieveSpark(SparkEngine, LazyPySparkResource):
 def pyspark_resource(
     engine: SparkEngine, own: PySparkResource | LazyPySparkResource | None = None
 ) -> PgsieveSpark:
-    """The engine as a resource of dagster-pyspark; its session is that of the project's `own` resource where there is one."""
+    """The engine as a resource of dagster-pyspark; with `own`, its session is that of the project's resource."""
     fields = {name: getattr(engine, name) for name in SparkEngine.model_fields}
     if own is None:
         return PgsieveSpark(**fields)
@@ -52,7 +53,10 @@ def pyspark_resource(
         return _beside(chosen, engine)
 
     class ProjectSpark(PgsieveSpark):
-        """The Spark of a project. Dagster copies a resource by its fields: so the class knows whose session it is."""
+        """The Spark of a project.
+
+        Dagster copies a resource by its fields, so the class keeps the project's resource.
+        """
 
         @property
         def session(self) -> SparkSession:
@@ -71,18 +75,18 @@ def pyspark_resource(
             return False
 
         def check_store(self) -> None:
-            """The session is looked at as it is first needed: nothing begins it before."""
+            """The session is checked at its first use: nothing starts it before."""
 
     return ProjectSpark(**fields)
 
 
 def _beside(own: PySparkResource | LazyPySparkResource, engine: SparkEngine) -> SparkSession:
-    """A session beside the one of the project's resource, in its application: settings of the one are none of the other."""
+    """A session in the application of the project's resource, but with settings of its own."""
     silence_client()
     ship_by_value()
     try:
         theirs = own.process_config_and_initialize().spark_session
-        # Spark Connect has no new session, but from 4.1 on a clone.
+        # Spark Connect has no new sessions, but from 4.1 on clones.
         begin = getattr(theirs, "newSession", None) or getattr(theirs, "cloneSession", None)
         session: SparkSession = begin() if begin else theirs
         storage = storage_of(engine.lake)

@@ -1,9 +1,9 @@
 """The Spark session: local, the warm engine's, a cluster's, or a Spark Connect server's.
 
 In: a master and any configuration (pgsieve.yaml's `spark`). Out: a session with Delta, made at first use.
-Only what Spark Connect offers is used of it: no sparkContext, no RDD, no JVM object. The functions that run
-on a cluster's executors travel inside the plan by value, so those need Python with numpy, pyarrow, psycopg and
-ADBC, but not pgsieve. Raises `SparkUnavailableError` where no session can be had.
+Only features of Spark Connect are used: no sparkContext, no RDD, no JVM object. The functions that run on a
+cluster's executors are sent within the plan by value. So executors need Python with numpy, pyarrow, psycopg
+and ADBC, but not pgsieve. Raises `SparkUnavailableError` where no session is available.
 """
 
 import atexit
@@ -45,13 +45,14 @@ SESSION_SETTINGS: dict[str, str] = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ansi.enabled": "true",
     "spark.sql.caseSensitive": "true",
-    # Names are the publisher's, too: "${HOME}" in quotes is a name, and not a setting's or a variable's value.
+    # Names are the publisher's too: "${HOME}" in quotes is a name, and not the value of a setting or a
+    # variable.
     "spark.sql.variable.substitute": "false",
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
     "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
     # Other readers than Spark know no other timestamps, and INT96 has no room for distant years.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    # As this process compresses its files (`pgsieve.resources.lake.delta.parquet_files`).
+    # The compression of this process's own files (`pgsieve.resources.lake.delta.parquet_files`).
     "spark.sql.parquet.compression.codec": "zstd",
     "spark.databricks.delta.properties.defaults.enableDeletionVectors": "true",
     # A batch is read from one committed Delta version: reading it twice gives the same rows.
@@ -65,18 +66,18 @@ LOCAL_SETTINGS: dict[str, str] = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
-    # Spark's own, and what Azure's settings call their secrets.
+    # Spark's own pattern, and the names of secrets in Azure's settings.
     "spark.redaction.regex": "(?i)secret|password|passphrase|token|access[.]?key|account[.]key",
     # Defaults made for clusters cost seconds on one machine.
     "spark.databricks.delta.snapshotPartitions": "1",
     "spark.driver.memory": "4g",
 }
 
-#: Settings of a session in one process: it listens to itself only, for blocks and for messages that it takes apart as objects.
+#: Settings of a session in one process: it listens only to itself, for blocks and messages.
 ALONE_SETTINGS: dict[str, str] = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    # With a secret that it makes up, and that no other process needs.
+    # With a random secret, which no other process needs.
     "spark.authenticate": "true",
 }
 #: What forks the workers of Python in such a session; its modules are pgsieve's, which workers elsewhere need not have.
@@ -108,7 +109,7 @@ _ANY_LOG_STORE = "spark.delta.logStore.class"
 
 
 class UnsafeLogStoreError(SparkUnavailableError):
-    """Spark would commit on S3 in a way that loses commits of others."""
+    """Spark would commit on S3 in a way that loses commits of other writers."""
 
     def __init__(self, setting: str, needed: str) -> None:
         super().__init__(
@@ -121,7 +122,10 @@ class UnsafeLogStoreError(SparkUnavailableError):
 
 
 def session_config(master: str, conf: Mapping[str, str], storage: Storage) -> dict[str, str]:
-    """The configuration of a session that is started here; the user's settings win, and add to pgsieve's jars."""
+    """The configuration of a session that is started here.
+
+    The user's settings win, and add to pgsieve's jars.
+    """
     settings = {**LOCAL_SETTINGS, **SESSION_SETTINGS, "spark.master": master, "spark.app.name": "pgsieve"}
     settings |= storage.log_store_settings()
     if master.startswith("local"):
@@ -167,7 +171,8 @@ def storage_settings(storage: Storage, conf: Mapping[str, str]) -> dict[str, str
     }
 
 
-#: pyspark's client writes what it raises to stderr, too: with executors' tracebacks, and the values that errors quote.
+#: pyspark's client also writes its errors to stderr: with executors' tracebacks, and the values that errors
+#: quote.
 _CLIENTS_LOGGERS = ("pyspark.sql.connect.logging", "SQLQueryContextLogger", "DataFrameQueryContextLogger")
 #: The variable by which a user asks for the first of these.
 _CLIENTS_LOG_LEVEL = "SPARK_CONNECT_LOG_LEVEL"
@@ -175,12 +180,13 @@ _SILENCING = Lock()
 
 
 def silence_client() -> None:
-    """Have pyspark's client write no errors: they are raised, and ours say what is wrong without a value.
+    """Keep pyspark's client from logging errors: they are raised, and pgsieve's errors have no values.
 
-    By their level: pyspark disables the first logger, but Dagster's logging.config.dictConfig enables all of them again.
+    It sets their level: pyspark disables the first logger, but Dagster's logging.config.dictConfig enables
+    all of them again.
     """
-    # Meanwhile pyspark has the class of all new loggers be its own. Of two threads the second would take that for the former
-    # class and leave it, and Dagster's next run cannot make a logger of it.
+    # Meanwhile pyspark replaces the class of all new loggers by its own. In two threads the second would take
+    # that for the original class and restore it, and Dagster's next run cannot make a logger of it.
     with _SILENCING:
         for name in _CLIENTS_LOGGERS:
             if name != _CLIENTS_LOGGERS[0] or _CLIENTS_LOG_LEVEL not in os.environ:
@@ -188,7 +194,7 @@ def silence_client() -> None:
 
 
 def ship_by_value() -> None:
-    """Have pgsieve's functions travel inside the plan: what runs them need not have pgsieve, or may have another version."""
+    """Have pgsieve's functions sent within the plan: executors may lack pgsieve, or have another version."""
     for package in SHIPPED:
         cloudpickle.register_pickle_by_value(import_module(package))  # type: ignore[no-untyped-call]
 
@@ -224,10 +230,10 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
     spark_config: dict[str, str] = Field(default={}, repr=False)
     #: The lake's address, by which its storage is declared.
     lake: str = ""
-    #: Whether a session on this machine is had of the warm engine: `off`, `use` where one serves, or `start` one.
+    #: Whether a session on this machine uses the warm engine: `off`, `use` where one serves, or `start` one.
     engine: str = "off"
     engine_folder: str = ""
-    #: Seconds after which an engine that nobody uses ends.
+    #: Seconds after which an unused engine ends.
     engine_idle: float = 0.0
     _local: SparkSession | None = PrivateAttr(default=None)
     _connect: SparkSession | None = PrivateAttr(default=None)
@@ -235,7 +241,7 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
 
     @property
     def session(self) -> SparkSession:
-        """The session, made at the first call, of whatever thread; raises SparkUnavailableError."""
+        """The session, made at the first call of any thread; raises SparkUnavailableError."""
         with _STARTING:
             return self._begun()
 
@@ -244,7 +250,7 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
         if not self.spark_master.startswith("local"):
             ship_by_value()
         if self.master.startswith("sc://"):
-            # Without options the server's own way to the store is the right one.
+            # Without options the server's own access to the store is the right one.
             storage = storage_of(self.lake)
             reached = storage_settings(storage, self.spark_config) if storage.options else {}
             return self._remote(self.master, {**reached, **self.spark_config})
@@ -254,38 +260,41 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
 
     @property
     def spark_session(self) -> SparkSession:
-        """The session, by the name that resources of dagster-pyspark have for it."""
+        """The session, under the attribute's name in dagster-pyspark's resources."""
         return self.session
 
     @property
     def threads(self) -> int | None:
-        """How many threads of this process stand in for Spark, where it can be done without; None: none do."""
+        """How many threads of this process replace Spark where that is possible; None: none do."""
         return threads_of(self.master)
 
     @property
     def spark_master(self) -> str:
-        """Where Spark itself runs: beside threads of this process on this machine, for what nothing else does."""
+        """Where Spark itself runs: with `threads[N]` on this machine, for work that only Spark can do."""
         return f"local[{self.threads}]" if self.threads else self.master
 
     @property
     def cores(self) -> int | None:
-        """How many parts Spark works on at a time; None where only Spark knows."""
+        """How many parts Spark runs at a time; None where only Spark knows."""
         return cores_of(self.spark_master)
 
     @property
     def is_warmed(self) -> bool:
-        """Whether the configuration lets an engine answer for the session; on Linux, where it can prove that it is the one."""
+        """Whether the configuration allows a warm engine.
+
+        Only on Linux, where an engine can prove its identity.
+        """
         is_wanted = self.engine != "off" and bool(self.engine_folder)
         return is_wanted and self.spark_master.startswith("local") and sys.platform == "linux"
 
     @property
     def folder(self) -> EngineFolder:
-        """Where the warm engine tells of itself."""
+        """The folder of the warm engine."""
         return EngineFolder(Path(self.engine_folder))
 
     @property
     def settings(self) -> dict[str, str]:
-        """What a session that is started here is made of, and what a warm engine is known by."""
+        """The settings of a session that is started here; they also identify a warm engine."""
         return session_config(self.spark_master, self.spark_config, storage_of(self.lake))
 
     def check_java(self) -> None:
@@ -294,22 +303,22 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
             return
         out = "install a JDK or JRE 17 or 21, or set JAVA_HOME"
         if self.threads is None:
-            # What threads leave to Spark, Spark does there as well: so it is said here only.
+            # Spark also runs on this machine what threads leave to it, so this is checked only here.
             out += f'; or have threads of pgsieve stand in for Spark: `spark: {{master: "threads[{os.cpu_count() or 2}]"}}`'
         raise SparkUnavailableError("Spark needs Java, and no `java` is on the PATH", hint=out)
 
     def fetch_jars(self) -> None:
-        """Have the jars at hand that a session started here needs; raises SparkUnavailableError."""
+        """Fetch missing jars of a session that is started here; raises SparkUnavailableError."""
         self.check_java()
         fetch(_needed_packages(storage_of(self.lake)), self.spark_config)
 
     def launch(self, owner: int | None = None) -> None:
-        """Start the engine without waiting for it; with an `owner`, as long as that process lives."""
+        """Start the engine without waiting for it; with an `owner`, it lives as long as that process."""
         self.fetch_jars()
         control.launch(self.folder, self.settings, timedelta(seconds=self.engine_idle), owner)
 
     def _warm(self) -> control.Use | None:
-        """The engine, used until this process ends; None where the session is one's own."""
+        """The engine, used until this process ends; None where the session is this process's own."""
         if self._use is None and self.is_warmed:
             if self.engine == "start":
                 self.fetch_jars()
@@ -321,17 +330,21 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
         return self._use
 
     def _of_engine(self) -> SparkSession:
-        """A session of the warm engine's."""
+        """A session of the warm engine."""
         assert self._use is not None
         if self._connect is None:
             ship_by_value()
-        # All else it was started with; what opens the store is in no file of its folder.
+        # The engine was started with all other settings; the secrets of the store are in no file of its
+        # folder.
         settings = storage_settings(storage_of(self.lake), self.spark_config)
         channel = EngineChannel(self.folder.address, self._use.target, self._use.record.token)
         return self._remote(channel, settings)
 
     def check_store(self) -> None:
-        """Raise UnsafeLogStoreError where a Spark Connect server may lose commits; sessions that are started here do not."""
+        """Raise UnsafeLogStoreError where a Spark Connect server may lose commits.
+
+        Sessions that are started here do not.
+        """
         if self.master.startswith("sc://") and storage_of(self.lake).log_store_settings():
             assert self.session
 

@@ -65,14 +65,14 @@ def set_properties_by_spark(
 def drop_constraints_by_spark(
     spark: SparkSession, path: str, names: Sequence[str], position: int | None
 ) -> None:
-    """Drop CHECK constraints of a table; rows stay, and the position that it has."""
+    """Drop CHECK constraints of a table; its rows and position stay."""
     _alter_by_spark(spark, path, [f"drop constraint {quoted(name)}" for name in names], position)
 
 
 def comment_by_spark(
     spark: SparkSession, path: str, description: str | None, columns: Mapping[str, str], position: int | None
 ) -> None:
-    """Have a table and some of its columns described so; rows stay, and the position that it has."""
+    """Set the descriptions of a table and some of its columns; its rows and position stay."""
     table = [] if description is None else [f"set tblproperties ('comment' = {literal(description)})"]
     altered = [f"alter column {quoted(name)} comment {literal(text)}" for name, text in columns.items()]
     _alter_by_spark(spark, path, [*table, *altered], position)
@@ -81,7 +81,7 @@ def comment_by_spark(
 def _alter_by_spark(spark: SparkSession, path: str, changes: Sequence[str], position: int | None) -> None:
     settings = {
         METADATA: kept_metadata(position),
-        # The size of files is delta-rs' property, and Databricks'.
+        # The size of files is a property of delta-rs and of Databricks.
         _ANY_PROPERTY: "true",
     }
     try:
@@ -124,5 +124,5 @@ def committing(
 
 
 def numbered(frame: DataFrame) -> DataFrame:
-    """The frame with columns c0, c1, …: mapInArrow reads a name with dots or backticks as something else."""
+    """The DataFrame with columns c0, c1, …: mapInArrow misreads a name with dots or backticks."""
     return frame.toDF(*(f"c{number}" for number in range(len(frame.columns))))

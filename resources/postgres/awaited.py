@@ -47,10 +47,10 @@ class SnapshotAwaitedError(PassingFaultError):
 
 @contextmanager
 def awaiting(source: "Source", session: psycopg.Connection[Any], seconds: float | None) -> Iterator[None]:
-    """Have what a session runs in the block wait for transactions for so many seconds at most, None for ever.
+    """Within the block, let the session's statement wait for transactions for this many seconds at most, None for ever.
 
-    Says in the log for whom it waits for long, and raises SnapshotAwaitedError when it is over: a process of the server's that is only left goes on
-    waiting, and keeps its slot.
+    After a while the log names what it waits for. After the time limit it raises SnapshotAwaitedError: a
+    server process that is only abandoned would go on waiting, and keep its slot.
     """
     over, given_up = Event(), list[SnapshotAwaitedError]()
 
@@ -58,7 +58,7 @@ def awaiting(source: "Source", session: psycopg.Connection[Any], seconds: float 
         told, since = False, time.monotonic()
         while not over.wait(LOOK_SECONDS):
             message, transactions = "", list[str]()
-            with suppress(SourceError):  # Where there is no second session it waits on.
+            with suppress(SourceError):  # Without a second session it goes on waiting.
                 message, transactions = _awaited(source, session)
             if not transactions:
                 continue

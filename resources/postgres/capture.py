@@ -1,7 +1,7 @@
-"""The capture publications of a source: what its slot delivers.
+"""The capture publications of a source: they decide what its slot delivers.
 
-In: the planned capture and the catalog. Out: publications that publish just that, created, altered or dropped; or the SQL for it. Raises
-SourceError where the server refuses.
+In: the planned capture and the catalog. Out: publications with exactly these tables, created, altered or
+dropped; or the SQL for it. Raises SourceError where the server refuses.
 """
 
 from collections.abc import Sequence
@@ -27,10 +27,11 @@ def ensure_capture(
     planned: Sequence[CapturePublication],
     catalog: Catalog,
 ) -> tuple[str, ...]:
-    """Create or alter the capture publications to hold exactly what is planned; return their names.
+    """Create or alter the capture publications so that they match the plan; return their names.
 
-    A publication of another owner is left untouched if it already publishes what is planned. Tables are added
-    before they are taken out of another one: so there is no place in the WAL at which a table is not captured.
+    A publication of another owner is left untouched if it already publishes what is planned. A table is added
+    to one publication before it is removed from another one, so every table is captured at every place in the
+    WAL.
     """
     # Changes are read under the new publications as soon as the slot is past this commit.
     connection.execute("set synchronous_commit = local")
@@ -46,7 +47,8 @@ def ensure_capture(
         surplus = [t.oid for t in catalog.publications[name].tables if t.oid not in wanted.get(name, ())]
         for table in (catalog.tables[oid] for oid in surplus if oid in catalog.tables):
             taken_out = f"alter publication {quote(name)} drop table {as_listed(table)}"
-            # Whoever may not leaves it, as a standby does, and whoever comes second need not.
+            # A role without the right leaves it to another one, as a standby does, and the second of two runs
+            # finds it done.
             with suppress(EventTriggerError, SourcePermissionError, UndefinedObjectError):
                 execute_ddl(connection, source, preparing(name), [taken_out])
     return tuple(wanted)
@@ -116,7 +118,9 @@ def shrink_capture(
     planned: Sequence[CapturePublication],
     catalog: Catalog,
 ) -> tuple[list[str], list[str]]:
-    """Take out of pgsieve's own capture publications what is not planned: those altered, and those dropped.
+    """Remove from pgsieve's own capture publications what is not planned.
+
+    Returns the altered and the dropped ones.
 
     A publication that pgsieve did not create is left as it is.
     """
@@ -136,12 +140,12 @@ def shrink_capture(
 
 
 def as_listed(table: Table) -> str:
-    """A table in a publication's list, without those that inherit from it."""
+    """A table as a publication lists it, without tables that inherit from it."""
     return "only " * (table.kind == "r") + quote(table.schema, table.name)
 
 
 def drop_publications(connection: psycopg.Connection[Any], source: str, names: Sequence[str]) -> None:
-    """Drop publications that were made a moment ago, where something later failed."""
+    """Drop publications that were just created, because a later step failed."""
     for name in names:
         with suppress(SourceError, psycopg.Error):
             execute_ddl(connection, source, preparing(name), [f"drop publication if exists {quote(name)}"])

@@ -35,7 +35,7 @@ _PERSISTENCES: Mapping[str, str] = {"t": "temporary tables", "u": "unlogged tabl
 def why_missing(
     connection: psycopg.Connection[Any], publication: str, schema: str, name: str, *, excluded: bool = False
 ) -> PublicationError:
-    """Why a publication of pgsieve.yaml cannot have, or exclude, a table that the catalog lacks, as CREATE PUBLICATION says it.
+    """Why a publication of pgsieve.yaml cannot have, or exclude, a missing table, in CREATE PUBLICATION's words.
 
     The kinds of relations are those of check_publication_add_relation() in src/backend/catalog/pg_publication.c.
     """
@@ -113,7 +113,7 @@ select p.oid::bigint, p.pubname, p.puballtables, p.pubinsert, p.pubupdate, p.pub
   from pg_publication p
 """
 
-#: What users' types are made of; a type of an extension in C is of its own kind, and not among these.
+#: What users' types are made of. A type of a C extension is a kind of its own, and not among these.
 _TYPES = """
 with parts as materialized (
   select atttypid as oid from pg_attribute where attrelid >= 16384 and attnum > 0 and atttypid >= 16384

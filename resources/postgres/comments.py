@@ -1,6 +1,6 @@
 """Comments on tables and their columns, as COMMENT ON made them (pg_description, section 52.17).
 
-In: a connection and names of tables. Out: their comments. Raises what psycopg raises.
+In: a connection and names of tables. Out: their comments. Raises psycopg's errors.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ class Comments:
 def read_comments(
     connection: psycopg.Connection[Any], tables: Sequence[tuple[str, str]]
 ) -> Mapping[tuple[str, str], Comments]:
-    """The comments of tables that the server has; those that are gone are left out."""
+    """The comments of existing tables; missing tables are left out."""
     comments: dict[tuple[str, str], Comments] = {}
     parameters = [[schema for schema, _ in tables], [name for _, name in tables]]
     for schema, name, column, text in connection.execute(_QUERY, parameters):

@@ -1,6 +1,7 @@
-"""What a PostgreSQL server or a connection refuses, as errors of ours: what was tried, what to do, no cell's value.
+"""Refusals of a PostgreSQL server or connection as errors of pgsieve: what was tried, what to do, no cell's value.
 
-In: what psycopg, ADBC, Arrow or a socket raised. Out: `SourceError` and its subclasses, with PostgreSQL's SQLSTATE.
+In: errors of psycopg, ADBC, Arrow or a socket. Out: `SourceError` and its subclasses, with PostgreSQL's
+SQLSTATE.
 """
 
 import re
@@ -28,22 +29,22 @@ class SourcePermissionError(SourceError):
 
 
 class PassingFaultError(SourceError):
-    """A fault that passes by itself: the connection was cut, the server shuts down, or has too little of something.
+    """A fault that passes by itself: a lost connection, a server that shuts down, or too few resources.
 
-    The same may succeed a moment later, and no table is to blame.
+    The same operation may succeed a moment later, and no table is the cause.
     """
 
 
 class LockHeldError(SourceError):
-    """Another process does what only one may do, and goes on with it."""
+    """Another process does work that only one process may do, and has not finished."""
 
 
 class SourceSettingError(SourceError):
-    """A server setting stands in the way of logical replication."""
+    """A server setting prevents logical replication."""
 
 
 class UntestedServerError(SourceError):
-    """The server is newer than those that pgsieve was tested with, and nobody allowed it."""
+    """The server is newer than those that pgsieve was tested with, and the configuration does not allow it."""
 
 
 #: SQLSTATEs, by how they begin, of what goes by: connection lost, resources exhausted, operator intervention and
@@ -65,8 +66,8 @@ def is_passing(error: BaseException) -> bool:
     return isinstance(error, psycopg.OperationalError) or type(error) is psycopg.DatabaseError
 
 
-#: What a server says that begins no session, and its SQLSTATE, which libpq does not pass on (src/backend/libpq/auth.c,
-#: utils/init/postinit.c, miscinit.c and postmaster/postmaster.c).
+#: Messages of a server that refuses a new session, and their SQLSTATEs, which libpq does not pass on
+#: (src/backend/libpq/auth.c, utils/init/postinit.c, miscinit.c and postmaster/postmaster.c).
 _NO_SESSION = {
     r"password authentication failed": "28P01",
     r"pg_hba\.conf|authentication failed for user|role \".*\" does not exist|not permitted to log in": "28000",
@@ -76,19 +77,20 @@ _NO_SESSION = {
     r"is not currently accepting connections": "55000",
     r"database system is (?:starting up|shutting down|in recovery|not yet accepting)": "57P03",
 }
-#: As a subscriber's own error has it (libpqrcv_connect in src/backend/replication/libpqwalreceiver/libpqwalreceiver.c).
+#: The SQLSTATE of a subscriber's own error (libpqrcv_connect in
+#: src/backend/replication/libpqwalreceiver/libpqwalreceiver.c).
 _CONNECTION_FAILURE = "08006"
 
 
 def sqlstate_of_connection(error: psycopg.Error) -> str:
-    """The SQLSTATE of an error with which no session began."""
+    """The SQLSTATE of an error that ended a connection attempt."""
     told = (state for words, state in _NO_SESSION.items() if re.search(words, str(error)))
     return error.sqlstate or next(told, _CONNECTION_FAILURE)
 
 
 @contextmanager
 def without_values() -> Iterator[None]:
-    """Have an error of what reads rows show none of their values: an executor's ends up in Spark's log as it is."""
+    """Keep values of rows out of errors of the block: Spark's log shows an executor's error as it is."""
     try:
         yield
     except (adbc_driver_manager.Error, pa.ArrowException, OSError) as error:
@@ -120,15 +122,16 @@ def refusing(source: str, what: str) -> Iterator[None]:
 
 
 def one_line(error: Exception) -> str:
-    """What libpq says, on one line, without a piece of a password."""
+    """The message of libpq on one line, without any part of a password."""
     return concealed(" ".join(str(error).split()))
 
 
 def message_without_values(error: Exception) -> str:
     """The server's message about a query, without the cells that it shows.
 
-    Only the first line: DETAIL and CONTEXT show rows. In it, data exceptions (SQLSTATE class 22) show the value at the
-    end, quoted or a number, or as `value "..."`; in another language (lc_messages) quoted in its own way.
+    Only the first line: DETAIL and CONTEXT show rows. Data exceptions (SQLSTATE class 22) show the value in
+    that line too: at its end, quoted or a number, or as `value "..."`; in another language (lc_messages)
+    quoted in that language's way.
     """
     text = str(error)
     if isinstance(error, adbc_driver_manager.Error):
@@ -143,7 +146,7 @@ def message_without_values(error: Exception) -> str:
 
 
 def cause_without_values(error: Exception) -> Exception | None:
-    """The error that ours is raised from, without values: a traceback shows both."""
+    """The cause of an error of pgsieve, without values: a traceback shows both."""
     shown = message_without_values(error)
     if isinstance(error, psycopg.Error):
         return type(error)(shown, info=error.pgresult)

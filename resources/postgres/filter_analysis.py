@@ -1,10 +1,11 @@
 """Row filters of pgsieve.yaml, analysed by the publisher as CREATE PUBLICATION would.
 
-In: a table and the text of a WHERE. Out: the columns that it reads; raises RejectedFilterError for what
-PostgreSQL refuses, with its wording and SQLSTATE, and UncheckedFilterError where the publisher cannot be asked.
+In: a table and the text of a WHERE. Out: the columns that it reads. Raises RejectedFilterError for a filter
+that PostgreSQL refuses, with its wording and SQLSTATE, and UncheckedFilterError where the publisher cannot be
+asked.
 
-The expression becomes the WHERE of a temporary view in a transaction that is rolled back: no publication is
-needed, and so neither the right to create one nor a version that has row filters. Nothing is executed.
+The expression becomes the WHERE of a temporary view in a transaction that is rolled back. That needs no
+publication: neither the right to create one, nor a version that has row filters. Nothing is executed.
 """
 
 from collections.abc import Iterator
@@ -29,7 +30,7 @@ class RejectedFilterError(PublicationError):
 
 
 class UncheckedFilterError(PgsieveError):
-    """The publisher cannot be asked whether it would take a row filter."""
+    """The publisher cannot be asked whether it accepts a row filter."""
 
 
 @contextmanager
@@ -53,7 +54,10 @@ def analysis(connection: psycopg.Connection[Any]) -> Iterator[None]:
 
 
 def filter_columns(connection: psycopg.Connection[Any], table: Table, where: str) -> frozenset[str]:
-    """The columns that a row filter of the table reads; raises RejectedFilterError. Inside of `analysis`."""
+    """The columns that a row filter of the table reads; raises RejectedFilterError.
+
+    Call it within `analysis`.
+    """
     try:
         try:
             expression, reason = _analysed(connection, table, where)
@@ -71,7 +75,7 @@ def filter_columns(connection: psycopg.Connection[Any], table: Table, where: str
                 hint=f"correct its function {failed[1]}",
                 sqlstate=error.sqlstate,
             ) from None
-        # The parser names the clause; ours is the one of a view.
+        # The parser names the clause, and ours is that of a view.
         message = (error.diag.message_primary or "").replace(
             "argument of WHERE ", "argument of PUBLICATION WHERE "
         )
@@ -84,7 +88,7 @@ def filter_columns(connection: psycopg.Connection[Any], table: Table, where: str
 def _analysed(
     connection: psycopg.Connection[Any], table: Table, where: str, path: str | None = None
 ) -> tuple[Expression, str | None]:
-    """The analysed filter, and PostgreSQL's reason to refuse it; under a search_path, where one is given."""
+    """The analysed filter, and PostgreSQL's reason to refuse it; under the search_path `path`, if given."""
     with connection.transaction(force_rollback=True):
         if path is not None:
             connection.execute("select set_config('search_path', %s, true)", [path])
@@ -103,10 +107,10 @@ def _rejected(
 
 
 def _parse(connection: psycopg.Connection[Any], where: str) -> None:
-    """Have the grammar see one expression between parentheses, as CREATE PUBLICATION has it.
+    """Have the grammar parse one expression between parentheses, as CREATE PUBLICATION does.
 
-    Only parsed, never executed: CREATE POLICY is the statement that all versions have with the same rule. A text
-    that closes the parentheses, to go on as a SELECT, is refused here.
+    It is parsed and never executed. CREATE POLICY is the statement that has the same grammar rule in all
+    versions. A text that closes the parentheses, to continue as a SELECT, is refused here.
     """
     statement = f"create policy p on t using ({where}\n)"
     result = connection.pgconn.prepare(b"", statement.encode())
@@ -115,7 +119,7 @@ def _parse(connection: psycopg.Connection[Any], where: str) -> None:
 
 
 def _analyse(connection: psycopg.Connection[Any], table: Table, where: str) -> Expression:
-    # In the extended protocol, which `binary` asks for, a text is one statement at most.
+    # In the extended protocol, which `binary` requests, a text is one statement at most.
     connection.execute(
         f"create temporary view pgsieve_filter as select 1 from only {quote(table.schema, table.name)} where ({where}\n)",
         binary=True,
@@ -147,7 +151,7 @@ def _quals(action: str) -> TreeNode:
 def _mutable(
     connection: psycopg.Connection[Any], expression: Expression
 ) -> tuple[frozenset[int], frozenset[int]]:
-    """The functions and operators of the expression that are a user's or not immutable."""
+    """The functions and operators of the expression that a user defined or that are not immutable."""
     functions = connection.execute(
         "select oid::bigint from pg_proc where oid = any(%s) and (provolatile <> 'i' or oid >= 16384)",
         [list(expression.functions())],

@@ -1,8 +1,9 @@
-"""Origins: whether rows that are copied may have reached the source by replication.
+"""Origins: whether copied rows may have reached the source by replication.
 
-With `origin: none`, the stream leaves out the changes that other subscriptions of the source applied. A copy cannot leave
-them out. In: published tables. Out: those of them that subscriptions of the source write to. PostgreSQL: CREATE
-SUBSCRIPTION, notes on `origin`; check_publications_origin() in src/backend/commands/subscriptioncmds.c.
+With `origin: none`, the stream leaves out changes that other subscriptions of the source applied. A copy
+cannot leave them out. In: published tables. Out: those that subscriptions of the source write to. PostgreSQL:
+CREATE SUBSCRIPTION, notes on `origin`; check_publications_origin() in
+src/backend/commands/subscriptioncmds.c.
 """
 
 from collections.abc import Sequence
@@ -24,5 +25,5 @@ order by 1, 2
 
 
 def subscribed_tables(connection: psycopg.Connection[Any], tables: Sequence[Table]) -> list[tuple[str, str]]:
-    """Which of the tables are written to by a subscription of this server, themselves or in partitions or roots."""
+    """The tables that a subscription of this server writes to, directly or through their partitions or roots."""
     return connection.execute(_SUBSCRIBED, [[table.oid for table in tables]]).fetchall()

@@ -1,8 +1,8 @@
-"""The publisher's catalog as it is now, read again only where something in it is another row than before.
+"""The publisher's catalog as it is now, read again only where one of its rows has changed.
 
-In: a connection. Out: what `read_catalog` would read. A slice of a continuous run asks for it several times, and a run
-in each of its steps; the rows of all system catalogs that it comes from have one sum, by the transactions that wrote
-them, which is one query and no row for each table.
+In: a connection. Out: what `read_catalog` would read. A slice of a continuous run asks for it several times,
+and a run in each of its steps. One checksum covers the rows of all system catalogs that are read, by the
+transactions that wrote them. It takes one query, and transfers no row per table.
 """
 
 import threading
@@ -15,11 +15,11 @@ from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.printed_names import PRINTED_NAMES
 
-#: Catalogs that are kept: of several sources, and before and after an alteration.
+#: The number of kept catalogs: of several sources, and before and after an alteration.
 _KEPT = 8
 
-#: Which server this is since when, and the sum of what `read_catalog` reads. A row that is written anew has another
-#: xmin (section 5.6). Names of functions, operators, types and collations are in the text of expressions.
+#: The server, its start, and the checksum of what `read_catalog` reads. A rewritten row has another xmin
+#: (section 5.6). The text of expressions has names of functions, operators, types and collations.
 _STAMP = f"""
 with {PRINTED_NAMES}, relations as (
   select oid, xmin from pg_class where relkind in ('r', 'p') and relpersistence = 'p' and oid >= 16384
@@ -75,7 +75,7 @@ def present_catalog(connection: psycopg.Connection[Any]) -> Catalog:
 
 
 def _stamp(connection: psycopg.Connection[Any]) -> str:
-    """A text that is another one after each alteration of what `read_catalog` reads, and on each server."""
+    """A text that changes with each alteration of what `read_catalog` reads, and differs between servers."""
     schemas = _SCHEMAS if connection.info.server_version >= 150000 else ""
     row = connection.execute(_STAMP.format(schemas=schemas)).fetchone()
     assert row is not None

@@ -1,9 +1,9 @@
 """An exported snapshot whose LSN is known, and the queries that copy tables at it in parallel.
 
-In: a `Source`, the tables to copy. Out: a snapshot's name and LSN while it is held (`exported_snapshot`),
-one query per chunk (`chunk_queries`), and a chunk's rows as Arrow batches (`read_chunk`, for executors).
+In: a `Source`, the tables to copy. Out: a snapshot's name and LSN within a block (`exported_snapshot`), one
+query per chunk (`chunk_queries`), and a chunk's rows as Arrow batches (`read_chunk`, for executors).
 CREATE_REPLICATION_SLOT ... (SNAPSHOT 'export') is the only way to a snapshot that is exact at an LSN (section
-54.4): it holds all that committed before the LSN, and nothing after.
+54.4): it has everything that committed before the LSN, and nothing after.
 """
 
 import uuid
@@ -52,7 +52,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """The queries that copy a table, and the bytes that it has on disk, TOAST included."""
+    """The queries that copy a table, and its bytes on disk, TOAST included."""
 
     queries: list[str]
     bytes: int
@@ -60,9 +60,10 @@ class Chunks:
 
 @contextmanager
 def exported_snapshot(source: Source, seconds: float | None = None) -> Iterator[Snapshot]:
-    """Export a snapshot by way of a temporary slot, and hold it; nothing of it outlives the block.
+    """Export a snapshot by way of a temporary slot, for the block; nothing of it outlives the block.
 
-    Raises SnapshotAwaitedError where transactions that are open keep it waiting for so many seconds; None waits on.
+    Raises SnapshotAwaitedError where open transactions keep it waiting for this many seconds; with None it
+    waits on.
     """
     slot = f"pgsieve_snapshot_{uuid.uuid4().hex[:16]}"
     with source.connect(replication="database") as connection:
@@ -140,7 +141,7 @@ def chunk_queries(
             queries.append(
                 f"select {columns} from only {quote(part.schema, part.name)} where {condition}{within}"
             )
-    # A subscription copies them, too, and gets no change of them.
+    # A subscription copies them too, and gets no changes of them.
     queries += [f"select {columns} from only {leaf} where {condition}true" for leaf in table.unsent_leaves]
     if table.kind == "p" and _is_read_by_root(connection, table.oid, [part.oid for part in parts]):
         queries = [f"select {columns} from {quote(table.schema, table.name)} where {condition}true"]
@@ -169,7 +170,8 @@ class _Size:
         return cls(*row)
 
 
-#: The rights and policies of a query are those of the table that it names, whatever those of its partitions are (section 5.12.2).
+#: A query uses the rights and policies of the table that it names, whatever its partitions have (section
+#: 5.12.2).
 _BY_ROOT = """
 select row_security_active(%s::oid) or exists (
     select from pg_class where oid = any(%s::oid[]) and (row_security_active(oid)
@@ -178,7 +180,7 @@ select row_security_active(%s::oid) or exists (
 
 
 def _is_read_by_root(connection: psycopg.Connection[Any], root: int, leaves: Sequence[int]) -> bool:
-    """Whether the role reads other rows of the leaves of a tree than of its root, or may not read them."""
+    """Whether the role reads other rows from a tree's leaves than from its root, or may not read the leaves."""
     return connection.execute(_BY_ROOT, [root, list(leaves)]).fetchone() == (True,)
 
 
@@ -194,7 +196,7 @@ select oid::bigint from pg_class where oid = any(%s::oid[]) and row_security_act
 
 
 def partly_hidden(connection: psycopg.Connection[Any], oids: Collection[int]) -> set[int]:
-    """Those of some tables of which row-level security may hide rows from the role, which it is sent when they change."""
+    """The tables in which row-level security may hide rows from the role, although it receives their changes."""
     return {oid for (oid,) in connection.execute(_HIDDEN, [list(oids)])}
 
 

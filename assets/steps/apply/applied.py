@@ -1,4 +1,4 @@
-"""What a batch asks of one replica table (`Pending`), and what was done to it (`Applied`), whoever does it."""
+"""The input of a batch for one replica table (`Pending`), and the result (`Applied`), for every engine."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -42,7 +42,10 @@ class Applied:
 
 @dataclass(frozen=True)
 class Pending:
-    """A table's changes in the slices that its replica lacks, oldest first; `standing` is where the replica was then."""
+    """A table's changes in the slices that its replica lacks, oldest first.
+
+    `standing` is the replica's head when they were planned.
+    """
 
     slices: Sequence[TableChanges]
     standing: Standing
@@ -54,17 +57,20 @@ class Pending:
 
     @property
     def ends(self) -> Sequence[int]:
-        """Where the slices end."""
+        """The ends of the slices."""
         return [c.slice for c in self.slices]
 
     @property
     def since(self) -> int:
-        """What is before it has been copied; a slice that was transformed for an older copy may have it, too."""
+        """Earlier changes have been copied.
+
+        A slice that was transformed for an older copy may contain them too.
+        """
         return self.standing.position or 0
 
     @property
     def size(self) -> int:
-        """At most so many bytes of messages."""
+        """An upper bound of the messages' bytes."""
         return sum(c.size for c in self.slices)
 
     @property
@@ -91,7 +97,7 @@ class Pending:
 
 
 def standings(lake: Lake, subscription: str, names: Iterable[Name]) -> dict[Name, Standing]:
-    """Where some replicas of a subscription stand, all looked at at one moment."""
+    """The versions and positions of some replicas of a subscription, all read together."""
     paths = {name: lake.paths.replica(subscription, *name) for name in names}
     return dict(zip(paths, lake.standings(list(paths.values())), strict=True))
 
@@ -107,9 +113,9 @@ def outcome(
     deleted: int = 0,
     missing: int = 0,
 ) -> Applied:
-    """What was done to a replica by a batch that ends at `end`, and where the replica stands now."""
+    """The result of a batch that ends at `end` for a replica, and the replica's present head."""
     standing = lake.records.standing(path)
-    # Where there was nothing to write, what another process wrote is not the batch.
+    # Where there was nothing to write, another process's write is not the batch.
     if (standing.position or 0) < end:
         standing = pending.standing
     return Applied(

@@ -1,7 +1,7 @@
-"""A batch of slices: what each replica lacks of it, planned from one version, and applied to just that version.
+"""A batch of slices: the changes that each replica lacks, planned from one version, and applied to exactly that version.
 
-In: a batch's changes by table. Out: `Applied` for each table; one that fails is told of, with the problem. Where another
-process was faster, what is lacking then is planned anew.
+In: a batch's changes by table. Out: `Applied` for each table, with the problem where one fails. Where another
+process was faster, the remaining changes are planned anew.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -28,24 +28,26 @@ from pgsieve.resources.lake.delta.records import Standing
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.work import called
 
-#: Who applies many changes holds the keys of a whole batch, and its threads keep all cores busy.
+#: An apply of many changes has the keys of a whole batch in memory, and its threads keep all cores busy.
 _ONE_AT_A_TIME = Lock()
 
-#: From this size on a MERGE marks rows in deletion vectors; smaller tables are rewritten sooner than marked.
+#: From this size on a MERGE marks rows in deletion vectors; smaller tables are rewritten faster than marked.
 LARGE_BYTES = 64 * 1024 * 1024
 
 
 def lacking_changes(
     changes: Sequence[TableChanges], state: TableState, standing: Standing
 ) -> list[TableChanges]:
-    """The changes of a table that its replica lacks, as it stands."""
+    """The changes of a table that its replica lacks."""
     since = max(state.lsn, standing.position or 0)
     return [c for c in changes if c.slice > since]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a replica lacks of a batch, and the state of its table; `examined`: no change of it meets a row of its key.
+    """The changes of a batch that a replica lacks, and the state of its table.
+
+    `examined` says that none of them meets a row of its key.
 
     `decided` is what looking for one has found out already, where it is not too much to be held.
     """
@@ -116,7 +118,7 @@ class Batch:
         return [*self._applied_before_conflicts(applied), *applied]
 
     def _applied_before_conflicts(self, applied: Sequence[Applied]) -> list[Applied]:
-        """Wherever batches end: what comes before the slice with a conflict is applied, nothing of that slice or later."""
+        """Apply what comes before the slice with a conflict, and nothing of that slice or later, wherever batches end."""
         earlier: list[Applied] = []
         for name, at in ((a.name, a.conflict_lsn) for a in applied):
             changes = [c for c in self.changes if at is not None and c.name == name and c.slice <= at]
@@ -126,7 +128,10 @@ class Batch:
         return earlier
 
     def examined(self, todo: Sequence[Plan]) -> tuple[list[Plan], tuple[KeyConflictError, Applied] | None]:
-        """The plans, looked through; the first conflict, whatever the table, before anything is applied, and how it counts."""
+        """The plans after an examination.
+
+        And the first conflict of all tables, before anything is applied, with its result.
+        """
 
         def one(plan: Plan) -> tuple[Plan, KeyConflictError | None]:
             try:
@@ -150,11 +155,11 @@ class Batch:
         return plans, (error, _conflicting(plan.pending.name, error))
 
     def _applied_in_process(self, plan: Plan) -> Applied | Plan:
-        """Apply a plan to its table, if this process commits to it; what is lacking where Spark has to."""
+        """Apply a plan to its table, if this process commits to it; returns the plan where Spark has to."""
         return self._applied_to(plan, _commit)
 
     def _applied_by_any(self, plan: Plan) -> Applied | Plan:
-        """Apply a plan to its table, whoever commits to it."""
+        """Apply a plan to its table, by this process or by Spark."""
         return self._applied_to(plan, lambda *given: _commit(*given) or _commit_by_spark(*given))
 
     def _applied_to(
@@ -187,7 +192,7 @@ class Batch:
             return _conflicting(name, error)
         except TABLE_ERRORS as error:
             problem, lost = explained(self.lake, error, name), is_damage(error)
-            # What an engine says of columns that it does not find depends on the statement.
+            # An engine's message about a missing column depends on the statement.
             if not lost and definition and (altered := altered_columns(self.lake, path, definition)):
                 problem, lost = altered, True
             return Applied(*name, problem=problem, damaged=lost)
@@ -213,7 +218,7 @@ def _conflict_search(subscription: Subscription, lake: Lake, plan: Plan) -> Conf
 
 
 def is_overrun(lake: Lake, path: str, standing: Standing) -> bool:
-    """Whether another process has written to a table since it stood so; what fails then may not be its fault."""
+    """Whether another process has written to a table since `standing`; then it may have caused the failure."""
     try:
         return lake.records.standing(path).version != standing.version
     except LakeError:
@@ -221,7 +226,10 @@ def is_overrun(lake: Lake, path: str, standing: Standing) -> bool:
 
 
 def _refuse(search: ConflictSearch) -> ManyChanges | None:
-    """Raise KeyConflictError where there is a conflict, whoever looks for it; else what was decided, where files are written."""
+    """Raise KeyConflictError where there is a conflict.
+
+    Else return the decided changes, where files are written.
+    """
     with _alone(search):
         many = many_changes(search.lake, search.path, search.log, search.definition, search.pending)
     if many is not None and many.net is not None:
@@ -237,7 +245,10 @@ def _alone(search: ConflictSearch) -> AbstractContextManager[Any]:
 
 
 def _commit(search: ConflictSearch, plan: Plan, end: int) -> Applied | None:
-    """Apply a plan by a commit of this process: of files, or else of few changes; None where the table takes neither."""
+    """Apply a plan by a commit of this process, of files or of few changes.
+
+    None where the table accepts neither.
+    """
     lake, path, definition, pending = search.lake, search.path, search.definition, plan.pending
     with _alone(search):
         many = plan.decided or many_changes(lake, path, search.log, definition, pending)
@@ -261,7 +272,7 @@ def _commit(search: ConflictSearch, plan: Plan, end: int) -> Applied | None:
 
 
 def _commit_by_spark(search: ConflictSearch, plan: Plan, end: int) -> Applied:
-    """Apply a plan by a commit of Spark's."""
+    """Apply a plan by a commit of Spark."""
     lake, path, definition, pending = search.lake, search.path, search.definition, plan.pending
     changes = SparkChanges(lake, path, search.log, definition, pending)
     size = lake.records.size(path) + pending.size

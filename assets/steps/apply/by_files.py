@@ -114,7 +114,7 @@ def many_changes(
 
 @dataclass(frozen=True)
 class _Deciding:
-    """Decides what a batch does to a replica; None where the rows that go can be neither written without nor marked."""
+    """Computes the net change of a batch; None where files can be neither rewritten nor marked."""
 
     lake: Lake
     committer: ByFiles
@@ -225,7 +225,7 @@ def _may_be_of_other_key(definition: Definition, pending: Pending) -> bool:
 
 @dataclass(frozen=True)
 class FilesWriter:
-    """Brings the net change of a batch into one replica table, in one commit."""
+    """Writes the net change of a batch to one replica table, in one commit."""
 
     lake: Lake
     path: str
@@ -233,7 +233,7 @@ class FilesWriter:
     end: int
 
     def apply(self, changes: ManyChanges) -> Applied | None:
-        """Apply the changes, none of which meets a row of its key; None where rows that go cannot be marked."""
+        """Apply changes without conflicts; None where deleted rows cannot be marked."""
         lake, path, pending, end, net = self.lake, self.path, self.pending, self.end, changes.net
         marked = None
         if net is not None and net.changes and net.gone.marked:
@@ -353,7 +353,7 @@ class _Task:
 
 
 def is_in(places: Numbers, kept: Numbers) -> Mask:
-    """Which places are among those that are kept, in order."""
+    """Which places are among the kept ones, in order."""
     if not len(kept):
         return np.zeros(len(places), np.bool_)
     at = np.minimum(np.searchsorted(kept, places), len(kept) - 1)

@@ -1,11 +1,12 @@
-"""A replica with a key never holds it twice: a batch's first change that meets a row of its key, before it is applied.
+"""Key conflicts: finds a batch's first change that meets a row of its key, before the batch is applied.
 
-In: a batch's transformed changes of one table, its replica. Out: nothing, or KeyConflictError as PostgreSQL's conflicts
-insert_exists and update_exists (section 29.8, CheckAndReportConflict() in src/backend/executor/execReplication.c). All
-changes of the batch count, also those that a later one or a TRUNCATE undoes: where batches end makes no difference.
+So a replica with a key never has two rows of one key. In: a batch's transformed changes of one table, its
+replica. Out: nothing, or KeyConflictError as PostgreSQL's conflicts insert_exists and update_exists (section
+29.8, CheckAndReportConflict() in src/backend/executor/execReplication.c). All changes of the batch count,
+also those that a later one or a TRUNCATE undoes, so it makes no difference where batches end.
 
-Only the keys are read, and of the replica only the files whose statistics allow for one of them. What decides is
-`pgsieve.decoding.changes.net_change`.
+Only the keys are read, and of the replica only the files whose statistics allow for one of them.
+`pgsieve.decoding.changes.net_change` decides.
 """
 
 from collections.abc import Iterator, Mapping
@@ -31,7 +32,7 @@ _CHANGE = ["slice", "number", "commit_lsn", "ordinal", "operation", "old", "new"
 
 
 class KeyConflictError(PgsieveError):
-    """A change of the publisher's whose key the replica has already; `conflict` is PostgreSQL's name for it.
+    """A change of the publisher whose key the replica has already; `conflict` is PostgreSQL's name for it.
 
     `key` maps its columns to their values as PostgreSQL prints them.
     """
@@ -51,10 +52,10 @@ class KeyConflictError(PgsieveError):
 
 @dataclass(frozen=True)
 class ConflictSearch:
-    """The look for a batch's first conflict: `path` is the replica, `log` its transformed changes.
+    """The search for a batch's first conflict: `path` is the replica, `log` its transformed changes.
 
-    A table without a key has no conflicts. Where another run has applied the changes meanwhile, they meet their own
-    rows: the write is then left out by its position.
+    A table without a key has no conflicts. Where another run has applied the changes meanwhile, they meet
+    their own rows: the write is then left out by its position.
     """
 
     lake: Lake
@@ -64,7 +65,7 @@ class ConflictSearch:
     pending: Pending
 
     def refuse(self, few: FewChanges | None = None) -> None:
-        """Raise KeyConflictError where there is a conflict; `few` are the changes, where they have been read."""
+        """Raise KeyConflictError where there is a conflict; `few` are the changes, if they have been read."""
         if not self._may_be:
             return
         with self._not_applied():
@@ -72,7 +73,7 @@ class ConflictSearch:
             self._refuse(self._by_spark() if changes is None else self._locally(changes))
 
     def refuse_change(self, conflict: KeyConflict | None) -> None:
-        """Raise KeyConflictError of a change that meets a row of its key; None: no change does."""
+        """Raise KeyConflictError for a change that meets a row of its key; None stands for no change."""
         if self._may_be:
             with self._not_applied():
                 self._refuse(conflict)
@@ -93,13 +94,13 @@ class ConflictSearch:
         try:
             yield
         except KeyConflictError:
-            # Read after the rows: what is not applied now was not when they were read.
+            # Read after the rows: changes that are not applied now were not applied when the rows were read.
             if (self.lake.records.position(self.path) or 0) < self.pending.ends[0]:
                 raise
 
     @property
     def _other_key_until(self) -> int:
-        """Up to which LSN changes may be of a former key: rows may have been equal in the present one then."""
+        """The LSN up to which changes may be of a former key: rows may have been equal in the present one then."""
         former = self.definition.former
         return former.until if former and former.key != self.definition.key_numbers else 0
 
@@ -115,7 +116,7 @@ class ConflictSearch:
         return None if rows is None else FewChanges(rows, committer.local)
 
     def _locally(self, few: FewChanges) -> KeyConflict | None:
-        """The first conflict of few changes, by those keys of the replica that matter."""
+        """The first conflict of few changes, by the replica's keys that matter."""
         key, rows = self.definition.key, few.rows["new"].type
         of_key = pa.schema([rows.field(rows.get_field_index(name)) for name in key])
         keyed = keyed_changes([few.rows], of_key, (), self.pending.ends, self.pending.since)

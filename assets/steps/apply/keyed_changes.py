@@ -1,7 +1,8 @@
 """The changes of a batch by their keys: files of the change history -> `KeyedChanges`.
 
-In: Parquet files, of which only keys, operations and places are read. Out: the changes in their order, as `net_change` takes
-them. All reductions go over whole columns, so that Python runs nothing per change. Raises what Arrow does.
+In: Parquet files; only keys, operations and places are read of them. Out: the changes in their order, in the
+form of `net_change`. All reductions work on whole columns, so Python runs nothing per change. Raises Arrow's
+errors.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -38,7 +39,11 @@ _TURN = 56
 
 @dataclass(frozen=True)
 class KeyConflict:
-    """A change that meets a row of its key: an INSERT or an UPDATE, its key (a row), when it committed, and the first change did."""
+    """A change that meets a row of its key.
+
+    It is an INSERT or an UPDATE. `key` is its key (a row), `commit_lsn` its commit, and `first_lsn` the first
+    change's commit.
+    """
 
     inserts: bool
     key: pa.Table
@@ -67,7 +72,7 @@ class KeyedChanges:
 
     @property
     def effective(self) -> int:
-        """How many changes come before the last TRUNCATE: of these no row is left."""
+        """How many changes come before the last TRUNCATE: none of their rows is left."""
         return self.truncates[-1] if self.truncates else 0
 
     @property
@@ -121,7 +126,10 @@ def places_of(changes: pa.Table, slices: Sequence[int]) -> Numbers:
 
 @dataclass(frozen=True)
 class _Part:
-    """The changes of a file. `keys` are those of INSERTs, UPDATEs and DELETEs, `moved` the former ones of the UPDATEs `moves`."""
+    """The changes of a file.
+
+    `keys` are those of INSERTs, UPDATEs and DELETEs, `moved` the former ones of the UPDATEs `moves`.
+    """
 
     places: Numbers
     commit_lsns: Numbers
@@ -175,7 +183,7 @@ def keyed_changes(
     operations = np.concatenate([part.operations for part in parts])
     new, old = np.where(operations == DELETE, NONE, numbers[:count]), np.full(count, NONE, np.int64)
     old[operations == DELETE] = numbers[:count][operations == DELETE]
-    # Under REPLICA IDENTITY FULL an UPDATE has the old key also where it stays.
+    # Under REPLICA IDENTITY FULL an UPDATE also has the old key where it did not change.
     differs = numbers[count:] != new[moves]
     old[moves[differs]] = numbers[count:][differs]
     sent = [np.concatenate([part.sent[n] for part in parts]) for n in range(len(unsent))]

@@ -1,7 +1,8 @@
-"""The changes of a batch that Spark reads: their keys as `KeyedChanges`, and rows of the net change as a frame.
+"""The changes of a batch that Spark reads: their keys as `KeyedChanges`, and rows of the net change as a DataFrame.
 
-In: the change history and the replica, where only Spark reads them. Out: the keys, of which the driver decides what becomes
-(`pgsieve.decoding.changes.net_change`), and a frame with the source of a MERGE. Raises what Spark does.
+In: the change history and the replica, where only Spark can read them. Out: the keys, whose outcome the
+driver computes (`pgsieve.decoding.changes.net_change`), and a DataFrame with the source of a MERGE. Raises
+Spark's errors.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,9 +26,9 @@ from pgsieve.resources.lake.delta.records import quoted
 from pgsieve.resources.lake.executors import spark_schema
 from pgsieve.resources.lake.lake import Lake
 
-#: Up to so many changes in a batch, what becomes of their keys is sent to every executor.
+#: Up to this many changes in a batch, the outcome of their keys is sent to every executor.
 BROADCAST_ROWS = 4_000_000
-#: Types whose bounds Spark can be asked for by literals: with them it leaves files out.
+#: Types whose bounds can be given to Spark as literals: with them it skips files.
 _LITERAL = {"tinyint", "smallint", "int", "bigint", "string"}
 
 
@@ -42,7 +43,7 @@ class SparkChanges:
     pending: Pending
 
     def _stored(self) -> DataFrame:
-        """The changes, but those that a later copy has: a slice may have been transformed for an older one."""
+        """The changes, without those that a later copy has: a slice may have been transformed for an older one."""
         rows = self.lake.slices_of(self.log, self.pending.ends, every=True)
         return rows.where(F.col("commit_lsn") >= self.pending.since)
 
@@ -99,7 +100,7 @@ class SparkChanges:
         return held
 
     def rows_at(self, side: str, places: Numbers, times: Numbers) -> DataFrame:
-        """The rows (`row`) of some changes before or after them, so many times each."""
+        """The rows (`row`) of some changes before or after them, each repeated as `times` says."""
         names = self.definition.names
         wanted = self.lake.spark.createDataFrame(pa.table({"wanted": places, "times": times}))
         row = F.struct(*(field(side, name).alias(name) for name in names)).alias("row")

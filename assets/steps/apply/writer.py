@@ -24,7 +24,7 @@ from pgsieve.resources.lake.policy import column_mapping
 
 @dataclass(frozen=True)
 class ReplicaWriter:
-    """Brings the net change of a batch into one replica table, in one commit."""
+    """Writes the net change of a batch to one replica table, in one commit."""
 
     lake: Lake
     path: str
@@ -32,7 +32,7 @@ class ReplicaWriter:
     pending: Pending
     end: int
     size: int
-    #: Where the batch has not been looked through for conflicts.
+    #: Where the batch has not been searched for conflicts.
     search: ConflictSearch | None
 
     def keyed(self, changes: SparkChanges) -> Applied:
@@ -69,7 +69,7 @@ class ReplicaWriter:
         went, came = int(net.going.sum()), len(net.coming)
         if not went:
             return self._append(come.select("row.*"), came, net.missing)
-        # All rows equal to one that goes are deleted, and those that stay put back.
+        # All rows equal to a deleted one are deleted, and the remaining ones are inserted again.
         going = np.flatnonzero(net.going)
         places, stay = digested.places_of_old(going), (became.held - net.going)[going]
         gone = changes.rows_at("old", places, np.ones(len(places), np.int64))
@@ -91,7 +91,7 @@ class ReplicaWriter:
 
     @property
     def _base(self) -> int:
-        """The replica's version that the batch was planned from: it is written to no other."""
+        """The replica's version from which the batch was planned: it is written to no other."""
         return self.pending.standing.version
 
     def _applied(self, **counts: int) -> Applied:

@@ -1,8 +1,9 @@
-"""One table on both sides at one LSN: which of its segments differ, and on which rows.
+"""Compares one table on both sides at one LSN: which of its segments differ, and in which rows.
 
-The server sums up the hashes of the rows that it selects at the snapshot, pgsieve those of the replica, both segment
-by segment. Only the rows of segments that differ are read and compared, value by value. Small tables are compared at
-once, and so is all where the server hashes in another way (a big-endian one).
+The server adds up the hashes of the rows that it selects at the snapshot, pgsieve those of the replica, both
+segment by segment. Only the rows of segments that differ are read and compared, value by value. Small tables
+are compared directly, and so are all tables where the server's hashes differ from pgsieve's (on a big-endian
+machine).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,15 +36,15 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.sessions import Conninfo
 from pgsieve.resources.postgres.snapshot import Chunks, Snapshot, read_chunk
 
-#: At most so many differing rows are told.
+#: At most this many differing rows are reported.
 SAMPLE = 10
-#: Connections that have the server sum up hashes at the same time.
+#: Sessions in which the server computes checksums at the same time.
 CONNECTIONS = 4
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The rows of both sides, how many rows differ, and some that do (`pgsieve.assets.steps.checks.difference`)."""
+    """The numbers of rows on both sides, how many rows differ, and a sample (`pgsieve.assets.steps.checks.difference`)."""
 
     publisher_rows: int
     replica_rows: int
@@ -87,14 +88,14 @@ class Sides:
         return Difference(*rows, within.rows, within.sample)
 
     def differing(self) -> Chosen | None:
-        """The segments that differ; None where they cannot be told apart."""
+        """The segments that differ; None where rows are compared directly."""
         if self.row_hash is None:
             return None
         publisher, replica = self._checksums(self.row_hash)
         return Chosen(self.row_hash, publisher.differing(replica))
 
     def _checksums(self, row_hash: RowHash) -> tuple[Checksums, Checksums]:
-        """The checksums of the publisher and the replica, computed side by side."""
+        """The checksums of the publisher and the replica, computed in parallel."""
         queries = [checksums_query(q) for q in self.chunks([_hash_column(row_hash)]).queries]
         publisher = Checksums()
         with ThreadPoolExecutor(CONNECTIONS) as pool:
@@ -106,7 +107,7 @@ class Sides:
         return publisher, replica
 
     def frames(self, chosen: Chosen | None) -> tuple[DataFrame, DataFrame]:
-        """The rows of both sides, in chosen segments or all, as Spark reads them."""
+        """The rows of both sides, in chosen segments or all, as Spark DataFrames."""
         replica = self._replica()
         expected = copied_rows(
             self.lake.spark, self.conninfo, self.snapshot.name, self._queries(chosen), self.columns
@@ -159,7 +160,7 @@ class Sides:
         return Difference(replica_rows + int(counts["surplus"]), replica_rows, int(counts["rows"]), sample)
 
     def _few(self, local: LocalRecords, chosen: Chosen | None) -> Difference:
-        """The same of few rows, which are compared in this process."""
+        """The same for few rows, which are compared in this process."""
         schema = replica_schema(self.columns)
         batches = [
             batch
@@ -177,7 +178,7 @@ class Sides:
 
 
 def _sampled(differences: pa.Table) -> list[dict[str, Any]]:
-    """Rows with their values as PostgreSQL prints them: Python cannot hold every date."""
+    """Rows with their values as PostgreSQL prints them, as Python does not have every date."""
     counts = differences["count"].to_pylist()
     names = [name for name in differences.column_names if name != "count"]
     texts = zip(*(shown(differences[name]) for name in names), strict=True)

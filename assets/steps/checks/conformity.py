@@ -1,11 +1,11 @@
 """Row-filter conformity: no row of a replica fails its table's row filter.
 
-In: the publications, as the publisher has them now, and the replicas. Out: how many rows fail, and keys of some.
-What is claimed: a row came by the initial copy, which ORs the filters of all publications whatever they publish
-(section 29.4.5), by an INSERT or by an UPDATE, each with filters of its own (29.4.4); so it passes one of all these.
-A row that the publisher holds otherwise by now, by operations that nobody publishes, is none of this: what counts
-are the values in the replica. Where the filter was altered since the copy, rows that were there before stay, as in
-PostgreSQL: `altered` says so. Raises SourceError, or PublicationError where a publication is missing.
+In: the publications, as the publisher has them now, and the replicas. Out: how many rows fail, and keys of
+some. A row came by the initial copy, which ORs the filters of all publications whatever they publish (section
+29.4.5), by an INSERT or by an UPDATE, each with filters of its own (29.4.4). So it has to pass one of all
+these filters. The values in the replica count: the publisher may have other ones by now, through operations
+that are not published. Where the filter was altered since the copy, earlier rows stay, as in PostgreSQL, and
+`altered` is true. Raises SourceError, or PublicationError where a publication is missing.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -32,7 +32,7 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.case_mappings import with_case_mappings
 from pgsieve.resources.postgres.catalog import read_catalog
 
-#: Keys that are told of rows which fail.
+#: The number of keys reported for failing rows.
 SAMPLE = 10
 
 Filters = tuple[str, ...] | None
@@ -53,7 +53,7 @@ class TableConformity:
 
 
 def applicable_filters(subscription: Subscription, replicated: ReplicatedTable, catalog: Catalog) -> Filters:
-    """The row filters of which each row of a replica passes one; None where any row may be there."""
+    """The row filters of which each row of a replica passes one; None where any row is allowed."""
     publications = subscription.feed.publications(catalog, subscription.name)
     filters: dict[str, None] = {}
     sources = [replicated.row_filters]
@@ -118,7 +118,7 @@ def check_conformity(subscription: Subscription, lake: Lake, name: Name) -> Tabl
 def _is_altered(
     subscription: Subscription, lake: Lake, state: TableState, replicated: ReplicatedTable, filters: Filters
 ) -> bool:
-    """Whether another filter is known to have been there since the copy."""
+    """Whether another filter is known to have applied since the copy."""
     published = state.definition.published if state.definition else None
     if published is None or published.row_filters != replicated.row_filters:
         return True
@@ -160,7 +160,7 @@ def _evaluated(
     return TableConformity(count, failing, tuple(keys[:SAMPLE]))
 
 
-#: Of some rows: how many there are, how many fail, and keys of some that do.
+#: The number of rows, the number that fail, and keys of some that do.
 _EXAMINED = pa.schema({"rows": pa.int64(), "failing": pa.int64(), "keys": pa.list_(pa.string())})
 _EXAMINED_DDL = "rows bigint, failing bigint, keys array<string>"
 
@@ -168,7 +168,7 @@ _EXAMINED_DDL = "rows bigint, failing bigint, keys array<string>"
 def _examined(
     batches: Iterable[pa.RecordBatch], schema: pa.Schema, filters: Sequence[RowFilter], key: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """Look for rows that pass none of the filters; yields a row (`_EXAMINED`) a batch."""
+    """Search for rows that pass none of the filters; yields a row (`_EXAMINED`) per batch."""
     passes = condition(*(row_filter.tree for row_filter in filters))
     for batch in batches:
         rows = batch.select(schema.names).cast(schema)

@@ -1,8 +1,8 @@
-"""Subscriber consistency: the replica is what the publisher's filtered table holds at the same LSN.
+"""Subscriber consistency: the replica equals the publisher's filtered table at the same LSN.
 
-A snapshot is exported at an LSN, the subscription is brought up to just that LSN, and the rows that the publisher
-selects at the snapshot are compared with the replica's (`pgsieve.assets.steps.checks.comparison`), while writes go on. Keys of
-differing rows are told, other values are not.
+A snapshot is exported at an LSN, the subscription is brought up to exactly that LSN, and the rows that the
+publisher selects at the snapshot are compared with the replica's (`pgsieve.assets.steps.checks.comparison`),
+while writes continue. Keys of differing rows are reported, other values are not.
 """
 
 import secrets
@@ -58,11 +58,11 @@ class TableConsistency:
 
     @property
     def equal(self) -> bool:
-        """Whether the replica holds just the publisher's rows."""
+        """Whether the replica has exactly the publisher's rows."""
         return self.problem is None and self.differing == 0
 
 
-#: How often tables are compared that are altered meanwhile.
+#: How often tables are compared again that are altered meanwhile.
 ATTEMPTS = 3
 ALTERED = "its columns changed on the publisher; run again to copy it"
 HIDDEN = (
@@ -115,7 +115,7 @@ class Moment:
 
     @contextmanager
     def refusing(self, name: Name, doing: str) -> Iterator[None]:
-        """Name the table where one of the sides cannot be read, or the replica not be written."""
+        """Name the table where one of the sides cannot be read, or the replica cannot be written."""
         qualified = self.tables[name].table.qualified
         with (
             self.lake.access.refusing(qualified),
@@ -135,7 +135,7 @@ class Moment:
             raise OverrunError(path)
 
         def beside(size: int) -> int:
-            # Sessions of this process ask the publisher, unless Spark reads both sides.
+            # Sessions of this process query the publisher, unless Spark reads both sides.
             policy = self.lake.policy
             return policy.parts_beside(size) if policy.reader(path) is None else CONNECTIONS
 
@@ -157,10 +157,10 @@ class Moment:
 
 @contextmanager
 def at_one_lsn(subscription: Subscription, lake: Lake, log: Log) -> Iterator[Moment]:
-    """Export a snapshot, bring the subscription up to its LSN, and hold it."""
+    """Export a snapshot, bring the subscription up to its LSN, and keep both for the block."""
     feed = subscription.feed
     feed.source.check_ready()
-    # Another seed each time: a difference that one check could overlook is none for the next.
+    # Another seed each time: a difference that one check misses is found by the next.
     seed = secrets.randbits(64)
     with feed.source.connect() as connection, ExitStack() as stack:
         catalog = feed.with_defined(read_catalog(connection))
@@ -191,8 +191,8 @@ def check_consistency(
 ) -> list[TableConsistency]:
     """Compare replica tables (all, or `only` some) with the publisher at one LSN.
 
-    A table that is altered or rewritten while it is compared is compared again, at a later LSN. `warn` hears of partitions whose changes
-    are not sent.
+    A table that is altered or rewritten while it is compared is compared again, at a later LSN. `warn`
+    receives warnings of partitions whose changes are not sent.
     """
     results: dict[Name, TableConsistency] = {}
     warnings: dict[str, None] = {}
@@ -216,7 +216,7 @@ def check_consistency(
 
 
 def while_altered(step: Callable[[Names], Collection[Name]], names: Names) -> None:
-    """Do a step for some tables, and again for those that it returns, as they were altered while it read them."""
+    """Run a step for some tables, and again for those that it returns because they were altered meanwhile."""
     for _ in range(ATTEMPTS):
         names = step(names)
         if not names:

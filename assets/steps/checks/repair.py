@@ -34,9 +34,10 @@ from pgsieve.resources.lake.lake import Lake
 
 @dataclass(frozen=True)
 class Repaired:
-    """What was done to one replica: rows written and rows taken out, and its Delta version.
+    """The result for one replica: rows written and rows deleted, and its Delta version.
 
-    The version is None where the replica is beyond the LSN, or was put back by somebody meanwhile. `problem` says why nothing was done.
+    The version is None where the replica is beyond the LSN, or was put back meanwhile. `problem` says why
+    nothing was done.
     """
 
     schema: str
@@ -49,7 +50,7 @@ class Repaired:
 
 
 def repair(subscription: Subscription, lake: Lake, names: Collection[Name], log: Log) -> list[Repaired]:
-    """Make the named replicas equal to the publisher's tables at one LSN; unknown names are problems, too.
+    """Make the named replicas equal to the publisher's tables at one LSN; unknown names are problems too.
 
     A table that is altered or rewritten while it is read is repaired at a later LSN.
     """
@@ -80,12 +81,13 @@ def _repaired(moment: Moment, name: Name, log: Log) -> Repaired:
     with moment.refusing(name, "repair"):
         sides = moment.sides(name)
         net = _net(sides)
-        # Looked at after the rows were read, and before they are written: what was read as empty stays.
+        # Checked after the rows were read, and before they are written: rows of a table that was read as
+        # empty stay.
         if net is not None and moment.rewritten([name]):
             return Repaired(*name, lsn, problem=REWRITTEN)
         inserted, deleted = (0, 0) if net is None else _merged(sides, net, lsn)
         standing = lake.records.standing(sides.path)
-        # A cut of a version that follows a RESTORE would hide that: what was compared is gone.
+        # A cut of a version that follows a RESTORE would hide the RESTORE: the compared version is gone.
         is_known = standing.version == sides.version or not lake.records.is_restored(
             sides.path, sides.version
         )
@@ -94,7 +96,7 @@ def _repaired(moment: Moment, name: Name, log: Log) -> Repaired:
 
 
 def _net(sides: Sides) -> DataFrame | None:
-    """The rows that one side has oftener; None where there is none."""
+    """The rows that one side has more often; None where there is none."""
     chosen = sides.differing()
     if chosen is not None and not chosen.segments.any():
         return None

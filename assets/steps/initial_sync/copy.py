@@ -1,9 +1,9 @@
 """Initial row-filtered sync: tables -> replicas, a batch of tables at one exported snapshot.
 
-The slot and capture exist before the snapshot, whose LSN each replica's commit holds; changes before it are
-dropped for that table, later ones applied (section 29.4.5 for what is copied). A table copied again is
-replaced in one commit, and no other table notices. What is copied stays so: the state that precedes the copy says of
-which snapshot it is, and with the replica's commit it is complete.
+The slot and capture exist before the snapshot. Each replica's commit has the snapshot's LSN; changes before
+it are dropped for that table, later ones applied (section 29.4.5 for what is copied). A table copied again is
+replaced in one commit, and no other table is affected. A finished copy is not repeated after a crash: the
+state before the copy names its snapshot, and with the replica's commit the copy is complete.
 """
 
 import time
@@ -57,12 +57,13 @@ from pgsieve.resources.postgres.snapshot import (
 )
 from pgsieve.resources.postgres.source import quote
 
-#: So much is copied at one snapshot, which holds back the publisher's vacuum (a table is never divided).
+#: This much is copied at one snapshot, which holds back the publisher's vacuum (a table is never divided).
 BATCH_TABLES, BATCH_BYTES = 64, 16 * 1024**3
-#: How often tables that a passing fault met are copied again without any that succeeds; the first pause, doubled each time.
+#: How often tables that met a passing fault are copied again without any success; the first pause, doubled
+#: each time.
 _ATTEMPTS, _PAUSE_SECONDS = 5, 1.0
 _LOOK_SECONDS = 0.1
-#: From this size on a line of progress tells it.
+#: From this size on a line of progress has the size.
 _TOLD_BYTES = 1024**2
 #: The tables that are read at the same time.
 _READERS = 4
@@ -71,9 +72,10 @@ _READERS = 4
 def tables_to_copy(subscription: Subscription, lake: Lake, warn: Log = quiet) -> list[Name]:
     """The published tables that have no replica yet, or whose definition the replica cannot follow in place.
 
-    Tables that are not published any more are marked so; tables set aside stay so until copied on demand; those that
-    cannot be replicated as they are published now wait, as do those that the role may not read. `warn` hears of partitions whose changes
-    are not sent. Raises what stands in the way of all of them.
+    Tables that are not published any more are marked so. Tables set aside stay so until a copy is requested.
+    Tables that cannot be replicated as they are published now wait, as do those that the role may not read.
+    `warn` receives warnings of partitions whose changes are not sent. Raises problems that concern all of
+    them.
     """
     with subscription.feed.source.connect() as connection:
         catalog = sound_catalog(connection, subscription, present_catalog(connection))
@@ -129,15 +131,17 @@ def copy_batches(
     lacking: bool = False,
     seconds: float = PATIENT_SECONDS,
 ) -> list[Copied]:
-    """Copy tables, given with their bytes, a batch of them at one new snapshot; a table that fails is set aside.
+    """Copy tables, given with their bytes, a batch of them at one new snapshot.
 
-    The feed's slot is ready. `between` is called after each batch, with whether there are more. `lacking` leaves out
-    those that need no copy any more, now that it is this process's turn. What another process copies meanwhile is not
-    copied again.
+    A table that fails is set aside.
 
-    What an earlier run has copied, and died before it called that ready, is ready now. A fault that passes sets no
-    table aside: the tables that it met are copied again, at another snapshot; they stay to be copied where that goes on,
-    and the fault is raised. With `disable_on_error` a table's own error disables the subscription instead.
+    The feed's slot is ready. `between` is called after each batch, with whether there are more. `lacking`
+    leaves out tables that need no copy any more, now that it is this process's turn. Tables that another
+    process copies meanwhile are not copied again.
+
+    A table that an earlier run copied, before it died, is made ready now. A passing fault sets no table
+    aside: its tables are copied again, at another snapshot. If it persists, they stay to be copied, and the
+    fault is raised. With `disable_on_error` a table's own error disables the subscription instead.
     """
     waiting = sorted(sizes, key=lambda name: sizes[name])
     with subscription.feed.source.exclusively(subscription.name):
@@ -181,7 +185,7 @@ def copy_batches(
 
 
 def _former(former_states: Mapping[Name, TableState], name: Name) -> Definition | None:
-    """What the table's replica was made of before."""
+    """The former definition of the table's replica."""
     return former_states[name].definition if name in former_states else None
 
 
@@ -220,7 +224,7 @@ def _given_up(subscription: Subscription, waiting: Sequence[Name], fault: Pgsiev
 
 
 def _next_batch(waiting: Sequence[Name], sizes: Mapping[Name, int]) -> list[Name]:
-    """The tables that are copied at one snapshot, which makes the publisher keep dead rows meanwhile."""
+    """The tables that are copied at one snapshot, during which the publisher keeps dead rows."""
     total = list(accumulate(sizes[name] for name in waiting))
     return [name for name, bytes_ in zip(waiting, total, strict=True) if bytes_ <= BATCH_BYTES][
         :BATCH_TABLES
@@ -229,7 +233,7 @@ def _next_batch(waiting: Sequence[Name], sizes: Mapping[Name, int]) -> list[Name
 
 @dataclass(frozen=True)
 class _Batch:
-    """What became of a batch: tables copied, and those that a fault met which passes."""
+    """The result of a batch: tables copied, and those that met a passing fault."""
 
     copied: list[Copied]
     again: list[Name]
@@ -245,7 +249,7 @@ def _copied_alone(
     log: Log,
     seconds: float,
 ) -> _Batch:
-    """Copy some tables alone: what is transformed meanwhile leaves them out, and they would lack it afterwards.
+    """Copy some tables alone: changes that are transformed meanwhile leave them out, and would be missing afterwards.
 
     Those that another process has made ready `since` this one began are left out.
     """
@@ -268,9 +272,9 @@ def _copied_alone(
 def _copy_batch(
     subscription: Subscription, lake: Lake, names: Sequence[Name], progress: str, log: Log, seconds: float
 ) -> _Batch:
-    """Copy some tables at one new snapshot, several at a time, and call them ready.
+    """Copy some tables at one new snapshot, several at a time, and make them ready.
 
-    Their states announce the snapshot first: a replica that holds it is complete, whenever that is found.
+    Their states announce the snapshot first: a replica that has it is complete, whenever that is found.
     """
     feed = subscription.feed
     former_states = TableStates(lake, subscription.name).newest()
@@ -278,7 +282,7 @@ def _copy_batch(
     copied: list[Copied] = []
     faults: dict[Name, PgsieveError] = {}
     published: list[Name] = list(names)
-    # Each that reads has a session of the publisher's, of which a role may have few; what is written waits for the lake.
+    # Each reader has a session on the publisher, of which a role may have few; writers wait for the lake.
     reading = Semaphore(_READERS)
 
     def one(table: PlannedTable) -> None:
@@ -343,12 +347,13 @@ def _copy_batch(
                 try:
                     for each in copying:
                         each.result()
-                except BaseException:  # An interruption, too: a large table would be copied to its end.
+                # Also at an interruption: a large table would otherwise be copied to its end.
+                except BaseException:
                     under_way = [each for each in copying if not each.cancel()]
                     while wait(under_way, _LOOK_SECONDS).not_done:
                         lake.executors.stop()
                     raise
-        # On a connection of its own: one from before the copy has been idle for as long as that took.
+        # On a new connection: an earlier one has been idle for as long as the copy took.
         with feed.source.connect() as connection:
             after = feed.with_defined(read_catalog(connection))
     except SnapshotAwaitedError:

@@ -1,6 +1,6 @@
-"""Room for a copy where the replica is damaged: its log is taken away, and the cuts that would name other rows.
+"""Makes room for a copy of a damaged replica: removes its unreadable log, and cuts that would name other rows.
 
-And where others have made it refuse rows: what they had it ask of rows goes.
+It also removes constraints that others have added to the replica, which would refuse rows.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from pgsieve.resources.lake.maintenance import maintenance
 
 @dataclass(frozen=True)
 class Damage:
-    """What is in the way of a copy: logs that cannot be read, whether there are cuts of versions to come, and a replica that refuses rows."""
+    """What obstructs a copy: unreadable logs, cuts that name later versions, and a replica that refuses rows."""
 
     logs: tuple[str, ...] = ()
     of_cuts: bool = False
@@ -46,7 +46,7 @@ def damage_of(subscription: str, lake: Lake, name: Name, generation: int) -> Dam
 def make_room(subscription: str, lake: Lake, damage: Damage) -> None:
     """Let a copy replace a damaged replica; its data files stay until they are vacuumed.
 
-    Raises LakeError where a log cannot be taken away.
+    Raises LakeError where a log cannot be removed.
     """
     if damage.refusing is not None:
         again_after_conflict(lake.take_any_row)(damage.refusing)
@@ -63,5 +63,5 @@ def _version(lake: Lake, path: str) -> int | None:
     try:
         return lake.records.version(path) if lake.records.exists(path) else -1
     except LakeError as error:
-        reason(lake, error)  # Raises where it is the lake that fails.
+        reason(lake, error)  # Raises where the lake itself fails.
         return None

@@ -1,4 +1,6 @@
-"""The copy of one table: its chunks, read at an exported snapshot -> its replica, replaced in one commit at the snapshot's LSN.
+"""The copy of one table: its chunks, read at an exported snapshot -> its replica, replaced in one commit.
+
+The commit has the snapshot's LSN.
 
 In: a planned table and the snapshot. Out: `Copied`, with the problem where the table's own data or replica fails. Raises
 what passes by itself, and what is the lake's fault.
@@ -58,7 +60,7 @@ from pgsieve.resources.postgres.source import quote
 from pgsieve.resources.postgres.wal import current_lsn
 from pgsieve.resources.work import DRIVER, called, note
 
-#: So often a copy says how far it is.
+#: How often a copy reports its progress.
 TELL_SECONDS = 30.0
 
 
@@ -75,7 +77,7 @@ class Copied:
     row_filter: str | None
     columns: tuple[tuple[str, str], ...]
     problem: str | None = None
-    #: Another process has copied the table later, or applies to it: its state is that one's.
+    #: Another process has copied the table later, or applies to it: its state is from that process.
     overrun: bool = False
     #: The transactions that the table's snapshot waits for, by their ids.
     awaits: tuple[str, ...] = ()
@@ -83,7 +85,7 @@ class Copied:
 
 @dataclass(frozen=True)
 class PlannedTable:
-    """A table to copy, in chunks, and the generation of the change history that goes on after it."""
+    """A table to copy, in chunks, and the generation of the change history that continues after it."""
 
     replicated: ReplicatedTable
     chunks: Chunks
@@ -91,14 +93,14 @@ class PlannedTable:
 
 
 class Progress:
-    """How far the copy of one table is, told at most every half minute."""
+    """Reports the progress of one table's copy, at most every half minute."""
 
     def __init__(self, table: str, parts: int, size: int, log: Log) -> None:
         self._table, self._parts, self._size, self._log = table, parts, size, log
         self._told = time.monotonic()
 
     def hear(self, done: int) -> None:
-        """So many parts are copied."""
+        """Record the number of copied parts."""
         if done < self._parts and time.monotonic() - self._told >= TELL_SECONDS:
             self._told = time.monotonic()
             self._log(
@@ -162,7 +164,7 @@ def copy_table(
                         progress,
                         reading,
                     )
-                # A table that was there before kept its own.
+                # A table that existed before kept its own.
                 if properties:
                     again_after_conflict(lake.set_properties)(path, properties)
             reach(Failpoint.TABLE_COPIED)
@@ -191,7 +193,10 @@ def copy_table(
 
 
 def _of_reading(replicated: ReplicatedTable, error: PgsieveError) -> PgsieveError:
-    """The error of a row that the server does not read, with what it was asked for and what to do; any other as it is."""
+    """The error of a row that the server cannot read, with the expression and the remedy.
+
+    Any other error as it is.
+    """
     kind = error.kind if isinstance(error, ExecutorError) else type(error).__name__
     if kind != SourceError.__name__ or error.hint:
         return error
@@ -205,7 +210,7 @@ def _of_reading(replicated: ReplicatedTable, error: PgsieveError) -> PgsieveErro
 
 
 def is_beyond(lake: Lake, path: str, lsn: int) -> bool:
-    """Whether a replica holds more than what committed before an LSN."""
+    """Whether a replica has more than what committed before an LSN."""
     return (lake.records.position(path) or 0) > lsn
 
 
@@ -217,9 +222,11 @@ def _committer(
     size: int,
     columns: Sequence[ReplicaColumn],
 ) -> Committer:
-    """Who writes the copy, once there is room for it; raises OverrunError and PgsieveError where it is not to be written.
+    """The committer of the copy, once there is room for it.
 
-    What is looked at here is of one moment: who has written since then is found by the copy's commit.
+    Raises OverrunError and PgsieveError where it must not be written.
+
+    The checks here are of one moment: the copy's commit finds later writes.
     """
     table, schema = planned.replicated.table, replica_schema(columns)
     name = table.schema, table.name
@@ -263,7 +270,7 @@ def _refuse_later(
 
 
 def _check_names(columns: Sequence[ReplicaColumn]) -> None:
-    """Raise LakeError for what no Delta table can have: no columns, or two whose names differ in case alone."""
+    """Raise LakeError for columns that no Delta table can have: none, or two whose names differ only in case."""
     if not columns:
         raise LakeError(
             "no column is published, and a Delta table has at least one", hint="publish a column of the table"

@@ -59,7 +59,7 @@ def is_announced(state: TableState | None) -> bool:
 def settle(
     subscription: Subscription, lake: Lake, names: Collection[Name], catalog: Catalog, log: Log
 ) -> set[Name]:
-    """Call ready what an earlier run has copied: the replica holds the snapshot that its state announced."""
+    """Make tables ready that an earlier run has copied: the replica has the snapshot that its state announced."""
     states = TableStates(lake, subscription.name).newest()
     paths = {n: lake.paths.replica(subscription.name, *n) for n in names if is_announced(states.get(n))}
     with lake.one_moment(*paths.values()):
@@ -77,21 +77,24 @@ def settle(
 
 
 def _holds(lake: Lake, path: str, lsn: int) -> bool:
-    """Whether a replica is at an LSN; one that cannot be read is made again."""
+    """Whether a replica is at an LSN; an unreadable one is made again."""
     try:
         return lake.records.position(path) == lsn
     except LakeError as error:
-        reason(lake, error)  # Raises where it is the lake that fails.
+        reason(lake, error)  # Raises where the lake itself fails.
         return False
 
 
 def state_after(
     subscription: Subscription, announced: Mapping[Name, TableState], copied: Copied, after: Catalog
 ) -> TableState:
-    """The state after a copy; a table that was rewritten meanwhile may have been read as empty (section 13.6)."""
+    """The state after a copy.
+
+    A table that was rewritten meanwhile may have been read as empty (section 13.6).
+    """
     name = (copied.schema, copied.table)
     if copied.problem:
-        if subscription.disable_on_error:  # It copies the table when it goes on.
+        if subscription.disable_on_error:  # That process copies the table when it continues.
             return TableState(*name, SyncState.INITIALIZE, reason=copied.problem)
         return TableState(*name, SyncState.INITIALIZE).with_problem(subscription.name, copied.problem)
     state = announced[name]

@@ -1,7 +1,7 @@
 """Initial copy: chunk queries -> rows, read by the executors at the exported snapshot.
 
-Each part of the work runs one query. Its Arrow batches go into a file, or to the JVM, as they come, so nobody ever holds
-a chunk.
+Each part of the work runs one query. Its Arrow batches go into a file, or to the JVM, as they come, so a
+chunk is never in memory as a whole.
 """
 
 import time
@@ -69,9 +69,11 @@ def copied_files(
     size: int,
     hear: Hear | None = None,
 ) -> pa.Table:
-    """The same rows written into files of about `size` bytes of the replica's folder by the executors; one row (`WRITTEN`) a file.
+    """The same rows, written by the executors into files of about `size` bytes of the replica's folder.
 
-    `hear` is called with the number of queries that are done.
+    One row (`WRITTEN`) per file.
+
+    `hear` is called with the number of finished queries.
     """
     statements, schema = list(queries), replica_schema(columns)
 
@@ -80,7 +82,7 @@ def copied_files(
             yield from write_files(folder, schema, guard(batches), store=store, size=size)
 
     def copy(number: int, guard: Guard) -> list[pa.RecordBatch]:
-        # What an interrupted reading has written is in no commit.
+        # No commit has the files of an interrupted reading.
         return read_again(partial(written, statements[number], guard))
 
     return executors.written(copy, len(statements), hear)
@@ -118,7 +120,7 @@ def copied_batches(
 
 
 def _key(row: pa.RecordBatch, columns: Sequence[ReplicaColumn]) -> dict[str, str]:
-    """The key of one row; nothing where that is what cannot be converted."""
+    """The key of one row; empty where the key itself cannot be converted."""
     key = {c.name: (row.column(i), c) for i, c in enumerate(columns) if c.is_key}
     with suppress(ValueNotRepresentableError):
         return {name: shown(from_copy(value, c.type, name))[0] for name, (value, c) in key.items()}

@@ -1,7 +1,7 @@
-"""pgsieve's own tables that have lost their log or files: taken away, so that they are made again, and what they told of is copied.
+"""Removes damaged tables of pgsieve's own, so that they are made again, and copies what they recorded.
 
-In: a subscription. Out: the paths of the tables. Raises LakeError where only Spark reaches the lake: then somebody has to
-remove the folder. The change log is not among them: it is replaced with its slot.
+In: a subscription. Out: the paths of the tables. Raises LakeError where only Spark reaches the lake: then the
+user has to remove the folder. The change log is not among them: it is replaced with its slot.
 """
 
 from pgsieve.assets.steps.records.cuts import Cuts
@@ -20,7 +20,9 @@ from pgsieve.resources.lake.lake import Lake
 
 
 def replace_damaged_records(subscription: Subscription, lake: Lake) -> list[str]:
-    """Take away those of a subscription and its feed that cannot be read, and have all that was copied by them copied again.
+    """Remove the unreadable tables of a subscription and its feed.
+
+    All tables are copied again whose copies they recorded.
 
     Without table states nothing counts as copied. A subscription's own state is that of a new one then: enabled, and skipping nothing.
     Cuts, slices, registered names and sequences are begun anew, and nothing is copied for them.
@@ -43,7 +45,7 @@ def replace_damaged_records(subscription: Subscription, lake: Lake) -> list[str]
             damaged.append(states)
         if states in damaged:
             lake.remove_log(states)
-        # Before the rest is taken away: a process that is killed in between finds the damage again.
+        # Before the others are removed: after a kill in between, the next process finds the damage again.
         if not set(feeds).isdisjoint(damaged):
             forget_copies(lake, feed.subscriptions)
         elif transformed in damaged:
@@ -57,7 +59,7 @@ def replace_damaged_records(subscription: Subscription, lake: Lake) -> list[str]
 
 
 def _is_put_back(lake: Lake, subscription: str) -> bool:
-    """Whether the table states are from before the newest cut, which tells of later ones."""
+    """Whether the table states are older than the newest cut, which records later ones."""
     cuts = Cuts(lake, subscription)
     if _is_damaged(lake, cuts.path) or (cut := cuts.last()) is None:
         return False

@@ -1,8 +1,9 @@
-"""Dropping a subscription: what pgsieve made for it on the server, and what the lake says of its progress.
+"""Drops a subscription: what pgsieve made for it on the server, and its progress in the lake.
 
-In: a subscription, and the other subscriptions of its feed that are in use. Out: nothing of it on the server; its
-tables in the lake stay unless asked. The server comes first: killed in between, it can be repeated. Raises
-SourceError where the server is gone or refuses, OtherClusterError and OtherDatabaseError where it is another one.
+In: a subscription, and the other subscriptions of its feed that are in use. Out: nothing of it is left on the
+server; its tables in the lake stay unless their deletion is requested. The server comes first: after a kill
+in between, it can be repeated. Raises SourceError where the server is gone or refuses, OtherClusterError and
+OtherDatabaseError where it is another one.
 """
 
 from collections.abc import Sequence
@@ -57,7 +58,7 @@ def in_use(lake: Lake, subscription: str) -> bool:
 def drop_subscription(
     subscription: Subscription, lake: Lake, *, leave_slot: bool, delete_tables: bool
 ) -> Dropped:
-    """Drop a subscription; nothing is left to do where that was done before.
+    """Drop a subscription; does nothing where that was done before.
 
     `leave_slot` does not ask the server (ALTER SUBSCRIPTION ... SET (slot_name = NONE)).
     """
@@ -72,7 +73,7 @@ def drop_subscription(
     if delete_tables:
         _refuse_lake_within(lake, name)
     others = tuple(s for s in feed.subscriptions if s != name and in_use(lake, s))
-    # A lake that refuses says so while the subscription is whole.
+    # A lake that refuses does so while the subscription is whole.
     if in_use(lake, name):
         lake.access.try_writing()
     done = Dropped(None, kept_for=others)
@@ -109,7 +110,7 @@ def drop_subscription(
 
 
 def _refuse_lake_within(lake: Lake, name: str) -> None:
-    """Raise PgsieveError where another lake is in the folder of a subscription, which is removed with all that it has."""
+    """Raise PgsieveError where another lake is inside the folder of a subscription, which is removed with all its contents."""
     folder = f"{lake.uri}/{name}"
     with lake.access.refusing(folder):
         has_lake = lake.store.has_folder(folder, OWN_FOLDER)
@@ -130,7 +131,7 @@ def _drop_on_server(
         altered, gone = _shrink_to(connection, rest, catalog)
         return Dropped(None, altered, gone, kept_for=tuple(others))
     slot = feed.slot if drop_slot(connection, feed.source.name, feed.slot) else None
-    # Asked first: those that are pgsieve's are known by their comments.
+    # Read first: pgsieve's own ones are recognized by their comments.
     foreign = () if feed.filtered else foreign_capture(connection, feed.capture, catalog)
     altered, gone = _shrink(connection, feed, (), catalog)
     return Dropped(slot, altered, gone, tuple(foreign))
@@ -139,7 +140,12 @@ def _drop_on_server(
 def _shrink_to(
     connection: psycopg.Connection[tuple[object, ...]], rest: Feed, catalog: Catalog
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Capture for those that stay; as before where one of them is refused now, as nobody can say what it needs."""
+    """Reduce the capture to the needs of the remaining subscriptions.
+
+    Nothing changes where one of them is refused now.
+
+    The needs of a refused subscription are unknown.
+    """
     try:
         sound, catalog = sound_part(connection, rest, catalog)
     except PgsieveError:

@@ -37,9 +37,9 @@ def copy_tables(
 ) -> list[Copied]:
     """Copy the named tables as `pgsieve.assets.steps.initial_sync.copy` does, from a slot that is ready.
 
-    `lacking` leaves out those that need no copy any more, now that it is this process's turn. Where transactions of others are open, it waits for
-    so many `seconds`, and leaves the tables to a later copy. Raises
-    SubscriptionDisabledError where the subscription is disabled, and what making the slot ready raises.
+    `lacking` leaves out tables that need no copy any more, now that it is this process's turn. Where other
+    transactions are open, it waits for this many `seconds`, and leaves the tables to a later copy. Raises
+    SubscriptionDisabledError where the subscription is disabled, and the errors of making the slot ready.
     """
     if not names:
         return []
@@ -64,7 +64,7 @@ def copy_tables(
 
 
 def _bound_wal(subscription: Subscription, lake: Lake, log: Log, *, more: bool) -> None:
-    """Say how much WAL the slot retains; between two batches it is drained where that is much."""
+    """Report how much WAL the slot retains; between two batches the slot is drained where that is much."""
     feed = subscription.feed
     try:
         with feed.source.connect() as connection:

@@ -36,15 +36,15 @@ from pgsieve.resources.postgres.errors import SourceUnreachableError
 
 #: Grace period: a reader that has just looked up a cut has this long to read its versions.
 READING = timedelta(hours=1)
-#: For how long old versions of pgsieve's own tables are kept, which nobody reads but who has just opened one.
+#: How long old versions of pgsieve's own tables are kept; only a reader that has just opened one needs them.
 RECORD_VERSIONS = timedelta(hours=2)
 
 
 @dataclass(frozen=True)
 class Retention:
-    """For how long what has been applied is kept; None is for ever, nothing as soon as it is applied.
+    """How long applied changes are kept; None is for ever, zero only until they are applied.
 
-    `versions` is for how long old versions of all tables can be read, and the cuts that name them.
+    `versions` is how long old versions of all tables, and the cuts that name them, can be read.
     """
 
     change_log: timedelta | None
@@ -54,7 +54,7 @@ class Retention:
 
 @dataclass(frozen=True)
 class MaintainedTable:
-    """What was done to one Delta table: rows deleted, and how many files fewer it has."""
+    """The result for one Delta table: rows deleted, and the decrease in files."""
 
     path: str
     rows: int
@@ -64,7 +64,7 @@ class MaintainedTable:
 def maintain_feed(
     feed: Feed, lake: Lake, subscriptions: Iterable[Subscription], retention: Retention, log: Log
 ) -> list[MaintainedTable]:
-    """Maintain the change log and what belongs to it; `subscriptions` are all that read the feed."""
+    """Maintain the change log and its records; `subscriptions` are all that read the feed."""
     with _maintaining(feed, f"slot {feed.slot}", lake, retention) as maintainer:
         change_log = ChangeLog(lake, feed).path
         applied = min((applied_up_to(lake, s) for s in subscriptions), default=0)
@@ -79,7 +79,7 @@ def maintain_feed(
             for path in (lake.paths.change_log(owner), lake.paths.slices(owner)):
                 maintainer.maintain(path, f"slice <= {upto:d}" if upto else None)
         maintainer.maintain(AlteredSlices(lake, feed).path, f"slice <= {upto:d}" if upto else None)
-        # The newest catalog of then is that of the slices which follow.
+        # The newest catalog of that time is the one for the slices which follow.
         record = Catalogs(lake, feed).path
         catalogs = [row["lsn"] for row in lake.records.rows(record) if row["lsn"] <= upto]
         maintainer.maintain(record, f"lsn < {max(catalogs):d}" if catalogs else None)
@@ -98,8 +98,8 @@ def maintain_subscription(
 ) -> list[MaintainedTable]:
     """Maintain the change history, the replicas with their cuts, and the records of a subscription.
 
-    Raises ClusteringError, once everything else is done, where a replica cannot be clustered as its layout says.
-    `only` leaves out the history and the replicas of other tables: nothing was written to them.
+    Raises ClusteringError, once everything else is done, where a replica cannot be clustered as its layout
+    says. `only` leaves out the history and the replicas of other tables: nothing was written to them.
     """
     name = subscription.name
     with _maintaining(subscription.feed, name, lake, retention) as maintainer:
@@ -136,14 +136,14 @@ def maintain_subscription(
         clusterings.save()
         since = datetime.now(UTC) - max(retention.versions - READING, timedelta())
         if _renew_cut(lake, subscription, since, newest_version(tables.values())):
-            # First nobody finds a cut any more, then its files go.
+            # The cut is removed first, so that no reader finds it, then its files.
             cuts = Cuts(lake, name).path
             maintainer.maintain(cuts, maintainer.expired_cuts(cuts, since), since=since)
             for state, path in zip(written.values(), replicas, strict=True):
-                # Of a copy that takes long, files are older than that before any version needs them.
+                # During a long copy, files become older than that before any version needs them.
                 if state.state != SyncState.DATA_SYNC:
                     maintainer.vacuum(path)
-            # What that committed is behind it, too: a run looks for nothing in a replica that is as its cut has it.
+            # Commits of maintenance are behind the cut too: a run skips a replica whose version is the cut's.
             _renew_cut(lake, subscription, since, newest_version(tables.values()))
         else:
             log(
@@ -174,9 +174,9 @@ def superseded(counting: Collection[int]) -> str | None:
 
 
 def _renew_cut(lake: Lake, subscription: Subscription, since: datetime, states: int) -> bool:
-    """Have a cut from `since` on, made of the newest one: its versions, or later ones with the same rows.
+    """Write a cut at or after `since`, made of the newest one: its versions, or later ones with the same rows.
 
-    False where that is too old and a replica has changes that are in no cut yet.
+    False where the newest cut is too old and a replica has changes that are in no cut yet.
     """
     cuts = Cuts(lake, subscription.name)
     cut = cuts.last()
@@ -184,8 +184,8 @@ def _renew_cut(lake: Lake, subscription: Subscription, since: datetime, states: 
         return True
     paths = {name: lake.paths.replica(subscription.name, *name) for name in cut.tables}
     now = datetime.now(UTC)
-    young = since <= cut.at <= now  # How old a cut of later is, nobody knows.
-    # In this order: what a run commits in between is seen by its position.
+    young = since <= cut.at <= now  # The age of a later cut is unknown.
+    # In this order: a commit of a run in between is noticed by its position.
     versions = {name: lake.records.version(path) for name, path in paths.items()}
     if any(
         (lake.records.position(path) or 0) > cut.lsn
@@ -199,7 +199,7 @@ def _renew_cut(lake: Lake, subscription: Subscription, since: datetime, states: 
 
 
 class _Maintainer:
-    """Maintains tables where they exist, and keeps account of it."""
+    """Maintains existing tables, and records the results."""
 
     def __init__(self, lake: Lake, retention: Retention) -> None:
         self._lake = lake
@@ -209,16 +209,17 @@ class _Maintainer:
         self.done: list[MaintainedTable] = []
 
     def expired(self, path: str, applied: int, kept: timedelta | None) -> int:
-        """The last slice of a table that is applied and old enough to go."""
+        """The last slice of a table that is applied and old enough to be deleted."""
         if kept is None or not self._lake.records.exists(path):
             return 0
         if kept:
             return min(applied, maintenance(self._lake, path).last_slice_before(self._now - kept))
-        # Where no slice is, none is deleted: a position without one is no gap for who has transformed nothing yet.
+        # Without a slice nothing is deleted: a position without a slice is a gap only for a reader that has
+        # transformed something.
         return max((end for end in self._lake.records.slices(path, 0) if end <= applied), default=0)
 
     def expired_cuts(self, path: str, since: datetime) -> str | None:
-        """What holds for the cuts from before `since`, and for those before them, whatever the clock said that wrote them."""
+        """A condition for the cuts from before `since`, and for earlier ones, whatever the clock of their writer said."""
         if not self._lake.records.exists(path):
             return None
         return f"at < {{since}} or lsn < {maintenance(self._lake, path).last_before(since):d}"
@@ -240,7 +241,7 @@ class _Maintainer:
         since: datetime | None = None,
         record: bool = True,
     ) -> None:
-        """Delete the rows for which a condition holds (see `TableMaintenance`), compact what is left, vacuum."""
+        """Delete the rows that fulfil a condition (see `TableMaintenance`), compact the rest, vacuum."""
         if self._lake.records.exists(path):
             self._lake.access.make_durable()
             rows = self._again(path, lambda table: table.delete(condition, since)) if condition else 0
@@ -248,15 +249,19 @@ class _Maintainer:
             self.vacuum(path, record=record)
 
     def compact(self, path: str, rows: int = 0, by: Sequence[str] = ()) -> None:
-        """Compact a table from which so many rows have been deleted; its rows are clustered by some columns."""
+        """Compact a table from which this many rows have been deleted.
+
+        Its rows are clustered by some columns.
+        """
         if self._lake.records.exists(path):
             files = self._again(path, lambda table: table.compact(by))
             self.done.append(MaintainedTable(path, rows, files))
 
     def vacuum(self, path: str, *, record: bool = False) -> None:
-        """Remove the files of versions that are old enough, of pgsieve's own records sooner."""
+        """Remove the files of versions that are old enough; for pgsieve's own records sooner."""
         if self._lake.records.exists(path):
-            # What no version needs is needed by the one that a power cut would put the table back to.
+            # A file that no version needs may be needed by the version to which a power cut would put the
+            # table back.
             self._lake.access.make_durable()
             hours = self._record_hours if record else self._hours
             self._again(path, lambda table: table.vacuum(hours))
@@ -271,9 +276,10 @@ class _Maintainer:
 
 @contextmanager
 def _maintaining(feed: Feed, what: str, lake: Lake, retention: Retention) -> Iterator[_Maintainer]:
-    """A maintainer of tables that no other process maintains at the moment: of two, one would work in vain.
+    """A maintainer of tables that no other process maintains at the moment, as the work of one of two would be wasted.
 
-    Where the source is not reached, it is done without the lock. Raises what `refuse_other_publisher` raises.
+    Where the source is not reachable, it works without the lock. Raises the errors of
+    `refuse_other_publisher`.
     """
     with ExitStack() as locked:
         with suppress(SourceUnreachableError):

@@ -1,4 +1,4 @@
-"""Names and Spark types as DDL, and what orders changes."""
+"""Names and Spark types as DDL, and the order key of changes."""
 
 from collections.abc import Iterable
 

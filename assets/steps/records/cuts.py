@@ -57,13 +57,16 @@ class Cut:
             raise damaged(path, PUT_BACK)
 
     def is_after(self, state: TableState) -> bool:
-        """Whether the cut was made when the table had this state already; clocks tell only where nothing else does."""
+        """Whether the cut was made when the table had this state already.
+
+        Clocks decide only where nothing else can.
+        """
         if self.states is None:
             return state.version < 0 and (state.at is None or state.at <= self.at)
         return state.version <= self.states
 
     def refuse_earlier(self, states: TableStates) -> None:
-        """Raise DamagedTableError where table states have not the version any more that the cut was made from."""
+        """Raise DamagedTableError where the table states are behind the version from which the cut was made."""
         records, path = states.lake.records, states.path
         if (self.states or 0) > (records.version(path) if records.exists(path) else -1):
             raise damaged(path, PUT_BACK)
@@ -71,14 +74,17 @@ class Cut:
 
 @dataclass(frozen=True)
 class Cuts:
-    """The table `_cuts` of one subscription, written by the apply, by a repair, and by maintenance, which deletes old ones."""
+    """The table `_cuts` of one subscription.
+
+    Apply and repair write it; maintenance deletes old cuts.
+    """
 
     lake: Lake
     subscription: str
 
     @property
     def path(self) -> str:
-        """Where it is."""
+        """The table's path."""
         return self.lake.paths.cuts(self.subscription)
 
     def kept(self) -> list[Cut]:
@@ -152,10 +158,10 @@ def _numbers(row: Mapping[str, Any], column: str) -> dict[Name, int]:
 def read_at_cut(
     spark: SparkSession, lake: str, subscription: str, lsn: str | None = None
 ) -> dict[str, DataFrame]:
-    """The replicas of a subscription as they were at one LSN: DataFrames by table, as in `public.orders`.
+    """The replicas of a subscription as they were at one LSN: DataFrames by table, such as `public.orders`.
 
-    `lake` is the path or URI of pgsieve.yaml. Reads the newest cut, or the newest at or before `lsn` (as PostgreSQL
-    writes it, `16/B374D848`). Raises LakeError where there is none: not yet, or not any more.
+    `lake` is the path or URI of pgsieve.yaml. Reads the newest cut, or the newest at or before `lsn` (as
+    PostgreSQL writes it, `16/B374D848`). Raises LakeError where there is no such cut yet, or not any more.
     """
     opened = Lake(lake, lambda: spark)
     return frames_at(opened, subscription, cut_before(opened, subscription, lsn))
@@ -173,7 +179,7 @@ def cut_before(lake: Lake, subscription: str, lsn: str | None = None) -> Cut:
 
 
 def frames_at(lake: Lake, subscription: str, cut: Cut) -> dict[str, DataFrame]:
-    """The replicas at a cut as Spark reads them."""
+    """The replicas at a cut as Spark DataFrames."""
     return {
         quote_qualified(*name): lake.as_of(lake.paths.replica(subscription, *name), version)
         for name, version in cut.tables.items()
@@ -181,7 +187,7 @@ def frames_at(lake: Lake, subscription: str, cut: Cut) -> dict[str, DataFrame]:
 
 
 def tables_at(lake: Lake, subscription: str, cut: Cut) -> dict[str, DeltaTable]:
-    """The replicas at a cut as delta-rs reads them; raises LakeError where it does not reach the lake."""
+    """The replicas at a cut as delta-rs tables; raises LakeError where delta-rs cannot reach the lake."""
     if lake.local is None:
         raise LakeError(
             f'the lake of subscription "{subscription}" is reached by Spark only',

@@ -1,8 +1,8 @@
-"""What went wrong with one table's changes, told without a value; and which transaction it began with.
+"""The failure of one table's changes, without a value; and the transaction that caused it.
 
-In: the error of a step, and a way to try the transformation up to a transaction. Out: a reason for the table's
-state, which names the transaction's finish LSN as PostgreSQL's apply worker does (apply_error_callback() in
-src/backend/replication/logical/worker.c).
+In: the error of a step, and a function that tries the transformation up to a transaction. Out: a reason for
+the table's state, which names the transaction's finish LSN as PostgreSQL's apply worker does
+(apply_error_callback() in src/backend/replication/logical/worker.c).
 """
 
 from bisect import bisect_left
@@ -36,12 +36,12 @@ _PASSING = (PassingFaultError, SourceUnreachableError, SnapshotLostError, Altere
 #: What a copy puts right, whatever was wrong: the hints of these are for who reads or writes the table by itself.
 CURED_BY_COPY = (DamagedTableError, RefusedTableError)
 
-#: What a table's own data or definition can cause; anything else is a fault, and stops the run.
+#: Errors that a table's own data or definition can cause; any other error is a fault, and stops the run.
 TABLE_ERRORS = (PgsieveError, *SPARK_ERRORS)
 
 
 def passes(error: BaseException) -> bool:
-    """Whether a fault passes by itself, a server's, a store's, the network's or Spark's: the same may succeed later."""
+    """Whether a fault of a server, a store, the network or Spark passes by itself: the same may succeed later."""
     if isinstance(error, ExecutorError):
         return error.kind in {kind.__name__ for kind in _PASSING}
     return isinstance(error, (*_PASSING, SparkLostError, StoreUnavailableError))
@@ -55,7 +55,7 @@ def reason(lake: Lake, error: Exception) -> str:
     if isinstance(error, NO_TABLES_FAULT) or passes(error):
         raise error
     if isinstance(error, (FilterValueError, NumericError)):
-        return f"{error.message} [{error.sqlstate}]"  # As Spark tells it.
+        return f"{error.message} [{error.sqlstate}]"  # As Spark reports it.
     if isinstance(error, PgsieveError):
         return error.message
     lake.access.refuse_unavailable(error)
@@ -69,7 +69,7 @@ def reason(lake: Lake, error: Exception) -> str:
 
 
 def explained(lake: Lake, error: Exception, name: tuple[str, str], commit_lsn: int | None = None) -> str:
-    """The reason with the transaction that it began with, and what to do before a copy of the table helps.
+    """The reason with the transaction that caused it, and what to do before a copy of the table helps.
 
     Raises as `reason` does.
     """
@@ -89,7 +89,7 @@ def _remedy(error: Exception) -> str | None:
 
 
 def is_damage(error: Exception) -> bool:
-    """Whether files are missing or cannot be made out: then no change is at fault, and none can be skipped."""
+    """Whether files are missing or unreadable: then no change is the cause, and none can be skipped."""
     return (
         isinstance(error, DamagedTableError)
         or missing_file(error) is not None
@@ -98,13 +98,13 @@ def is_damage(error: Exception) -> bool:
 
 
 def first_failing(commits: Sequence[int], fails: Callable[[int], bool]) -> int | None:
-    """The first transaction with which the transformation fails; `fails` tells whether it does up to one of them."""
+    """The first transaction with which the transformation fails; `fails` says whether it does up to one of them."""
     first = bisect_left(commits, True, key=fails)
     return commits[first] if first < len(commits) else None
 
 
 def in_transaction(problem: str, commit_lsn: int | None) -> str:
-    """A reason with the finish LSN of the transaction, which is what `pgsieve skip` takes."""
+    """A reason with the finish LSN of the transaction, which `pgsieve skip` takes."""
     return (
         problem
         if commit_lsn is None

@@ -1,9 +1,9 @@
 """Prepared transactions between two readings of a slot: those that wait for their second phase.
 
-The slot is confirmed past a PREPARE long before its COMMIT PREPARED comes, so what was prepared has to be as
-durable as the change log: a table that is written after each slice, with the slice's end as its position, and
-before the slot is confirmed. Where it is behind the change log, a run died between the two commits, and the slot
-still holds what is missing.
+The slot is confirmed past a PREPARE long before its COMMIT PREPARED comes. So prepared transactions have to
+be as durable as the change log: they are in a table that is written after each slice, with the slice's end as
+its position, and before the slot is confirmed. Where it is behind the change log, a run died between the two
+commits, and the slot still has what is missing.
 """
 
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ class Prepared:
 
     @property
     def path(self) -> str:
-        """Where it is."""
+        """The table's path."""
         return self.lake.paths.prepared(self.feed.name)
 
     def position(self) -> int | None:
@@ -43,7 +43,7 @@ class Prepared:
         return self.lake.records.position(self.path)
 
     def restore(self, assembler: TransactionAssembler) -> tuple[Prepare, ...]:
-        """Let the transactions wait that waited when the table was written; returns them."""
+        """Give the assembler the transactions that waited when the table was written; returns them."""
         local = self._local()
         with self.lake.access.refusing(self.path):
             if not local.exists(self.path):
@@ -60,9 +60,12 @@ class Prepared:
     def save(
         self, assembler: TransactionAssembler, position: int, former: tuple[Prepare, ...]
     ) -> tuple[Prepare, ...]:
-        """Make the table hold the transactions that wait at `position`; returns them. `former` are those it holds."""
+        """Write the transactions that wait at `position` to the table; returns them.
+
+        `former` are its present ones.
+        """
         local, waiting = self._local(), assembler.prepared
-        # It is never before the change log.
+        # It is never behind the change log.
         self.lake.access.make_durable()
         with self.lake.access.refusing(self.path):
             if waiting == former and local.exists(self.path):

@@ -1,6 +1,6 @@
-"""The feed's table `slices`: what each slice of the change log holds besides row changes.
+"""The feed's table `slices`: the contents of each slice of the change log besides row changes.
 
-Written by slot consumption after the slice; made again from the slice where the row is missing.
+Slot consumption writes it after the slice; a missing row is made again from the slice.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -44,7 +44,10 @@ def slice_summary() -> list[Column]:
 
 
 class SliceSummary:
-    """The same as `slice_summary`, of batches that pass through this process; `expect` hears how much one table has at least."""
+    """The same as `slice_summary`, for batches that pass through this process.
+
+    `expect` gets the least number of bytes of one table.
+    """
 
     def __init__(self, expect: Callable[[int], None]) -> None:
         self._expect = expect
@@ -57,7 +60,7 @@ class SliceSummary:
         self.failure: Exception | None = None
 
     def of(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Pass the batches on and take note of them."""
+        """Pass the batches on and record their contents."""
         try:
             yield from self._noted(batches)
         except Exception as error:
@@ -100,16 +103,16 @@ class Slices:
 
     @property
     def path(self) -> str:
-        """Where it is."""
+        """The table's path."""
         return self.lake.paths.slices(self.feed.name)
 
     def row(self, end: int) -> Mapping[str, Any] | None:
-        """What was recorded of the slice that ends at an LSN; None where a run died in between."""
+        """The row of the slice that ends at an LSN; None where a run died before it was written."""
         rows = self.lake.records.rows(self.path, f"slice = {end:d}")
         return rows[0] if rows else None
 
     def append(self, end: int, summary: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Keep what a slice holds besides row changes; returns its row."""
+        """Record the contents of a slice besides row changes; returns its row."""
         row = {
             "slice": end,
             "bytes": summary["bytes"],

@@ -1,7 +1,8 @@
 """The state of a subscription as a whole, like subenabled and subskiplsn of pg_subscription (section 51.53).
 
-Kept in the Delta table `_subscription`, appended to, the newest row counting; without one the subscription is
-enabled and skips nothing. Raises SubscriptionDisabledError where a disabled subscription is asked to go on.
+It is in the Delta table `_subscription`, which is only appended to; the newest row counts. Without a row the
+subscription is enabled and skips nothing. Raises SubscriptionDisabledError where a disabled subscription
+should continue.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -15,7 +16,8 @@ from pgsieve.resources.lake.delta.layout import FOLDERS
 from pgsieve.resources.lake.delta.records import in_order, version_of
 from pgsieve.resources.lake.lake import Lake
 
-#: The state of a subscription as a whole; the newest row counts. `version`, which orders them, comes when written.
+#: The state of a subscription as a whole; the newest row counts. `version`, which orders the rows, is added
+#: when they are written.
 SUBSCRIPTION = pa.schema(
     {
         "at": pa.timestamp("us", "UTC"),
@@ -36,7 +38,7 @@ class FoldersChangedError(PgsieveError):
 
 
 class SubscriptionDisabledError(PgsieveError):
-    """The subscription was disabled by an error (`disable_on_error`), and nobody has enabled it since."""
+    """The subscription was disabled by an error (`disable_on_error`), and has not been enabled since."""
 
 
 @dataclass(frozen=True)
@@ -70,14 +72,17 @@ def disabled_error(subscription: str, state: SubscriptionState) -> SubscriptionD
 
 @dataclass(frozen=True)
 class SubscriptionRecord:
-    """The table `_subscription` of one subscription; every step that stops at an error writes it, and `skip` and `enable`."""
+    """The table `_subscription` of one subscription.
+
+    Every step that stops at an error writes it, and `skip` and `enable`.
+    """
 
     lake: Lake
     subscription: str
 
     @property
     def path(self) -> str:
-        """Where it is."""
+        """The table's path."""
         return self.lake.paths.subscription(self.subscription)
 
     def state(self) -> SubscriptionState:
@@ -102,7 +107,7 @@ class SubscriptionRecord:
         return max((version_of(row) for row in self.lake.records.rows(self.path)), default=-1)
 
     def set(self, state: SubscriptionState) -> None:
-        """Record the state, unless it is the one that stands there already."""
+        """Record the state, unless it equals the newest one."""
         if state == self.state():
             return
         row = {"at": datetime.now(UTC), **asdict(state)}
@@ -113,19 +118,25 @@ class SubscriptionRecord:
         self.set(replace(self.state(), enabled=False, reason=reason))
 
     def enable(self) -> bool:
-        """Let the subscription go on from where it stopped; False where it was enabled already."""
+        """Let the subscription continue from where it stopped; False where it was enabled already."""
         state = self.state()
         self.set(replace(state, enabled=True, reason=None))
         return not state.enabled
 
     def keep_folders(self) -> None:
-        """Record of which template the folders of the replicas are; raises FoldersChangedError where those are of another."""
+        """Record the template of the replicas' folders.
+
+        Raises FoldersChangedError where they have another one.
+        """
         state, folders = self.refuse_other_folders(), self.lake.paths.folders_of(self.subscription)
         if (state.folders or FOLDERS) != folders:
             self.set(replace(state, folders=folders))
 
     def refuse_other_folders(self) -> SubscriptionState:
-        """The state; raises FoldersChangedError where the replicas are in folders of another template than the lake is opened with."""
+        """The state.
+
+        Raises FoldersChangedError where the replicas' template is not the one with which the lake is opened.
+        """
         state = self.state()
         recorded, folders = state.folders or FOLDERS, self.lake.paths.folders_of(self.subscription)
         if recorded == folders or not TableStates(self.lake, self.subscription).may_have_replicas():
@@ -140,9 +151,9 @@ class SubscriptionRecord:
         )
 
     def refuse_disabled(self) -> SubscriptionState:
-        """The state of an enabled subscription; raises SubscriptionDisabledError for one that is disabled.
+        """The state of an enabled subscription; raises SubscriptionDisabledError for a disabled one.
 
-        And what `refuse_other_folders` raises.
+        Raises as `refuse_other_folders` too.
         """
         state = self.refuse_other_folders()
         if not state.enabled:

@@ -21,14 +21,20 @@ from pgsieve.resources.lake.lake import Lake
 
 
 class SyncState(StrEnum):
-    """How far a table is; the values are stored. `i`, `d`, `f` and `r` as in srsubstate, `e` and `x` are pgsieve's own."""
+    """The sync state of a table, as it is stored.
 
-    #: To be copied. Set by whoever finds that the replica cannot follow: the copy, the UPDATE transformation and its
-    #: schema changes, a slot made anew, `pgsieve resync`; with a reason where the table has to be mended first.
+    `i`, `d`, `f` and `r` as in srsubstate; `e` and `x` are pgsieve's own.
+    """
+
+    #: To be copied. Set by each step that finds that the replica cannot follow: the copy, the UPDATE
+    #: transformation and its schema changes, a new slot, `pgsieve resync`; with a reason where the user has
+    #: to correct the table first.
     INITIALIZE = "i"
-    #: Set by the copy: without an LSN when it begins, then with that of the snapshot, before the replica is written.
+    #: Set by the copy: without an LSN when it begins, then with that of the snapshot, before the replica is
+    #: written.
     DATA_SYNC = "d"
-    #: Set by the copy once the replica holds the snapshot; later slices may still be transformed without the table.
+    #: Set by the copy once the replica has the snapshot; later slices may still be transformed without the
+    #: table.
     FINISHED_COPY = "f"
     #: Set by the copy once every slice after its LSN is transformed for the table; kept through schema changes.
     READY = "r"
@@ -71,10 +77,10 @@ TABLE_STATES = pa.schema(
 
 @dataclass(frozen=True)
 class TableState:
-    """The state of one table: its sync state, the LSN it was copied at, its definition, and a reason.
+    """The state of one table: its sync state, the LSN of its copy, its definition, and a reason.
 
-    The definition is the last one that its replica had; `at` is when the state was written, `version` as which Delta
-    version of `_table_states`, -1 where it does not say so.
+    The definition is the last one of its replica. `at` is when the state was written, `version` the Delta
+    version of `_table_states` with which it was, -1 where it was not recorded.
     """
 
     schema: str
@@ -88,17 +94,17 @@ class TableState:
 
     @property
     def applies(self) -> bool:
-        """Whether what is published of the table is applied: also what was, until it left the publications."""
+        """Whether the table's published changes are applied, including those from before it left the publications."""
         copied = self.state == SyncState.READY or (self.state == SyncState.REMOVED and self.lsn > 0)
         return copied and self.definition is not None
 
     @property
     def transforms(self) -> bool:
-        """Whether what is published of the table is transformed: also where the copy is still to be declared ready."""
+        """Whether the table's published changes are transformed, including while its copy is not yet declared ready."""
         return self.applies or (self.state == SyncState.FINISHED_COPY and self.definition is not None)
 
     def with_problem(self, subscription: str, problem: str) -> "TableState":
-        """The state after a problem: set aside, with the command that brings the table back.
+        """The state after a problem: set aside, with the command that copies the table again.
 
         A table that has left the publications is copied when it comes back, anyway.
         """
@@ -137,16 +143,17 @@ class TableStates:
 
     @property
     def path(self) -> str:
-        """Where it is."""
+        """The table's path."""
         return self.lake.paths.table_states(self.subscription)
 
     def newest(self) -> dict[Name, TableState]:
         """The newest state of each table of the subscription.
 
-        They are read again only where the table has another version: a step asks several times, and rarely has one changed.
+        They are read again only where the table has another version: a step asks several times, and they
+        rarely change.
         """
         with self.lake.one_moment():
-            # Asked first: what is written meanwhile has a later version, and is read again.
+            # Read first: a row that is written meanwhile has a later version, and is read again.
             stamp = self.lake.records.stamp(self.path)
             if stamp is None:
                 return self._states()

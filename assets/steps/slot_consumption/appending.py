@@ -1,7 +1,8 @@
-"""Slices of the change log: what the slot holds between two positions -> one Delta commit per slice.
+"""Slices of the change log: what the slot has between two positions -> one Delta commit per slice.
 
-In: positions, and how the slot is read. Out: the commits, which hold the slices' ends as positions, and the summaries in
-`slices`. Raises SourceError, what the messages raise, OverrunError where another process was faster, else LakeError.
+In: positions, and how the slot is read. Out: the commits, which have the slices' ends as positions, and the
+summaries in `slices`. Raises SourceError, errors of the messages, OverrunError where another process was
+faster, else LakeError.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -39,7 +40,7 @@ from pgsieve.resources.work import called
 
 #: Several row groups a file, so that decoding a slice is shared among the cores.
 _FILE_OPTIONS = {"parquet.block.size": str(32 * 1024 * 1024), "maxRecordsPerFile": "1000000"}
-#: What ascends or repeats in a slice: written as differences in less time, and in fewer bytes.
+#: Columns that ascend or repeat in a slice: written as differences, which takes less time and fewer bytes.
 _ENCODINGS = {
     field.name: "DELTA_BINARY_PACKED"
     for field in CHANGE_LOG
@@ -49,7 +50,7 @@ _ENCODINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Peek:
-    """How a feed's slot is read without confirming anything: sessions, the plugin's options, the server's version number.
+    """How to read a feed's slot without confirming anything: sessions, the plugin's options, the server's version number.
 
     Rows of the relations `without` stay on the server.
     """
@@ -61,7 +62,7 @@ class Peek:
     without: frozenset[int] = frozenset()
 
     def query(self, end: int, *, slot: str | None = None, limit: int | None = None) -> str:
-        """The query that reads up to `end`, from a copy of the slot where one is named; see `peek_query`."""
+        """The query that reads up to `end`, from a copy of the slot if one is named; see `peek_query`."""
         query = peek_query(slot or self.feed.slot, end, self.options, self.version, limit)
         return query_without(query, self.without) if self.without else query
 
@@ -70,9 +71,9 @@ class Peek:
 class Reading:
     """One reading of a slot, from `begin` on: each of the `ends` ends a slice.
 
-    A second session reads the slices that end at `beside`. A `prepared` reading is one slice and keeps the prepared
-    transactions that wait for their second phase. With `unaltered`, each slice has only what one catalog has
-    decided.
+    A second session reads the slices that end at `beside`. A `prepared` reading is one slice and keeps the
+    prepared transactions that wait for their second phase. With `unaltered`, each slice must contain only
+    changes that one catalog has decided.
     """
 
     peek: Peek
@@ -85,9 +86,9 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class WrittenSlice:
-    """A slice whose files are written and not committed: the LSN that ends it, its files, and what `slices` says of it.
+    """A slice whose files are written and not committed: the LSN that ends it, its files, and its row for `slices`.
 
-    `transactions` are the identifiers of those that it holds.
+    `transactions` are the identifiers of its transactions.
     """
 
     end: int
@@ -97,7 +98,7 @@ class WrittenSlice:
 
 
 class UnprovenError(Exception):
-    """A slice has changes of which the recorded catalog is not proven to have decided; it is not committed."""
+    """A slice has changes that the recorded catalog is not proven to have decided; it is not committed."""
 
 
 def append_slice(
@@ -111,14 +112,14 @@ def append_slice(
 ) -> None:
     """Append transactions in commit order (arrays of messages) to a lake that this process reaches, in one commit.
 
-    Raises what the messages raise, OverrunError where the change log's position is not `after` or its version not
-    `base`, else LakeError.
+    Raises errors of the messages, OverrunError where the change log's position is not `after` or its version
+    not `base`, else LakeError.
     """
     commit_slice(lake, local, feed, _write(lake, feed, messages, end), after, base)
 
 
 def _write(lake: Lake, feed: Feed, messages: Iterable[pa.Array], end: int) -> WrittenSlice:
-    """Write the files of a slice; raises what the messages raise, else LakeError."""
+    """Write the files of a slice; raises errors of the messages, else LakeError."""
     passed, path = SliceSummary(lake.policy.expect), ChangeLog(lake, feed).path
     try:
         # Not as one stream through delta-rs, which needs more memory than one process should for its slices.
@@ -150,9 +151,9 @@ def append_slices(
 ) -> Iterator[tuple[int, bool]]:
     """Append the slices of a reading, each in one commit; yields each end, and whether the slice had rows.
 
-    The slices `beside` are left out where the server does not move a copy of the slot. In a lake that only Spark
-    reaches, a reading is one slice. Raises OverrunError where another process has appended after `after`, or
-    committed to the version `base`; UnprovenError before the first slice that is not `unaltered`.
+    The slices `beside` are left out where the server does not advance a copy of the slot. In a lake that only
+    Spark reaches, a reading is one slice. Raises OverrunError where another process has appended after
+    `after`, or committed to the version `base`; UnprovenError before the first slice that is not `unaltered`.
     """
     if (local := lake.local) is None:
         (end,) = reading.ends
@@ -178,13 +179,13 @@ def _read(
 ) -> Iterator[tuple[int, WrittenSlice | None]]:
     """The slices of a reading with their ends, None for an empty one; `opened` closes its sessions."""
     peek, ends = reading.peek, [*reading.ends]
-    # Before the second one: where one session is to be had, it is this one.
+    # Opened before the second one: where there is only one session left, it has to be this one.
     session = opened.enter_context(opened.enter_context(peek.conninfo.adbc()).cursor())
     copy = opened.enter_context(copied_slot(peek.conninfo, peek.feed.slot)) if reading.beside else None
     if copy is None:
         ends += reading.beside
     messages = batches_of(session, peek.query(ends[-1]))
-    # What waits for its second phase is no row yet.
+    # A transaction that waits for its second phase has no rows yet.
     slices = _written(lake, peek.feed, messages, reading.begin, ends, assembler, empty=reading.prepared)
     if copy is None:
         return slices
@@ -202,7 +203,10 @@ def _written(
     *,
     empty: bool,
 ) -> Iterator[tuple[int, WrittenSlice | None]]:
-    """The slices of one session's messages, with their ends; None where nothing commits in one, which is written only if `empty`."""
+    """The slices of one session's messages, with their ends.
+
+    None for a slice in which nothing commits; it is written only if `empty`.
+    """
     received = (batch.column("data") for batch in batches)
     first = next((messages for messages in received if len(messages)), None)
     if first is None:
@@ -222,14 +226,14 @@ def _written(
 def _written_beside(
     lake: Lake, peek: Peek, copy: SlotCopy, begin: int, ends: Sequence[int]
 ) -> Iterator[tuple[int, WrittenSlice | None]]:
-    """The same of a copy of the slot, from `begin` on; none where the server does not move it there."""
+    """The same for a copy of the slot, from `begin` on; none where the server does not advance it there."""
     with FileSpool() as spool, suppress(CopyRefusedError):
         batches = copy.read(begin, lambda name: peek.query(ends[-1], slot=name))
         yield from _written(lake, peek.feed, batches, begin, ends, TransactionAssembler(spool), empty=False)
 
 
 def _append_by_executor(lake: Lake, peek: Peek, begin: int, end: int, after: int, base: int | None) -> bool:
-    """Append what the slot holds from `begin` up to `end`, read by an executor; False where that is nothing."""
+    """Append what the slot has from `begin` up to `end`, read by an executor; False where that is nothing."""
     feed = peek.feed
     with feed.source.connect() as connection:
         if not has_changes(connection, feed.source.name, feed.slot, peek.query(end, limit=1)):
@@ -239,7 +243,7 @@ def _append_by_executor(lake: Lake, peek: Peek, begin: int, end: int, after: int
 
 
 def _drained_by_executor(lake: Lake, peek: Peek, begin: int, end: int, after: int, base: int | None) -> bool:
-    """The same of a slot that has something."""
+    """The same for a slot that has something."""
     feed = peek.feed
     drained = drained_messages(lake.spark, peek.conninfo, peek.query(end), begin, end)
     # After the session: which kind of observation it is depends on the kind of session.
@@ -254,5 +258,5 @@ def _drained_by_executor(lake: Lake, peek: Peek, begin: int, end: int, after: in
 
 
 def at_once(feed: Feed, publications: Sequence[str]) -> PgoutputOptions:
-    """How to peek: a peek sends nothing before it has decoded everything, so streaming would only repeat."""
+    """The options of a peek: it sends nothing before it has decoded everything, so streaming would only repeat."""
     return replace(feed.options, publications=tuple(publications), streaming="off")

@@ -1,8 +1,9 @@
-"""Where the publisher filters: a table whose row filter failed stays set aside, and the slot is read past what it changes.
+"""Reads the slot past changes of tables that are set aside because their row filter failed at the publisher.
 
-In: the states of a feed's tables, and a reading of its slot. Out: a publication of pgsieve's own that lists the tables set aside without a
-filter; a reading with it beside the subscribed ones, which leaves the rows of these tables on the server. What it lists is never
-replicated by it: a table in use again is taken out before it is copied. Raises SourceError, LakeError.
+In: the states of a feed's tables, and a reading of its slot. Out: a publication of pgsieve's own that lists
+these tables without a filter; and a reading with it beside the subscribed ones, which leaves the rows of
+these tables on the server. This publication replicates nothing: a table in use again is removed from it
+before it is copied. Raises SourceError, LakeError.
 """
 
 from collections.abc import Mapping, Sequence
@@ -51,7 +52,7 @@ def publish_set_aside(
 
 
 def past_filters(connection: psycopg.Connection[Any], peek: Peek, lake: Lake, end: int) -> Peek | None:
-    """How the slot is read up to `end` past the tables that are set aside; None where it is not to be read so."""
+    """How to read the slot up to `end` past the tables that are set aside; None where it must not be read so."""
     feed, catalog = peek.feed, present_catalog(connection)
     publication = catalog.publications.get(feed.unfiltered)
     if not feed.filtered or publication is None:
@@ -59,7 +60,7 @@ def past_filters(connection: psycopg.Connection[Any], peek: Peek, lake: Lake, en
     aside = {r.table.oid: r.table for r in _set_aside(feed, lake, catalog).values()}
     listed = {entry.oid for entry in publication.tables}
     if not listed <= aside.keys():
-        return None  # What is in use again has to be sent with its filter.
+        return None  # A table in use again has to be sent with its filter.
     without = frozenset(oid for each in listed for oid in _relations(aside[each]))
     options = replace(peek.options, publications=(*peek.options.publications, feed.unfiltered))
     past = replace(peek, options=options, without=without)

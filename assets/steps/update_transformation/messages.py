@@ -1,7 +1,7 @@
-"""Messages of the change log, as Spark reads them, as executors do file by file, or as this process does where they are few.
+"""Messages of the change log: read by Spark, by executors file by file, or by this process where they are few.
 
-In: slices of a change log, and which of their messages. Out: an Arrow table in the messages' order, or row groups of files, or
-a DataFrame, for which there is no session before somebody asks. Raises LakeError.
+In: slices of a change log, and a choice of their messages. Out: an Arrow table in the messages' order, or row
+groups of files, or a DataFrame, whose session starts only when it is needed. Raises LakeError.
 """
 
 from collections import Counter
@@ -29,15 +29,15 @@ from pgsieve.resources.lake.stores.store import Reader, RowGroup, Store, parted
 #: The ordinal of an order key before those of all changes of a transaction.
 FIRST = -1
 _CHANGES = ("I", "U", "D")
-#: What a choice goes by.
+#: The columns that decide a choice.
 _CHOSEN_BY = ("slice", "commit_lsn", "ordinal", "kind", "relation_id")
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Some messages: between two order keys, without one transaction's, and of the changes those of some relations.
+    """Some messages: between two order keys, without one transaction's, and of the changes only those of some relations.
 
-    What is None does not restrict them.
+    A field that is None does not restrict them.
     """
 
     after: Order | None = None
@@ -64,7 +64,7 @@ class Choice:
         return messages.filter(pa.array(self.mask(messages)))
 
     def mask(self, messages: pa.Table | pa.RecordBatch) -> npt.NDArray[np.bool_]:
-        """Which of some messages are these."""
+        """A mask of these among some messages."""
         lsn, ordinal = (np.asarray(messages[name]) for name in ("commit_lsn", "ordinal"))
         chosen = np.ones(messages.num_rows, np.bool_)
         if self.relations is not None:
@@ -87,7 +87,7 @@ def _at(at: Order) -> Column:
 
 @dataclass(frozen=True)
 class StoredBatch:
-    """Messages of a row group, and what they depend on: the same for another reader that chooses the same ones."""
+    """Messages of a row group, and a key of everything they depend on: it is equal for another reader with the same choice."""
 
     messages: pa.RecordBatch
     key: Hashable
@@ -95,7 +95,10 @@ class StoredBatch:
 
 @dataclass(frozen=True)
 class StoredMessages:
-    """Messages where they are stored: row groups of a change log, which may hold others besides. Travels to executors."""
+    """Messages where they are stored: row groups of a change log, which may have others too.
+
+    It is sent to executors.
+    """
 
     store: Store
     groups: Sequence[RowGroup]
@@ -104,22 +107,22 @@ class StoredMessages:
     shared: SharedReads = field(default_factory=partial(SharedReads, 0), compare=False, repr=False)
 
     def sources(self, beside: int) -> "list[Source]":
-        """The messages in parts, of which `beside` are transformed at a time; no one part has many."""
+        """The messages in parts, of which `beside` are transformed at a time; no single part has many."""
         return [_Groups(self, groups) for groups in parted(self.groups, beside)]
 
     def batches(self, groups: Sequence[RowGroup], columns: Sequence[str]) -> Iterator[StoredBatch]:
-        """Columns of the messages in some row groups, in their order; of a group without any little is read."""
+        """Columns of the messages in some row groups, in their order; little is read of a group without any."""
         for group, read in self.store.readers(groups):
             at, names = (group.file, group.number), tuple(columns)
             chosen = self.shared.get((at, self.ends, self.choices), partial(self._chosen, read, at)).column(0)
             if not chosen.true_count:
                 continue
-            # The same messages, whoever chooses them, and by what.
+            # The same messages, whichever reader chooses them, and by whatever columns.
             key = (at, names, chosen.buffers()[1].to_pybytes())
             yield StoredBatch(self.shared.get(key, partial(_rows, read, names, chosen)), key)
 
     def _chosen(self, read: Reader, at: Hashable) -> pa.RecordBatch:
-        """Which messages of a row group are these."""
+        """The chosen messages of a row group."""
         places = self.shared.get((at, _CHOSEN_BY), partial(_read, read, _CHOSEN_BY))
         chosen = np.logical_or.reduce([np.asarray(places["slice"]) == end for end in self.ends])
         for choice in self.choices:
@@ -139,7 +142,7 @@ def _read(read: Reader, columns: Sequence[str]) -> pa.RecordBatch:
 
 
 class Source(Protocol):
-    """Messages that are transformed by one that runs a part of them. Travels to executors."""
+    """Messages that a worker transforms as one part. It is sent to executors."""
 
     def encoded(self) -> Iterator[Encoded]:
         """The messages, a batch at a time."""
@@ -147,7 +150,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class FewMessages:
-    """Messages that this process has."""
+    """Messages in this process's memory."""
 
     table: pa.Table
 
@@ -168,7 +171,7 @@ class _Groups:
     groups: Sequence[RowGroup]
 
     def encoded(self) -> Iterator[Encoded]:
-        """As in `Source`; what filters read of a batch, other subscriptions may read, too."""
+        """As in `Source`; other subscriptions may reuse the columns that filters read of a batch."""
         stored = self.messages
         with stored.store.ahead(self.groups, stored.batches(self.groups, ENCODED_COLUMNS)) as batches:
             for batch in batches:
@@ -181,12 +184,15 @@ def _shared(
     return shared.get((key, read), make)
 
 
-#: Messages that are read without Spark's plan of them.
+#: Messages that are read without a plan of Spark.
 Readable = FewMessages | StoredMessages
 
 
 class Messages:
-    """Messages of the change log: `table` where they are few, None else; `stored` where executors may read them by themselves.
+    """Messages of the change log, in the form in which they can be read.
+
+    `table` has them where they are few, else it is None. `stored` is where executors can read them by
+    themselves.
 
     Where they are neither, only Spark reads them; `frame` is made when Spark is asked.
     """
@@ -206,7 +212,7 @@ class Messages:
 
     @property
     def readable(self) -> Readable | None:
-        """The messages as this process has them, or where they are stored; None where only Spark reads them."""
+        """The messages in this process, or where they are stored; None where only Spark reads them."""
         return self.stored if self.table is None else FewMessages(self.table)
 
     def chosen(self, choice: Choice) -> "Messages":
@@ -216,7 +222,7 @@ class Messages:
         return Messages(lambda: choice.of_frame(self.frame), table, stored)
 
     def numbers(self) -> Mapping[int, int]:
-        """How many changes each relation has; none where they are few, or only Spark reads them."""
+        """How many changes each relation has; empty where they are few, or only Spark reads them."""
         counts = Counter[int]()
         if self.table is None and self.stored is not None:
             for batch in self.stored.batches(self.stored.groups, ("kind", "relation_id")):
@@ -226,7 +232,10 @@ class Messages:
         return counts
 
     def read(self, relations: frozenset[int], is_small: Callable[[int], bool]) -> "Messages | None":
-        """The changes of some relations, in this process; None where they turn out to be no few, or are not stored."""
+        """The changes of some relations, in this process.
+
+        None where they turn out not to be few, or are not stored.
+        """
         if self.stored is None:
             return None
         choice, size, rows = Choice(relations=relations), 0, list[pa.RecordBatch]()
@@ -263,7 +272,10 @@ class Messages:
 
 
 def messages_of(lake: Lake, path: str, ends: Collection[int], size: int | None) -> Messages:
-    """The messages of some slices, `size` bytes (None: many); raises DamagedTableError where one of them is lost."""
+    """The messages of some slices, `size` bytes (None: many).
+
+    Raises DamagedTableError where one of them is lost.
+    """
     table = lake.slice_rows(path, ends, size, every=True)
 
     def frame() -> DataFrame:
@@ -271,7 +283,7 @@ def messages_of(lake: Lake, path: str, ends: Collection[int], size: int | None) 
 
     if table is not None:
         return Messages(frame, table)
-    # Now, as what is lost is to be heard of now.
+    # Now, as lost files must be reported now.
     if (stored := lake.stored_slices(path, ends, every=True)) is not None:
         return Messages(
             frame, stored=StoredMessages(lake.store, stored.groups, frozenset(ends), shared=shared_reads())

@@ -124,10 +124,11 @@ def _evolve(
     projection: Projection,
     transformed: int,
 ) -> None:
-    """Change the replica, between two states: what dies in between is copied again.
+    """Change the replica, between two states: after a crash in between, the table is copied again.
 
-    A process that transforms at the same moment has the former definition, or leaves the table out. A fence before and one
-    after have it begin anew, and what it recorded before the second one has the table copied again.
+    A process that transforms at the same moment has the former definition, or leaves the table out. A fence
+    before and one after make it begin anew, and what it recorded before the second one has the table copied
+    again.
     """
     assert state.definition is not None
     unchanged, planned = _unchanged(state.definition), projection.sources

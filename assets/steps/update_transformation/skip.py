@@ -1,8 +1,10 @@
-"""Skipping a transaction, as ALTER SUBSCRIPTION ... SKIP (lsn = ...) does: its finish LSN is chosen, and cleared.
+"""Skips a transaction, as ALTER SUBSCRIPTION ...
 
-PostgreSQL clears it at the next transaction that is not empty, whether it was the one or not
+SKIP (lsn = ...) does: its finish LSN is chosen, and cleared.
+
+PostgreSQL clears it at the next transaction that is not empty, whether it was the chosen one or not
 (clear_subscription_skip_lsn() in src/backend/replication/logical/worker.c). Raises PgsieveError for an LSN
-that is passed already.
+that is already passed.
 """
 
 from dataclasses import replace
@@ -24,7 +26,10 @@ from pgsieve.resources.lake.lake import Lake
 def clear_skip(
     lake: Lake, subscription: Subscription, skip: int | None, window: Window, applied: bool, log: Log
 ) -> int | None:
-    """Clear the LSN to skip after the window it is in, or after one of which something was applied; what it is now."""
+    """Clear the LSN to skip after the window it is in, or after one of which something was applied.
+
+    Returns the present LSN.
+    """
     if skip is None:
         return None
     if window.skipped is not None and _is_in(lake, subscription, window):
@@ -36,7 +41,7 @@ def clear_skip(
     else:
         return skip
     state = SubscriptionRecord(lake, subscription.name).state()
-    if state.skip_lsn == skip:  # Else somebody has chosen another one meanwhile.
+    if state.skip_lsn == skip:  # Otherwise another one was chosen meanwhile.
         SubscriptionRecord(lake, subscription.name).set(replace(state, skip_lsn=None, notice=notice))
     log(f"{subscription.name}: {notice}")
     return None
@@ -51,7 +56,7 @@ def _is_in(lake: Lake, subscription: Subscription, window: Window) -> bool:
 
 
 def set_skip(subscription: Subscription, lake: Lake, lsn: int | None) -> None:
-    """Choose the transaction to skip by its finish LSN; None chooses no one."""
+    """Choose the transaction to skip by its finish LSN; None chooses none."""
     name = subscription.name
     state = SubscriptionRecord(lake, name).state()
     if lsn is None:

@@ -54,7 +54,7 @@ def slices_to_read(
 ) -> Iterator[tuple[int, Subscription | None, Catalog]]:
     """The ends of the slices beyond an LSN, in order, each with the subscription as it reads it, and the catalog then.
 
-    `present` is the catalog now, for slices of which none was recorded. Where something was altered the subscription
+    `present` is the catalog now, for slices without a recorded one. After an alteration the subscription
     reads what the publisher sent. None: the slot was not read for it at that time.
     """
     feed, name = subscription.feed, subscription.name
@@ -69,7 +69,7 @@ def slices_to_read(
             yield end, published, present
         elif decided_by_server(feed, name) and (recorded := Catalogs(lake, feed).of_slice(end)):
             catalog, readers = recorded
-            # A type may be younger, within a value of an older one. What an oid means never changes.
+            # A type may be newer, within a value of an older one. The meaning of an oid never changes.
             catalog = replace(catalog, types={**catalog.types, **present.types})
             yield end, subscription if name in readers else None, catalog
         else:
@@ -77,7 +77,7 @@ def slices_to_read(
 
 
 def summarized_slice(lake: Lake, feed: Feed, end: int) -> SliceContents:
-    """What a slice holds: as it was recorded when drained, else (a run died in between) recorded now from its messages."""
+    """The contents of a slice: as recorded when it was drained, else (a run died in between) recorded now from its messages."""
     slices = Slices(lake, feed)
     row = slices.row(end)
     if row is None:
@@ -151,7 +151,7 @@ def parts_of(subscription: Subscription, contents: SliceContents, catalog: Catal
 
 
 def _publications(subscription: Subscription, catalog: Catalog) -> Sequence[Publication]:
-    """The publications of a subscription; where the publisher filtered, those that are still there."""
+    """The publications of a subscription; where the publisher filtered, those that still exist."""
     feed = subscription.feed
     if not feed.filtered:
         return feed.publications(catalog, subscription.name)
@@ -166,7 +166,7 @@ def _leaves(
     catalog: Catalog,
     publications: Sequence[Publication],
 ) -> list[RelationVersion]:
-    """The descriptions of the leaves, or of what may have been one, that what is sent under this version may be of."""
+    """The descriptions of the leaves, or possible former leaves, to which changes under this version may belong."""
     if version.relation.relation_id != root.oid:
         described = {version.relation.relation_id: [version]}
     else:

@@ -1,8 +1,8 @@
-"""What is transformed at once: a slice of the change log, or a part of it.
+"""Windows: a slice of the change log, or the part of it that is transformed at once.
 
-A slice is cut where a transaction is to be skipped, since it matters what was applied before it, and before a
-transaction that fails. In: the slice and a range of commit LSNs. Out: the tables, their relation versions and
-TRUNCATEs, and the messages.
+A slice is divided where a transaction is to be skipped, since it matters what was applied before it, and
+before a transaction that fails. In: the slice and a range of commit LSNs. Out: the tables, their relation
+versions and TRUNCATEs, and the messages.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,7 +46,7 @@ class Window:
 
 
 def next_window(skip: int | None, begin: int, end: int) -> Window:
-    """What of the slice that ends at `end` is transformed next, where everything before `begin` has been."""
+    """The next window of the slice that ends at `end`, where everything before `begin` has been transformed."""
     if skip is None or not begin <= skip < end:
         return Window(end, begin, end)
     if begin < skip:
@@ -56,7 +56,7 @@ def next_window(skip: int | None, begin: int, end: int) -> Window:
 
 @dataclass(frozen=True)
 class Work:
-    """What is to be transformed of a window: the tables, their relation versions and TRUNCATEs, the messages."""
+    """The work of a window: the tables, their relation versions and TRUNCATEs, the messages."""
 
     contents: SliceContents
     tables: Mapping[Name, TableState]
@@ -68,14 +68,14 @@ class Work:
     few: Messages | None
 
     def part(self, name: Name, messages: Messages) -> tuple[Messages, SliceContents]:
-        """What a table's changes are read of, if not of all `messages`, and the contents with what it gets of their bytes."""
+        """The messages with a table's changes, if not all `messages`, and the contents with the table's share of their bytes."""
         if self.few is None or name not in self.sizes:
             return messages, self.contents
         return self.few, replace(self.contents, size=self.sizes[name])
 
 
 class LostMessagesError(Exception):
-    """The change log has lost files with changes of these tables; whoever transforms sets them aside."""
+    """The change log has lost files with changes of these tables; the transformation sets them aside."""
 
     def __init__(self, tables: Mapping[Name, TableState], damage: DamagedTableError) -> None:
         super().__init__(damage.message)
@@ -83,7 +83,7 @@ class LostMessagesError(Exception):
 
 
 def work_of(subscription: Subscription, lake: Lake, window: Window, catalog: Catalog) -> Work:
-    """What a subscription gets of a window, for the tables whose changes are applied; raises LostMessagesError."""
+    """A subscription's work of a window, for the tables whose changes are applied; raises LostMessagesError."""
     contents = summarized_slice(lake, subscription.feed, window.slice)
     truncates = [(at, truncate) for at, truncate in contents.truncates if window.holds(at[0])]
     contents = replace(contents, end=window.end, truncates=truncates)
@@ -92,7 +92,7 @@ def work_of(subscription: Subscription, lake: Lake, window: Window, catalog: Cat
     parts = parts_of(subscription, contents, catalog)
     emptied = truncates_of(subscription, contents, catalog)
     tables = {name: ready[name] for name in sorted((parts.keys() | emptied.keys()) & ready.keys())}
-    # What is in no file any more concerns only those for whom it is.
+    # A lost file concerns only the tables with changes in it.
     ends = [window.slice] if tables else []
     try:
         messages = messages_of(lake, ChangeLog(lake, subscription.feed).path, ends, contents.size)
@@ -105,7 +105,10 @@ def work_of(subscription: Subscription, lake: Lake, window: Window, catalog: Cat
 def _few(
     lake: Lake, contents: SliceContents, messages: Messages, parts: Mapping[Name, Sequence[Part]]
 ) -> tuple[Mapping[Name, int], Messages | None]:
-    """The tables of a large window that get few changes, as many as are few together; each with its share of the bytes."""
+    """The tables of a large window that get few changes, as many as are few together.
+
+    Each with its share of the bytes.
+    """
     numbers = messages.numbers()
     of = {name: frozenset(part.version.relation.relation_id for part in some) for name, some in parts.items()}
     shares = {

@@ -1,9 +1,9 @@
-"""One look at what PostgreSQL or pgsieve would refuse, before anything is created.
+"""One examination of a publisher for all that PostgreSQL or pgsieve would refuse, before anything is created.
 
-In: a feed's subscriptions and its publisher. Out: errors, each of a subscription: definitions in pgsieve.yaml that
-CREATE PUBLICATION would refuse, publications that are missing or disagree, changes that the publisher would refuse for
-the sake of the replica identity; or of one of its tables: row filters that Spark cannot evaluate exactly, rows that no
-change would find.
+In: a feed's subscriptions and its publisher. Out: errors of subscriptions: definitions in pgsieve.yaml that
+CREATE PUBLICATION would refuse, publications that are missing or disagree, changes that the publisher would
+refuse because of the replica identity. And errors of single tables: row filters that cannot be evaluated
+exactly, rows that no change would find.
 """
 
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ _Read = dict[tuple[int, str], frozenset[str]]
 
 
 class Examination:
-    """One look at a feed's publisher; `catalog` has the publications of pgsieve.yaml that are sound, too."""
+    """One examination of a feed's publisher; `catalog` also has the sound publications of pgsieve.yaml."""
 
     def __init__(self, connection: psycopg.Connection[Any], feed: Feed, server: Catalog) -> None:
         self._feed = feed
@@ -68,7 +68,7 @@ class Examination:
 
     @property
     def refused(self) -> list[PgsieveError]:
-        """What is wrong with the definitions of pgsieve.yaml."""
+        """The problems of the definitions in pgsieve.yaml."""
         return [problem for problems in self.refusals.values() for problem in problems]
 
     def _definition_problems(
@@ -111,10 +111,12 @@ class Examination:
         return replace(entry, filter_columns=read)
 
     def obstacle(self, subscription: str) -> PgsieveError | None:
-        """Why nothing of a subscription can be replicated; None for one that is sound but for some of its tables.
+        """Why nothing of a subscription can be replicated.
 
-        The publisher itself refuses an UPDATE that its own publication does not allow; a publication that pgsieve.yaml
-        defines is held to the same rule here.
+        None for one that is sound except for some of its tables.
+
+        The publisher itself refuses an UPDATE that its own publication does not allow; the same rule is
+        applied here to a publication that pgsieve.yaml defines.
         """
         for name in self._feed.subscriptions[subscription]:
             for refused in self.refusals.get(name, ()):
@@ -127,11 +129,11 @@ class Examination:
         return None
 
     def publication_problems(self, subscription: str) -> Iterator[PgsieveError]:
-        """What is wrong with a subscription's publications, of which those of pgsieve.yaml are sound."""
+        """The problems of a subscription's publications; those of pgsieve.yaml are sound."""
         catalog = self.catalog
         names = self._feed.subscriptions[subscription]
         if any(name in self._feed.defined and name not in catalog.publications for name in names):
-            return  # what is wrong with its definition is in `refused`
+            return  # The problems of its definition are in `refused`.
         try:
             publications = catalog.select(names)
             replicated_tables(publications, catalog)
@@ -165,7 +167,7 @@ class Examination:
                         yield publication, error
 
     def problems(self, subscription: str) -> Iterator[PgsieveError]:
-        """Everything that stands in the way of a subscription, each problem once."""
+        """All problems of a subscription, each once."""
         named = self._feed.subscriptions[subscription]
         missing = self.catalog.missing(n for n in named if n not in self._feed.defined)
         problems = [
@@ -181,7 +183,10 @@ class Examination:
 def filters_beyond_spark(
     feed: Feed, subscription: str, catalog: Catalog
 ) -> Iterator[tuple[Table, PgsieveError]]:
-    """The tables of a subscription with row filters that Spark cannot evaluate; none where the publisher does it."""
+    """The tables of a subscription with row filters that cannot be evaluated here.
+
+    None where the publisher does it.
+    """
     if feed.filtered:
         return
     publications = feed.publications(catalog, subscription)
@@ -217,7 +222,7 @@ def _beyond_spark(sent: PublishedRelation) -> Iterator[PgsieveError]:
 
 @lru_cache(maxsize=4096)  # A continuous run asks for each slice.
 def _columns_read(table: Table, text: str) -> frozenset[str] | PgsieveError:
-    """The columns that a row filter reads, or why Spark cannot evaluate it."""
+    """The columns that a row filter reads, or why it cannot be evaluated."""
     try:
         return table_filter(table, text).columns
     except PgsieveError as error:
@@ -225,7 +230,7 @@ def _columns_read(table: Table, text: str) -> frozenset[str] | PgsieveError:
 
 
 def _refuse_uncomputable(sent: PublishedRelation, read: frozenset[str]) -> None:
-    """Raise where an old tuple lacks what a stored generated column of the replica identity is computed from."""
+    """Raise where an old tuple lacks the base columns of a stored generated column in the replica identity."""
     if lacking := read - set(sent.relation.identity):
         raise UnsupportedFilterError(
             f"row filter of {sent.publish_as.qualified} cannot be evaluated outside PostgreSQL: it reads a generated"

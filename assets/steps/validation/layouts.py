@@ -1,7 +1,7 @@
-"""What of a layout cannot be: replicas that would share a folder, tables that have not the columns to be clustered by.
+"""Impossible layouts: replicas that would share a folder, tables that lack the columns to be clustered by.
 
-In: a subscription and its tables. Out: the problem of each such table; or by which columns a table is clustered, which raises
-ClusteringError where that cannot be.
+In: a subscription and its tables. Out: the problem of each such table; or the columns by which a table is
+clustered, which raises ClusteringError where that is impossible.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -24,9 +24,11 @@ class ClusteringError(PgsieveError):
 
 
 def clustering(subscription: Subscription, name: Name, columns: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """The columns to cluster a table by, of its columns with their Spark types; none where the layout says nothing for it.
+    """The columns to cluster a table by, of its columns with their Spark types.
 
-    What the layout of all tables names counts for those that have all of it.
+    Empty where the layout has none for it.
+
+    Columns in the layout of all tables apply to the tables that have all of them.
     """
     wanted, types = subscription.layout.of(name).cluster_by or (), dict(columns)
     unfit = [column for column in wanted if types.get(column, "array<").startswith("array<")]
@@ -45,7 +47,7 @@ def clustering(subscription: Subscription, name: Name, columns: Iterable[tuple[s
 
 
 def shared_folders(subscription: Subscription, names: Collection[Name]) -> dict[Name, PgsieveError]:
-    """The tables whose replica would have another one's folder: none of them can have it."""
+    """The tables whose replicas would share a folder: none of them can have it."""
     template = subscription.layout.folders
     if template == FOLDERS:
         return {}

@@ -1,7 +1,8 @@
-"""Who waits while something is refused: only that subscription, or only that table of it, and nobody else of the feed.
+"""Decides what has to wait for a refusal: only its subscription, or only its table, and nothing else of the feed.
 
-In: a feed or a subscription, and its publisher's catalog. Out: the part of a feed that is sound, a subscription's
-catalog, the problems of its tables, which wait in state `i` with the reason. Raises what stands in the way of all.
+In: a feed or a subscription, and its publisher's catalog. Out: the sound part of a feed, a subscription's
+catalog, the problems of its tables, which wait in state `i` with the reason. Raises problems that concern
+all.
 """
 
 from collections.abc import Collection, Mapping
@@ -39,7 +40,10 @@ def sound_part(connection: psycopg.Connection[Any], feed: Feed, server: Catalog)
 def sound_catalog(
     connection: psycopg.Connection[Any], subscription: Subscription, server: Catalog
 ) -> Catalog:
-    """The catalog with the publications that pgsieve.yaml defines for a subscription; raises what stands in its way."""
+    """The catalog with the publications that pgsieve.yaml defines for a subscription.
+
+    Raises what makes them unusable.
+    """
     feed = subscription.feed
     names = feed.subscriptions[subscription.name]
     defined = {name: feed.defined[name] for name in names if name in feed.defined}
@@ -48,7 +52,7 @@ def sound_catalog(
 
 
 def table_problems(subscription: Subscription, catalog: Catalog) -> dict[Name, PgsieveError]:
-    """Why tables of a sound subscription cannot be replicated, each for itself."""
+    """Why single tables of a sound subscription cannot be replicated."""
     problems: dict[Name, PgsieveError] = {}
     for name, replicated in subscription.tables(catalog).items():
         try:

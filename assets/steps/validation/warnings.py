@@ -35,7 +35,8 @@ def warnings_of_subscription(subscription: Subscription, catalog: Catalog) -> It
 def unsent_leaves(subscription: Subscription, catalog: Catalog) -> Iterator[PgsieveError]:
     """All leaves whose changes are not in the WAL: those with rows as of a copy, and those that are left out.
 
-    Of a tree that is published as its leaves a PostgreSQL subscriber copies these, too, once; but not of ALL TABLES.
+    For a tree that is published as its leaves, a PostgreSQL subscriber copies these once too; but not for ALL
+    TABLES.
     """
     with suppress(PublicationError):
         publications = subscription.feed.publications(catalog, subscription.name)
@@ -79,7 +80,7 @@ def warnings_of_feed(feed: Feed, catalog: Catalog) -> Iterator[PgsieveError]:
 
 
 def warning_of_switched_decoding(feed: Feed) -> PgsieveError:
-    """What ends logical decoding where `wal_level` alone does not have it on."""
+    """What would end logical decoding where `wal_level` alone does not enable it."""
     return PgsieveError(
         f'source "{feed.source.name}": wal_level is replica: logical decoding is on while a logical replication slot exists,'
         f' and the last one that is dropped switches it off; slot "{feed.slot}" keeps it on',

@@ -1,8 +1,8 @@
-"""Commits to Delta tables by delta-rs: whole or not at all, and with a position once.
+"""Commits to Delta tables by delta-rs: atomic, and once per position.
 
-In: rows, files or a net change, and what they were planned from. Out: one commit, which has the position as Delta's `txn`. Where
-another writer was faster, it is made again, or refused where it needs a new plan. Raises OverrunError, CommitFailedError and what
-else delta-rs raises.
+In: rows, files or a net change, and the version they were planned from. Out: one commit, which has the
+position as Delta's `txn`. Where another writer was faster, the commit is repeated, or refused where it needs
+a new plan. Raises OverrunError, CommitFailedError and other errors of delta-rs.
 
 https://github.com/delta-io/delta/blob/master/PROTOCOL.md (Transaction Identifiers)
 """
@@ -34,14 +34,14 @@ from pgsieve.resources.lake.delta.records import (
 from pgsieve.resources.lake.delta.tables import Tables, arrow_schema, shared_tables
 from pgsieve.resources.lake.stores.store import Store
 
-#: In a column's metadata, where Spark has its comment, too.
+#: A key of a column's metadata, where Spark has its comment too.
 COMMENT = "comment"
-#: What delta-rs writes as it is in a path of the log, besides letters and digits; all else it encodes.
+#: Characters, besides letters and digits, that delta-rs writes unencoded in a path of the log.
 _NOT_ENCODED = "!$&'()+,-./:;=@_~"
 
 
 class Commits:
-    """Commits to Delta tables that delta-rs reaches."""
+    """Commits to Delta tables that delta-rs can reach."""
 
     def __init__(self, store: Store | None = None, tables: Tables | None = None) -> None:
         self.store = store or Store()
@@ -187,7 +187,8 @@ class Commits:
                 if table is not None and position is not None and table.version() == standing.version + 1:
                     self._tables.learn(path, table, "position", [{"position": position}])
             except DeltaError as error:
-                # Also where this very commit was made, and only what follows it failed: a new plan tells.
+                # Raised also where this very commit succeeded and only a later step failed: a new plan finds
+                # out.
                 if base is not None and self.standing(path).version != base:
                     raise OverrunError(path) from error
                 if table is None and not isinstance(error, CommitFailedError) and self.exists(path):
@@ -243,7 +244,7 @@ class Commits:
     def lacking_comments(
         self, path: str, description: str | None, columns: Mapping[str, str]
     ) -> tuple[str | None, dict[str, str]]:
-        """The description of a table that it does not have yet, None where it has it, and those of its columns."""
+        """The description that a table still lacks, None where it has it, and those of its columns."""
         table = self.table_at(path)
         held = {field.name: (field.metadata or {}).get(COMMENT, "") for field in table.schema().fields}
         lacking = {
@@ -253,7 +254,7 @@ class Commits:
         return None if (table.metadata().description or "") == wanted else wanted, lacking
 
     def comment(self, path: str, description: str | None, columns: Mapping[str, str]) -> None:
-        """Have a table and some of its columns described so; rows and position stay."""
+        """Set the descriptions of a table and some of its columns; rows and position stay."""
         table = self.table_at(path)
         committed = {"userMetadata": kept_metadata(self.position(path))}
         properties = CommitProperties(custom_metadata=committed)
@@ -261,12 +262,12 @@ class Commits:
             table.alter.set_table_description(description, commit_properties=properties)
         for field in table.schema().fields:
             if field.name in columns:
-                # What else stands there stays: a column's number and name in files that have mapped names.
+                # Other metadata stays: a column's number and name in files with mapped names.
                 metadata = {**(field.metadata or {}), COMMENT: columns[field.name]}
                 table.alter.set_column_metadata(field.name, metadata, commit_properties=properties)
 
     def properties(self, path: str) -> Mapping[str, str]:
-        """The Delta properties of a table; none where there is no table."""
+        """The Delta properties of a table; empty where there is no table."""
         return _configuration(self.opened(path), None)
 
     def set_properties(self, path: str, properties: Mapping[str, str]) -> None:
@@ -287,15 +288,15 @@ class Commits:
             )
 
     def position(self, path: str) -> int | None:
-        """The position of the newest commit of pgsieve's."""
+        """The position of pgsieve's newest commit."""
         return self.standing(path).position
 
     def standing(self, path: str) -> Standing:
-        """The newest version and the position of it, of one moment."""
+        """The newest version of a table and its position, read together."""
         return self.standing_of(path, self.opened(path))
 
     def standing_of(self, path: str, table: DeltaTable | None) -> Standing:
-        """What `standing` says of a table as it is open; None: there is none."""
+        """The result of `standing` for an open table; None stands for no table."""
         if table is None:
             return Standing()
         # delta-rs reads the whole log for it.
@@ -321,15 +322,15 @@ class Commits:
 def writable(rows: pa.Table) -> pa.Table:
     """Rows that came from Spark, as delta-rs can write them.
 
-    Every column and field is nullable, as Delta would keep a constraint that PostgreSQL may drop; and each
-    buffer is made anew, as Spark leaves out the offsets of empty lists, which delta-rs reads all the same.
+    Every column and field is nullable, as Delta would keep a constraint that PostgreSQL may drop. Each buffer
+    is copied, as Spark leaves out the offsets of empty lists, which delta-rs reads all the same.
     """
     cast = rows.cast(pa.schema([_nullable(field) for field in rows.schema]))
     return cast.take(pa.array(range(cast.num_rows), pa.int64()))
 
 
 def _configuration(table: DeltaTable | None, properties: Mapping[str, str] | None) -> Mapping[str, str]:
-    """The Delta properties of a table; of one that is still to be made those that it will have."""
+    """The Delta properties of a table, or those that a new table will have."""
     if table is None:
         return properties or {}
     configuration: dict[str, str] = table.metadata().configuration
@@ -342,9 +343,10 @@ def is_removable(path: str) -> bool:
 
 
 def removal(path: str, size: int, time_ms: int, *, changes: bool) -> RemoveAction:
-    """What takes a file out of a table, by its path in the log; `changes` says whether rows change by it.
+    """The action that removes a file from a table, by its path in the log; `changes` says whether rows change by it.
 
-    delta-rs encodes the path once more. Of one that is encoded already it would remove nothing, and the rows stayed.
+    delta-rs encodes the path once more. With a path that is encoded already it would remove nothing, and the
+    rows would stay.
     """
     return RemoveAction(unquote(path), changes, time_ms, size, {})
 

@@ -1,10 +1,10 @@
-"""Rows of a Delta table marked as deleted by this process: deletion vectors, and the commit that has them.
+"""Marks rows of a Delta table as deleted in this process: deletion vectors, and the commit that adds them.
 
-In: a table's log, and which rows of which files go. Out: one commit, in which each file has a deletion vector that says so
-beside the rows that it had marked before. Delta-rs reads deletion vectors but commits none; so the log's entry is written here, as
-Delta's protocol has it (Deletion Vectors; Deletion Vector Format; Add File and Remove File). The vectors are durable before the entry
-is there; those of a commit that fails are left to VACUUM. Raises OSError, CommitFailedError where another writer was faster, and
-UnmarkableError.
+In: a table's log, and the rows of each file to delete. Out: one commit, in which each of these files has a
+deletion vector with those rows and the ones marked before. delta-rs reads deletion vectors but commits none.
+So the log's entry is written here, as Delta's protocol has it (Deletion Vectors; Deletion Vector Format; Add
+File and Remove File). The vectors are durable before the entry is made; those of a failed commit are left to
+VACUUM. Raises OSError, CommitFailedError where another writer was faster, and UnmarkableError.
 
     deletion_vector_<uuid>.bin    1 | size, bytes, CRC | size, bytes, CRC | ...
                                       ^ offset in the descriptor of a file's vector
@@ -35,21 +35,22 @@ Rows = npt.NDArray[np.int64]
 FEATURE, PROPERTY = "deletionVectors", "delta.enableDeletionVectors"
 
 _VERSION, _MAGIC = 1, 1681511377
-#: The same 85 digits in the order of RFC 1924, as Python has them, and in that of ZeroMQ's Z85, as Delta has them.
+#: The same 85 digits in the order of RFC 1924, as Python has them, and in that of ZeroMQ's Z85, as Delta has
+#: them.
 _RFC_1924 = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
 _Z85 = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 
-#: What is read of a checkpoint's `add` actions.
+#: The fields that are read of a checkpoint's `add` actions.
 _ADDED = frozenset(
     {"path", "partitionValues", "size", "modificationTime", "dataChange", "stats", "tags", "deletionVector"}
 )
-#: What tells a file of the log from others, and from itself with other rows marked.
+#: Identifies a file of the log, together with its marked rows.
 _IDENTITY = ("path", "partitionValues", "size", "deletionVector")
 
 
 @dataclass(frozen=True)
 class Marked:
-    """A file of a table, as it was `added` to it last, and all of its rows that are deleted."""
+    """A file of a table, as it was last `added`, and all of its rows that are deleted."""
 
     added: Action
     rows: Rows
@@ -73,7 +74,10 @@ def deleted_rows(table: DeltaTable) -> dict[str, Rows]:
 
 
 def _named(path: str, names: Collection[str]) -> str:
-    """Which of some files, named from the table's folder, is at a path, which delta-rs encodes as a URL."""
+    """Which of some files, named relative to the table's folder, is at a path.
+
+    Delta-rs encodes the path as a URL.
+    """
     parts = unquote(path).split("/")
     for first in range(len(parts) - 1, -1, -1):
         if (name := "/".join(parts[first:])) in names:
@@ -108,14 +112,14 @@ def commit_marked(
             }
         )
     for file, vector in zip(partly, _written_vectors(log, partly), strict=True):
-        # What bounds the rows bounds those that are left, too.
+        # Bounds of all rows are also bounds of the remaining ones.
         stats = json.dumps({**json.loads(file.added["stats"]), "tightBounds": False})
         actions.append({"add": {**file.added, "dataChange": True, "stats": stats, "deletionVector": vector}})
     log.commit(version + 1, actions)
 
 
 def _written_vectors(log: Log, marked: Sequence[Marked]) -> list[Action]:
-    """Write the vectors of files into one file; a descriptor for each."""
+    """Write the vectors of files into one file; returns a descriptor for each."""
     if not marked:
         return []
     identity, descriptors = uuid.uuid4(), list[Action]()
@@ -138,7 +142,7 @@ def _written_vectors(log: Log, marked: Sequence[Marked]) -> list[Action]:
 
 
 def added_files(log: Log, version: int, wanted: Collection[str]) -> dict[str, Action]:
-    """How some files of a version were added to it last (their `add` actions), by their names from the table's folder.
+    """The last `add` actions of some files of a version, by their names relative to the table's folder.
 
     Raises UnmarkableError.
     """
@@ -146,7 +150,7 @@ def added_files(log: Log, version: int, wanted: Collection[str]) -> dict[str, Ac
     for actions in log.backwards(version, "add", _ADDED):
         if found.keys() == set(wanted):
             break
-        # A file that is added with other rows marked is removed in the same commit, which says nothing of its place there.
+        # The commit that adds a file with other marked rows also removes it, in any order.
         for added in actions:
             name = unquote(added["path"])
             if name in wanted:
@@ -157,17 +161,17 @@ def added_files(log: Log, version: int, wanted: Collection[str]) -> dict[str, Ac
 
 
 def enable(log: Log, table: DeltaTable, information: Action) -> None:
-    """Let writers of a table mark rows: a commit that changes its properties and features, and nothing else.
+    """Enable deletion vectors in a table, by a commit that only changes its properties and features.
 
-    Not by delta-rs, which makes a table of such features one of variants, too, which many readers refuse. Raises as
-    `commit_marked` does.
+    It is not made by delta-rs, which would add the feature of variants too, and many readers refuse that.
+    Raises as `commit_marked` does.
     """
     version, protocol = table.version(), table.protocol()
     newest = next((a for each in log.backwards(version, "metaData", None) for a in each), None)
     if newest is None:
         raise UnmarkableError(f"the log of {log.path} does not tell the table's columns")
     configuration = {**dict(newest.get("configuration") or {}), PROPERTY: "true"}
-    # What version 2 of the writers' protocol stands for (Writer Version Requirements).
+    # The features that version 2 of the writers' protocol stands for (Writer Version Requirements).
     writers = set(protocol.writer_features or ("appendOnly", "invariants")) | {FEATURE}
     features = {
         "minReaderVersion": 3,
@@ -184,7 +188,10 @@ def enable(log: Log, table: DeltaTable, information: Action) -> None:
 
 
 def vector_file(descriptor: Action | None) -> tuple[str, int] | None:
-    """The file of a vector, named from its table's folder, and how many bytes it has at least; None of one without a file there."""
+    """The file of a vector, relative to its table's folder, and its least size in bytes.
+
+    None for a vector without a file there.
+    """
     if descriptor is None or descriptor.get("storageType") != "u":
         return None
     *folder, digits = descriptor["pathOrInlineDv"][:-20], descriptor["pathOrInlineDv"][-20:]

@@ -1,7 +1,7 @@
-"""Delta tables that delta-rs reaches, in a folder or on an object store: `Records`, and small writes without a JVM.
+"""Delta tables that delta-rs can reach, in a folder or on an object store: `Records`, and small writes without a JVM.
 
-A write that Spark would need a second for takes milliseconds here, so small batches are written and merged by delta-rs
-in this process; large ones, and everything in a lake that delta-rs does not reach, by Spark.
+A small write takes milliseconds here, and about a second in Spark. So delta-rs in this process writes and
+merges small batches. Spark writes large ones, and everything in a lake that delta-rs cannot reach.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -27,7 +27,7 @@ from pgsieve.resources.lake.stores.store import joined
 
 
 class LocalRecords(Commits):
-    """Delta tables that delta-rs reaches."""
+    """Delta tables that delta-rs can reach."""
 
     def rows_of(self, path: str, keys: pa.Table, schema: pa.Schema) -> tuple[npt.NDArray[np.int64], pa.Table]:
         """The numbers of those of some keys that a table has, and its rows of them with the columns of a schema, side by side.
@@ -60,11 +60,11 @@ class LocalRecords(Commits):
         return self.store.remove(folder)
 
     def lend_tables(self) -> None:
-        """Leave the tables that this thread holds open to other threads: it works with none of them at the moment."""
+        """Release this thread's open tables for other threads: it uses none of them at the moment."""
         self._tables.lend()
 
     def rows(self, path: str, where: str = "true") -> list[dict[str, Any]]:
-        """The rows of a small table for which an SQL condition holds; none where there is no table."""
+        """The rows of a small table that fulfil an SQL condition; empty where there is no table."""
         table = self.opened(path)
         return [] if table is None else self._rows(path, table, where)
 
@@ -73,7 +73,7 @@ class LocalRecords(Commits):
         return self._tables.remembered(path, table, query, lambda: queried(table, query).to_pylist())
 
     def newest(self, path: str, column: str) -> list[dict[str, Any]]:
-        """The rows with the greatest number in a column; none where there is no table."""
+        """The rows with the greatest number in a column; empty where there is no table."""
         if (table := self.opened(path)) is None:
             return []
         return self._tables.remembered(
@@ -81,7 +81,7 @@ class LocalRecords(Commits):
         )
 
     def _newest(self, path: str, table: DeltaTable, column: str) -> list[dict[str, Any]]:
-        # The statistics of the files tell the number; then only the file that has it is read.
+        # The statistics of the files have the number; then only the file that has it is read.
         files = pa.table(table.get_add_actions(flatten=True))
         greatest = files[f"max.{column}"] if f"max.{column}" in files.column_names else pa.nulls(1)
         if len(greatest) == 0:
@@ -109,21 +109,25 @@ class LocalRecords(Commits):
         return table is None or requirements.takes_files(table, schema, overwrite=overwrite)
 
     def permutes(self, path: str, columns: Sequence[str]) -> bool:
-        """Whether a table has these columns in another order, which delta-rs would leave when overwriting."""
+        """Whether a table has these columns in another order, which delta-rs would keep when overwriting."""
         if not self.exists(path):
             return False
         names = self.columns(path)
         return names != list(columns) and sorted(names) == sorted(columns)
 
     def is_partitioned_by_others(self, path: str, columns: Collection[str]) -> bool:
-        """Whether a table, if there is one, is partitioned by columns that are not among these: delta-rs leaves it so when overwriting."""
+        """Whether a table is partitioned by other columns than these.
+
+        delta-rs keeps the partitioning when overwriting.
+        """
         table = self.opened(path)
         return table is not None and not set(table.metadata().partition_columns) <= set(columns)
 
     def takes_properties(self, path: str) -> bool:
-        """Whether `set_properties` leaves a table to the readers that it has.
+        """Whether `set_properties` keeps a table readable for its present readers.
 
-        Where the protocol lists features, delta-rs adds one for the variant type, which few readers know.
+        Where the protocol lists features, delta-rs adds the one for the variant type, which few readers
+        support.
         """
         table = self.table_at(path)
         return (
@@ -133,9 +137,9 @@ class LocalRecords(Commits):
         )
 
     def stamp(self, path: str) -> tuple[str, int] | None:
-        """The table's identifier, which a table that is made anew does not share, and its newest version.
+        """The table's identifier, which a table made anew does not share, its newest version, and the time of that.
 
-        And when that was written: a folder that was put back gets other commits of the same number.
+        The time matters as a folder that was put back gets other commits with the same numbers.
         """
         if (table := self.opened(path)) is None:
             return None
@@ -150,13 +154,16 @@ class LocalRecords(Commits):
         return self.table_at(path).version()
 
     def entry_bytes(self, path: str, version: int) -> int | None:
-        """How many bytes the log's entry of a version has; None on a store, where only a request would tell."""
+        """The size in bytes of the log's entry of a version; None on a store, where it would take a request."""
         return None if is_uri(path) else self._tables.log_of(path).bytes_of(version)
 
     def is_restored(self, path: str, since: int, entry_bytes: int | None = None) -> bool:
-        """Whether somebody has gone back in a table that had this version; two looks at its folder where it still has.
+        """Whether a table was put back behind this version.
 
-        Raises DamagedTableError where the entry of this version, or of a later one, is not whole, or has not the bytes that it had.
+        Cheap, two looks at its folder, where it still has the version.
+
+        Raises DamagedTableError where the entry of this version, or of a later one, is incomplete, or has
+        another size than it had.
         """
         log = self._tables.log_of(path)
         entries = log.since(since, since)
@@ -172,7 +179,7 @@ class LocalRecords(Commits):
         return later < 0 or any(c.get("operation") == "RESTORE" for c in table.history(later) if later)
 
     def committed_at(self, path: str, position: int) -> int | None:
-        """The version with which pgsieve wrote a position; None where the last commits do not tell."""
+        """The version with which pgsieve wrote a position; None where the last commits do not have it."""
         return version_with(self.table_at(path).history(LAST_COMMITS), position)
 
     def size(self, path: str) -> int:
@@ -189,7 +196,7 @@ class LocalRecords(Commits):
         return datetime.fromtimestamp(newest["timestamp"] / 1000, UTC)
 
     def least(self, path: str, column: str, where: str) -> Any:
-        """The least value of a column in the rows for which an SQL condition holds; None where there is none."""
+        """The least value of a column in the rows that fulfil an SQL condition; None without such rows."""
         least = queried(
             self.table_at(path), f"select min({quoted_column(column)}) as m from t where {where}"
         )["m"]
@@ -200,13 +207,13 @@ class LocalRecords(Commits):
         return Slices(self.table_at(path), path, self.store)
 
     def slices(self, path: str, after: int) -> Sequence[int]:
-        """The ends of the slices beyond an LSN, in order; none where there is no table."""
+        """The ends of the slices beyond an LSN, in order; empty where there is no table."""
         return [] if (self.position(path) or 0) <= after else self.change_log(path).ends(after)
 
     def is_readable(self, path: str) -> bool:
-        """Whether delta-rs and Arrow read the rows of a table as they are: it has no mapped columns, and no partitions.
+        """Whether delta-rs and Arrow can read the rows of a table as they are: no mapped columns, and no partitions.
 
-        And it asks of its readers nothing that delta-rs does not do.
+        Nor may the table require of its readers anything that delta-rs does not support.
         """
         table = self.table_at(path)
         return (
@@ -221,15 +228,18 @@ class LocalRecords(Commits):
         return table is None or requirements.is_unmapped(table)
 
     def is_written(self, path: str) -> bool:
-        """Whether delta-rs writes to a table, if there is one: it does all that this asks of its writers."""
+        """Whether delta-rs can write a table, if there is one: it supports all that the table requires of writers."""
         table = self.opened(path)
         return table is None or requirements.is_written(table)
 
     def is_read(self, path: str) -> bool:
-        """Whether delta-rs reads a table: it does all that this asks of its readers."""
+        """Whether delta-rs can read a table: it supports all that the table requires of readers."""
         return requirements.is_read(self.table_at(path))
 
     def has_deletion_vectors(self, path: str) -> bool | None:
-        """Whether writers of the table may mark rows in deletion vectors; None where its properties do not say."""
+        """Whether writers of the table may mark rows in deletion vectors.
+
+        None where its properties do not say.
+        """
         said = self.table_at(path).metadata().configuration.get(PROPERTY)
         return None if said is None else said.lower() == "true"

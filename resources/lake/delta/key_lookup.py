@@ -1,7 +1,7 @@
-"""Which keys a Delta table has, read from as few of its files as their statistics allow.
+"""Finds which keys a Delta table has, reading as few of its files as their statistics allow.
 
-In: a table, and keys as Arrow columns. Out: those of them that the table has. Nothing is read for keys beyond
-the bounds of every file, as those of an append of growing keys are. Raises what delta-rs and Arrow do.
+In: a table, and keys as Arrow columns. Out: the keys that the table has. For keys beyond the bounds of every
+file, such as growing keys that are appended, nothing is read. Raises errors of delta-rs and Arrow.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -26,20 +26,24 @@ from pgsieve.resources.lake.stores.store import Store, is_shadowed, joined
 Bounds = tuple[pa.Scalar, pa.Scalar]
 Key = tuple[object, ...]
 
-#: The keys of so many files are looked through at once; each may have tens of megabytes of them.
+#: The keys of this many files are searched at once; each file may have tens of megabytes of keys.
 _BESIDE = 2
 
-#: Delta's statistics of times may be cut to milliseconds, also the greatest one (Per-file Statistics of its protocol).
+#: Delta may cut statistics of times to milliseconds, also the greatest one (Per-file Statistics of its
+#: protocol).
 _CUT = pa.scalar(1_000, pa.duration("us"))
 
 
 def key_values(columns: Sequence[pa.ChunkedArray]) -> Iterator[Key]:
-    """The rows of key columns as tuples that are equal where the keys are; times as numbers, which Python can hold."""
+    """The rows of key columns as tuples that are equal where the keys are.
+
+    Times become numbers, for which Python has room.
+    """
     return zip(*(_plain(column).to_pylist() for column in columns), strict=True)
 
 
 def bounds_of(keys: pa.Table) -> Mapping[str, Bounds]:
-    """The bounds of those columns whose files have statistics that can be compared."""
+    """The bounds of those columns whose files have comparable statistics."""
     bounds = {}
     for name in keys.column_names:
         if _has_bounds(keys[name].type):
@@ -51,9 +55,9 @@ def bounds_of(keys: pa.Table) -> Mapping[str, Bounds]:
 def rows_of(
     table: DeltaTable, path: str, store: Store, keys: pa.Table, schema: pa.Schema
 ) -> tuple[npt.NDArray[np.int64], pa.Table]:
-    """The numbers of those of some keys that a table has, and its rows of them with the columns of a schema, side by side.
+    """The indices of those keys that a table has, and its rows with these keys in the same order.
 
-    The columns of `keys` have the table's names; the schema has them, too.
+    The columns of `keys` have the table's names, as `schema` does. The rows have the columns of `schema`.
     """
     numbers, parts = [np.empty(0, np.int64)], [schema.empty_table()]
     labels = [f"k{number}" for number in range(keys.num_columns)]
@@ -67,10 +71,10 @@ def rows_of(
 
 @dataclass(frozen=True)
 class FileMatches:
-    """Rows of a file that have one of some keys: their numbers in the file, and those of their keys, side by side.
+    """Rows of a file that have one of some keys: their numbers in the file, and the indices of their keys in the same order.
 
-    The file is named from its folder (`name`) and as the table's log names it (`path`). `deleted` are the rows that a
-    deletion vector leaves out, none of which is among the others.
+    `name` is the file relative to the table's folder, `path` is as in the table's log. `deleted` are rows
+    that a deletion vector leaves out; none of them is among the others.
     """
 
     name: str
@@ -81,7 +85,7 @@ class FileMatches:
     deleted: npt.NDArray[np.int64]
 
     def of_keys(self, concerned: npt.NDArray[np.bool_]) -> "FileMatches":
-        """Those of some keys."""
+        """The matches of some of the keys."""
         chosen = concerned[self.keys]
         return replace(self, rows=self.rows[chosen], keys=self.keys[chosen])
 
@@ -126,10 +130,10 @@ def _matched_files(
     names: Collection[str],
     deleted: Mapping[str, npt.NDArray[np.int64]],
 ) -> Iterator[FileMatches]:
-    """Those of some files of a table that have rows of some keys, which differ from one another.
+    """The matches in some files of a table; the keys are distinct.
 
-    `names` are the files, named from the table's folder, and `deleted` the rows of them that are marked as such; the columns of
-    `keys` have the table's names, and its files theirs.
+    `names` are the files, relative to the table's folder, and `deleted` their rows that are marked as
+    deleted. The columns of `keys` have the table's names, and so do the files.
     """
     labels = [f"k{number}" for number in range(keys.num_columns)]
     wanted, none = keys.rename_columns(labels), np.empty(0, np.int64)
@@ -145,7 +149,7 @@ def _matched_files(
     files = [(unquote(each["path"]), each["path"], each["size_bytes"]) for each in actions]
     files = [file for file in files if file[0] in names]
     with ThreadPoolExecutor(_BESIDE) as pool:
-        # So many at a time, as whoever has enough reads no more.
+        # A few at a time, as a caller that has enough reads no more.
         for begin in range(0, len(files), _BESIDE):
             found = pool.map(matches_in, *zip(*files[begin : begin + _BESIDE], strict=True))
             yield from (match for match in found if len(match.rows))
@@ -171,14 +175,14 @@ def _numbered(rows: pa.Table, label: str) -> pa.Table:
 def _candidates(
     table: DeltaTable, path: str, store: Store, keys: pa.Table, schema: pa.Schema
 ) -> Iterator[pa.Table]:
-    """Rows that may have one of some keys, all those that have among them, with the columns of a schema."""
+    """Rows that may have one of some keys, including all that do, with the columns of a schema."""
     bounds = bounds_of(keys)
     if not keys.num_rows or not (files := files_within(table, bounds)):
         return
     first = keys.column_names[0]
     for batch in _batches(table, store, [joined(path, file) for file in files], schema, bounds):
         rows = pa.Table.from_batches([batch]).select(schema.names).cast(schema)
-        # Lists are comparable within their column alone.
+        # Lists are comparable only within their column.
         if not pa.types.is_list(keys[first].type):
             rows = rows.filter(pc.is_in(comparable(rows[first]), comparable(keys[first])))
         yield rows
@@ -198,7 +202,7 @@ def files_within(table: DeltaTable, bounds: Mapping[str, Bounds]) -> list[str]:
                 highest = pc.add_checked(highest, _CUT)
             within = pc.and_kleene(pc.less_equal(lowest, greatest), pc.greater_equal(highest, least))
             may = pc.and_kleene(may, within)
-    # Without statistics a file may have anything.
+    # Without statistics a file may have any value.
     chosen = files["path"].filter(pc.fill_null(may, True))
     return [unquote(path) for path in chosen.to_pylist()]
 
@@ -206,14 +210,18 @@ def files_within(table: DeltaTable, bounds: Mapping[str, Bounds]) -> list[str]:
 def _batches(
     table: DeltaTable, store: Store, files: Sequence[str], schema: pa.Schema, bounds: Mapping[str, Bounds]
 ) -> Iterator[pa.RecordBatch]:
-    """Columns of these files; of all files where some of their rows are deleted, or a dataset does not have all columns."""
+    """Columns of these files.
+
+    Of all files where some rows are deleted, or a dataset does not have all columns.
+    """
     marked = pa.table(table.deletion_vectors().read_all()).num_rows
     if marked or table.metadata().partition_columns or is_shadowed(schema.names):
         select_list = ", ".join(map(quoted_column, schema.names))
         rows = QueryBuilder().register("t", table).execute(f"select {select_list} from t")
         yield from pa.RecordBatchReader.from_stream(rows)
         return
-    # A file that delta-rs has rewritten (MERGE) says that its text is to be read as views, which Arrow compares with no text.
+    # A file that delta-rs has rewritten (MERGE) asks for its text to be read as views, which Arrow cannot
+    # compare with text.
     compared = {name: each for name, each in bounds.items() if not _is_text(each[0].type)}
     chosen = [ds.field(name) >= least for name, (least, _) in compared.items()]
     chosen += [ds.field(name) <= greatest for name, (_, greatest) in compared.items()]

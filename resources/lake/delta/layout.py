@@ -1,4 +1,4 @@
-"""How replicas lie in the lake: their folders, the order of their rows, the size of their files, their Delta properties.
+"""The layout of replicas: their folders, the order of rows, the size of files, Delta properties.
 
 In: what `layout` of pgsieve.yaml says. Out: the layout of each table, and what its Delta table is told. Raises nothing.
 
@@ -11,17 +11,17 @@ from dataclasses import dataclass, field
 
 Name = tuple[str, str]
 
-#: Where a replica is below its subscription's folder if nothing else is said; no two tables share such a folder.
+#: The default folder of a replica below its subscription's folder; no two tables share such a folder.
 FOLDERS = "{schema}/{table}"
-#: What a template for folders may have in braces.
+#: The placeholders that a template for folders may have in braces.
 FOLDER_FIELDS = ("schema", "table")
 
 
 @dataclass(frozen=True)
 class Property:
-    """A Delta property that a layout may set: the values that it may have, in words and as a pattern.
+    """A Delta property that a layout may set: its allowed values, in words and as a pattern.
 
-    `default` is what it has where nobody sets it.
+    `default` is its value where it is not set.
     """
 
     meaning: str
@@ -29,14 +29,14 @@ class Property:
     default: str
 
 
-#: What every writer of a replica complies with: delta-rs, Spark, and files that executors write.
+#: Properties that every writer of a replica respects: delta-rs, Spark, and files that executors write.
 PROPERTIES = {
     "delta.enableChangeDataFeed": Property("true or false", "true|false", "false"),
     "delta.checkpointInterval": Property("a number of commits, 1 at least", "[1-9][0-9]{0,5}", "10"),
 }
-#: Files are about so large if nothing is said.
+#: The default size of files.
 FILE_BYTES = 128 * 1024 * 1024
-#: In which delta-rs looks for the size of files; here pgsieve's own writers and maintenance do, too.
+#: delta-rs reads the size of files from this property; pgsieve's own writers and maintenance do too.
 FILE_BYTES_PROPERTY = "delta.targetFileSize"
 
 
@@ -64,7 +64,7 @@ class TableLayout:
 
 @dataclass(frozen=True)
 class SubscriptionLayout:
-    """The layout of a subscription's replicas: a template of folders, the layout of all, and of some what differs."""
+    """The layout of a subscription's replicas: a template of folders, the layout of all, and the differences of some."""
 
     folders: str = FOLDERS
     every: TableLayout = field(default_factory=TableLayout)
@@ -76,7 +76,7 @@ class SubscriptionLayout:
         return self.every if table is None else table.over(self.every)
 
     def delta_json(self) -> str | None:
-        """The Delta properties of all tables as text, to be compared with; None where none is set."""
+        """The Delta properties of all tables as text, for comparison; None where none is set."""
         tables = {json.dumps(name): self.of(name).delta() for name in sorted(self.tables)}
         if not self.every.delta() and not any(tables.values()):
             return None
@@ -84,13 +84,16 @@ class SubscriptionLayout:
 
 
 def file_bytes(properties: Mapping[str, str]) -> int:
-    """How large the files of a table with these properties should be; what is not a number of bytes counts as nothing said."""
+    """The target size of files of a table with these properties.
+
+    A value that is not a number of bytes is ignored.
+    """
     size = properties.get(FILE_BYTES_PROPERTY, "")
     return int(size) if size.isascii() and size.isdigit() else FILE_BYTES
 
 
 def properties_once_set(text: str | None) -> set[str]:
-    """The names of the properties in what `delta_json` gave."""
+    """The names of the properties in a text of `delta_json`."""
     if text is None:
         return set()
     read = json.loads(text)

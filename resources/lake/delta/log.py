@@ -1,9 +1,10 @@
-"""The log of a Delta table: read back from a version, and an entry added that delta-rs has no way to write.
+"""The log of a Delta table: read backwards from a version, and extended by entries that delta-rs cannot write.
 
-In: a table in a folder or on an object store. Out: actions of its entries, those of the last checkpoint at last; one more entry,
-whole and once or not at all. In a folder a hard link makes it, which fails where the name is taken; on a store a PUT with a
-condition does, which the store has been found to keep (`kept_commits`). Raises OSError, CommitFailedError where another writer was
-faster, and UnmarkableError.
+In: a table in a folder or on an object store. Out: actions of its entries, with those of the last checkpoint
+at the end; one more entry, written atomically and at most once. In a folder it is made by a hard link, which
+fails where the name exists. On a store it is made by a conditional PUT, which the store has been found to
+respect (`kept_commits`). Raises OSError, CommitFailedError where another writer was faster, and
+UnmarkableError.
 
 https://github.com/delta-io/delta/blob/master/PROTOCOL.md (Delta Log Entries, Checkpoints)
 """
@@ -25,10 +26,10 @@ from pyarrow.fs import LocalFileSystem
 from pgsieve.resources.lake.stores.objects import Objects, objects_at, passes
 from pgsieve.resources.lake.stores.store import Store, joined
 
-#: An action of the log, or what it does.
+#: An action of the log, or its content.
 Action = dict[str, Any]
 
-#: So many entries are read at a time: on a store each is a request.
+#: This many entries are read at a time: on a store each is a request.
 _BESIDE = 16
 _LAST_CHECKPOINT = "_last_checkpoint"
 #: What of an action is a map.
@@ -42,19 +43,22 @@ class UnmarkableError(Exception):
 
 
 class Files(Protocol):
-    """Files of a table, named from its folder, each read and written whole."""
+    """Files of a table, named relative to its folder, each read and written whole."""
 
     def refuse_unmakeable(self) -> None:
-        """Raise UnmarkableError where `make` could not make a file in the log."""
+        """Raise UnmarkableError where `make` cannot make a file in the log."""
 
     def read(self, name: str) -> bytes | None:
-        """The bytes of a file; None where there is none. Raises UnmarkableError where it cannot be read from here."""
+        """The bytes of a file; None where there is none.
+
+        Raises UnmarkableError where it cannot be read from here.
+        """
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a file of a name that no other has; it outlives a loss of power."""
+        """Write a file with a new name; it survives a loss of power."""
 
     def make(self, name: str, content: bytes) -> None:
-        """Write a file whose bytes no other has, whole and once or not at all; raises FileExistsError where another has its name."""
+        """Write a file with unique bytes, atomically; raises FileExistsError where another file has its name."""
 
 
 class FolderFiles:
@@ -64,7 +68,7 @@ class FolderFiles:
         self._folder = folder
 
     def refuse_unmakeable(self) -> None:
-        """Raise UnmarkableError where the log takes no hard links."""
+        """Raise UnmarkableError where the log's folder allows no hard links."""
         one, other = (self._folder / "_delta_log" / f"_link_{uuid.uuid4()}.tmp" for _ in range(2))
         try:
             one.touch()
@@ -85,19 +89,19 @@ class FolderFiles:
             return None
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a file of a name that no other has; it outlives a loss of power."""
+        """Write a file with a new name; it survives a loss of power."""
         with (self._folder / name).open("xb") as stream:
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
 
     def make(self, name: str, content: bytes) -> None:
-        """Write a file whole and once or not at all; raises FileExistsError where another one has its name."""
+        """Write a file atomically; raises FileExistsError where another one has its name."""
         path = self._folder / name
         written = path.with_name(f"_commit_{uuid.uuid4()}.json.tmp")
         try:
             self.write(str(written.relative_to(self._folder)), content)
-            # Fails where the name is taken, as a rename would not.
+            # Fails where the name exists; a rename would not.
             os.link(written, path)
         finally:
             written.unlink(missing_ok=True)
@@ -110,12 +114,13 @@ class StoreFiles:
         self._objects, self._folder = objects, folder
 
     def refuse_unmakeable(self) -> None:
-        """Nothing: a run has tried before whether the store keeps the condition, and is refused by then where it does not."""
+        """Does nothing: an earlier trial has refused the run where the store does not respect the condition."""
 
     def read(self, name: str) -> bytes | None:
         """The bytes of a file; None where there is none.
 
-        Raises UnmarkableError where the store refuses for good: delta-rs, which has read the table, reaches it in another way.
+        Raises UnmarkableError where the store refuses for good: delta-rs, which has read the table, reaches
+        it in another way.
         """
         try:
             return self._objects.read(f"{self._folder}/{name}")
@@ -125,11 +130,11 @@ class StoreFiles:
             raise UnmarkableError(f"{self._folder}/{name} cannot be read: {error}") from error
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a file of a name that no other has; a store keeps what it has confirmed."""
+        """Write a file with a new name; a store keeps what it has confirmed."""
         self._objects.write(f"{self._folder}/{name}", content)
 
     def make(self, name: str, content: bytes) -> None:
-        """Write a file whole and once or not at all; raises FileExistsError where another one has its name."""
+        """Write a file atomically; raises FileExistsError where another one has its name."""
         self._objects.make(f"{self._folder}/{name}", content)
 
 
@@ -141,7 +146,7 @@ class Log:
 
     @classmethod
     def of(cls, path: str, store: Store) -> "Log | None":
-        """The log of a table; None where this process adds no entry to it."""
+        """The log of a table; None where this process cannot add entries to it."""
         system, inner = store.system(path)
         if isinstance(system, LocalFileSystem):
             return cls(path, store, FolderFiles(Path(inner)))
@@ -149,11 +154,13 @@ class Log:
         return None if objects is None else cls(path, store, StoreFiles(objects, inner))
 
     def commit(self, version: int, actions: Iterable[Action]) -> None:
-        """Make the entry of a version, whole or not at all; one of the actions has an identifier that no other commit has.
+        """Make the entry of a version, atomically.
 
-        Raises CommitFailedError where the version is there.
+        One of the actions has an identifier that no other commit has.
+
+        Raises CommitFailedError where the version exists.
         """
-        # The position at last: who finds it knows that nothing is cut off (`whole_entries`).
+        # The position comes last: its presence shows that nothing is cut off (`whole_entries`).
         ordered = sorted(actions, key=lambda action: "txn" in action)
         lines = (json.dumps(action, separators=(",", ":")) + "\n" for action in ordered)
         try:
@@ -166,13 +173,14 @@ class Log:
     def backwards(
         self, version: int, kind: str, fields: Collection[str] | None
     ) -> Iterator[Iterable[Action]]:
-        """The actions of one kind in each entry from a version back, those of the last checkpoint at last.
+        """The actions of one kind in each entry from a version backwards, with those of the last checkpoint at the end.
 
-        Of a checkpoint these `fields` are read. Raises UnmarkableError where there is neither an entry nor such a checkpoint.
+        Only `fields` are read of a checkpoint. Raises UnmarkableError where an entry is missing without such
+        a checkpoint.
         """
         last = self._last_checkpoint(version)
         with ThreadPoolExecutor(_BESIDE) as pool:
-            # So many at a time, as whoever has enough reads no more.
+            # A few at a time, as a caller that has enough reads no more.
             for begin in range(version, last, -_BESIDE):
                 numbers = range(begin, max(begin - _BESIDE, last), -1)
                 for number, entry in zip(numbers, pool.map(self._entry, numbers), strict=True):
@@ -189,9 +197,11 @@ class Log:
         )
 
     def _last_checkpoint(self, version: int) -> int:
-        """The last checkpoint that is not after a version, in one file of the classic kind; -1 where the log names none.
+        """The last checkpoint at or before a version, in one file of the classic kind.
 
-        Without one all entries are read, which are there as long as no checkpoint has made them needless.
+        -1 where the log names none.
+
+        Without one all entries are read; they exist as long as no checkpoint has replaced them.
         """
         try:
             named = json.loads(self.files.read(f"_delta_log/{_LAST_CHECKPOINT}") or b"{}")
@@ -220,7 +230,7 @@ def _entry(version: int) -> str:
 
 
 def _as_in_json(action: Mapping[str, Any]) -> Action:
-    """An action of a checkpoint as the log's entries have it: maps as objects, and nothing that is NULL."""
+    """A checkpoint's action in the form of the log's entries: maps as objects, and no NULL."""
     plain = {key: value for key, value in action.items() if value is not None}
     for key, value in plain.items():
         if key in _MAPS:

@@ -1,7 +1,7 @@
-"""MERGE, described once for both engines: what finds a row of a table `t`, and what becomes of it by a source `s`.
+"""MERGE, described once for both engines: how rows of a table `t` are found, and changed by a source `s`.
 
-In: columns of the table and of the source. Out: clauses, in which each engine quotes names its own way. The source has a
-column `action`.
+In: columns of the table and of the source. Out: clauses, in which each engine quotes names in its own way.
+The source has a column `action`.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -15,7 +15,10 @@ Quote = Callable[[str], str]
 
 @dataclass(frozen=True)
 class Clauses:
-    """The clauses of a MERGE: rows that match `on` are deleted or updated, others inserted; columns are quoted."""
+    """The clauses of a MERGE: rows that match `on` are deleted or updated, others inserted.
+
+    Columns are quoted.
+    """
 
     on: str
     inserts: str
@@ -75,7 +78,7 @@ class Merge:
 
 
 def keyless_clauses(same_row: str, columns: Sequence[str]) -> Clauses:
-    """Every row equal to one that is deleted goes, and each one that is inserted comes; `same_row` is Spark's SQL."""
+    """Deletes every row equal to a deleted one, and inserts each inserted one; `same_row` is Spark's SQL."""
     return Clauses(
         on=f"s.action = 'delete' and {same_row}",
         inserts="s.action = 'insert'",

@@ -69,23 +69,23 @@ def literal(text: str) -> str:
 
 
 def commit_metadata(position: int | None, more: Mapping[str, Any] | None = None) -> str:
-    """The user metadata of a commit of pgsieve's."""
+    """The user metadata of a commit by pgsieve."""
     return json.dumps({APPLICATION: {"lsn": position, **(more or {})}})
 
 
 def version_with(commits: Iterable[Mapping[str, Any]], position: int) -> int | None:
-    """The version of the newest commit that wrote a position; commits that kept it do not count."""
+    """The version of the newest commit that wrote a position; commits that only kept it do not count."""
     return next(
         (int(c["version"]) for c in commits if position_in(c.get("userMetadata")) == (position, False)), None
     )
 
 
 def position_in(metadata: str | None) -> tuple[int | None, bool]:
-    """The position that a commit's user metadata has, and whether it only kept the one that its writer had read before."""
+    """The position in a commit's user metadata, and whether the commit only kept the position that its writer had read."""
     try:
         read = json.loads(metadata or "null")
     except ValueError:
-        return None, False  # Another writer's words.
+        return None, False  # Another writer's metadata.
     if not isinstance(read, dict) or not isinstance(read.get(APPLICATION), dict):
         return None, False
     lsn = read[APPLICATION].get("lsn")
@@ -93,43 +93,43 @@ def position_in(metadata: str | None) -> tuple[int | None, bool]:
 
 
 def kept_metadata(position: int | None) -> str:
-    """The user metadata of a commit that leaves rows and position: Spark looks for the position in the newest commit.
+    """The user metadata of a commit that keeps rows and position: Spark looks for the position in the newest commit.
 
-    It was read before, and another one may have been committed since.
+    The position was read before, and another one may have been committed since.
     """
     return commit_metadata(position, {"kept": True})
 
 
 def versioned(rows: pa.Table, version: int) -> pa.Table:
-    """Rows as the commit of this version is to write them."""
+    """Rows for the commit of this version."""
     return rows.append_column(VERSION, pa.array([version] * rows.num_rows, pa.int64()))
 
 
 def version_of(row: Mapping[str, Any]) -> int:
-    """The Delta version that a row came with; -1 for rows of lakes from before they said so."""
+    """The Delta version of a row's commit; -1 for rows of older lakes, which do not record it."""
     version = row.get(VERSION)
     return -1 if version is None else int(version)
 
 
 def in_order(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Rows of `append_versioned`, oldest first: clocks decide only between those that do not tell their version."""
+    """Rows of `append_versioned`, oldest first: clocks decide only between rows without a version."""
     return sorted(rows, key=lambda row: (version_of(row), row["at"]))
 
 
 class Records(Protocol):
-    """Reads and appends small tables, and tells what stands in the log of any."""
+    """Reads and appends small tables, and reads the log of any table."""
 
     def exists(self, path: str) -> bool:
         """Whether there is a Delta table."""
 
     def rows(self, path: str, where: str = "true") -> list[dict[str, Any]]:
-        """The rows of a small table for which an SQL condition holds; none where there is no table.
+        """The rows of a small table that fulfil an SQL condition; empty where there is no table.
 
-        Files of which the statistics tell that no row can be among them are not read.
+        Files whose statistics exclude such rows are not read.
         """
 
     def newest(self, path: str, column: str) -> list[dict[str, Any]]:
-        """The rows with the greatest number in a column; none where there is no table."""
+        """The rows with the greatest number in a column; empty where there is no table."""
 
     def append(
         self,
@@ -142,45 +142,47 @@ class Records(Protocol):
     ) -> None:
         """Append rows in one commit; with a position, once per position.
 
-        `base` is the version that the rows were planned from, `after` the position (0: none): OverrunError is raised
-        where the table has another one.
+        `base` is the version that the rows were planned from, `after` the position (0: none): OverrunError is
+        raised where the table has another one.
         """
 
     def append_versioned(self, path: str, rows: pa.Table, base: int | None = None) -> None:
-        """Append rows that say, in a column `version`, which Delta version they came with.
+        """Append rows that have, in a column `version`, the Delta version of their commit.
 
-        No clock orders such rows, and neither compaction nor vacuum loses their order. Raises what another writer's
-        commit meanwhile raises: then the version would be wrong. `base` is the version that the rows were planned from
-        (0 also where there is no table): OverrunError is raised where the table has another one.
+        No clock orders such rows, and neither compaction nor vacuum loses their order. Where another writer
+        commits meanwhile, its error is raised: the version would be wrong. `base` is the version that the
+        rows were planned from (0 also where there is no table): OverrunError is raised where the table has
+        another one.
         """
 
     def position(self, path: str) -> int | None:
-        """The position of the newest commit of pgsieve's; None where there is no table or none of its commits."""
+        """The position of pgsieve's newest commit; None where there is no table or none of its commits."""
 
     def standing(self, path: str) -> Standing:
-        """The newest version and the position of it, of one moment."""
+        """The newest version of a table and its position, read together."""
 
     def stamp(self, path: str) -> tuple[str, int] | None:
-        """What tells the newest version of a table from every other of it and of the tables that were there before it.
+        """Distinguishes the newest version of a table from its others, and from those of former tables at its path.
 
-        None where there is no table, or where reading it costs no more.
+        None where there is no table, or where reading the table costs no more.
         """
 
     def version(self, path: str) -> int:
         """The newest version of a table."""
 
     def is_restored(self, path: str, since: int, entry_bytes: int | None = None) -> bool:
-        """Whether somebody has gone back in a table that had this version: by RESTORE, or an older folder put back.
+        """Whether a table was put back behind this version: by RESTORE, or from an older copy of its folder.
 
-        Delta keeps the transaction identifiers of what RESTORE undoes: the position alone does not tell. Raises DamagedTableError
-        where the log's entry of this version, or of a later one, is not whole, or has not the bytes that it had.
+        RESTORE keeps the transaction identifiers of the commits that it undoes, so the position alone is not
+        enough. Raises DamagedTableError where the log's entry of this version, or of a later one, is
+        incomplete, or has another size than it had.
         """
 
     def entry_bytes(self, path: str, version: int) -> int | None:
-        """How many bytes the log's entry of a version has; None where only a request would tell."""
+        """The size in bytes of the log's entry of a version; None where it would take a request."""
 
     def committed_at(self, path: str, position: int) -> int | None:
-        """The version with which pgsieve wrote a position; None where the last commits do not tell."""
+        """The version with which pgsieve wrote a position; None where the last commits do not have it."""
 
     def size(self, path: str) -> int:
         """The bytes of a table's files."""
@@ -192,4 +194,7 @@ class Records(Protocol):
         """The ends of the change log's slices beyond an LSN, in order."""
 
     def has_deletion_vectors(self, path: str) -> bool | None:
-        """Whether writers of the table may mark rows in deletion vectors; None where its properties do not say."""
+        """Whether writers of the table may mark rows in deletion vectors.
+
+        None where its properties do not say.
+        """

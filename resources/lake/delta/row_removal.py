@@ -1,9 +1,9 @@
-"""Rows taken out of a table, and others put in, in one commit: files are written once more without them, or the rows are marked.
+"""Replaces rows of a table in one commit: by writing their files again without them, or by marking them as deleted.
 
-In: a table that delta-rs reaches, and which of its rows go. Out: one commit, once per position. Whole files are replaced
-(`Commits.commit`) where the rows of a table are those of its files; rows are marked in deletion vectors (`deletion_vectors`) where its
-log takes an entry of ours.
-Raises OverrunError where the table has another version than the rows were found in, and UnmarkableError.
+In: a table that delta-rs can reach, and the rows to remove. Out: one commit, once per position. Whole files
+are replaced (`Commits.commit`) where the rows of a table are those of its files. Rows are marked in deletion
+vectors (`deletion_vectors`) where this process can add an entry to the log. Raises OverrunError where the
+table has another version than the rows were found in, and UnmarkableError.
 """
 
 import time
@@ -25,9 +25,9 @@ from pgsieve.resources.lake.delta.requirements import is_plain, takes_changes, t
 
 
 def takes_rewriting(commits: Commits, path: str, columns: Collection[str]) -> bool:
-    """Whether files of a table may be written once more with fewer rows: it is plain, and asks no more of those who write.
+    """Whether files of a table may be written again with fewer rows: it is plain, and requires nothing more of writers.
 
-    It has these `columns` alone: what a user has added keeps its values only where rows are merged.
+    It has only these `columns`: columns that a user has added keep their values only in a merge.
     """
     table = commits.table_at(path)
     return (
@@ -57,9 +57,9 @@ def enable_marking(commits: Commits, path: str) -> None:
 
 
 def marked_files(commits: Commits, path: str, matches: Sequence[FileMatches], base: int) -> list[Marked]:
-    """The files in which there are `matches`, as the log has them and with these rows as deleted, for `mark_rows`.
+    """The files that have `matches`, as in the log and with these rows marked as deleted, for `mark_rows`.
 
-    Raises UnmarkableError where it could not mark there.
+    Raises UnmarkableError where rows cannot be marked there.
     """
     log = _log(commits, path)
     log.files.refuse_unmakeable()
@@ -116,12 +116,12 @@ def _checkpoint(table: DeltaTable) -> None:
 
 def _log(commits: Commits, path: str) -> Log:
     log = Log.of(path, commits.store)
-    assert log is not None  # as `takes_marking` has said
+    assert log is not None  # As `takes_marking` has found.
     return log
 
 
 def _information(operation: str, base: int, metadata: str) -> dict[str, Any]:
-    """What a commit that this process writes says of itself, as delta-rs has its own say it; and what no other commit has."""
+    """The commitInfo of a commit of this process, as delta-rs writes it, with an identifier that no other commit has."""
     return {
         "timestamp": time.time_ns() // 1_000_000,
         "operation": operation,

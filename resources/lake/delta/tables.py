@@ -1,11 +1,12 @@
-"""Delta tables as delta-rs opens them: held open, and brought up to date where they are not the newest version.
+"""Open Delta tables of delta-rs, reused and brought to their newest version.
 
-In: paths, and the store with its options. Out: tables at their newest version. In a folder opening a table costs several
-times what a commit costs, and two looks at its log tell whether one that is open is still the newest. On an object store
-opening it takes several requests, one after the other, and to learn whether one is the newest takes one, as to know it again does. So who asks several things
-before it writes asks them of one moment there (`Tables.one_moment`). Each thread has tables of its own, as delta-rs changes the one that
-it commits with; one that has finished with its work leaves them to others (`Tables.lend`). Raises what delta-rs does, OSError, and
-DamagedTableError where the newest entry of a log is not whole.
+In: paths, and the store with its options. Out: tables at their newest version. In a folder, opening a table
+costs several times as much as a commit, and two looks at its log show whether an open one is still the
+newest. On an object store, opening takes several requests in sequence, and a check takes one. So a caller
+that asks several questions before it writes asks all of them of one moment there (`Tables.one_moment`). Each
+thread has its own tables, as delta-rs changes the table that it commits with. A thread that has finished
+releases them for others (`Tables.lend`). Raises delta-rs's errors, OSError, and DamagedTableError where the
+newest entry of a log is incomplete.
 """
 
 import threading
@@ -30,21 +31,22 @@ from pgsieve.resources.lake.stores.storage import is_uri
 from pgsieve.resources.lake.stores.store import Store
 from pgsieve.resources.lake.stores.store_errors import store_refusal
 
-#: So many tables of folders a thread holds open, and so many wait for a thread: one takes up to a megabyte.
+#: This many tables of folders a thread keeps open, and this many wait for a thread: one takes up to a
+#: megabyte.
 _HELD = 512
-#: So many tables are looked at side by side: each look waits for answers.
+#: This many tables are checked in parallel: each check waits for answers.
 _LOOKS = 8
 
 
 @cache
 def shared_tables(options: tuple[tuple[str, str], ...]) -> "Tables":
-    """The tables that all of this process hold open which reach a store by the same options."""
+    """The open tables of this process for a store and its options."""
     return Tables(Store(options))
 
 
 @dataclass(slots=True)
 class _Held:
-    """A table that is held open; `answers` are what has been read of a version."""
+    """An open table; `answers` are the results of queries of one version."""
 
     table: DeltaTable
     #: A version that it had, and the log's entry of that.
@@ -57,7 +59,7 @@ class _Held:
         entries = log.since(version, self.table.version())
         if entries.get(version) != stamp:
             return False
-        # What was committed with it, it has already.
+        # After a commit by this table it has the version already.
         if self.table.version() + 1 in entries:
             try:
                 self.table.update_incremental()
@@ -81,22 +83,22 @@ class Tables:
         self._store = store
         self._threads = threading.local()
         self._lock = threading.Lock()
-        #: Tables that no thread works with.
+        #: Tables that no thread uses.
         self._idle = OrderedDict[str, _Held]()
-        #: Where there was no table on an object store, so that one look is enough to learn that there still is none.
+        #: Paths without a table on an object store: one check finds that there still is none.
         self._absent = set[str]()
-        #: Counts what was removed: a table that was opened before may be another one.
+        #: Counts removals: a table that was opened before may be another one.
         self._removals = 0
 
     def exists(self, path: str) -> bool:
-        """Whether there is a Delta table, which may have a log that cannot be read."""
+        """Whether there is a Delta table; its log may be unreadable."""
         if is_uri(path):
             try:
                 return self.open_if_any(path) is not None
             except DamagedTableError:
                 return True
             except DeltaError as error:
-                # What is wrong with the log hears who reads it.
+                # A reader of the table gets the error of the log.
                 if store_refusal([error]) or not self.log_of(path).any():
                     raise
                 return True
@@ -109,12 +111,13 @@ class Tables:
     def one_moment(
         self, paths: Collection[str] = (), ask: Callable[[str, DeltaTable], object] | None = None
     ) -> Iterator[None]:
-        """Within the block this thread looks at a table of an object store once: at those of `paths` now, side by side.
+        """Within the block this thread checks a table of an object store once: those of `paths` now, in parallel.
 
-        What `ask` asks a table that is there is asked then, too, for whoever asks it in the block.
+        `ask` is called for each existing table at once, so that its answers are ready in the block.
 
-        So what is planned within it is of one moment, and whoever commits afterwards looks again. Nothing is written within
-        the block. In a folder, where a look costs nothing, there is no difference. A look that fails raises when it is asked for.
+        So a plan made within the block is of one moment, and a commit afterwards checks again. Nothing is
+        written within the block. In a folder, where a check costs nothing, there is no difference. A failed
+        check raises when the table is used.
         """
         outer = self._seen()
         if outer is None:
@@ -127,12 +130,12 @@ class Tables:
                 self._threads.seen = None
 
     def _look_at(self, paths: Collection[str], ask: Callable[[str, DeltaTable], object] | None) -> None:
-        """Look at tables that were not looked at in this moment, each in a thread of its own."""
+        """Check tables that were not checked in this moment, each in a thread of its own."""
         seen, mine = self._seen(), self._mine()
         assert seen is not None
         paths = [path for path in paths if path not in seen]
         if len(paths) < 2:
-            return  # It is looked at where it is asked for.
+            return  # It is checked when it is used.
         with self._lock:
             self._idle.update({path: mine.pop(path) for path in paths if path in mine})
 
@@ -144,7 +147,7 @@ class Tables:
             except Exception as error:  # noqa: BLE001 - of whoever asks for the table
                 return {path: error}
             held = self._mine().pop(path, None)
-            # One that is there and is not held is opened by whoever asks for it.
+            # An existing table that is not open yet is opened when it is used.
             return {path: held} if held is not None or table is None else {}
 
         with ThreadPoolExecutor(min(_LOOKS, len(paths)), "pgsieve-look") as pool:
@@ -172,7 +175,7 @@ class Tables:
         return None
 
     def expect(self, path: str) -> None:
-        """Know that a table is about to be made where there was none."""
+        """Expect a table at a path where there was none."""
         self._absent.discard(path)
 
     def open(self, path: str) -> DeltaTable:
@@ -181,7 +184,7 @@ class Tables:
         return self._opened(path) if held is None else held.table
 
     def _held(self, path: str) -> _Held | None:
-        """One that this thread holds open, or nobody, at its newest version; None where there is none."""
+        """An open table of this thread, or of none, at its newest version; None where there is none."""
         seen, mine = self._seen(), self._mine()
         if seen is not None and path in seen:
             if isinstance(known := seen[path], Exception):
@@ -198,13 +201,13 @@ class Tables:
         return held
 
     def log_of(self, path: str) -> LogEntries:
-        """What looks at the log of a table."""
+        """The reader of a table's log entries."""
         return LogEntries(path, self._store)
 
     def _opened(self, path: str) -> DeltaTable:
         table, mine = _read(path, self.options), self._mine()
         self._absent.discard(path)
-        # At once: a table that is made anew before it is used again would be taken for this one.
+        # Read at once: a table made anew before its next use would be taken for this one.
         version = table.version()
         log = self.log_of(path)
         stamp = log.since(version, version).get(version)
@@ -217,7 +220,7 @@ class Tables:
         return table
 
     def lend(self) -> None:
-        """Leave what this thread holds open to whoever asks next: it works with none of them at the moment."""
+        """Release this thread's open tables for other threads: it uses none of them at the moment."""
         mine = self._mine()
         if seen := self._seen():
             seen.clear()
@@ -228,7 +231,7 @@ class Tables:
         mine.clear()
 
     def as_of(self, path: str, version: int) -> DeltaTable:
-        """One version of a table, which stays at it."""
+        """A table at one version, at which it stays."""
         return _read(path, self.options, version)
 
     def remembered(
@@ -253,7 +256,7 @@ class Tables:
             self._idle.clear()
 
     def _mine(self) -> OrderedDict[str, _Held]:
-        """The tables that this thread holds open."""
+        """The open tables of this thread."""
         if getattr(self._threads, "removals", None) != self._removals:
             self._threads.tables, self._threads.removals = OrderedDict[str, _Held](), self._removals
             if seen := getattr(self._threads, "seen", None):
@@ -262,8 +265,11 @@ class Tables:
         return tables
 
     def _seen(self) -> "dict[str, _Held | Exception | None] | None":
-        """What this thread has seen in the moment that it is in: tables, none at a path, errors; None where it is in none."""
-        self._mine()  # What was removed is not there any more.
+        """The results of this thread's checks in its present moment: tables, None without one, errors.
+
+        None outside a moment.
+        """
+        self._mine()  # A removed table does not exist any more.
         seen: dict[str, _Held | Exception | None] | None = getattr(self._threads, "seen", None)
         return seen
 
@@ -276,7 +282,7 @@ class Tables:
     retry=retry_if_exception(lacks_entries), wait=wait_fixed(0.2), stop=stop_after_attempt(3), reraise=True
 )
 def _read(path: str, options: dict[str, str] | None, version: int | None = None) -> DeltaTable:
-    """A table as its log tells, again where an entry that was listed is gone: who cleans up a log removes one after the other."""
+    """A table from its log; repeated where a listed entry is gone, as a cleanup removes entries one by one."""
     return DeltaTable(path, version=version, storage_options=options)
 
 

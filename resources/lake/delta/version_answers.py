@@ -44,6 +44,6 @@ class VersionAnswers:
         except Py4JNetworkError:
             raise
         except (Py4JError, TypeError):
-            # A log that cannot be read, or another Delta: the question itself tells what is wrong.
+            # The log cannot be read, or Delta is another version: the question itself reports what is wrong.
             return None
         return None if version < 0 else (str(written), version)

@@ -1,9 +1,9 @@
-"""The engine's own process: starts Spark Connect, tells where it is, and ends it.
+"""The engine's own process: starts Spark Connect, records its address, and ends it.
 
-In: the current folder, and a plan as JSON on standard input, with Spark's settings; nothing in arguments, which every user
-can read. Out: the folder's record as long as Spark serves. It ends when Spark does, on SIGTERM, when its folder is gone, and
-when nobody has used it for some time; that time does not pass while the process lives that it was started for, and is over
-when that one has ended.
+In: the current folder, and a plan as JSON on standard input, with Spark's settings; nothing in arguments,
+which every user can read. Out: the folder's record as long as Spark serves. It ends when Spark does, on
+SIGTERM, when its folder is gone, and after an idle time without a use. That time does not count while the
+process lives for which it was started, and is over when that process has ended.
 
     python -P -m pgsieve.resources.lake.engine.server < plan.json
 """
@@ -26,10 +26,11 @@ from pgsieve.resources.lake.engine.record import EngineFolder, EngineRecord
 from pgsieve.resources.lake.java.jvm import JAVA_OPTIONS, environment, files, submit_command
 from pgsieve.resources.processes import end_with_parent
 
-#: Of an engine, not of each session: it listens to this machine only, and gives memory back that it does not use.
+#: Of an engine, not of each session: it listens to this machine only, and gives back memory that it does not
+#: use.
 SERVER_SETTINGS = {
     "spark.connect.grpc.binding.address": "127.0.0.1",
-    # Sessions that were left without an end, as a killed run leaves its own.
+    # Sessions that never ended, such as those of a killed run.
     "spark.connect.session.manager.defaultSessionTimeout": "10m",
     JAVA_OPTIONS: "-XX:+UseG1GC -XX:G1PeriodicGCInterval=60000",
 }
@@ -43,9 +44,9 @@ _ENDED_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Plan:
-    """What an engine is started with: its fingerprint, the seconds that nobody may use it, the process it is for.
+    """The parameters of an engine: its fingerprint, its idle time in seconds, and the process for which it runs.
 
-    `settings` are those of the session that it stands for.
+    `settings` are those of its session.
     """
 
     fingerprint: str
@@ -55,10 +56,10 @@ class Plan:
 
 
 def serve(folder: EngineFolder, plan: Plan) -> int:
-    """Serve until there is a reason to end; the exit status."""
+    """Serve until there is a reason to end; returns the exit status."""
     serving = folder.lock("serving")
     if serving is None:
-        return 0  # Another one was faster, and serves both.
+        return 0  # Another engine was faster, and serves both.
     with serving:
         folder.forget()
         token, port = secrets.token_urlsafe(32), _free_port()
@@ -98,7 +99,7 @@ def _free_port() -> int:
 
 
 def _answers(spark: subprocess.Popen[bytes], port: int) -> bool:
-    """Wait until Spark listens; False where it ended, or does not come to it."""
+    """Wait until Spark listens; False where it ended, or does not come to listen."""
     deadline = time.monotonic() + _STARTED_SECONDS
     while spark.poll() is None and time.monotonic() < deadline:
         if connection := connected(spark.pid, port):
@@ -109,7 +110,7 @@ def _answers(spark: subprocess.Popen[bytes], port: int) -> bool:
 
 
 def _wait(folder: EngineFolder, plan: Plan, spark: subprocess.Popen[bytes]) -> None:
-    """Return when there is a reason to end; nobody begins to use the engine then."""
+    """Return when there is a reason to end; from then on no process can begin a use."""
     last_use = time.monotonic()
     while spark.poll() is None and _is_there():
         unused = folder.lock("used")

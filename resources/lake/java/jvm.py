@@ -1,9 +1,10 @@
-"""The JVM of a session that is started here: its environment and its options are pgsieve's choice.
+"""The JVM of a session that is started here: pgsieve chooses its environment and its options.
 
-In: the settings of the session. Out: a JVM that pyspark works with, and what another one is started with. What a user's
-shell happens to say (a locale, a time zone, another Spark's folder) alters no result, and what a machine lacks (an entry in
-/etc/passwd, a home, a name that resolves) stops nothing. Settings and options go there in files of the process's own folder
-(`pgsieve.resources.private_folder`): every user can read the arguments of a process. So does what Spark keeps for a while.
+In: the settings of the session. Out: a JVM that pyspark uses, and the parameters to start another one. The
+user's shell settings (a locale, a time zone, another Spark's folder) alter no result. A machine without an
+entry in /etc/passwd, a home, or a name that resolves still works. Every user can read the arguments of a
+process, so settings and options are passed in files of the process's own folder
+(`pgsieve.resources.private_folder`). Spark's temporary files are there too.
 
 https://spark.apache.org/docs/4.1.0/configuration.html#environment-variables
 """
@@ -46,17 +47,17 @@ _ALTERING = frozenset(
 )
 _QUIET = ("ERROR", "FATAL", "OFF")
 _LOG = "spark.log"
-#: Where pyspark finds a JVM that is there already.
+#: The variables by which pyspark finds a running JVM.
 _INFORMED = "_PYSPARK_DRIVER_CONN_INFO_PATH"
 _PORT, _SECRET = "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"
 _WAIT_SECONDS = 0.05
 _END_SECONDS = 10.0
-#: A JVM that works for seconds: what its best compiler takes at the start it never gets back.
+#: For a JVM that runs for seconds: its best compiler would cost more time at the start than it saves.
 _SHORT_LIVED = {JAVA_OPTIONS: "-XX:TieredStopAtLevel=1"}
 
 
 class JavaEndedError(Exception):
-    """The JVM ended before it could be worked with; the text is the last that it printed."""
+    """The JVM ended before it could be used; the text is the last that it printed."""
 
 
 def environment(master: str) -> dict[str, str]:
@@ -64,7 +65,7 @@ def environment(master: str) -> dict[str, str]:
     chosen = {name: value for name, value in os.environ.items() if not _is_altering(name, master)}
     chosen |= {"LC_ALL": "C.UTF-8", "TZ": "UTC", "TMPDIR": str(private_folder()), "HOME": _home()}
     if master.startswith("local"):
-        # Nothing but this machine has to find it, and its own name may not resolve.
+        # Only this machine has to find it, and its own name may not resolve.
         chosen = {"SPARK_LOCAL_IP": "127.0.0.1", **chosen}
     if name := _name_of_unnamed():
         chosen |= {"SPARK_USER": name, "HADOOP_USER_NAME": name}
@@ -72,20 +73,23 @@ def environment(master: str) -> dict[str, str]:
 
 
 def _is_altering(name: str, master: str) -> bool:
-    """Whether a variable is left out. A cluster's driver may need the folder of another Spark, for its settings."""
+    """Whether a variable is left out.
+
+    A cluster's driver may need the folder of another Spark, for its settings.
+    """
     return name.startswith("LC_") or (
         name in _ALTERING and (name != "SPARK_HOME" or master.startswith("local"))
     )
 
 
 def _home() -> str:
-    """The user's home, where credentials may be; a folder in its place where there is none."""
+    """The user's home, where credentials may be; a temporary folder where there is none."""
     home = os.environ.get("HOME") or os.path.expanduser("~")  # noqa: PTH111 - a Path raises where there is none
     return home if Path(home).is_absolute() and os.access(home, os.X_OK) else str(private_folder())
 
 
 def _name_of_unnamed() -> str | None:
-    """What a user is called who has no entry in /etc/passwd: by the number. None for others."""
+    """A name for a user without an entry in /etc/passwd: the number. None for other users."""
     try:
         pwd.getpwuid(os.geteuid())
     except KeyError:
@@ -94,13 +98,13 @@ def _name_of_unnamed() -> str | None:
 
 
 def files(settings: Mapping[str, str], folder: Path, own: Mapping[str, str]) -> Path:
-    """Write what a JVM is started with into a folder of this user's alone; returns the file of Spark's settings.
+    """Write the parameters of a JVM into a folder of this user alone; returns the file of Spark's settings.
 
-    `own` are settings, and options of Java's, that are this JVM's and not the session's.
+    `own` are settings and Java options of this JVM that are not part of the session.
     """
     temporary = private_folder()
     options = [f"-Djava.io.tmpdir={temporary}", f"-Duser.home={_home()}", "-Duser.language=en"]
-    # Who is there, with what command: for all users, in /tmp.
+    # Otherwise Java shows the process and its command to all users, in /tmp.
     options += ["-Dfile.encoding=UTF-8", "-Dsun.jnu.encoding=UTF-8", "-XX:-UsePerfData"]
     if name := _name_of_unnamed():
         options += [f"-Duser.name={name}", f"-javaagent:{AGENT}={name}"]
@@ -110,7 +114,7 @@ def files(settings: Mapping[str, str], folder: Path, own: Mapping[str, str]) -> 
     java = _written(folder / "java.options", "\n".join(map(_quoted, options)))
     written = {**settings, **own, JAVA_OPTIONS: f"-XX:VMOptionsFile={_escaped(str(java))}"}
     if not os.access(_home(), os.W_OK):
-        # Ivy takes locks, also where all that it is asked for is there.
+        # Ivy takes locks even where all jars are present.
         written = {"spark.jars.ivy": str(temporary / "ivy"), **written}
     if is_local:
         folders = (
@@ -131,7 +135,7 @@ def _written(file: Path, text: str) -> Path:
 
 
 def _quoted(option: str) -> str:
-    """An option as a file of the JVM's options holds it; nothing is escaped there."""
+    """An option in the form of a JVM options file, which has no escapes."""
     quote = "'" if '"' in option else '"'
     return f"{quote}{option}{quote}"
 
@@ -157,7 +161,7 @@ def _utf16(character: str) -> str:
 
 
 def submit_command(master: str) -> str:
-    """Spark's script that starts a JVM: of the Spark that pyspark brings, or for a cluster the one that SPARK_HOME names."""
+    """Spark's script that starts a JVM: that of pyspark's own Spark, or for a cluster that of SPARK_HOME."""
     import pyspark
 
     own = Path(pyspark.__file__).parent
@@ -170,18 +174,19 @@ def submit_command(master: str) -> str:
 
 
 def session(settings: Mapping[str, str], end_seconds: float = _END_SECONDS) -> "SparkSession":
-    """The session of this process, in a JVM that is started for it; in the one that is there where pyspark has one already.
+    """The session of this process, in a JVM that is started for it, or in the JVM that pyspark already uses.
 
-    `end_seconds`: how long the JVM may take to end, which it does with this process. Raises JavaEndedError where the JVM ends, and what pyspark raises where there is no session.
+    `end_seconds` is how long the JVM may take to end; it ends with this process. Raises JavaEndedError where
+    the JVM ends, and pyspark's errors where there is no session.
     """
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    # Another place to work at than the one that is configured.
+    # Another working folder than the configured one.
     os.environ.pop("SPARK_REMOTE", None)
     builder = SparkSession.builder
     for key, value in settings.items():
-        # These the JVM has been given in another form.
+        # The JVM has received these in another form.
         if key not in {JAVA_OPTIONS, _LOCAL_DIRECTORIES}:
             builder = builder.config(key, value)
     if SparkContext._gateway is not None:  # noqa: SLF001 - pyspark has no other word for it
@@ -192,12 +197,15 @@ def session(settings: Mapping[str, str], end_seconds: float = _END_SECONDS) -> "
 
 @contextmanager
 def _gateway(settings: Mapping[str, str], end_seconds: float) -> Iterator[None]:
-    """A JVM that pyspark finds within the block, as it does where spark-submit has started Python; it ends with this process."""
+    """A JVM that pyspark finds within the block, as if spark-submit had started Python.
+
+    It ends with this process.
+    """
     master, folder = settings["spark.master"], private_folder()
     configured, found = files(settings, folder, _SHORT_LIVED), folder / "gateway"
     found.unlink(missing_ok=True)
     with (folder / _LOG).open("wb") as file:
-        # It may quote values: it reaches the terminal of those alone that ask for more than errors.
+        # It may quote values: it reaches the terminal only where more than errors is requested.
         log = file if settings.get(_LOG_LEVEL, "") in _QUIET else None
         process = subprocess.Popen(  # noqa: S603 - Spark's own script, no shell
             [
@@ -205,11 +213,11 @@ def _gateway(settings: Mapping[str, str], end_seconds: float) -> Iterator[None]:
                 *shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell")),
             ],
             env=environment(master) | {"SPARK_CONNECT_MODE": "0", _INFORMED: str(found)},
-            # It ends when this is closed: with this process, however that ends.
+            # The JVM ends when this is closed: with this process, however that ends.
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
-            # Ctrl-C is this process's, which ends it.
+            # Ctrl-C goes to this process, which then ends the JVM.
             start_new_session=True,
         )
     atexit.register(_end, process, end_seconds)
@@ -226,13 +234,16 @@ def _gateway(settings: Mapping[str, str], end_seconds: float) -> Iterator[None]:
 
 
 def _address(told: bytes) -> tuple[int, str]:
-    """Where a gateway listens, and the secret that it asks for: an int and a length, in the order of the network, and text."""
+    """The address and the secret of a gateway, from an int, a length in network byte order, and text."""
     port, length = struct.unpack_from(">ii", told)
     return port, told[8 : 8 + length].decode()
 
 
 def _end(process: "subprocess.Popen[bytes]", seconds: float) -> None:
-    """Have the JVM end as this process does; its session first, or pyspark's threads tell that it is gone."""
+    """End the JVM with this process.
+
+    Its session first, as otherwise pyspark's threads report that the JVM is gone.
+    """
     from pyspark import SparkContext
 
     assert process.stdin is not None
@@ -240,7 +251,7 @@ def _end(process: "subprocess.Popen[bytes]", seconds: float) -> None:
         if (context := SparkContext._active_spark_context) is not None:  # noqa: SLF001 - the one of this process
             context.stop()
     with suppress(Exception):
-        # What is collected from now on would be told to a JVM that is gone.
+        # Otherwise the garbage collector would send requests to a JVM that is gone.
         if (gateway := SparkContext._gateway) is not None:  # noqa: SLF001
             gateway.shutdown()
     process.stdin.close()
@@ -251,7 +262,7 @@ def _end(process: "subprocess.Popen[bytes]", seconds: float) -> None:
 
 
 def _last_words(log: Path) -> str:
-    """The line of a log that says most: the first that names an error, else the last one."""
+    """The most informative line of a log: the first that names an error, else the last one."""
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.is_file() else []
     telling = [line.strip() for line in lines if "rror" in line or "xception" in line]
     return [*telling[:1], *lines[-1:], "the JVM ended and printed nothing"][0][:300]

@@ -1,9 +1,9 @@
-"""Where a lake is and how each engine gets there: an address and options -> delta-rs' options and Spark's settings.
+"""Where a lake is and how each engine reaches it: an address and options -> delta-rs's options and Spark's settings.
 
-In: `lake` and `storage` of pgsieve.yaml. Out: one address that both engines read, what each of them has to be told, and
-whether several writers may commit there at once. What is not given is left to the platform's usual way (environment,
-profile, role of the machine); an engine is told of it what it would not find by itself. Raises EndpointError where a server's
-address is none, and shows no secret: they are in no repr.
+In: `lake` and `storage` of pgsieve.yaml. Out: one address that both engines read, the settings of each, and
+whether several writers may commit there at once. Missing options are left to the platform's usual way
+(environment, profile, role of the machine); an engine gets what it would not find by itself. Raises
+EndpointError where a server's address is invalid, and shows no secret: they are in no repr.
 
 https://hadoop.apache.org/docs/r3.4.2/hadoop-aws/tools/hadoop-aws/index.html (S3A's settings)
 https://hadoop.apache.org/docs/r3.4.2/hadoop-azure/abfs.html (those of ABFS)
@@ -30,7 +30,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
 }
 #: Options that no message may show.
 SECRETS = ("secret_access_key", "session_token", "account_key", "sas_token", "client_secret")
-#: Schemes of file systems whose renames are atomic: Spark's commits are safe beside other Sparks'.
+#: Schemes of file systems with atomic renames: Spark's commits are safe there beside those of other Sparks.
 _ATOMIC = {"file", "hdfs", "viewfs"}
 
 #: S3A's own chain knows neither profiles nor the token of a web identity.
@@ -38,19 +38,19 @@ _SDK_CHAIN = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider
 _KEYS = "org.apache.hadoop.fs.s3a.{}AWSCredentialsProvider"
 _TOKENS = "org.apache.hadoop.fs.azurebfs.oauth2.{}TokenProvider"
 _DEFAULT_REGION = "us-east-1"
-#: Where the environment names another server than S3 itself: what delta-rs reads of it, Spark is told.
+#: Variables that name another server than S3 itself: Spark gets what delta-rs reads of them.
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
-#: What delta-rs and obstore take from the environment for the token of whatever keys they have, in any case of letters.
+#: Variables from which delta-rs and obstore take a token for whatever keys they have, in any letter case.
 _TOKEN_NAMES = {"AWS_SESSION_TOKEN", "AWS_TOKEN"}
-#: Where the environment has credentials that go before those of a profile.
+#: Variables with credentials that take precedence over those of a profile.
 _BEFORE_PROFILES = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE")
 #: The hosts of S3 itself.
 _S3_ITSELF = re.compile(r"(?i)\.amazonaws\.com(?:\.cn)?\.?$")
 
-#: A host that is an address of IP.
+#: A host that is an IP address.
 _NUMBER = re.compile(r"[0-9.]+|[0-9a-f.]*:[0-9a-f:.]*")
 
-_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # two letters at least
+_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # Two letters at least.
 
 
 def is_uri(lake: str) -> bool:
@@ -58,17 +58,17 @@ def is_uri(lake: str) -> bool:
     return bool(_URI.match(lake))
 
 
-#: In a path at a URI, what an engine takes for something else than a part of a name, or writes in another way than the other.
+#: Parts of a path at a URI that an engine misreads, or that the two engines write in different ways.
 _AMBIGUOUS = re.compile(r"""[%?#*\\^`"<>|{}\[\]\x00-\x1f\x7f]""")
-#: In a folder, what delta-rs makes another path of, or no path.
+#: Parts of a folder that delta-rs turns into another path, or into none.
 _AMBIGUOUS_IN_FOLDERS = re.compile(r"%[0-9A-Fa-f]{2}|[\\^|\[\]\x00-\x1f\x7f]")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def misread(lake: str) -> tuple[str, str] | None:
-    """Why both engines would not take an address for the same place, and what to do; None where they do.
+    """Why the engines would not take an address for the same place, and what to do; None where they do.
 
-    Nothing of the address is shown but single characters: somebody may have put credentials there.
+    The message shows only single characters of the address, as it may have credentials.
     """
     if not is_uri(lake):
         if found := _AMBIGUOUS_IN_FOLDERS.search(lake):
@@ -79,7 +79,7 @@ def misread(lake: str) -> tuple[str, str] | None:
         return None
     scheme, _, rest = lake.partition(":")
     if (scheme := scheme.lower()) not in {*SCHEMES, "file"}:
-        return None  # Spark alone goes there.
+        return None  # Only Spark reaches it.
     bucket, _, path = rest.removeprefix("//").partition("/")
     if SCHEMES.get(scheme) in {"s3", "gs"} and not (rest.startswith("//") and _BUCKET.fullmatch(bucket)):
         hint = (
@@ -100,7 +100,8 @@ def misread(lake: str) -> tuple[str, str] | None:
 
 
 _LAST_PORT = 65535
-#: A server as both engines take it: with a name or number, perhaps a port, and perhaps a path that the buckets are below.
+#: A server's address that both engines accept: a name or number, perhaps a port, and perhaps a path above the
+#: buckets.
 _SERVER = re.compile(
     r"(?i)https?://(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::(?P<port>\d{1,5}))?(?:/[a-z0-9._~%/-]*)?"
 )
@@ -109,7 +110,7 @@ _SERVER = re.compile(
 def misread_endpoint(endpoint: str) -> tuple[str, str] | None:
     """Why an address is not that of a server with S3's interface, and what to do; None where it is.
 
-    Nothing of the address is shown: somebody may have put credentials there.
+    The message shows nothing of the address, as it may have credentials.
     """
     hint = "write it as http://HOST:PORT or https://HOST"
     if "@" in endpoint:
@@ -126,7 +127,7 @@ def misread_endpoint(endpoint: str) -> tuple[str, str] | None:
 
 
 class EndpointError(PgsieveError):
-    """The address of the server with a lake is none; `named` is where it stands."""
+    """The address of the lake's server is invalid; `named` is the setting that has it."""
 
     def __init__(self, lake: str, named: str, what: str, hint: str) -> None:
         super().__init__(f'lake "{lake}": {named} {what}', hint=hint)
@@ -138,7 +139,7 @@ class Storage:
 
     address: str
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
-    #: Whether Spark, one session of it, is the only one that writes there.
+    #: Whether Spark, in one session, is the only writer there.
     only_spark: bool = False
 
     @classmethod
@@ -156,28 +157,28 @@ class Storage:
 
     @property
     def platform(self) -> str | None:
-        """`s3`, `azure` or `gs`; None where the options of none apply."""
+        """`s3`, `azure` or `gs`; None where no platform's options apply."""
         return SCHEMES.get(self.scheme)
 
     @property
     def folder(self) -> str | None:
-        """The folder of this machine; None where it is elsewhere."""
+        """The folder on this machine; None where it is elsewhere."""
         return None if is_uri(self.address) else self.address
 
     @property
     def by_delta_rs(self) -> bool:
-        """Whether delta-rs reads and writes there, beside Spark; at `file://` Spark alone does, as ever."""
+        """Whether delta-rs reads and writes there, beside Spark; at `file://` only Spark does."""
         return not self.only_spark and (self.folder is not None or self.platform is not None)
 
     @property
     def is_safe(self) -> bool:
-        """Whether of two commits of one version the store keeps the first, whoever makes them."""
+        """Whether the store keeps the first of two commits of one version, whichever engine makes them."""
         return self.platform is not None or self.scheme in _ATOMIC
 
     def endpoint(self, environ: Mapping[str, str] = os.environ) -> str | None:
         """The address of S3's interface, where the options, the environment or a profile name one.
 
-        Raises EndpointError where that is not a server's: of some such addresses delta-rs makes a panic.
+        Raises EndpointError where that is not a server's: with some such addresses delta-rs panics.
         """
         if self.platform != "s3":
             return None
@@ -191,14 +192,14 @@ class Storage:
         return endpoint
 
     def imitates_s3(self, environ: Mapping[str, str] = os.environ) -> bool:
-        """Whether the store has S3's interface and is not S3, which says itself what its conditions are worth."""
+        """Whether the store has S3's interface and is not S3 itself, whose conditions are documented."""
         endpoint = self.endpoint(environ)
         return endpoint is not None and not _S3_ITSELF.search(urlsplit(endpoint).hostname or "")
 
     def _by_path(self, environ: Mapping[str, str]) -> str | None:
-        """Whether the bucket is in the path, and not in the host's name; None where an engine may do as it likes.
+        """Whether the bucket is in the path, and not in the host's name; None where an engine may choose.
 
-        A server by its number has no names below it, whatever is said.
+        A server addressed by number has no names below it, whatever the settings say.
         """
         endpoint = self.endpoint(environ)
         if endpoint and _NUMBER.fullmatch(urlsplit(endpoint).hostname or ""):
@@ -206,12 +207,12 @@ class Storage:
         return self.options.get("path_style") or ("true" if endpoint else None)
 
     def _endpoint_with_bucket(self, endpoint: str) -> str:
-        """A server's address whose host begins with the bucket, as it may do already."""
+        """A server's address whose host begins with the bucket, as it may already do."""
         parts = urlsplit(self._endpoint_without_bucket(endpoint))
         return parts._replace(netloc=f"{self._bucket}.{parts.netloc}").geturl()
 
     def _endpoint_without_bucket(self, endpoint: str) -> str:
-        """A server's address whose host is that of all buckets, where each has a host of its own."""
+        """A server's address with the common host of all buckets, where each has a host of its own."""
         parts = urlsplit(endpoint)
         return parts._replace(netloc=parts.netloc.removeprefix(f"{self._bucket}.")).geturl()
 
@@ -220,7 +221,7 @@ class Storage:
         return urlsplit(self.address).netloc
 
     def delta_rs_options(self, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-        """What delta-rs is told; it takes the rest from the environment and the machine by itself."""
+        """delta-rs's options; it takes others from the environment and the machine by itself."""
         option = self.options.get
         if self.platform == "s3":
             endpoint, by_path = self.endpoint(environ), self._by_path(environ)
@@ -229,7 +230,7 @@ class Storage:
                 endpoint = self._endpoint_with_bucket(endpoint)
             options = {
                 "aws_endpoint_url": endpoint,
-                # Which goes before the former, and in the environment before what is said here.
+                # This takes precedence over the former, and in the environment over what is set here.
                 "aws_endpoint_url_s3": endpoint,
                 "aws_region": option("region"),
                 "aws_access_key_id": option("access_key_id"),
@@ -241,7 +242,7 @@ class Storage:
             if (endpoint or "").lower().startswith("http://"):
                 options["aws_allow_http"] = "true"
             if by_path is not None:
-                # The environment may say something else, which Spark does not read.
+                # The environment may set another value, which Spark does not read.
                 options["aws_virtual_hosted_style_request"] = "false" if by_path == "true" else "true"
         elif self.platform == "azure":
             options = {
@@ -258,8 +259,8 @@ class Storage:
     def _of_a_profile(self, environ: Mapping[str, str], endpoint: str | None) -> dict[str, str]:
         """What delta-rs would not find in a profile by itself: it reads none where an endpoint is given.
 
-        Keys are given at any rate, so that whoever takes delta-rs' options has them, too. But a token ends, and where delta-rs reads
-        the profile, it reads it again.
+        Keys are given in any case, for other users of delta-rs's options. But a token expires, and where
+        delta-rs reads the profile itself, it reads it again.
         """
         profile, told = AwsProfile.of(environ), {}
         if profile.region and not self._region(environ):
@@ -274,7 +275,10 @@ class Storage:
         return self.options.get("region") or environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION")
 
     def spark_settings(self, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-        """What Spark's file system is told; of a lake without `storage`, what it would not find by itself."""
+        """The settings of Spark's file system.
+
+        For a lake without `storage`, what Spark would not find by itself.
+        """
         if self.platform == "s3":
             settings = self._s3a(environ)
         elif self.platform == "azure":
@@ -329,16 +333,17 @@ class Storage:
         }
 
     def log_store_settings(self) -> dict[str, str]:
-        """With which log store a session commits there; Delta's own are right but for S3."""
+        """The log store with which a session commits there; Delta's own are right except for S3."""
         return {log_store.SETTING: log_store.CLASS} if self.platform == "s3" else {}
 
 
-#: Dagster shows the fields of resources, so what a lake's storage is told is kept beside them, by address.
+#: Dagster shows the fields of resources, so the options of a lake's storage are kept apart from them, by
+#: address.
 _declared: dict[str, Storage] = {}
 
 
 def declare(storage: Storage) -> None:
-    """Have this process reach a lake so, and no text show its secrets."""
+    """Let this process use a lake with these options, and let no text show its secrets."""
     remember(*(storage.options.get(name) for name in SECRETS))
     _declared[storage.address] = storage
 
@@ -349,7 +354,9 @@ def storage_of(address: str) -> Storage:
 
 
 def keep_token_out(options: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> None:
-    """Have delta-rs and obstore send no token of this process's environment with keys of somewhere else, and no empty one.
+    """Keep delta-rs and obstore from sending an empty token, or one that belongs to other keys.
+
+    A token of this process's environment may belong to another place than the keys in the options.
 
     Nothing among their options says that there is no token: an empty one is sent as such, which S3 refuses. So the variable is taken
     from what they read, which is the environment as the system has it. Python's own copy keeps it, and with it the JVM and the commands
