@@ -10,7 +10,8 @@ not sent; beside it stand updates that send it. No kind should take twice as lon
 import argparse
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psycopg
@@ -24,6 +25,7 @@ from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
+from pgsieve.decoding.changes.metadata_columns import METADATA
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.project import project
 from pgsieve.resources.lake.lake import Lake
@@ -44,7 +46,10 @@ _BODY = "repeat(md5(i::text), 100)"
 
 @dataclass(frozen=True)
 class Kind:
-    """A table's key and one more column, as declared and as made of `i`; what changes it, and what it stands beside."""
+    """A table's key and one more column, as declared and as made of `i`; what changes it, and what it stands beside.
+
+    `layout` is its replica's, as in pgsieve.yaml.
+    """
 
     key: str = "id bigint primary key"
     key_of: str = "i"
@@ -53,6 +58,7 @@ class Kind:
     alter: str = "replica identity default"
     change: str = _UPDATE
     share: int = 1
+    layout: Mapping[str, object] = field(default_factory=dict)
     beside: str = _PLAIN
 
 
@@ -64,6 +70,7 @@ KINDS = {
     "an array key": Kind("id int[] primary key", "array[i, i % 7]"),
     "TRUNCATE": Kind(change="truncate {table}; insert into {table} {first}"),
     "mapped names": Kind(more='"Line No" int', more_of="i % 1000"),
+    "metadata columns": Kind(layout={"columns": {kind: f"_{kind}" for kind in METADATA}}),
     "no key": Kind("id bigint", alter="replica identity full"),
     _LARGE: Kind(
         **_TOAST, change=_UPDATE.replace(" where", ", body = repeat(md5(random()::text), 100) where")
@@ -104,7 +111,7 @@ class Site:
         written = {
             "lake": f"./lake_{name}",
             "sources": {name: {"conninfo": self._publisher.conninfo()}},
-            "subscriptions": {name: {"source": name, "publications": [name]}},
+            "subscriptions": {name: {"source": name, "publications": [name], "layout": self._kind.layout}},
             "spark": {"master": master},
         }
         path.write_text(yaml.safe_dump(written))

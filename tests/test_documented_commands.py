@@ -216,6 +216,14 @@ def _another_amount(world: World) -> None:
     world.database.execute("update orders set amount = 12 where id = 1")
 
 
+def _with_metadata_columns(world: World) -> None:
+    columns = "{commit_time: _committed, operation: _operation, copy_time: _copied}"
+    layout = f"{{columns: {columns}}}"
+    world.configure(f"subscriptions: {{sales: {{source: shop, publications: [sales], layout: {layout}}}}}")
+    _another_amount(world)
+    world.shell("pgsieve run")
+
+
 def _disabled_by_a_value(world: World) -> None:
     """A subscription that a transaction has disabled, whose LSN takes the place of the page's."""
     world.configure("subscriptions: {sales: {source: shop, publications: [sales], disable_on_error: true}}")
@@ -302,6 +310,7 @@ PAGE_BLOCKS: dict[str, list[tuple[str, Run | NotRun]]] = {
         ("import os", NotRun("needs dagster-slack, and would send to Slack")),
     ],
     "docs/history.md": [
+        ("SELECT id, amount, _operation", Run(_spark_sql, _with_metadata_columns)),
         ("CREATE VIEW orders_with_deleted", Run(_spark_sql)),
         ("SELECT * FROM (", Run(_spark_sql)),
     ],

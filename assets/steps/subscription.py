@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
+from pgsieve.decoding.changes.metadata_columns import metadata_type
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import (
     Catalog,
@@ -153,16 +154,48 @@ class Subscription:
                     sqlstate="22021",
                 )
         entries = [p.listed(oid) for p in self.feed.publications(catalog, self.name) for oid in _tree(table)]
+        if (problem := self.metadata_problem(replicated)) is not None:
+            raise problem
         return Definition(
-            columns=tuple((name, t.spark) for name, t in self.column_types(replicated).items()),
+            columns=tuple((name, t.spark) for name, t in self.replica_types(replicated).items()),
+            metadata=tuple((name, kind) for kind, name in self.metadata(table).items()),
             key=replicated.key,
             layout=Layout.of(table, catalog),
             listed=any(entry is not None and entry.columns is not None for entry in entries),
             published=Published(replicated.row_filters, replicated.publications),
         )
 
+    def metadata(self, table: Table) -> Mapping[str, str]:
+        """The metadata columns of a table's replica: the name of each kind of metadata."""
+        return self.layout.of((table.schema, table.name)).columns or {}
+
+    def metadata_problem(self, replicated: ReplicatedTable) -> PgsieveError | None:
+        """Why a table's replica cannot have the metadata columns; None where it can."""
+        taken, metadata = {name.lower(): name for name in replicated.columns}, self.metadata(replicated.table)
+        for name in metadata.values():
+            if name.lower() in taken:
+                return PgsieveError(
+                    f'table "{replicated.table.qualified}" has a column "{taken[name.lower()]}", which is the name of a'
+                    f' metadata column of subscription "{self.name}"',
+                    hint=f'give it another name in `columns` of the layout of subscription "{self.name}" in pgsieve.yaml',
+                    sqlstate="42701",
+                )
+        if metadata and not replicated.key and {"update", "delete"} & replicated.operations:
+            return PgsieveError(
+                f'table "{replicated.table.qualified}" has no key, and rows that are told apart by their values alone have no'
+                " metadata of their own",
+                hint="give it a key, publish INSERTs of it only, or say `columns: {}` for it in `tables` of the layout in pgsieve.yaml",
+                sqlstate="0A000",
+            )
+        return None
+
+    def replica_types(self, replicated: ReplicatedTable) -> dict[str, ColumnType]:
+        """The columns of the replica and their types: the table's, then metadata."""
+        metadata = {name: metadata_type(kind) for kind, name in self.metadata(replicated.table).items()}
+        return {**self.column_types(replicated), **metadata}
+
     def column_types(self, replicated: ReplicatedTable) -> dict[str, ColumnType]:
-        """The replica's columns and types, in the source's column order."""
+        """The table's columns and their types in the replica, in the source's column order."""
         attributes = {a.name: a for a in replicated.table.attributes}
         return {
             name: self.column_type(
@@ -235,13 +268,15 @@ class Definition:
 
     `listed` says that some publication has a column list for it. `former` is there while changes of the time before an
     evolution may arrive. `published` is what the copy was made of: an altered row filter alone copies nothing, as in
-    PostgreSQL rows that were copied stay, until somebody asks for a `resync`.
+    PostgreSQL rows that were copied stay, until somebody asks for a `resync`. `metadata` are the last columns, which are not the
+    table's, and the kinds of metadata that they have.
     """
 
     columns: tuple[tuple[str, str], ...]
     key: tuple[str, ...]
     layout: Layout
     listed: bool = False
+    metadata: tuple[tuple[str, str], ...] = ()
     former: Former | None = field(default=None, compare=False)
     history: History = field(default_factory=History, compare=False)
     published: Published | None = field(default=None, compare=False)
@@ -256,6 +291,7 @@ class Definition:
             key=tuple(read["key"]),
             layout=_layout(read["layout"]),
             listed=read["listed"],
+            metadata=_pairs(read.get("metadata", ())),
             former=former and Former(_layout(former["layout"]), frozenset(former["key"]), former["until"]),
             history=History(read["history"]["generation"], _pairs(read["history"]["columns"])),
             published=published
@@ -267,7 +303,19 @@ class Definition:
 
     def to_json(self) -> str:
         """The definition as text."""
-        return json.dumps(asdict(self), default=sorted)
+        written = asdict(self)
+        if not self.metadata:
+            del written["metadata"]
+        return json.dumps(written, default=sorted)
+
+    @property
+    def table_columns(self) -> tuple[tuple[str, str], ...]:
+        """The columns that are the table's."""
+        return self.columns[: len(self.columns) - len(self.metadata)]
+
+    def metadata_column(self, kind: str) -> str | None:
+        """The name of the column that has a kind of metadata; None where there is none."""
+        return next((name for name, each in self.metadata if each == kind), None)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -306,12 +354,14 @@ def planned_sources(former: Definition, present: Definition) -> tuple[ColumnSour
     planned = sources(
         former.layout,
         present.layout,
-        dict(former.columns),
-        dict(present.columns),
+        dict(former.table_columns),
+        dict(present.table_columns),
         listed=former.listed or present.listed,
     )
     if not former.key and present.key and present.layout.is_of_leaves:
         raise SchemaChangedError("the rows of its partitions are found by a key now")
     if all(source.former is None for source in planned) and present != former:
         raise SchemaChangedError("no column is left of the former ones")
-    return planned
+    # Of the rows of before nothing new is known.
+    metadata = (ColumnSource(name, former.metadata_column(kind)) for name, kind in present.metadata)
+    return (*planned, *metadata)

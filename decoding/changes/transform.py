@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from pgsieve.decoding.changes.columns import CHANGE_COLUMNS, ROW_OPERATIONS, SIDES, field_of, without_slice
 from pgsieve.decoding.changes.decode import AddedColumn, FilterColumns, decoded
+from pgsieve.decoding.changes.metadata_columns import MetadataColumns
 from pgsieve.decoding.changes.sent_as import NOTHING, Origin, SentAs
 from pgsieve.decoding.protocol.tuples import RelationColumns
 from pgsieve.decoding.publications.update_transformation import UPDATE_TRANSFORMATION
@@ -58,7 +59,7 @@ class Transformation:
     """How the messages of a relation version are decoded, and what the subscription gets of them. Travels to executors.
 
     `schema` is that of the replica's changes (`changes_schema`), `key` its key. `read` are the columns that the filters
-    read; None without filters. `origin` is what changes are counted by.
+    read; None without filters. `origin` is what changes are counted by, `metadata` are columns of `schema` that the table has not.
     """
 
     columns: RelationColumns
@@ -69,6 +70,7 @@ class Transformation:
     added: Sequence[AddedColumn] = ()
     read: FilterColumns | None = None
     origin: Origin = field(default_factory=Origin)
+    metadata: MetadataColumns = field(default_factory=MetadataColumns)
 
     def changes(self, messages: Iterable[Encoded], counts: Counter[SentAs]) -> Iterator[pa.RecordBatch]:
         """What the subscription gets, in the columns of `schema` but for the slice; what became of all that came is counted.
@@ -89,7 +91,7 @@ class Transformation:
             operation: None if filters is None else _named(filters)
             for operation, filters in self.filters.items()
         }
-        names = frozenset(field.name for field in self.schema.field("new").type)
+        names = frozenset(f.name for f in self.schema.field("new").type) - self.metadata.kinds.keys()
         for each in messages:
             chosen, becomes = each.batch, None
             if not chosen.num_rows:
@@ -101,7 +103,7 @@ class Transformation:
             if chosen.num_rows:
                 whole = decoded(chosen, self.columns, names, self.key, self.added)
                 codes = self._codes(whole, conditions, counts) if becomes is None else becomes
-                yield _as_sent(whole, codes, self.schema)
+                yield _as_sent(whole, codes, self.schema, self.metadata)
 
     def _filtered(self, read: FilterColumns, messages: Encoded) -> pa.RecordBatch:
         """The changes with the columns that filters read."""
@@ -178,7 +180,9 @@ def _matches(verdicts: Verdicts | None, rows: pa.StructArray, concerned: _Mask) 
     return passed
 
 
-def _as_sent(changes: pa.RecordBatch, becomes: _Codes, schema: pa.Schema) -> tuple[pa.RecordBatch, pa.Array]:
+def _as_sent(
+    changes: pa.RecordBatch, becomes: _Codes, schema: pa.Schema, metadata: MetadataColumns
+) -> tuple[pa.RecordBatch, pa.Array]:
     """Decoded changes as they are sent, without those that are not, in the columns of `schema` but for the slice.
 
     Also the operations that they came as.
@@ -188,7 +192,7 @@ def _as_sent(changes: pa.RecordBatch, becomes: _Codes, schema: pa.Schema) -> tup
     columns["operation"] = _OPERATIONS.take(pa.array(becomes, mask=becomes == NOTHING))
     for name, gone in (("old", "insert"), ("new", "delete"), ("unchanged", "delete")):
         columns[name] = _without(columns[name], becomes == _CODES[gone])
-    sent = _projected(columns, without_slice(schema))
+    sent = _projected(columns, without_slice(schema), metadata)
     if (becomes != NOTHING).all():
         return sent, came_as
     is_sent = columns["operation"].is_valid()
@@ -202,12 +206,20 @@ def _without(values: pa.Array, absent: _Mask) -> pa.Array:
     return values.take(pa.array(np.arange(len(values)), mask=absent))
 
 
-def _projected(columns: Mapping[str, pa.Array], schema: pa.Schema) -> pa.RecordBatch:
-    """The columns of a schema; those of both sides in its order."""
+def _projected(
+    columns: Mapping[str, pa.Array], schema: pa.Schema, metadata: MetadataColumns
+) -> pa.RecordBatch:
+    """The columns of a schema; those of both sides in its order, metadata on the new side only."""
     arrays = {name: columns[name] for name in schema.names}
+
+    def child(rows: pa.StructArray, side: str, f: pa.Field) -> pa.Array:
+        if f.name not in metadata.kinds:
+            return field_of(rows, f.name)
+        return metadata.values(f.name, columns, len(rows)) if side == "new" else pa.nulls(len(rows), f.type)
+
     for side in SIDES:
         rows, fields = arrays[side], list(schema.field(side).type)
-        children = [field_of(rows, f.name) for f in fields]
+        children = [child(rows, side, f) for f in fields]
         arrays[side] = pa.StructArray.from_arrays(children, fields=fields, mask=rows.is_null())
     return pa.RecordBatch.from_arrays(list(arrays.values()), schema=schema)
 

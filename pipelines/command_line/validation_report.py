@@ -83,6 +83,9 @@ def _print_publication(publication: PublicationPicture) -> None:
 
 def _print_received(table: ReceivedTable) -> None:
     print_out(Text(f"  {_names((table.schema, table.name), '.')} ({_names(table.columns)})"))
+    if table.metadata:
+        described = ", ".join(f"{quote_identifier(name)} ({kind})" for kind, name in table.metadata.items())
+        print_out(Text.assemble(("    metadata columns: ", "dim"), described))
     for changes in table.changes:
         name = quote_qualified(table.schema, table.name)
         if changes.relations != (name,):

@@ -163,6 +163,9 @@ class _Findings:
                 picture = _picture(feed.source.name, catalog.publications[publication], catalog)
                 self._pictures[feed.source.name, publication] = picture
         try:
+            for replicated in subscription.tables(catalog).values():
+                if (problem := subscription.metadata_problem(replicated)) is not None:
+                    self._problems.append(_problem(name, problem))
             lake = self._declared.lake.open()
             self._received.append(_received(subscription, catalog, lake, source.sequences))
             of_layout = layout_problems(subscription, subscription.tables(catalog))
@@ -255,6 +258,7 @@ def _received(
                 since_copy=changes_since_copy(
                     states.get((schema, name)), subscription.definition(replicated, catalog)
                 ),
+                metadata=subscription.metadata(replicated.table),
             )
             for (schema, name), replicated in subscription.tables(catalog).items()
         ),

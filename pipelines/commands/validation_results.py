@@ -4,7 +4,7 @@ Identifiers are as they stand in PostgreSQL's catalog, not quoted. Nothing here 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pgsieve.pipelines.commands.sequences import ListedSequence
 
@@ -54,7 +54,7 @@ class ReceivedChanges:
 class ReceivedTable:
     """A table that a subscription will receive; `row_filter` is that of the initial copy, None copies every row.
 
-    `since_copy` is what is different from when it was copied.
+    `since_copy` is what is different from when it was copied, `metadata` has the names of metadata columns by what they say.
     """
 
     schema: str
@@ -63,6 +63,7 @@ class ReceivedTable:
     row_filter: str | None
     changes: tuple[ReceivedChanges, ...]
     since_copy: tuple[str, ...] = ()
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, field_validator
 
 from pgsieve.pipelines.config.identifiers import parse_qualified
-from pgsieve.pipelines.config.values import Filled, distinct, qualified, refusal
+from pgsieve.pipelines.config.values import Filled, Metadata, PlainName, distinct, qualified, refusal
 from pgsieve.resources.lake.delta.layout import (
     FOLDER_FIELDS,
     FOLDERS,
@@ -68,6 +68,11 @@ def _columns(names: tuple[str, ...]) -> tuple[str, ...]:
     return columns
 
 
+def _names_once(columns: dict[str, str]) -> dict[str, str]:
+    distinct((name.lower() for name in columns.values()), "column")
+    return columns
+
+
 def _as_text(properties: object) -> object:
     """YAML reads `true` and 10 as what they are; Delta's properties are text."""
     if not isinstance(properties, Mapping):
@@ -100,10 +105,12 @@ class TableLayoutConfig(BaseModel):
     cluster_by: Annotated[tuple[str, ...], AfterValidator(_columns)] | None = None
     properties: Annotated[dict[str, str], BeforeValidator(_as_text), AfterValidator(_properties)] = {}
     target_file_size: Annotated[int, BeforeValidator(_bytes)] | None = None
+    columns: Annotated[dict[Metadata, PlainName], AfterValidator(_names_once)] | None = None
 
     def layout(self) -> TableLayout:
         """The same as the steps read it."""
-        return TableLayout(self.cluster_by, self.properties, self.target_file_size)
+        columns = None if self.columns is None else dict[str, str](sorted(self.columns.items()))
+        return TableLayout(self.cluster_by, self.properties, self.target_file_size, columns)
 
 
 class LayoutConfig(TableLayoutConfig):

@@ -7,7 +7,7 @@ without showing it, since it may be a password.
 import re
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Mapping
-from typing import Annotated
+from typing import Annotated, Literal
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
@@ -153,6 +153,27 @@ def named_by_key(entries: object) -> object:
     }
 
 
+def _plain_name(name: str) -> str:
+    """Refuse a name that some engine would need to have mapped or quoted."""
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or len(name) > MAX_BYTES:
+        raise refusal(
+            "cannot be the name of a column", f"letters, digits and underscores, {MAX_BYTES} at most"
+        )
+    return name
+
+
+#: The metadata that columns of replicas may have.
+Metadata = Literal[
+    "commit_lsn",
+    "commit_time",
+    "ordinal",
+    "operation",
+    "source_table",
+    "applied_at",
+    "copy_lsn",
+    "copy_time",
+]
+PlainName = Annotated[str, AfterValidator(_plain_name)]
 FolderName = Annotated[str, AfterValidator(_folder_name)]
 ObjectName = Annotated[str, AfterValidator(_object_name)]
 CaptureName = Annotated[str, AfterValidator(_capture_name)]

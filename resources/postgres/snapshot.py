@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import adbc_driver_manager
@@ -44,10 +45,11 @@ _ALTERED = ("42703", "42P01", "3F000")
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """An exported snapshot and the LSN from which changes follow it."""
+    """An exported snapshot and the LSN from which changes follow it; `time` is the server's at its export, where it was asked for."""
 
     name: str
     lsn: int
+    time: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,14 @@ def exported_snapshot(source: Source, seconds: float | None = None) -> Iterator[
         yield Snapshot(name=name.decode(), lsn=parse_lsn(lsn.decode()))
         # Whether the session was still there does not matter: who imported the snapshot has it.
         connection.close()
+
+
+def clock(connection: psycopg.Connection[Any]) -> str:
+    """The server's time, as text that means the same whatever the session's settings."""
+    row = connection.execute("select clock_timestamp()").fetchone()
+    assert row is not None
+    now: datetime = row[0]
+    return now.astimezone(UTC).isoformat()
 
 
 def table_bytes(

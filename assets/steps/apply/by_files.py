@@ -27,6 +27,7 @@ from pgsieve.assets.steps.apply.keyed_changes import (
 from pgsieve.assets.steps.apply.keyless_changes import KeylessChanges, going, stored_digests
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.digests import Sought
+from pgsieve.decoding.changes.metadata_columns import APPLIED_AT, Stamp
 from pgsieve.decoding.changes.net_change import NONE, Mask, Numbers
 from pgsieve.resources.lake.committers import ByFiles
 from pgsieve.resources.lake.delta.conforming import conformed
@@ -74,12 +75,16 @@ class Net:
 
 @dataclass(frozen=True)
 class ManyChanges:
-    """A batch's changes as they are stored; `schema` has the columns of the rows. Without a net change there are INSERTs alone."""
+    """A batch's changes as they are stored; `schema` has the columns of the rows. Without a net change there are INSERTs alone.
+
+    `stamp` is the column that says when rows were applied, if there is one.
+    """
 
     committer: ByFiles
     groups: Sequence[RowGroup]
     schema: pa.Schema
     net: Net | None
+    stamp: str | None = None
 
     @property
     def nbytes(self) -> int:
@@ -105,11 +110,12 @@ def many_changes(
     committer = lake.policy.committer(path, definition.names, None, lambda: schema, overwrite=truncated)
     if not isinstance(committer, ByFiles):
         return None
+    stamp = definition.metadata_column(APPLIED_AT)
     if not (definition.key or pending.sent("update", "delete")):
-        return ManyChanges(committer, stored.groups, schema, None)
+        return ManyChanges(committer, stored.groups, schema, None, stamp)
     decide = _Deciding(lake, committer, path, log, definition, pending, stored.groups, schema)
     net = decide.keyed() if definition.key else decide.keyless()
-    return None if net is None else ManyChanges(committer, stored.groups, schema, net)
+    return None if net is None else ManyChanges(committer, stored.groups, schema, net, stamp)
 
 
 @dataclass(frozen=True)
@@ -276,24 +282,25 @@ class FilesWriter:
 
     def _chosen(self, changes: ManyChanges) -> Iterator["_Chosen"]:
         """Which changes have the rows that come; more than once where rows lack more values than are held at once."""
-        pending, net = self.pending, changes.net
+        pending, net, stamp = self.pending, changes.net, Stamp(changes.stamp)
         if net is None:
-            yield _Chosen(pending.ends, pending.since, after=pending.truncated_at)
+            yield _Chosen(pending.ends, pending.since, stamp, after=pending.truncated_at)
             return
         read = self.lake.store, self.path, changes.groups, pending.ends, net.gone.matches
         for kept, completed in completions(*read, net.come, changes.schema):
-            yield _Chosen(pending.ends, pending.since, kept, completed)
+            yield _Chosen(pending.ends, pending.since, stamp, kept, completed)
 
 
 @dataclass(frozen=True)
 class _Chosen:
     """Changes whose rows come: those at the places `kept`, in order, or all INSERTs since an LSN, and after a TRUNCATE.
 
-    `completed` are values of columns that these changes left out.
+    `completed` are values of columns that these changes left out, `stamp` says when the rows are applied.
     """
 
     slices: Sequence[int]
     since: int
+    stamp: Stamp
     kept: Numbers | None = None
     completed: Sequence[Completion] = ()
     after: tuple[int, int] | None = None
@@ -312,7 +319,7 @@ class _Chosen:
         )
         for completion in self.completed:
             batch = completion.of(batch, places[chosen])
-        return batch
+        return self.stamp.of(batch)
 
     def _inserted(self, changes: pa.Table, places: Numbers) -> Mask:
         lsns, inserted = np.asarray(changes["commit_lsn"]), pc.equal(changes["operation"], "insert")

@@ -16,6 +16,7 @@ from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges, keyed_changes
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.columns import field_of
 from pgsieve.decoding.changes.merge_source import merge_source
+from pgsieve.decoding.changes.metadata_columns import APPLIED_AT, Stamp
 from pgsieve.decoding.changes.net_change import NONE, Mask, NetChange
 from pgsieve.resources.lake.committers import InProcess
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
@@ -75,7 +76,7 @@ class FewChangesWriter:
         note(DRIVER, 1, changes.nbytes)
         changes = self._effective(changes)
         if not self.pending.sent("update", "delete"):
-            return self._append(_rows(changes, "new", self.definition.names), changes.num_rows)
+            return self._append(self._rows(changes, self.definition.names), changes.num_rows)
         return self._keyed(changes)
 
     def _effective(self, changes: pa.Table) -> pa.Table:
@@ -123,7 +124,7 @@ class FewChangesWriter:
         numbers, base = self.local.rows_of(self.path, keyed.keys.take(pa.array(of.base[bases])), schema)
         base_of = np.full(len(of.keys), NONE)
         base_of[bases[numbers]] = changes.num_rows + np.arange(len(numbers))
-        rows = pa.concat_tables([_rows(changes, "new", schema.names), base])
+        rows = pa.concat_tables([self._rows(changes, schema.names), base])
 
         def value(name: str) -> pa.ChunkedArray:
             places = of.sent.get(name, of.last)
@@ -141,14 +142,14 @@ class FewChangesWriter:
             }
         )
 
+    def _rows(self, changes: pa.Table, columns: Sequence[str]) -> pa.Table:
+        """The rows after the changes, as applied now; NULL in all columns where a change has none."""
+        rows = pa.table({name: field_of(changes["new"], name) for name in columns})
+        return Stamp(self.definition.metadata_column(APPLIED_AT)).of(rows)
+
     def _append(self, rows: pa.Table, count: int) -> Applied:
         truncated = self.pending.truncated_at is not None
         if count or truncated:
             commit = Commit(self.end, overwrite=truncated, base=self.pending.standing.version)
             self.local.write(self.path, rows, commit)
         return outcome(self.lake, self.path, self.pending, self.end, inserted=count)
-
-
-def _rows(changes: pa.Table, side: str, columns: Sequence[str]) -> pa.Table:
-    """The rows of one side; NULL in all columns where a change has none."""
-    return pa.table({name: field_of(changes[side], name) for name in columns})

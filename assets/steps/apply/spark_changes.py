@@ -20,6 +20,7 @@ from pgsieve.assets.steps.records.columns import field, order
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.digests import Sought, digested
 from pgsieve.decoding.changes.merge_source import merge_source
+from pgsieve.decoding.changes.metadata_columns import APPLIED_AT, Stamp
 from pgsieve.decoding.changes.net_change import NONE, Mask, NetChange, Numbers
 from pgsieve.resources.lake.delta.merge import Merge
 from pgsieve.resources.lake.delta.records import quoted
@@ -50,6 +51,11 @@ class SparkChanges:
     def effective(self) -> DataFrame:
         """The row changes after the last TRUNCATE."""
         rows = self._stored().where("operation <> 'truncate'")
+        stamp = Stamp(self.definition.metadata_column(APPLIED_AT))
+        if stamp.column is not None:
+            now = F.lit(stamp.time.isoformat()).cast("timestamp")
+            applied = F.col("new").withField(stamp.column, now)
+            rows = rows.withColumn("new", F.when(F.col("new").isNotNull(), applied))
         if self.pending.truncated_at is None:
             return rows
         return rows.where(order() > F.struct(*(F.lit(n).cast("bigint") for n in self.pending.truncated_at)))

@@ -100,7 +100,7 @@ class Moment:
             reason = "not copied yet" if state is None else state.state.meaning
             return reason + (f": {state.reason}" if state and state.reason else "")
         types = self.subscription.column_types(self.tables[name])
-        if state.definition is None or state.definition.columns != tuple(
+        if state.definition is None or state.definition.table_columns != tuple(
             (n, t.spark) for n, t in types.items()
         ):
             return ALTERED

@@ -17,7 +17,7 @@ from typing import Any
 
 import psycopg
 
-from pgsieve.assets.steps.initial_sync.one_table import Copied, PlannedTable, copy_table, select_list
+from pgsieve.assets.steps.initial_sync.one_table import Copied, PlannedTable, copied_list, copy_table
 from pgsieve.assets.steps.initial_sync.readiness import announced, declare, is_announced, settle, state_after
 from pgsieve.assets.steps.log import Log, quiet
 from pgsieve.assets.steps.records.failures import passes
@@ -53,6 +53,7 @@ from pgsieve.resources.postgres.present_catalog import present_catalog
 from pgsieve.resources.postgres.snapshot import (
     Snapshot,
     chunk_queries,
+    clock,
     exported_snapshot,
 )
 from pgsieve.resources.postgres.source import quote
@@ -318,12 +319,14 @@ def _copy_batch(
                 )
                 if feed.options.origin == "none":
                     _warn_of_other_origins(subscription, [t.table for t in tables.values()], connection, log)
+                timed = any(subscription.metadata(t.table) for t in tables.values())
+                at = replace(snapshot, time=clock(connection)) if timed else snapshot
                 # The plan reads relation sizes on one connection; the chunks are read by the executors.
                 planned = [
                     PlannedTable(
                         t,
                         chunk_queries(
-                            connection, t, select_list(subscription, t), catalog, lake.policy.parts_beside
+                            connection, t, copied_list(subscription, t, at), catalog, lake.policy.parts_beside
                         ),
                         _generation(former_states, t.table),
                     )

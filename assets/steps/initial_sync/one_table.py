@@ -33,6 +33,7 @@ from pgsieve.assets.steps.records.failures import explained
 from pgsieve.assets.steps.subscription import (
     Subscription,
 )
+from pgsieve.decoding.changes.metadata_columns import METADATA, copied_as
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.publications.catalog import ReplicatedTable, Table
@@ -108,8 +109,17 @@ class Progress:
             )
 
 
+def copied_list(subscription: Subscription, replicated: ReplicatedTable, snapshot: Snapshot) -> list[str]:
+    """The select list of the copy at a snapshot: the table's columns, then metadata."""
+    selected = select_list(subscription, replicated)
+    for kind in subscription.metadata(replicated.table):
+        expression = copied_as(kind, snapshot.lsn, snapshot.time)
+        selected.append(copy_expression(expression, METADATA[kind], -1) + f" as c{len(selected)}")
+    return selected
+
+
 def select_list(subscription: Subscription, replicated: ReplicatedTable) -> list[str]:
-    """The select list of the copy, in the forms that `pgsieve.decoding.values.types.from_copy` reads."""
+    """The table's columns in the forms that `pgsieve.decoding.values.types.from_copy` reads, called c0, c1, …."""
     attributes = {a.name: a for a in replicated.table.attributes}
     return [
         copy_expression(
@@ -138,7 +148,7 @@ def copy_table(
     """
     started = time.monotonic()
     replicated, table = planned.replicated, planned.replicated.table
-    types = subscription.column_types(replicated)
+    types = subscription.replica_types(replicated)
     path = lake.paths.replica(subscription.name, table.schema, table.name)
     problem, rows, version, overrun = None, 0, 0, False
     try:

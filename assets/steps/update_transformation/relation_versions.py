@@ -16,6 +16,7 @@ from pgsieve.assets.steps.update_transformation.messages import Choice, Messages
 from pgsieve.assets.steps.update_transformation.slice_contents import Part
 from pgsieve.decoding.changes.columns import changes_schema
 from pgsieve.decoding.changes.decode import AddedColumn, FilterColumns
+from pgsieve.decoding.changes.metadata_columns import MetadataColumns, metadata_type
 from pgsieve.decoding.changes.sent_as import Origin
 from pgsieve.decoding.changes.transform import Transformation
 from pgsieve.decoding.protocol.tuples import RelationColumns
@@ -38,12 +39,16 @@ def defined_types(
 ) -> list[tuple[str, pa.DataType]]:
     """The replica's columns with the types that they would arrive with, where nothing does."""
     types = []
-    for name in definition.names:
+    for name, _ in definition.table_columns:
         column = definition.layout.named(name)
         assert column is not None
         chosen = subscription.types.get((*table, name))
         types.append((name, column_type(column.type_oid, column.type_modifier, chosen).arrow))
-    return types
+    return [*types, *_metadata_types(definition)]
+
+
+def _metadata_types(definition: Definition) -> list[tuple[str, pa.DataType]]:
+    return [(name, metadata_type(kind).arrow) for name, kind in definition.metadata]
 
 
 def readings_of(
@@ -91,6 +96,9 @@ def _reading(
         if not used <= {*columns.names, *(a.name for a in added)}:
             raise _copied_again(part, "columns of its row filter changed")
         read = _filter_columns(subscription, part, definition, used)
+    source = quote_qualified(relation.namespace or "pg_catalog", relation.name)
+    # Of a tree that is published as its root only a message of a leaf says which one it is.
+    is_root = part.root_key is not None and relation.relation_id == definition.layout.oid
     transformation = Transformation(
         columns,
         changes_schema(_types(columns, added, definition)),
@@ -100,9 +108,9 @@ def _reading(
         [a for a in added if a.name in definition.names],
         read,
         Origin(
-            quote_qualified(relation.namespace or "pg_catalog", relation.name),
-            {o: None if texts is None else " OR ".join(texts) for o, texts in sent.filters.items()},
+            source, {o: None if texts is None else " OR ".join(texts) for o, texts in sent.filters.items()}
         ),
+        MetadataColumns(dict(definition.metadata), None if is_root else source),
     )
     begin = max(part.version.begin, since)
     chosen = Choice(begin, part.version.end, relations=frozenset({relation.relation_id}))
@@ -123,7 +131,8 @@ def _types(
     """The replica's columns with the types that they arrive with."""
     arriving = {name: t.arrow for name, t in zip(columns.names, columns.types, strict=True)}
     arriving |= {a.name: a.value.type for a in added}
-    return [(name, arriving[name]) for name in definition.names]
+    types = [(name, arriving[name]) for name, _ in definition.table_columns]
+    return [*types, *_metadata_types(definition)]
 
 
 def arriving_columns(
@@ -136,7 +145,7 @@ def arriving_columns(
     columns, added = _typed_columns(subscription, part, definition)
     arriving = {name: t.spark for name, t in zip(columns.names, columns.types, strict=True)}
     arriving |= {a.name: a.spark for a in added}
-    if {n: arriving.get(n) for n in definition.names} != dict(definition.columns):
+    if any(arriving.get(name) != spark for name, spark in definition.table_columns):
         raise _copied_again(part, "its columns changed")
     if {"update", "delete"} & part.sent.operations:
         _refuse_another_identity(part, columns.names, definition)

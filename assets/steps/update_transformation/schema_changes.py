@@ -44,7 +44,7 @@ def follow_schema_changes(
         changed = True
         try:
             projection = _projection(
-                planned_sources(state.definition, present), subscription.column_types(replicated)
+                planned_sources(state.definition, present), subscription.replica_types(replicated)
             )
             former = former_definition(state.definition, present, transformed, lsn)
             history = state.definition.history.with_columns(present.columns)
@@ -140,9 +140,7 @@ def _evolve(
     lake.access.make_durable()
     record.fence()
     _refuse_unapplied(subscription, lake, state, transformed)
-    if planned[: len(unchanged)] == unchanged and all(
-        value.null_count for value in projection.values.values()
-    ):
+    if set(unchanged) <= set(planned) and all(value.null_count for value in projection.values.values()):
         if planned != unchanged:
             lake.add_columns(path, projection.schema, schema, base)
     else:

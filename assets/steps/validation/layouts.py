@@ -73,7 +73,7 @@ def layout_problems(
     yield from {str(error): error for error in shared_folders(subscription, tables).values()}.values()
     for name, replicated in tables.items():
         if subscription.layout.of(name).cluster_by:
-            types = ((column, kind.spark) for column, kind in subscription.column_types(replicated).items())
+            types = ((column, kind.spark) for column, kind in subscription.replica_types(replicated).items())
             try:
                 clustering(subscription, name, types)
             except ClusteringError as error:

@@ -42,11 +42,15 @@ FILE_BYTES_PROPERTY = "delta.targetFileSize"
 
 @dataclass(frozen=True)
 class TableLayout:
-    """The layout of one replica; what is None is left to the subscription's layout, and to pgsieve in that."""
+    """The layout of one replica; what is None is left to the subscription's layout, and to pgsieve in that.
+
+    `columns` are metadata columns: the name of each kind of metadata.
+    """
 
     cluster_by: tuple[str, ...] | None = None
     properties: Mapping[str, str] = field(default_factory=dict)
     file_bytes: int | None = None
+    columns: Mapping[str, str] | None = None
 
     def over(self, other: "TableLayout") -> "TableLayout":
         """What this layout says, and where it says nothing the other one."""
@@ -54,6 +58,7 @@ class TableLayout:
             other.cluster_by if self.cluster_by is None else self.cluster_by,
             {**other.properties, **self.properties},
             self.file_bytes or other.file_bytes,
+            other.columns if self.columns is None else self.columns,
         )
 
     def delta(self) -> dict[str, str]:

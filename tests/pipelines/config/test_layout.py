@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import yaml
 
+from pgsieve.decoding.changes.metadata_columns import METADATA
 from pgsieve.pipelines.config.file import ConfigError
 from pgsieve.pipelines.config.layout import LayoutConfig
 from pgsieve.pipelines.config.model import parse_config
+from pgsieve.pipelines.config.values import Metadata
 from pgsieve.resources.lake.delta.layout import SubscriptionLayout, TableLayout
 
 
@@ -41,6 +44,15 @@ def test_a_table_says_what_differs() -> None:
     assert layout.of(("Sales", "lines")) == TableLayout(("region", "Day"), every, 65536)
 
 
+def test_a_table_has_its_own_metadata_columns_in_place_of_the_others() -> None:
+    layout = read(
+        {"columns": {"operation": "op", "applied_at": "at"}, "tables": {"public.t": {"columns": {}}}}
+    )
+    assert layout.of_subscription().of(("public", "u")).columns == {"applied_at": "at", "operation": "op"}
+    assert layout.of_subscription().of(("public", "t")).columns == {}
+    assert set(get_args(Metadata)) == METADATA.keys()
+
+
 def test_nothing_is_said_by_default() -> None:
     assert LayoutConfig().of_subscription() == SubscriptionLayout()
     assert SubscriptionLayout().delta_json() is None
@@ -52,6 +64,9 @@ def test_templates_of_folders_are_taken(folders: str) -> None:
 
 
 REFUSED = {
+    "two columns of a name": ({"columns": {"operation": "_o", "ordinal": "_O"}}, "names a column twice"),
+    "no plain name": ({"columns": {"operation": "a-b"}}, "cannot be the name of a column"),
+    "no metadata": ({"columns": {"deleted": "d"}}, "should be one of commit_lsn, "),
     "no table": ({"folders": "{schema}"}, "is not a template for folders"),
     "another field": ({"folders": "{subscription}/{table}"}, "is not a template for folders"),
     "a format": ({"folders": "{table:>9}"}, "is not a template for folders"),

@@ -1,0 +1,101 @@
+"""Metadata columns are switched on, renamed and off for replicas that are there, and refused where there can be none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.fixtures.shop import Shop
+
+
+def _rows(shop: Shop, table: str = "notes") -> dict[int, tuple[Any, ...]]:
+    """The rows by their id, without it."""
+    read = shop.table("one", table).to_pyarrow_table()
+    assert read.column_names[0] == "id"
+    return {row[0]: row[1:] for row in zip(*(c.to_pylist() for c in read.columns), strict=True)}
+
+
+def _columns(shop: Shop, **names: str) -> tuple[int, str]:
+    shop.written["subscriptions"]["one"]["layout"] = {"columns": names}
+    shop.configure()
+    return shop.cli("run")
+
+
+@pytest.mark.spark
+def test_metadata_columns_are_switched_on_renamed_and_off(shop: Shop) -> None:
+    assert shop.cli("run")[0] == 0
+    version = shop.table("one", "notes").version()
+    assert _columns(shop, operation="_op", commit_lsn="_lsn")[0] == 0
+    assert _rows(shop) == {i: (i, None, None) for i in range(1, 5)}, (
+        "of rows that were there nothing is known"
+    )
+    assert shop.table("one", "notes").version() == version + 1
+    code, picture = shop.cli("validate")
+    assert code == 0
+    assert "metadata columns: _lsn (commit_lsn), _op (operation)" in picture
+
+    shop.database.execute(
+        "update notes set n = 0 where id = 1; alter table notes add t text; insert into notes values (5, 5, 't')"
+    )
+    assert _columns(shop, operation="op", commit_lsn="_lsn")[0] == 0
+    rows = shop.table("one", "notes").to_pyarrow_table().to_pylist()
+    assert {row["id"]: (row["n"], row["t"], row["op"]) for row in rows} == {
+        **{i: (i, None, None) for i in (2, 3, 4)},
+        1: (0, None, "update"),
+        5: (5, "t", "insert"),
+    }
+    assert [row["_lsn"] is None for row in sorted(rows, key=lambda row: int(row["id"]))] == [
+        False,
+        True,
+        True,
+        True,
+        False,
+    ]
+
+    shop.database.execute("update notes set n = 7 where id = 2")
+    assert shop.cli("check")[0] == 0, "what the table has is compared"
+    assert _columns(shop)[0] == 0
+    assert _rows(shop)[2] == (7, None)
+    assert shop.cli("check")[0] == 0
+    assert shop.table("one", "notes").schema().to_arrow().names == ["id", "n", "t"]
+
+
+def test_metadata_columns_are_refused_where_there_can_be_none(shop: Shop) -> None:
+    shop.database.execute("create table plain (a int, _op text); alter table plain replica identity full")
+    shop.database.execute("alter publication p add table plain; insert into plain values (1, 'x')")
+    for names, message in (
+        ({"commit_lsn": "_lsn"}, 'table "public.plain" has no key'),
+        ({"operation": "_OP"}, 'table "public.plain" has a column "_op"'),
+    ):
+        code, output = _columns(shop, **names)
+        assert code == 1
+        assert message in " ".join(output.split())
+        assert len(_rows(shop)) == 4, "the others go on"
+        code, output = shop.cli("validate")
+        assert code == 1
+        assert message in " ".join(output.split())
+    shop.written["subscriptions"]["one"]["layout"] = {
+        "columns": {"operation": "_OP"},
+        "tables": {"public.plain": {"columns": {}}},
+    }
+    shop.configure()
+    assert shop.cli("validate")[0] == 0
+    assert shop.cli("run")[0] == 0
+    assert shop.table("one", "plain").to_pyarrow_table().to_pylist() == [{"a": 1, "_op": "x"}]
+    shop.database.execute("delete from plain; alter table plain add primary key (a)")
+    assert _columns(shop, operation="_operation")[0] == 0
+    shop.database.execute("insert into plain values (1, 'y')")
+    assert shop.cli("run")[0] == 0
+    assert shop.table("one", "plain").to_pyarrow_table().to_pylist() == [
+        {"a": 1, "_op": "y", "_operation": "insert"}
+    ]
+
+
+@pytest.mark.spark
+def test_repaired_rows_have_no_metadata(shop: Shop) -> None:
+    assert _columns(shop, operation="_op")[0] == 0
+    shop.table("one", "notes").update({"n": "9"}, predicate="id = 1")
+    assert shop.cli("check", "--repair")[0] in {0, 1}
+    assert _rows(shop)[1] == (1, None)
+    assert _rows(shop)[2] == (2, "copy")

@@ -1,0 +1,182 @@
+"""Metadata columns: replicas say of each row which change it is of, and their other columns are the built-in subscriber's.
+
+Whoever writes them, and wherever batches end (`PgsieveReplica._compare`), they say the same.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime
+from random import Random, SystemRandom
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+
+from pgsieve.decoding.changes.metadata_columns import METADATA
+from pgsieve.decoding.lsn import parse_lsn
+from tests.fixtures.oracle import Scenario
+from tests.fixtures.pgsieve_replica import PgsieveReplica
+
+_WRITERS = [
+    "threads",
+    *(
+        pytest.param(writer, marks=[pytest.mark.spark, pytest.mark.long])
+        for writer in ("process", "executors", "marking", "spark")
+    ),
+]
+pytestmark = [pytest.mark.slow, pytest.mark.parametrize("scenario", _WRITERS, indirect=True)]
+_NAMES = {kind: f"_{kind}" for kind in METADATA}
+_COPIED, _COMMITTED = ("copy_lsn", "copy_time"), ("commit_lsn", "commit_time", "ordinal")
+
+
+@pytest.fixture(autouse=True)
+def _with_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PgsieveReplica, "metadata", _NAMES)
+
+
+def _metadata(replica: Any, table: str, key: str = "id") -> dict[Any, dict[str, Any]]:
+    """The metadata of the rows of a table, by their key."""
+    return {row[key]: {kind: row[name] for kind, name in _NAMES.items()} for row in replica.whole_rows(table)}
+
+
+def _now(scenario: Scenario) -> tuple[int, datetime]:
+    [(lsn, seconds)] = scenario.publisher(
+        "SELECT pg_current_wal_insert_lsn(), extract(epoch FROM clock_timestamp())"
+    )
+    return parse_lsn(str(lsn)), datetime.fromtimestamp(float(seconds), UTC)
+
+
+def test_rows_say_which_change_they_are_of(scenario: Scenario) -> None:
+    scenario.tables("""
+        CREATE TABLE t (id int PRIMARY KEY, v int, big text);
+        CREATE TABLE tree (id int PRIMARY KEY) PARTITION BY RANGE (id);
+        CREATE TABLE low PARTITION OF tree FOR VALUES FROM (0) TO (10);
+        CREATE TABLE "High" PARTITION OF tree DEFAULT;
+        CREATE TABLE log (id int)
+    """)
+    scenario.publisher("""
+        ALTER TABLE t ALTER big SET STORAGE EXTERNAL;
+        INSERT INTO t SELECT i, i, repeat('b', 9000) FROM generate_series(-3, 7) i;
+        INSERT INTO tree VALUES (1), (11); INSERT INTO log VALUES (1), (2);
+        CREATE PUBLICATION p FOR TABLE t WHERE (id > 0); CREATE PUBLICATION leaves FOR TABLE low, "High";
+        CREATE PUBLICATION inserts FOR TABLE log WITH (publish = 'insert, truncate')
+    """)
+    begun = _now(scenario)
+    scenario.subscribe("p", "leaves", "inserts")
+    copied = _now(scenario)
+    scenario.check("t", "log", "low", "High")
+    for replica in scenario.replicas.values():
+        for table, source in (("t", "public.t"), ("log", "public.log"), ("High", 'public."High"')):
+            for says in _metadata(replica, table).values():
+                assert (says["operation"], says["source_table"]) == ("copy", source)
+                assert begun[0] <= says["copy_lsn"] <= copied[0]
+                assert begun[1] <= says["copy_time"] <= copied[1]
+                assert says["applied_at"] is not None
+                assert [says[kind] for kind in _COMMITTED] == [None] * 3
+
+    scenario.publisher("DELETE FROM t WHERE id = -2")
+    first = _now(scenario)
+    scenario.publisher("BEGIN")
+    scenario.publisher("""
+        INSERT INTO t VALUES (9, 9, 'new'); UPDATE t SET v = 10 WHERE id = 1; UPDATE t SET id = -2 WHERE id = 2;
+        UPDATE t SET id = 33 WHERE id = -3; UPDATE t SET id = 44 WHERE id = 4; UPDATE t SET v = 60 WHERE id = 6;
+        UPDATE t SET v = 61 WHERE id = 6; DELETE FROM t WHERE id = 7; INSERT INTO t VALUES (7, 7, 'again')
+    """)
+    scenario.publisher("COMMIT")
+    second = _now(scenario)
+    scenario.receive()
+    scenario.publisher(
+        "UPDATE t SET v = 100 WHERE id = 9; TRUNCATE log; INSERT INTO log VALUES (3); INSERT INTO tree VALUES (2)"
+    )
+    scenario.check("t", "log", "low", "High")
+    for replica in scenario.replicas.values():
+        says = _metadata(replica, "t")
+        changed = {1: "update", 33: "insert", 44: "update", 6: "update", 7: "insert"}
+        assert {k: says[k]["operation"] for k in says} == changed | {9: "update", 3: "copy", 5: "copy"}
+        for key in changed:
+            assert first[0] <= says[key]["commit_lsn"] <= second[0]
+            assert first[1] <= says[key]["commit_time"] <= second[1] <= says[key]["applied_at"]
+            assert [says[key][kind] for kind in _COPIED] == [None, None]
+        assert len({says[key]["commit_lsn"] for key in changed}) == 1
+        assert sorted(changed, key=lambda key: says[key]["ordinal"]) == [1, 33, 44, 6, 7]
+        assert second[0] <= says[9]["commit_lsn"]
+        assert {row["operation"] for row in _metadata(replica, "log").values()} == {"insert"}
+        assert {
+            k: (row["operation"], row["source_table"]) for k, row in _metadata(replica, "low").items()
+        } == {
+            1: ("copy", "public.low"),
+            2: ("insert", "public.low"),
+        }
+
+
+def test_rows_of_a_tree_that_is_published_as_its_root_say_their_leaf_where_the_publisher_does(
+    scenario: Scenario,
+) -> None:
+    scenario.tables("""
+        CREATE TABLE tree (id int PRIMARY KEY, v int) PARTITION BY RANGE (id);
+        CREATE TABLE low PARTITION OF tree FOR VALUES FROM (0) TO (10);
+        CREATE TABLE rest PARTITION OF tree DEFAULT
+    """)
+    scenario.publisher(
+        "INSERT INTO tree VALUES (1, 1), (11, 11); CREATE PUBLICATION p FOR TABLE tree WITH (publish_via_partition_root)"
+    )
+    scenario.subscribe("p")
+    scenario.publisher("UPDATE tree SET id = 12 WHERE id = 1; INSERT INTO tree VALUES (2, 2)")
+    scenario.check("tree", expect={"tree": ["2|2", "11|11", "12|1"]})
+    for replica in scenario.replicas.values():
+        assert {key: says["source_table"] for key, says in _metadata(replica, "tree").items()} == {
+            2: None,
+            11: "public.rest",
+            12: None,
+        }
+
+
+def _as_of_history(replica: Any) -> dict[int, tuple[Any, ...]]:
+    """By key the last change that the history has of each row that lives, followed change by change."""
+    read = DeltaTable(replica.lake.paths.changes("sub", "public", "t", 0)).to_pyarrow_table().to_pylist()
+    rows: dict[int, tuple[Any, ...]] = {}
+    for change in sorted(read, key=lambda each: (each["commit_lsn"], each["ordinal"])):
+        old, new = change["old"], change["new"]
+        if change["operation"] == "truncate":
+            rows.clear()
+        if old is not None:
+            rows.pop(old["id"], None)
+        if new is not None:
+            rows[new["id"]] = tuple(change[kind] for kind in (*_COMMITTED, "operation"))
+    return rows
+
+
+def _statement(random: Random) -> str:
+    key, other = random.randint(1, 12), random.randint(1, 12)
+    return random.choices(
+        [
+            f"INSERT INTO t VALUES ({key}, 0, repeat('n', 9000)) ON CONFLICT DO NOTHING",
+            f"UPDATE t SET v = v + 1 WHERE id = {key}",
+            f"UPDATE t SET id = {other} WHERE id = {key} AND NOT EXISTS (SELECT FROM t WHERE id = {other})",
+            f"DELETE FROM t WHERE id = {key}",
+            "TRUNCATE t",
+        ],
+        [6, 8, 5, 4, 1],
+    )[0]
+
+
+def test_after_random_changes_rows_say_the_last_change_that_the_history_has(scenario: Scenario) -> None:
+    seed = os.environ.get("PGSIEVE_SEED") or SystemRandom().randrange(2**32)
+    print(f"again: PGSIEVE_SEED={seed}")
+    random = Random(str(seed))
+    scenario.tables("CREATE TABLE t (id int PRIMARY KEY, v int, big text)")
+    scenario.publisher("""
+        ALTER TABLE t ALTER big SET STORAGE EXTERNAL; CREATE PUBLICATION p FOR TABLE t WHERE (id % 3 <> 0)
+    """)
+    scenario.subscribe("p")
+    for _ in range(4):
+        for _ in range(random.randint(1, 4)):
+            for _ in range(random.randint(1, 4)):
+                scenario.publisher("; ".join(_statement(random) for _ in range(random.randint(1, 6))))
+            scenario.receive()
+        scenario.check("t")
+        for replica in scenario.replicas.values():
+            says = _metadata(replica, "t")
+            found = {k: tuple(row[kind] for kind in (*_COMMITTED, "operation")) for k, row in says.items()}
+            assert found == _as_of_history(replica)
