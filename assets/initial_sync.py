@@ -24,7 +24,7 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.awaited import PATIENT_SECONDS
 from pgsieve.resources.work import Work, measured
 
-#: Tag of a run that was begun because tables lacked a copy: another may have made it by then.
+#: Tag of a run that was started because tables lacked a copy: another run may have made it by then.
 LACKING = "pgsieve/lacking"
 
 #: What the op yields.

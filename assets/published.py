@@ -1,7 +1,7 @@
-"""What Dagster shows of a published table: from a catalog, or from its replica where no catalog is at hand.
+"""A published table as Dagster shows it: from a catalog, or from its replica where no catalog is at hand.
 
-In: a `ReplicatedTable` of a catalog, or a table's state in the lake. Out: names, publications and the row filter as
-text; a filter that nobody knows stays unknown, and is never called "none".
+In: a `ReplicatedTable` of a catalog, or a table's state in the lake. Out: names, publications and the row
+filter as text; an unknown filter stays unknown, and is never called "none".
 """
 
 from collections.abc import Container, Iterable, Mapping
@@ -35,7 +35,7 @@ class PublishedTable:
 
     @classmethod
     def of_replica(cls, state: TableState, publications: tuple[str, ...]) -> "PublishedTable":
-        """A table as its replica was copied; `publications` are the subscription's."""
+        """A table as it was when its replica was copied; `publications` are the subscription's."""
         published = state.definition.published if state.definition else None
         if published is None:
             return cls(state.schema, state.table, publications, None)
@@ -46,7 +46,7 @@ Tables = Mapping[Name, PublishedTable]
 
 
 def partitioned(tables: Tables, names: Container[Name]) -> tuple[Tables, Tables]:
-    """Those of the tables that have such a name, and the others."""
+    """The tables with such a name, and the others."""
     return (
         {name: table for name, table in tables.items() if name in names},
         {name: table for name, table in tables.items() if name not in names},

@@ -115,17 +115,19 @@ _OF_SOURCE = {AssetKind.SOURCE_TABLE, AssetKind.CHANGE_LOG, AssetKind.CHANGE_LOG
 
 
 class PgsieveTranslator:
-    """Makes the asset spec of each step and table; subclass it, and change what `super().get_asset_spec` returns.
+    """Makes the asset spec of each step and table.
+
+    Subclass it, and change what `super().get_asset_spec` returns.
 
         class Mine(pgsieve.PgsieveTranslator):
             def get_asset_spec(self, data):
                 return super().get_asset_spec(data).replace_attributes(owners=["team:data"])
 
-    A spec's `deps` are added to what the asset reads anyway. No two assets may get the same key.
+    A spec's `deps` are added to the asset's own. No two assets may get the same key.
     """
 
     def get_asset_spec(self, data: PgsieveAsset) -> dg.AssetSpec:
-        """The spec of an asset; deps are those of the user's only."""
+        """The spec of an asset; its deps are only the user's."""
         return dg.AssetSpec(
             key=data.key,
             group_name=data.source if data.kind in _OF_SOURCE else data.name,

@@ -1,6 +1,6 @@
 """The base of every error pgsieve raises on purpose, and the errors of this package.
 
-A message names the object, what is wrong and what to do; it never holds a cell value or a password.
+A message names the object, what is wrong and what to do; it never contains a cell value or a password.
 
     PgsieveError
         CatalogNameError              assets.steps.operations.registration
@@ -77,8 +77,9 @@ A message names the object, what is wrong and what to do; it never holds a cell 
         UnsupportedTypeError
         ValueNotRepresentableError
 
-Outside of the tree are signals that never reach a user: `RefusedError`, `InvalidConstantError`, `InvalidSyntaxError`
-(a row filter that is refused becomes UnsupportedFilterError), `NoOutputError`, `LostMessagesError`.
+Outside of the tree are signals that never reach a user: `RefusedError`, `InvalidConstantError`,
+`InvalidSyntaxError` (a row filter that is refused becomes UnsupportedFilterError), `NoOutputError`,
+`LostMessagesError`.
 """
 
 from __future__ import annotations

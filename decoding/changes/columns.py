@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 #: Operations that change one row.
 ROW_OPERATIONS = ("insert", "update", "delete")
 CHANGE_COLUMNS = ("commit_lsn", "ordinal", "number", "commit_time", "operation", "unchanged", "old", "new")
-#: What is read of a message.
+#: The columns that are read of a message.
 ENCODED_COLUMNS = (*CHANGE_COLUMNS[:4], "data")
 SIDES = ("old", "new")
 

@@ -1,4 +1,4 @@
-"""Commands for the first hour: a demo, and a first pgsieve.yaml. What they print is `console`'s."""
+"""Commands for the first hour: a demo, and a first pgsieve.yaml. `console` prints their results."""
 
 import os
 from enum import StrEnum

@@ -1,6 +1,6 @@
-"""What a person sees of a command's result: results (`pgsieve.pipelines.commands.results`) in, lines and tables out.
+"""Reports of commands for a person: results (`pgsieve.pipelines.commands.results`) in, lines and tables out.
 
-Nothing here raises. The same results as JSON are `console.print_json`'s.
+Nothing here raises. `console.print_json` prints the same results as JSON.
 """
 
 import sys
@@ -114,7 +114,7 @@ def _print_transformed(tables: Sequence[TransformedTable]) -> None:
 
 
 def print_resync(report: ResyncReport) -> None:
-    """Print which tables were copied again, what had changed of each, and what the run did."""
+    """Print which tables were copied again, what had changed in each, and what the run did."""
     name = report.subscription
     if report.lost:
         print_out(Text.assemble(("slot replaced: ", "bold"), report.lost))
@@ -235,7 +235,7 @@ def print_status(report: StatusReport) -> None:
 
 
 def _progress_of(subscription: SubscriptionStatus) -> str:
-    """How far behind a subscription is, and when it was last known to be up to date; nothing before the first run."""
+    """How far behind a subscription is, and when it was last up to date; empty before the first run."""
     told = []
     if subscription.seconds_behind is not None:
         waiting = timedelta(seconds=round(subscription.seconds_behind))
@@ -284,7 +284,7 @@ def print_check(report: CheckReport) -> None:
 
 
 def print_survey(listed: Sequence[SurveyedPublication], surveyed: Sequence[SurveyedTable]) -> None:
-    """Print the publications and tables that a database has, to stderr: what is asked about them follows there."""
+    """Print a database's publications and tables to stderr, where the questions about them follow."""
     publications = table_of("publication", "publishes", "tables")
     for each in listed:
         shown = ", ".join(each.tables[:6]) + (f" and {len(each.tables) - 6} more" if each.tables[6:] else "")
@@ -302,7 +302,7 @@ def print_survey(listed: Sequence[SurveyedPublication], surveyed: Sequence[Surve
 
 
 def print_init(report: InitReport) -> None:
-    """Print what was written, what validate says, and what to do next."""
+    """Print the written files, validate's findings, and the next step."""
     print_validation(report.validation)
     if report.inserts_only:
         print_out(
@@ -327,7 +327,7 @@ def print_init(report: InitReport) -> None:
 
 
 def print_live_demo(demo: LiveDemo) -> None:
-    """Print where to look, and what to click."""
+    """Print the pages to open and the buttons to click."""
     lines = (
         ("Look at it:", demo.url),
         (
@@ -372,7 +372,7 @@ def print_demo_step(title: str, tables: Sequence[ComparedTable]) -> None:
 
 
 def _print_sized(sized: SizedReport) -> None:
-    """What both took at size, in rows per second, and what `check` said."""
+    """Print both durations at size, in rows per second, and the result of `check`."""
     table = table_of(
         *("at size", "rows or changes", "CREATE SUBSCRIPTION", "pgsieve", "run by"),
         right=("rows or changes", "CREATE SUBSCRIPTION", "pgsieve"),
@@ -388,7 +388,7 @@ def _print_sized(sized: SizedReport) -> None:
 
 
 def print_demo(report: DemoReport) -> None:
-    """The verdict, and where things are."""
+    """Print the verdict, and the paths."""
     if report.sized is not None:
         _print_sized(report.sized)
     verdict = (
@@ -409,7 +409,7 @@ def print_demo(report: DemoReport) -> None:
 
 
 def print_jars(report: JarsReport) -> None:
-    """Print which jars are there, and what a machine without network does with the copy."""
+    """Print the present jars, and how a machine without network uses the copy."""
     table = table_of("package", "files", "size", right=("files", "size"))
     for each in report.packages:
         add_row(table, each.package, each.files, size_of(each.bytes))

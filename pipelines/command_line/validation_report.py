@@ -1,4 +1,4 @@
-"""What a person sees of publications, and of what subscriptions will receive.
+"""Reports of publications, and of what subscriptions will receive, for a person.
 
 In: results (`pgsieve.pipelines.commands.validation_results`). Out: lines. Nothing here raises.
 """

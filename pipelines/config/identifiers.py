@@ -1,6 +1,6 @@
-"""Names as SQL writes them: `public.orders`, `"Sales"."Order Lines"` in, the parts as they stand in the catalog out.
+"""Names as SQL writes them: `public.orders`, `"Sales"."Order Lines"` in, the parts as in the catalog out.
 
-Raises ValueError that says what is wrong, without the text itself.
+Raises ValueError with what is wrong, without the text itself.
 """
 
 import re

@@ -1,7 +1,7 @@
-"""Reports to Dagster what a continuous run has done: one Dagster run every few minutes, however many slices there were.
+"""Reports a continuous run to Dagster: one Dagster run every few minutes, however many slices there were.
 
-In: what each slice did. Out: materializations of the assets that a run would have materialised, with what they got since
-the last report. A report that fails is only logged: the tables have everything.
+In: the results of each slice. Out: materializations of the assets that a run would have materialised, with
+their changes since the last report. A report that fails is only logged: the tables have everything.
 """
 
 import logging
@@ -29,7 +29,7 @@ from pgsieve.pipelines.commands.results import Progress
 from pgsieve.pipelines.project import Project
 from pgsieve.pipelines.published import published_tables
 
-#: Dagster gets a report so long after the first slice that no report has.
+#: A report is due this long after the first slice that is in none.
 REPORT_SECONDS = 300.0
 
 _UNTOLD = "what was followed is in the tables, but not in Dagster's records"
@@ -38,7 +38,10 @@ _logger = logging.getLogger(__name__)
 
 
 class FollowReport:
-    """Gathers what the slices of a feed did, and reports it to Dagster at once; used by one thread at a time."""
+    """Collects the results of a feed's slices, and reports them to Dagster together.
+
+    Used by one thread at a time.
+    """
 
     def __init__(
         self,
@@ -57,7 +60,7 @@ class FollowReport:
 
     @property
     def waits(self) -> bool:
-        """Whether something was gathered that Dagster has not got."""
+        """Whether results are waiting for a report."""
         return self._drained is not None
 
     def appended(self, drained: Drained, tell: Callable[[], None]) -> None:
@@ -73,14 +76,14 @@ class FollowReport:
             self._timer.start()
 
     def applied(self, subscription: str, changes: Sequence[TableChanges], result: ApplyResult) -> None:
-        """A subscription's tables got changes."""
+        """A subscription's tables have changed."""
         tables = self._changes.setdefault(subscription, {})
         for change in changes:
             tables[change.name] = _together(tables[change.name], change) if change.name in tables else change
         self._applied[subscription] = total(self._applied.get(subscription, ApplyResult()), result)
 
     def tell(self) -> None:
-        """Materialise what was gathered, and begin anew."""
+        """Materialise the collected results, and begin anew."""
         if self._timer is not None:
             self._timer.cancel()
         drained, changes, applied = self._drained, self._changes, self._applied
@@ -107,7 +110,7 @@ class FollowReport:
                         )
                     )
             task = f"follow {self._feed.slot}"
-            # What ends as failed for one subscription is told of the others all the same.
+            # A failure for one subscription does not keep the others from the report.
             told = materialize(
                 self._dagster, self._declared, assets, self._progress, task, raise_on_error=False
             )

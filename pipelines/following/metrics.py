@@ -1,7 +1,8 @@
-"""What Prometheus is told: the state of slots, subscriptions and tables, and what a process that follows them has done.
+"""Metrics for Prometheus: the state of slots, subscriptions and tables, and the work of a process that follows them.
 
-In: a `StatusReport`, and what each slice did. Out: metrics in Prometheus' text format, by its own client library. Names and
-units follow https://prometheus.io/docs/practices/naming; docs/monitoring.md lists them. No label holds a cell value.
+In: a `StatusReport`, and the results of each slice. Out: metrics in Prometheus' text format, by its own
+client library. Names and units follow https://prometheus.io/docs/practices/naming; docs/monitoring.md lists
+them. No label contains a cell value.
 """
 
 import threading
@@ -29,13 +30,13 @@ from pgsieve.pipelines.commands.results import UNKNOWN, StatusReport, Subscripti
 _SLOT = ("source", "slot")
 _TABLE = ("subscription", "schema", "table")
 
-#: For so long a report that was read for one scrape serves the next.
+#: A report serves further scrapes for this long.
 _FRESH_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Figure:
-    """A gauge, and how it is read from what a report says of a slot or a subscription; None is left out."""
+    """A gauge, and the function that reads it from a slot's or subscription's report; None is left out."""
 
     name: str
     help: str
@@ -102,14 +103,14 @@ def _gauge(figure: _Figure, labels: Sequence[str], rows: Iterable[tuple[Sequence
 
 
 class StatusCollector(Collector):
-    """Metrics of a report that is read when they are asked for; `read` must not raise what it can report."""
+    """Metrics of a report that is read at each scrape; `read` must not raise what it can report."""
 
     def __init__(self, read: Callable[[], StatusReport]) -> None:
         self._read, self._lock = read, threading.Lock()
         self._report: tuple[float, StatusReport] | None = None
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: what is collected is known when it is asked for."""
+        """Nothing: the metrics are known only at a scrape."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
@@ -131,7 +132,7 @@ class StatusCollector(Collector):
 
 
 def _tables_by_state(subscriptions: Iterable[SubscriptionStatus]) -> Metric:
-    """How many tables are in each state; also those in which none is, so that an alert has something to compare."""
+    """How many tables are in each state, including 0, so that an alert has a value to compare."""
     family = GaugeMetricFamily(
         "pgsieve_tables", "Tables of the subscription in this sync state.", labels=("subscription", "state")
     )
@@ -171,14 +172,14 @@ def _build_info(registry: CollectorRegistry) -> None:
 
 
 class FollowMetrics:
-    """What a process that follows its feeds has done since it began, and the state of all of it when it is asked."""
+    """The work of a process that follows its feeds, and the state of everything at a scrape."""
 
     def __init__(self, read: Callable[[], StatusReport]) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(StatusCollector(read))
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
-        # What Spark runs in; no samples before it has been started.
+        # The JVM of Spark; it has no samples before it has been started.
         ProcessCollector("pgsieve_jvm", pid=_java_child, registry=self.registry)
         _build_info(self.registry)
         self._connected = Gauge(
@@ -236,13 +237,13 @@ class FollowMetrics:
     def follows(
         self, source: str, slot: str, connected: Callable[[], bool], waiting: Callable[[], float]
     ) -> None:
-        """A feed is followed: asked at each scrape whether it is connected, and for how long something waits."""
+        """A feed is followed: each scrape asks whether it is connected, and how long changes have been waiting."""
         self._connected.labels(source, slot).set_function(lambda: float(connected()))
         self._behind.labels(source, slot).set_function(waiting)
         self._slices.labels(source, slot)
 
     def subscribes(self, subscription: str) -> None:
-        """A subscription is followed: its errors are counted from 0, since `increase` does not see a counter begin."""
+        """A subscription is followed: its errors are counted from 0, since `increase` ignores a counter's first value."""
         self._failures.labels(subscription)
 
     def appended(self, source: str, slot: str, slices: int) -> None:
@@ -292,6 +293,6 @@ def _java_child() -> str:
             for child in (entry / "children").read_text(encoding="ascii").split():
                 if Path(f"/proc/{child}/exe").readlink().name == "java":
                     return child
-    except OSError:  # A child, or a thread, that has ended meanwhile; or no Linux.
+    except OSError:  # A child, or a thread, has ended meanwhile; or this is not Linux.
         pass
     return "none"

@@ -72,7 +72,7 @@ _TRYING = Lock()
 
 
 class LakeAccess:
-    """A lake that can be written, or says why not."""
+    """Checks that a lake can be written, and explains why not."""
 
     def __init__(self, storage: Storage) -> None:
         self.uri = storage.address
@@ -142,7 +142,7 @@ class LakeAccess:
             raise self._unavailable(error.strerror or str(error)) from error
 
     def begin_writing(self) -> None:
-        """Say in a folder that it is written to, before anything is: what a power cut may leave half written is put back then.
+        """Mark a folder as being written, before the first write: after a power cut, half-written commits are then put back.
 
         Raises LakeUnavailableError.
         """
@@ -150,9 +150,10 @@ class LakeAccess:
             self.try_writing()
 
     def make_durable(self) -> None:
-        """Have all that was written so far outlive a power cut: before anything relies on it that pgsieve does not take back.
+        """Make all writes so far survive a power cut, before anything relies on them that pgsieve cannot take back.
 
-        An object store keeps what it has confirmed. In a folder the file system is written to disk. Raises LakeUnavailableError.
+        An object store keeps what it has confirmed. For a folder, the file system is written to disk. Raises
+        LakeUnavailableError.
         """
         if is_uri(self.uri):
             return

@@ -85,7 +85,10 @@ class ByFiles:
         position: int,
         base: int,
     ) -> list[dict[str, Any]]:
-        """Have files `written` as for `commit`, and commit them with rows `marked` as deleted; returns their rows."""
+        """Let `written` write files as for `commit`, and commit them with rows `marked` as deleted.
+
+        Returns their rows.
+        """
         with self.access.refusing(path):
             files: list[dict[str, Any]] = written().to_pylist()
             row_removal.mark_rows(self.local, path, marked, files, position, base)
@@ -157,5 +160,5 @@ class BySpark:
             )
 
 
-#: Who commits to a table.
+#: The committer of a table.
 Committer = InProcess | ByFiles | BySpark

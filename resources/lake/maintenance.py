@@ -102,10 +102,10 @@ def _is_vector(name: str) -> bool:
 
 
 def _lacking(properties: Mapping[str, str], hours: int) -> dict[str, str]:
-    """The table properties without which a version of so many hours ago could not be read, or the log be kept for longer.
+    """The missing properties that keep versions of the last hours readable, and the log no longer than needed.
 
-    What nobody set, or pgsieve: who wants files or a log for longer than pgsieve does keeps them. Delta keeps no log for a
-    shorter time than removed files, so the two are set together.
+    Only properties that are not set, or that pgsieve set: a user's longer retention stays. Delta keeps the
+    log at least as long as removed files, so the two are set together.
     """
     needed = {_FILES_PROPERTY: _FILES_HOURS, _LOG_PROPERTY: _LOG_HOURS}
     wanted = {

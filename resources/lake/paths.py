@@ -87,12 +87,12 @@ class LakePaths:
         return self._folders[subscription]
 
     def changes(self, subscription: str, schema: str, table: str, generation: int = 0) -> str:
-        """The transformed changes of a table; a history begun anew (`~g1`, ...) has a name that no table's is."""
+        """The transformed changes of a table; a history begun anew (`~g1`, ...) has a name that no table has."""
         suffix = f"~g{generation}" if generation else ""
         return f"{self.uri}/{subscription}/_changes/{escape(schema)}/{escape(table)}{suffix}"
 
     def transformed(self, subscription: str) -> str:
-        """One row a slice and table: what the slice changed, and that it has been transformed."""
+        """One row per slice and table: what the slice changed, and that it has been transformed."""
         return f"{self.uri}/{subscription}/_transformed"
 
     def table_states(self, subscription: str) -> str:

@@ -80,7 +80,8 @@ ALONE_SETTINGS: dict[str, str] = {
     # With a random secret, which no other process needs.
     "spark.authenticate": "true",
 }
-#: What forks the workers of Python in such a session; its modules are pgsieve's, which workers elsewhere need not have.
+#: The daemon that forks the Python workers of such a session; its modules are pgsieve's, which workers
+#: elsewhere need not have.
 _DAEMON = "pgsieve.resources.lake.python_daemon"
 _ALONE = re.compile(r"local(\[.*\])?")
 
@@ -88,14 +89,14 @@ _ALONE = re.compile(r"local(\[.*\])?")
 _ENGINE_RETRIES = 4
 
 _LOGGER = logging.getLogger(__name__)
-#: Tables are worked with side by side: the first that needs Spark starts it, and the others wait for it.
+#: Tables are processed in parallel: the first that needs Spark starts it, and the others wait for it.
 _STARTING = RLock()
-#: A setting that is no secret, whatever its name says.
+#: Settings that are no secrets, whatever their names say.
 _PLAIN = re.compile(r"(?i)true|false|\d+[a-z]{0,2}|.{0,7}")
 
 
 def conceal_settings(conf: Mapping[str, str]) -> None:
-    """Have no text show the values of settings whose names say that they are secret."""
+    """Keep the values of settings out of texts whose names say that they are secret."""
     secret = re.compile(LOCAL_SETTINGS["spark.redaction.regex"])
     remember(*(value for name, value in conf.items() if secret.search(name) and not _PLAIN.fullmatch(value)))
 
@@ -160,10 +161,10 @@ def refuse_log_store_of(session: SparkSession, storage: Storage) -> None:
 
 
 def storage_settings(storage: Storage, conf: Mapping[str, str]) -> dict[str, str]:
-    """What a session's file system is told once it runs; what the user's settings say is left as it is.
+    """A running session's settings for its file system; the user's own settings stay.
 
-    Of the session and not of its start: those stand in the command that starts the JVM, which every user of the machine
-    can read.
+    They are not set at the start: the command that starts the JVM would show them to every user of the
+    machine.
     """
     settings = storage.spark_settings()
     return {
@@ -378,7 +379,7 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
                     f'no Spark Connect session at "{server}": {str(error).splitlines()[0]}',
                     hint="start the server, or choose another `spark.master` in pgsieve.yaml",
                 ) from error
-            # With what a server commits was decided as it started; where nothing was, with Delta's own.
+            # A server's log store was set as it started; without such a setting it uses Delta's own.
             try:
                 refuse_log_store_of(session, storage_of(self.lake))
             except UnsafeLogStoreError:

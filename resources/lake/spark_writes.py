@@ -1,7 +1,7 @@
-"""What Spark writes to tables of a lake: rows with a position, Delta properties, deletion vectors.
+"""Spark's writes to tables of a lake: rows with a position, Delta properties, deletion vectors.
 
-In: a session, paths, and what is to stand in the commit. Out: commits that carry a position as Delta's `txn` (application id and
-version) and as user metadata. Raises what Spark does.
+In: a session, paths, and the contents of the commit. Out: commits that carry a position as Delta's `txn`
+(application id and version) and as user metadata. Raises Spark's errors.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,13 +20,13 @@ from pgsieve.resources.lake.delta.records import (
 )
 from pgsieve.resources.lake.delta.requirements import COLUMN_MAPPING
 
-#: Spark's setting for what a commit's user metadata says.
+#: Spark's setting for a commit's user metadata.
 METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 _TXN_APP = "spark.databricks.delta.write.txnAppId"
 _TXN_VERSION = "spark.databricks.delta.write.txnVersion"
 _VECTORS = "spark.databricks.delta.merge.deletionVectors.persistent"
 _ANY_PROPERTY = "spark.databricks.delta.allowArbitraryProperties.enabled"
-#: Whether the user wants deletion vectors in tables that have none of their own setting.
+#: Whether the user wants deletion vectors in tables without a setting of their own.
 WANT_VECTORS = "spark.databricks.delta.properties.defaults.enableDeletionVectors"
 
 
@@ -57,7 +57,7 @@ def write_by_spark(
 def set_properties_by_spark(
     spark: SparkSession, path: str, properties: Mapping[str, str], position: int | None
 ) -> None:
-    """Set Delta properties of a table; rows stay, and the position that it has."""
+    """Set Delta properties of a table; its rows and position stay."""
     assignments = ", ".join(f"'{name}' = '{value}'" for name, value in properties.items())
     _alter_by_spark(spark, path, [f"set tblproperties ({assignments})"], position)
 

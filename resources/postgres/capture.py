@@ -105,7 +105,7 @@ def _created(connection: psycopg.Connection[Any], capture: str) -> list[str]:
 
 
 def foreign_capture(connection: psycopg.Connection[Any], capture: str, catalog: Catalog) -> list[str]:
-    """The capture publications of a source that others created: they stay as they are."""
+    """The capture publications of a source that pgsieve did not create: they stay as they are."""
     ours = _created(connection, capture)
     names = (capture + suffix for suffix in capture_suffixes())
     return sorted(name for name in names if name in catalog.publications and name not in ours)

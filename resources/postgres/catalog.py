@@ -1,6 +1,6 @@
-"""The publisher's catalog: its tables, publications and types at one moment, and why a table is not among them.
+"""The publisher's catalog: its tables, publications and types at one moment, and why a table is missing from it.
 
-In: a psycopg session. Out: a `Catalog`. The queries are of PostgreSQL's system catalogs (chapter 52).
+In: a psycopg session. Out: a `Catalog`. The queries read PostgreSQL's system catalogs (chapter 52).
 """
 
 from collections.abc import Mapping

@@ -47,16 +47,17 @@ class UntestedServerError(SourceError):
     """The server is newer than those that pgsieve was tested with, and the configuration does not allow it."""
 
 
-#: SQLSTATEs, by how they begin, of what goes by: connection lost, resources exhausted, operator intervention and
-#: statement_timeout, a session's other timeouts, serialization failure, deadlock, lock_timeout (appendix A).
+#: The first characters of the SQLSTATEs of passing faults: connection lost, resources exhausted, operator
+#: intervention and statement_timeout, a session's other timeouts, serialization failure, deadlock,
+#: lock_timeout (appendix A).
 _PASSING = ("08", "53", "57", "25P03", "25P04", "40001", "40P01", "55P03")
 
 
 def is_passing(error: BaseException) -> bool:
-    """Whether what a driver raised passes by itself; without a SQLSTATE it is the connection that failed.
+    """Whether a driver's error passes by itself; an error without a SQLSTATE is a failed connection.
 
-    libpq has two ways to tell the latter: no result, which psycopg raises as OperationalError, or a result of its own
-    without a SQLSTATE, which psycopg raises as a plain DatabaseError.
+    libpq reports the latter in two ways: without a result, which psycopg raises as OperationalError, or with
+    a result of its own without a SQLSTATE, which psycopg raises as a plain DatabaseError.
     """
     sqlstate = getattr(error, "sqlstate", None)
     if sqlstate is not None:

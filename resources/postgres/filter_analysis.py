@@ -64,7 +64,8 @@ def filter_columns(connection: psycopg.Connection[Any], table: Table, where: str
         except psycopg.Error as error:
             if failed_trigger(connection, error) is None:
                 raise
-            # An event trigger on CREATE VIEW may count on the role's own path. What that finds of a user's is refused.
+            # An event trigger on CREATE VIEW may rely on the role's own path. User objects found by that path
+            # are refused.
             path = f"pg_catalog, pg_temp, {own_search_path(connection)}"
             expression, reason = _analysed(connection, table, where, path)
     except psycopg.Error as error:

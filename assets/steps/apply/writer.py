@@ -36,7 +36,10 @@ class ReplicaWriter:
     search: ConflictSearch | None
 
     def keyed(self, changes: SparkChanges) -> Applied:
-        """Apply to a table with a key: append what is surely new, else MERGE. Raises KeyConflictError."""
+        """Apply to a table with a key: append rows that are surely new, else MERGE.
+
+        Raises KeyConflictError.
+        """
         pending, key, columns = self.pending, self.definition.key, self.definition.names
         keyed = changes.keyed()
         net, conflict = keyed.net(changes.present(keyed))

@@ -165,7 +165,8 @@ def at_one_lsn(subscription: Subscription, lake: Lake, log: Log) -> Iterator[Mom
     with feed.source.connect() as connection, ExitStack() as stack:
         catalog = feed.with_defined(read_catalog(connection))
         tables = subscription.tables(catalog)
-        # Nobody reads the slot beyond the snapshot before the subscription is there, nor applies more afterwards.
+        # No process reads the slot beyond the snapshot before the subscription is there, nor applies more
+        # afterwards.
         with feed.exclusively():
             snapshot = stack.enter_context(exported_snapshot(feed.source))
             stack.enter_context(feed.source.exclusively(subscription.name))

@@ -142,9 +142,9 @@ def copy_table(
     log: Log,
     reading: AbstractContextManager[object],
 ) -> Copied:
-    """Copy a table at a snapshot; a problem of its own, or another process that copied it later, stands in the result.
+    """Copy a table at a snapshot; its own problem, or another process that copied it later, is in the result.
 
-    `log` hears every half minute how far it is. `reading` is held while the publisher is read.
+    `log` gets the progress every half minute. `reading` is entered while the publisher is read.
     """
     started = time.monotonic()
     replicated, table = planned.replicated, planned.replicated.table
@@ -152,7 +152,7 @@ def copy_table(
     path = lake.paths.replica(subscription.name, table.schema, table.name)
     problem, rows, version, overrun = None, 0, 0, False
     try:
-        # Without copy_data a table that comes back goes on from the rows it has.
+        # Without copy_data a table that comes back continues with its present rows.
         kept = not subscription.copy_data and lake.records.exists(path)
         if not kept:
             chunks = planned.chunks if subscription.copy_data else Chunks([], 0)
@@ -307,7 +307,10 @@ def _write_copy(
     progress: "Progress",
     reading: AbstractContextManager[object],
 ) -> int:
-    """Replace the replica by the rows at the snapshot; how many there are. `properties` are Delta's, of a new replica."""
+    """Replace the replica by the rows at the snapshot; returns their number.
+
+    `properties` are Delta's, of a new replica.
+    """
     schema = replica_schema(columns)
     commit = Commit(snapshot.lsn, overwrite=True, metadata={"copied": True}, properties=properties)
     match committer:
@@ -358,7 +361,7 @@ def _copy_by_spark(
 ) -> int:
     frame = copied_rows(lake.spark, conninfo, snapshot.name, chunks.queries, columns)
     counted, rows = Observation(), [F.count(F.lit(1)).alias("rows")]
-    # Of the size of files Delta in Spark knows nothing; it is set afterwards.
+    # Delta in Spark does not know the target size of files; it is set afterwards.
     properties = {name: value for name, value in commit.properties.items() if name != FILE_BYTES_PROPERTY}
     properties |= column_mapping(c.name for c in columns)
     lake.write(frame.observe(counted, *rows), path, replace(commit, properties=properties))

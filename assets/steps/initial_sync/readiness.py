@@ -1,7 +1,7 @@
 """The sync states around a copy: announced with the snapshot before it, finished after it, ready once nothing is missing.
 
-In: the tables of a batch and what became of their copies. Out: rows of `_table_states`. A replica that holds the
-snapshot which its state announced is complete, whoever finds it.
+In: the tables of a batch and the results of their copies. Out: rows of `_table_states`. A replica that has
+the snapshot which its state announced is complete, whichever process finds it.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -42,7 +42,7 @@ def announced(
     former: TableState | None,
     snapshot: Snapshot,
 ) -> TableState:
-    """The state of a table that is about to be copied: what it is once its replica holds the snapshot."""
+    """The state of a table that is about to be copied: it holds once the replica has the snapshot."""
     definition = subscription.definition(replicated, catalog)
     history = former.definition.history if former and former.definition else History()
     made = replace(definition, history=history.with_columns(definition.columns))
@@ -50,7 +50,7 @@ def announced(
 
 
 def is_announced(state: TableState | None) -> bool:
-    """Whether the state says of which snapshot the copy is that has begun."""
+    """Whether the state names the snapshot of a copy that has begun."""
     return (
         state is not None and state.state in {SyncState.DATA_SYNC, SyncState.FINISHED_COPY} and state.lsn > 0
     )
@@ -108,8 +108,8 @@ def state_after(
 def declare(subscription: Subscription, lake: Lake, states: Sequence[TableState]) -> Declared:
     """Record the states after a copy.
 
-    A table is ready when all later slices are transformed for it. Who transformed one meanwhile, without the lock, has
-    left the table out, or has begun anew after the fence and found that it is copied.
+    A table is ready when all later slices are transformed for it. A process that transformed one meanwhile,
+    without the lock, has left the table out, or has begun anew after the fence and found that it is copied.
     """
     if not states:
         return Declared()

@@ -25,7 +25,8 @@ from pgsieve.resources.postgres.errors import PassingFaultError
 from pgsieve.resources.postgres.sessions import Conninfo
 from pgsieve.resources.postgres.snapshot import SnapshotLostError, read_chunk
 
-#: How often a chunk is read at most, where faults pass and the snapshot lives; the first pause, doubled each time.
+#: How often a chunk is read at most, where faults pass and the snapshot lives; the first pause, doubled each
+#: time.
 _READINGS, _PAUSE_SECONDS = 4, 0.25
 
 

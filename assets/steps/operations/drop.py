@@ -96,7 +96,7 @@ def drop_subscription(
         [TableState(*s.name, SyncState.REMOVED) for s in states if s.state != SyncState.REMOVED]
     )
     if lake.records.exists(SubscriptionRecord(lake, name).path):
-        # Where its replicas are stays true: they can be read.
+        # The record of its replicas' folders stays: they can still be read.
         record = SubscriptionRecord(lake, name)
         record.set(SubscriptionState(folders=record.state().folders))
     if not others and lake.records.exists(ChangeLog(lake, feed).path):

@@ -78,7 +78,7 @@ class Prepared:
     def begin(self, position: int) -> None:
         """Begin the table for a slot from which nothing has been received."""
         self._local().write(self.path, PREPARED.empty_table(), Commit(position, overwrite=True))
-        # Beside a change log it is always there.
+        # Beside a change log it always exists.
         self.lake.access.make_durable()
 
     def _local(self) -> LocalRecords:

@@ -1,6 +1,7 @@
 """The subscription's table `_transformed`: per slice and table what the UPDATE transformation sent.
 
-Written by the UPDATE transformation, a slice per commit, whose position is the slice's end. The apply goes by it.
+The UPDATE transformation writes it, one slice per commit, whose position is the slice's end. The apply reads
+it.
 """
 
 from collections import Counter
@@ -104,7 +105,7 @@ class TableChanges:
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> "TableChanges":
-        """The changes that a row of `_transformed` tells of."""
+        """The changes that a row of `_transformed` records."""
         return cls(
             slice=row["slice"],
             schema=row["schema"],
@@ -131,7 +132,7 @@ class Transformed:
 
     @property
     def path(self) -> str:
-        """Where it is."""
+        """The table's path."""
         return self.lake.paths.transformed(self.subscription)
 
     def position(self) -> int:
@@ -141,16 +142,16 @@ class Transformed:
     def append(self, end: int, changes: Sequence[TableChanges], base: int) -> None:
         """Record what a slice changed, once the changes are durable, and which tables were set aside.
 
-        Raises OverrunError where the table has another version than `base`.
+        Raises OverrunError where the table's version is not `base`.
         """
         self.lake.access.make_durable()
         rows = pa.Table.from_pylist([c.row() for c in changes] or [{"slice": end}], TRANSFORMED)
         self.lake.records.append(self.path, rows, end, base=base)
 
     def fence(self) -> int:
-        """Have what others transform at the moment begin anew, with the table states as they are now.
+        """Make other processes begin their present transformations anew, with the table states as they are now.
 
-        Returns the LSN up to which slices have been transformed with those of before.
+        Returns the LSN up to which slices have been transformed with the former states.
         """
         self.lake.records.append(self.path, TRANSFORMED.empty_table())
         return self.position()

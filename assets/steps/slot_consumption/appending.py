@@ -137,7 +137,7 @@ def _write(lake: Lake, feed: Feed, messages: Iterable[pa.Array], end: int) -> Wr
 def commit_slice(
     lake: Lake, local: LocalRecords, feed: Feed, written: WrittenSlice, after: int, base: int | None
 ) -> None:
-    """Commit a slice that is written; raises OverrunError as `append_slice` does, else LakeError."""
+    """Commit a written slice; raises OverrunError as `append_slice` does, else LakeError."""
     path = ChangeLog(lake, feed).path
     with lake.access.refusing(path):
         reach(Failpoint.SLICE_WRITTEN)
@@ -246,12 +246,12 @@ def _drained_by_executor(lake: Lake, peek: Peek, begin: int, end: int, after: in
     """The same for a slot that has something."""
     feed = peek.feed
     drained = drained_messages(lake.spark, peek.conninfo, peek.query(end), begin, end)
-    # After the session: which kind of observation it is depends on the kind of session.
+    # After the session, whose kind decides the observation's kind.
     summary = Observation()
     path = ChangeLog(lake, feed).path
     observed = drained.observe(summary, *slice_summary())
     lake.write(observed, path, Commit(end, base=base, after=after), options=_FILE_OPTIONS)
-    # Else it is made of the slice, where it is read: Spark 4.0 observes an array as an object of Java's.
+    # Otherwise it is made from the slice when that is read: Spark 4.0 observes an array as a Java object.
     if isinstance(summary.get.get("relations"), list):
         Slices(lake, feed).append(end, summary.get)
     return True

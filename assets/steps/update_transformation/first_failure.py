@@ -1,7 +1,7 @@
-"""The transaction with which a window's transformation fails, found by trying; nothing is written.
+"""Finds the transaction with which a window's transformation fails, by trying; nothing is written.
 
-In: a window's tables and messages. Out: the finish LSN of the first transaction that fails, which is what
-`pgsieve skip` takes, and the reason. Raises LakeError where it is the lake that fails.
+In: a window's tables and messages. Out: the finish LSN of the first transaction that fails, which `pgsieve
+skip` takes, and the reason. Raises LakeError where the lake itself fails.
 """
 
 from pgsieve.assets.steps.records.failures import (
@@ -22,7 +22,7 @@ from pgsieve.resources.lake.lake import Lake
 
 
 def first_failure(subscription: Subscription, lake: Lake, work: Work) -> tuple[int, str] | None:
-    """The first transaction of which some table's changes cannot be transformed, and why."""
+    """The first transaction with changes of some table that cannot be transformed, and why."""
 
     def one(name: Name) -> tuple[int, str] | None:
         try:
@@ -30,7 +30,7 @@ def first_failure(subscription: Subscription, lake: Lake, work: Work) -> tuple[i
         except SchemaChangedError:
             return None
         except TABLE_ERRORS as error:
-            reason(lake, error)  # Raises where it is the lake that fails.
+            reason(lake, error)  # Raises where the lake itself fails.
             at = None if is_damage(error) else first_failing_transaction(subscription, lake, work, name)
             return None if at is None else (at, explained(lake, error, name, at))
         return None
@@ -40,13 +40,13 @@ def first_failure(subscription: Subscription, lake: Lake, work: Work) -> tuple[i
 
 
 def first_failing_transaction(subscription: Subscription, lake: Lake, work: Work, name: Name) -> int | None:
-    """The transaction with which the transformation of a table fails, None where it is not the changes' fault."""
+    """The transaction with which the transformation of a table fails, None where the changes are not the cause."""
 
     def fails(upto: int) -> bool:
         try:
             _try(subscription, lake, work, name, upto)
         except TABLE_ERRORS as error:
-            reason(lake, error)  # Raises where it is the lake that fails.
+            reason(lake, error)  # Raises where the lake itself fails.
             return True
         return False
 

@@ -257,7 +257,7 @@ class Messages:
 
     @contextmanager
     def persisted(self) -> Iterator["Messages"]:
-        """The messages; those that Spark is asked for it keeps as long as the block lasts."""
+        """The messages; Spark keeps those it has read as long as the block lasts."""
         kept: list[DataFrame] = []
 
         def frame() -> DataFrame:

@@ -1,9 +1,9 @@
 """Schema changes: a replica follows its table's definition in place where no row has to be read again.
 
-In: the tables' definitions as the catalog has them, and as the replicas have them. What the columns of a replica
-become is one commit at most: added columns that are NULL are metadata, all else (a value for all rows, a name, a
-column less) rewrites the replica from itself. A table that cannot follow is marked to be copied again. Positions are
-not touched: the rows are those of the same LSN.
+In: the tables' definitions in the catalog, and those of the replicas. The change of a replica's columns is
+one commit at most. Added columns that are NULL only change metadata. Any other change (a value for all rows,
+a name, a column less) rewrites the replica from itself. A table that cannot follow is marked to be copied
+again. Positions do not change: the rows are those of the same LSN.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,9 +29,12 @@ from pgsieve.resources.lake.lake import Lake
 def follow_schema_changes(
     subscription: Subscription, lake: Lake, catalog: Catalog, lsn: int, transformed: int, log: Log
 ) -> bool:
-    """Bring the ready replicas to the definitions of a catalog that was read before `lsn`; whether one was not so already.
+    """Bring the ready replicas to the definitions of a catalog that was read before `lsn`.
 
-    Slices up to `transformed` have been transformed. Raises OverrunError where another process changes a table's state, too.
+    Returns whether one changed.
+
+    Slices up to `transformed` have been transformed. Raises OverrunError where another process changes a
+    table's state too.
     """
     tables, changed = subscription.tables(catalog), False
     for name, state in TableStates(lake, subscription.name).newest().items():
@@ -67,7 +70,10 @@ def follow_schema_changes(
 
 
 def former_definition(followed: Definition, present: Definition, transformed: int, lsn: int) -> Former:
-    """What changes before `lsn` may be of: the definition so far, or one before it of which changes may still come."""
+    """The former definition that changes before `lsn` may have.
+
+    It is the present one, or one before it that changes may still have.
+    """
     former = followed.former
     if former is None or former.until <= transformed:
         return Former(followed.layout, followed.key_numbers, lsn)
@@ -89,7 +95,8 @@ def _refuse_overrun(subscription: Subscription, lake: Lake, state: TableState) -
 def _refuse_unapplied(subscription: Subscription, lake: Lake, state: TableState, transformed: int) -> None:
     """Raise where there are changes that the replica may lack, with the former columns and key.
 
-    Also in the history alone, of a run that died before it could record the slice: a later one takes them from there.
+    They may be in the history alone, from a run that died before it could record the slice: a later run takes
+    them from there.
     """
     assert state.definition is not None
     path = lake.paths.replica(subscription.name, *state.name)

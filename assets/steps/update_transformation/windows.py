@@ -63,7 +63,8 @@ class Work:
     parts: Mapping[Name, Sequence[Part]]
     emptied: Mapping[Name, Sequence[Order]]
     messages: Messages
-    #: Of a large window the tables that get few changes, with about how many bytes, and the changes of all of them.
+    #: For a large window the tables that get few changes, with about how many bytes, and the changes of all
+    #: of them.
     sizes: Mapping[Name, int]
     few: Messages | None
 

@@ -147,7 +147,7 @@ class Examination:
                 yield error
 
     def filter_problems(self, subscription: str) -> Iterator[PgsieveError]:
-        """The row filters that Spark cannot evaluate, of a subscription whose publications are sound."""
+        """The row filters that cannot be evaluated, of a subscription whose publications are sound."""
         with suppress(PublicationError):
             for _, error in filters_beyond_spark(self._feed, subscription, self.catalog):
                 yield error

@@ -69,7 +69,7 @@ def shared_folders(subscription: Subscription, names: Collection[Name]) -> dict[
 def layout_problems(
     subscription: Subscription, tables: Mapping[Name, ReplicatedTable]
 ) -> Iterator[PgsieveError]:
-    """What is wrong with a subscription's layout, each problem once; tables that are not replicated are named in vain."""
+    """The problems of a subscription's layout, each once; also entries of tables that are not replicated."""
     yield from {str(error): error for error in shared_folders(subscription, tables).values()}.values()
     for name, replicated in tables.items():
         if subscription.layout.of(name).cluster_by:

@@ -1,7 +1,8 @@
-"""What stands in nobody's way, and what one should know of before it happens.
+"""Warnings: problems that stop nothing, and that a user should know of in advance.
 
-In: a subscription or a feed, and the publisher's catalog. Out: warnings as errors that are not raised: rows that are not
-found, as with a PostgreSQL subscriber; statements that the publisher refuses once its tables are captured.
+In: a subscription or a feed, and the publisher's catalog. Out: warnings as errors that are not raised: rows
+that are not found, as with a PostgreSQL subscriber; statements that the publisher refuses once its tables are
+captured.
 """
 
 from collections.abc import Iterator, Mapping

@@ -68,7 +68,10 @@ class Commits:
         self.write(path, rows, Commit(position, base=base, after=after))
 
     def append_versioned(self, path: str, rows: pa.Table, base: int | None = None) -> None:
-        """Append rows that say which Delta version they came with; raises CommitFailedError after another writer."""
+        """Append rows that have the Delta version of their commit.
+
+        Raises CommitFailedError after another writer.
+        """
         table = self.opened(path) or self._created(path, versioned(rows, 0).schema)
         version = table.version() + 1
         if base not in {None, table.version()}:
@@ -154,7 +157,8 @@ class Commits:
                     storage_options=self._tables.options,
                     commit_properties=CommitProperties(max_commit_retries=0),
                 )
-                if table.version():  # It is opened after it is made: with what others have written meanwhile.
+                # Opened after its creation, so that commits of others in between are seen.
+                if table.version():
                     raise CommitFailedError(f"{path} has been written to")
             table.create_write_transaction(
                 actions,
@@ -179,11 +183,12 @@ class Commits:
         def committed() -> None:
             table = self.opened(path)
             standing = self.standing_of(path, table)
-            # What is committed from here on makes this commit fail.
+            # Any commit by another writer from here on makes this commit fail.
             commit.refuse_overrun(path, standing)
             try:
                 attempt(table)
-                # One version later it is this commit's; where it is more, others have committed before it, or since.
+                # One version later it is this commit's. Later versions mean that others committed before it,
+                # or since.
                 if table is not None and position is not None and table.version() == standing.version + 1:
                     self._tables.learn(path, table, "position", [{"position": position}])
             except DeltaError as error:
@@ -208,7 +213,9 @@ class Commits:
         position: int,
         base: int,
     ) -> Mapping[str, int]:
-        """Merge a net change into a keyed table in one commit, once per position; rows by kind of change.
+        """Merge a net change into a keyed table in one commit, once per position.
+
+        Returns the rows by kind of change.
 
         `base` as in `write`.
         """

@@ -57,12 +57,12 @@ class Marked:
 
     @property
     def whole(self) -> bool:
-        """Whether the file has no other rows."""
+        """Whether all rows of the file are deleted."""
         return len(self.rows) == int(json.loads(self.added["stats"])["numRecords"])
 
 
 def deleted_rows(table: DeltaTable) -> dict[str, Rows]:
-    """The rows that are marked as deleted, by the names of their files from the table's folder; raises DeltaError."""
+    """The rows that are marked as deleted, by file names relative to the table's folder; raises DeltaError."""
     vectors = pa.table(table.deletion_vectors().read_all())
     if not vectors.num_rows:
         return {}

@@ -1,8 +1,8 @@
-"""What pgsieve asks of Delta tables besides the rows that Spark reads and writes.
+"""pgsieve's small Delta tables, and the positions of all tables: the interface for both engines.
 
-Small tables about pgsieve's own work, and the positions of all tables (Delta's `txn` action). In a lake on a
-local path this is delta-rs (`local_records`), in milliseconds and without a JVM; for any other URI it is Spark
-(`spark_records`), which can reach whatever the data is written to. Both leave the same tables.
+The small tables record pgsieve's own work; positions are Delta's `txn` actions. Where delta-rs reaches the
+lake, it implements this (`delta_rs`), in milliseconds and without a JVM. Elsewhere Spark does (`spark`),
+which can reach whatever the data is written to. Both leave the same tables.
 """
 
 import json
@@ -16,10 +16,10 @@ from pgsieve.resources.lake.delta.errors import OverrunError
 
 APPLICATION = "pgsieve"
 
-#: The column with the Delta version that a row came with, and the application of that commit's `txn` action.
+#: The column with the Delta version of a row's commit, and the application of that commit's `txn` action.
 VERSION = "version"
 VERSIONED = "pgsieve.version"
-#: So many commits are looked through for the one that wrote a position.
+#: This many commits are searched for the one that wrote a position.
 LAST_COMMITS = 16
 
 
@@ -52,7 +52,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A table at one moment: its newest version, -1 where there is no table, and the position that this version has."""
+    """A table at one moment: its newest version, -1 where there is no table, and the position of that version."""
 
     version: int = -1
     position: int | None = None

@@ -49,12 +49,12 @@ class _Held:
     """An open table; `answers` are the results of queries of one version."""
 
     table: DeltaTable
-    #: A version that it had, and the log's entry of that.
+    #: A version of the table, and the log's entry of it.
     seen: tuple[int, Stamp]
     answers: Answers = field(default_factory=Answers)
 
     def follows(self, log: LogEntries) -> bool:
-        """Bring the table to its newest version; False where what is at its path is not that table any more."""
+        """Bring the table to its newest version; False where another table is at its path now."""
         version, stamp = self.seen
         entries = log.since(version, self.table.version())
         if entries.get(version) != stamp:
@@ -237,14 +237,14 @@ class Tables:
     def remembered(
         self, path: str, table: DeltaTable, query: str, rows: Callable[[], list[dict[str, Any]]]
     ) -> list[dict[str, Any]]:
-        """What a query of a small table gives, by a text that says which: it is asked once for each version of a table that is held open."""
+        """The result of a query of a small table, which runs once per version of an open table; `query` identifies it."""
         held = self._mine().get(path)
         if held is None or held.table is not table:
             return rows()
         return [dict(row) for row in held.answers.of(table.version(), query, rows)]
 
     def learn(self, path: str, table: DeltaTable, query: str, rows: list[dict[str, Any]]) -> None:
-        """Know what a query gives of a version that this thread has committed with a table."""
+        """Record the result of a query for a version that this thread has committed with a table."""
         held = self._mine().get(path)
         if held is not None and held.table is table:
             held.answers.learn(table.version(), query, rows)

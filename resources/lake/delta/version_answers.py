@@ -1,8 +1,9 @@
-"""What Spark has answered about the newest version of tables: each question is asked once a version.
+"""Spark's answers about the newest version of tables: each question is asked once per version.
 
-In: the session and a table's path. Out: answers, kept while the table has the version that they are of. The log is looked at in
-the session's JVM by Delta itself (`DeltaLog.update`, https://docs.delta.io, which lists `_delta_log` and runs no job). Through
-Spark Connect there is no JVM to look in, and each question is asked each time. Raises what asking raises.
+In: the session and a table's path. Out: answers, kept while the table has their version. Delta itself checks
+the log in the session's JVM (`DeltaLog.update`, https://docs.delta.io, which lists `_delta_log` and runs no
+job). With Spark Connect there is no JVM to ask, and each question is asked each time. Raises the questions'
+errors.
 """
 
 from collections import defaultdict
@@ -13,25 +14,30 @@ from pyspark.sql import SparkSession
 
 from pgsieve.resources.lake.delta.answers import Answer, Answers
 
-#: Tells a version of a table from every other, and from those of a table that was at its path before: written when, its number.
+#: Distinguishes a version of a table from every other, and from those of former tables at its path: its time
+#: and its number.
 Stamp = tuple[str, int]
 
 
 class VersionAnswers:
-    """The answers about tables that one session reaches."""
+    """The answers about tables of one session."""
 
     def __init__(self, session: Callable[[], SparkSession]) -> None:
         self._session = session
         self._answers = defaultdict[str, Answers](Answers)
 
     def of(self, path: str, question: str, ask: Callable[[], Answer]) -> Answer:
-        """What `ask` answers to a question, by a text that says which; asked again only of another version."""
-        # Before it is asked: an answer of a version that is committed meanwhile is kept under the former, which is looked for no more.
+        """The answer of `ask`; it is called again only for another version. `question` identifies it."""
+        # Taken before the question: an answer for a version that is committed meanwhile is stored under the
+        # former version, which is never used again.
         stamp = self.stamp(path)
         return ask() if stamp is None else self._answers[path].of(stamp, question, ask)
 
     def stamp(self, path: str) -> Stamp | None:
-        """What tells the newest version of a table from every other; None where there is no table, or nothing to look with."""
+        """Distinguishes the newest version of a table from every other.
+
+        None without a table, or without a JVM to ask.
+        """
         session = self._session()
         jvm = getattr(session, "_jvm", None)
         if jvm is None:

@@ -146,7 +146,7 @@ class Storage:
     def of(
         cls, lake: str, options: Mapping[str, str] | None = None, *, only_spark: bool = False
     ) -> "Storage":
-        """The storage of a lake as the configuration names it; S3's address is the one that both engines take."""
+        """The storage of a lake in the configuration; S3's address gets the form that both engines accept."""
         address = lake.rstrip("/") or lake
         return cls(re.sub(r"(?i)^s3a?://", "s3a://", address), options or {}, only_spark=only_spark)
 
