@@ -1,0 +1,101 @@
+"""What slots and cores carry: a simulation of runs that follow one another, by the rates of docs/scale.md.
+
+A publisher commits so many changes a second, spread evenly over so many slots. Each slot has a driver, whose runs follow one another: a run
+takes what waits then. It reads it from the slot alone, at the slot's rate; what comes after, tasks do, on cores that all drivers share.
+Out: for each number of slots and of cores the seconds from a commit until it is in a replica, at most, in the second half of `--minutes`;
+or that it grows, since more comes than is carried.
+
+    python benchmarks/scale_model.py --changes 50000 200000 500000 --slots 1 2 4 --cores 2 8 32
+"""
+
+import argparse
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+_STEP = 0.05
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What one slot and one core do: changes a second of a slot, core seconds of a change, seconds of a run by itself."""
+
+    slot: float
+    core: float
+    run: float
+
+
+@dataclass
+class Driver:
+    """The runs of one slot; `waiting` changes came since `since`, the first of those that a run has at `oldest`."""
+
+    waiting: float = 0.0
+    since: float = 0.0
+    oldest: float = 0.0
+    reading: float = 0.0
+    work: float = 0.0
+    runs: bool = False
+
+    def begin(self, now: float, rates: Rates) -> None:
+        """Start a run with what waits."""
+        self.reading = rates.run + self.waiting / rates.slot
+        self.work = self.waiting * rates.core
+        self.oldest, self.since, self.waiting, self.runs = self.since, now, 0.0, True
+
+
+def simulated(changes: float, slots: int, cores: int, minutes: float, rates: Rates) -> float | None:
+    """The greatest delay of a change in the second half, None where it still grows."""
+    drivers, delays = [Driver() for _ in range(slots)], list[tuple[float, float]]()
+    for number in range(int(minutes * 60 / _STEP)):
+        now = number * _STEP
+        sharing = sum(d.runs and d.reading <= 0 for d in drivers)
+        for driver in drivers:
+            driver.waiting += changes / slots * _STEP
+            if not driver.runs:
+                driver.begin(now, rates)
+            elif driver.reading > 0:
+                driver.reading -= _STEP
+            elif driver.work > 0:
+                driver.work -= _STEP * cores / max(sharing, 1)
+            else:
+                delays.append((now, now - driver.oldest))
+                driver.runs = False
+    seconds = minutes * 60
+    parts = [[d for at, d in delays if begin <= at / seconds < end] for begin, end in ((0.25, 0.5), (0.5, 1))]
+    if not all(parts) or max(parts[1]) > 1.5 * max(parts[0]):
+        return None
+    return max(parts[1])
+
+
+def main() -> None:
+    """Run it."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--changes", type=float, nargs="+", default=[10_000, 50_000, 100_000, 200_000, 400_000]
+    )
+    parser.add_argument("--slots", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--cores", type=int, nargs="+", default=[2, 8, 32])
+    parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--slot-rate", type=float, default=400_000, help="changes a second of one slot")
+    parser.add_argument("--core-seconds", type=float, default=7.3, help="of a million changes")
+    parser.add_argument("--run-seconds", type=float, default=4, help="of a run that has little to do")
+    options = parser.parse_args()
+    rates = Rates(options.slot_rate, options.core_seconds / 1e6, options.run_seconds)
+    table = Table(
+        "changes a second", *(f"{s} slots, {c} cores" for s in options.slots for c in options.cores)
+    )
+    for changes in options.changes:
+        delays = [
+            simulated(changes, slots, cores, options.minutes, rates)
+            for slots in options.slots
+            for cores in options.cores
+        ]
+        table.add_row(f"{changes:,.0f}", *("grows" if d is None else f"{d:.0f} s" for d in delays))
+    Console(width=160).print(table)
+
+
+if __name__ == "__main__":
+    main()
