@@ -19,10 +19,10 @@ from tests.fixtures.oracle import Scenario
 from tests.fixtures.pgsieve_replica import PgsieveReplica
 
 _WRITERS = [
-    "threads",
+    "driver large alone",
     *(
         pytest.param(writer, marks=[pytest.mark.spark, pytest.mark.long])
-        for writer in ("process", "executors", "marking", "spark")
+        for writer in ("spark", "spark large", "spark large marking", "committing")
     ),
 ]
 pytestmark = [pytest.mark.slow, pytest.mark.parametrize("scenario", _WRITERS, indirect=True)]
