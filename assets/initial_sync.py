@@ -9,14 +9,25 @@ import dagster as dg
 
 from pgsieve.assets.dagster_names import Name, partition_table, table_partition
 from pgsieve.assets.lake import opened
-from pgsieve.assets.metadata import column_schema, spent
+from pgsieve.assets.metadata import (
+    NO_COMMENTS,
+    NO_FILTER,
+    SECONDS,
+    column_schema,
+    of_columns,
+    replica_version,
+    spent,
+    standard,
+)
 from pgsieve.assets.outcome import NO_CALLBACKS, IncompleteError, StepCallbacks, as_step
+from pgsieve.assets.published import PublishedTable
 from pgsieve.assets.steps.initial_sync.one_table import Copied
 from pgsieve.assets.steps.log import quiet
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.assets.steps.operations.registration import Registration
 from pgsieve.assets.steps.subscription import Subscription
-from pgsieve.assets.translator import AssetKind, Naming, of_subscription
+from pgsieve.assets.translator import AssetKind, Naming, of_replica, of_source_table, of_subscription
+from pgsieve.assets.unrun_events import unasked
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.decoding.visible import visible
@@ -31,9 +42,9 @@ LACKING = "pgsieve/lacking"
 Event = dg.MaterializeResult[None] | dg.AssetMaterialization
 
 
-def tables_partitions(subscription: Subscription) -> dg.DynamicPartitionsDefinition:
+def tables_partitions(subscription: str) -> dg.DynamicPartitionsDefinition:
     """The Dagster partitions of a subscription's initial sync: one a published table."""
-    return dg.DynamicPartitionsDefinition(name=f"{subscription.name}_tables")
+    return dg.DynamicPartitionsDefinition(name=f"{subscription}_tables")
 
 
 def stretches(order: Sequence[str], keys: Collection[str]) -> list[list[str]]:
@@ -67,7 +78,7 @@ def initial_sync_asset(
     """
     data = of_subscription(subscription, AssetKind.INITIAL_SYNC)
     key = naming.key(data)
-    partitions = tables_partitions(subscription)
+    partitions = tables_partitions(subscription.name)
 
     def copied(context: dg.AssetExecutionContext, lake: Lake) -> tuple[Sequence[Copied], Work]:
         def log(line: str) -> None:
@@ -99,6 +110,8 @@ def initial_sync_asset(
                 callbacks.spend(work)
                 callbacks.report(tables)
                 yield from _materialised(key, context.partition_keys, tables, work)
+                made = (each for each in tables if not (each.problem or each.overrun))
+                yield from (_replica(context, subscription, naming, each) for each in made)
                 if names is not None:
                     Registration(subscription, lake, names).register()
                 if problems := list(_problems(tables).values()):
@@ -128,6 +141,30 @@ def _problems(copied: Sequence[Copied]) -> dict[Name, str]:
         for c in copied
         if c.problem
     }
+
+
+def _replica(
+    context: dg.AssetExecutionContext, subscription: Subscription, naming: Naming, copied: Copied
+) -> dg.AssetMaterialization:
+    """A replica as its copy has made it; from then on the increments record it."""
+    name = copied.schema, copied.table
+    publications = tuple(subscription.feed.subscriptions[subscription.name])
+    table = PublishedTable(*name, publications, copied.row_filter or NO_FILTER)
+    source = naming.key(of_source_table(subscription.feed.source.name, name))
+    made = dg.MaterializeResult[None](
+        asset_key=naming.key(of_replica(subscription, table)),
+        data_version=replica_version(copied.lsn, copied.version),
+        metadata={
+            "LSN": format_lsn(copied.lsn),
+            "Delta version": str(copied.version),
+            "row filter": table.row_filter,
+            SECONDS: round(copied.seconds, 2),
+            **standard(rows=copied.rows, table=quote_qualified(*name)),
+            **of_columns(copied.columns, source, NO_COMMENTS),
+        },
+    )
+    changes = naming.key(of_subscription(subscription, AssetKind.TABLE_CHANGES))
+    return unasked(context, made, [changes, source])
 
 
 def _metadata(copied: Sequence[Copied]) -> dict[str, Any]:

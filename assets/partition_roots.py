@@ -62,6 +62,7 @@ from pgsieve.assets.unrun_events import (
 from pgsieve.decoding.changes.sent_as import added
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.values.quoting import quote_qualified
+from pgsieve.decoding.visible import visible
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.comments import Comments, read_comments
 from pgsieve.resources.postgres.errors import SourceError
@@ -382,6 +383,7 @@ def _metadata(
         # As text: Dagster plots each number.
         "Delta version": None if version is None else str(version),
         "row filter": row_filter,
+        "changes came through": visible(", ".join(applied.through)) or None,
     }
     return {
         "state": state.state.meaning,

@@ -111,7 +111,8 @@ _KINDS = {
     AssetKind.CHANGE_LOG_MAINTENANCE: {"deltalake"},
     AssetKind.MAINTENANCE: {"deltalake"},
 }
-_OF_SOURCE = {AssetKind.SOURCE_TABLE, AssetKind.CHANGE_LOG, AssetKind.CHANGE_LOG_MAINTENANCE}
+#: In groups of their own, so that a group of steps has some assets, however many tables there are.
+_TABLES = {AssetKind.SOURCE_TABLE, AssetKind.REPLICA, AssetKind.CUT}
 
 
 class PgsieveTranslator:
@@ -130,10 +131,16 @@ class PgsieveTranslator:
         """The spec of an asset; its deps are only the user's."""
         return dg.AssetSpec(
             key=data.key,
-            group_name=data.source if data.kind in _OF_SOURCE else data.name,
+            group_name=_group(data),
             kinds=_KINDS.get(data.kind, _SPARK),
             description=visible(_description(data)),
         )
+
+
+def _group(data: PgsieveAsset) -> str:
+    if data.kind not in _TABLES:
+        return f"{data.source}_replication"
+    return data.source if data.kind is AssetKind.SOURCE_TABLE else data.name
 
 
 def _description(data: PgsieveAsset) -> str:

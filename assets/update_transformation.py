@@ -81,6 +81,7 @@ def _metadata(changes: Sequence[TableChanges]) -> dict[str, Any]:
                     for operation in ("insert", "update", "delete")
                 },
                 "truncates": c.truncates,
+                "partitions": visible(", ".join(c.through)),
                 "problem": visible(c.problem or ""),
             }
         )

@@ -5,24 +5,19 @@ sensor that starts a run which fails when a slot is missing, has lost WAL or ret
 failed runs hears of it, and nobody would of a failed tick.
 """
 
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime, timedelta
 
 import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
-from pgsieve.assets.checks import slot_problem
-from pgsieve.assets.dagster_names import table_partition
+from pgsieve.assets.dagster_names import Name, table_partition
 from pgsieve.assets.initial_sync import LACKING, range_tags, stretches, tables_partitions
-from pgsieve.assets.outcome import as_step
 from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
-from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.subscription import Feed, Subscription
-from pgsieve.assets.translator import AssetKind, Naming, of_subscription
-from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.postgres.errors import SourceError
-from pgsieve.resources.postgres.slot import resynchronisation, slot_state
+from pgsieve.assets.translator import Naming
+from pgsieve.pipelines.jobs import problem_of_slot
 
 #: So long the sensor waits for a copy that it requested: Dagster may never hear of a run that was killed. A request too
 #: many finds nothing to copy.
@@ -54,12 +49,44 @@ def _status(*, running: bool) -> dg.DefaultSensorStatus:
     return dg.DefaultSensorStatus.RUNNING if running else dg.DefaultSensorStatus.STOPPED
 
 
-def copy_sensor(subscription: Subscription, naming: Naming, *, running: bool = False) -> dg.SensorDefinition:
+def published_sensor(tables: Mapping[str, Collection[Name]], naming: Naming) -> dg.SensorDefinition:
+    """Have the page of the initial sync list the tables, by subscription, that are known as Dagster's code loads.
+
+    It is always on: it starts nothing, and asks nothing but Dagster's records.
+    """
+
+    @dg.sensor(
+        name=naming.name("published_tables"),
+        minimum_interval_seconds=60,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description="Lists the published tables as Dagster partitions of the initial syncs. It starts no run.",
+    )
+    def published_tables(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
+        requests = []
+        for subscription, names in tables.items():
+            partitions = tables_partitions(subscription)
+            present = partitions.get_partition_keys(dynamic_partitions_store=context.instance)
+            if new := sorted({*map(table_partition, names)} - set(present)):
+                requests.append(partitions.build_add_request(new))
+        if not requests:
+            return dg.SkipReason("all are listed")
+        return dg.SensorResult(dynamic_partitions_requests=requests)
+
+    return published_tables
+
+
+def copy_sensor(
+    subscription: Subscription,
+    job: UnresolvedAssetJobDefinition,
+    naming: Naming,
+    *,
+    running: bool = False,
+) -> dg.SensorDefinition:
     """Copy tables that were published, or changed their columns, since the last time."""
 
     @dg.sensor(
         name=naming.name(f"{subscription.name}_new_tables"),
-        target=dg.AssetSelection.assets(naming.key(of_subscription(subscription, AssetKind.INITIAL_SYNC))),
+        job=job,
         minimum_interval_seconds=60,
         required_resource_keys={naming.lake},
         default_status=_status(running=running),
@@ -75,7 +102,7 @@ def copy_sensor(subscription: Subscription, naming: Naming, *, running: bool = F
         last = _last_copy(context.instance, subscription)
         if last and not last.dagster_run.is_finished and datetime.now(UTC) - last.create_timestamp < _WAITING:
             return dg.SkipReason(f"run {last.dagster_run.run_id} copies what was lacking before")
-        partitions = tables_partitions(subscription)
+        partitions = tables_partitions(subscription.name)
         present = partitions.get_partition_keys(dynamic_partitions_store=context.instance)
         new = sorted(set(keys) - set(present))
         order = [*present, *new]
@@ -100,57 +127,6 @@ def _last_copy(dagster: dg.DagsterInstance, subscription: Subscription) -> dg.Ru
     return records[0] if records else None
 
 
-def slot_alarm_job(feed: Feed, naming: Naming) -> dg.JobDefinition:
-    """A run that fails as long as something is wrong with the slot."""
-    name = naming.name(f"{feed.name}_slot_alarm")
-
-    @dg.op(name=f"{name}_if_unhealthy", required_resource_keys={naming.lake})
-    def slot_alarm(context: dg.OpExecutionContext) -> None:
-        with as_step(context):
-            lake = getattr(context.resources, naming.lake).open()
-            problem = _slot_problem(feed, lake)
-        if problem is not None:
-            raise dg.Failure(
-                description=problem.text,
-                metadata={"what to do": problem.way_out, "slot": feed.slot, "source": feed.source.name},
-                allow_retries=False,
-            )
-        context.log.info(f"replication slot {feed.slot} is healthy again")
-
-    @dg.job(
-        name=name,
-        description=f"Fails when replication slot {feed.slot} is missing, has lost WAL, or lags 1 GiB or more.",
-    )
-    def alarm() -> None:
-        slot_alarm()
-
-    return alarm
-
-
-@dataclass(frozen=True)
-class _Problem:
-    """What is wrong with a slot, and what to do about it."""
-
-    text: str
-    way_out: str
-
-
-def _slot_problem(feed: Feed, lake: Lake) -> _Problem | None:
-    """What is wrong with the slot; nothing is before the first run, which makes it."""
-    try:
-        with feed.source.connect() as connection:
-            state = slot_state(connection, feed.slot)
-    except SourceError as error:
-        return _Problem(error.message, error.hint or "see whether the server is running")
-    if state is None and ChangeLog(lake, feed).position() is None:
-        return None
-    if (text := slot_problem(feed.slot, state)) is None:
-        return None
-    if state is None or state.wal_status == "lost":
-        return _Problem(text, resynchronisation(feed.subscriptions))
-    return _Problem(text, "run the increments oftener, and look for a run that fails")
-
-
 def slot_lag_sensor(
     feed: Feed, job: dg.JobDefinition, naming: Naming, *, running: bool = False
 ) -> dg.SensorDefinition:
@@ -166,7 +142,7 @@ def slot_lag_sensor(
     )
     def slot_lag(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.SkipReason:
         lake = getattr(context.resources, naming.lake).open()
-        problem, now = _slot_problem(feed, lake), datetime.now(UTC)
+        problem, now = problem_of_slot(feed, lake), datetime.now(UTC)
         if problem is None:
             context.update_cursor("")
             return dg.SkipReason(f"replication slot {feed.slot} is healthy")

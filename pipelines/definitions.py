@@ -5,7 +5,7 @@ before (`pipelines/published.py`): loading asks no source, so a source that fail
 empty. `build_definitions` is for a code location of one's own.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import dagster as dg
@@ -13,8 +13,6 @@ from dagster import get_dagster_logger
 from dagster_pyspark import LazyPySparkResource, PySparkResource
 
 from pgsieve.assets.checks import (
-    FRESHNESS,
-    SYNC_STATE,
     conformity_checks,
     consistency_checks,
     freshness_checks,
@@ -27,25 +25,23 @@ from pgsieve.assets.maintenance import feed_maintenance_asset, subscription_main
 from pgsieve.assets.partition_roots import replica_tables_asset
 from pgsieve.assets.published import Tables
 from pgsieve.assets.slot_consumption import change_log_asset
-from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.translator import (
-    AssetKind,
     Naming,
     PgsieveTranslator,
-    of_feed,
     of_source_table,
-    of_subscription,
 )
 from pgsieve.assets.update_transformation import table_changes_asset
 from pgsieve.pipelines.automation import (
     copy_sensor,
     increments_schedule,
     maintenance_schedule,
-    slot_alarm_job,
+    published_sensor,
     slot_lag_sensor,
 )
 from pgsieve.pipelines.config.model import Config, ConfigError, load_config
-from pgsieve.pipelines.project import Project, project
+from pgsieve.pipelines.jobs import jobs_of
+from pgsieve.pipelines.project import project
 from pgsieve.pipelines.published import Published, kept_published, known_tables, refresh_published
 from pgsieve.resources.lake.pyspark_resource import pyspark_resource
 
@@ -105,26 +101,7 @@ def assemble(
     tables = known_tables(declared, published, authoritative=authoritative)
     automated = config.dagster.automation
     subscriptions, feeds = list(declared.subscriptions.values()), list(declared.feeds.values())
-    increments = [
-        dg.define_asset_job(
-            naming.name(f"{feed.name}_increments"), _increments(feed, declared.reading(feed), naming)
-        )
-        for feed in feeds
-    ]
-    # For a person: what one subscription has to do, where the feed has several.
-    of_one = [
-        dg.define_asset_job(
-            naming.name(f"{feed.name}__{each.name}_increments"), _increments(feed, [each], naming)
-        )
-        for feed in feeds
-        if len(declared.reading(feed)) > 1
-        for each in declared.reading(feed)
-    ]
-    maintenance = [
-        dg.define_asset_job(naming.name(f"{feed.name}_maintenance"), _maintenance(declared, feed, naming))
-        for feed in feeds
-    ]
-    alarms = [slot_alarm_job(feed, naming) for feed in feeds]
+    jobs = jobs_of(declared, naming)
     return dg.Definitions(
         assets=[
             *_source_tables(subscriptions, tables, naming),
@@ -149,16 +126,20 @@ def assemble(
             for factory in (consistency_checks, conformity_checks, freshness_checks, sync_state_checks)
             for checks in factory(s, tables[s.name], naming)
         ],
-        jobs=[*increments, *of_one, *maintenance, *alarms],
+        jobs=jobs.all,
         schedules=[
-            *(increments_schedule(job, running=automated) for job in increments),
-            *(maintenance_schedule(job, running=automated) for job in maintenance),
+            *(increments_schedule(job, running=automated) for job in jobs.increments),
+            *(maintenance_schedule(job, running=automated) for job in jobs.maintenance),
         ],
         sensors=[
-            *(copy_sensor(s, naming, running=automated) for s in subscriptions),
+            published_sensor(tables, naming),
+            *(
+                copy_sensor(s, job, naming, running=automated)
+                for s, job in zip(subscriptions, jobs.copies, strict=True)
+            ),
             *(
                 slot_lag_sensor(f, job, naming, running=automated)
-                for f, job in zip(feeds, alarms, strict=True)
+                for f, job in zip(feeds, jobs.alarms, strict=True)
             ),
         ],
         resources=resources(lake, naming),
@@ -175,26 +156,6 @@ def _source_tables(
         yield naming.spec(of_source_table(source, name))
 
 
-def _increments(feed: Feed, subscriptions: Iterable[Subscription], naming: Naming) -> dg.AssetSelection:
-    """What an increment of these subscriptions is asked for, and the checks that speak for all of it.
-
-    It records the replicas that it has changed: Dagster calls every table failed that a failing run was asked for.
-    """
-    log = naming.key(of_feed(feed, AssetKind.CHANGE_LOG))
-    keys, checks = [log], [dg.AssetCheckKey(log, "slot_health")]
-    for subscription in subscriptions:
-        cut = naming.key(of_subscription(subscription, AssetKind.CUT))
-        keys += [naming.key(of_subscription(subscription, AssetKind.TABLE_CHANGES)), cut]
-        checks += [dg.AssetCheckKey(cut, name) for name in (SYNC_STATE, FRESHNESS)]
-    return dg.AssetSelection.assets(*keys).without_checks() | dg.AssetSelection.checks(*checks)
-
-
-def _maintenance(declared: Project, feed: Feed, naming: Naming) -> dg.AssetSelection:
-    """The maintenance of a feed and of the subscriptions that read it."""
-    own = [of_subscription(s, AssetKind.MAINTENANCE) for s in declared.reading(feed)]
-    return dg.AssetSelection.assets(*map(naming.key, [of_feed(feed, AssetKind.CHANGE_LOG_MAINTENANCE), *own]))
-
-
 def _freshness(subscription: Subscription) -> dg.FreshnessPolicy:
     """All tables have been brought up to date within the subscription's `freshness`."""
     return dg.FreshnessPolicy.time_window(fail_window=subscription.freshness)
@@ -209,6 +170,6 @@ def register_tables(config: Config, dagster: dg.DagsterInstance) -> None:
     for error in refresh_published(config, declared):
         get_dagster_logger().warning(str(error))
     for name, tables in known_tables(declared, kept_published(config)).items():
-        partitions = tables_partitions(declared.subscriptions[name])
+        partitions = tables_partitions(name)
         assert partitions.name is not None
         dagster.add_dynamic_partitions(partitions.name, sorted(table_partition(table) for table in tables))

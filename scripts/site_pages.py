@@ -1,7 +1,8 @@
-"""What mkdocs does not know of this repository: pages at its top, and GitHub's way to write a pipe in a table.
+"""What mkdocs does not know of this repository: pages at its top, GitHub's way to write a pipe in a table, and readers of text.
 
 A hook of `mkdocs.yml`. README.md is the site's first page. Links are written for GitHub; the site has all pages in one
-folder, and of a link to code only its text. The page of all modules is made from their docstrings.
+folder, and of a link to code only its text. The page of all modules is made from their docstrings. Each page is there as
+Markdown, too (`name.md` beside `name/`), and `llms.txt` lists them (https://llmstxt.org).
 """
 
 import re
@@ -22,9 +23,13 @@ TOP = {
 }
 
 _LINK = re.compile(r"\]\((?:docs/|\.\./)(?=[^)]+\))")
-_OUTSIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./)?(?:examples|src|scripts|tests|benchmarks)/[^)]*\)")
+_OUTSIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./)?(?:deploy|examples|src|scripts|tests|benchmarks)/[^)]*\)")
 _README = re.compile(r"\]\(README\.md(?=[)#])")
 _CODE = re.compile(r"`[^`]+`")
+
+
+#: The pages' text, by their files.
+_MARKDOWN: dict[str, str] = {}
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -36,10 +41,25 @@ def on_files(files: Files, config: Any) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     r"""A page's text with the site's links. In code in a table GitHub reads `\|` as a pipe, Python-Markdown does not."""
     text = _README.sub("](index.md", _LINK.sub("](", _OUTSIDE.sub(r"\1", markdown)))
+    _MARKDOWN[page.file.src_uri] = text
     return "\n".join(
         _CODE.sub(lambda code: code[0].replace("\\|", "|"), line) if line.startswith("|") else line
         for line in text.split("\n")
     )
+
+
+def on_post_build(config: Any) -> None:
+    """Write the pages as Markdown, and the list of them."""
+    site = Path(config.site_dir)
+    for name, text in _MARKDOWN.items():
+        (site / name).write_text(text, encoding="utf-8")
+    lines = [f"# {config.site_name}", "", f"> {config.site_description}", ""]
+    for entry in config.nav:
+        for section, pages in entry.items():
+            listed = [{section: pages}] if isinstance(pages, str) else pages
+            lines += [] if isinstance(pages, str) else [f"## {section}", ""]
+            lines += [f"- [{title}]({name})" for each in listed for title, name in each.items()] + [""]
+    (site / "llms.txt").write_text("\n".join(lines), encoding="utf-8")

@@ -35,7 +35,7 @@ from pgsieve.decoding.values.builtin_types import NONE_DEFINED, DefinedTypes
 from pgsieve.decoding.values.quoting import MAX_BYTES, cut_name
 from pgsieve.decoding.values.types import ColumnType, column_type
 from pgsieve.resources.lake.delta.layout import SubscriptionLayout
-from pgsieve.resources.lake.policy import column_mapping
+from pgsieve.resources.lake.spark_writes import column_mapping
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
 from pgsieve.resources.postgres.source import Source
 from pgsieve.resources.postgres.turns import Turn

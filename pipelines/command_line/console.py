@@ -13,7 +13,8 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from contextvars import ContextVar
+from typing import Any, TextIO
 
 from rich.console import Console, RenderableType
 from rich.progress import Progress as Bars
@@ -95,15 +96,38 @@ def log_as_text() -> bool:
     return closing is not None
 
 
+#: Where the results and errors of this context go instead of stdout and stderr.
+_INTO: ContextVar[TextIO | None] = ContextVar("into", default=None)
+
+
+@contextmanager
+def printed_into(file: TextIO) -> Iterator[None]:
+    """Have results and errors printed into a file within the block, those of other threads where they went before."""
+    before = _INTO.set(file)
+    try:
+        yield
+        file.flush()
+    finally:
+        _INTO.reset(before)
+
+
 def _out() -> Console:
     """Console on the stdout of this moment; in a pipe or a file, tables are as wide as they need."""
-    width = None if sys.stdout.isatty() else 10_000
-    return Console(highlight=False, markup=False, emoji=False, width=width)
+    out = _INTO.get() or sys.stdout
+    width = None if out.isatty() else 10_000
+    return Console(file=out, highlight=False, markup=False, emoji=False, width=width)
 
 
 def to_stderr(*, is_terminal: bool | None = None) -> Console:
     """Write to stderr: progress, errors, and what is shown before a question; whether it is a terminal is asked each time, or said."""
-    return Console(stderr=True, highlight=False, markup=False, emoji=False, force_terminal=is_terminal)
+    return Console(
+        file=_INTO.get(),
+        stderr=True,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        force_terminal=is_terminal,
+    )
 
 
 def print_out(*what: RenderableType) -> None:
@@ -227,30 +251,34 @@ class _TerminalProgress:
         self._bars.console.print(visible(line), markup=False, highlight=False)
 
 
-class _LineProgress:
-    """A line when a task starts and one when it ends: for logs."""
+class LineProgress:
+    """A line when a task starts and one when it ends: for logs; on stderr, or in a file."""
 
-    def __init__(self) -> None:
+    def __init__(self, file: TextIO | None = None) -> None:
+        self._file = file
         self._lock = threading.Lock()
         self._tasks: dict[str, float] = {}
 
     def start(self, task: str) -> None:
+        """Say that a task begins."""
         with self._lock:
             self._tasks[task] = time.monotonic()
         self._say(f"{task}: started")
 
     def finish(self, task: str) -> None:
+        """Say that it has ended, and how long it took."""
         with self._lock:
             began = self._tasks.pop(task)
         self._say(f"{task}: ended after {time.monotonic() - began:.1f} s")
 
     def tell(self, line: str) -> None:
+        """Say a line."""
         self._say(line)
 
-    @staticmethod
-    def _say(line: str) -> None:
-        sys.stderr.write(visible(line) + "\n")
-        sys.stderr.flush()
+    def _say(self, line: str) -> None:
+        out = self._file or sys.stderr
+        out.write(visible(line) + "\n")
+        out.flush()
 
 
 @contextmanager
@@ -261,7 +289,7 @@ def progress() -> Iterator[Progress]:
         return
     console = to_stderr()
     if not console.is_terminal:
-        yield _LineProgress()
+        yield LineProgress()
         return
     # Dagster puts a pipe before the terminal while a step runs: Rich would print lines into that of the task.
     console = to_stderr(is_terminal=True)

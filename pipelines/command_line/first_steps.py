@@ -1,6 +1,8 @@
 """Commands for the first hour: a demo, and a first pgsieve.yaml. `console` prints their results."""
 
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -19,6 +21,7 @@ from pgsieve.pipelines.command_line.app import (
     ignore,
 )
 from pgsieve.pipelines.command_line.extras import require_extra
+from pgsieve.pipelines.commands.results import Progress, RunSummary
 from pgsieve.pipelines.config.model import DEFAULT_FILE, FILE_VARIABLE
 
 _PANEL = "First steps"
@@ -29,6 +32,18 @@ class _DemoLake(StrEnum):
 
     FOLDER = "folder"
     S3 = "s3"
+
+
+@contextmanager
+def _logged(file: Path) -> Iterator[tuple[Progress, Callable[[RunSummary], None]]]:
+    """What runs say goes into a file."""
+    with file.open("w", encoding="utf-8") as log:
+
+        def show(summary: RunSummary) -> None:
+            with console.printed_into(log):
+                reports.print_run(summary)
+
+        yield console.LineProgress(log), show
 
 
 @command("Example: pgsieve demo --keep ./demo", panel=_PANEL)
@@ -76,7 +91,7 @@ def demo(
         from pgsieve.pipelines.demo.live_demo import live_demo
 
         with console.progress() as progress:
-            live_demo(keep, host, port, progress, reports.print_live_demo, reports.print_run)
+            live_demo(keep, host, port, progress, reports.print_live_demo, _logged)
         return
     from pgsieve.pipelines.demo.demo import demo as run_demo
 

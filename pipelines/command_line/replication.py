@@ -80,6 +80,13 @@ def run(
     metrics_host: MetricsHost = "127.0.0.1",
     stall_limit: StallLimit = 1800,
     take_over: TakeOver = False,
+    explaining: Annotated[
+        bool,
+        typer.Option(
+            "--explain",
+            help="Instead: show what would be done for each table, who would write it, and why; changes nothing.",
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Copy what is new, apply every change up to the source's current LSN, and exit.
@@ -89,6 +96,9 @@ def run(
     """
     settings = load(ctx, config)
     selected = settings.selected(subscriptions or [])
+    if explaining:
+        _explain(settings, selected, as_json=as_json)
+        return
     if take_over:
         from pgsieve.pipelines.commands.run import take_over as take_slots_over
 
@@ -137,6 +147,16 @@ def _followed(
         console.log_as_text()
         sys.stdout.flush()
         os._exit(REFUSED)  # Not sys.exit, which waits for the threads that do not move.
+
+
+def _explain(settings: Config, selected: Sequence[SubscriptionConfig], *, as_json: bool) -> None:
+    from pgsieve.pipelines.commands.explain import explain
+
+    explained = explain(settings, selected)
+    if as_json:
+        console.print_json(explained)
+    else:
+        reports.print_explanation(explained)
 
 
 @command("Example: pgsieve resync sales public.orders", panel=_PANEL)

@@ -23,6 +23,7 @@ from pgsieve.pipelines.command_line.console import (
 )
 from pgsieve.pipelines.command_line.sequences import print_checked, print_listed
 from pgsieve.pipelines.command_line.validation_report import print_since_copy, print_validation
+from pgsieve.pipelines.commands.explanation import Explanation
 from pgsieve.pipelines.commands.results import (
     UNKNOWN,
     CheckReport,
@@ -111,6 +112,19 @@ def _print_transformed(tables: Sequence[TransformedTable]) -> None:
             )
     if shown.row_count:
         print_out(shown)
+
+
+def print_explanation(explained: Explanation) -> None:
+    """Print what a run would do for each table."""
+    limit = size_of(explained.small_bytes)
+    table = table_of("table", "would", "bytes", f"up to {limit}", "more", "because", right=("bytes",))
+    for each in explained.tables:
+        name = f"{each.subscription}: {quote_qualified(each.schema, each.name)}"
+        add_row(table, name, each.work, size_of(each.bytes), each.few, each.many, each.because)
+    print_out(table)
+    for feed, waiting in explained.waiting_bytes.items():
+        slot = "no slot yet" if waiting is None else f"{size_of(waiting)} of WAL wait in the slot"
+        print_out(Text(f"{feed}: {slot}"))
 
 
 def print_resync(report: ResyncReport) -> None:
@@ -332,7 +346,7 @@ def print_live_demo(demo: LiveDemo) -> None:
         ("Look at it:", demo.url),
         (
             "1.",
-            "The lineage: the change log of the source, what each subscription gets of it, one asset a table.",
+            "The lineage: tables of the source, a replica of each, the cut; the steps are in the group shop_replication.",
         ),
         ("", "A run every few seconds applies what was written meanwhile: the assets tell when."),
         ("2.", "Click sales › shop › orders: its rows, and what each run inserted, updated and deleted."),
@@ -348,6 +362,7 @@ def print_live_demo(demo: LiveDemo) -> None:
         ("", f"psql '{demo.conninfo}' -c \"update shop.orders set region = 'EMEA' where id = 1001\""),
         ("6.", "From another terminal:"),
         ("", f"pgsieve -c {demo.config} status"),
+        ("", f"tail -f {demo.log}"),
         ("Ctrl-C", f"ends it all; what it made stays in {demo.config.parent}"),
     )
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))

@@ -111,7 +111,7 @@ class Materializer:
             callbacks=StepCallbacks(report=self._copied, spend=self.work.add),
         )
         lacking = {} if chosen else {LACKING: "true"}
-        partitions = tables_partitions(self.subscription)
+        partitions = tables_partitions(self.subscription.name)
         assert partitions.name is not None
         keys = {table_partition(name) for name in names}
         self.dagster.add_dynamic_partitions(partitions.name, sorted(keys))

@@ -421,11 +421,12 @@ class EngineStopReport:
 
 @dataclass(frozen=True, slots=True)
 class LiveDemo:
-    """What `pgsieve demo --ui` keeps running, and where a person looks at it: a page, pgsieve.yaml, the source."""
+    """What `pgsieve demo --ui` keeps running, and where a person looks at it: a page, pgsieve.yaml, the source, a log."""
 
     url: str
     config: Path
     conninfo: str
+    log: Path
 
 
 @dataclass(frozen=True, slots=True)

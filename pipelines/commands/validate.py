@@ -7,13 +7,14 @@ receive, problems with PostgreSQL's SQLSTATE, and the SQL that somebody with mor
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import psycopg
 
 from pgsieve.assets.steps.operations.resync import changes_since_copy
 from pgsieve.assets.steps.records.sequences import unread_sequences
-from pgsieve.assets.steps.records.table_states import TableStates
+from pgsieve.assets.steps.records.table_states import Name, TableStates
 from pgsieve.assets.steps.slot_consumption.sequences import received_sequences
 from pgsieve.assets.steps.slot_consumption.slot import refuse_other_publisher
 from pgsieve.assets.steps.subscription import Feed, Subscription
@@ -23,6 +24,7 @@ from pgsieve.assets.steps.validation.rights import missing_rights
 from pgsieve.assets.steps.validation.warnings import (
     warning_of_switched_decoding,
     warnings_of_feed,
+    warnings_of_names,
     warnings_of_subscription,
 )
 from pgsieve.decoding.errors import PgsieveError
@@ -171,10 +173,16 @@ class _Findings:
             of_layout = layout_problems(subscription, subscription.tables(catalog))
             self._problems += [_problem(name, error) for error in of_layout]
             of_rows = warnings_of_subscription(subscription, catalog)
-            self._warnings += [_problem(name, error) for error in of_rows]
+            of_names = warnings_of_names(subscription, catalog, partial(_is_mapped, lake, name))
+            self._warnings += [_problem(name, error) for error in (*of_rows, *of_names)]
         except PgsieveError:
             return False
         return True
+
+
+def _is_mapped(lake: Lake, subscription: str, table: Name) -> bool:
+    """Whether Delta maps the names of a replica's columns, or will."""
+    return lake.policy.reached(lake.paths.replica(subscription, *table)) is None
 
 
 def _lacking(

@@ -30,7 +30,7 @@ _HINTS = {
     "delta.deletedFileRetentionDuration": "`retention: {versions: …}` says how long old versions are kept",
     "delta.logRetentionDuration": "`retention: {versions: …}` says how long old versions are kept",
     "delta.targetFileSize": "`target_file_size` of the layout says it",
-    "delta.columnMapping.mode": "pgsieve maps the names of columns where Parquet forbids one",
+    "delta.columnMapping.mode": "names are mapped where Spark makes a table of a name such as Line No",
     "delta.setTransactionRetentionDuration": "the positions of replicas are kept for good",
 }
 

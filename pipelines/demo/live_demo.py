@@ -1,9 +1,9 @@
 """`pgsieve demo --ui`: a server with made-up traffic, its replicas, and Dagster's web interface, until it is stopped.
 
-In: a folder, or none for a temporary one; an address for the web interface. Out: whatever `show` is given: what to open
-and to click, then what each run did. A run every few seconds applies what was written, as a schedule would; Dagster records
-it, so that its pages are alive. SIGINT and SIGTERM end it, with everything that it started. Raises PgsieveError where
-something does not start.
+In: a folder, or none for a temporary one; an address for the web interface. Out: whatever `ready` is given: what to open
+and to click; and a log of what each run did, so that this stays in sight. A run every few seconds applies what was written,
+as a schedule would; Dagster records it, so that its pages are alive. SIGINT and SIGTERM end it, with everything that it
+started. Raises PgsieveError where something does not start.
 """
 
 import os
@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from http import HTTPStatus
 from pathlib import Path
 from time import monotonic
@@ -40,6 +40,9 @@ RUN_SECONDS = 10.0
 _START_SECONDS = 300.0
 _STOP_SECONDS = 20.0
 
+#: Makes a log file: the progress of runs goes there, and what each did.
+RunLog = Callable[[Path], AbstractContextManager[tuple[Progress, Callable[[RunSummary], None]]]]
+
 
 def live_demo(
     folder: Path | None,
@@ -47,9 +50,9 @@ def live_demo(
     port: int,
     progress: Progress,
     ready: Callable[[LiveDemo], None],
-    show: Callable[[RunSummary], None],
+    logged: RunLog,
 ) -> None:
-    """Run the demo until a signal ends it; `ready` is called once a person can look, `show` after each run that changed something."""
+    """Run the demo until a signal ends it; `ready` is called once a person can look, what runs say is `logged`."""
     home = (folder or Path(tempfile.mkdtemp(prefix="pgsieve-demo-"))).resolve()
     if home.exists() and any(home.iterdir()):
         raise PgsieveError(f'folder "{home}" is not empty', hint="choose a new folder for --keep")
@@ -71,24 +74,24 @@ def live_demo(
         dagster_server = opened.enter_context(
             dagster(config, host, port, stop=stop, log=home / "dagster.log")
         )
-        opened.enter_context(traffic(server.conninfo()))
-        runs = threading.Thread(target=_runs, args=(config, progress, show, stop), name="runs", daemon=True)
-        runs.start()
-        opened.callback(runs.join, _STOP_SECONDS)
-        url = f"http://{host}:{port}"
+        url, log = f"http://{host}:{port}", home / "demo.log"
         progress.start("start Dagster")
         _wait_for(url, dagster_server, stop, home)
         progress.finish("start Dagster")
         if not stop.is_set():
             group = f"{url}/locations/pgsieve.pipelines.definitions/asset-groups/sales"
-            ready(LiveDemo(group, config.path, server.conninfo()))
+            ready(LiveDemo(group, config.path, server.conninfo(), log))
+        # Not before: the first run starts Spark, and all would wait for the processor.
+        opened.enter_context(traffic(server.conninfo()))
+        told, show = opened.enter_context(logged(log))
+        runs = threading.Thread(target=_runs, args=(config, told, show, stop), name="runs", daemon=True)
+        runs.start()
+        opened.callback(runs.join, _STOP_SECONDS)
         while not stop.wait_awake(1.0):
             if dagster_server.poll() is not None:
                 raise _ended(home)
             if not runs.is_alive():
-                raise PgsieveError(
-                    "the runs of the demo have ended", hint="the log above says why; start it again"
-                )
+                raise PgsieveError("the runs of the demo have ended", hint=f"{log} says why; start it again")
         progress.start("end PostgreSQL and Dagster")
     progress.finish("end PostgreSQL and Dagster")
 

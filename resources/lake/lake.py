@@ -8,7 +8,7 @@ In: the lake's URI and a Spark session. Out: DataFrames, and commits that carry 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import cache
@@ -21,9 +21,11 @@ from pyspark.sql.types import StructType
 
 from pgsieve.resources.lake.access import LakeAccess
 from pgsieve.resources.lake.committers import ByFiles, BySpark, InProcess
+from pgsieve.resources.lake.delta import row_removal
 from pgsieve.resources.lake.delta.commits import writable
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.errors import LakeError
+from pgsieve.resources.lake.delta.log import UnmarkableError
 from pgsieve.resources.lake.delta.named_records import NamedRecords
 from pgsieve.resources.lake.delta.parquet_files import WRITTEN_DDL, write_files
 from pgsieve.resources.lake.delta.records import Commit, Records, Standing, in_order, quoted
@@ -36,7 +38,6 @@ from pgsieve.resources.lake.policy import (
     REWRITTEN_BYTES_DEFAULT,
     SMALL_BYTES_DEFAULT,
     Policy,
-    names_at_every_depth,
 )
 from pgsieve.resources.lake.spark_writes import (
     comment_by_spark,
@@ -249,7 +250,7 @@ class Lake:
         """Append to a table, or overwrite it, in one commit.
 
         `options` are those of Spark's writer. `size` is about how many bytes the rows have, where that is known: few are written
-        without Spark, unless names have to be mapped.
+        without Spark.
         """
         if commit.after is not None:
             standing = self.records.standing(path)
@@ -260,9 +261,7 @@ class Lake:
         def schema() -> pa.Schema:
             return writable(self.spark.createDataFrame([], frame.schema).toArrow()).schema
 
-        written = self.policy.committer(
-            path, names_at_every_depth(frame.schema), size, schema, overwrite=commit.overwrite
-        )
+        written = self.policy.committer(path, frame.schema.names, size, schema, overwrite=commit.overwrite)
         match written:
             case InProcess():
                 with self.access.refusing(path):
@@ -336,7 +335,7 @@ class Lake:
     def hold_position(self, path: str, position: int) -> None:
         """Have a table that keeps its rows hold a position, in a commit without rows."""
         with self.access.refusing(path):
-            if local := self.policy.reached(path, self.columns(path)):
+            if local := self.policy.reached(path):
                 local.append(path, local.arrow_schema(path).empty_table(), position)
             else:
                 self.write(self.current(path).limit(0), path, Commit(position))
@@ -347,7 +346,7 @@ class Lake:
         `base` as in `write`.
         """
         with self.access.refusing(path):
-            if local := self.policy.reached(path, schema.names):
+            if local := self.policy.reached(path):
                 local.append(path, schema.empty_table(), base=base)
             else:
                 self.write(self.spark.createDataFrame([], ddl), path, Commit(base=base))
@@ -393,4 +392,8 @@ class Lake:
         """Let a table that was small so far mark rows in deletion vectors, unless the user turned them off, for it or for all."""
         if self.records.has_deletion_vectors(path) is None:
             with self.access.refusing(path):
+                if self.local is not None and self.policy.vectors and row_removal.lets_mark(self.local, path):
+                    with suppress(UnmarkableError):
+                        row_removal.enable_marking(self.local, path)
+                        return
                 enable_vectors_by_spark(self.spark, path)

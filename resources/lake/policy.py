@@ -10,12 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
-from pyspark.sql.types import StructType
 
 from pgsieve.resources.lake.access import LakeAccess
 from pgsieve.resources.lake.committers import ByFiles, BySpark, Committer, InProcess
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
-from pgsieve.resources.lake.delta.requirements import COLUMN_MAPPING
 from pgsieve.resources.lake.executors import INLINE, Executors
 
 #: Batches of a lake that delta-rs reaches are written without Spark up to this size, if nothing else is said.
@@ -36,19 +34,6 @@ _LOGGER = logging.getLogger(__name__)
 def is_exact(types: Iterable[str]) -> bool:
     """Whether values of these Spark types are equal in Arrow just where they are in PostgreSQL."""
     return not any(each.startswith(_INEXACT) for each in types)
-
-
-def column_mapping(columns: Iterable[str]) -> dict[str, str]:
-    """Delta properties of a new table: column mapping, only where Parquet forbids a name as it is."""
-    if any(set(name) & set(" ,;{}()\n\t=") for name in columns):
-        return {COLUMN_MAPPING: "name"}
-    return {}
-
-
-def names_at_every_depth(kind: StructType) -> list[str]:
-    """The names of a struct's fields, and of the fields of those: Delta maps the names at every depth."""
-    nested = (field.dataType for field in kind if isinstance(field.dataType, StructType))
-    return [*kind.names, *(name for each in nested for name in names_at_every_depth(each))]
 
 
 @dataclass(frozen=True)
@@ -83,12 +68,12 @@ class Policy:
         """How many parts of so many bytes are run at a time."""
         return self.runner(size).number
 
-    def reached(self, path: str, columns: Iterable[str]) -> LocalRecords | None:
-        """What writes a table of these columns by delta-rs; None where only Spark does: names are mapped, or were once.
+    def reached(self, path: str) -> LocalRecords | None:
+        """What writes a table by delta-rs; None where only Spark does: names are mapped, or were once.
 
         So it is of a table that asks of its writers what delta-rs does not do.
         """
-        if self.local is None or column_mapping(columns):
+        if self.local is None:
             return None
         with self.access.refusing(path):
             return self.local if self.local.is_unmapped(path) and self.local.is_written(path) else None
@@ -103,16 +88,29 @@ class Policy:
         overwrite: bool = False,
         key: Iterable[str] = (),
     ) -> Committer:
-        """Who writes about `size` bytes (None: many) of rows with these columns into a table.
+        """Who writes about `size` bytes (None: many) of rows with these columns into a table; see `explained`."""
+        committer, reason = self.explained(path, columns, size, schema, overwrite=overwrite, key=key)
+        _LOGGER.debug('Delta table "%s": %s (%s)', path, type(committer).__name__, reason)
+        return committer
+
+    def explained(
+        self,
+        path: str,
+        columns: Sequence[str],
+        size: int | None,
+        schema: Callable[[], pa.Schema] | None = None,
+        *,
+        overwrite: bool = False,
+        key: Iterable[str] = (),
+    ) -> tuple[Committer, str]:
+        """Who writes about `size` bytes (None: many) of rows with these columns into a table, and why.
 
         Without the `schema` of files nothing is written by files. `overwrite`: the rows replace the table's. `key` are the
         types of columns that rows are found by.
         """
-        local = self.reached(path, columns)
+        local = self.reached(path)
         if local is None:
-            return self._chosen(
-                path, BySpark(self.access), "delta-rs does not write it, or its names are mapped"
-            )
+            return BySpark(self.access), "delta-rs does not write it, or its names are mapped"
         with self.access.refusing(path):
             if not self.is_small(size):
                 reason = "many rows" if size is None else f"{size} bytes"
@@ -125,14 +123,14 @@ class Policy:
             elif overwrite and local.is_partitioned_by_others(path, columns):
                 reason = "partitions by a column that goes"
             else:
-                return self._chosen(path, InProcess(local, self.access), f"{size} bytes")
+                return InProcess(local, self.access), f"{size} bytes"
             if schema is not None and local.takes_files(path, schema(), overwrite=overwrite):
-                return self._chosen(path, ByFiles(local, self.access, self.vectors), reason)
-        return self._chosen(path, BySpark(self.access), reason)
+                return ByFiles(local, self.access, self.vectors), reason
+        return BySpark(self.access), reason
 
-    def file_committer(self, path: str, columns: Sequence[str], schema: pa.Schema) -> ByFiles | BySpark:
-        """Who commits rows with these columns, few or many, to a table: this process as files of this schema, or else Spark."""
-        local = self.reached(path, columns)
+    def file_committer(self, path: str, schema: pa.Schema) -> ByFiles | BySpark:
+        """Who commits rows, few or many, to a table: this process as files of this schema, or else Spark."""
+        local = self.reached(path)
         if local is not None:
             with self.access.refusing(path):
                 if local.takes_files(path, schema):
@@ -148,8 +146,3 @@ class Policy:
             return None
         with self.access.refusing(path):
             return self.local if self.local.is_readable(path) else None
-
-    @staticmethod
-    def _chosen(path: str, committer: Committer, reason: str) -> Committer:
-        _LOGGER.debug('Delta table "%s": %s (%s)', path, type(committer).__name__, reason)
-        return committer

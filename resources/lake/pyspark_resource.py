@@ -18,15 +18,12 @@ from pgsieve.resources.lake.session import (
     SESSION_SETTINGS,
     SparkEngine,
     refuse_log_store_of,
+    refuse_without_delta,
     ship_by_value,
     silence_client,
     storage_settings,
 )
 from pgsieve.resources.lake.stores.storage import storage_of
-
-#: The setting that says that a session knows Delta, and what it has to name. A session of Databricks always does.
-_EXTENSIONS, _DELTA = "spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension"
-_DATABRICKS = "spark.databricks.clusterUsageTags.clusterId"
 
 
 class PgsieveSpark(SparkEngine, LazyPySparkResource):
@@ -92,18 +89,11 @@ def _beside(own: PySparkResource | LazyPySparkResource, engine: SparkEngine) -> 
         storage = storage_of(engine.lake)
         for name, value in {**SESSION_SETTINGS, **storage_settings(storage, engine.spark_config)}.items():
             session.conf.set(name, value)
-        extensions = session.conf.get(_EXTENSIONS, "") or ""
-        knows_delta = _DELTA in extensions or bool(session.conf.get(_DATABRICKS, ""))
     except Exception as error:
         raise SparkUnavailableError(
             f"no session of the resource {type(own).__name__}: {(str(error).splitlines() or [''])[0]}",
             hint="check the resource that `build_definitions(spark=…)` was given",
         ) from error
-    if not knows_delta:
-        raise SparkUnavailableError(
-            f"the session of the resource {type(own).__name__} knows no Delta Lake",
-            hint=f"give its spark_config {_EXTENSIONS} = {_DELTA}, spark.sql.catalog.spark_catalog ="
-            " org.apache.spark.sql.delta.catalog.DeltaCatalog, and Delta's jars, as `pgsieve jars` names them",
-        )
+    refuse_without_delta(session, f"the session of the resource {type(own).__name__}")
     refuse_log_store_of(session, storage)
     return session

@@ -101,6 +101,10 @@ def conceal_settings(conf: Mapping[str, str]) -> None:
     remember(*(value for name, value in conf.items() if secret.search(name) and not _PLAIN.fullmatch(value)))
 
 
+#: What reads no table, and only Delta understands; and the setting that a session of Databricks has.
+_ASKS_DELTA = "describe history delta.`/pgsieve/no such table`"
+_DATABRICKS = "spark.databricks.clusterUsageTags.clusterId"
+
 #: Packages whose functions run on executors.
 SHIPPED = ("pgsieve.decoding", "pgsieve.resources", "pgsieve.assets")
 
@@ -157,6 +161,27 @@ def refuse_log_store_of(session: SparkSession, storage: Storage) -> None:
     """Raise UnsafeLogStoreError where a session that others started may lose commits on the lake's store."""
     refuse_other_log_store(
         storage, {name: session.conf.get(name, "") or "" for name in storage.log_store_settings()}
+    )
+
+
+def refuse_without_delta(session: SparkSession, whose: str) -> None:
+    """Raise SparkUnavailableError where a session that others configured has no Delta: it would fail with each table by itself.
+
+    What its settings say is not enough: Spark only warns of an extension whose jar it lacks.
+    """
+    try:
+        session.sql(_ASKS_DELTA).collect()
+    except PySparkException as error:
+        # What Delta says of a table that is not there.
+        if (error.getCondition() or "").startswith("DELTA_"):
+            return
+    if session.conf.get(_DATABRICKS, ""):  # It always has, and says other things.
+        return
+    raise SparkUnavailableError(
+        f"{whose} knows no Delta Lake",
+        hint="start it with Delta's jars, as `pgsieve jars` names them, spark.sql.extensions ="
+        " io.delta.sql.DeltaSparkSessionExtension and spark.sql.catalog.spark_catalog ="
+        " org.apache.spark.sql.delta.catalog.DeltaCatalog; where it has these, its log says which class was not found",
     )
 
 
@@ -381,8 +406,10 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
                 ) from error
             # A server's log store was set as it started; without such a setting it uses Delta's own.
             try:
+                if isinstance(server, str):
+                    refuse_without_delta(session, f'the server "{server.partition("/;")[0]}"')
                 refuse_log_store_of(session, storage_of(self.lake))
-            except UnsafeLogStoreError:
+            except SparkUnavailableError:
                 session.stop()
                 raise
             if isinstance(server, EngineChannel):

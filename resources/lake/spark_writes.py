@@ -4,11 +4,12 @@ In: a session, paths, and the contents of the commit. Out: commits that carry a 
 (application id and version) and as user metadata. Raises Spark's errors.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from pgsieve.resources.lake.delta.records import (
     APPLICATION,
@@ -30,6 +31,21 @@ _ANY_PROPERTY = "spark.databricks.delta.allowArbitraryProperties.enabled"
 WANT_VECTORS = "spark.databricks.delta.properties.defaults.enableDeletionVectors"
 
 
+def column_mapping(columns: Iterable[str]) -> dict[str, str]:
+    """Delta properties of a table: column mapping, only where Delta in Spark makes no table of a name as it is."""
+    if any(set(name) & set(" ,;{}()\n\t=") for name in columns):
+        return {COLUMN_MAPPING: "name"}
+    return {}
+
+
+def _fields(kind: StructType, *above: str) -> Iterator[tuple[str, ...]]:
+    """The fields of a struct and of the structs within, each as the names that lead to it: Delta maps the names at every depth."""
+    for field in kind:
+        yield (*above, field.name)
+        if isinstance(field.dataType, StructType):
+            yield from _fields(field.dataType, *above, field.name)
+
+
 def write_by_spark(
     frame: DataFrame,
     path: str,
@@ -37,21 +53,48 @@ def write_by_spark(
     options: Mapping[str, str],
     exists: Callable[[], bool],
 ) -> None:
-    """Append rows to a table, or overwrite it with them, in one commit; `exists` says whether there is a table."""
+    """Append rows to a table, or overwrite it with them, in one commit; `exists` says whether there is a table.
+
+    Names that need it are mapped.
+    """
     overwrite, position = commit.overwrite, commit.position
+    spark, fields = frame.sparkSession, set(_fields(frame.schema))
+    mapping = column_mapping(names[-1] for names in fields)
+    if mapping and exists() and (overwrite or fields - set(_fields_of(spark, path))):
+        _map_names(spark, path)
     writer = (
         frame.write.format("delta")
         .mode("overwrite" if overwrite else "append")
         .options(**({} if position is None else {"txnAppId": APPLICATION, "txnVersion": str(position)}))
         .option("userMetadata", commit.user_metadata)
-        .options(**commit.properties, **options)
+        .options(**commit.properties, **mapping, **options)
     )
     writer = writer.option("overwriteSchema", "true") if overwrite else writer.option("mergeSchema", "true")
-    if overwrite and COLUMN_MAPPING in commit.properties and exists():
-        frame.sparkSession.sql(
-            f"alter table delta.{quoted(path)} set tblproperties ('{COLUMN_MAPPING}' = 'name')"
-        )
     writer.save(path)
+
+
+def _fields_of(spark: SparkSession, path: str) -> Iterator[tuple[str, ...]]:
+    return _fields(spark.read.format("delta").load(path).schema)
+
+
+def _is_mapped(spark: SparkSession, path: str) -> bool:
+    """Whether Delta maps the names of a table's columns."""
+    properties: Mapping[str, str] = spark.sql(f"describe detail delta.{quoted(path)}").collect()[0][
+        "properties"
+    ]
+    return properties.get(COLUMN_MAPPING, "none") != "none"
+
+
+def _is_fixed(spark: SparkSession, path: str) -> bool:
+    """Whether Delta in Spark alters nothing of a table before it maps the names of its columns."""
+    return bool(column_mapping(names[-1] for names in _fields_of(spark, path))) and not _is_mapped(
+        spark, path
+    )
+
+
+def _map_names(spark: SparkSession, path: str) -> None:
+    if not _is_mapped(spark, path):
+        spark.sql(f"alter table delta.{quoted(path)} set tblproperties ('{COLUMN_MAPPING}' = 'name')")
 
 
 def set_properties_by_spark(
@@ -87,6 +130,8 @@ def _alter_by_spark(spark: SparkSession, path: str, changes: Sequence[str], posi
     try:
         for name, value in settings.items():
             spark.conf.set(name, value)
+        if _is_fixed(spark, path):
+            _map_names(spark, path)
         for change in changes:
             spark.sql(f"alter table delta.{quoted(path)} {change}")
     finally:
@@ -95,8 +140,11 @@ def _alter_by_spark(spark: SparkSession, path: str, changes: Sequence[str], posi
 
 
 def enable_vectors_by_spark(spark: SparkSession, path: str) -> None:
-    """Let Spark mark rows of a table in deletion vectors, unless the user turned them off for all."""
-    if spark.conf.get(WANT_VECTORS, "true") == "true":
+    """Let Spark mark rows of a table in deletion vectors, unless the user turned them off for all.
+
+    A table whose names would be mapped for that goes without: it may lose readers.
+    """
+    if spark.conf.get(WANT_VECTORS, "true") == "true" and not _is_fixed(spark, path):
         spark.sql(
             f"alter table delta.{quoted(path)} set tblproperties ('delta.enableDeletionVectors' = 'true')"
         )

@@ -16,15 +16,15 @@ OF_TABLE = {"schema": "public", "table": "order items"}
 @pytest.mark.parametrize(
     ("asset", "key", "group"),
     [
-        (CHANGE_LOG, "shop/change_log", "shop"),
+        (CHANGE_LOG, "shop/change_log", "shop_replication"),
         (CUT, "sales/cut", "sales"),
-        (PgsieveAsset(AssetKind.INITIAL_SYNC, "shop", "sales"), "sales/initial_sync", "sales"),
-        (PgsieveAsset(AssetKind.TABLE_CHANGES, "shop", "sales"), "sales/table_changes", "sales"),
-        (PgsieveAsset(AssetKind.MAINTENANCE, "shop", "sales"), "sales/maintenance", "sales"),
+        (PgsieveAsset(AssetKind.INITIAL_SYNC, "shop", "sales"), "sales/initial_sync", "shop_replication"),
+        (PgsieveAsset(AssetKind.TABLE_CHANGES, "shop", "sales"), "sales/table_changes", "shop_replication"),
+        (PgsieveAsset(AssetKind.MAINTENANCE, "shop", "sales"), "sales/maintenance", "shop_replication"),
         (
             PgsieveAsset(AssetKind.CHANGE_LOG_MAINTENANCE, "shop", "pgsieve_shop_sales"),
             "pgsieve_shop_sales/change_log_maintenance",
-            "shop",
+            "shop_replication",
         ),
         (
             PgsieveAsset(AssetKind.REPLICA, "shop", "sales", **OF_TABLE),

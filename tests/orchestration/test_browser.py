@@ -54,9 +54,13 @@ def _run(web: Web) -> None:
 
 
 def test_the_graph_shows_the_steps_and_the_replicas(web: Web, page: Page) -> None:
-    page.goto(f"{web.address}/locations/pgsieve.pipelines.definitions/asset-groups/sales")
-    for asset in ("initial_sync", "table_changes", "customers", "orders"):
-        expect(page.get_by_text(asset, exact=True).first).to_be_visible()
+    for group, assets in {
+        "sales": ("customers", "orders", "cut"),
+        "shop_replication": ("change_log", "initial_sync", "table_changes", "maintenance"),
+    }.items():
+        page.goto(f"{web.address}/locations/pgsieve.pipelines.definitions/asset-groups/{group}")
+        for asset in assets:
+            expect(page.get_by_text(asset, exact=True).first).to_be_visible()
     page.wait_for_load_state("networkidle")
     expect(page.get_by_text("Join the Dagster community")).to_have_count(0)  # Dagster's newsletter.
 

@@ -94,6 +94,8 @@ def test_by_themselves_they_keep_their_names(silent: Path) -> None:
         "shop_slot_alarm",
         "shop_slot_lag",
         "sales_new_tables",
+        "sales_copies",
+        "published_tables",
     }
 
 
@@ -111,10 +113,10 @@ def test_one_key_switches_schedules_sensors_and_freshness_policies_on(silent: Pa
         cut = defs.resolve_asset_graph().get(dg.AssetKey(["sales", "cut"]))
         return on, cut.freshness_policy is not None
 
-    assert running() == (set(), False)
+    assert running() == ({"published_tables"}, False), "it starts nothing"
     silent.write_text(f"{SILENT}dagster: {{automation: true}}\n")
     names = {"shop_increments_schedule", "shop_maintenance_schedule", "sales_new_tables", "shop_slot_lag"}
-    assert running() == (names, True)
+    assert running() == ({*names, "published_tables"}, True)
 
 
 @pytest.mark.drawn
@@ -330,8 +332,76 @@ def test_a_copy_that_leaves_a_table_out_fails_after_the_others(
     )
     assert not result.success
     events = result.get_asset_materialization_events()
-    assert [e.partition for e in events] == ["public.stock"]
+    assert [(e.asset_key.to_user_string(), e.partition) for e in events] == [
+        ("two/initial_sync", "public.stock"),
+        ("two/public/stock", None),
+    ]
     assert shop.ids("two", "stock") == [1, 2, 3, 4]
+
+
+def test_tables_are_listed_before_anything_is_copied_and_their_copy_materialises_the_replicas(
+    shop: Shop, dagster: dg.DagsterInstance
+) -> None:
+    assert shop.cli("refresh-defs-state") == (0, "")
+    defs = pgsieve.build_definitions(shop.path)
+
+    def tick(name: str) -> dg.SensorExecutionData:
+        with dg.build_sensor_context(dagster, resources=defs.resources, definitions=defs) as context:
+            return defs.resolve_sensor_def(f"pgsieve_{name}").evaluate_tick(context)
+
+    for addition in tick("published_tables").dynamic_partitions_requests:
+        dagster.add_dynamic_partitions(addition.partitions_def_name, list(addition.partition_keys))
+    listed = {name: sorted(dagster.get_dynamic_partitions(f"{name}_tables")) for name in ("one", "two")}
+    assert listed == {"one": ["public.notes", "public.orders"], "two": ["public.stock"]}
+    assert not tick("published_tables").dynamic_partitions_requests
+    asked = tick("one_new_tables")
+    (request,) = asked.run_requests or []
+    assert not asked.dynamic_partitions_requests
+    job = defs.resolve_job_def("pgsieve_one_copies")
+    assert "subscription one" in (job.description or "")
+    assert {j.name for j in defs.resolve_sensor_def("pgsieve_one_new_tables").jobs} == {job.name}
+    result = job.execute_in_process(instance=dagster, tags=request.tags)
+    made = {
+        e.asset_key.to_user_string(): e.materialization.metadata
+        for e in result.get_asset_materialization_events()
+    }
+    assert made.keys() == {"one/initial_sync", "one/public/orders", "one/public/notes"}
+    orders = made["one/public/orders"]
+    assert (orders["dagster/row_count"].value, orders["row filter"].value) == (3, "(id > 1)")
+    (source,) = orders["dagster/column_lineage"].value.deps_by_column["id"]
+    assert source.asset_key == dg.AssetKey(["shop", "tables", "public", "orders"])
+    (request,) = tick("two_new_tables").run_requests or []
+    assert (
+        defs.resolve_job_def("pgsieve_two_copies")
+        .execute_in_process(instance=dagster, tags=request.tags)
+        .success
+    )
+    assert _increments(shop, dagster).success
+    assert (_red(shop, dagster), _stale(shop, dagster)) == (set(), [])
+
+
+def test_a_root_tells_which_partitions_its_changes_came_through(
+    shop: Shop, dagster: dg.DagsterInstance
+) -> None:
+    shop.database.execute("create table tree (id int, r text, primary key (id, r)) partition by list (r)")
+    for value in ("a", "B c", "d"):
+        shop.database.execute(f"create table \"tree {value}\" partition of tree for values in ('{value}')")
+    shop.database.execute("create publication r for table tree with (publish_via_partition_root)")
+    of_source = {"source": "shop", "publications": ["r"]}
+    two = shop.written["subscriptions"]["two"]
+    for subscriptions in ({"one": of_source}, {"one": of_source, "two": {**two, "publications": ["leaves"]}}):
+        if "two" in subscriptions:  # Then leaves are captured, and not the root.
+            shop.database.execute('create publication leaves for table "tree d"')
+        shop.configure(subscriptions=subscriptions)
+        shop.copy()
+        shop.database.execute("insert into tree select coalesce(max(id), 0) + 1, 'a' from tree")
+        shop.database.execute("insert into tree select max(id) + 1, 'B c' from tree")
+        assert _increments(shop, dagster).success
+        record = dagster.get_latest_materialization_event(dg.AssetKey(["one", "public", "tree"]))
+        assert record is not None
+        assert record.asset_materialization is not None
+        told = record.asset_materialization.metadata["changes came through"].value
+        assert told == 'public."tree B c", public."tree a"'
 
 
 def test_a_disabled_subscription_ends_a_run_as_failed_once(shop: Shop, dagster: dg.DagsterInstance) -> None:

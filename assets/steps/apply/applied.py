@@ -16,7 +16,7 @@ class Applied:
     `missing` counts rows that an UPDATE or DELETE expected and did not find (update_missing and
     delete_missing in PostgreSQL's terms, section 29.8), `insert_exists` and `update_exists` changes that met a row of
     their key; the first is of the transaction at `conflict_lsn`. `damaged` says that the problem is a file that is missing,
-    `overrun` that another process works on the table, which may lack the batch.
+    `overrun` that another process works on the table, which may lack the batch. `through` are partitions, as of `TableChanges`.
     """
 
     schema: str
@@ -33,6 +33,7 @@ class Applied:
     problem: str | None = None
     damaged: bool = False
     overrun: bool = False
+    through: tuple[str, ...] = ()
 
     @property
     def name(self) -> Name:
@@ -91,6 +92,11 @@ class Pending:
         """The columns that some change left out as unchanged."""
         return frozenset(column for c in self.slices for column in c.unchanged)
 
+    @property
+    def through(self) -> tuple[str, ...]:
+        """The partitions that changes came through."""
+        return tuple(sorted({partition for c in self.slices for partition in c.through}))
+
     def sent(self, *operations: str) -> int:
         """How many changes of these kinds there are, also before a TRUNCATE."""
         return sum(c.sent.get(o, 0) for c in self.slices for o in operations)
@@ -126,6 +132,7 @@ def outcome(
         truncated=pending.truncated_at is not None,
         missing=missing,
         standing=standing,
+        through=pending.through,
     )
 
 

@@ -340,4 +340,5 @@ def _sum(before: Applied | None, now: Applied) -> Applied:
         standing=now.standing,
         problem=now.problem or before.problem,
         damaged=now.damaged or before.damaged,
+        through=tuple(sorted({*before.through, *now.through})),
     )

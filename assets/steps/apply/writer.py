@@ -19,7 +19,6 @@ from pgsieve.assets.steps.subscription import Definition
 from pgsieve.resources.lake.delta.merge import Clauses, Merge
 from pgsieve.resources.lake.delta.records import Commit, quoted
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.policy import column_mapping
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ class ReplicaWriter:
     def _append(self, rows: DataFrame, count: int, missing: int = 0) -> Applied:
         truncated, names = self.pending.truncated_at is not None, self.definition.names
         if count or truncated:
-            commit = Commit(self.end, overwrite=truncated, base=self._base, properties=column_mapping(names))
+            commit = Commit(self.end, overwrite=truncated, base=self._base)
             chosen = rows.select(*(F.col(quoted(c)) for c in names))
             self.lake.write(chosen, self.path, commit, size=self.size)
         return self._applied(inserted=count, missing=missing)

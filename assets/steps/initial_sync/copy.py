@@ -85,7 +85,7 @@ def tables_to_copy(subscription: Subscription, lake: Lake, warn: Log = quiet) ->
         needed = {
             name: table
             for name, table in tables.items()
-            if name not in problems and _needs_copy(states.get(name), subscription.definition(table, catalog))
+            if name not in problems and needs_copy(states.get(name), subscription.definition(table, catalog))
         }
         problems |= unreadable_tables(connection, subscription, needed.values())
     for warning in unsent_leaves(subscription, catalog):
@@ -103,7 +103,8 @@ def tables_to_copy(subscription: Subscription, lake: Lake, warn: Log = quiet) ->
     return [name for name in needed if name not in problems]
 
 
-def _needs_copy(state: TableState | None, present: Definition) -> bool:
+def needs_copy(state: TableState | None, present: Definition) -> bool:
+    """Whether a table in this state is to be copied by the next run."""
     if state is None or state.state in {
         SyncState.INITIALIZE,
         SyncState.DATA_SYNC,

@@ -50,7 +50,6 @@ from pgsieve.resources.lake.delta.errors import (
 from pgsieve.resources.lake.delta.layout import FILE_BYTES_PROPERTY
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.policy import column_mapping
 from pgsieve.resources.postgres.errors import SourceError, refusing
 from pgsieve.resources.postgres.sessions import Conninfo
 from pgsieve.resources.postgres.snapshot import (
@@ -363,6 +362,5 @@ def _copy_by_spark(
     counted, rows = Observation(), [F.count(F.lit(1)).alias("rows")]
     # Delta in Spark does not know the target size of files; it is set afterwards.
     properties = {name: value for name, value in commit.properties.items() if name != FILE_BYTES_PROPERTY}
-    properties |= column_mapping(c.name for c in columns)
     lake.write(frame.observe(counted, *rows), path, replace(commit, properties=properties))
     return int(observed(counted, rows, lambda: lake.current(path))["rows"])

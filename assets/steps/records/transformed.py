@@ -46,6 +46,7 @@ TRANSFORMED = pa.schema(
                 }
             )
         ),
+        "through": pa.list_(pa.string()),
     }
 )
 
@@ -55,6 +56,7 @@ class TableChanges:
     """A slice's changes of one table, counted before and after the transformation; `size` is the slice's bytes.
 
     `sent_as` counts what became of those that came. Slices of before it was recorded have none.
+    `through` are the partitions that the changes of a partition root came through, as far as the publisher says.
     """
 
     slice: int
@@ -68,6 +70,7 @@ class TableChanges:
     key_changes: int = 0
     unchanged: tuple[str, ...] = ()
     problem: str | None = None
+    through: tuple[str, ...] = ()
 
     @property
     def name(self) -> Name:
@@ -101,6 +104,7 @@ class TableChanges:
             "unchanged": list(self.unchanged),
             "problem": self.problem,
             "sent_as": as_rows(self.sent_as),
+            "through": list(self.through),
         }
 
     @classmethod
@@ -120,6 +124,8 @@ class TableChanges:
             unchanged=tuple(row["unchanged"]),
             problem=row["problem"],
             sent_as=from_rows(row.get("sent_as")),
+            # Not in the rows of former versions.
+            through=tuple(row.get("through") or ()),
         )
 
 

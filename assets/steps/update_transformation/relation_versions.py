@@ -62,8 +62,7 @@ def readings_of(
     return [
         _reading(subscription, messages, part, since, definition)
         for part in parts
-        if (part.version.end is None or part.version.end > since)
-        and _is_of(subscription, part, since, definition)
+        if part.is_after(since) and _is_of(subscription, part, since, definition)
     ]
 
 

@@ -26,6 +26,7 @@ from pgsieve.decoding.publications.catalog import (
 from pgsieve.decoding.publications.replica_identity import may_change
 from pgsieve.decoding.publications.routing import routes, truncated_tables
 from pgsieve.decoding.values.builtin_types import DefinedTypes
+from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.resources.lake.lake import Lake
 
 
@@ -119,7 +120,8 @@ class Part:
 
     Of a partition tree that is published as its root, `root_key` is the root's own key, and `leaves` are the descriptions
     of the leaves that UPDATE and DELETE may be of: a session describes each, when it comes and when it is altered, before
-    its next change, whatever that is sent as (maybe_send_schema() of pgoutput.c).
+    its next change, whatever that is sent as (maybe_send_schema() of pgoutput.c). So `partitions` are those that changes came
+    through: of the session's later slices only those that it had not described before.
     """
 
     version: RelationVersion
@@ -127,6 +129,11 @@ class Part:
     defined: DefinedTypes
     root_key: frozenset[str] | None = None
     leaves: Sequence[RelationVersion] = ()
+    partitions: tuple[str, ...] = ()
+
+    def is_after(self, since: Order) -> bool:
+        """Whether the version describes tuples after an order key."""
+        return self.version.end is None or self.version.end > since
 
 
 def parts_of(subscription: Subscription, contents: SliceContents, catalog: Catalog) -> dict[Name, list[Part]]:
@@ -145,7 +152,8 @@ def parts_of(subscription: Subscription, contents: SliceContents, catalog: Catal
                 root = catalog.tables.get(sent.publish_as.oid)
                 if root is not None and root.kind == "p":
                     leaves = _leaves(root, version, contents, catalog, publications)
-                    part = replace(part, root_key=frozenset(root.key), leaves=leaves)
+                    through = _partitions(root, version, contents)
+                    part = replace(part, root_key=frozenset(root.key), leaves=leaves, partitions=through)
                 parts.setdefault(name, []).append(part)
     return parts
 
@@ -183,6 +191,14 @@ def _leaves(
         ):
             changing += versions
     return changing
+
+
+def _partitions(root: Table, version: RelationVersion, contents: SliceContents) -> tuple[str, ...]:
+    """The partitions that changes of this version came through."""
+    own = version.relation.relation_id
+    described = (contents.versions.keys() & {*root.leaves}) if own == root.oid else {own}
+    relations = [contents.versions[oid][-1].relation for oid in described]
+    return tuple(quote_qualified(each.namespace or "pg_catalog", each.name) for each in relations)
 
 
 def _as_published(relation: Relation) -> PublishedRelation:

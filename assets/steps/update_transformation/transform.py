@@ -65,7 +65,6 @@ from pgsieve.resources.lake.committers import ByFiles
 from pgsieve.resources.lake.delta.errors import OverrunError, again_after_conflict
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.policy import column_mapping
 from pgsieve.resources.postgres.present_catalog import present_catalog
 from pgsieve.resources.postgres.wal import current_lsn
 from pgsieve.resources.work import called
@@ -256,6 +255,7 @@ def _transform_table(
         size=contents.size,
         truncates=len(truncates),
         truncated_at=max(truncates, default=None),
+        through=tuple(sorted({p for part in parts if part.is_after(since) for p in part.partitions})),
     )
     if not readings and not truncates:
         return result
@@ -267,7 +267,7 @@ def _transform_table(
     )
     with lake.one_moment():
         position = lake.records.position(path) or 0
-        committer = lake.policy.file_committer(path, definition.names, schema)
+        committer = lake.policy.file_committer(path, schema)
     if held.cut is not None:
         held.cut.refuse_earlier_history(path, state, position)
     if held.begin < position < contents.end:
@@ -314,8 +314,7 @@ def _write_by_spark(
     """Have Spark write a table's changes once, and count them while it does."""
     counted, tally = observation_for(lake), spark_tally()
     made = changes.frame(lake, definition.columns)
-    properties = column_mapping(definition.names) | _CHANGES_PROPERTIES
-    commit = Commit(result.slice, after=position, properties=properties)
+    commit = Commit(result.slice, after=position, properties=_CHANGES_PROPERTIES)
     lake.write(made.rows.observe(counted, *tally).drop(MOVES, CAME_AS), path, commit, size=result.size)
     reach(Failpoint.CHANGES_WRITTEN)
     counts = observed(

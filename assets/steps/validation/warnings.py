@@ -5,14 +5,16 @@ that are not found, as with a PostgreSQL subscriber; statements that the publish
 captured.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 
+from pgsieve.assets.steps.records.table_states import Name
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import Catalog, PublicationError, Table
 from pgsieve.decoding.publications.replica_identity import leaves_of_another_identity
 from pgsieve.decoding.values.quoting import quote_identifier, quote_qualified
+from pgsieve.resources.lake.spark_writes import column_mapping
 
 _NAMED = 5
 
@@ -59,6 +61,26 @@ def unsent_leaves(subscription: Subscription, catalog: Catalog) -> Iterator[Pgsi
                     f'table "{root.qualified}": {", ".join(left_out)} are not replicated, as these partitions are unlogged or'
                     " foreign, and published as themselves",
                     hint="make them logged (ALTER TABLE ... SET LOGGED), or publish the root (publish_via_partition_root)",
+                )
+
+
+def warnings_of_names(
+    subscription: Subscription, catalog: Catalog, is_mapped: Callable[[Name], bool]
+) -> Iterator[PgsieveError]:
+    """The tables with columns whose names Delta in Spark gives to no table as they are; `is_mapped`: it maps those of a table."""
+    with suppress(PublicationError):
+        for table, replicated in subscription.tables(catalog).items():
+            if names := [name for name in replicated.columns if column_mapping([name])]:
+                readers = (
+                    "are mapped by Delta: Spark, Trino and Delta Kernel read them, Polars and delta-rs refuse the table"
+                    if is_mapped(table)
+                    else "are its own in the Delta table: Spark, Polars, delta-rs and DuckDB over it read them, and Spark refuses"
+                    " ALTER TABLE and RESTORE of the replica"
+                )
+                listed = ", ".join(map(quote_identifier, names))
+                yield PgsieveError(
+                    f'table "{replicated.table.qualified}": the names {listed} {readers}',
+                    hint="none is needed; for other readers rename the columns, or leave them out by a column list",
                 )
 
 

@@ -42,10 +42,12 @@ def takes_marking(commits: Commits, path: str, columns: Collection[str]) -> bool
 
     It has these `columns` alone, as for `takes_rewriting`.
     """
-    if Log.of(path, commits.store) is None:
-        return False
-    table = commits.table_at(path)
-    return takes_marks(table) and takes_changes(table, columns)
+    return lets_mark(commits, path) and takes_changes(commits.table_at(path), columns)
+
+
+def lets_mark(commits: Commits, path: str) -> bool:
+    """Whether `enable_marking` may let writers of a table mark rows as deleted: its log takes entries from here."""
+    return Log.of(path, commits.store) is not None and takes_marks(commits.table_at(path))
 
 
 def enable_marking(commits: Commits, path: str) -> None:

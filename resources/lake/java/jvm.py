@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _LOCAL_DIRECTORIES = "spark.local.dir"
 _LOG_LEVEL = "spark.log.level"
+_CATALOG, _WAREHOUSE = "spark.sql.catalogImplementation", "spark.sql.warehouse.dir"
 #: What alters how text is read and written, which Spark runs and how, and where it keeps files; `LC_…` besides.
 _ALTERING = frozenset(
     (
@@ -123,6 +124,9 @@ def files(settings: Mapping[str, str], folder: Path, own: Mapping[str, str]) -> 
         written[_LOCAL_DIRECTORIES] = ",".join(
             str(private_folder(base.strip())) for base in folders.split(",")
         )
+        if settings.get(_CATALOG) != "hive":
+            # Nothing is put there, but Spark makes it: in the current folder, where nothing else is said.
+            written = {_WAREHOUSE: str(temporary / "warehouse"), **written}
     return _written(folder / "spark.conf", properties(written))
 
 

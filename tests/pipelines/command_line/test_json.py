@@ -30,7 +30,9 @@ WITHOUT = {
 #: Arguments of each command, in an order in which each has something to do, and the keys of its result.
 CALLS = [
     ("validate", "", {"publications", "subscriptions", "problems", "statements", "warnings"}),
+    ("run", "--explain", {"tables", "waiting_bytes", "small_bytes"}),
     ("run", "", {"subscriptions", "failures"}),
+    ("run", "--explain --log-level error", {"tables", "waiting_bytes", "small_bytes"}),
     ("status", "", {"slots", "subscriptions"}),
     ("check", "", {"tables", "failures", "sequences", "warnings"}),
     ("resync", "one public.notes", {"subscription", "tables", "lost", "run", "followed", "damaged"}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from pgsieve.resources.postgres.source import Source
 from tests.fixtures import commands
 from tests.fixtures.oracle import wait_until
 from tests.fixtures.shop import Quiet, Shop
+from tests.fixtures.spark_servers import connect_server
 
 
 def _folder(shop: Shop, subscription: str) -> Path:
@@ -340,6 +342,22 @@ def test_a_missing_java_is_no_tables_fault(shop: Shop) -> None:
     shop.configure(spark={})
     assert shop.cli("run")[0] == 0
     assert [shop.ids("one", "log"), shop.ids("two", "stock")] == [[2, 3, 14], [1, 2, 3, 4, 5]]
+
+
+@pytest.mark.long
+def test_a_server_of_spark_without_delta_is_no_tables_fault(shop: Shop, tmp_path: Path) -> None:
+    with connect_server(tmp_path / "server", Path(sys.executable), with_jars=False) as master:
+        conf = {"spark.pgsieve.smallBytes": "-1"}
+        shop.configure(spark={"engine": "off", "master": master, "conf": conf})
+        done = commands.run("-c", str(shop.path), "run", "--json")
+    assert done.returncode == 2, done.stderr
+    assert "knows no Delta Lake" in done.stdout
+    assert {shop.state("one", "orders"), shop.state("one", "notes"), shop.state("two", "stock")} <= {
+        "to be copied",
+        "data is being copied",
+    }
+    shop.configure(spark={"engine": "off"})
+    assert shop.cli("run")[0] == 0
 
 
 def _drop_publication(shop: Shop) -> None:

@@ -119,10 +119,12 @@ def test_problems_come_in_the_words_of_the_server(conninfo: str, tmp_path: Path)
     ]
 
 
-def test_a_table_without_a_key_has_the_default_identity(conninfo: str, tmp_path: Path) -> None:
+def test_names_with_blanks_and_tables_without_a_key_are_what_they_are(conninfo: str, tmp_path: Path) -> None:
     _, report = validated(conninfo, tmp_path, "blank")
     (changes,) = report["subscriptions"][0]["tables"][0]["changes"]
     assert changes["identity"] == "DEFAULT, without a primary key"
+    (warning,) = (w for w in report["warnings"] if w["object"] == "sales")
+    assert warning["message"].startswith('table "public.invoices": the names "Line No" are its own')
 
 
 def test_that_there_is_no_java_is_said_before_a_copy_needs_it(

@@ -68,6 +68,7 @@ def _descendants(folder: Path) -> list[str]:
 def test_an_early_ctrl_c_on_a_terminal_shows_no_traceback(tmp_path: Path) -> None:
     """All processes in the terminal's foreground get the signal, also those that Dagster starts for a step."""
     folder, shown, ended = tmp_path / "demo", b"", False
+    log = folder / "demo.log"
     command = ["pgsieve", "demo", "--ui", "--keep", str(folder), "--port", str(_free_port())]
     demo, terminal = pty.fork()
     if demo == 0:
@@ -80,7 +81,8 @@ def test_an_early_ctrl_c_on_a_terminal_shows_no_traceback(tmp_path: Path) -> Non
             except OSError:  # Linux ends a terminal without processes so.
                 ended = True
                 break
-            if not interrupted and b"tables of warehouse at" in shown:
+            if not interrupted and b"Ctrl-C" in shown and log.exists():
+                wait_until(lambda: "tables of warehouse at" in log.read_text(), log.read_text, 300)
                 interrupted = os.write(terminal, b"\x03") == 1
     finally:
         if not ended:
@@ -88,6 +90,7 @@ def test_an_early_ctrl_c_on_a_terminal_shows_no_traceback(tmp_path: Path) -> Non
         status = os.waitstatus_to_exitcode(os.waitpid(demo, 0)[1])
     assert interrupted, shown.decode()
     assert b"Traceback" not in shown, shown.decode()
+    assert b"copied" not in shown, "where to look stays in sight"
     assert status == 0
     wait_until(lambda: not _descendants(folder), lambda: "\n".join(_descendants(folder)), 60)
 
@@ -121,6 +124,9 @@ def test_it_stays_until_a_signal_and_leaves_nothing_behind(tmp_path: Path, endin
             return DeltaTable(str(orders)).version() if DeltaTable.is_deltatable(str(orders)) else -1
 
         wait_until(lambda: version() >= 2, log.read_text, 300)
+        assert log.read_text().rstrip().endswith(f"what it made stays in {folder}"), (
+            "where to look stays in sight"
+        )
         query = {
             "query": "{ assetNodes { assetKey { path } assetMaterializations(limit: 1) { timestamp } } }"
         }

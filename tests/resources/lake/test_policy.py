@@ -46,6 +46,6 @@ def test_who_commits_rows_and_the_reason(
     assert reason in said
 
 
-def test_names_that_are_mapped_are_left_to_spark(tmp_path: Path) -> None:
+def test_a_name_that_delta_in_spark_would_map_needs_no_spark(tmp_path: Path) -> None:
     lake = Lake(str(tmp_path), no_session)
-    assert isinstance(lake.policy.committer(str(tmp_path / "t"), ["a b"], 1), BySpark)
+    assert isinstance(lake.policy.committer(str(tmp_path / "t"), ["a b"], 1), InProcess)

@@ -10,6 +10,7 @@ from typing import Any
 import dagster as dg
 import pytest
 from dagster_pyspark import LazyPySparkResource, PySparkResource
+from pyspark.errors import ParseException
 
 import pgsieve
 from pgsieve.resources.lake.delta.errors import SparkUnavailableError
@@ -44,6 +45,9 @@ class _WithoutDelta(LazyPySparkResource):
         class conf:  # noqa: N801 - as Spark names it
             set = staticmethod(lambda name, value: None)
             get = staticmethod(lambda name, default: default)
+
+        def sql(self, _statement: str) -> Any:
+            raise ParseException("[PARSE_SYNTAX_ERROR] Syntax error", errorClass="PARSE_SYNTAX_ERROR")
 
     @property
     def spark_session(self) -> Any:

@@ -72,6 +72,7 @@ def test_what_is_written_is_read_as_it_was_meant(shell: pytest.MonkeyPatch, tmp_
         assert file.stat().st_mode & 0o077 == 0
     settings = dict(line.split("=", 1) for line in written.read_text().splitlines())
     assert settings["spark.x"] == r"\=1\ \u00fc"
+    assert Path(settings["spark.sql.warehouse.dir"]).parent == private_folder(), "not the current folder"
     assert Path(settings["spark.local.dir"]).parent == tmp_path
     told = ("-Dhttp.proxyPassword=a b", "-Dü=1", '-Dc="d')
     assert (tmp_path / "java.options").read_text().splitlines()[-3:] == [

@@ -1,0 +1,16 @@
+#!/bin/sh
+# Starts a standalone cluster for pgsieve, in the foreground: `spark: {master: "spark://HOST:7077"}`. Ctrl-C ends it.
+#   SPARK_HOME=/opt/spark deploy/spark/standalone-cluster.sh [HOST [WORKERS]]
+# One host has the master and its workers; on others start only the worker: spark-class org.apache.spark.deploy.worker.Worker spark://HOST:7077
+# Executors take the Python that `spark: {conf: {spark.pyspark.python: …}}` names, with the packages of connect-server.sh. pgsieve's
+# driver brings Delta's jars. Executors have to reach the driver, the database and the lake: a folder only if all hosts mount it.
+set -eu
+host=${1:-127.0.0.1}
+workers=${2:-1}
+trap 'kill 0' EXIT INT TERM
+"$SPARK_HOME/bin/spark-class" org.apache.spark.deploy.master.Master --host "$host" --port "${SPARK_PORT:-7077}" --webui-port "${SPARK_WEB_PORT:-8080}" &
+for _ in $(seq "$workers"); do
+    "$SPARK_HOME/bin/spark-class" org.apache.spark.deploy.worker.Worker --host "$host" --webui-port 0 --cores "${CORES:-2}" \
+        --memory "${SPARK_MEMORY:-4g}" "spark://$host:${SPARK_PORT:-7077}" &
+done
+wait

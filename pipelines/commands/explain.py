@@ -1,0 +1,126 @@
+"""`pgsieve run --explain`: what a run would do for each table, who would write it, and why. It changes nothing.
+
+In: the configuration. Out: an `Explanation`. Raises PgsieveError where a source cannot be asked, or a subscription not be replicated.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+
+from pgsieve.assets.steps.initial_sync.copy import needs_copy
+from pgsieve.assets.steps.initial_sync.rows import ReplicaColumn, replica_schema
+from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
+from pgsieve.assets.steps.subscription import Subscription
+from pgsieve.assets.steps.validation.waiting import (
+    sound_catalog,
+    table_problems,
+    unreadable_tables,
+    waiting_for,
+)
+from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable
+from pgsieve.pipelines.commands.explanation import ExplainedTable, Explanation
+from pgsieve.pipelines.config.model import Config, SubscriptionConfig
+from pgsieve.pipelines.project import project
+from pgsieve.resources.lake.committers import ByFiles, BySpark, InProcess
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.catalog import read_catalog
+from pgsieve.resources.postgres.slot import slot_state
+from pgsieve.resources.postgres.snapshot import table_bytes
+from pgsieve.resources.work import DRIVER
+
+_SPARK, _THREADS = "Spark", "threads"
+
+
+def explain(config: Config, selected: Sequence[SubscriptionConfig]) -> Explanation:
+    """What a run of these subscriptions would do."""
+    declared = project(config)
+    lake, waiting, tables = declared.lake.open(), dict[str, int | None](), list[ExplainedTable]()
+    engine = _SPARK if declared.lake.engine.threads is None else _THREADS
+    for subscription in (declared.subscriptions[each.name] for each in selected):
+        feed = subscription.feed
+        with feed.source.connect() as connection:
+            catalog = sound_catalog(connection, subscription, read_catalog(connection))
+            tables += _Explaining(subscription, lake, engine).tables(connection, catalog)
+            state = slot_state(connection, feed.slot)
+            waiting[feed.name] = state.lag if state else None
+    return Explanation(tuple(tables), waiting, lake.policy.small_bytes)
+
+
+@dataclass(frozen=True)
+class _Explaining:
+    """Explains the tables of one subscription; `engine` is who writes what is many."""
+
+    subscription: Subscription
+    lake: Lake
+    engine: str
+
+    def tables(self, connection: psycopg.Connection[Any], catalog: Catalog) -> Iterator[ExplainedTable]:
+        """What a run would do for each table."""
+        subscription = self.subscription
+        tables, problems = subscription.tables(catalog), table_problems(subscription, catalog)
+        states = TableStates(self.lake, subscription.name).newest()
+        copied = {
+            name: table
+            for name, table in tables.items()
+            if name not in problems and needs_copy(states.get(name), subscription.definition(table, catalog))
+        }
+        problems |= unreadable_tables(connection, subscription, copied.values())
+        sizes = table_bytes(connection, list(copied))
+        for name, replicated in sorted(tables.items()):
+            state = states.get(name)
+            if state is not None and state.state == SyncState.SET_ASIDE:
+                meaning, reason = SyncState.SET_ASIDE.meaning, state.reason or ""
+                yield ExplainedTable(subscription.name, *name, meaning, reason)
+            elif name in problems:
+                yield ExplainedTable(subscription.name, *name, "wait", waiting_for(problems[name]))
+            elif name in copied:
+                yield self._copy(name, replicated, sizes[name], state)
+            else:
+                yield self._apply(name, replicated)
+
+    def _copy(
+        self, name: Name, replicated: ReplicatedTable, size: int, state: TableState | None
+    ) -> ExplainedTable:
+        schema, path = self._schema(replicated), self.lake.paths.replica(self.subscription.name, *name)
+        why = (state.reason or state.state.meaning) if state else "it has no replica yet"
+        committer, reason = self.lake.policy.explained(
+            path, schema.names, size, lambda: schema, overwrite=True
+        )
+        match committer:
+            case BySpark():
+                by, how = _SPARK, f"Delta in Spark commits it: {reason}"
+            case InProcess() | ByFiles():
+                by, how = (
+                    DRIVER if self.lake.policy.is_small(size) else self.engine,
+                    "this process commits it",
+                )
+        return ExplainedTable(self.subscription.name, *name, "copy", f"{why}; {how}", size, few=by, many=by)
+
+    def _apply(self, name: Name, replicated: ReplicatedTable) -> ExplainedTable:
+        """As `by_files` and `in_process` of the apply decide it, which see how many changes there are."""
+        schema, policy = self._schema(replicated), self.lake.policy
+        path = self.lake.paths.replica(self.subscription.name, *name)
+        types = self.subscription.column_types(replicated)
+        many, reason = policy.explained(path, schema.names, None, lambda: schema)
+        if isinstance(many, ByFiles):
+            because = "its files are written anew, and this process commits them"
+            return self._applied(name, because, DRIVER, self.engine)
+        key = [types[column].spark for column in replicated.key]
+        few, why_not = policy.explained(path, schema.names, 0, key=key)
+        if isinstance(few, InProcess) and key:
+            return self._applied(
+                name, f"rows are merged, as the table takes no files: {reason}", DRIVER, _SPARK
+            )
+        return self._applied(
+            name, f"Delta in Spark merges rows: {why_not if key else reason}", _SPARK, _SPARK
+        )
+
+    def _applied(self, name: Name, because: str, few: str, many: str) -> ExplainedTable:
+        return ExplainedTable(self.subscription.name, *name, "apply", because, few=few, many=many)
+
+    def _schema(self, replicated: ReplicatedTable) -> pa.Schema:
+        types = self.subscription.column_types(replicated)
+        return replica_schema([ReplicaColumn(name, kind) for name, kind in types.items()])

@@ -1,0 +1,157 @@
+"""Dagster's jobs: what a run is asked for, by feed or by subscription.
+
+In: the configured feeds and subscriptions. Out: jobs, which schedules and sensors start (`pgsieve.pipelines.automation`), or a person.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import dagster as dg
+from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
+
+from pgsieve.assets.checks import FRESHNESS, SYNC_STATE, slot_problem
+from pgsieve.assets.initial_sync import tables_partitions
+from pgsieve.assets.outcome import as_step
+from pgsieve.assets.steps.records.change_log import ChangeLog
+from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.assets.translator import AssetKind, Naming, of_feed, of_subscription
+from pgsieve.pipelines.project import Project
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.errors import SourceError
+from pgsieve.resources.postgres.slot import resynchronisation, slot_state
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """The jobs of a project: `increments`, `maintenance` and `alarms` are by feed, `copies` by subscription, each in its order.
+
+    `of_one` is for a person: what one subscription has to do, where its feed has several.
+    """
+
+    increments: list[UnresolvedAssetJobDefinition]
+    of_one: list[UnresolvedAssetJobDefinition]
+    copies: list[UnresolvedAssetJobDefinition]
+    maintenance: list[UnresolvedAssetJobDefinition]
+    alarms: list[dg.JobDefinition]
+
+    @property
+    def all(self) -> list[UnresolvedAssetJobDefinition | dg.JobDefinition]:
+        """All of them."""
+        return [*self.increments, *self.of_one, *self.copies, *self.maintenance, *self.alarms]
+
+
+def jobs_of(declared: Project, naming: Naming) -> Jobs:
+    """The jobs of all feeds and subscriptions."""
+    feeds = list(declared.feeds.values())
+    return Jobs(
+        increments=[_increments_job(feed, declared.reading(feed), naming) for feed in feeds],
+        of_one=[
+            _increments_job(feed, [each], naming, f"_{each.name}")
+            for feed in feeds
+            if len(declared.reading(feed)) > 1
+            for each in declared.reading(feed)
+        ],
+        copies=[_copy_job(subscription, naming) for subscription in declared.subscriptions.values()],
+        maintenance=[_maintenance_job(declared, feed, naming) for feed in feeds],
+        alarms=[_slot_alarm_job(feed, naming) for feed in feeds],
+    )
+
+
+def _increments_job(
+    feed: Feed, subscriptions: Sequence[Subscription], naming: Naming, of_one: str = ""
+) -> UnresolvedAssetJobDefinition:
+    names = ", ".join(subscription.name for subscription in subscriptions)
+    return dg.define_asset_job(
+        naming.name(f"{feed.name}_{of_one}_increments" if of_one else f"{feed.name}_increments"),
+        _increments(feed, subscriptions, naming),
+        description=f"Reads slot {feed.slot}, and applies the changes to the replicas of {names}.",
+    )
+
+
+def _increments(feed: Feed, subscriptions: Sequence[Subscription], naming: Naming) -> dg.AssetSelection:
+    """What an increment of these subscriptions is asked for, and the checks that speak for all of it.
+
+    It records the replicas that it has changed: Dagster calls every table failed that a failing run was asked for.
+    """
+    log = naming.key(of_feed(feed, AssetKind.CHANGE_LOG))
+    keys, checks = [log], [dg.AssetCheckKey(log, "slot_health")]
+    for subscription in subscriptions:
+        cut = naming.key(of_subscription(subscription, AssetKind.CUT))
+        keys += [naming.key(of_subscription(subscription, AssetKind.TABLE_CHANGES)), cut]
+        checks += [dg.AssetCheckKey(cut, name) for name in (SYNC_STATE, FRESHNESS)]
+    return dg.AssetSelection.assets(*keys).without_checks() | dg.AssetSelection.checks(*checks)
+
+
+def _maintenance(declared: Project, feed: Feed, naming: Naming) -> dg.AssetSelection:
+    """The maintenance of a feed and of the subscriptions that read it."""
+    own = [of_subscription(s, AssetKind.MAINTENANCE) for s in declared.reading(feed)]
+    return dg.AssetSelection.assets(*map(naming.key, [of_feed(feed, AssetKind.CHANGE_LOG_MAINTENANCE), *own]))
+
+
+def _copy_job(subscription: Subscription, naming: Naming) -> UnresolvedAssetJobDefinition:
+    """A run that copies tables; each is a Dagster partition."""
+    return dg.define_asset_job(
+        naming.name(f"{subscription.name}_copies"),
+        dg.AssetSelection.assets(naming.key(of_subscription(subscription, AssetKind.INITIAL_SYNC))),
+        description=f"Copies tables of subscription {subscription.name}, those that are chosen as Dagster partitions.",
+        partitions_def=tables_partitions(subscription.name),
+    )
+
+
+def _maintenance_job(declared: Project, feed: Feed, naming: Naming) -> UnresolvedAssetJobDefinition:
+    return dg.define_asset_job(
+        naming.name(f"{feed.name}_maintenance"),
+        _maintenance(declared, feed, naming),
+        description=f"Deletes what retention lets go of {feed.name}, compacts tables, and removes old files.",
+    )
+
+
+def _slot_alarm_job(feed: Feed, naming: Naming) -> dg.JobDefinition:
+    """A run that fails as long as something is wrong with the slot."""
+    name = naming.name(f"{feed.name}_slot_alarm")
+
+    @dg.op(name=f"{name}_if_unhealthy", required_resource_keys={naming.lake})
+    def slot_alarm(context: dg.OpExecutionContext) -> None:
+        with as_step(context):
+            lake = getattr(context.resources, naming.lake).open()
+            problem = problem_of_slot(feed, lake)
+        if problem is not None:
+            raise dg.Failure(
+                description=problem.text,
+                metadata={"what to do": problem.way_out, "slot": feed.slot, "source": feed.source.name},
+                allow_retries=False,
+            )
+        context.log.info(f"replication slot {feed.slot} is healthy again")
+
+    @dg.job(
+        name=name,
+        description=f"Fails when replication slot {feed.slot} is missing, has lost WAL, or lags 1 GiB or more.",
+    )
+    def alarm() -> None:
+        slot_alarm()
+
+    return alarm
+
+
+@dataclass(frozen=True)
+class SlotProblem:
+    """What is wrong with a slot, and what to do about it."""
+
+    text: str
+    way_out: str
+
+
+def problem_of_slot(feed: Feed, lake: Lake) -> SlotProblem | None:
+    """What is wrong with the slot; nothing is before the first run, which makes it."""
+    try:
+        with feed.source.connect() as connection:
+            state = slot_state(connection, feed.slot)
+    except SourceError as error:
+        return SlotProblem(error.message, error.hint or "see whether the server is running")
+    if state is None and ChangeLog(lake, feed).position() is None:
+        return None
+    if (text := slot_problem(feed.slot, state)) is None:
+        return None
+    if state is None or state.wal_status == "lost":
+        return SlotProblem(text, resynchronisation(feed.subscriptions))
+    return SlotProblem(text, "run the increments oftener, and look for a run that fails")

@@ -1,0 +1,169 @@
+"""The files of deploy/ and examples/ that people copy: what needs no other program is run, of the rest the parts are looked at."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import signal
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+import yaml
+from deltalake import DeltaTable
+from psycopg.conninfo import conninfo_to_dict
+
+from pgsieve.pipelines.config.model import load_config
+from pgsieve.resources.lake.jars import delta_packages, s3_packages
+from pgsieve.resources.lake.stores import log_store
+from pgsieve.resources.lake.stores.embedded_s3 import embedded_s3
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+from tests.fixtures import commands
+from tests.fixtures.oracle import wait_until
+from tests.fixtures.servers import own_database
+from tests.fixtures.spark_servers import free_port
+from tests.test_docs import accepted
+
+ROOT = Path(__file__).parents[2]
+DEPLOY, EXAMPLES = ROOT / "deploy", ROOT / "examples"
+COMPOSE = yaml.safe_load((DEPLOY / "compose/compose.yaml").read_text(encoding="utf-8"))["services"]
+
+
+@contextmanager
+def _database(server: EmbeddedServer) -> Iterator[tuple[psycopg.Connection, dict[str, str]]]:
+    """The database of the composition, and where it is, as its services hear it."""
+    where = conninfo_to_dict(server.conninfo())
+    with own_database(server, "shop") as owner:
+        try:
+            owner.execute((DEPLOY / "compose/shop.sql").read_text(encoding="utf-8"))
+            yield owner, {"POSTGRES_HOST": str(where["host"]), "POSTGRES_PORT": str(where["port"])}
+        finally:
+            owner.execute("DROP OWNED BY pgsieve; DROP ROLE pgsieve")
+
+
+def _port(arguments: list[str], option: str) -> tuple[list[str], int]:
+    """The arguments with a free port instead of the container's."""
+    port = free_port()
+    place = arguments.index(option) + 1
+    return [*arguments[:place], str(port), *arguments[place + 1 :]], port
+
+
+def _answer(url: str) -> str:
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            text: str = answer.read().decode()
+            return text
+    except OSError:
+        return ""
+
+
+def test_the_services_of_the_composition_work_together(
+    publisher_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    """The same processes with the same files and variables; only hosts and ports are this machine's."""
+    service = COMPOSE["follow"]
+    given = service["environment"]
+    assert COMPOSE["dagster"]["environment"] == given
+    accepted(COMPOSE["dagster"]["command"])
+    keys = COMPOSE["s3"]["environment"]
+    assert keys.items() <= given.items()
+    (tmp_path / "pgsieve.yaml").write_bytes((DEPLOY / "compose/pgsieve.yaml").read_bytes())
+    with (
+        _database(publisher_server) as (owner, server),
+        embedded_s3(tmp_path / "s3", keys["AWS_ACCESS_KEY_ID"], keys["AWS_SECRET_ACCESS_KEY"]) as url,
+    ):
+        environment = {**os.environ, **given, **server, "S3_ENDPOINT": url}
+        environment.pop("DAGSTER_HOME", None)
+        validated = commands.run("validate", folder=tmp_path, environment=environment)
+        assert validated.returncode == 0, validated.stdout
+        follow, port = _port(service["command"], "--metrics-port")
+        log = tmp_path / "log"
+        follower = commands.start(follow, log, folder=tmp_path, environment=environment)
+        options = {**keys, "AWS_ENDPOINT_URL": url, "AWS_REGION": "us-east-1", "AWS_ALLOW_HTTP": "true"}
+
+        def orders() -> list[int]:
+            path = "s3://lake/replicas/sales/public/orders"
+            if not DeltaTable.is_deltatable(path, options):
+                return []
+            return sorted(DeltaTable(path, storage_options=options).to_pyarrow_table()["id"].to_pylist())
+
+        try:
+            wait_until(lambda: orders() == [1, 3], log.read_text, 120)
+            owner.execute("UPDATE orders SET region = 'EMEA' WHERE id = 2")
+            wait_until(lambda: orders() == [1, 2, 3], log.read_text, 60)
+            assert "pgsieve_" in _answer(f"http://127.0.0.1:{port}/metrics")
+        finally:
+            os.kill(follower.pid or 0, signal.SIGTERM)
+            follower.join(60)
+        assert follower.exitcode == 0, log.read_text()
+
+
+def test_a_notebook_and_dbt_read_tables_of_one_cut(
+    publisher_server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = yaml.safe_load((DEPLOY / "compose/pgsieve.yaml").read_text(encoding="utf-8"))
+    del written["storage"]
+    (tmp_path / "pgsieve.yaml").write_text(yaml.safe_dump({**written, "lake": "./lake"}))
+    with _database(publisher_server) as (owner, server):
+        environment = {
+            **os.environ,
+            **COMPOSE["follow"]["environment"],
+            **server,
+            "DAGSTER_HOME": str(tmp_path),
+        }
+        assert commands.run("run", folder=tmp_path, environment=environment).returncode == 0
+        lake = tmp_path / "lake/sales"
+        read = runpy.run_path(str(EXAMPLES / "dbt/run_at_cut.py"))["versions_at_newest_cut"]
+        versions = read(str(lake))
+        assert versions.keys() == {"public.customers", "public.orders"}
+        owner.execute("INSERT INTO orders VALUES (4, 2, 'EMEA', 100)")
+        assert commands.run("run", folder=tmp_path, environment=environment).returncode == 0
+    assert read(str(lake)) == {**versions, "public.orders": versions["public.orders"] + 1}
+    monkeypatch.setenv("LAKE", str(lake))
+    notebook = json.loads((EXAMPLES / "notebook/replica.ipynb").read_text(encoding="utf-8"))
+    seen: dict[str, Any] = {}
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            assert not cell["outputs"], "what it printed is of another machine"
+            exec("".join(cell["source"]), seen)
+    assert [(name, float(amount)) for name, amount in seen["revenue"]] == [("Ada", 14.75), ("Grace", 100.0)]
+    assert len(seen["changes"]) == 1
+
+
+def test_manifests_ask_for_what_pgsieve_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands that the parser takes, a pgsieve.yaml that loads, the module that Dagster loads."""
+    documents = list(yaml.safe_load_all((DEPLOY / "kubernetes/follow.yaml").read_text(encoding="utf-8")))
+    config, follow, check = documents
+    monkeypatch.setenv("SHOP_PASSWORD", "secret")
+    (tmp_path / "pgsieve.yaml").write_text(config["data"]["pgsieve.yaml"])
+    assert load_config(tmp_path / "pgsieve.yaml").subscriptions.keys() == {"sales"}
+    pods = [follow["spec"]["template"]["spec"], check["spec"]["jobTemplate"]["spec"]["template"]["spec"]]
+    for pod in pods:
+        (container,) = pod["containers"]
+        accepted(container["args"])
+        mounted = {mount["name"] for mount in container["volumeMounts"]}
+        assert mounted == {volume["name"] for volume in pod["volumes"]}
+    values = yaml.safe_load((DEPLOY / "kubernetes/dagster-values.yaml").read_text(encoding="utf-8"))
+    (location,) = values["dagster-user-deployments"]["deployments"]
+    assert location["dagsterApiGrpcArgs"] == ["--module-name", "pgsieve.pipelines.definitions"]
+    assert (ROOT / "pipelines/definitions.py").is_file()
+    pins = dict(
+        line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line
+    )
+    of_dagster = (DEPLOY / "kubernetes/Dockerfile").read_text(encoding="utf-8")
+    assert f"dagster-k8s=={pins['dagster-pyspark']}" in of_dagster, "of one release with the others"
+    assert f"--version {pins['dagster']}" in (DEPLOY / "kubernetes/dagster-values.yaml").read_text()
+
+
+def test_a_server_of_spark_is_started_with_what_a_session_of_pgsieve_has() -> None:
+    script = (DEPLOY / "spark/connect-server.sh").read_text(encoding="utf-8")
+    sdk = "$sdk"
+    for package in (*delta_packages().coordinates, *s3_packages().coordinates):
+        name, _, version = package.rpartition(":")
+        assert package in script or (f"{name}:{sdk}" in script and f"sdk={version}" in script), package
+    assert f"{log_store.SETTING}={log_store.CLASS}" in script
