@@ -1,4 +1,7 @@
-"""Commands that replicate, or say what is replicated: run, resync, skip, enable, drop. What they print is `console`'s."""
+"""Commands that replicate, or change what is replicated: run, resync, skip, enable, drop.
+
+`console` prints their results.
+"""
 
 import os
 import sys
@@ -135,7 +138,7 @@ def _followed(
     metrics_at: tuple[str, int] | None,
     stall_limit: float | None,
 ) -> tuple[Failure, ...]:
-    """Follow the subscriptions; what has failed when that ends. A follower that has stalled ends the process."""
+    """Follow the subscriptions; returns the failures at the end. A stalled follower ends the process."""
     from pgsieve.pipelines.following.follow import follow
     from pgsieve.pipelines.following.watch import StalledError
 
@@ -146,7 +149,7 @@ def _followed(
         refuse(ctx, error)
         console.log_as_text()
         sys.stdout.flush()
-        os._exit(REFUSED)  # Not sys.exit, which waits for the threads that do not move.
+        os._exit(REFUSED)  # Not sys.exit, which would wait for the stalled threads.
 
 
 def _explain(settings: Config, selected: Sequence[SubscriptionConfig], *, as_json: bool) -> None:

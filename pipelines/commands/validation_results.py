@@ -1,6 +1,6 @@
-"""What `pgsieve validate` finds, for people and as JSON: publications as they are, what each subscription will receive, problems.
+"""The findings of `pgsieve validate`, for people and as JSON: publications, what each subscription will receive, problems.
 
-Identifiers are as they stand in PostgreSQL's catalog, not quoted. Nothing here raises.
+Identifiers are as in PostgreSQL's catalog, not quoted. Nothing here raises.
 """
 
 from collections.abc import Mapping

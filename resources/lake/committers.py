@@ -68,7 +68,9 @@ class ByFiles:
         commit: Commit,
         removed: Mapping[str, int] | None = None,
     ) -> list[dict[str, Any]]:
-        """Have files `written` (`pgsieve.resources.lake.delta.parquet_files`), and commit them; returns their rows.
+        """Let `written` write files (`pgsieve.resources.lake.delta.parquet_files`), and commit them.
+
+        Returns their rows.
 
         `removed` as in `Commits.commit`.
         """

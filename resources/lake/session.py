@@ -236,7 +236,7 @@ def _connected(server: str | EngineChannel) -> SparkSession:
 
 
 def _retry(session: SparkSession, times: int) -> None:
-    """Have a client ask so many times more where no server answers, with pauses that become longer."""
+    """Let a client ask this many times more where no server answers, with growing pauses."""
     from pyspark.sql.connect.client.retries import DefaultPolicy
 
     connect: Any = session
@@ -244,7 +244,7 @@ def _retry(session: SparkSession, times: int) -> None:
 
 
 def _end(session: SparkSession) -> None:
-    """Give a session back; to a server that is gone it is not said again and again."""
+    """End a session; a server that is gone is not asked again and again."""
     _retry(session, 0)
     session.stop()
 

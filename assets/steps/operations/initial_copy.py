@@ -1,7 +1,7 @@
 """The initial copy as a whole: the feed's slot is made ready, tables are copied, and the slot is drained between batches.
 
-In: the tables to copy. Out: what became of each. The slot is there before the first snapshot, so that nothing between
-the two is missing; what it retains meanwhile is bounded.
+In: the tables to copy. Out: the result for each. The slot exists before the first snapshot, so nothing
+between the two is missing; the WAL that it retains meanwhile is bounded.
 """
 
 from collections.abc import Collection

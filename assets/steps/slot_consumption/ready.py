@@ -1,7 +1,8 @@
-"""The slot is made ready: the capture publications, the slot and the recorded catalog are there, and fit what Delta holds.
+"""Makes the slot ready: capture publications, slot and recorded catalog exist, and fit Delta's position.
 
-In: the feed and the publisher's catalog. Out: the feed's sound part, the catalog, and the publications that the slot is
-read with. What a call has created is dropped again where a later part of it fails. Raises SlotError.
+In: the feed and the publisher's catalog. Out: the feed's sound part, the catalog, and the publications with
+which the slot is read. Objects that a call has created are dropped again where a later part of it fails.
+Raises SlotError.
 """
 
 from collections.abc import Sequence
@@ -48,7 +49,7 @@ def ready_slot(
     sound, server = sound_part(connection, feed, catalog)
     if sound != feed:
         seen, catalog = read_examined(connection, sound)
-    # What a run that was killed has the server read goes on until the server notices.
+    # A killed run's query continues until the server notices.
     wait_until_free(connection, feed.slot)
     state = take_slot(connection, feed, lake)
     refuse_put_back(lake, of_feed(lake, feed), newest_cuts(lake, feed))
@@ -73,19 +74,19 @@ def ready_slot(
                 recover_prepared(feed, lake, names, connection.info.server_version, durable)
             options = at_once(feed, names)
             confirm(connection, feed.source, feed.slot, durable, options, lake.access.make_durable)
-        else:  # Whoever made the slot did not come to it.
+        else:  # The process that created the slot did not reach this point.
             if keeps_prepared(feed, state):
                 Prepared(lake, feed).begin(state.confirmed_lsn)
             ChangeLog(lake, feed).record_position(state.confirmed_lsn)
         if not recorded:
             if durable is not None and connection.info.server_version < 180000:
                 _drain_before_created(connection, feed, lake, names)
-            # Of a subscription that was taken out of pgsieve.yaml meanwhile changes are missing.
+            # Changes of a subscription that was removed from pgsieve.yaml meanwhile are missing.
             unread = Catalogs(lake, sound).unread_subscriptions()
             forget_copies(lake, unread)
             restart_lsn = captured if state is None else state.restart_lsn
             Catalogs(lake, sound).append(captured, transaction, seen, catalog, restart_lsn)
-            # Slices that follow are evaluated by it.
+            # It decides the slices that follow.
             lake.access.make_durable()
             reach(Failpoint.CATALOG_RECORDED)
     except Exception:
@@ -102,12 +103,15 @@ def readable_publications(
     catalog: Catalog,
     publications: tuple[str, ...],
 ) -> tuple[str, ...]:
-    """The publications that a stream is read with: where nothing is captured, as of sequences alone, an empty one that is made for it."""
+    """The publications with which a stream is read.
+
+    Where nothing is captured, as for sequences alone, it is an empty one that is created for it.
+    """
     if publications:
         return publications
     empty = CapturePublication("", OPERATIONS, via_root=False, tables=())
     names = ensure_capture(connection, feed.source.name, feed.capture, [empty], catalog)
-    # What was written before it was there is read without it, as below.
+    # WAL from before its creation is read without it, as below.
     if connection.info.server_version < 180000:
         slot = ReadySlot(connection, feed, lake, ())
         drain_to(slot, flushed_lsn(connection), quiet, recording=True)

@@ -1,6 +1,7 @@
-"""What has been asked of one version of a table: each question is asked once, until the table has another version.
+"""The answers about one version of a table: each question is asked once, until the table has another version.
 
-In: what tells a version from every other, questions as texts, and what asks them. Out: answers. Raises what asking raises.
+In: a stamp that distinguishes versions, questions as texts, and functions that ask them. Out: answers. Raises
+the questions' errors.
 """
 
 from collections.abc import Callable, Hashable
@@ -18,14 +19,14 @@ class Answers:
     _held: tuple[Hashable, dict[str, Any]] = field(default_factory=lambda: (None, {}))
 
     def of(self, version: Hashable, question: str, ask: Callable[[], Answer]) -> Answer:
-        """What `ask` answers about a version to a question, by a text that says which."""
+        """The answer of `ask` about a version; `question` identifies it."""
         known: dict[str, Answer] = self._of(version)
         if question not in known:
             known[question] = ask()
         return known[question]
 
     def learn(self, version: Hashable, question: str, answer: object) -> None:
-        """Know an answer about a version without asking."""
+        """Record a known answer about a version."""
         self._of(version)[question] = answer
 
     def _of(self, version: Hashable) -> dict[str, Any]:

@@ -91,10 +91,11 @@ class Commits:
         )
 
     def write(self, path: str, rows: pa.Table | pa.RecordBatchReader, commit: Commit) -> None:
-        """Append rows, or overwrite with them, in one commit.
+        """Append rows, or overwrite the table with them, in one commit.
 
-        Batches of a reader are written as they come. Where another writer was faster it is done again, but for a
-        reader's: then CommitFailedError is raised. OverrunError is raised also where an overwrite would set a position back.
+        Batches of a reader are written as they come. Where another writer was faster the commit is repeated.
+        A reader cannot be repeated: then CommitFailedError is raised. OverrunError is raised also where an
+        overwrite would lower the position.
         """
         overwrite = commit.overwrite
 
@@ -134,10 +135,10 @@ class Commits:
         commit: Commit,
         removed: Mapping[str, int] | None = None,
     ) -> None:
-        """Add files that `parquet_files` has written in one commit; a new table is made first.
+        """Add files that `parquet_files` has written in one commit; a new table is created first.
 
-        Where another writer was faster it is done again. `removed` are files of the version that the commit was planned from that
-        go, by the paths in its log, with their sizes.
+        Where another writer was faster the commit is repeated. `removed` are files to remove of the version
+        from which the commit was planned: paths as in the log, with sizes.
         """
         now = time.time_ns() // 1_000_000
         actions: list[AddAction | RemoveAction] = [
@@ -177,7 +178,10 @@ class Commits:
         *,
         once: bool = False,
     ) -> None:
-        """Commit to the table as it is now, again where another writer was faster; to the version `base` at most once."""
+        """Commit to the table as it is now, again where another writer was faster.
+
+        With `base`, only to that version.
+        """
         base, position = commit.base, commit.position
 
         def committed() -> None:
@@ -368,9 +372,11 @@ def _nullable(field: pa.Field) -> pa.Field:
 
 
 def holds(path: str, standing: Standing, commit: Commit) -> bool:
-    """Whether a table that stands so has a commit's position already; raises OverrunError where an overwrite would set it back.
+    """Whether a table with this head has a commit's position already.
 
-    What is written is based on the same version, so that of two writers of a position the slower is refused.
+    Raises OverrunError where an overwrite would lower it.
+
+    A write is based on the same version, so of two writers of one position the slower is refused.
     """
     if standing.position is None or commit.position is None:
         return False
@@ -380,10 +386,11 @@ def holds(path: str, standing: Standing, commit: Commit) -> bool:
 
 
 def _commit_properties(commit: Commit, *, alone: bool = False) -> CommitProperties:
-    """How to commit; to the version that was opened and to no later one, if `alone` or by what the commit is.
+    """The properties of a commit; `alone`, or by its kind, it succeeds only on the version that was opened.
 
-    delta-rs would let an overwrite follow a compaction, whose files it does not know of: the former rows would stay. And
-    it would let the first commit of a table follow another first one, having read nothing that could conflict.
+    Otherwise delta-rs would let an overwrite follow a compaction whose files it does not know: the former
+    rows would stay. And it would let the first commit of a table follow another first one, as it has read
+    nothing that could conflict.
     """
     position = commit.position
     alone = alone or commit.overwrite or commit.base is not None or position is not None

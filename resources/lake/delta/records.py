@@ -25,11 +25,11 @@ LAST_COMMITS = 16
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """What a commit is besides its rows; with a `position` it is made once per position.
+    """The properties of a commit besides its rows; with a `position` it is made once per position.
 
-    `overwrite`: the rows replace the table's. `base` is the version that the rows were planned from, `after` the position (0: none):
-    OverrunError is raised where the table has another one. `metadata` stands in the user metadata, beside the position. `properties`
-    are Delta's, of a new table.
+    `overwrite`: the rows replace the table's. `base` is the version that the rows were planned from, `after`
+    the position (0: none): OverrunError is raised where the table has another one. `metadata` is added to the
+    user metadata, beside the position. `properties` are Delta's, of a new table.
     """
 
     position: int | None = None
@@ -41,11 +41,11 @@ class Commit:
 
     @property
     def user_metadata(self) -> str:
-        """The user metadata that it has in the log."""
+        """Its user metadata in the log."""
         return commit_metadata(self.position, self.metadata)
 
     def refuse_overrun(self, path: str, standing: "Standing") -> None:
-        """Raise OverrunError where a table that stands so is not the one that the rows were planned from."""
+        """Raise OverrunError where a table with this head is not the one from which the rows were planned."""
         if self.base not in {None, standing.version} or self.after not in {None, standing.position or 0}:
             raise OverrunError(path)
 

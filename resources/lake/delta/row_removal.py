@@ -38,9 +38,9 @@ def takes_rewriting(commits: Commits, path: str, columns: Collection[str]) -> bo
 
 
 def takes_marking(commits: Commits, path: str, columns: Collection[str]) -> bool:
-    """Whether `mark_rows` may mark rows of a table as deleted: its log takes entries from here, and it asks no more of those who write.
+    """Whether `mark_rows` may mark rows of a table: its log accepts entries from here, and writers have no further duties.
 
-    It has these `columns` alone, as for `takes_rewriting`.
+    It has only these `columns`, as for `takes_rewriting`.
     """
     return lets_mark(commits, path) and takes_changes(commits.table_at(path), columns)
 
@@ -51,7 +51,7 @@ def lets_mark(commits: Commits, path: str) -> bool:
 
 
 def enable_marking(commits: Commits, path: str) -> None:
-    """Let writers of a table mark rows in deletion vectors; rows and position stay. Raises UnmarkableError."""
+    """Enable deletion vectors in a table; rows and position stay. Raises UnmarkableError."""
     log, table = _log(commits, path), commits.table_at(path)
     log.files.refuse_unmakeable()
     information = _information("SET TBLPROPERTIES", table.version(), kept_metadata(commits.position(path)))
@@ -110,7 +110,7 @@ def mark_rows(
 
 
 def _checkpoint(table: DeltaTable) -> None:
-    """What delta-rs does after commits of its own."""
+    """The checkpoint that delta-rs makes after its own commits."""
     interval = int(table.metadata().configuration.get("delta.checkpointInterval", 100))
     if table.version() % interval == 0:
         table.create_checkpoint()
