@@ -1,4 +1,4 @@
-"""The metadata people look for, in Dagster's standard names; what Dagster plots has the same name in every run."""
+"""Asset metadata in Dagster's standard names; metadata that Dagster plots has the same name in every run."""
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
@@ -23,12 +23,12 @@ SECONDS, LAG_SECONDS, LAG_BYTES = "seconds", "lag in seconds", "lag in bytes"
 
 
 def replica_version(lsn: int, version: int | None) -> dg.DataVersion:
-    """The version of a replica as an asset: what reads it is stale only where its rows may be others."""
+    """The version of a replica as an asset: its readers are stale only where its rows may have changed."""
     return dg.DataVersion(f"{format_lsn(lsn)} {version}")
 
 
 def spent(work: Work) -> dict[str, Any]:
-    """What a step's work took: who ran it, in how many tasks, how many bytes they wrote, how long."""
+    """The costs of a step's work: its engine, tasks, bytes written, and seconds."""
     return {"engine": work.engine, "tasks": work.tasks, "bytes": work.bytes, SECONDS: round(work.seconds, 2)}
 
 
@@ -79,7 +79,7 @@ def _shown(comment: str | None) -> str | None:
 
 
 def of_columns(columns: Iterable[tuple[str, str]], source: dg.AssetKey, comments: Comments) -> dict[str, Any]:
-    """What a replica's columns are, which column of the `source` each comes from, and what the publisher says of them."""
+    """A replica's columns, the column of the `source` from which each comes, and the publisher's comments."""
     columns = list(columns)
     comment = {} if comments.table is None else {"comment": visible(comments.table)}
     return {
@@ -92,6 +92,6 @@ def of_columns(columns: Iterable[tuple[str, str]], source: dg.AssetKey, comments
 
 
 def standard(*, rows: int | None = None, table: str | None = None, uri: str | None = None) -> dict[str, Any]:
-    """Dagster's standard metadata entries, those that are known."""
+    """Dagster's standard metadata entries, as far as they are known."""
     entries: Mapping[str, Any] = {"dagster/row_count": rows, "dagster/table_name": table, "dagster/uri": uri}
     return {key: value for key, value in entries.items() if value is not None}

@@ -1,16 +1,19 @@
 """Partition roots and other replica tables as assets: changes are applied to them in parallel, then a cut is written.
 
-Changes come keyed by the published table already. The UPDATE transformation has routed those of partitions to their
-root (`pgsieve.assets.steps.update_transformation.slice_contents`, `pgsieve.decoding.publications.routing`).
+Changes are already keyed by the published table. The UPDATE transformation has routed changes of partitions
+to their root (`pgsieve.assets.steps.update_transformation.slice_contents`,
+`pgsieve.decoding.publications.routing`).
 
-A run is asked for the cut, and records the tables that it changed: Dagster shows every asset as failed that a failing run was
-asked for. One that had nothing to do, or is set aside, stays as it was; the check `sync_state` tells them apart. Tables that a
-person chose are materialised as long as they are ready. The cut is materialised by every run that has brought all tables up to
-date, whether or not there was anything to do.
+A run is asked for the cut, and records the tables that it changed, because Dagster shows every asset as
+failed that a failing run was asked for. A table that had nothing to do, or is set aside, keeps its record;
+the check `sync_state` distinguishes the two. Tables that a user selected are materialised as long as they are
+ready. Every run that has brought all tables up to date materialises the cut, whether or not there were
+changes.
 
-The checks `sync_state` and `freshness` of the cut speak for all tables, and are evaluated in each run. Those of single tables
-are reported where they have something new to say: for what the run recorded, and for what has become unwell. A table that
-is set aside, or a disabled subscription, ends one run as failed once everything else is done, and each run that a person asks for it.
+The checks `sync_state` and `freshness` of the cut cover all tables, and are evaluated in each run. Those of
+single tables are reported where they have changed: for tables that the run recorded, and for tables with a
+new problem. A table that is set aside, or a disabled subscription, fails one run once everything else is
+done, and each later run in which a user selects it.
 """
 
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -68,7 +71,7 @@ from pgsieve.resources.postgres.comments import Comments, read_comments
 from pgsieve.resources.postgres.errors import SourceError
 from pgsieve.resources.work import Work, measured
 
-#: What the op yields.
+#: The events of the op.
 Event = dg.MaterializeResult[None] | dg.AssetMaterialization | dg.AssetCheckResult
 
 
@@ -84,8 +87,8 @@ def replica_tables_asset(
 ) -> dg.AssetsDefinition:
     """The assets `<subscription>/<schema>/<table>`, and `<subscription>/cut`: changes are applied to each replica.
 
-    `done` is what a command applies outside of the step, all of it, and the cut before that: there is nothing left but to tell
-    it. `unchanged` are tables that the cut is made of as well, but have nothing new to tell. `freshness_policy` is the cut's.
+    `done` is the result of an apply outside of the step, and the cut before it: the step only reports it.
+    `unchanged` are tables that belong to the cut too, but have no changes. `freshness_policy` is the cut's.
     """
     assets = _ReplicaAssets(subscription, tables, naming, unchanged, freshness_policy)
 
@@ -126,7 +129,7 @@ class _ReplicaAssets:
         freshness_policy: dg.FreshnessPolicy | None,
     ) -> None:
         self.subscription, self.tables, self.naming = subscription, tables, naming
-        #: The tables by their keys, and the keys of those that have nothing new to tell.
+        #: The tables by their keys, and the keys of those without changes.
         self.names = {naming.key(of_replica(subscription, table)): name for name, table in tables.items()}
         self.unchanged = {naming.key(of_replica(subscription, table)) for table in unchanged.values()}
         cut_data = of_subscription(subscription, AssetKind.CUT)
@@ -142,7 +145,7 @@ class _ReplicaAssets:
         self._specs[self.cut] = (
             cut if freshness_policy is None else cut.replace_attributes(freshness_policy=freshness_policy)
         )
-        #: What each output is made of.
+        #: The tables or cut behind each output.
         self.upstream = {
             self.outputs[key]: {dep.asset_key for dep in spec.deps if dep.asset_key != key}
             for key, spec in self._specs.items()
@@ -162,7 +165,7 @@ class _ReplicaAssets:
         }
 
     def ins(self) -> dict[str, dg.AssetIn]:
-        """The inputs of the op, named here: names that Dagster makes of keys may meet."""
+        """The inputs of the op, named here: Dagster's names for two keys may be equal."""
         keys = set().union(*self.upstream.values()) - self._specs.keys()
         return {
             name: dg.AssetIn(key=key, dagster_type=dg.Nothing)
@@ -171,13 +174,13 @@ class _ReplicaAssets:
 
 
 class _Request:
-    """What a run is asked for: some tables, the cut, or both."""
+    """The assets that a run is asked for: some tables, the cut, or both."""
 
     def __init__(self, assets: _ReplicaAssets, context: dg.AssetExecutionContext) -> None:
         self.assets, self.context = assets, context
         selected = context.selected_asset_keys
         self.is_of_assets = bool(selected)
-        #: The keys of the chosen tables by their names.
+        #: The keys of the selected tables by their names.
         self.chosen = {assets.names[key]: key for key in sorted(selected & assets.names.keys())}
         self.with_cut = assets.cut in selected
         self.is_of_all = self.with_cut or len(self.chosen) == len(assets.names)
@@ -185,7 +188,7 @@ class _Request:
         self.tables = {name: key for key, name in assets.names.items()} if self.with_cut else self.chosen
 
     def applied(self, lake: Lake) -> tuple[tuple[Cut | None, ApplyResult], Work]:
-        """Apply the changes of the tables; the cut before that, the result, and what it took."""
+        """Apply the changes of the tables; returns the cut before that, the result, and its costs."""
         subscription = self.assets.subscription
         before, result = Cuts(lake, subscription.name).last(), ApplyResult()
         with measured() as work:
@@ -196,7 +199,7 @@ class _Request:
 
 
 class _Increment:
-    """A run after its changes are applied: what it materialises, what its checks say, and what it fails for."""
+    """A run after its changes are applied: its materializations, check results, and failure."""
 
     def __init__(
         self, request: _Request, lake: Lake, before: Cut | None, result: ApplyResult, work: Work
@@ -216,7 +219,7 @@ class _Increment:
         self._run_metadata = {**spent(work), **lag(self._behind)}
 
     def _materialised(self, before: Cut | None, unwell: Container[dg.AssetKey]) -> dict[Name, TableState]:
-        """The tables that have something new, or that a person chose, and are ready."""
+        """The ready tables that have changed or that a user selected."""
         request, tables = self._request, self._request.tables
         return {
             name: state
@@ -231,7 +234,10 @@ class _Increment:
         }
 
     def events(self) -> Iterator[Event]:
-        """What Dagster gets of the run; raises IncompleteError at its end where something is wrong that it fails for."""
+        """The run's events for Dagster.
+
+        Raises IncompleteError at its end where something is wrong that fails the run.
+        """
         yield from self._replicas()
         report_checks(self._context.instance, list(self._checks_of_tables()))
         if self._request.with_cut and self._result.cut and not of_tables(self._wrong):
@@ -273,7 +279,7 @@ class _Increment:
             yield made if is_asked else unasked(self._context, made, assets.upstream[assets.outputs[key]])
 
     def _checks_of_tables(self) -> Iterator[dg.AssetCheckResult]:
-        """The checks of tables that have something new to say."""
+        """The checks of tables whose results have changed."""
         of_others = self._wrong.keys() - self._failing.keys() - self._request.chosen.keys()
         silent = (_ready(self._states) - self._new.keys()) | of_others
         for name, key in self._request.tables.items():
@@ -286,7 +292,7 @@ class _Increment:
             yield check_of_freshness_of(key, self._subscription, self._behind, state)
 
     def _cut(self, cut: Cut) -> Event:
-        """The cut, which tells also of the inputs that this run has not materialised."""
+        """The cut, with the versions of inputs that this run has not materialised."""
         instance, key, request = self._context.instance, self._assets.cut, self._request
         others = [request.tables[name] for name in self._new if name not in request.chosen]
         return dg.MaterializeResult(
@@ -307,7 +313,10 @@ class _Increment:
 
 
 def _comments(subscription: Subscription, names: Sequence[Name]) -> Mapping[Name, Comments]:
-    """The publisher's comments on tables and their columns; none where it does not answer, as they explain and no more."""
+    """The publisher's comments on tables and their columns.
+
+    Empty where it does not answer, as they only explain.
+    """
     if not names:
         return {}
     try:
@@ -320,9 +329,10 @@ def _comments(subscription: Subscription, names: Sequence[Name]) -> Mapping[Name
 def _failing(
     wrong: Mapping[Name | None, str], chosen: Container[Name], told: Container[str] | None
 ) -> dict[Name | None, str]:
-    """For what of all that is wrong a run fails: what it was asked for, and what no run has failed for yet.
+    """The problems for which a run fails: those of what it was asked for, and those that have failed no run yet.
 
-    `told` is None for a run of chosen tables alone: the others are not its concern, but the subscription is.
+    `told` is None for a run of selected tables alone: problems of other tables do not concern it, those of
+    the subscription do.
     """
     return {
         name: problem
@@ -336,7 +346,7 @@ def _ready(states: Mapping[Name, TableState]) -> set[Name | None]:
 
 
 def limit_of(subscription: Subscription) -> str:
-    """What the check `freshness` claims."""
+    """The claim of the check `freshness`."""
     limit = subscription.freshness.total_seconds()
     return f"No commit has been waiting for longer than {limit:.0f} s to be applied."
 

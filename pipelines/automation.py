@@ -1,8 +1,8 @@
-"""Schedules and sensors: all off until somebody turns them on, or all on with `dagster.automation` in pgsieve.yaml.
+"""Schedules and sensors: all off until a user turns them on, or all on with `dagster.automation` in pgsieve.yaml.
 
-Increments on a schedule; a sensor that copies tables which have no replica yet or whose definition changed; a
-sensor that starts a run which fails when a slot is missing, has lost WAL or retains too much of it: whoever watches for
-failed runs hears of it, and nobody would of a failed tick.
+Increments run on a schedule. One sensor copies tables that have no replica yet or whose definition changed.
+Another sensor watches slots: when one is missing, has lost WAL or retains too much of it, the sensor starts a
+run that fails. Alerts for failed runs then report it; a failed tick would alert nobody.
 """
 
 from collections.abc import Collection, Mapping
@@ -19,8 +19,8 @@ from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.translator import Naming
 from pgsieve.pipelines.jobs import problem_of_slot
 
-#: So long the sensor waits for a copy that it requested: Dagster may never hear of a run that was killed. A request too
-#: many finds nothing to copy.
+#: The sensor waits this long for a copy that it requested, as Dagster may never notice that a run was killed.
+#: A superfluous request finds nothing to copy.
 _WAITING = timedelta(hours=1)
 #: An alarm is not repeated within this time.
 _SILENCE = timedelta(hours=1)
@@ -106,7 +106,7 @@ def copy_sensor(
         present = partitions.get_partition_keys(dynamic_partitions_store=context.instance)
         new = sorted(set(keys) - set(present))
         order = [*present, *new]
-        # What is asked for after the same run is the same request.
+        # Requests after the same run are the same request.
         number = last.dagster_run.run_id if last else "first"
         return dg.SensorResult(
             run_requests=[

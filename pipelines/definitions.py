@@ -1,8 +1,8 @@
 """Dagster's table of contents: the assets, checks, jobs, schedules and sensors of one configuration file.
 
-In: the file that PGSIEVE_CONFIG names, or ./pgsieve.yaml; without one there are no definitions. What is published was read
-before (`pipelines/published.py`): loading asks no source, so a source that fails makes a code location neither slow nor
-empty. `build_definitions` is for a code location of one's own.
+In: the file that PGSIEVE_CONFIG names, or ./pgsieve.yaml; without a file there are no definitions. The
+published tables were read before (`pipelines/published.py`). Loading asks no source, so a source that fails
+makes a code location neither slow nor empty. `build_definitions` is for the user's own code location.
 """
 
 from collections.abc import Iterator, Mapping

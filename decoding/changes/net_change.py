@@ -1,10 +1,10 @@
-"""The net change of each key: the changes of a table in their order -> what becomes of each key, and the first conflict.
+"""The net change of each key: the changes of a table in their order -> the outcome for each key, and the first conflict.
 
-In: changes by the numbers of their keys (`KeyChanges`). Out: one element a key (`NetChange`). Everything is an integer, so
-the same few operations over whole columns serve ten changes and ten million. Raises nothing.
+In: changes by the numbers of their keys (`KeyChanges`). Out: one element per key (`NetChange`). Everything is
+an integer, so the same few operations over whole columns serve ten changes and ten million. Raises nothing.
 
-A key is held by one row after the other. Each such holding is a *tenure*. Four changes, over a replica that has rows of the
-keys 1 and 2:
+One row after another has a key. The time in which a row has a key is a *tenure*. Four changes, over a replica
+that has rows of the keys 1 and 2:
 
     change       UPDATE of 1   DELETE of 2   UPDATE of 1 to 2   INSERT of 1       net change
     sends        b                           c                  b and c
@@ -16,13 +16,14 @@ keys 1 and 2:
              the replica's row                   the row of key 1                 the rest of the replica's row of
                                                                                   key 1, the tenure's `base`
 
-An UPDATE that changes the key is a *move*: the row leaves its old key, then arrives at its new one. The tenures of one row
-form a chain. A tenure has the columns that it was sent, inherits the others along the chain, and has nothing of the tenures
-before it under the same key. A move that finds no row does nothing, as a DELETE that finds none (PostgreSQL documentation,
-section 29.8, update_missing).
+An UPDATE that changes the key is a *move*: the row leaves its old key, then arrives at its new one. The
+tenures of one row form a chain. A tenure has the columns that its changes sent, and inherits the others along
+the chain. It takes nothing from earlier tenures of the same key. A move that finds no row does nothing, like
+a DELETE that finds none (PostgreSQL documentation, section 29.8, update_missing).
 
 Source: apply_handle_insert(), apply_handle_update() and apply_handle_delete() in
-src/backend/replication/logical/worker.c, and CheckAndReportConflict() in src/backend/executor/execReplication.c.
+src/backend/replication/logical/worker.c, and CheckAndReportConflict() in
+src/backend/executor/execReplication.c.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ import numpy.typing as npt
 Numbers = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
-#: What a change does; an UPDATE that changes its key is two events, `_LEAVE` and `_ARRIVE`.
+#: The effect of a change; an UPDATE that changes its key is two events, `_LEAVE` and `_ARRIVE`.
 INSERT, UPDATE, DELETE = range(3)
 _LEAVE, _ARRIVE = 3, 4
 #: Where a tenure's row comes from, besides `INSERT` and `_ARRIVE`: the replica, or there is none (what changes a row that is gone).
 _REPLICA, _NOTHING = -1, -2
 #: No key, no change, no row.
 NONE = -1
-#: A key and an event's place as one integer, so that they are sorted as such.
+#: A key and an event's place as one integer, for sorting.
 _PLACE_BITS = 33
 
 
@@ -190,11 +191,11 @@ def _written(changes: KeyChanges, tenures: _Tenures) -> tuple[Numbers, dict[str,
 
 
 def _inherited(tenures: _Tenures, sent: Mapping[str, Numbers]) -> tuple[Numbers, Numbers, dict[str, Numbers]]:
-    """Where the row of each tenure comes from at the beginning of its chain, the replica's key of it, and where its columns are.
+    """The origin of each tenure's row, the replica's key of it, and the places of its columns.
 
-    Chains of moves are followed by pointer doubling. In each round every tenure takes over what its parent has so far, and
-    then points to the parent of its parent. So a chain of n moves takes log2(n) rounds. A row that moved from tenure a to b, c,
-    d and e, and where each tenure points:
+    Chains of moves are followed by pointer doubling. In each round every tenure takes over its parent's
+    present columns, and then points to the parent of its parent. So a chain of n moves takes log2(n) rounds.
+    A row that moved from tenure a to b, c, d and e, and where each tenure points:
 
         round    b       c                 d                 e
         0        a       b                 c                 d

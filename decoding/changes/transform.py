@@ -1,7 +1,8 @@
-"""The UPDATE transformation (section 29.4.3): messages of one relation version -> what a subscription gets of them.
+"""The UPDATE transformation (section 29.4.3): messages of one relation version -> the subscription's changes.
 
-In: batches of stored messages (`ENCODED_COLUMNS`). Out: batches of changes in the replica's columns, and how many changes of each
-operation came. Raises what decoding raises, and what PostgreSQL raises for a row of which it has to evaluate a filter.
+In: batches of stored messages (`ENCODED_COLUMNS`). Out: batches of changes in the replica's columns, and how
+many changes of each operation came. Raises the errors of decoding, and PostgreSQL's errors for a row on which
+it has to evaluate a filter.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def _alone(_read: FilterColumns, make: Callable[[], pa.RecordBatch]) -> pa.Recor
 
 @dataclass(frozen=True)
 class Encoded:
-    """A batch of messages, and where the columns come from that filters read, if others read these, too."""
+    """A batch of messages, and the source of the columns that filters read, where other transformations read these too."""
 
     batch: pa.RecordBatch
     shared: Shared = _alone
@@ -122,7 +123,7 @@ class Transformation:
 
 
 def _named(filters: Sequence[RowFilter]) -> Verdicts:
-    """The verdict of row filters that are ORed; the error of a row of which they cannot be evaluated names them."""
+    """The verdict of row filters that are ORed; an error of their evaluation names them."""
     evaluated = condition(*(each.tree for each in filters))
 
     def verdicts_on(batch: pa.RecordBatch) -> pa.BooleanArray:
@@ -142,7 +143,7 @@ def _named(filters: Sequence[RowFilter]) -> Verdicts:
 def _sent_as(
     changes: pa.RecordBatch, operation: _Codes, conditions: _Conditions, operations: Collection[str]
 ) -> _Codes:
-    """What decoded changes, with the columns that filters read, are sent as."""
+    """The operations that decoded changes, with the columns that filters read, are sent as."""
     has_old = np.asarray(changes.column("old").is_valid())
 
     def matches(of: str, side: str, rows: _Mask) -> _Mask:
@@ -168,7 +169,7 @@ def _sent_as(
 
 
 def _matches(verdicts: Verdicts | None, rows: pa.StructArray, concerned: _Mask) -> _Mask:
-    """Which of the rows that are concerned pass; NULL counts as no. No other row is looked at."""
+    """Which of the `concerned` rows pass; NULL counts as no. No other row is evaluated."""
     if verdicts is None:
         return concerned
     passed = np.zeros(len(concerned), np.bool_)
@@ -231,6 +232,6 @@ def truncates(places: Sequence[tuple[int, int]], schema: pa.Schema) -> pa.Record
 
 
 def in_slice(changes: pa.RecordBatch, end: int, schema: pa.Schema) -> pa.RecordBatch:
-    """Changes with the slice that they are of."""
+    """Changes with the slice that they belong to."""
     ends = pa.array(np.full(changes.num_rows, end, np.int64))
     return pa.RecordBatch.from_arrays([ends, *changes.columns], schema=schema)

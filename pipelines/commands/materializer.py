@@ -1,4 +1,4 @@
-"""One subscription's part of a run: its assets, the work of their steps, and what was done.
+"""One subscription's part of a run: its assets, the work of their steps, and the result.
 
 In: a subscription of a project. Out: assets, in runs of Dagster in this process, and a `SubscriptionRun`.
 """
@@ -75,14 +75,14 @@ class Materializer:
         self.noticed = SubscriptionRecord(self.lake, subscription.name).state().notice
         self.copied: list[CopiedTable] = []
         self.applied: dict[tuple[str, str], AppliedTable] = {}
-        #: What stands in nobody's way, as of the last look at what is published.
+        #: Warnings of the last examination of the publications.
         self.warnings: list[str] = []
         self.sent_as: dict[Name, SentCounts] = {}
         #: What copies, transformations and applies took.
         self.work = Work()
-        #: Tables whose copy waits for transactions of others, and which: they are not tried again meanwhile.
+        #: Tables whose copy waits for other transactions, and these: they are not tried again meanwhile.
         self.awaiting: dict[Name, tuple[str, ...]] = {} if awaiting is None else awaiting
-        #: Whether a copy may take its time to wait for them.
+        #: Whether a copy may wait long for them.
         self.patient = False
 
     @property
@@ -92,7 +92,7 @@ class Materializer:
 
     @property
     def enabled(self) -> bool:
-        """Whether the subscription is enabled; an error may have disabled it a moment ago."""
+        """Whether the subscription is enabled; an error may just have disabled it."""
         return SubscriptionRecord(self.lake, self.subscription.name).state().enabled
 
     def copy(self, chosen: Sequence[tuple[str, str]] = ()) -> None:
@@ -132,7 +132,7 @@ class Materializer:
         self.copied += [CopiedTable(c.schema, c.table, c.rows, c.seconds) for c in copied if not c.problem]
 
     def try_again(self) -> None:
-        """Let the tables be copied that waited for transactions of others, with more patience."""
+        """Copy the tables that waited for other transactions, with more patience."""
         self.awaiting.clear()
         self.patient = True
 
@@ -162,7 +162,7 @@ class Materializer:
         fail: Callable[[Exception], None],
         done: Done[tuple[Cut | None, ApplyResult]] | None,
     ) -> dg.AssetsDefinition:
-        """The assets of some replica tables, and of a cut that is made of the others as well."""
+        """The assets of some replica tables, and of a cut, which includes the other tables too."""
         return replica_tables_asset(
             self.subscription,
             tables,
@@ -177,11 +177,11 @@ class Materializer:
         return Cuts(self.lake, self.name).last(), apply(self.subscription, self.lake, log)
 
     def tables_to_tell(self, published: Callable[[], Mapping[str, Tables]]) -> tuple[Tables, Tables]:
-        """The replica tables that have something new, and the others; neither where nothing is new.
+        """The replica tables with changes to report, and the others; both empty without changes.
 
-        `published` has the tables of each subscription, and is asked where something is new.
-        Also where an error has just disabled the subscription: what committed before is transformed, and applied. What is set
-        aside has nothing to apply, but a run has to end as failed for it, once.
+        `published` has the tables of each subscription, and is called only where there are changes. This also
+        holds where an error has just disabled the subscription: earlier commits are transformed, and applied.
+        A table that is set aside has nothing to apply, but one run has to fail for it.
         """
         name = self.subscription.name
         asked = [each(self.lake, name).path for each in (Cuts, Transformed, TableStates)]
@@ -192,7 +192,7 @@ class Materializer:
         return partitioned(published()[self.subscription.name], stale)
 
     def _newly_set_aside(self) -> set[Name]:
-        """The tables that are set aside, and that no run has failed for."""
+        """The tables that are set aside and for which no run has failed."""
         states, whole = TableStates(self.lake, self.name).newest(), SubscriptionRecord(self.lake, self.name)
         wrong = wrong_with(self.name, self.lake, states, whole.state())
         key = NAMING.key(of_subscription(self.subscription, AssetKind.CUT))
@@ -200,12 +200,15 @@ class Materializer:
         return {name for name, problem in wrong.items() if name is not None and problem not in told}
 
     def report(self) -> None:
-        """Where no asset has anything new the cut may: a table that was dropped is not in the next one."""
+        """Report the cut where no asset has changes: a dropped table is not in the next one."""
         self._applied(apply(self.subscription, self.lake, _logger.info))
         report_cut(self.dagster, self.subscription, self.lake, NAMING)
 
     def apply_slice(self) -> tuple[Sequence[TableChanges], ApplyResult] | None:
-        """Transform and apply without a run of Dagster's; what was done, None for a subscription that is disabled."""
+        """Transform and apply without a run of Dagster.
+
+        Returns what was done, None for a disabled subscription.
+        """
         if not self.enabled:
             return None
         with measured() as work:
@@ -239,12 +242,15 @@ class Materializer:
             )
 
     def register(self) -> None:
-        """Register the replicas in the catalog, where the configuration says under which names."""
+        """Register the replicas in the catalog, where the configuration has a template for names."""
         if self.declared.names is not None and self.enabled:
             Registration(self.subscription, self.lake, self.declared.names).register()
 
     def unfinished(self) -> bool:
-        """Whether a table has to be copied again, its columns having changed under way; not those that wait."""
+        """Whether a table has to be copied again as its columns have changed meanwhile.
+
+        Waiting ones do not count.
+        """
         states = TableStates(self.lake, self.subscription.name).newest().values()
         return (
             any(s.state not in {SyncState.READY, SyncState.REMOVED, SyncState.SET_ASIDE} for s in states)

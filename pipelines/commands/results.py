@@ -1,7 +1,7 @@
-"""What the commands return: frozen dataclasses of plain values, for the terminal, JSON and tests alike.
+"""The commands' results: frozen dataclasses of plain values, for the terminal, JSON and tests alike.
 
-LSNs are text as PostgreSQL writes them (`16/B374D848`). No field holds a cell value, except keys of rows that
-differ. Errors are kept as they were raised. Nothing here raises.
+LSNs are text as PostgreSQL writes them (`16/B374D848`). No field contains a cell value, except keys of rows
+that differ. Errors are kept as they were raised. Nothing here raises.
 """
 
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from typing import Literal, Protocol
 from pgsieve.pipelines.commands.sequences import CheckedSequence, ListedSequence
 from pgsieve.pipelines.commands.validation_results import ValidationReport
 
-#: What a source would say that does not answer.
+#: Stands for what only a source that does not answer could say.
 UNKNOWN: Literal["unknown"] = "unknown"
 
 
 class Progress(Protocol):
-    """Where long work reports how far it is; a task is named by what it does (`copy public.orders`).
+    """Reports the progress of long work; a task is named by its work (`copy public.orders`).
 
     Implementations may be called from several threads.
     """
@@ -28,12 +28,12 @@ class Progress(Protocol):
         """End the task, done or not."""
 
     def tell(self, line: str) -> None:
-        """Say how far a task is that takes long."""
+        """Report the progress of a long task."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error that ended the part of some subscriptions; what was done for them before is durable."""
+    """An error that ended the part of some subscriptions; their earlier work is durable."""
 
     subscriptions: tuple[str, ...]
     error: Exception
@@ -41,14 +41,14 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The error that ended a command: with `--json` its result."""
+    """The error that ended a command: its result with `--json`."""
 
     error: Exception
 
 
 @dataclass(frozen=True, slots=True)
 class CopiedTable:
-    """A table of which the initial sync copied so many rows."""
+    """A table that the initial sync copied, and its number of rows."""
 
     schema: str
     name: str
@@ -58,7 +58,7 @@ class CopiedTable:
 
 @dataclass(frozen=True, slots=True)
 class AppliedTable:
-    """What a run did to one replica table: rows by operation, after row filters, and the Delta version it left."""
+    """The changes of a run to one replica table: rows by operation, after row filters, and the new Delta version."""
 
     schema: str
     name: str
@@ -91,7 +91,7 @@ class TransformedTable:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What work took: the engine that ran it (`driver`, `threads`, `Spark, local`), in how many tasks, the bytes they wrote, seconds."""
+    """The costs of work: the engine (`driver`, `threads`, `Spark, local`), its tasks, the bytes they wrote, seconds."""
 
     engine: str
     tasks: int
@@ -134,14 +134,14 @@ class MaintainedFolder:
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """What `pgsieve run` did, and which subscriptions failed meanwhile."""
+    """The work of `pgsieve run`, and the subscriptions that failed."""
 
     subscriptions: tuple[SubscriptionRun, ...]
     failures: tuple[Failure, ...] = ()
 
     @property
     def changed(self) -> bool:
-        """Whether any subscription got anything new."""
+        """Whether any subscription received changes."""
         return any(each.changed for each in self.subscriptions)
 
     @property
@@ -162,10 +162,11 @@ class ResyncedTable:
 
 @dataclass(frozen=True, slots=True)
 class ResyncReport:
-    """What `pgsieve resync` did.
+    """The work of `pgsieve resync`.
 
-    `lost` says what was wrong with a slot that was replaced, `damaged` which of pgsieve's own tables could not be read. `run`
-    is None where nothing had to be copied, or where the process that follows the slot does it (`followed`).
+    `lost` says what was wrong with a slot that was replaced, `damaged` which of pgsieve's own tables could
+    not be read. `run` is None where nothing had to be copied, or where the process that follows the slot does
+    it (`followed`).
     """
 
     subscription: str
@@ -178,7 +179,7 @@ class ResyncReport:
 
 @dataclass(frozen=True, slots=True)
 class SkipReport:
-    """What `pgsieve skip` chose: the finish LSN of the transaction that a subscription will skip, None for none."""
+    """The choice of `pgsieve skip`: the finish LSN of the transaction that a subscription will skip, None for none."""
 
     subscription: str
     skip_lsn: str | None
@@ -186,7 +187,7 @@ class SkipReport:
 
 @dataclass(frozen=True, slots=True)
 class EnableReport:
-    """What `pgsieve enable` did: `changed` is false for a subscription that was enabled already."""
+    """The result of `pgsieve enable`: `changed` is false for a subscription that was enabled already."""
 
     subscription: str
     changed: bool
@@ -203,7 +204,7 @@ class DropReport:
     kept_for: tuple[str, ...]
     folders: tuple[str, ...]
     left: str | None
-    #: The names that were taken out of the catalog.
+    #: The names that were removed from the catalog.
     unregistered: tuple[str, ...] = ()
 
 
@@ -211,12 +212,16 @@ class DropReport:
 class SlotStatus:
     """A replication slot (`pg_replication_slots`) and how far the lake has read it.
 
-    `subscription` is set for a slot of one subscription's own (mode `publisher`). `lag_bytes` is the WAL
-    between the confirmed LSN and the server's current one, `lag_seconds` for how long the oldest commit that the change
-    log lacks has been waiting, `retained_bytes` the WAL that the slot keeps, `safe_wal_bytes` what may still be written
-    before the slot can be lost (None: any amount). `problem` says why the source could not be asked: whether there is such a slot,
-    and whether a process reads it, is unknown then. `decoding` is
-    `always`, or `while a slot exists`: then the last logical slot that is dropped switches logical decoding off.
+    `subscription` is set for a slot of one subscription's own (mode `publisher`).
+
+    - `lag_bytes` is the WAL between the confirmed LSN and the server's current one.
+    - `lag_seconds` is how long the oldest commit that the change log lacks has been waiting.
+    - `retained_bytes` is the WAL that the slot keeps.
+    - `safe_wal_bytes` is how much WAL may still be written before the slot can be lost (None: any amount).
+    - `problem` says why the source could not be asked. Then it is unknown whether the slot exists, and
+      whether a process reads it.
+    - `decoding` is `always`, or `while a slot exists`: then dropping the last logical slot switches logical
+      decoding off.
     """
 
     source: str
@@ -239,8 +244,8 @@ class SlotStatus:
 class TableStatus:
     """A replica table: its sync state, its row filter and its position; `problem` says why it is set aside.
 
-    `row_filter` is None where every row passes, and `unknown` where the source does not say it.
-    `since_copy` is what changed in its publications since it was copied; `pgsieve resync` copies it again.
+    `row_filter` is None where every row passes, and `unknown` where the source does not say it. `since_copy`
+    lists the changes of its publications since it was copied; `pgsieve resync` copies it again.
     """
 
     schema: str
@@ -258,9 +263,9 @@ class TableStatus:
 class SubscriptionStatus:
     """A subscription and its tables; whether it is enabled and why not, and the finish LSN it will skip.
 
-    `problem` is what stands in the way of all of it. `seconds_behind` says for how long the oldest commit that the
-    replicas lack has been waiting (0: none waits; None: unknown), `last_success` when everything that was there was
-    last found applied (ISO 8601, UTC). `warnings` are those of a run.
+    `problem` is what stops all of it. `seconds_behind` is how long the oldest commit that the replicas lack
+    has been waiting (0: none waits; None: unknown). `last_success` is when all changes were last found
+    applied (ISO 8601, UTC). `warnings` are those of a run.
     """
 
     name: str
@@ -288,10 +293,10 @@ class StatusReport:
 
 @dataclass(frozen=True, slots=True)
 class CheckedTable:
-    """A replica table beside `SELECT … WHERE <row filter>` on the publisher at the same LSN.
+    """A replica table compared with `SELECT … WHERE <row filter>` on the publisher at the same LSN.
 
-    `differing_keys` is a sample: keys only, as text. `repaired` has the rows written and those taken out, None where
-    nobody repaired the table.
+    `differing_keys` is a sample: keys only, as text. `repaired` has the rows written and deleted, None
+    without a repair.
     """
 
     subscription: str
@@ -307,7 +312,7 @@ class CheckedTable:
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """What `pgsieve check` found, and the subscriptions that it could not check.
+    """The findings of `pgsieve check`, and the subscriptions that it could not check.
 
     `warnings` name partitions whose changes are not sent: why a table differs, and what was not compared.
     """
@@ -325,7 +330,7 @@ class CheckReport:
 
 @dataclass(frozen=True, slots=True)
 class ComparedTable:
-    """One table of the demo as the publisher, pgsieve in one mode, and the built-in subscriber hold it."""
+    """One table of the demo in the publisher, in pgsieve in one mode, and in the built-in subscriber."""
 
     table: str
     row_filter: str
@@ -336,13 +341,13 @@ class ComparedTable:
 
     @property
     def equal(self) -> bool:
-        """Whether the replica holds just the rows of the built-in subscriber."""
+        """Whether the replica has exactly the rows of the built-in subscriber."""
         return sorted(self.replica) == sorted(self.subscriber)
 
 
 @dataclass(frozen=True, slots=True)
 class SizedStep:
-    """The seconds that CREATE SUBSCRIPTION and pgsieve took for so many rows, or changes, of the demo; `spent` as of a run."""
+    """The seconds of CREATE SUBSCRIPTION and of pgsieve for this many rows, or changes, of the demo; `spent` as of a run."""
 
     title: str
     rows: int
@@ -361,7 +366,7 @@ class SizedReport:
 
 @dataclass(frozen=True, slots=True)
 class DemoReport:
-    """What `pgsieve demo` did: its configuration file, its lake, every comparison, and the seconds it took.
+    """The result of `pgsieve demo`: its configuration file, its lake, every comparison, and its seconds.
 
     `sized` is the main job at size, None where that was left out.
     """
@@ -374,13 +379,13 @@ class DemoReport:
 
     @property
     def equal(self) -> bool:
-        """Whether every replica held the rows of the built-in subscriber, and `check` found the large one equal."""
+        """Whether every replica had the rows of the built-in subscriber, and `check` found the large one equal."""
         return all(table.equal for table in self.tables) and (self.sized is None or self.sized.equal)
 
 
 @dataclass(frozen=True, slots=True)
 class JarSet:
-    """Jars that Spark needs together: the package that needs the others, and how many files and bytes they are."""
+    """Jars that Spark needs together: the package that needs the others, and the number and bytes of files."""
 
     package: str
     files: int
@@ -389,7 +394,7 @@ class JarSet:
 
 @dataclass(frozen=True, slots=True)
 class JarsReport:
-    """What `pgsieve jars` has at hand, and the folder that it was copied to."""
+    """The jars of `pgsieve jars`, and the folder of the copy."""
 
     packages: tuple[JarSet, ...]
     folder: str | None
@@ -397,7 +402,7 @@ class JarsReport:
 
 @dataclass(frozen=True)
 class EngineReport:
-    """The warm engine: whether it serves, where, since how many seconds, its memory, and whether a run uses it.
+    """The warm engine: whether it serves, its address, uptime and memory, and whether a run uses it.
 
     `current` says whether it serves this configuration and this version: runs use no other.
     """
@@ -414,7 +419,7 @@ class EngineReport:
 
 @dataclass(frozen=True, slots=True)
 class EngineStopReport:
-    """What `pgsieve engine stop` did: `stopped` is false where no engine ran."""
+    """The result of `pgsieve engine stop`: `stopped` is false where no engine ran."""
 
     stopped: bool
 
@@ -442,7 +447,7 @@ class SurveyedPublication:
 class SurveyedTable:
     """A table that may be published; without a replica identity only its INSERTs.
 
-    Of a partition tree it is the root; it has one where all its leaves have.
+    For a partition tree it is the root; it has an identity where all its leaves have one.
     """
 
     schema: str
@@ -453,10 +458,10 @@ class SurveyedTable:
 
 @dataclass(frozen=True, slots=True)
 class InitReport:
-    """What `pgsieve init` wrote, for which role, and what validate says of it.
+    """What `pgsieve init` wrote, for which role, and validate's findings.
 
-    `variable` is the variable of the environment in which the password is expected; None where libpq finds it. `statements`
-    is None as long as validate finds a problem. Of the tables in `inserts_only` only INSERTs are published.
+    `variable` is the environment variable of the password; None where libpq finds it. `statements` is None as
+    long as validate finds a problem. For the tables in `inserts_only` only INSERTs are published.
     """
 
     config: Path

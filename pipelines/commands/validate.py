@@ -1,7 +1,7 @@
-"""`pgsieve validate`: what stands in the way, before anything is created.
+"""`pgsieve validate`: finds problems before anything is created.
 
 In: the configuration. Out: a `ValidationReport`: pictures of the publications, what each subscription will
-receive, problems with PostgreSQL's SQLSTATE, and the SQL that somebody with more rights has to run.
+receive, problems with PostgreSQL's SQLSTATE, and the SQL that a role with more rights has to run.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -62,9 +62,11 @@ from pgsieve.resources.postgres.source import decoding_is_switched
 
 
 def validate(config: Config, *, rights: bool = True) -> ValidationReport:
-    """Look at the lake's store, every source and subscription; what it creates in the store to try it, it removes.
+    """Examine the lake's store, every source and subscription.
 
-    Without `rights` those of the source's role are not asked for: somebody is about to grant them.
+    Objects that it creates in the store are removed.
+
+    Without `rights` those of the source's role are not checked: they are about to be granted.
     """
     declared = project(config)
     declared.lake.engine.check_store()
@@ -78,7 +80,7 @@ def validate(config: Config, *, rights: bool = True) -> ValidationReport:
 
 @dataclass(frozen=True)
 class _Source:
-    """What the publisher of a feed has: its examination, its catalog as it is, and the sequences of each subscription."""
+    """The state of a feed's publisher: its examination, its present catalog, and the sequences of each subscription."""
 
     examination: Examination
     server: Catalog
@@ -87,7 +89,7 @@ class _Source:
 
 
 class _Findings:
-    """What `pgsieve validate` finds, one feed after the other."""
+    """The findings of `pgsieve validate`, one feed after the other."""
 
     def __init__(self, declared: Project, *, rights: bool) -> None:
         self._declared, self._rights = declared, rights
@@ -98,7 +100,7 @@ class _Findings:
         self._warnings: list[ValidationProblem] = []
 
     def report(self) -> ValidationReport:
-        """All that was found."""
+        """All findings."""
         return ValidationReport(
             tuple(self._pictures.values()),
             tuple(self._received),
@@ -108,10 +110,10 @@ class _Findings:
         )
 
     def look_at_lake(self) -> None:
-        """Whether the lake can be written, and by what."""
+        """Whether the lake can be written, and by which engine."""
         lake = self._declared.lake
         try:
-            # What is few needs none; so nothing is refused.
+            # Small work needs none, so nothing is refused.
             lake.engine.check_java()
         except SparkUnavailableError as error:
             self._warnings.append(_problem("spark", error))
@@ -121,7 +123,7 @@ class _Findings:
             self._problems.append(_problem("lake", error))
 
     def look_at_feed(self, feed: Feed) -> None:
-        """What a feed's subscriptions will receive, and what stands in the way."""
+        """What a feed's subscriptions will receive, and all obstacles."""
         name = feed.source.name
         try:
             source, lacking = self._asked(feed)
@@ -140,7 +142,7 @@ class _Findings:
             self._warnings += [_problem(name, error) for error in warnings_of_feed(feed, catalog)]
 
     def _asked(self, feed: Feed) -> tuple[_Source, list[PgsieveError]]:
-        """What the publisher has, and what the role or the lake lacks of what the feed needs."""
+        """The publisher's state, and what the role or the lake lacks for the feed."""
         version = feed.source.check_ready()
         with feed.source.connect() as connection:
             server = read_catalog(connection)
@@ -155,7 +157,7 @@ class _Findings:
         return _Source(examined, server, version, sequences), lacking
 
     def _look_at_subscription(self, subscription: Subscription, source: _Source) -> bool:
-        """What a subscription will receive; False where that cannot be said."""
+        """What a subscription will receive; False where that is unknown."""
         name, feed, catalog = subscription.name, subscription.feed, source.examination.catalog
         unread = map(PgsieveError, unread_sequences(source.sequences[name]) if self._rights else ())
         errors = (*source.examination.problems(name), *unread)
@@ -188,7 +190,7 @@ def _is_mapped(lake: Lake, subscription: str, table: Name) -> bool:
 def _lacking(
     connection: psycopg.Connection[Any], declared: Project, feed: Feed, catalog: Catalog
 ) -> Iterator[PgsieveError]:
-    """The rights that the copies of a feed's subscriptions, and its slot, need and the role has not."""
+    """The rights that the copies of a feed's subscriptions, and its slot, need and the role lacks."""
     tables = list[ReplicatedTable]()
     for subscription in declared.reading(feed):
         with suppress(PublicationError):  # It is among `problems`.

@@ -74,7 +74,7 @@ def _names_once(columns: dict[str, str]) -> dict[str, str]:
 
 
 def _as_text(properties: object) -> object:
-    """YAML reads `true` and 10 as what they are; Delta's properties are text."""
+    """Properties as text: YAML reads `true` and 10 as other types, and Delta's properties are text."""
     if not isinstance(properties, Mapping):
         return properties
     return {
@@ -114,7 +114,7 @@ class TableLayoutConfig(BaseModel):
 
 
 class LayoutConfig(TableLayoutConfig):
-    """How the replicas of a subscription lie in the lake."""
+    """The layout of a subscription's replicas."""
 
     folders: Annotated[Filled, AfterValidator(_folders)] = FOLDERS
     tables: dict[str, TableLayoutConfig] = {}
@@ -126,6 +126,6 @@ class LayoutConfig(TableLayoutConfig):
         return tables
 
     def of_subscription(self) -> SubscriptionLayout:
-        """The same as the steps read it."""
+        """The layout in the form of the steps."""
         tables = {parse_qualified(name, 2): each.layout() for name, each in self.tables.items()}
         return SubscriptionLayout(self.folders, self.layout(), {(s, t): v for (s, t), v in tables.items()})

@@ -36,7 +36,7 @@ from pgsieve.resources.postgres.sessions import Conninfo
 
 #: The time between two runs: a person can see one end, and click between them.
 RUN_SECONDS = 10.0
-#: Dagster's processes take this long to start, on a busy machine.
+#: Dagster's processes take up to this long to start, on a busy machine.
 _START_SECONDS = 300.0
 _STOP_SECONDS = 20.0
 

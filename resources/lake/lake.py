@@ -86,7 +86,7 @@ class Lake:
         self.access = LakeAccess(storage)
         self.paths = LakePaths(storage.address, folders, self._recorded_folders)
         self._tables = shared_tables(self.store.options)
-        #: delta-rs, where it reaches the lake and may write there.
+        #: delta-rs, where it can reach and write the lake.
         self.local = LocalRecords(self.store, self._tables) if storage.by_delta_rs else None
         self.records: Records = NamedRecords(self.local or SparkRecords(session), self.access.refusing)
         #: The runner for many rows that need no Spark expression.
@@ -174,7 +174,7 @@ class Lake:
             return names
 
     def count(self, path: str) -> int:
-        """How many rows a table has: by Spark where delta-rs does not do what it asks of its readers."""
+        """How many rows a table has: by Spark where delta-rs cannot read it."""
         with self.access.refusing(path):
             if self.local is not None and not self.local.is_read(path):
                 return self.current(path).count()
@@ -281,7 +281,10 @@ class Lake:
                 written.write(frame, path, commit, exists=lambda: self.records.exists(path), options=options)
 
     def comment(self, path: str, description: str | None, columns: Mapping[str, str]) -> None:
-        """Have a table, and its columns, described so, where they are not yet; not where only Spark reaches the lake."""
+        """Set missing descriptions of a table and its columns.
+
+        Does nothing where only Spark reaches the lake.
+        """
         if self.local is None:
             return
         with self.access.refusing(path):
@@ -333,7 +336,7 @@ class Lake:
         return properties
 
     def hold_position(self, path: str, position: int) -> None:
-        """Have a table that keeps its rows hold a position, in a commit without rows."""
+        """Record a position in a table that keeps its rows, by a commit without rows."""
         with self.access.refusing(path):
             if local := self.policy.reached(path):
                 local.append(path, local.arrow_schema(path).empty_table(), position)
@@ -389,7 +392,7 @@ class Lake:
         return committing(self.spark, position, vectors=vectors, metadata=metadata)
 
     def enable_deletion_vectors(self, path: str) -> None:
-        """Let a table that was small so far mark rows in deletion vectors, unless the user turned them off, for it or for all."""
+        """Enable deletion vectors in a table that was small so far, unless the user turned them off, for it or for all."""
         if self.records.has_deletion_vectors(path) is None:
             with self.access.refusing(path):
                 if self.local is not None and self.policy.vectors and row_removal.lets_mark(self.local, path):

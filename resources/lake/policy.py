@@ -16,7 +16,7 @@ from pgsieve.resources.lake.committers import ByFiles, BySpark, Committer, InPro
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.executors import INLINE, Executors
 
-#: Batches of a lake that delta-rs reaches are written without Spark up to this size, if nothing else is said.
+#: Default size up to which batches of a lake that delta-rs reaches are written without Spark.
 SMALL_BYTES_DEFAULT = 8 * 1024 * 1024
 #: In replicas up to this size, files are written again without their deleted rows; in larger ones the rows
 #: are marked.
@@ -32,16 +32,17 @@ _LOGGER = logging.getLogger(__name__)
 
 
 def is_exact(types: Iterable[str]) -> bool:
-    """Whether values of these Spark types are equal in Arrow just where they are in PostgreSQL."""
+    """Whether values of these Spark types are equal in Arrow exactly where they are in PostgreSQL."""
     return not any(each.startswith(_INEXACT) for each in types)
 
 
 @dataclass(frozen=True)
 class Policy:
-    """Chooses by bytes, and by what delta-rs and Arrow cannot do; `local` is delta-rs, where it reaches the lake and may write there.
+    """Chooses by bytes, and by the limits of delta-rs and Arrow; `local` is delta-rs, where it can reach and write the lake.
 
-    `executors` run what is many. Up to `small_bytes` may pass through this process. `rewritten_bytes`: of replicas up to so many
-    files are written once more for rows that go; -1: of none. `vectors`: the user has deletion vectors in large tables.
+    `executors` run large work. Up to `small_bytes` may pass through this process. In replicas up to
+    `rewritten_bytes` files are written again without their deleted rows; -1: in none. `vectors`: the user
+    wants deletion vectors in large tables.
     """
 
     access: LakeAccess
@@ -65,7 +66,7 @@ class Policy:
             self.runner(size).prepare()
 
     def parts_beside(self, size: int) -> int:
-        """How many parts of so many bytes are run at a time."""
+        """How many parts of this many bytes run at a time."""
         return self.runner(size).number
 
     def reached(self, path: str) -> LocalRecords | None:

@@ -18,7 +18,7 @@ from pgsieve.resources.postgres.errors import PassingFaultError, SourceError
 if TYPE_CHECKING:
     from pgsieve.resources.postgres.source import Source
 
-#: So long a copy waits where others would wait with it, and so long once these have had their turn.
+#: How long a copy waits where other work waits with it, and how long once that has had its turn.
 BRIEF_SECONDS, PATIENT_SECONDS = 3.0, 20.0
 #: So often it is looked for whom a session waits; and after so long a line says so.
 LOOK_SECONDS, TOLD_SECONDS = 1.0, 5.0
@@ -99,7 +99,7 @@ def _awaited(source: "Source", session: psycopg.Connection[Any]) -> tuple[str, l
 
 
 def are_open(source: "Source", transactions: Collection[str]) -> bool:
-    """Whether some of these transactions are open still."""
+    """Whether some of these transactions are still open."""
     with source.connect() as connection:
         row = connection.execute(_HELD, [list(transactions)]).fetchone()
     return bool(row and row[0])

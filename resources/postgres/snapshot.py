@@ -27,16 +27,16 @@ from pgsieve.resources.postgres.sessions import Conninfo, execute
 from pgsieve.resources.postgres.slot import warn_of_waiting
 from pgsieve.resources.postgres.source import Source, fetched, literal, quote
 
-#: A chunk of a table has at most about so many bytes.
+#: A chunk of a table has at most about this many bytes.
 CHUNK_BYTES = 128 * 1024 * 1024
 
 
 class SnapshotLostError(PassingFaultError):
-    """The session that exported the snapshot has ended; at a new one the table can be copied."""
+    """The session that exported the snapshot has ended; the table can be copied at a new one."""
 
 
 class AlteredTableError(SnapshotLostError):
-    """The table was altered, renamed or dropped since its definition was read: queries see the catalog as it is now."""
+    """The table was altered, renamed or dropped since its definition was read: queries see the present catalog."""
 
 
 #: SQLSTATEs of a query whose column, table or schema is gone (appendix A): the catalog named them a moment before.
@@ -160,7 +160,7 @@ def chunk_queries(
 
 @dataclass(frozen=True, slots=True)
 class _Size:
-    """The pages of a table's main fork, and its bytes with large values, which are elsewhere."""
+    """The pages of a table's main fork, and its bytes with large values, which are stored elsewhere."""
 
     pages: int
     bytes: int

@@ -98,7 +98,7 @@ class Pending:
         return tuple(sorted({partition for c in self.slices for partition in c.through}))
 
     def sent(self, *operations: str) -> int:
-        """How many changes of these kinds there are, also before a TRUNCATE."""
+        """How many changes of these kinds there are, including those before a TRUNCATE."""
         return sum(c.sent.get(o, 0) for c in self.slices for o in operations)
 
 

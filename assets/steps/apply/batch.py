@@ -60,7 +60,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Batch:
-    """Some slices that follow one another, up to `end`, as the changes of tables that are in them, oldest first."""
+    """Consecutive slices up to `end`, as the changes of their tables, oldest first."""
 
     subscription: Subscription
     lake: Lake
@@ -70,16 +70,17 @@ class Batch:
     def planned(
         self, only: Collection[Name] | None
     ) -> tuple[list[Plan], dict[Name, Standing], dict[Name, TableState]]:
-        """What the tables lack, where those stand that have some of it already, and all states.
+        """The plans of the tables, the heads of tables that have some of the batch already, and all states.
 
-        A run that died, was restricted to some tables, or works at the same time leaves tables ahead: no cut tells of
-        their versions.
+        A run that died, was restricted to some tables, or works at the same time leaves tables ahead: no cut
+        has their versions.
         """
         lake, name = self.lake, self.subscription.name
         tables: dict[Name, list[TableChanges]] = {}
         for change in self.changes:
             tables.setdefault(change.name, []).append(change)
-        # In this order: who changes a state writes to the replica afterwards, and this plan is for no later version.
+        # In this order: a process that changes a state writes to the replica afterwards, and this plan is for
+        # no later version.
         stand = standings(lake, name, tables)
         states = TableStates(lake, name).newest()
         todo, ahead = [], {}
@@ -95,7 +96,7 @@ class Batch:
         return todo, ahead, states
 
     def applied(self, todo: Sequence[Plan]) -> list[Applied]:
-        """Apply what tables lack; a table that fails is told of, with the problem."""
+        """Apply the plans; a table that fails has its problem in the result."""
         if not todo:
             return []
         lake, applied = self.lake, list[Applied]()
@@ -141,7 +142,7 @@ class Batch:
                 path = self.lake.paths.replica(self.subscription.name, *plan.pending.name)
                 return plan, None if is_overrun(self.lake, path, plan.pending.standing) else conflict
             except TABLE_ERRORS:
-                return plan, None  # What fails here fails in the apply, too, and is told there.
+                return plan, None  # A failure here occurs in the apply too, and is reported there.
             if decided is not None and decided.nbytes > KEY_BYTES // len(todo):
                 decided = None
             return replace(plan, examined=True, decided=decided), None

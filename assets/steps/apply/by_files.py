@@ -1,9 +1,9 @@
 """Apply to one replica table by files: a batch's transformed changes -> its net change, in one commit.
 
-In: a batch's changes in the files of the change history. Out: `Applied`. What becomes of the keys is decided by columns
-(`pgsieve.decoding.changes.net_change`); then the executors write the rows that come, from the row groups of the history, and
-once more the replica's files of which rows go. Where that would be too much, or rows of them are marked already, rows that go
-are marked in deletion vectors. Raises LakeError.
+In: a batch's changes in the files of the change history. Out: `Applied`. The outcome for each key is computed
+by columns (`pgsieve.decoding.changes.net_change`). Then the executors write the new rows from the row groups
+of the history. They also rewrite the replica's files that contain deleted rows. Where that would be too much,
+or rows of these files are marked already, deleted rows are marked in deletion vectors. Raises LakeError.
 """
 
 import json
@@ -39,7 +39,8 @@ from pgsieve.resources.lake.executors import Guard
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.store import Reader, RowGroup, Store, joined, parted
 
-#: The keys of a batch may have so many bytes: they are held at once. Spark brings them to this process, too, in more memory.
+#: The most bytes that the keys of a batch may have in memory. Spark also collects them in this process, in
+#: more memory.
 KEY_BYTES = 1024 * 1024 * 1024
 #: Files of a replica are written once more without the rows that go where it is small, as a setting of the lake says, or where they
 #: have up to so many times the bytes of the changes; else the rows are marked as deleted.
@@ -88,7 +89,7 @@ class ManyChanges:
 
     @property
     def nbytes(self) -> int:
-        """How much memory they take."""
+        """How much memory the arrays take."""
         return 0 if self.net is None else self.net.gone.nbytes + self.net.come.nbytes
 
 
@@ -169,7 +170,7 @@ class _Deciding:
         return Net(come, gone, totals, changes, conflict)
 
     def keyless(self) -> Net | None:
-        """What becomes of the multiset."""
+        """The change of the multiset."""
         lake, pending, matches = self.lake, self.pending, list[FileMatches]()
 
         def holds(sought: Sought) -> Numbers:
@@ -195,7 +196,7 @@ class _Deciding:
         return Net(NetRows(come, {}, np.full(len(come), NONE)), gone, counts, is_changed)
 
     def _matches(self, keyed: KeyedChanges) -> Sequence[FileMatches] | None:
-        """Where the replica has rows of the keys; None where they can be neither written without nor marked."""
+        """The replica's rows of the keys; None where their files can be neither rewritten nor marked."""
         with self.lake.access.refusing(self.path):
             most = None if self._takes_marks else self._most
             return self.committer.local.matches(self.path, keyed.keys, keyed.lookups, most)
@@ -253,9 +254,10 @@ class FilesWriter:
         return outcome(lake, path, pending, end, **net.counts)
 
     def _commit(self, changes: ManyChanges, marked: Sequence[Marked] | None) -> int:
-        """Have the files written, and commit them; how many rows they have.
+        """Let the runner write the files, and commit them; returns their number of rows.
 
-        `marked` are the replica's files in which rows are marked; None: those with rows that go are written once more.
+        `marked` are the replica's files in which rows are marked; None: files with deleted rows are
+        rewritten.
         """
         lake, path, committer, net = self.lake, self.path, changes.committer, changes.net
         base = self.pending.standing.version
@@ -306,7 +308,7 @@ class _Chosen:
     after: tuple[int, int] | None = None
 
     def rows(self, read: Reader, kind: pa.DataType) -> pa.RecordBatch | None:
-        """Of a row group the new rows of these changes; None where there are none. `kind` is the rows' type."""
+        """The new rows of these changes in a row group; None without any. `kind` is the rows' type."""
         changes = read(["slice", "number", "commit_lsn", "ordinal", "operation"])
         places = places_of(changes, self.slices)
         chosen = self._inserted(changes, places) if self.kept is None else is_in(places, self.kept)
@@ -344,7 +346,7 @@ class _Task:
     chosen: _Chosen
 
     def __call__(self, number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
-        """Write one part; yields a row (`WRITTEN`) a file."""
+        """Write one part; yields a row (`WRITTEN`) per file."""
         if number < len(self.rewritten):
             match = self.rewritten[number]
             batches = self.store.batches(joined(self.path, match.name), self.whole)

@@ -1,7 +1,8 @@
 """Apply to one replica table in this process: few transformed changes -> its net change, in one commit by delta-rs.
 
-In: a batch's changes as an Arrow table in their order. Out: `Applied`. `by_files` comes first; this is for tables that take no files.
-`writer` does the same by Spark, with any number of changes. Raises LakeError.
+In: a batch's changes as an Arrow table in their order. Out: `Applied`. `by_files` comes first; this is for
+tables that cannot be written by files. `writer` does the same by Spark, with any number of changes. Raises
+LakeError.
 """
 
 from collections.abc import Sequence
@@ -25,13 +26,13 @@ from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.work import DRIVER, note
 
-#: A replica of a key may have so many times the bytes that may pass through this process.
+#: A replica of a key may have this many times the bytes that may pass through this process.
 MERGED = 4
 
 
 @dataclass(frozen=True)
 class FewChanges:
-    """A batch's changes in their order, and what commits their net change."""
+    """A batch's changes in their order, and the committer of their net change."""
 
     rows: pa.Table
     local: LocalRecords
@@ -40,7 +41,7 @@ class FewChanges:
 def few_changes(
     lake: Lake, path: str, log: str, definition: Definition, pending: Pending
 ) -> FewChanges | None:
-    """A batch's changes, where this process may merge them into the replica; None where Spark merges them.
+    """A batch's changes, where this process may merge them into the replica; None where Spark has to.
 
     `path` is the replica, `log` its transformed changes.
     """
@@ -62,7 +63,7 @@ def few_changes(
 
 @dataclass(frozen=True)
 class FewChangesWriter:
-    """Brings the net change of few changes into one replica table, in one commit."""
+    """Writes the net change of few changes to one replica table, in one commit."""
 
     lake: Lake
     local: LocalRecords
@@ -72,7 +73,7 @@ class FewChangesWriter:
     end: int
 
     def apply(self, changes: pa.Table) -> Applied:
-        """Apply the changes that are not before a TRUNCATE: append what is surely new, else merge."""
+        """Apply the changes after the last TRUNCATE: append rows that are surely new, else merge."""
         note(DRIVER, 1, changes.nbytes)
         changes = self._effective(changes)
         if not self.pending.sent("update", "delete"):
@@ -80,7 +81,8 @@ class FewChangesWriter:
         return self._keyed(changes)
 
     def _effective(self, changes: pa.Table) -> pa.Table:
-        # A slice may have been transformed for an older copy: it has changes that a later one, amid it, has copied.
+        # A slice that was transformed for an older copy contains changes that a later one, within it, has
+        # copied.
         since = pc.greater_equal(changes["commit_lsn"], self.pending.since)
         changes = changes.filter(pc.and_(since, pc.not_equal(changes["operation"], "truncate")))
         if self.pending.truncated_at:
@@ -90,7 +92,7 @@ class FewChangesWriter:
         return changes
 
     def _keyed(self, changes: pa.Table) -> Applied:
-        """Merge what becomes of each key."""
+        """Merge the outcome of each key."""
         key, columns, pending = self.definition.key, self.definition.names, self.pending
         schema = pa.schema([(name, field_of(changes["new"], name).type) for name in columns])
         of_key, slices = pa.schema([schema.field(name) for name in key]), pending.ends
@@ -109,7 +111,7 @@ class FewChangesWriter:
         )
 
     def _present(self, keyed: KeyedChanges) -> Mask:
-        """The keys that the replica has, of those of which it matters."""
+        """Which of the keys that matter the replica has."""
         if self.pending.truncated_at:
             return np.zeros(keyed.keys.num_rows + 1, np.bool_)
         return keyed.present(lambda keys: self.local.rows_of(self.path, keys, keys.schema)[0])

@@ -30,9 +30,9 @@ from pgsieve.decoding.changes.net_change import (
 from pgsieve.resources.lake.delta.conforming import conformed
 from pgsieve.resources.lake.stores.store import Store
 
-#: Their places are the numbers that `net_change` gives them.
+#: Their places are the numbers of `net_change`.
 _OPERATIONS = pa.array(ROW_OPERATIONS)
-#: What is read of a change besides its rows and the columns that it left out.
+#: The columns that are read of a change besides its rows and its unchanged columns.
 PLACED = ("slice", "number", "commit_lsn", "ordinal", "operation")
 _TURN = 56
 
@@ -67,7 +67,7 @@ class KeyedChanges:
 
     @cached_property
     def lookups(self) -> tuple[Mask, Mask]:
-        """The keys that are expected in the rows before the changes, and those of which it matters whether they are there."""
+        """The keys that are expected in the rows before the changes, and those for which it matters whether they are there."""
         return self.changes.lookups(self.keys.num_rows)
 
     @property
@@ -86,9 +86,9 @@ class KeyedChanges:
         return KeyChanges(every.operations[part], every.old[part], every.new[part], sent)
 
     def present(self, found: Callable[[pa.Table], Numbers]) -> Mask:
-        """Whether the replica has a row of each key, of those of which it matters; one element more, for no key.
+        """Whether the replica has a row of each key that matters; one element more, for no key.
 
-        `found` says of a table of keys the numbers of those that the replica has.
+        `found` returns for a table of keys the numbers of those that the replica has.
         """
         wanted = np.flatnonzero(self.lookups[1])
         present = np.zeros(self.keys.num_rows + 1, np.bool_)
@@ -102,9 +102,11 @@ class KeyedChanges:
         return KeyConflict(inserts, key, int(lsns[change]), int(lsns[0]))
 
     def net(self, present: Mask) -> tuple[NetChange, KeyConflict | None]:
-        """What becomes of each key of the effective changes, whose places are counted from the first of them; and the first conflict.
+        """The outcome for each key of the effective changes, with places counted from the first of them.
 
-        `present` says of each key whether the replica has a row of it before.
+        And the first conflict.
+
+        `present` says for each key whether the replica has a row of it before.
         """
         conflict: KeyConflict | None = None
         for begin, end in zip((0, *self.truncates), (*self.truncates, len(self.places)), strict=True):
@@ -143,7 +145,7 @@ class _Part:
 
     @property
     def nbytes(self) -> int:
-        """How much memory they take."""
+        """How much memory the arrays take."""
         numbers = sum(each.nbytes for each in (self.places, self.commit_lsns, self.ordinals))
         masks = self.operations.nbytes + sum(mask.nbytes for mask in self.sent)
         return int(self.keys.nbytes) + int(self.moved.nbytes) + numbers + masks
@@ -152,7 +154,7 @@ class _Part:
 def stored_changes(
     store: Store, files: Iterable[str], keys: pa.Schema, unsent: Sequence[str]
 ) -> Iterator[pa.Table]:
-    """What `keyed_changes` reads of files of a change history: rows may be large."""
+    """The columns of a change history's files that `keyed_changes` needs, as rows may be large."""
     read = [*PLACED, *(f"{side}.{name}" for side in ("new", "old") for name in keys.names)]
     return (store.columns(file, [*read, "unchanged"] if unsent else read) for file in files)
 
@@ -165,7 +167,9 @@ def keyed_changes(
     since: int,
     most_bytes: int | None = None,
 ) -> KeyedChanges | None:
-    """The row changes of a change history that committed at or after `since`; None where their keys have more bytes.
+    """The row changes of a change history that committed at or after `since`.
+
+    None where their keys have more bytes.
 
     `keys` has the names and types of the key, `unsent` the columns that some change left out.
     """

@@ -1,9 +1,9 @@
 """Apply: transformed changes -> replica tables, one Delta version per table and batch, then a cut.
 
-A batch is some slices that follow one another; their net change is applied. Every write to a replica holds the
-batch's end as its position, and goes to just the version that it was planned from: where another process was faster,
-what is still lacking is planned anew. A table without changes in a batch is not touched. When all tables have a batch,
-its end and their Delta versions are written to `_cuts`.
+A batch is a number of consecutive slices; their net change is applied. Every write to a replica has the
+batch's end as its position, and is committed to exactly the version from which it was planned. Where another
+process was faster, the remaining changes are planned anew. A table without changes in a batch is not written.
+When all tables have a batch, its end and their Delta versions are written to `_cuts`.
 """
 
 from collections import Counter, deque
@@ -32,7 +32,8 @@ from pgsieve.resources.lake.lake import Lake
 
 #: Slices whose net change is applied at once.
 BATCH_SLICES = 8
-#: Of a table so many changes at once, if not one slice has more: their keys are held in memory.
+#: At most this many changes of a table are applied at once, unless one slice has more: their keys are in
+#: memory.
 BATCH_CHANGES = 4_000_000
 
 
@@ -76,8 +77,8 @@ def apply(
 ) -> ApplyResult:
     """Apply the transformed slices that the replicas lack, and write a cut where anything changed.
 
-    `only` restricts it to some tables; then no cut is written, as the others stay behind. `cut_into` makes batches of
-    the slices; whatever they are, the rows are the same.
+    `only` restricts it to some tables; then no cut is written, as the others stay behind. `cut_into` makes
+    batches of the slices; the rows are the same whatever the batches are.
     """
     lake.access.begin_writing()
     with subscription.feed.source.exclusively(subscription.name):
@@ -157,7 +158,7 @@ def _apply(
 
 
 class _Replicas:
-    """The replicas of a subscription during an apply: their states, and the Delta versions that a cut is to name."""
+    """The replicas of a subscription during an apply: their states, and the Delta versions of the next cut."""
 
     def __init__(
         self, subscription: Subscription, lake: Lake, states: dict[Name, TableState], cut: Cut | None
@@ -166,14 +167,18 @@ class _Replicas:
         self._subscription, self._lake, self._cut = subscription, lake, cut
         self._versions: dict[Name, int] = dict(cut.tables) if cut else {}
         self._known = KnownVersions(subscription, lake, cut)
-        #: The positions that the change histories have reached; of what was copied since the cut nothing is known.
+        #: The positions that the change histories have reached; unknown for tables that were copied since the
+        #: cut.
         histories = cut.histories.items() if cut else ()
         self._histories = {n: at for n, at in histories if n in states and cut and cut.is_after(states[n])}
         #: The greatest position of those that were looked at.
         self._reached = 0
 
     def leave(self, name: Name, before: Standing | None, now: Standing) -> str | None:
-        """Go on from a version of a table; the problem, and the table set aside, where it was put back."""
+        """Continue from a version of a table.
+
+        Returns the problem, and sets the table aside, where it was put back.
+        """
         problem = self._known.leave(self.states[name], before, now)
         self._go_on(name, now, problem)
         return problem
@@ -186,7 +191,7 @@ class _Replicas:
         self._reached = max(self._reached, now.position or 0)
 
     def hear(self, changes: Sequence[TableChanges]) -> None:
-        """Changes of a batch are in the histories."""
+        """Record that the histories have the changes of a batch."""
         self._histories |= {change.name: change.slice for change in changes}
 
     def set_aside(self, name: Name, problem: str) -> None:
@@ -205,7 +210,10 @@ class _Replicas:
             self._cut = result.cut
 
     def _look_at_copied(self, lsn: int) -> bool:
-        """Learn the versions of tables that were copied, or followed their definition, since the cut; False where one is beyond an LSN."""
+        """Read the versions of tables that were copied, or followed their definition, since the cut.
+
+        False where one is beyond the LSN.
+        """
         held = self._cut.tables if self._cut else {}
         paths = {}
         for name, state in self.states.items():
@@ -217,7 +225,7 @@ class _Replicas:
         standings = dict(zip(paths, self._lake.standings(list(paths.values())), strict=True))
         if any((standing.position or 0) > lsn for standing in standings.values()):
             return False
-        # Each look waits for a store's answers.
+        # Each check waits for a store's answers.
         problems = self._lake.side_by_side(
             lambda name: self._known.leave(self.states[name], None, standings[name]), list(standings)
         )
@@ -227,7 +235,7 @@ class _Replicas:
 
 
 def _is_copied_by_others(states: Mapping[Name, TableState], begun: Collection[Name]) -> bool:
-    """Whether a table was copied meanwhile: it lacks slices that are beyond the copy, and a cut would say that all are applied."""
+    """Whether a table was copied meanwhile: it lacks slices before the copy's LSN, and a cut would say that all are applied."""
     return any(
         s.state == SyncState.FINISHED_COPY or (s.state == SyncState.READY and n not in begun)
         for n, s in states.items()
@@ -235,7 +243,7 @@ def _is_copied_by_others(states: Mapping[Name, TableState], begun: Collection[Na
 
 
 def tables_beyond_cut(subscription: Subscription, lake: Lake) -> set[Name]:
-    """The tables that the newest cut does not tell of yet: with changes to apply, or copied since."""
+    """The tables that the newest cut does not cover yet: with changes to apply, or copied since."""
     cut = Cuts(lake, subscription.name).last()
     waiting = Transformed(lake, subscription.name).slices(cut.lsn if cut else 0)
     names = {c.name for changes in waiting.values() for c in changes if c.changed}
@@ -252,9 +260,10 @@ def tables_beyond_cut(subscription: Subscription, lake: Lake) -> set[Name]:
 
 
 def complete_up_to(lake: Lake, subscription: Subscription, transformed: int) -> int:
-    """The LSN before which everything has been transformed: the change log's, unless it holds more slices.
+    """The LSN before which everything has been transformed: the change log's end, unless it has further slices.
 
-    Up to `transformed` the slices are known; what another process has transformed since then is not applied.
+    Slices are known up to `transformed`; those that another process has transformed since then are not
+    applied.
     """
     feed = subscription.feed
     durable = ChangeLog(lake, feed).position() or 0
@@ -263,7 +272,7 @@ def complete_up_to(lake: Lake, subscription: Subscription, transformed: int) -> 
     waiting = lake.records.slices(ChangeLog(lake, feed).path, transformed) or any(
         end > transformed for end in AlteredSlices(lake, feed).ends(subscription.name, durable)
     )
-    # Asked last: what nobody had transformed was in the change log, if it was there at all.
+    # Read last: a slice that was not transformed was in the change log, if it existed at all.
     overtaken = Transformed(lake, subscription.name).position() > transformed
     return transformed if waiting or overtaken else durable
 
@@ -309,14 +318,14 @@ def _record(
 
 
 def renew_cut(lake: Lake, subscription: Subscription, versions: Mapping[Name, int]) -> None:
-    """Write the newest cut again where some tables hold its LSN in another Delta version."""
+    """Write the newest cut again where some tables have its LSN in another Delta version."""
     if (cut := Cuts(lake, subscription.name).last()) is not None:
         renewed = {name: versions.get(name, version) for name, version in cut.tables.items()}
         _record(lake, subscription, ApplyResult(cut=cut), cut.lsn, renewed, cut.states, cut.histories)
 
 
 def total(before: ApplyResult, now: ApplyResult) -> ApplyResult:
-    """What two applies, one after the other, did together."""
+    """The combined result of two applies, one after the other."""
     tables = dict(before.tables)
     for name, applied in now.tables.items():
         tables[name] = _sum(tables.get(name), applied)

@@ -117,7 +117,7 @@ class SparkChanges:
         return chosen.select("row", F.explode(F.sequence(F.lit(1), F.col("times").cast("int")))).select("row")
 
     def present(self, keyed: KeyedChanges) -> Mask:
-        """Whether the replica has a row of each key, of those of which it matters."""
+        """Whether the replica has a row of each key that matters."""
         return keyed.present(self._found)
 
     def _found(self, keys: pa.Table) -> Numbers:
@@ -197,7 +197,7 @@ class SparkChanges:
 
 
 def place_of(slices: Sequence[int]) -> Column:
-    """Where a change stands in the slices, as `keyed_changes.places_of` has it."""
+    """The place of a change in the slices, as in `keyed_changes.places_of`."""
     turn = F.lit(0).cast("bigint")
     for i, end in enumerate(slices[1:], 1):
         turn = F.when(F.col("slice") == end, F.lit(i).cast("bigint")).otherwise(turn)

@@ -118,7 +118,7 @@ class Sides:
         return self.lake.as_of(self.path, self.version).select(*(F.col(quoted(c.name)) for c in self.columns))
 
     def _local(self, size: int) -> LocalRecords | None:
-        """What reads so many bytes of the replica in this process."""
+        """The reader of this many bytes of the replica in this process."""
         return self.lake.policy.reader(self.path, size)
 
     def _asked(self, query: str) -> list[pa.RecordBatch]:

@@ -106,7 +106,7 @@ def _net(sides: Sides) -> DataFrame | None:
 
 
 def _merged(sides: Sides, net: DataFrame, lsn: int) -> tuple[int, int]:
-    """Bring a replica's rows in order in one commit; how many come and go."""
+    """Correct a replica's rows in one commit; returns how many are inserted and deleted."""
     totals = aggregated(net, [F.sum("expected").alias("expected"), F.sum("held").alias("held")])
     gone = net.where("held > 0").select(F.lit("delete").alias("action"), "row")
     come = net.where("expected > 0").select(

@@ -192,14 +192,14 @@ def _former(former_states: Mapping[Name, TableState], name: Name) -> Definition 
 
 
 def _waiting(name: Name, snapshot: Snapshot, error: PgsieveError) -> Copied:
-    """What became of a table that cannot be replicated as it is published now."""
+    """The result for a table that cannot be replicated as it is published now."""
     return Copied(*name, snapshot.lsn, 0, 0.0, 0, None, (), waiting_for(error))
 
 
 def _deferred(
     subscription: Subscription, lake: Lake, names: Sequence[Name], error: SnapshotAwaitedError, log: Log
 ) -> list[Copied]:
-    """Leave tables to the next run, whose snapshot waits for transactions of others."""
+    """Leave tables to the next run, as their snapshot waits for other transactions."""
     former, reason = TableStates(lake, subscription.name).newest(), f"{error.message}; the next run copies it"
     TableStates(lake, subscription.name).append(
         TableState(*n, SyncState.INITIALIZE, definition=_former(former, n), reason=reason) for n in names
@@ -305,7 +305,7 @@ def _copy_batch(
         with exported_snapshot(feed.source, seconds) as snapshot:
             reach(Failpoint.SNAPSHOT_EXPORTED)
             with feed.source.connect() as connection:
-                # The definitions are those of the snapshot: what changes from there on is followed.
+                # The definitions are those of the snapshot: later changes of them are followed.
                 catalog = sound_catalog(connection, subscription, read_catalog(connection, snapshot.name))
                 left = set(names) - settle(subscription, lake, names, catalog, log)
                 problems = {n: e for n, e in table_problems(subscription, catalog).items() if n in left}
@@ -365,7 +365,7 @@ def _copy_batch(
     except PgsieveError as error:
         if not passes(error):
             raise
-        # What was copied is found at the next snapshot, or by the next run.
+        # A finished copy is found at the next snapshot, or by the next run.
         return _Batch([], published, error)
     made = [state_after(subscription, states, outcome, after) for outcome in copied if not outcome.overrun]
     for name in declare(subscription, lake, made).overrun:

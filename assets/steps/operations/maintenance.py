@@ -1,9 +1,10 @@
-"""What keeps a lake from growing without end: retention, compaction and vacuum of a feed's and a subscription's tables.
+"""Keeps a lake from growing without end: retention, compaction and vacuum of a feed's and a subscription's tables.
 
-In: the Delta tables, and for how long what is applied is kept. Out: the same tables, smaller. Never deleted is what
-some subscription of the feed has not applied, as its Delta tables tell, nor a file that a version needs which is
-young enough, or in a cut that is kept. Each commit is whole or not there, and nothing depends on the one before:
-killed anywhere, it is just done again. It may run beside a run: of two writers of a replica the slower begins again.
+In: the Delta tables, and the retention of applied changes. Out: the same tables, smaller. Changes that some
+subscription of the feed has not applied, as its Delta tables say, are never deleted. Nor is a file that is
+needed by a recent version, or by a version in a kept cut. Each commit is atomic and independent of the one
+before, so maintenance is simply repeated after a kill. It may run beside a run: of two writers of a replica
+the slower begins again.
 """
 
 import math
@@ -162,10 +163,13 @@ def _histories(lake: Lake, subscription: str, tables: Mapping[Name, TableState])
 
 
 def superseded(counting: Collection[int]) -> str | None:
-    """What holds for the rows of records that came with versions of which none counts; None where nothing is to go.
+    """A condition for superseded rows of records, by the versions that still count.
 
-    Rows are only ever added with later versions: what is superseded stays so, whoever writes meanwhile. Rows beside one
-    that counts stay with it, so there are never more than so many commits of rows. Those of before the column stay.
+    None where nothing is to be deleted.
+
+    Rows are only ever added with later versions, so a superseded row stays so, whatever is written meanwhile.
+    Rows in one commit with a counting row stay too, so the number of commits with rows is bounded. Rows older
+    than the column stay.
     """
     kept = sorted(version for version in counting if version >= 0)
     if not kept:

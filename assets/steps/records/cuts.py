@@ -1,7 +1,7 @@
-"""Cuts of a subscription: LSNs at which all its replicas agree, with their Delta versions, and reading at one.
+"""Cuts of a subscription: LSNs at which all its replicas agree, with their Delta versions, and reads at a cut.
 
-Kept in the Delta table `_cuts`, appended to. A cut says: these versions hold just what committed before this LSN.
-It stays true for later LSNs until the next one. `read_at_cut` is for users.
+They are in the Delta table `_cuts`, which is only appended to. A cut states: these versions have exactly what
+committed before this LSN. It stays true for later LSNs until the next cut. `read_at_cut` is for users.
 """
 
 import re
@@ -52,7 +52,7 @@ class Cut:
     records: Mapping[str, int] = field(default_factory=dict)
 
     def refuse_earlier_history(self, path: str, state: TableState, position: int) -> None:
-        """Raise DamagedTableError where a change history that is there has not the position any more that the cut knows."""
+        """Raise DamagedTableError where an existing change history is behind the position that the cut records for it."""
         if self.is_after(state) and 0 < position < self.histories.get(state.name, 0):
             raise damaged(path, PUT_BACK)
 

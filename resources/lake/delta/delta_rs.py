@@ -30,9 +30,9 @@ class LocalRecords(Commits):
     """Delta tables that delta-rs can reach."""
 
     def rows_of(self, path: str, keys: pa.Table, schema: pa.Schema) -> tuple[npt.NDArray[np.int64], pa.Table]:
-        """The numbers of those of some keys that a table has, and its rows of them with the columns of a schema, side by side.
+        """The indices of those keys that a table has, and its rows with these keys in the same order.
 
-        The columns of `keys` have the table's names; the schema has them, too.
+        The columns of `keys` have the table's names, as `schema` does. The rows have the columns of `schema`.
         """
         return rows_of(self.table_at(path), path, self.store, keys, schema)
 
@@ -102,8 +102,8 @@ class LocalRecords(Commits):
     def takes_files(self, path: str, schema: pa.Schema, *, overwrite: bool = False) -> bool:
         """Whether `commit` can add files of this schema: there is no table, or it has these columns.
 
-        Others, which the files lack, are NULL in their rows; an overwrite is to leave no others. A table that is partitioned, or
-        asks something of each row, takes none.
+        Other columns of the table are NULL in the new rows; with an overwrite there may be none. A table that
+        is partitioned, or has constraints on rows, takes no files.
         """
         table = self.opened(path)
         return table is None or requirements.takes_files(table, schema, overwrite=overwrite)

@@ -156,8 +156,11 @@ def _matched_files(
 
 
 def _equal_rows(left: pa.Table, right: pa.Table) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The numbers of the rows that PostgreSQL finds equal, of both tables, side by side; NULL equals nothing."""
-    # Together: what a list is compared by depends on the other lists of its column.
+    """The indices of rows that are equal for PostgreSQL, of both tables in the same order.
+
+    NULL equals nothing.
+    """
+    # Converted together: a list's comparable value depends on the other lists of its column.
     columns = [
         comparable(pa.chunked_array([*left[name].chunks, *right[name].chunks], left[name].type))
         for name in left.column_names

@@ -53,7 +53,7 @@ class TableLayout:
     columns: Mapping[str, str] | None = None
 
     def over(self, other: "TableLayout") -> "TableLayout":
-        """What this layout says, and where it says nothing the other one."""
+        """The values of this layout, and the other one's where this one has none."""
         return TableLayout(
             other.cluster_by if self.cluster_by is None else self.cluster_by,
             {**other.properties, **self.properties},
@@ -62,7 +62,7 @@ class TableLayout:
         )
 
     def delta(self) -> dict[str, str]:
-        """The properties that the Delta table has for it."""
+        """The properties that the Delta table gets."""
         size = {} if self.file_bytes is None else {FILE_BYTES_PROPERTY: str(self.file_bytes)}
         return {**self.properties, **size}
 

@@ -32,14 +32,14 @@ Action = dict[str, Any]
 #: This many entries are read at a time: on a store each is a request.
 _BESIDE = 16
 _LAST_CHECKPOINT = "_last_checkpoint"
-#: What of an action is a map.
+#: The fields of an action that are maps.
 _MAPS = frozenset({"partitionValues", "tags", "configuration", "options"})
 #: What file systems say that have no hard links.
 _UNLINKABLE = {errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EXDEV}
 
 
 class UnmarkableError(Exception):
-    """Rows of a table cannot be marked from here: its log does not tell what is there, or takes no entry from this process."""
+    """Rows of a table cannot be marked from here: its log is incomplete, or accepts no entry from this process."""
 
 
 class Files(Protocol):

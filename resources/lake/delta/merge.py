@@ -23,7 +23,7 @@ class Clauses:
     on: str
     inserts: str
     insert: Mapping[str, str]
-    #: Which matched rows are deleted; all, where none is updated.
+    #: The condition for matched rows to be deleted; all are, where none is updated.
     deletes: str | None = None
     update: Mapping[str, str] = field(default_factory=dict)
 
@@ -44,7 +44,8 @@ class Clauses:
 class Merge:
     """A net change by key: `action` is delete, update or upsert.
 
-    `key` and `values` map columns of the table to the source's, `unknown` to those that say whether a row keeps its value.
+    `key` and `values` map columns of the table to the source's. `unknown` maps them to columns that say
+    whether a row keeps its value.
     """
 
     key: Mapping[str, str]
@@ -61,7 +62,7 @@ class Merge:
         )
 
     def clauses(self, quote: Quote) -> Clauses:
-        """The clauses, as an engine quotes names."""
+        """The clauses, with names as `quote` writes them."""
 
         def new(column: str, value: str) -> str:
             if column not in self.unknown:

@@ -1,7 +1,8 @@
 """Delta tables wherever Spark can reach them: `Records` by Spark, for lakes at a URI.
 
-Each question costs Spark a job or several, and most are asked more than once of a version. So the answers of a version are kept
-(`VersionAnswers`), and a look at the log in the JVM, without a job, tells whether the version is still the newest.
+Each question costs Spark a job or several, and most are asked more than once per version. So the answers for
+a version are kept (`VersionAnswers`). A look at the log in the JVM, without a job, finds whether the version
+is still the newest.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -57,7 +58,7 @@ class SparkRecords:
         return False
 
     def rows(self, path: str, where: str = "true") -> list[dict[str, Any]]:
-        """The rows of a small table for which an SQL condition holds; none where there is no table."""
+        """The rows of a small table that fulfil an SQL condition; empty where there is no table."""
         rows = self._answers.of(path, f"where {where}", lambda: self._rows(path, where))
         return [dict(row) for row in rows]
 
@@ -68,7 +69,7 @@ class SparkRecords:
         return rows
 
     def newest(self, path: str, column: str) -> list[dict[str, Any]]:
-        """The rows with the greatest number in a column; none where there is no table."""
+        """The rows with the greatest number in a column; empty where there is no table."""
         rows = self._answers.of(path, f"newest {column}", lambda: self._newest(path, column))
         return [dict(row) for row in rows]
 
@@ -91,13 +92,13 @@ class SparkRecords:
     ) -> None:
         """Append rows in one commit; with a position, once per position.
 
-        Spark compares positions only: another process that commits between this look at the table and Spark's own
-        is noticed where it had a position.
+        Spark compares only positions: a commit of another process between this look at the table and Spark's
+        own commit is noticed if it has a position.
         """
         commit = Commit(position, base=base, after=after)
         if base is not None or after is not None:
             commit.refuse_overrun(path, self.standing(path))
-        # Connect cannot tell the columns of a table without rows.
+        # Connect cannot infer the columns of a table without rows.
         frame = self._session().createDataFrame(rows, from_arrow_schema(rows.schema))
         # A table of before may lack columns of today's.
         writer = frame.coalesce(1).write.format("delta").mode("append").option("mergeSchema", "true")
@@ -107,11 +108,11 @@ class SparkRecords:
         writer.save(path)
 
     def append_versioned(self, path: str, rows: pa.Table, base: int | None = None) -> None:
-        """Append rows that say which Delta version they came with.
+        """Append rows that have the Delta version of their commit.
 
-        Delta appends beside other appends, but for those of one application: of two that commit at the same time it
-        refuses the slower, and one whose version is not above the table's it leaves out. The latter raises
-        ConcurrentWriteError here.
+        Delta lets appends of different applications succeed side by side. Of two simultaneous ones by one
+        application it refuses the slower. It leaves out one whose version is not above the table's; that
+        raises ConcurrentWriteError here.
         """
         version = self.version(path) + 1 if self.exists(path) else 0
         if base not in {None, max(version - 1, 0)}:
@@ -126,18 +127,18 @@ class SparkRecords:
             raise ConcurrentWriteError(f'Delta table "{path}": another writer committed version {version}')
 
     def position(self, path: str) -> int | None:
-        """The position of the newest commit of pgsieve's, from the table's history.
+        """The position of pgsieve's newest commit, from the table's history.
 
-        The Delta API of Spark does not show transaction ids; the same position stands in the user metadata.
+        Spark's Delta API does not show transaction ids; the user metadata has the same position.
         """
         return self.standing(path).position
 
     def standing(self, path: str) -> Standing:
-        """The newest version and the position of it, of one moment; the position as `position` finds it."""
+        """The newest version of a table and its position, read together; the position as in `position`."""
         return self._answers.of(path, "standing", lambda: self._standing(path))
 
     def _standing(self, path: str) -> Standing:
-        # The newest commit is pgsieve's, unless someone else has touched the table since.
+        # The newest commit is pgsieve's, unless another writer has changed the table since.
         newest, position = Standing(), 0
         for limit in (" limit 1", ""):
             with _none_where_missing():
@@ -153,7 +154,10 @@ class SparkRecords:
         return Standing(newest.version, position or None)
 
     def stamp(self, path: str) -> tuple[str, int] | None:
-        """What tells the newest version of a table from every other; None where there is no table, and through Spark Connect."""
+        """Distinguishes the newest version of a table from every other.
+
+        None without a table, and through Spark Connect.
+        """
         return self._answers.stamp(path)
 
     def version(self, path: str) -> int:
@@ -165,7 +169,7 @@ class SparkRecords:
         return int(row["version"])
 
     def entry_bytes(self, path: str, version: int) -> int | None:  # noqa: ARG002 - as the protocol has it
-        """None: only a request would tell."""
+        """None: it would take a request."""
         return None
 
     def is_restored(
@@ -174,7 +178,7 @@ class SparkRecords:
         since: int,
         entry_bytes: int | None = None,  # noqa: ARG002 - as the protocol has it
     ) -> bool:
-        """Whether somebody has gone back in a table that had this version; a look at the log where it still has."""
+        """Whether a table was put back behind this version; a look at the log where it still has the version."""
         if (stamp := self.stamp(path)) is not None and stamp[1] == since:
             return False
         return self._answers.of(path, f"restored {since}", lambda: self._is_restored(path, since))
@@ -185,7 +189,7 @@ class SparkRecords:
         return not later or any(row["operation"] == "RESTORE" for row in later if row["version"] > since)
 
     def committed_at(self, path: str, position: int) -> int | None:
-        """The version with which pgsieve wrote a position; None where the last commits do not tell."""
+        """The version with which pgsieve wrote a position; None where the last commits do not have it."""
         return self._answers.of(path, f"committed {position}", lambda: self._committed_at(path, position))
 
     def _committed_at(self, path: str, position: int) -> int | None:
@@ -205,7 +209,7 @@ class SparkRecords:
         )
 
     def slices(self, path: str, after: int) -> Sequence[int]:
-        """The slices, from the rows; files without newer ones are passed over by their statistics."""
+        """The slices, from the rows; files without newer ones are skipped by their statistics."""
         if (position := self.position(path)) is not None and position <= after:
             return ()
         return self._answers.of(path, f"slices {after}", lambda: self._slices(path, after))
@@ -218,7 +222,10 @@ class SparkRecords:
         return tuple(ends)
 
     def has_deletion_vectors(self, path: str) -> bool | None:
-        """Whether writers of the table may mark rows in deletion vectors; None where its properties do not say."""
+        """Whether writers of the table may mark rows in deletion vectors.
+
+        None where its properties do not say.
+        """
         row = self._session().sql(f"describe detail delta.{quoted(path)}").first()
         assert row is not None
         said = row["properties"].get(PROPERTY)
