@@ -1,16 +1,20 @@
-"""The lake as a resource: the steps write it, and the user's own assets read it at a cut.
+"""The lake as a resource: the steps write it, and the user's own assets read it at a cut or at any moment.
 
 In: the key of the steps' resource, or a subscription's name. Out: the opened lake; a subscription's replicas
-as Spark DataFrames, or as delta-rs tables without a JVM. Raises LakeError where there is no cut.
+as Spark DataFrames, or as delta-rs tables without a JVM. Raises LakeError where there is no cut, and MomentError
+where a moment cannot be read.
 """
 
 from collections.abc import Mapping
+from datetime import datetime
 
 import dagster as dg
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame
 
-from pgsieve.assets.steps.records.cuts import cut_before, frames_at, tables_at
+from pgsieve.assets.steps.moments.moment import lsn_of
+from pgsieve.assets.steps.moments.reading import frames, tables_at
+from pgsieve.assets.steps.records import cuts
 from pgsieve.assets.translator import Naming
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.resource import LakeResource
@@ -26,7 +30,7 @@ class PgsieveLake(LakeResource):
         They are DataFrames of the configured Spark session, by the table's name, such as `public.orders`.
         """
         lake = self.open()
-        return frames_at(lake, subscription, cut_before(lake, subscription, lsn))
+        return cuts.frames_at(lake, subscription, cuts.cut_before(lake, subscription, lsn))
 
     def tables_at_cut(self, subscription: str, lsn: str | None = None) -> dict[str, DeltaTable]:
         """The same as tables of the package `deltalake`, each at its version: for DuckDB, Polars or Arrow, without a JVM.
@@ -34,7 +38,24 @@ class PgsieveLake(LakeResource):
         This works only for lakes that delta-rs can reach.
         """
         lake = self.open()
-        return tables_at(lake, subscription, cut_before(lake, subscription, lsn))
+        return cuts.tables_at(lake, subscription, cuts.cut_before(lake, subscription, lsn))
+
+    def read_at(
+        self, subscription: str, moment: str | datetime, scratch: str | None = None
+    ) -> dict[str, DataFrame]:
+        """The replicas of a subscription as they were at any moment, as `pgsieve.read_at` returns them."""
+        return frames(self.open(), subscription, moment, scratch)
+
+    def tables_at(self, subscription: str, moment: str | datetime) -> dict[str, DeltaTable]:
+        """The same as tables of the package `deltalake`, without a JVM; only for lakes that delta-rs reaches.
+
+        Clones are made beside the lake or on this machine, and are gone with this process.
+        """
+        lake = self.open()
+        return {
+            each.qualified: each.table()
+            for each in tables_at(lake, subscription, lsn_of(lake, subscription, moment))
+        }
 
 
 def opened(context: dg.AssetExecutionContext | dg.AssetCheckExecutionContext, naming: Naming) -> Lake:

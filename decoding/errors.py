@@ -24,6 +24,7 @@ A message names the object, what is wrong and what to do; it never contains a ce
             RefusedTableError         resources.lake.delta.errors
             SparkLostError            resources.lake.delta.errors
         MissingExtraError             pipelines.command_line.extras
+        MomentError                   assets.steps.moments.moment
         NewerVersionError             resources.lake.overrun
         NumericError                  decoding.row_filters.numeric
         OtherClusterError             assets.steps.slot_consumption.slot

@@ -240,6 +240,14 @@ def _an_lsn_of_a_cut(world: World) -> None:
     world.replaced["16/B374D848"] = format_lsn(max(cuts["lsn"].to_pylist()))
 
 
+def _a_moment_amid_the_changes(world: World) -> None:
+    """After the UPDATE and the DELETE of orders, and before the INSERT: an LSN, and a time."""
+    history = DeltaTable(str(world.folder / "lake/sales/_changes/public/orders")).to_pyarrow_table()
+    _, deleted, inserted = history.sort_by("commit_lsn").to_pylist()
+    world.replaced["16/B374D848"] = format_lsn(inserted["commit_lsn"])
+    world.replaced["2026-03-01 12:00:00+00:00"] = deleted["commit_time"].isoformat(" ")
+
+
 def _project_of_dg(world: World) -> None:
     """An empty project of `dg`, whose package can be imported."""
     (world.folder / "pyproject.toml").write_text(
@@ -279,6 +287,10 @@ PAGE_BLOCKS: dict[str, list[tuple[str, Run | NotRun]]] = {
         ("pgsieve status", _SHELL),
         ("pgsieve resync sales", _SHELL),
         ("pgsieve check", _SHELL),
+        (
+            "pgsieve restore sales",
+            Run(World.shell, _a_moment_amid_the_changes, after="ls sales-before/sales/public/orders"),
+        ),
     ],
     "docs/cloud-databases.md": [
         ("CREATE ROLE pgsieve", Run(_postgres, _without_publication)),
@@ -359,6 +371,14 @@ PAGE_BLOCKS: dict[str, list[tuple[str, Run | NotRun]]] = {
         ("CALL lake.system.register_table", NotRun("needs a Trino with a metastore")),
         ("from pgsieve import read_at_cut", Run(World.python, before=SESSION)),
         ("import polars", Run(World.python, after="assert len(orders.collect()) == 2")),
+        (
+            "pgsieve read sales",
+            Run(World.shell, _a_moment_amid_the_changes, after="test $(grep -c EMEA orders.csv) = 1"),
+        ),
+        (
+            "from pgsieve import read_at",
+            Run(World.python, before=SESSION, after='assert tables["public.orders"].count() == 1'),
+        ),
     ],
     "docs/upgrade-postgresql.md": [
         ("pgsieve run", _SHELL),

@@ -25,7 +25,7 @@ from pgsieve.pipelines.command_line.app import FAULT, FOUND, REFUSED, app
 from pgsieve.pipelines.command_line.console import print_error
 
 # isort: off
-from pgsieve.pipelines.command_line import first_steps, replication, comparison, operation  # noqa: F401
+from pgsieve.pipelines.command_line import first_steps, replication, comparison, moments, operation  # noqa: F401
 
 
 def main() -> None:

@@ -12,14 +12,13 @@ from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.slot_consumption.sequences import refresh_sequences
 from pgsieve.assets.steps.slot_consumption.slot import refuse_other_publisher, replace_lost_slot
 from pgsieve.assets.steps.subscription import Feed
-from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.commands.failures import Failures
 from pgsieve.pipelines.commands.in_process import instance
 from pgsieve.pipelines.commands.materializer import Materializer
 from pgsieve.pipelines.commands.results import Progress, ResyncedTable, ResyncReport
 from pgsieve.pipelines.commands.run import run_feed
 from pgsieve.pipelines.commands.run import take_over as take_slots_over
-from pgsieve.pipelines.config.identifiers import parse_qualified
+from pgsieve.pipelines.config.identifiers import table_name
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig
 from pgsieve.pipelines.project import project
 from pgsieve.resources.lake.delta.errors import LakeError
@@ -44,7 +43,7 @@ def resync(
         take_slots_over(config, [selected])
     declared = project(config)
     subscription, lake = declared.subscriptions[selected.name], declared.lake.open()
-    feed, names = subscription.feed, [_name(text) for text in tables]
+    feed, names = subscription.feed, [table_name(text) for text in tables]
     feed.source.check_ready()
     lake.access.check_writable()
     with feed.source.connect() as connection, ExitStack() as attempted:
@@ -85,13 +84,3 @@ def _is_read(feed: Feed) -> bool:
     with feed.source.connect() as connection:
         state = slot_state(connection, feed.slot)
     return state is not None and state.active
-
-
-def _name(text: str) -> tuple[str, str]:
-    try:
-        schema, table = parse_qualified(text, 2)
-    except ValueError as error:
-        raise PgsieveError(
-            f"table {text!r} {error}", hint='write SCHEMA.TABLE, as in public.orders or "Sales"."Order Lines"'
-        ) from None
-    return schema, table

@@ -6,6 +6,7 @@ Raises ValueError with what is wrong, without the text itself.
 import re
 import string
 
+from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.values.quoting import MAX_BYTES
 
 _FOLD = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
@@ -56,3 +57,14 @@ def quote(*parts: str) -> str:
         part if re.fullmatch(r"[a-z_][a-z0-9_$]*", part) else '"' + part.replace('"', '""') + '"'
         for part in parts
     )
+
+
+def table_name(text: str) -> tuple[str, str]:
+    """A table that a command was told of; raises PgsieveError."""
+    try:
+        schema, table = parse_qualified(text, 2)
+    except ValueError as error:
+        raise PgsieveError(
+            f"table {text!r} {error}", hint='write SCHEMA.TABLE, as in public.orders or "Sales"."Order Lines"'
+        ) from None
+    return schema, table

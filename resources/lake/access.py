@@ -74,8 +74,10 @@ _TRYING = Lock()
 class LakeAccess:
     """Checks that a lake can be written, and explains why not."""
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: Storage, *, temporary: bool = False) -> None:
+        """`temporary`: nothing that is written there has to outlive this process."""
         self.uri = storage.address
+        self._is_temporary = temporary
         #: The files of the lake, for this process and for executors.
         store = Store.of(storage)
         self.store = replace(store, objects=partial(objects_at, options=store.options))
@@ -146,7 +148,7 @@ class LakeAccess:
 
         Raises LakeUnavailableError.
         """
-        if not is_uri(self.uri) and self._unsynced is None:
+        if not is_uri(self.uri) and self._unsynced is None and not self._is_temporary:
             self.try_writing()
 
     def make_durable(self) -> None:
@@ -155,7 +157,7 @@ class LakeAccess:
         An object store keeps what it has confirmed. For a folder, the file system is written to disk. Raises
         LakeUnavailableError.
         """
-        if is_uri(self.uri):
+        if is_uri(self.uri) or self._is_temporary:
             return
         self.begin_writing()
         assert self._unsynced is not None

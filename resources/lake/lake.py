@@ -80,10 +80,14 @@ class Lake:
         cores: int | None = None,
         vectors: bool = True,
         rewritten_bytes: int = REWRITTEN_BYTES_DEFAULT,
+        *,
+        temporary: bool = False,
     ) -> None:
         storage = storage or storage_of(uri)
         self._session = session
-        self.access = LakeAccess(storage)
+        self._storage = storage
+        self._reached = (small_bytes, threads, cores, vectors, rewritten_bytes)
+        self.access = LakeAccess(storage, temporary=temporary)
         self.paths = LakePaths(storage.address, folders, self._recorded_folders)
         self._tables = shared_tables(self.store.options)
         #: delta-rs, where it can reach and write the lake.
@@ -93,6 +97,24 @@ class Lake:
         self.executors: Executors = SparkExecutors(session, cores) if threads is None else Threads(threads)
         self.policy = Policy(
             self.access, self.local, self.executors, small_bytes, rewritten_bytes, vectors=vectors
+        )
+
+    def at(self, uri: str, *, temporary: bool = False) -> "Lake":
+        """Another lake, that is read and written by the same engines; in the same store with the same options.
+
+        `temporary`: nothing that is written there has to outlive this process.
+        """
+        small, threads, cores, vectors, rewritten = self._reached
+        return Lake(
+            uri,
+            self._session,
+            small,
+            self._storage.beside(uri),
+            threads=threads,
+            cores=cores,
+            vectors=vectors,
+            rewritten_bytes=rewritten,
+            temporary=temporary,
         )
 
     @property
@@ -171,6 +193,14 @@ class Lake:
             if self.local is not None:
                 return self.local.columns(path)
             names: list[str] = self.current(path).columns
+            return names
+
+    def columns_at(self, path: str, version: int) -> list[str]:
+        """The names of the columns that a version of a table has."""
+        with self.access.refusing(path):
+            if self.local is not None:
+                return [field.name for field in self.local.as_of(path, version).schema().fields]
+            names: list[str] = self.as_of(path, version).columns
             return names
 
     def count(self, path: str) -> int:

@@ -20,6 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.resources.lake.delta.bounds import bounded_if_possible
 from pgsieve.resources.lake.delta.compaction import cluster, compact
+from pgsieve.resources.lake.delta.deletion_vectors import is_vector_file
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.layout import FILE_BYTES_PROPERTY, file_bytes
 from pgsieve.resources.lake.delta.records import kept_metadata, quoted
@@ -90,15 +91,11 @@ def maintenance(lake: Lake, path: str) -> TableMaintenance:
     if (
         local
         and local.is_written(path)
-        and not any(map(_is_vector, local.store.names(path)))
+        and not any(map(is_vector_file, local.store.names(path)))
         and not local.table_at(path).metadata().partition_columns
     ):
         return _ByDeltaRs(lake, local, path)
     return _BySpark(lake, path)
-
-
-def _is_vector(name: str) -> bool:
-    return name.startswith("deletion_vector_") and name.endswith(".bin")
 
 
 def _lacking(properties: Mapping[str, str], hours: int) -> dict[str, str]:

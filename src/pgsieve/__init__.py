@@ -7,6 +7,7 @@ For users are the names of `__all__`; everything else is private and may change 
 - `PgsieveTranslator`: how its assets appear there, to subclass; `PgsieveAsset` and `AssetKind` say what an asset is of
 - `PgsieveLake`: the lake as a resource, for assets that read the replicas; `at_cut(subscription)`: when to materialise them
 - `read_at_cut(spark, lake, subscription)`: all tables of a subscription as they were at one LSN
+- `read_at(spark, lake, subscription, moment)`: the same at any LSN or time
 - `messages`: pgoutput's messages as dataclasses, with `decode` and `encode`; `Decoder` for those of a session
 - `PgsieveError`: what every error of pgsieve's is, with `hint` and `sqlstate`
 
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pgsieve.assets.automation_condition import at_cut
     from pgsieve.assets.lake import PgsieveLake
+    from pgsieve.assets.steps.moments.reading import read_at
     from pgsieve.assets.steps.records.cuts import read_at_cut
     from pgsieve.assets.translator import AssetKind, PgsieveAsset, PgsieveTranslator
     from pgsieve.decoding.errors import PgsieveError
@@ -43,6 +45,7 @@ __all__ = [
     "at_cut",
     "build_definitions",
     "messages",
+    "read_at",
     "read_at_cut",
 ]
 
@@ -57,6 +60,7 @@ _HOMES = {
     "PgsieveTranslator": "pgsieve.assets.translator",
     "at_cut": "pgsieve.assets.automation_condition",
     "build_definitions": "pgsieve.pipelines.definitions",
+    "read_at": "pgsieve.assets.steps.moments.reading",
     "read_at_cut": "pgsieve.assets.steps.records.cuts",
 }
 

@@ -20,7 +20,6 @@ from pgsieve.assets.steps.apply.writer import ReplicaWriter
 from pgsieve.assets.steps.records.failures import TABLE_ERRORS, explained, is_damage
 from pgsieve.assets.steps.records.table_states import Name, TableState, TableStates
 from pgsieve.assets.steps.records.transformed import TableChanges
-from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.errors import LakeError, OverrunError, again_after_conflict
@@ -62,7 +61,7 @@ class Plan:
 class Batch:
     """Consecutive slices up to `end`, as the changes of their tables, oldest first."""
 
-    subscription: Subscription
+    subscription: str
     lake: Lake
     end: int
     changes: Sequence[TableChanges]
@@ -75,7 +74,7 @@ class Batch:
         A run that died, was restricted to some tables, or works at the same time leaves tables ahead: no cut
         has their versions.
         """
-        lake, name = self.lake, self.subscription.name
+        lake, name = self.lake, self.subscription
         tables: dict[Name, list[TableChanges]] = {}
         for change in self.changes:
             tables.setdefault(change.name, []).append(change)
@@ -100,7 +99,7 @@ class Batch:
         if not todo:
             return []
         lake, applied = self.lake, list[Applied]()
-        paths = {p.pending.name: lake.paths.replica(self.subscription.name, *p.pending.name) for p in todo}
+        paths = {p.pending.name: lake.paths.replica(self.subscription, *p.pending.name) for p in todo}
         with lake.one_moment(*paths.values()):
             sizes = {name: lake.records.size(path) for name, path in paths.items()}
         for large in (False, True):
@@ -139,7 +138,7 @@ class Batch:
                 decided = _refuse(_conflict_search(self.subscription, self.lake, plan))
             except KeyConflictError as conflict:
                 # The row may be another process's, which has applied the same change.
-                path = self.lake.paths.replica(self.subscription.name, *plan.pending.name)
+                path = self.lake.paths.replica(self.subscription, *plan.pending.name)
                 return plan, None if is_overrun(self.lake, path, plan.pending.standing) else conflict
             except TABLE_ERRORS:
                 return plan, None  # A failure here occurs in the apply too, and is reported there.
@@ -167,7 +166,7 @@ class Batch:
         self, plan: Plan, commit: Callable[[ConflictSearch, Plan, int], Applied | None]
     ) -> Applied | Plan:
         """Apply a plan to its table, or where another process was faster what is lacking then; that where it is not committed."""
-        name, path = plan.pending.name, self.lake.paths.replica(self.subscription.name, *plan.pending.name)
+        name, path = plan.pending.name, self.lake.paths.replica(self.subscription, *plan.pending.name)
         plans, definition = [plan], plan.state.definition
 
         def attempt() -> Applied | Plan:
@@ -187,7 +186,7 @@ class Batch:
                 raise
 
         try:
-            with called(self.subscription.name, f"{name[0]}.{name[1]} up to {format_lsn(self.end)}"):
+            with called(self.subscription, f"{name[0]}.{name[1]} up to {format_lsn(self.end)}"):
                 return again_after_conflict(attempt)()
         except KeyConflictError as error:
             return _conflicting(name, error)
@@ -210,11 +209,11 @@ def _conflicting(name: Name, error: KeyConflictError) -> Applied:
     )
 
 
-def _conflict_search(subscription: Subscription, lake: Lake, plan: Plan) -> ConflictSearch:
+def _conflict_search(subscription: str, lake: Lake, plan: Plan) -> ConflictSearch:
     pending, definition = plan.pending, plan.state.definition
     assert definition is not None
-    path = lake.paths.replica(subscription.name, *pending.name)
-    log = lake.paths.changes(subscription.name, *pending.name, definition.history.generation)
+    path = lake.paths.replica(subscription, *pending.name)
+    log = lake.paths.changes(subscription, *pending.name, definition.history.generation)
     return ConflictSearch(lake, path, log, definition, pending)
 
 

@@ -118,7 +118,7 @@ def _apply(
         ends = batches.popleft()
         end = ends[-1]
         changes = [c for e in ends for c in slices[e] if c.changed and c.name in begun]
-        batch = Batch(subscription, lake, end, changes)
+        batch = Batch(subscription.name, lake, end, changes)
         todo, ahead, replicas.states = batch.planned(only)
         alone = alone and not _is_copied_by_others(replicas.states, begun)
         aside = {name for name, standing in ahead.items() if replicas.leave(name, None, standing)}

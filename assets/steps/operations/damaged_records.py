@@ -54,7 +54,7 @@ def replace_damaged_records(subscription: Subscription, lake: Lake) -> list[str]
             if path != states:
                 lake.remove_log(path)
         if record.path in damaged:
-            record.set(SubscriptionState(folders=lake.paths.folders_of(name)))
+            record.set(SubscriptionState(folders=lake.paths.folders_of(name), deleted_up_to=None))
     return damaged
 
 

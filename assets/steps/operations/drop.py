@@ -98,7 +98,8 @@ def drop_subscription(
     if lake.records.exists(SubscriptionRecord(lake, name).path):
         # The record of its replicas' folders stays: they can still be read.
         record = SubscriptionRecord(lake, name)
-        record.set(SubscriptionState(folders=record.state().folders))
+        state = record.state()
+        record.set(SubscriptionState(folders=state.folders, deleted_up_to=state.deleted_up_to))
     if not others and lake.records.exists(ChangeLog(lake, feed).path):
         give_up(lake, feed)
     done = replace(done, unregistered=unregister(lake, name))

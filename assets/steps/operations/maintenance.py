@@ -8,7 +8,7 @@ the slower begins again.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -24,7 +24,13 @@ from pgsieve.assets.steps.records.prepared import Prepared
 from pgsieve.assets.steps.records.registered import Registered
 from pgsieve.assets.steps.records.sequences import Sequences
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
-from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates, newest_version
+from pgsieve.assets.steps.records.table_states import (
+    Name,
+    SyncState,
+    TableStates,
+    histories,
+    newest_version,
+)
 from pgsieve.assets.steps.records.transformed import Transformed
 from pgsieve.assets.steps.slot_consumption.slot import refuse_other_publisher_if_it_answers
 from pgsieve.assets.steps.subscription import Feed, Subscription
@@ -109,14 +115,19 @@ def maintain_subscription(
         tables = TableStates(lake, name).newest()
         applied, cut = applied_up_to(lake, subscription), Cuts(lake, subscription.name).last()
         written = {table: state for table, state in tables.items() if only is None or table in only}
-        for path in _histories(lake, name, written):
-            upto = maintainer.expired(path, applied, retention.changes)
+        paths = list(histories(lake, name, written))
+        expired = {path: maintainer.expired(path, applied, retention.changes) for path in paths}
+        # Of a lake that was maintained before this was recorded, nobody knows what it had.
+        unknown = applied if record.state().deleted_up_to is None else 0
+        record.note_deleted(max((*expired.values(), unknown)))
+        for path, upto in expired.items():
             maintainer.maintain(path, f"slice <= {upto:d}" if upto else None, record=False)
         # A change after the newest cut tells the next one of its table; a slice without any tells how far this is.
         applied_rows = f"slice <= {cut.lsn if cut else 0:d} or (slice < {applied:d} and inserts is null)"
         maintainer.maintain(Transformed(lake, name).path, applied_rows)
         states = TableStates(lake, name)
-        maintainer.maintain(states.path, superseded(states.counting_versions()))
+        of_cuts = {cut.states for cut in Cuts(lake, name).kept() if cut.states is not None}
+        maintainer.maintain(states.path, superseded(states.counting_versions(of_cuts)))
         maintainer.maintain(record.path, superseded({record.newest_version()}))
         maintainer.maintain(Registered(lake, name).path)
         sequences = Sequences(lake, name)
@@ -153,13 +164,6 @@ def maintain_subscription(
         if refused:
             raise refused[0]
         return maintainer.done
-
-
-def _histories(lake: Lake, subscription: str, tables: Mapping[Name, TableState]) -> Iterator[str]:
-    """The change histories of all tables, also those that were begun anew since."""
-    for name, state in tables.items():
-        newest = state.definition.history.generation if state.definition else 0
-        yield from (lake.paths.changes(subscription, *name, generation) for generation in range(newest + 1))
 
 
 def superseded(counting: Collection[int]) -> str | None:

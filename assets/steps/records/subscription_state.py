@@ -29,6 +29,7 @@ SUBSCRIPTION = pa.schema(
         "properties": pa.string(),
         "clustered": pa.string(),
         "database": pa.string(),
+        "deleted_up_to": pa.int64(),
     }
 )
 
@@ -47,7 +48,8 @@ class SubscriptionState:
 
     `folders` is the template of the replicas' folders, `properties` what pgsieve.yaml last said of their Delta properties (JSON),
     `clustered` how their rows were last clustered (JSON), `database` the one that they are of (`Database` as text); None where
-    nothing was ever said or done.
+    nothing was ever said or done. `deleted_up_to` is the LSN up to which maintenance may have deleted slices of change histories;
+    None in a lake of before it said so.
     """
 
     enabled: bool = True
@@ -58,6 +60,7 @@ class SubscriptionState:
     properties: str | None = None
     clustered: str | None = None
     database: str | None = None
+    deleted_up_to: int | None = 0
 
 
 def disabled_error(subscription: str, state: SubscriptionState) -> SubscriptionDisabledError:
@@ -100,6 +103,7 @@ class SubscriptionRecord:
             newest.get("properties"),
             newest.get("clustered"),
             newest.get("database"),
+            newest.get("deleted_up_to"),
         )
 
     def newest_version(self) -> int:
@@ -112,6 +116,11 @@ class SubscriptionRecord:
             return
         row = {"at": datetime.now(UTC), **asdict(state)}
         self.lake.records.append_versioned(self.path, pa.Table.from_pylist([row], SUBSCRIPTION))
+
+    def note_deleted(self, upto: int) -> None:
+        """Record that slices of change histories are deleted, before they are: what is before them cannot be read at any moment more."""
+        if (state := self.state()).deleted_up_to is None or upto > state.deleted_up_to:
+            self.set(replace(state, deleted_up_to=upto))
 
     def disable(self, reason: str) -> None:
         """Let nothing more be copied or applied, until somebody enables the subscription."""

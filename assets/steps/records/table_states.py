@@ -6,7 +6,8 @@ A run that dies while copying leaves `d`, and the table is copied anew.
 """
 
 import shlex
-from collections.abc import Iterable, Mapping
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -125,6 +126,19 @@ def copy_again(subscription: str, name: Name, problem: str) -> str:
     return f"{problem}; `pgsieve resync {subscription} {table}` copies the table again"
 
 
+def _state(row: Mapping[str, Any]) -> TableState:
+    return TableState(
+        schema=row["schema"],
+        table=row["table"],
+        state=SyncState(row["state"]),
+        lsn=row["lsn"] or 0,
+        definition=Definition.from_json(row["definition"]) if row["definition"] else None,
+        reason=row["reason"],
+        at=row["at"],
+        version=version_of(row),
+    )
+
+
 #: The states of a subscription's tables as they were last read, and the version that they were read from.
 _read: dict[str, tuple[tuple[str, int], dict[Name, TableState]]] = {}
 
@@ -132,6 +146,13 @@ _read: dict[str, tuple[tuple[str, int], dict[Name, TableState]]] = {}
 def newest_version(states: Iterable[TableState]) -> int:
     """The version of the newest of some states: others that come later have later ones."""
     return max((state.version for state in states), default=-1)
+
+
+def histories(lake: Lake, subscription: str, tables: Mapping[Name, TableState]) -> Iterator[str]:
+    """The change histories of tables, also those that were begun anew since; of some there may be none yet."""
+    for name, state in tables.items():
+        newest = state.definition.history.generation if state.definition else 0
+        yield from (lake.paths.changes(subscription, *name, generation) for generation in range(newest + 1))
 
 
 @dataclass(frozen=True)
@@ -163,24 +184,21 @@ class TableStates:
             return dict(read[1])
 
     def _states(self) -> dict[Name, TableState]:
-        states: dict[Name, Mapping[str, Any]] = {}
+        return {name: _state(rows[-1]) for name, rows in self._kept().items()}
+
+    def kept(self) -> dict[Name, list[TableState]]:
+        """The states of each table that are kept, oldest first: the newest, and those that tables had at the cuts that are kept."""
+        return {name: [_state(row) for row in rows] for name, rows in self._kept().items()}
+
+    def _kept(self) -> dict[Name, list[Mapping[str, Any]]]:
+        """The rows of each table, oldest first; one without a definition has that of the one before."""
+        kept: dict[Name, list[Mapping[str, Any]]] = {}
         for row in in_order(self.lake.records.rows(self.path)):
-            name = (row["schema"], row["table"])
-            definition = row["definition"] or states.get(name, {}).get("definition")
-            states[name] = {**row, "definition": definition}
-        return {
-            name: TableState(
-                schema=row["schema"],
-                table=row["table"],
-                state=SyncState(row["state"]),
-                lsn=row["lsn"] or 0,
-                definition=Definition.from_json(row["definition"]) if row["definition"] else None,
-                reason=row["reason"],
-                at=row["at"],
-                version=version_of(row),
+            rows = kept.setdefault((row["schema"], row["table"]), [])
+            rows.append(
+                {**row, "definition": row["definition"] or (rows[-1]["definition"] if rows else None)}
             )
-            for name, row in states.items()
-        }
+        return kept
 
     def may_have_replicas(self) -> bool:
         """Whether a copy of some table was begun, and the subscription was not dropped since."""
@@ -191,16 +209,25 @@ class TableStates:
             for state in self.newest().values()
         )
 
-    def counting_versions(self) -> set[int]:
-        """The versions of the rows that count: of each table the newest, and the newest with a definition."""
-        newest: dict[Name, int] = {}
-        defined: dict[Name, int] = {}
+    def counting_versions(self, moments: Iterable[int]) -> set[int]:
+        """The versions of the rows that count: of each table the newest, and the newest with a definition.
+
+        Those of now, and those of `moments`, when the newest row had one of these versions.
+        """
+        versions: dict[Name, tuple[list[int], list[int]]] = {}
         for row in in_order(self.lake.records.rows(self.path)):
-            name, version = (row["schema"], row["table"]), version_of(row)
-            newest[name] = version
+            every, defined = versions.setdefault((row["schema"], row["table"]), ([], []))
+            every.append(version_of(row))
             if row["definition"]:
-                defined[name] = version
-        return {*newest.values(), *defined.values()}
+                defined.append(version_of(row))
+        ascending = [numbers for both in versions.values() for numbers in both if numbers]
+        limits = {*moments, *(numbers[-1] for numbers in ascending)}
+        return {
+            numbers[at - 1]
+            for limit in limits
+            for numbers in ascending
+            if (at := bisect_right(numbers, limit))
+        }
 
     def append(self, states: Iterable[TableState], base: int | None = None) -> None:
         """Append states, all in one commit; the last one that is given of a table counts.

@@ -61,6 +61,11 @@ class Marked:
         return len(self.rows) == int(json.loads(self.added["stats"])["numRecords"])
 
 
+def is_vector_file(name: str) -> bool:
+    """Whether a file of a table's folder has deletion vectors."""
+    return name.startswith("deletion_vector_") and name.endswith(".bin")
+
+
 def deleted_rows(table: DeltaTable) -> dict[str, Rows]:
     """The rows that are marked as deleted, by file names relative to the table's folder; raises DeltaError."""
     vectors = pa.table(table.deletion_vectors().read_all())

@@ -99,6 +99,10 @@ class LocalRecords(Commits):
         query = QueryBuilder().register("t", self._tables.as_of(path, version)).execute("select * from t")
         yield from pa.RecordBatchReader.from_stream(query)
 
+    def as_of(self, path: str, version: int) -> DeltaTable:
+        """One version of a table, which stays at it."""
+        return self._tables.as_of(path, version)
+
     def takes_files(self, path: str, schema: pa.Schema, *, overwrite: bool = False) -> bool:
         """Whether `commit` can add files of this schema: there is no table, or it has these columns.
 
@@ -201,6 +205,13 @@ class LocalRecords(Commits):
             self.table_at(path), f"select min({quoted_column(column)}) as m from t where {where}"
         )["m"]
         return least[0].as_py()
+
+    def greatest(self, path: str, column: str, where: str) -> Any:
+        """The greatest value of a column in the rows for which an SQL condition holds; None where there is none."""
+        greatest = queried(
+            self.table_at(path), f"select max({quoted_column(column)}) as m from t where {where}"
+        )["m"]
+        return greatest[0].as_py()
 
     def change_log(self, path: str) -> Slices:
         """The slices of a change log, or of a change history, as it is now."""

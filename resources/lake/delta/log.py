@@ -35,7 +35,7 @@ _LAST_CHECKPOINT = "_last_checkpoint"
 #: The fields of an action that are maps.
 _MAPS = frozenset({"partitionValues", "tags", "configuration", "options"})
 #: What file systems say that have no hard links.
-_UNLINKABLE = {errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EXDEV}
+UNLINKABLE = {errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EXDEV}
 
 
 class UnmarkableError(Exception):
@@ -74,7 +74,7 @@ class FolderFiles:
             one.touch()
             os.link(one, other)
         except OSError as error:
-            if error.errno not in _UNLINKABLE:
+            if error.errno not in UNLINKABLE:
                 raise
             raise UnmarkableError(f"{self._folder}: {error.strerror}") from error
         finally:

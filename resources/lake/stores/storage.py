@@ -150,6 +150,12 @@ class Storage:
         address = lake.rstrip("/") or lake
         return cls(re.sub(r"(?i)^s3a?://", "s3a://", address), options or {}, only_spark=only_spark)
 
+    def beside(self, address: str) -> "Storage":
+        """The storage of another address: with the same options where it is in the same store, else as `storage_of` has it."""
+        other = Storage.of(address, self.options, only_spark=self.only_spark)
+        same = urlsplit(other.address)[:2] == urlsplit(self.address)[:2]
+        return other if same else storage_of(address)
+
     @property
     def scheme(self) -> str:
         """The scheme of the address; `file` where it is a path."""

@@ -35,6 +35,8 @@ CALLS = [
     ("run", "--explain --log-level error", {"tables", "waiting_bytes", "small_bytes"}),
     ("status", "", {"slots", "subscriptions"}),
     ("check", "", {"tables", "failures", "sequences", "warnings"}),
+    ("read", "one", {"subscription", "lsn", "tables", "folder"}),
+    ("restore", "one {folder}", {"subscription", "lsn", "tables", "folder"}),
     ("resync", "one public.notes", {"subscription", "tables", "lost", "run", "followed", "damaged"}),
     ("skip", "one 7/7", {"subscription", "skip_lsn"}),
     ("skip", "one none", {"subscription", "skip_lsn"}),
@@ -80,7 +82,8 @@ def test_every_command_with_a_result_has_the_option() -> None:
 def test_stdout_is_the_result_and_nothing_else(shop: Shop) -> None:
     shop.configure(spark={"engine": "use"})
     for name, arguments, keys in CALLS:
-        command = ["-c", str(shop.path), *name.split(), *arguments.split(), "--json"]
+        given = arguments.format(folder=shop.path.parent / "restored").split()
+        command = ["-c", str(shop.path), *name.split(), *given, "--json"]
         done = CliRunner().invoke(cli.app, command, prog_name="pgsieve")
         assert done.exit_code == (1 if name == "engine status" else 0), (name, done.stdout, done.stderr)
         result = json.loads(done.stdout)

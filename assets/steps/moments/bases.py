@@ -1,0 +1,246 @@
+"""What each table of a subscription is made of at an LSN: a Delta version of its replica, and slices of its change history.
+
+In: the records of a subscription. Out: `Base` for each table that a subscriber had then. A version holds what committed before its
+position; changes of the history that committed from there on and before the LSN are lacking. They are whole where no retention took any, and
+where the table was not copied again in between. Raises MomentError, with the reason, where that cannot be known: no row is guessed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from deltalake.exceptions import DeltaError
+
+from pgsieve.assets.steps.moments.moment import MomentError
+from pgsieve.assets.steps.records.cuts import Cut, Cuts
+from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
+from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
+from pgsieve.assets.steps.records.transformed import Transformed
+from pgsieve.assets.steps.subscription import Definition
+from pgsieve.decoding.lsn import format_lsn
+from pgsieve.decoding.values.quoting import quote_qualified
+from pgsieve.resources.lake.delta.clones import files_of
+from pgsieve.resources.lake.delta.delta_rs import LocalRecords
+from pgsieve.resources.lake.delta.records import APPLICATION
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.stores.store import joined
+
+
+@dataclass(frozen=True)
+class Base:
+    """A version of a replica that holds what committed before `since`, and the slices of `history` with what came then.
+
+    `state` is the table's state with the definition that this version and these slices have.
+    """
+
+    path: str
+    version: int
+    state: TableState
+    since: int
+    history: str
+    slices: Sequence[int] = ()
+
+    @property
+    def name(self) -> Name:
+        """(schema, table)."""
+        return self.state.name
+
+    @property
+    def definition(self) -> Definition:
+        """That of the version."""
+        assert self.state.definition is not None
+        return self.state.definition
+
+
+def bases(lake: Lake, subscription: str, lsn: int, complete: int = 0) -> list[Base]:
+    """What the tables of a subscription are made of at an LSN.
+
+    Up to `complete` nothing is lacking that the feed has, where that is known; slices and cuts tell of less where nothing was changed.
+    """
+    cuts = Cuts(lake, subscription).kept()
+    states = TableStates(lake, subscription).kept()
+    reached = max(Transformed(lake, subscription).position(), complete, *(cut.lsn for cut in cuts))
+    if not states or not reached:
+        raise MomentError(
+            f'the lake has nothing of a subscription "{subscription}"',
+            hint="`pgsieve run` copies its tables",
+            sqlstate="42704",
+        )
+    if lsn > reached:
+        raise MomentError(
+            f'subscription "{subscription}": LSN {format_lsn(lsn)} has not been read yet, only all before {format_lsn(reached)}',
+            hint=f"`pgsieve run {subscription}` reads on; if nothing was committed since, the rows are those of the newest cut",
+            sqlstate="22023",
+        )
+    before = next((cut for cut in reversed(cuts) if cut.lsn <= lsn), None)
+    after = next((cut for cut in cuts if cut.lsn > lsn), None)
+    look = _Look(lake, subscription, lsn, before, after)
+    found = [base for name, kept in states.items() if (base := look.base(name, kept)) is not None]
+    if not found:
+        oldest = f"; the oldest cut that is kept is of {format_lsn(cuts[0].lsn)}" if cuts else ""
+        raise MomentError(
+            f'subscription "{subscription}": no table was copied by {format_lsn(lsn)}, or no cut of then is kept{oldest}',
+            hint="how long cuts are kept is `retention.versions` in pgsieve.yaml",
+            sqlstate="22023",
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class _Look:
+    """Looks for what tables are made of: `before` is the last cut at or before the LSN, `after` the first one beyond."""
+
+    lake: Lake
+    subscription: str
+    lsn: int
+    before: Cut | None
+    after: Cut | None
+
+    def base(self, name: Name, kept: Sequence[TableState]) -> Base | None:
+        """What a table is made of; None where a subscriber did not have it then."""
+        held = self.before.tables.get(name) if self.before is not None else None
+        ready = next((s for s in reversed(kept) if s.state == SyncState.READY and s.lsn <= self.lsn), None)
+        copied = ready is not None and (self.before is None or ready.lsn > self.before.lsn)
+        if held is None and not copied:
+            return None
+        if ready is None:
+            raise self._unreadable(
+                name, "what its columns were is not recorded any more: `pgsieve maintain` of before kept less"
+            )
+        path = self.lake.paths.replica(self.subscription, *name)
+        if self.before is not None and held is not None and not copied and self.before.lsn == self.lsn:
+            state = self._defined(name, kept, ready, self.lake.columns_at(path, held))
+            return Base(path, held, state, self.lsn, self._history(name, state))
+        return self._with_changes(name, path, kept, ready, None if copied else held)
+
+    def _with_changes(
+        self, name: Name, path: str, kept: Sequence[TableState], ready: TableState, held: int | None
+    ) -> Base:
+        local = self._local(name)
+        version, position = self._newest_version(name, local, path, held)
+        if not ready.lsn <= position <= self.lsn:
+            raise self._unreadable(name, "the version of its replica that was the newest then is gone")
+        if held != version:
+            self._refuse_vacuumed(name, local, path, version)
+        state = self._defined(name, kept, ready, self.lake.columns_at(path, version))
+        since = max(position, self.before.lsn) if self.before is not None and held is not None else position
+        base = Base(path, version, state, since, self._history(name, state))
+        return self._with_slices(base, kept) if since < self.lsn else base
+
+    def _with_slices(self, base: Base, kept: Sequence[TableState]) -> Base:
+        """The base with the slices of its history, which are whole."""
+        name, lake = base.name, self.lake
+        ends = lake.records.slices(base.history, base.since)
+        deleted = SubscriptionRecord(lake, self.subscription).state().deleted_up_to
+        if deleted is None:
+            raise self._unreadable(
+                name,
+                "whether its changes are all kept is not known of a lake of before; `pgsieve maintain` notes what is",
+            )
+        if base.since < deleted:
+            raise self._unreadable(
+                name, f"its changes up to {format_lsn(deleted)} are deleted, as `retention.changes` says"
+            )
+        self._refuse_gap(name, base.state, kept, ends)
+        earlier = [end for end in ends if end < self.lsn]
+        lacking = [*earlier, *ends[len(earlier) :][:1]]
+        return Base(base.path, base.version, base.state, base.since, base.history, lacking)
+
+    def _refuse_gap(
+        self, name: Name, ready: TableState, kept: Sequence[TableState], ends: Sequence[int]
+    ) -> None:
+        """Raise where the history may lack changes: the table did not follow any more, until it was copied again.
+
+        It follows as long as its state says so. What was written before it ceased to is whole up to the end of the last slice.
+        """
+        limit = None if self.after is None else self.after.states
+        known = [state for state in kept if limit is None or state.version <= limit]
+        if known and known[-1].applies and known[-1].lsn == ready.lsn:
+            return
+        again = min((s.lsn for s in kept if s.lsn > self.lsn and s.version > ready.version), default=None)
+        followed = max((end for end in ends if again is None or end <= again), default=0)
+        if followed < self.lsn:
+            until = (
+                "and has not been copied since" if again is None else f"and was copied at {format_lsn(again)}"
+            )
+            raise self._unreadable(
+                name,
+                f"it was set aside or left the publications, {until}: its changes in between are not known",
+            )
+
+    def _newest_version(
+        self, name: Name, local: LocalRecords, path: str, held: int | None
+    ) -> tuple[int, int]:
+        """The newest version whose position is at or before the LSN, and the position; positions ascend."""
+        if not self.lake.records.exists(path):
+            raise self._unreadable(name, "its replica is gone")
+        newest = self.lake.records.version(path)
+        high = newest if self.after is None else min(self.after.tables.get(name, newest), newest)
+        low, positions = held or 0, dict[int, int]()
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._position(local, path, middle, positions) <= self.lsn:
+                low = middle
+            else:
+                high = middle - 1
+        return low, self._position(local, path, low, positions)
+
+    @staticmethod
+    def _position(local: LocalRecords, path: str, version: int, positions: dict[int, int]) -> int:
+        """The position of a version; -1 for one that has none, or whose entry of the log is gone."""
+        if version not in positions:
+            try:
+                position = local.as_of(path, version).transaction_version(APPLICATION)
+            except DeltaError:
+                position = None
+            positions[version] = -1 if position is None else position
+        return positions[version]
+
+    def _refuse_vacuumed(self, name: Name, local: LocalRecords, path: str, version: int) -> None:
+        """Raise where files are gone of a version that no cut has kept."""
+        with self.lake.access.refusing(path):
+            files = files_of(local.as_of(path, version))
+        if not all(self.lake.store.has(joined(path, file)) for file in files):
+            raise self._unreadable(
+                name, f"files of version {version} of its replica are deleted, as `retention.versions` says"
+            )
+
+    def _defined(
+        self, name: Name, kept: Sequence[TableState], ready: TableState, columns: Sequence[str]
+    ) -> TableState:
+        """The state whose definition a version with these columns has, and the changes after it; the user's may be among them."""
+        limit = None if self.after is None else self.after.states
+        defined = [
+            (state, set(state.definition.names))
+            for state in reversed(kept)
+            if state.state == SyncState.READY
+            and state.lsn == ready.lsn
+            and state.definition is not None
+            and (limit is None or state.version <= limit)
+        ]
+        equal = [state for state, names in defined if names == set(columns)]
+        within = [state for state, names in defined if names < set(columns)]
+        if not (equal or within):
+            raise self._unreadable(name, "which columns it had then is not recorded any more")
+        return [*equal, *within][0]
+
+    def _history(self, name: Name, state: TableState) -> str:
+        assert state.definition is not None
+        return self.lake.paths.changes(self.subscription, *name, state.definition.history.generation)
+
+    def _local(self, name: Name) -> LocalRecords:
+        if self.lake.local is None:
+            raise self._unreadable(
+                name,
+                "the lake is reached by Spark only, where no moment between two cuts can be read",
+                "0A000",
+            )
+        return self.lake.local
+
+    def _unreadable(self, name: Name, reason: str, sqlstate: str = "55000") -> MomentError:
+        cuts = [format_lsn(cut.lsn) for cut in (self.before, self.after) if cut is not None]
+        return MomentError(
+            f'subscription "{self.subscription}": table "{quote_qualified(*name)}" cannot be read as of'
+            f" {format_lsn(self.lsn)}: {reason}",
+            hint=f"the nearest cuts, at which it can: {', '.join(cuts)}" if cuts else "choose a later LSN",
+            sqlstate=sqlstate,
+        )

@@ -1,0 +1,97 @@
+"""Moments as users name them: an LSN, or a time -> the LSN before which all that counts had committed.
+
+A time is the last commit at or before it, in the order of the WAL, before the first commit that is later: what PostgreSQL's
+recovery_target_time stops at. It is known from the change histories, so only between two commits that these have. Raises MomentError.
+
+Source: recoveryStopsBefore() in src/backend/access/transam/xlogrecovery.c.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Literal
+
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+
+from pgsieve.assets.steps.records.table_states import TableStates, histories
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.decoding.lsn import format_lsn, parse_lsn
+from pgsieve.resources.lake.lake import Lake
+
+#: A time in DataFusion's SQL, by its microseconds.
+_TIME = "arrow_cast({}, 'Timestamp(Microsecond, Some(\"UTC\"))')"
+_SPARK_TIME = "timestamp_micros({})"
+
+
+class MomentError(PgsieveError):
+    """The replicas cannot be read as they were at a moment."""
+
+
+def lsn_of(lake: Lake, subscription: str, moment: str | datetime) -> int:
+    """The LSN of a moment: an LSN as PostgreSQL writes it, or a time with its time zone, in ISO 8601 where it is text."""
+    if isinstance(moment, str):
+        if "/" in moment:
+            return parse_lsn(moment)
+        moment = _time(moment)
+    if moment.tzinfo is None:
+        raise MomentError(
+            f'the time "{moment.isoformat(" ")}" has no time zone',
+            hint=f'say which it is of: "{moment.isoformat(" ")}+00:00" is UTC',
+            sqlstate="22007",
+        )
+    return _lsn_at(lake, subscription, moment)
+
+
+def _time(text: str) -> datetime:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        raise MomentError(
+            f'"{text[:40]}" is neither an LSN nor a time',
+            hint='an LSN is written 16/B374D848, a time "2026-03-01 12:00:00+00:00"',
+            sqlstate="22007",
+        ) from None
+
+
+def _lsn_at(lake: Lake, subscription: str, time: datetime) -> int:
+    tables = TableStates(lake, subscription).newest()
+    paths = [path for path in histories(lake, subscription, tables) if lake.records.exists(path)]
+    micros = round(time.timestamp() * 1_000_000)
+    later = _bounds(lake, paths, "least", "commit_time > {time}", micros)
+    said = f'subscription "{subscription}" at {time.isoformat(" ")}'
+    if not later:
+        raise MomentError(
+            f"{said}: no commit after that time has been replicated, so earlier ones may still arrive",
+            hint="`pgsieve run` reads on; without a time, the newest rows are those of the replicas, and of the newest cut's LSN",
+            sqlstate="22023",
+        )
+    first = min(later)
+    before = _bounds(lake, paths, "greatest", f"commit_lsn < {first:d}", micros)
+    if not before:
+        raise MomentError(
+            f"{said}: the first change that is kept, at LSN {format_lsn(first)}, is later",
+            hint="name an LSN; how long changes are kept is `retention.changes` in pgsieve.yaml",
+            sqlstate="22023",
+        )
+    # Whatever is copied after that commit is of a later moment.
+    return max(before) + 1
+
+
+def _bounds(
+    lake: Lake, paths: Sequence[str], bound: Literal["least", "greatest"], where: str, micros: int
+) -> list[int]:
+    """The least or the greatest commit LSN of each history that has rows for which a condition holds."""
+    bounds = []
+    for path in paths:
+        with lake.access.refusing(path):
+            local = lake.policy.reader(path)
+            if local is not None:
+                ask = local.least if bound == "least" else local.greatest
+                lsn = ask(path, "commit_lsn", where.format(time=_TIME.format(micros)))
+            else:
+                rows = lake.current(path).where(where.format(time=_SPARK_TIME.format(micros)))
+                of = F.min("commit_lsn") if bound == "least" else F.max("commit_lsn")
+                (row,) = rows.agg(of).collect()
+                lsn = row[0]
+        if lsn is not None:
+            bounds.append(int(lsn))
+    return bounds

@@ -1,0 +1,176 @@
+"""The replicas of a subscription as they were at an LSN, as Delta tables: where nothing is lacking the replica's own version, else a clone.
+
+In: what the tables are made of (`bases`), and a folder for clones. A clone is a version of a replica in another folder, beside
+the lacking changes of its history: the apply's own functions bring these into it, as a run would. Out: `TableAt` for each table.
+Raises MomentError where a change cannot be applied, as it could not be in the replica, and LakeError.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from tempfile import mkdtemp
+
+import pyarrow as pa
+from deltalake import DeltaTable
+from pyspark.sql import DataFrame, SparkSession
+
+from pgsieve.assets.steps.apply.batch import Batch
+from pgsieve.assets.steps.apply.replica_tables import batches_of, held_at_once
+from pgsieve.assets.steps.moments.bases import Base, bases
+from pgsieve.assets.steps.moments.moment import MomentError, lsn_of
+from pgsieve.assets.steps.moments.slices import put_slice
+from pgsieve.assets.steps.records.table_states import Name, TableStates
+from pgsieve.assets.steps.records.transformed import TableChanges
+from pgsieve.decoding.lsn import format_lsn
+from pgsieve.decoding.values.quoting import quote_qualified
+from pgsieve.resources.lake.delta.clones import clone
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.paths import OWN_FOLDER
+from pgsieve.resources.lake.stores.storage import is_uri
+from pgsieve.resources.private_folder import private_folder
+
+
+@dataclass(frozen=True)
+class TableAt:
+    """A table as it was at a moment: a version of a Delta table of `lake`, and how many changes were applied to get there."""
+
+    name: Name
+    lake: Lake
+    path: str
+    version: int
+    changes: int = 0
+
+    @property
+    def qualified(self) -> str:
+        """Its name as in SQL."""
+        return quote_qualified(*self.name)
+
+    def frame(self) -> DataFrame:
+        """Its rows as Spark reads them."""
+        return self.lake.as_of(self.path, self.version)
+
+    def table(self) -> DeltaTable:
+        """Its rows as delta-rs reads them; raises MomentError where it does not reach the lake."""
+        if self.lake.local is None:
+            raise MomentError(
+                f'table "{self.qualified}": its lake is reached by Spark only',
+                hint="read it with `read_at`, in Spark",
+                sqlstate="0A000",
+            )
+        return self.lake.local.as_of(self.path, self.version)
+
+    def schema(self) -> pa.Schema:
+        """Its columns as Arrow."""
+        return pa.schema(self.table().schema().to_arrow())
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Its rows, a batch at a time; by Spark where delta-rs does not read them."""
+        local = self.lake.policy.reader(self.path)
+        with self.lake.access.refusing(self.path):
+            if local is not None:
+                yield from local.batches(self.path, self.version)
+            else:
+                yield from self.frame().toArrow().to_batches()
+
+    def count(self) -> int:
+        """How many rows it has."""
+        if self.lake.policy.reader(self.path) is None:
+            return self.frame().count()
+        return sum(batch.num_rows for batch in self.batches())
+
+
+def read_at(
+    spark: SparkSession, lake: str, subscription: str, moment: str | datetime, scratch: str | None = None
+) -> dict[str, DataFrame]:
+    """The replicas of a subscription as they were at any moment: DataFrames by table, as in `public.orders`.
+
+    `lake` is the path or URI of pgsieve.yaml. The moment is an LSN as PostgreSQL writes it (`16/B374D848`: what committed before it)
+    or a time with its zone (what committed up to it). Tables that changed since the cut before are brought up to the moment in clones,
+    which are gone with this process; where the lake is in an object store and Spark on other machines, name a folder for them there
+    with `scratch`, and remove it afterwards. Raises MomentError with the reason where the lake does not hold the moment any more.
+    """
+    opened = Lake(lake, lambda: spark)
+    return frames(opened, subscription, moment, scratch)
+
+
+def frames(
+    lake: Lake, subscription: str, moment: str | datetime, scratch: str | None = None
+) -> dict[str, DataFrame]:
+    """The replicas at a moment as Spark reads them, by table."""
+    tables = tables_at(lake, subscription, lsn_of(lake, subscription, moment), scratch)
+    return {each.qualified: each.frame() for each in tables}
+
+
+def tables_at(
+    lake: Lake, subscription: str, lsn: int, scratch: str | None = None, complete: int = 0
+) -> list[TableAt]:
+    """The tables of a subscription as of an LSN; `complete` as in `bases`.
+
+    Clones of those that lack changes are made in a folder below `scratch`; where none is given they are gone with this process.
+    """
+    made, lacking = list[TableAt](), list[Base]()
+    for base in bases(lake, subscription, lsn, complete):
+        if base.slices:
+            lacking.append(base)
+        else:
+            made.append(TableAt(base.name, lake, base.path, base.version))
+    if not lacking:
+        return made
+    into = lake.at(mkdtemp(dir=_scratch_of(lake)) if scratch is None else scratch, temporary=True)
+    return [*made, *brought(lake, subscription, lacking, lsn, into)]
+
+
+def _scratch_of(lake: Lake) -> Path:
+    """Where clones are made: in the lake, where files get a second name and Spark's executors find them; else on this machine."""
+    if not is_uri(lake.uri):
+        try:
+            # No folder of a feed has a dot in its name.
+            return private_folder(f"{lake.uri}/{OWN_FOLDER}/.moments")
+        except OSError:  # Who may only read the lake.
+            pass
+    return private_folder()
+
+
+def brought(lake: Lake, subscription: str, chosen: Sequence[Base], lsn: int, into: Lake) -> list[TableAt]:
+    """Clones of versions in another lake, with the changes that they lack up to an LSN."""
+    into.access.begin_writing()
+    cloned = lake.side_by_side(partial(_cloned, lake, subscription, lsn, into), chosen)
+    TableStates(into, subscription).append(base.state for base in chosen)
+    _apply(subscription, into, [change for changes in cloned for change in changes])
+    made = []
+    for base, changes in zip(chosen, cloned, strict=True):
+        path = into.paths.replica(subscription, *base.name)
+        number = sum(sum(each.sent.values()) + each.truncates for each in changes)
+        made.append(TableAt(base.name, into, path, into.records.version(path), number))
+    return made
+
+
+def _cloned(lake: Lake, subscription: str, lsn: int, into: Lake, base: Base) -> list[TableChanges]:
+    """Make a table's clone, and beside it the part of the history that it lacks; the changes in that, a slice each."""
+    assert lake.local is not None
+    path = into.paths.replica(subscription, *base.name)
+    with lake.access.refusing(base.path), into.access.refusing(path):
+        clone(lake.local.as_of(base.path, base.version), base.path, lake.store, path, into.store)
+    history = into.paths.changes(subscription, *base.name, base.definition.history.generation)
+    changes = [put_slice(lake, into, base, end, lsn, history) for end in base.slices]
+    return [each for each in changes if each.changed]
+
+
+def _apply(subscription: str, into: Lake, changes: Sequence[TableChanges]) -> None:
+    """Apply changes as a run does, in batches; raises MomentError where some cannot be."""
+    slices: dict[int, list[TableChanges]] = {}
+    for change in sorted(changes, key=lambda each: each.slice):
+        slices.setdefault(change.slice, []).append(change)
+    for ends in (part for batch in batches_of(list(slices)) for part in held_at_once(batch, slices)):
+        batch = Batch(subscription, into, ends[-1], [change for end in ends for change in slices[end]])
+        todo, _, _ = batch.planned(None)
+        for applied in batch.applied(todo):
+            if applied.problem is not None:
+                raise MomentError(
+                    f'subscription "{subscription}": table "{quote_qualified(*applied.name)}" cannot be brought up to'
+                    f" {format_lsn(ends[-1])}: {applied.problem}",
+                    hint="the replica could not follow there, either; choose an earlier LSN, or one after the next copy",
+                    sqlstate="55000",
+                )

@@ -1,0 +1,54 @@
+"""The replicas of a subscription as they were at an LSN, put into another folder to stay there.
+
+In: a lake, an LSN, and the address of a folder that is empty. Out: plain Delta tables at `<folder>/<subscription>/<schema>/<table>`, of
+which nothing replicates: a slot never goes back, so no run could go on from there. Raises MomentError; killed amid, it leaves
+`_pgsieve` in the folder, which only what is whole lacks.
+"""
+
+from pathlib import Path
+
+from pgsieve.assets.steps.moments.bases import bases
+from pgsieve.assets.steps.moments.moment import MomentError
+from pgsieve.assets.steps.moments.reading import TableAt, brought
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.paths import OWN_FOLDER
+from pgsieve.resources.lake.stores.storage import is_uri
+
+
+def restore(lake: Lake, subscription: str, lsn: int, folder: str, complete: int = 0) -> list[TableAt]:
+    """Put the tables of a subscription as of an LSN into a folder; `complete` as in `bases`."""
+    into = lake.at(folder if is_uri(folder) else str(Path(folder).expanduser().absolute()))
+    if lake.local is None or into.local is None:
+        raise MomentError(
+            f'subscription "{subscription}" cannot be restored to "{folder}": Spark alone reaches one of them',
+            hint="read the tables with `read_at`, and write them with Spark",
+            sqlstate="0A000",
+        )
+    _refuse_filled(lake, into)
+    made = brought(lake, subscription, bases(lake, subscription, lsn, complete), lsn, into)
+    into.access.make_durable()
+    # What the changes were applied with.
+    for path in (f"{into.uri}/{subscription}/_changes", into.paths.table_states(subscription)):
+        into.local.remove(path)
+    into.access.make_durable()
+    into.local.remove(f"{into.uri}/{OWN_FOLDER}")
+    return made
+
+
+def _refuse_filled(lake: Lake, into: Lake) -> None:
+    """Raise MomentError where a folder has anything, or is of the lake, or the lake of it."""
+    ours, theirs = (f"{each.uri.rstrip('/')}/" for each in (lake, into))
+    if ours.startswith(theirs) or theirs.startswith(ours):
+        raise MomentError(
+            f'"{into.uri}" is within the lake, or the lake is within it',
+            hint="choose another folder",
+            sqlstate="22023",
+        )
+    with into.access.refusing(into.uri):
+        names = into.store.names(into.uri)
+    if names:
+        raise MomentError(
+            f'folder "{into.uri}" is not empty',
+            hint=f"choose an empty one; one with `{OWN_FOLDER}` in it is of a restore that did not end: remove it",
+            sqlstate="55000",
+        )

@@ -1,0 +1,148 @@
+"""Commands that look at, or bring back, what the replicas were: read, restore."""
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import Annotated
+
+import pyarrow as pa
+import typer
+
+from pgsieve.decoding.values.quoting import quote_qualified
+from pgsieve.pipelines.command_line import console
+from pgsieve.pipelines.command_line.app import AsJson, ConfigFile, Subscription, command, load
+from pgsieve.pipelines.commands.moment_results import MomentReport
+
+_PANEL = "Look"
+
+At = Annotated[
+    str | None,
+    typer.Option(
+        "--at",
+        metavar="LSN|TIME",
+        help="Before this LSN (16/B374D848), or up to this time with its zone ('2026-03-01 12:00:00+00:00').",
+    ),
+]
+
+
+@command(
+    "Example: pgsieve read sales public.orders --at '2026-03-01 12:00:00+00:00' > orders.csv", panel=_PANEL
+)
+def read(
+    ctx: typer.Context,
+    subscription: Subscription,
+    table: Annotated[
+        str | None,
+        typer.Argument(metavar="SCHEMA.TABLE", help="Print its rows as CSV (default: list all tables)."),
+    ] = None,
+    at: At = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Read the replicas as they were at any moment, all tables of a subscription at the same one.
+
+    An LSN stands for what had committed before it, a time for what had committed up to it; without --at it is the newest cut.
+    Tables that changed since the cut before are brought up to the moment in a temporary folder, the replicas stay as they are.
+    It is exact, or refused with the reason, where `retention` has removed what it takes. The publisher is not asked.
+
+    With a table, prints its rows as CSV, as COPY does: NULL is empty, texts stand in quotes, arrays are JSON. With --json,
+    one JSON object a row.
+    """
+    settings = load(ctx, config)
+    (selected,) = settings.selected([subscription])
+    from pgsieve.pipelines.commands import read as reading
+
+    if table is None:
+        report = reading.read(settings, selected, at)
+        if as_json:
+            console.print_json(report)
+        else:
+            print_moment(report)
+        return
+    chosen = reading.read_table(settings, selected, at, table)
+    print_rows(chosen.batches(), chosen.schema(), as_json=as_json)
+
+
+@command("Example: pgsieve restore sales ./sales-before --at 16/B374D848", panel=_PANEL)
+def restore(
+    ctx: typer.Context,
+    subscription: Subscription,
+    folder: Annotated[
+        str, typer.Argument(metavar="FOLDER", help="An empty folder, or an address in an object store.")
+    ],
+    at: At = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Put the replicas as they were at any moment into another folder, as Delta tables to stay.
+
+    They are in FOLDER/SUBSCRIPTION/SCHEMA/TABLE. On the file system of the lake, files get a second name and take no room.
+    Nothing replicates into them: a slot never goes back. The replicas, the lake and the publisher are left alone. Moments are
+    those of `pgsieve read`.
+    """
+    settings = load(ctx, config)
+    (selected,) = settings.selected([subscription])
+    from pgsieve.pipelines.commands.restore import restore as restore_tables
+
+    report = restore_tables(settings, selected, at, folder)
+    if as_json:
+        console.print_json(report)
+    else:
+        print_moment(report)
+
+
+def print_moment(report: MomentReport) -> None:
+    """Print the tables of a moment."""
+    console.print_out(console.Text(f"{report.subscription} as of LSN {report.lsn}", style="bold"))
+    listed = console.table_of(
+        "table", "rows", "changes applied", "version", "path", right=("rows", "changes applied", "version")
+    )
+    for each in report.tables:
+        name = quote_qualified(each.schema, each.name)
+        console.add_row(listed, name, each.rows, each.changes, each.version, each.path)
+    console.print_out(listed)
+
+
+def print_rows(batches: Iterator[pa.RecordBatch], schema: pa.Schema, *, as_json: bool) -> None:
+    """Print rows on stdout: as CSV with a line of names, or one JSON object a line."""
+    import pyarrow.csv as pacsv
+
+    flat = pa.schema(
+        [(name, _printed_type(kind)) for name, kind in zip(schema.names, schema.types, strict=True)]
+    )
+    if as_json:
+        for batch in batches:
+            for row in _flat(batch, flat).to_pylist():
+                sys.stdout.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
+        return
+    with pacsv.CSVWriter(sys.stdout.buffer, flat) as writer:
+        for batch in batches:
+            writer.write_batch(_flat(batch, flat))
+
+
+def _printed_type(kind: pa.DataType) -> pa.DataType:
+    """The type as which values are printed: as they are, or as text."""
+    plain = pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_floating(kind)
+    return kind if plain else pa.string()
+
+
+def _flat(batch: pa.RecordBatch, flat: pa.Schema) -> pa.RecordBatch:
+    columns = [_printed(column, kind) for column, kind in zip(batch.columns, flat.types, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=flat)
+
+
+def _printed(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    if column.type.equals(kind):
+        return column
+    if pa.types.is_nested(column.type):
+        values = (
+            None if v is None else json.dumps(v, ensure_ascii=False, default=str) for v in column.to_pylist()
+        )
+        return pa.array(values, kind)
+    if (
+        pa.types.is_binary(column.type)
+        or pa.types.is_large_binary(column.type)
+        or pa.types.is_binary_view(column.type)
+    ):
+        return pa.array([None if v is None else f"\\x{v.hex()}" for v in column.to_pylist()], kind)
+    return column.cast(kind)

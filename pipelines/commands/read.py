@@ -1,0 +1,72 @@
+"""`pgsieve read`: the replicas of a subscription as they were at a moment.
+
+In: the configuration and a moment (none: the newest cut). Out: which tables there were, or the rows of one. Raises MomentError where the
+lake does not hold the moment any more.
+"""
+
+from collections.abc import Sequence
+
+from pgsieve.assets.steps.apply.replica_tables import complete_up_to
+from pgsieve.assets.steps.moments.moment import lsn_of
+from pgsieve.assets.steps.moments.reading import TableAt, tables_at
+from pgsieve.assets.steps.records.cuts import cut_before
+from pgsieve.assets.steps.records.transformed import Transformed
+from pgsieve.assets.steps.subscription import Subscription
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.decoding.lsn import format_lsn
+from pgsieve.pipelines.commands.moment_results import MomentReport, TableOfMoment
+from pgsieve.pipelines.config.file import name_hint
+from pgsieve.pipelines.config.identifiers import table_name
+from pgsieve.pipelines.config.model import Config, SubscriptionConfig
+from pgsieve.pipelines.project import project
+from pgsieve.resources.lake.lake import Lake
+
+
+def read(config: Config, selected: SubscriptionConfig, moment: str | None) -> MomentReport:
+    """The tables that a subscription had at a moment."""
+    lsn, tables = _tables(config, selected, moment)
+    return report(selected.name, lsn, tables)
+
+
+def read_table(config: Config, selected: SubscriptionConfig, moment: str | None, table: str) -> TableAt:
+    """One table as it was at a moment."""
+    name = table_name(table)
+    lsn, tables = _tables(config, selected, moment)
+    for each in tables:
+        if each.name == name:
+            return each
+    raise PgsieveError(
+        f'subscription "{selected.name}" had no table "{table}" at {format_lsn(lsn)}',
+        hint=name_hint(table, tuple(each.qualified for each in tables)),
+        sqlstate="42P01",
+    )
+
+
+def _tables(config: Config, selected: SubscriptionConfig, moment: str | None) -> tuple[int, list[TableAt]]:
+    declared = project(config)
+    lake, subscription = declared.lake.open(), declared.subscriptions[selected.name]
+    lsn = lsn_in(lake, selected.name, moment)
+    return lsn, tables_at(lake, selected.name, lsn, complete=complete(lake, subscription))
+
+
+def lsn_in(lake: Lake, subscription: str, moment: str | None) -> int:
+    """The LSN of a moment; that of the newest cut where none is named."""
+    return cut_before(lake, subscription).lsn if moment is None else lsn_of(lake, subscription, moment)
+
+
+def complete(lake: Lake, subscription: Subscription) -> int:
+    """The LSN before which a subscription lacks nothing that its slot has sent."""
+    return complete_up_to(lake, subscription, Transformed(lake, subscription.name).position())
+
+
+def report(subscription: str, lsn: int, tables: Sequence[TableAt], folder: str | None = None) -> MomentReport:
+    """The result of a command that made these tables."""
+    return MomentReport(
+        subscription,
+        format_lsn(lsn),
+        tuple(
+            TableOfMoment(*each.name, each.count(), each.changes, each.path, each.version)
+            for each in sorted(tables, key=lambda each: each.name)
+        ),
+        folder,
+    )

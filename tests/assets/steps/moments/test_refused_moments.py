@@ -1,0 +1,257 @@
+"""Which moments can be read, and what is said of those that cannot; no JVM."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import psycopg
+import pytest
+from deltalake import DeltaTable
+
+from pgsieve.assets.steps.apply.replica_tables import apply
+from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
+from pgsieve.assets.steps.moments.moment import MomentError, lsn_of
+from pgsieve.assets.steps.moments.reading import tables_at
+from pgsieve.assets.steps.moments.restore import restore
+from pgsieve.assets.steps.operations.initial_copy import copy_tables
+from pgsieve.assets.steps.operations.maintenance import Retention, maintain_subscription
+from pgsieve.assets.steps.operations.resync import leave_to_next_copy
+from pgsieve.assets.steps.records.cuts import Cuts
+from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
+from pgsieve.assets.steps.records.table_states import SyncState, TableStates
+from pgsieve.assets.steps.slot_consumption.drain import drain
+from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.assets.steps.update_transformation.transform import transform
+from pgsieve.decoding.lsn import format_lsn, parse_lsn
+from pgsieve.resources.lake.delta.queries import queried
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+from pgsieve.resources.postgres.source import Source
+from tests.fixtures.pgsieve_replica import engine
+from tests.fixtures.servers import own_database
+
+_numbers = itertools.count(1)
+FOREVER = Retention(None, None, timedelta(days=7))
+
+
+def _quiet(_: str) -> None:
+    pass
+
+
+@dataclass
+class Counters:
+    """A table `t` of two counters, and its replica; each commit adds one to the first."""
+
+    database: psycopg.Connection
+    subscription: Subscription
+    lake: Lake
+
+    def add(self) -> int:
+        """One commit; the LSN after it."""
+        self.database.execute("update t set n = n + 1 where id = 1")
+        return self.lsn()
+
+    def lsn(self) -> int:
+        row = self.database.execute("select pg_current_wal_flush_lsn()").fetchone()
+        assert row is not None
+        return parse_lsn(row[0])
+
+    def run(self) -> None:
+        copy_tables(self.subscription, self.lake, tables_to_copy(self.subscription, self.lake), _quiet)
+        drain(self.subscription.feed, self.lake, [self.subscription], _quiet)
+        transform(self.subscription, self.lake, _quiet)
+        apply(self.subscription, self.lake, _quiet)
+
+    def read(self, lsn: int) -> list[dict[str, object]]:
+        (table,) = tables_at(self.lake, "sub", lsn)
+        return queried(table.table(), "select * from t order by id").to_pylist()
+
+    def n(self, lsn: int) -> object:
+        return self.read(lsn)[0]["n"]
+
+    def refusal(self, lsn: int) -> str:
+        with pytest.raises(MomentError) as refused:
+            tables_at(self.lake, "sub", lsn)
+        assert refused.value.hint
+        return refused.value.message
+
+    def maintain(self, retention: Retention) -> None:
+        maintain_subscription(self.subscription, self.lake, retention, _quiet)
+
+
+@pytest.fixture
+def counters(publisher_server: EmbeddedServer, tmp_path: Path) -> Iterator[Counters]:
+    name = f"counters_{next(_numbers)}"
+    with own_database(publisher_server, name) as database:
+        database.execute("create table t (id int primary key, n int not null, x int)")
+        database.execute("insert into t values (1, 0), (2, 100); create publication p for table t")
+        feed = Feed(
+            name,
+            Source("counters", publisher_server.conninfo(dbname=name)),
+            name,
+            name,
+            False,
+            {"sub": ("p",)},
+        )
+        yield Counters(database, Subscription("sub", feed), Lake(str(tmp_path), lambda: engine().session))
+
+
+def test_a_moment_is_read_amid_a_slice_by_its_lsn_or_its_time(counters: Counters) -> None:
+    before = counters.lsn()
+    counters.run()
+    first = counters.lsn()
+    lsns = [counters.add() for _ in range(5)]
+    counters.run()
+    assert [counters.n(lsn) for lsn in (first, *lsns)] == [0, 1, 2, 3, 4, 5]
+    history = counters.lake.local.table(counters.lake.paths.changes("sub", "public", "t")).to_pylist()
+    times = sorted(row["commit_time"] for row in history)
+    # Up to a time, and before an LSN.
+    assert [counters.n(lsn_of(counters.lake, "sub", time)) for time in times[:-1]] == [1, 2, 3, 4]
+    assert counters.n(lsn_of(counters.lake, "sub", times[1].isoformat())) == 2
+    assert counters.n(lsn_of(counters.lake, "sub", format_lsn(lsns[2]))) == 3
+    # The replica, its history and the cuts are as they were; a second reading costs the same.
+    assert counters.lake.records.version(counters.lake.paths.replica("sub", "public", "t")) == 1
+    for moment, reason in {
+        times[-1]: "no commit after that time has been replicated",
+        datetime(2020, 1, 1, tzinfo=UTC): "the first change that is kept, at LSN",
+        datetime(2020, 1, 1): "has no time zone",  # noqa: DTZ001 - it is refused
+        "yesterday": "neither an LSN nor a time",
+    }.items():
+        with pytest.raises(MomentError, match=reason):
+            lsn_of(counters.lake, "sub", moment)
+    assert "has not been read yet" in counters.refusal(counters.lsn() + (1 << 32))
+    assert "no table was copied by" in counters.refusal(before)
+    with pytest.raises(MomentError, match='nothing of a subscription "other"'):
+        tables_at(counters.lake, "other", before)
+
+
+def test_what_retention_took_is_refused(counters: Counters) -> None:
+    counters.run()
+    early = counters.add()
+    counters.add()
+    counters.run()
+    counters.maintain(FOREVER)
+    assert counters.n(early) == 1
+    counters.maintain(Retention(None, timedelta(), timedelta(days=7)))
+    assert "are deleted, as `retention.changes` says" in counters.refusal(early)
+    cut = Cuts(counters.lake, "sub").kept()[-1]
+    assert counters.n(cut.lsn) == 2
+    late = counters.add()
+    counters.add()
+    counters.run()
+    assert counters.n(late) == 3
+    # A lake that was maintained before it was noted what is deleted.
+    record = SubscriptionRecord(counters.lake, "sub")
+    lake = counters.lake
+    lake.records.append_versioned(
+        record.path, lake.local.table(record.path).slice(0, 1).drop_columns(["version", "deleted_up_to"])
+    )
+    assert record.state().deleted_up_to is None
+    assert "not known of a lake of before" in counters.refusal(late)
+    counters.maintain(FOREVER)
+    assert "are deleted" in counters.refusal(late)
+    newest = counters.add()
+    counters.add()
+    counters.run()
+    assert counters.n(newest) == 5
+
+
+def test_a_table_that_was_copied_again_has_a_gap_before(counters: Counters) -> None:
+    counters.run()
+    followed = counters.add()
+    counters.add()
+    counters.run()
+    states, name = TableStates(counters.lake, "sub"), ("public", "t")
+    states.append([states.newest()[name].with_problem("sub", "it is set aside")])
+    missed = counters.add()
+    counters.run()
+    assert states.newest()[name].state == SyncState.SET_ASIDE
+    assert "set aside or left the publications, and has not been copied" in counters.refusal(missed)
+    leave_to_next_copy(counters.subscription, counters.lake, [name])
+    counters.run()
+    again = states.newest()[name].lsn
+    later = counters.add()
+    counters.run()
+    counters.maintain(FOREVER)
+    assert counters.n(followed) == 1
+    assert f"and was copied at {format_lsn(again)}" in counters.refusal(missed)
+    assert [counters.n(lsn) for lsn in (again, later)] == [3, 4]
+
+
+def test_the_columns_are_those_of_the_replica_that_held_the_moment(counters: Counters) -> None:
+    """Each alteration rewrites the replica without a change of its position; the history has all columns."""
+    counters.run()
+    lsns = [counters.add()]
+    counters.add()
+    for alteration in ("add column y int default 7", "rename column x to z", "drop column z"):
+        counters.run()
+        counters.database.execute(f"alter table t {alteration}")
+        counters.run()
+        lsns.append(counters.add())
+        counters.add()
+    counters.run()
+    counters.maintain(FOREVER)
+    assert [counters.read(lsn)[0] for lsn in lsns] == [
+        {"id": 1, "n": 1, "x": None},
+        {"id": 1, "n": 3, "x": None, "y": 7},
+        {"id": 1, "n": 5, "z": None, "y": 7},
+        {"id": 1, "n": 7, "y": 7},
+    ]
+
+
+def test_a_moment_beyond_a_conflict_is_refused_as_the_replica_was(counters: Counters) -> None:
+    counters.run()
+    # A row that only the replica has.
+    counters.database.execute("alter publication p set (publish = 'insert, update')")
+    counters.run()
+    counters.database.execute("delete from t where id = 2")
+    deleted = counters.lsn()
+    counters.database.execute("insert into t values (2, 5)")
+    counters.run()
+    assert len(counters.read(deleted)) == 2
+    beyond = counters.add()
+    counters.run()
+    assert "already exists" in counters.refusal(beyond) or "set aside" in counters.refusal(beyond)
+
+
+def test_a_folder_gets_the_tables_of_a_moment_and_keeps_them(counters: Counters, tmp_path: Path) -> None:
+    counters.run()
+    early = counters.add()
+    counters.add()
+    counters.run()
+    lake, folder = counters.lake, tmp_path.parent / f"{tmp_path.name}_restored"
+    (table,) = restore(lake, "sub", early, str(folder))
+    assert (table.path, table.changes) == (f"{folder}/sub/public/t", 1)
+    # Plain Delta tables, and nothing of pgsieve's beside them.
+    assert sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_dir()) == [
+        "sub",
+        "sub/public",
+        "sub/public/t",
+        "sub/public/t/_delta_log",
+    ]
+    for moment in (Retention(timedelta(), timedelta(), timedelta(hours=2)), FOREVER):
+        counters.maintain(moment)
+    shutil.rmtree(lake.uri)
+    restored = queried(DeltaTable(table.path), "select * from t order by id").to_pylist()
+    assert [row["n"] for row in restored] == [1, 100]
+
+
+def test_where_nothing_is_restored_to(counters: Counters, tmp_path: Path) -> None:
+    counters.run()
+    lsn, lake = Cuts(counters.lake, "sub").kept()[-1].lsn, counters.lake
+    half = tmp_path.parent / f"{tmp_path.name}_half"
+    (half / "_pgsieve").mkdir(parents=True)
+    (half / "_pgsieve" / "mark").touch()
+    for folder, reason in {
+        str(half): "is not empty",
+        f"{lake.uri}/restored": "is within the lake",
+        str(Path(lake.uri).parent): "the lake is within it",
+        "hdfs://nowhere/restored": "Spark alone reaches one of them",
+    }.items():
+        with pytest.raises(MomentError, match=reason):
+            restore(lake, "sub", lsn, folder)

@@ -1,0 +1,139 @@
+"""As of any moment the replicas have the rows that PostgreSQL's own subscriber had then.
+
+A built-in subscription is stopped after each step of a random workload, and its rows are kept with the LSN. Afterwards they are read
+from the lake as of that LSN: at cuts and between them, amid slices and batches, after schema changes. Variables as in `test_random_workloads`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from pgsieve.assets.steps.apply.replica_tables import complete_up_to
+from pgsieve.assets.steps.moments.moment import MomentError
+from pgsieve.assets.steps.moments.reading import TableAt, tables_at
+from pgsieve.assets.steps.records.transformed import Transformed
+from pgsieve.decoding.lsn import format_lsn, parse_lsn
+from pgsieve.resources.lake.delta.queries import queried
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+from tests.fixtures.oracle import Rows, Scenario
+from tests.fixtures.pgsieve_replica import PgsieveReplica, printed_rows
+from tests.fixtures.replicas import Writer
+from tests.fixtures.workloads import Workload, random_workload
+from tests.properties.test_random_workloads import STREAMED, STREAMED_SINCE_17, run_steps
+
+pytestmark = pytest.mark.spark
+
+WRITERS: tuple[Writer, ...] = ("process", "either", "marking", "executors")
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """The rows of the built-in subscriber at an LSN: of each table columns, their types, and rows."""
+
+    lsn: int
+    tables: dict[str, tuple[list[str], dict[str, str], Rows]]
+
+
+def remembered(scenario: Scenario) -> Remembered:
+    """Have the built-in subscriber apply all that is committed, and look."""
+    assert scenario.builtin is not None
+    scenario.builtin.run()
+    [(lsn,)] = scenario.publisher("SELECT pg_current_wal_flush_lsn()")
+    assert lsn is not None
+    tables = {}
+    for name in scenario.subscribed():
+        schema, _, table = name.partition(".")
+        if (columns := scenario.published_columns(schema, table)) is not None:
+            replica = next(iter(scenario.replicas.values()))
+            assert isinstance(replica, PgsieveReplica)
+            rows = Rows(scenario.builtin.columns(schema, table, columns))
+            tables[name] = columns, replica.types(schema, table), rows
+    return Remembered(parse_lsn(lsn), tables)
+
+
+def lived(scenario: Scenario, workload: Workload, draw: random.Random) -> list[Remembered]:
+    """Run a workload, with runs of the replicas where they are drawn; what was seen after each step."""
+    for definition in workload.definitions:
+        scenario.tables(definition)
+    run_steps(scenario, workload.before)
+    for publication in workload.publications.values():
+        scenario.publisher(publication)
+    streamed = STREAMED.get(scenario.publisher_server.version, STREAMED_SINCE_17)
+    scenario.publisher(f"ALTER DATABASE {scenario.name} SET {streamed}; SET lock_timeout = '50ms'")
+    scenario.subscribe(*workload.publications, **workload.options)
+    seen = [remembered(scenario)]
+    for phase in workload.phases:
+        for step in phase:
+            run_steps(scenario, [step])
+            seen.append(remembered(scenario))
+            if (drawn := draw.random()) < 0.4:
+                scenario.receive() if drawn < 0.2 else scenario.run()
+        scenario.check(*scenario.subscribed())
+    return seen
+
+
+def rows_at(table: TableAt, columns: list[str], types: dict[str, str]) -> Rows | None:
+    """The rows of a table as PostgreSQL prints them; None where its columns are others than the subscriber had."""
+    rows = queried(table.table(), "select * from t")
+    if set(rows.column_names) != set(columns):
+        return None
+    return Rows(printed_rows(rows.select(columns), types))
+
+
+def compare(replica: PgsieveReplica, seen: Remembered, *, altered: bool) -> int:
+    """Compare the tables at a moment; how many were compared. Where the workload alters tables, one that was copied again may refuse."""
+    position = Transformed(replica.lake, "sub").position()
+    complete = complete_up_to(replica.lake, replica.subscription, position)
+    try:
+        tables = {".".join(t.name): t for t in tables_at(replica.lake, "sub", seen.lsn, None, complete)}
+    except MomentError as error:
+        if not altered or "copied" not in str(error):
+            raise
+        return 0
+    compared = 0
+    for name, (columns, types, wanted) in seen.tables.items():
+        found = rows_at(tables[name], columns, types) if name in tables else Rows([])
+        assert found is not None or altered, name
+        if found is not None:
+            assert found == wanted, (name, format_lsn(seen.lsn), tables.get(name))
+            compared += 1
+    return compared
+
+
+def test_as_of_any_moment_the_rows_are_those_of_the_built_in_subscriber(
+    publisher_server: EmbeddedServer, subscriber_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    started, compared = time.monotonic(), 0
+    budget = float(os.environ.get("PGSIEVE_BUDGET_SECONDS", "30"))
+    first = int(os.environ.get("PGSIEVE_SEED") or random.SystemRandom().randrange(2**32))
+    for seed in itertools.count(first):
+        folder, draw = tmp_path / str(seed), random.Random(seed)
+        print(f"-- seed {seed}")
+        try:
+            writer = WRITERS[seed % len(WRITERS)]
+            with Scenario(publisher_server, subscriber_server, folder, writer=writer) as scenario:
+                workload = random_workload(draw, publisher_server.version)
+                altered = any(
+                    "ALTER" in text for phase in workload.phases for step in phase for text in step.statements
+                )
+                for seen in lived(scenario, workload, draw):
+                    for replica in scenario.replicas.values():
+                        assert isinstance(replica, PgsieveReplica)
+                        compared += compare(replica, seen, altered=altered)
+        except Exception as error:
+            error.add_note(f"again: PGSIEVE_SEED={seed} PGSIEVE_BUDGET_SECONDS=0")
+            raise
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        if time.monotonic() - started > budget:
+            break
+    print(f"drawn: {seed - first + 1} workloads from seed {first}, {compared} tables compared")
+    assert compared
