@@ -380,6 +380,10 @@ PAGE_BLOCKS: dict[str, list[tuple[str, Run | NotRun]]] = {
             Run(World.python, before=SESSION, after='assert tables["public.orders"].count() == 1'),
         ),
     ],
+    "docs/row-filters.md": [
+        ("lake: ./lake", Run(World.configure)),
+        ("pgsieve run wide", Run(World.shell, after="test -d lake/emea/public/orders")),
+    ],
     "docs/upgrade-postgresql.md": [
         ("pgsieve run", _SHELL),
         ("pgsieve drop sales", _SHELL),

@@ -268,8 +268,9 @@ class Definition:
 
     `listed` says that some publication has a column list for it. `former` is there while changes of the time before an
     evolution may arrive. `published` is what the copy was made of: an altered row filter alone copies nothing, as in
-    PostgreSQL rows that were copied stay, until somebody asks for a `resync`. `metadata` are the last columns, which are not the
-    table's, and the kinds of metadata that they have.
+    PostgreSQL rows that were copied stay, until somebody asks for a `resync`. `unaltered` says that nothing else was ever published
+    since, and nothing skipped or left out: the replica has just the rows that a copy of `published` would have. `metadata` are the
+    last columns, which are not the table's, and the kinds of metadata that they have.
     """
 
     columns: tuple[tuple[str, str], ...]
@@ -280,6 +281,7 @@ class Definition:
     former: Former | None = field(default=None, compare=False)
     history: History = field(default_factory=History, compare=False)
     published: Published | None = field(default=None, compare=False)
+    unaltered: bool = field(default=False, compare=False)
 
     @classmethod
     def from_json(cls, text: str) -> "Definition":
@@ -299,6 +301,8 @@ class Definition:
                 None if published["row_filters"] is None else tuple(published["row_filters"]),
                 tuple(published["publications"]),
             ),
+            # Of a lake of before nobody knows.
+            unaltered=read.get("unaltered", False),
         )
 
     def to_json(self) -> str:

@@ -1,4 +1,4 @@
-"""Commands that look at, or bring back, what the replicas were: read, restore."""
+"""Commands that look at, or bring back, what the replicas were, or make others of them: read, restore, refilter."""
 
 import json
 import sys
@@ -10,8 +10,8 @@ import typer
 
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.pipelines.command_line import console
-from pgsieve.pipelines.command_line.app import AsJson, ConfigFile, Subscription, command, load
-from pgsieve.pipelines.commands.moment_results import MomentReport
+from pgsieve.pipelines.command_line.app import FOUND, AsJson, ConfigFile, Subscription, command, load
+from pgsieve.pipelines.commands.moment_results import MomentReport, RefilterReport
 
 _PANEL = "Look"
 
@@ -89,6 +89,70 @@ def restore(
         console.print_json(report)
     else:
         print_moment(report)
+
+
+@command("Example: pgsieve refilter emea --from sales --plan", panel="Replicate")
+def refilter(
+    ctx: typer.Context,
+    subscription: Subscription,
+    tables: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="SCHEMA.TABLE", help="Tables to make (default: all that are published)."),
+    ] = None,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="SUBSCRIPTION",
+            help="Make them of its replicas (default: of any that has the rows).",
+        ),
+    ] = None,
+    planning: Annotated[
+        bool,
+        typer.Option(
+            "--plan", help="Say of each table of what it would be made, or why not; change nothing."
+        ),
+    ] = False,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a subscription's replicas of what other replicas have, after its row filters, columns or publications changed.
+
+    Also those of a new subscription, before its first run. The publisher is asked for no row: one wide subscription is copied
+    once, and narrow ones are chosen later. From the LSN that is printed on they follow with `pgsieve run`, as after a copy.
+
+    A table is made only where it is certain to be exact. The other replica has all of its columns, in the same types; every row that is
+    wanted passes its row filter, too; and nothing else was published since its copy. Tables of which no replica is known to
+    have the rows stay as they are, and the reason is printed: `pgsieve resync` copies them. Exits with 1 then.
+    """
+    settings = load(ctx, config)
+    (selected,) = settings.selected([subscription])
+    from pgsieve.pipelines.commands.refilter import refilter as filter_again
+
+    with console.progress() as progress:
+        report = filter_again(settings, selected, tables or [], source, progress, planning=planning)
+    if as_json:
+        console.print_json(report)
+    else:
+        print_refiltered(report)
+    if report.lacking:
+        raise typer.Exit(FOUND)
+
+
+def print_refiltered(report: RefilterReport) -> None:
+    """Print of what tables are made, or why not."""
+    what = (
+        "would be made"
+        if report.planned
+        else f"made, as of LSN {report.lsn}"
+        if report.lsn
+        else "nothing made"
+    )
+    console.print_out(console.Text(f"{report.subscription}: {what}", style="bold"))
+    listed = console.table_of("table", "made of", "rows", "or why not", right=("rows",))
+    for each in report.tables:
+        console.add_row(listed, quote_qualified(each.schema, each.name), each.source, each.rows, each.reason)
+    console.print_out(listed)
 
 
 def print_moment(report: MomentReport) -> None:

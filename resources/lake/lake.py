@@ -38,6 +38,7 @@ from pgsieve.resources.lake.policy import (
     REWRITTEN_BYTES_DEFAULT,
     SMALL_BYTES_DEFAULT,
     Policy,
+    column_mapping,
 )
 from pgsieve.resources.lake.spark_writes import (
     comment_by_spark,
@@ -391,25 +392,30 @@ class Lake:
         change: Callable[[pa.RecordBatch], pa.RecordBatch],
         schema: pa.Schema,
         ddl: str,
-        base: int,
+        base: int | None,
+        *,
+        into: str | None = None,
+        position: int | None = None,
     ) -> None:
         """Replace a table's rows by what `change` makes of them, in one commit that keeps the position.
 
-        `columns` are read, `schema` is what is written, `ddl` the same in Spark's types; `base` as in `write`.
+        `columns` are read, `schema` is what is written, `ddl` the same in Spark's types; `base` as in `write`. `into` is another
+        table that gets the rows, `position` the one that it has then.
         """
-        size, commit = self.records.size(path) if self.local else None, Commit(overwrite=True, base=base)
-        written, local = self.policy.committer(path, schema.names, size), self.policy.reader(path, size)
+        size, target = (self.records.size(path) if self.local else None), into or path
+        commit = Commit(position, overwrite=True, base=base, properties=column_mapping(schema.names))
+        written, local = self.policy.committer(target, schema.names, size), self.policy.reader(path, size)
         if isinstance(written, InProcess) and local is not None:
             with self.access.refusing(path):
                 batches = local.table(path).select(columns).to_batches()
                 changed = writable(pa.Table.from_batches(map(change, batches), schema))
-            written.write(path, changed, commit)
+            written.write(target, changed, commit)
             return
         rows = numbered(self.current(path).select(*(quoted(name) for name in columns)))
         changed_rows = rows.mapInArrow(
             lambda batches: (change(batch.rename_columns(list(columns))) for batch in batches), ddl
         )
-        self.write(changed_rows, path, commit)
+        self.write(changed_rows, target, commit)
 
     def committing(
         self, position: int | None, *, vectors: bool, metadata: Mapping[str, Any] | None = None

@@ -71,17 +71,18 @@ def applicable_filters(subscription: Subscription, replicated: ReplicatedTable, 
 def is_checkable(subscription: Subscription, replicated: ReplicatedTable) -> bool:
     """Whether there is a row filter, and it can be evaluated over the columns of the replica."""
     try:
-        return bool(_parsed(subscription, replicated, replicated.row_filters or (), NeededMappings()))
+        return bool(parsed_filters(subscription, replicated, replicated.row_filters or (), NeededMappings()))
     except PgsieveError:
         return False
 
 
-def _parsed(
+def parsed_filters(
     subscription: Subscription,
     replicated: ReplicatedTable,
     texts: Sequence[str],
     mappings: CaseMappings | None = None,
 ) -> list[RowFilter]:
+    """Row filters as they are evaluated over a replica; raises PgsieveError where it has not their columns, in PostgreSQL's types."""
     table = replicated.table
     filters = [table_filter(table, text, mappings) for text in texts]
     plain = {name for name in replicated.columns if subscription.override(table, name) is None}
@@ -139,7 +140,7 @@ def _evaluated(
     path = lake.paths.replica(subscription.name, replicated.table.schema, replicated.table.name)
     if filters is None:
         return TableConformity(lake.count(path))
-    parsed = _parsed(subscription, replicated, filters)
+    parsed = parsed_filters(subscription, replicated, filters)
     key = [name for name in replicated.columns if name in replicated.key]
     # One column at least, so that there are rows to count.
     read = {*key, *(name for each in parsed for name in each.columns)} or set(replicated.columns[:1])

@@ -45,7 +45,11 @@ def announced(
     """The state of a table that is about to be copied: it holds once the replica has the snapshot."""
     definition = subscription.definition(replicated, catalog)
     history = former.definition.history if former and former.definition else History()
-    made = replace(definition, history=history.with_columns(definition.columns))
+    made = replace(
+        definition,
+        history=history.with_columns(definition.columns),
+        unaltered=subscription.copy_data and subscription.feed.options.origin == "any",
+    )
     return TableState(replicated.table.schema, replicated.table.name, SyncState.DATA_SYNC, snapshot.lsn, made)
 
 

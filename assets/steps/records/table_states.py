@@ -7,7 +7,7 @@ A run that dies while copying leaves `d`, and the table is copied anew.
 
 import shlex
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -199,6 +199,20 @@ class TableStates:
                 {**row, "definition": row["definition"] or (rows[-1]["definition"] if rows else None)}
             )
         return kept
+
+    def note_altered(self, altered: Callable[[TableState], bool] = lambda _: True) -> None:
+        """Record of tables that their replicas may have other rows than a copy would: see `Definition.unaltered`.
+
+        Raises OverrunError where another process has written a state meanwhile.
+        """
+        states = self.newest()
+        noted = [
+            replace(state, definition=replace(state.definition, unaltered=False))
+            for state in states.values()
+            if state.definition is not None and state.definition.unaltered and altered(state)
+        ]
+        if noted:
+            self.append(noted, newest_version(states.values()))
 
     def may_have_replicas(self) -> bool:
         """Whether a copy of some table was begun, and the subscription was not dropped since."""

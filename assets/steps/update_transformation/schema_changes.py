@@ -16,10 +16,10 @@ from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.records.columns import ddl
 from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates
 from pgsieve.assets.steps.records.transformed import Transformed
-from pgsieve.assets.steps.subscription import Definition, Former, Subscription, planned_sources
+from pgsieve.assets.steps.subscription import Definition, Former, Published, Subscription, planned_sources
 from pgsieve.assets.steps.update_transformation.projection import Projection
 from pgsieve.decoding.errors import ValueNotRepresentableError
-from pgsieve.decoding.publications.catalog import Catalog
+from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable
 from pgsieve.decoding.publications.evolution import SchemaChangedError, Source, refuse_ambiguity
 from pgsieve.decoding.values.types import ColumnType, from_text
 from pgsieve.resources.lake.delta.errors import OverrunError
@@ -37,6 +37,9 @@ def follow_schema_changes(
     table's state too.
     """
     tables, changed = subscription.tables(catalog), False
+    TableStates(lake, subscription.name).note_altered(
+        lambda s: _is_altered(subscription, tables.get(s.name), s)
+    )
     for name, state in TableStates(lake, subscription.name).newest().items():
         replicated = tables.get(name)
         if state.state != SyncState.READY or state.definition is None or replicated is None:
@@ -51,7 +54,13 @@ def follow_schema_changes(
             )
             former = former_definition(state.definition, present, transformed, lsn)
             history = state.definition.history.with_columns(present.columns)
-            evolved = replace(present, former=former, history=history, published=state.definition.published)
+            evolved = replace(
+                present,
+                former=former,
+                history=history,
+                published=state.definition.published,
+                unaltered=state.definition.unaltered,
+            )
             if projection.sources != _unchanged(state.definition) or former.key != present.key_numbers:
                 _evolve(subscription, lake, state, evolved, projection, transformed)
             else:
@@ -67,6 +76,16 @@ def follow_schema_changes(
             continue
         log(f"{replicated.table.qualified} of {subscription.name} follows its table's definition")
     return changed
+
+
+def _is_altered(subscription: Subscription, replicated: ReplicatedTable | None, state: TableState) -> bool:
+    """Whether something else is published of a table than its replica was copied of: changes of others may come."""
+    published = state.definition.published if state.definition else None
+    return (
+        subscription.feed.options.origin != "any"
+        or replicated is None
+        or published != Published(replicated.row_filters, replicated.publications)
+    )
 
 
 def former_definition(followed: Definition, present: Definition, transformed: int, lsn: int) -> Former:

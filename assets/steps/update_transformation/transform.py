@@ -43,6 +43,7 @@ from pgsieve.assets.steps.update_transformation.slice_contents import (
     Part,
     SliceContents,
     slices_to_read,
+    summarized_slice,
 )
 from pgsieve.assets.steps.update_transformation.windows import (
     LostMessagesError,
@@ -123,6 +124,8 @@ def _transform(subscription: Subscription, lake: Lake, log: Log, results: list[T
                     return
                 window = replace(window, end=at)
                 work = _work_without_lost(reader, lake, window, catalog)
+            if reader is not subscription or window.skipped is not None:
+                _note_altered(lake, subscription, end, skipping=window.skipped is not None)
             try:
                 changes = _transform_slice(reader, lake, work, _Held(begin, cut), base)
             except TABLE_ERRORS as error:
@@ -138,6 +141,19 @@ def _transform(subscription: Subscription, lake: Lake, log: Log, results: list[T
                 return
             skip = clear_skip(lake, subscription, skip, window, any(c.changed for c in changes), log)
             begin, base = window.end, base + 1
+
+
+def _note_altered(lake: Lake, subscription: Subscription, end: int, *, skipping: bool) -> None:
+    """Record that rows of a slice may have been decided by publications that are no more, or skipped."""
+    contents = summarized_slice(lake, subscription.feed, end)
+    truncated = {oid for _, truncate in contents.truncates for oid in truncate.relation_ids}
+    changed = contents.changed | truncated
+
+    def altered(state: TableState) -> bool:
+        layout = state.definition.layout if state.definition else None
+        return skipping or layout is None or layout.is_of_leaves or layout.oid in changed
+
+    TableStates(lake, subscription.name).note_altered(altered)
 
 
 def _work_without_lost(subscription: Subscription, lake: Lake, window: Window, catalog: Catalog) -> Work:

@@ -1,0 +1,269 @@
+"""Filtering again: a subscription's replicas made of another's rows, or of its own, without the publisher's.
+
+In: a subscription whose publications, row filters or column lists are others than its replicas came of, or that is new; the catalog; and
+subscriptions of the same source. Out: which tables can be made, of which replica and from which LSN on, or why not; and these replicas,
+as a copy at that LSN would have them. A replica is taken for what it should have only where all that has ever decided its rows is known
+(`Definition.unaltered`). Raises PgsieveError.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pgsieve.assets.steps.apply.replica_tables import applied_up_to, complete_up_to
+from pgsieve.assets.steps.checks.conformity import parsed_filters
+from pgsieve.assets.steps.records.change_log import ChangeLog
+from pgsieve.assets.steps.records.columns import ddl
+from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
+from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
+from pgsieve.assets.steps.records.transformed import Transformed
+from pgsieve.assets.steps.subscription import Definition, History, Subscription
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.decoding.lsn import format_lsn
+from pgsieve.decoding.publications.catalog import OPERATIONS, Catalog, ReplicatedTable
+from pgsieve.decoding.row_filters.evaluation.verdicts import condition
+from pgsieve.decoding.row_filters.nodes import Logical, Node
+from pgsieve.resources.lake.delta.errors import OverrunError
+from pgsieve.resources.lake.lake import Lake
+
+
+@dataclass(frozen=True)
+class Refiltering:
+    """Of which subscription's replica a table can be made; `reason` says why of none."""
+
+    name: Name
+    source: str | None
+    reason: str | None = None
+    rows: int | None = None
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """A replica that has the rows: its subscription, its state, and what decides which of them are wanted."""
+
+    source: Subscription
+    state: TableState
+    filters: tuple[Node, ...] | None
+
+
+def moment_of(lake: Lake, source: Subscription) -> int:
+    """The LSN before which a subscription's replicas have everything; raises PgsieveError where one lacks changes."""
+    transformed = Transformed(lake, source.name).position()
+    if applied_up_to(lake, source) < transformed:
+        raise PgsieveError(
+            f'subscription "{source.name}" has changes that are not applied yet',
+            hint=f"`pgsieve run {source.name}` applies them, or says why not",
+            sqlstate="55000",
+        )
+    return complete_up_to(lake, source, transformed)
+
+
+@dataclass(frozen=True)
+class Refilter:
+    """Makes the replicas of a subscription of what `sources`, in this order, have.
+
+    The catalog is of now, with the subscription's publications; with each source comes the same with that one's.
+    """
+
+    subscription: Subscription
+    sources: Sequence[tuple[Subscription, Catalog]]
+    lake: Lake
+    catalog: Catalog
+
+    def planned(self, names: Sequence[Name]) -> list[Refiltering]:
+        """What can be made of the published tables, or of some."""
+        return [plan for plan, _ in self._plans(names)]
+
+    def done(self, names: Sequence[Name]) -> list[Refiltering]:
+        """Make what can be made."""
+        made = []
+        for plan, chosen in self._plans(names):
+            made.append(plan if chosen is None else replace(plan, rows=self._make(plan.name, chosen)))
+        return made
+
+    def _plans(self, names: Sequence[Name]) -> Iterator[tuple[Refiltering, _Chosen | None]]:
+        tables = self.subscription.tables(self.catalog)
+        for name in names or tables:
+            reasons = []
+            for source, catalog in self.sources:
+                try:
+                    chosen = self._chosen(name, tables.get(name), source, catalog)
+                except PgsieveError as error:
+                    reasons.append(f"{source.name}: {error.message}")
+                    continue
+                yield Refiltering(name, source.name), chosen
+                break
+            else:
+                yield Refiltering(name, None, "; ".join(reasons)), None
+
+    def _chosen(
+        self, name: Name, replicated: ReplicatedTable | None, source: Subscription, catalog: Catalog
+    ) -> _Chosen:
+        """The replica of a source, if the rows are all in it; raises PgsieveError with the reason."""
+        if replicated is None:
+            raise PgsieveError("the table is not published")
+        if replicated.leaves:
+            raise PgsieveError("a partition tree is only copied")
+        if not self.subscription.copy_data:
+            raise PgsieveError("`copy_data: false` begins without rows")
+        state = TableStates(self.lake, source.name).newest().get(name)
+        if state is None or state.state != SyncState.READY or state.definition is None:
+            meaning = (state.state if state else SyncState.INITIALIZE).meaning
+            raise PgsieveError(f"its replica is not ready: {meaning}")
+        held = state.definition
+        self._refuse_unknown(source, catalog, state, held)
+        wanted = self.subscription.definition(replicated, self.catalog)
+        if held.layout != wanted.layout:
+            raise PgsieveError("its replica does not follow the table's present definition yet")
+        if lacking := [column for column, _ in set(wanted.columns) - set(held.columns)]:
+            raise PgsieveError(f"it lacks columns, or has them in another type: {', '.join(sorted(lacking))}")
+        return _Chosen(source, state, self._filters(source, replicated, held))
+
+    def _refuse_unknown(
+        self, source: Subscription, catalog: Catalog, state: TableState, held: Definition
+    ) -> None:
+        """Raise where a replica may have other rows than a copy of what was published then."""
+        if source.feed.filtered:
+            raise PgsieveError("its publisher filters: what it published between two runs is not known")
+        if not held.unaltered or held.published is None:
+            raise PgsieveError(
+                "since its copy what is published of it was altered, or a transaction skipped; or an earlier pgsieve copied it"
+            )
+        publications = [catalog.publications.get(name) for name in held.published.publications]
+        if not all(p is not None and p.operations == frozenset(OPERATIONS) for p in publications):
+            raise PgsieveError("not all of its publications publish all operations")
+        if (
+            source.name == self.subscription.name
+            and not set(held.published.publications) <= source.feed.defined.keys()
+        ):
+            raise PgsieveError(
+                "its own rows came under publications of the server, of which changes may still be to come"
+            )
+        identity = self.catalog.tables[held.layout.oid].replica_identity
+        if held.published.row_filters is not None and identity != "f":
+            self._refuse_unsent(source, state, held)
+
+    def _refuse_unsent(self, source: Subscription, state: TableState, held: Definition) -> None:
+        """Raise where an UPDATE may have become an INSERT without values that were not sent: a copy would have them."""
+        deleted = SubscriptionRecord(self.lake, source.name).state().deleted_up_to
+        path = self.lake.paths.changes(source.name, *state.name, held.history.generation)
+        local = self.lake.local
+        if deleted is None or deleted > state.lsn or local is None or held.history.generation:
+            raise PgsieveError(
+                "whether UPDATEs became INSERTs without unchanged values is not known any more"
+            )
+        if not self.lake.records.exists(path):
+            return
+        with self.lake.access.refusing(path):
+            where = f"commit_lsn >= {state.lsn:d} and operation = 'insert' and cardinality(unchanged) > 0"
+            if local.least(path, "commit_lsn", where) is not None:
+                raise PgsieveError("some UPDATEs became INSERTs without values that were not sent")
+
+    def _filters(
+        self, source: Subscription, replicated: ReplicatedTable, held: Definition
+    ) -> tuple[Node, ...] | None:
+        """The wanted row filters; raises where rows that pass them may not have passed those of the replica."""
+        wanted, had = replicated.row_filters, held.published.row_filters if held.published else None
+        if wanted is None and had is None:
+            return None
+        if wanted is None:
+            raise PgsieveError("rows are wanted that its row filter left out")
+        names = tuple(name for name, _ in held.columns)
+        trees = tuple(
+            row_filter.tree
+            for row_filter in parsed_filters(source, replace(replicated, columns=names), wanted)
+        )
+        if had is not None:
+            passed = [
+                set(_conjuncts(row_filter.tree))
+                for row_filter in parsed_filters(source, replace(replicated, columns=names), had)
+            ]
+            for tree in trees:
+                if not any(each <= set(_conjuncts(tree)) for each in passed):
+                    raise PgsieveError("it is not certain that all rows which are wanted pass its row filter")
+        return trees
+
+    def _make(self, name: Name, chosen: _Chosen) -> int:
+        """Make a replica, between two states: where this dies in between, the next run copies the table."""
+        lake, target = self.lake, self.subscription.name
+        lsn = moment_of(lake, chosen.source)
+        states, record = TableStates(lake, target), Transformed(lake, target)
+        self._refuse_gap(lsn)
+        former = states.newest().get(name)
+        replicated = self.subscription.tables(self.catalog)[name]
+        wanted = self.subscription.definition(replicated, self.catalog)
+        history = former.definition.history if former and former.definition else History()
+        made = replace(wanted, history=history.with_columns(wanted.columns), unaltered=True)
+        path, source = (lake.paths.replica(each, *name) for each in (target, chosen.source.name))
+        before = lake.records.standing(source)
+        standing = before if path == source else lake.records.standing(path)
+        begun = "it was to be filtered again, which did not end; the next run copies it"
+        states.append([TableState(*name, SyncState.INITIALIZE, reason=begun)])
+        lake.access.make_durable()
+        record.fence()
+        passing = _Passing(
+            chosen.filters,
+            _arrow(chosen.source, replicated, chosen.state.definition or made),
+            _arrow(self.subscription, replicated, made),
+        )
+        lake.rewrite(
+            source,
+            passing.read.names,
+            passing,
+            passing.schema,
+            ddl(made.columns),
+            standing.version if standing.version >= 0 else None,
+            into=path,
+            position=lsn if (standing.position or 0) < lsn else None,
+        )
+        if path != source and lake.records.standing(source) != before:
+            raise OverrunError(source)
+        states.append([TableState(*name, SyncState.READY, lsn, made)])
+        if record.fence() > lsn:
+            states.append([TableState(*name, SyncState.INITIALIZE, reason=begun)])
+            raise OverrunError(record.path)
+        return lake.count(path)
+
+    def _refuse_gap(self, lsn: int) -> None:
+        """Raise where changes from the LSN on may not come, or were transformed without the table."""
+        feed, name = self.subscription.feed, self.subscription.name
+        begun = ChangeLog(self.lake, feed).position()
+        if begun is None or begun > lsn or Transformed(self.lake, name).position() > lsn:
+            raise PgsieveError(
+                f'subscription "{name}": its slot begins, or was read, beyond {format_lsn(lsn)}, where the rows are of',
+                hint="`pgsieve run` reads the other subscription on; or `pgsieve run` of this one copies its tables",
+                sqlstate="55000",
+            )
+
+
+@dataclass(frozen=True)
+class _Passing:
+    """Of rows with the columns `read` those that pass one of some filters, with the columns of a schema."""
+
+    filters: tuple[Node, ...] | None
+    read: pa.Schema
+    schema: pa.Schema
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows of a batch."""
+        rows = batch.select(self.read.names).cast(self.read)
+        if self.filters is not None:
+            rows = rows.filter(pc.fill_null(condition(*self.filters)(rows), False))
+        return rows.select(self.schema.names)
+
+
+def _arrow(subscription: Subscription, replicated: ReplicatedTable, definition: Definition) -> pa.Schema:
+    """The columns of a definition as Arrow."""
+    types = subscription.column_types(replace(replicated, columns=definition.names))
+    return pa.schema([(name, types[name].arrow) for name in definition.names])
+
+
+def _conjuncts(tree: Node) -> Iterator[Node]:
+    """What all has to hold for a tree to hold."""
+    if isinstance(tree, Logical) and tree.connective == "AND":
+        for operand in tree.operands:
+            yield from _conjuncts(operand)
+    else:
+        yield tree

@@ -1,0 +1,115 @@
+"""`pgsieve refilter`: the replicas of a subscription made of what other replicas have, without the publisher's rows.
+
+In: the configuration, a subscription, tables, and perhaps the one subscription to make them of. Out: a `RefilterReport`. Of the
+publisher the catalog is asked, and the slot's changes are read. Raises PgsieveError.
+"""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from pgsieve.assets.steps.apply.replica_tables import apply
+from pgsieve.assets.steps.operations.refilter import Refilter, Refiltering, moment_of
+from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
+from pgsieve.assets.steps.records.table_states import TableStates
+from pgsieve.assets.steps.slot_consumption.drain import drain
+from pgsieve.assets.steps.slot_consumption.slot import refuse_other_publisher
+from pgsieve.assets.steps.subscription import Subscription
+from pgsieve.assets.steps.update_transformation.transform import transform
+from pgsieve.assets.steps.validation.waiting import sound_catalog
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.decoding.lsn import format_lsn
+from pgsieve.pipelines.commands.moment_results import RefilteredTable, RefilterReport
+from pgsieve.pipelines.commands.results import Progress
+from pgsieve.pipelines.config.file import name_hint
+from pgsieve.pipelines.config.identifiers import table_name
+from pgsieve.pipelines.config.model import Config, SubscriptionConfig
+from pgsieve.pipelines.project import Project, project
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.present_catalog import present_catalog
+
+
+def refilter(
+    config: Config,
+    selected: SubscriptionConfig,
+    tables: Sequence[str],
+    source: str | None,
+    progress: Progress,
+    *,
+    planning: bool,
+) -> RefilterReport:
+    """Make the tables (all, or some), or with `planning` say of which they would be made."""
+    declared = project(config)
+    subscription, lake = declared.subscriptions[selected.name], declared.lake.open()
+    names = [table_name(text) for text in tables]
+    sources = _sources(declared, subscription, lake, source)
+    lake.access.check_writable()
+    SubscriptionRecord(lake, subscription.name).refuse_disabled()
+    refiltering = _refiltering(subscription, sources, lake)
+    plans = refiltering.planned(names)
+    lsn, possible = None, [plan.name for plan in plans if plan.source is not None]
+    if possible and not planning:
+        chosen = [each for each in sources if each.name in {plan.source for plan in plans}]
+        for each in chosen:
+            if each.name != subscription.name:
+                _bring_up(each, lake, progress)
+        with ExitStack() as locked:
+            for name in sorted({subscription.name, *(each.name for each in chosen)}):
+                locked.enter_context(subscription.feed.source.exclusively(name))
+            SubscriptionRecord(lake, subscription.name).keep_folders()
+            # What was altered meanwhile is known by now.
+            made = {plan.name: plan for plan in _refiltering(subscription, chosen, lake).done(possible)}
+            plans = [made.get(plan.name, plan) for plan in plans]
+            lsn = max(moment_of(lake, each) for each in chosen)
+    return RefilterReport(
+        subscription.name,
+        planning,
+        None if lsn is None else format_lsn(lsn),
+        tuple(_table(plan) for plan in plans),
+    )
+
+
+def _refiltering(subscription: Subscription, sources: Sequence[Subscription], lake: Lake) -> Refilter:
+    """With the catalog of now."""
+    with subscription.feed.source.connect() as connection:
+        refuse_other_publisher(connection, subscription.feed, lake)
+        server = present_catalog(connection)
+        with_catalogs = [(each, sound_catalog(connection, each, server)) for each in sources]
+        catalog = sound_catalog(connection, subscription, server)
+    return Refilter(subscription, with_catalogs, lake, catalog)
+
+
+def _sources(
+    declared: Project, subscription: Subscription, lake: Lake, named: str | None
+) -> list[Subscription]:
+    """The subscriptions of the same source that have replicas, the subscription itself first; or the named one."""
+    same = {
+        name: each
+        for name, each in declared.subscriptions.items()
+        if each.feed.source.name == subscription.feed.source.name
+    }
+    if named is not None:
+        if named not in same:
+            raise PgsieveError(
+                f'no subscription "{named}" reads the source of "{subscription.name}"',
+                hint=name_hint(named, tuple(same)),
+                sqlstate="42704",
+            )
+        return [same[named]]
+    others = [each for each in same.values() if each.name != subscription.name]
+    return [each for each in [subscription, *others] if TableStates(lake, each.name).may_have_replicas()]
+
+
+def _bring_up(source: Subscription, lake: Lake, progress: Progress) -> None:
+    """Have a subscription's replicas hold what was committed by now, so that what was altered before is behind them."""
+    task = f"bring {source.name} up to date"
+    progress.start(task)
+    try:
+        drain(source.feed, lake, [source], progress.tell)
+        transform(source, lake, progress.tell)
+        apply(source, lake, progress.tell)
+    finally:
+        progress.finish(task)
+
+
+def _table(plan: Refiltering) -> RefilteredTable:
+    return RefilteredTable(*plan.name, plan.source, plan.reason, plan.rows)

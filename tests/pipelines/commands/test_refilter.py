@@ -1,0 +1,219 @@
+"""`pgsieve refilter`: replicas are made of other replicas where these have the rows for certain; the publisher is asked for none. No JVM."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from pgsieve.assets.steps.apply.replica_tables import apply
+from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
+from pgsieve.assets.steps.operations.initial_copy import copy_tables
+from pgsieve.assets.steps.slot_consumption.drain import drain
+from pgsieve.assets.steps.update_transformation.transform import transform
+from pgsieve.pipelines.command_line import cli
+from pgsieve.pipelines.config.model import load_config
+from pgsieve.pipelines.project import project
+from pgsieve.resources.lake.delta.queries import queried
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+from tests.fixtures.servers import drop_slots, own_database
+
+_numbers = itertools.count(1)
+WIDE = {"tables": [{"table": "public.orders"}, {"table": "public.notes"}]}
+
+
+def _quiet(_: str) -> None:
+    pass
+
+
+@dataclass
+class Views:
+    """A source that the subscription `all` has whole, and others that are chosen later; its role may not read rows any more."""
+
+    database: psycopg.Connection
+    path: Path
+    written: dict[str, Any]
+
+    def define(self, **where: Mapping[str, Any]) -> None:
+        """Publications of pgsieve.yaml, each with a subscription."""
+        self.written["sources"]["shop"]["publications"] = {"all": WIDE, **where}
+        self.written["subscriptions"] = {
+            name: {"source": "shop", "publications": [name]} for name in ("all", *where)
+        }
+        self.path.write_text(yaml.safe_dump(self.written))
+
+    def run(self, name: str) -> None:
+        declared = project(load_config(self.path))
+        subscription, lake = declared.subscriptions[name], declared.lake.open()
+        copy_tables(subscription, lake, tables_to_copy(subscription, lake), _quiet)
+        drain(subscription.feed, lake, [subscription], _quiet)
+        transform(subscription, lake, _quiet)
+        apply(subscription, lake, _quiet)
+
+    def refilter(self, *arguments: str, code: int = 0) -> dict[str, tuple[str | None, str | None]]:
+        """Of each table what it is made of, or why not."""
+        command = ["-c", str(self.path), "refilter", *arguments, "--json"]
+        done = CliRunner().invoke(cli.app, command, prog_name="pgsieve")
+        assert done.exit_code == code, done.stdout + done.stderr
+        return {
+            table["name"]: (table["source"], table["reason"]) for table in json.loads(done.stdout)["tables"]
+        }
+
+    def rows(self, name: str, table: str = "orders") -> list[tuple[Any, ...]]:
+        lake = project(load_config(self.path)).lake.open()
+        rows = queried(
+            lake.local.table_at(lake.paths.replica(name, "public", table)), "select * from t order by id"
+        )
+        return [tuple(row.values()) for row in rows.to_pylist()]
+
+    def change(self, number: int) -> None:
+        """Rows come, go, change their region and their keys."""
+        self.database.execute(
+            f"insert into orders values ({number}, 'EMEA', {number}), ({number + 1}, 'APAC', {number});"
+            f"update orders set region = 'APAC' where id = {number - 8};"
+            f"update orders set region = 'EMEA', amount = 5 where id = {number - 7};"
+            f"update orders set id = {number + 2} where id = {number - 6};"
+            f"delete from orders where id = {number - 5}"
+        )
+
+    def published(self, where: str) -> list[tuple[Any, ...]]:
+        """What a copy of now would have."""
+        return self.database.execute(f"select * from orders where {where} order by id").fetchall()
+
+
+@pytest.fixture
+def views(publisher_server: EmbeddedServer, tmp_path: Path) -> Iterator[Views]:
+    name = f"views_{next(_numbers)}"
+    with own_database(publisher_server, name) as database:
+        database.execute(
+            f"create role {name} login replication; grant create, temporary on database {name} to {name};"
+            f"grant usage, create on schema public to {name};"
+            "create table orders (id int primary key, region text not null, amount int);"
+            "insert into orders select i, (array['EMEA', 'APAC', 'AMER'])[i % 3 + 1], i from generate_series(1, 30) i;"
+            "create table notes (id int primary key, note text, more text);"
+            "insert into notes values (0, 'none', 'x'), (1, 'one', 'y');"
+            "alter table orders replica identity full; alter table notes alter note set storage external;"
+            f"alter table orders owner to {name}; alter table notes owner to {name}"
+        )
+        source = {
+            "conninfo": publisher_server.conninfo(dbname=name, user=name),
+            "slot": name,
+            "capture": name,
+        }
+        written = {"lake": "./lake", "spark": {"master": "threads[1]"}, "sources": {"shop": source}}
+        made = Views(database, tmp_path / "pgsieve.yaml", written)
+        try:
+            made.define()
+            made.run("all")
+            database.execute(f"revoke select on orders, notes from {name}")
+            yield made
+        finally:
+            drop_slots(database)
+            database.execute(f"drop owned by {name} cascade; drop role {name}")
+
+
+def test_views_are_chosen_later_and_follow_without_a_row_of_the_publisher(views: Views) -> None:
+    """A subscriber's rows are the publisher's that pass the filter, as all operations are published."""
+    views.change(100)
+    views.define(emea={"tables": [{"table": "public.orders", "where": "region = 'EMEA'"}]})
+    assert views.refilter("emea", "--plan") == {"orders": ("all", None)}
+    assert not (views.path.parent / "lake/emea/public").exists()
+    views.change(110)
+    assert views.refilter("emea") == {"orders": ("all", None)}
+    assert views.rows("emea") == views.published("region = 'EMEA'")
+    for number in (120, 130):
+        views.change(number)
+        views.run("emea")
+        assert views.rows("emea") == views.published("region = 'EMEA'")
+    # Narrower: of its own rows; then wider, which only the other one has.
+    for where, source in {"region = 'EMEA' and amount < 20": "emea", "region <> 'AMER'": "all"}.items():
+        views.define(emea={"tables": [{"table": "public.orders", "where": where}]})
+        assert views.refilter("emea") == {"orders": (source, None)}
+        assert views.rows("emea") == views.published(where)
+        views.change(140 if source == "emea" else 150)
+        views.run("emea")
+        assert views.rows("emea") == views.published(where)
+    # Another table, with fewer columns.
+    views.define(emea={"tables": [{"table": "public.notes", "where": "id > 0", "columns": ["id", "note"]}]})
+    assert views.refilter("emea", "--from", "all") == {"notes": ("all", None)}
+    views.database.execute(
+        "update notes set id = 2 where id = 0; update notes set note = 'first' where id = 1"
+    )
+    views.run("emea")
+    assert views.rows("emea", "notes") == [(1, "first"), (2, "none")]
+
+
+def test_what_is_not_certain_is_refused_with_the_reason(views: Views) -> None:
+    narrow = {"tables": [{"table": "public.orders", "where": "amount > 20"}]}
+    views.define(narrow=narrow)
+    assert views.refilter("narrow") == {"orders": ("all", None)}
+    views.define(
+        narrow=narrow,
+        wider={"tables": [{"table": "public.orders", "where": "amount > 10"}]},
+        every={"tables": [{"table": "public.orders"}, {"table": "public.notes"}]},
+    )
+    ((source, reason),) = views.refilter("wider", "--from", "narrow", code=1).values()
+    assert source is None
+    assert "not certain that all rows which are wanted pass" in str(reason)
+    refused = views.refilter("every", "--from", "narrow", "--plan", code=1)
+    assert "rows are wanted that its row filter left out" in str(refused["orders"])
+    assert "not ready: to be copied" in str(refused["notes"])
+    # What was published in between is not known any more, even once it is as before.
+    views.define(narrow={"tables": [{"table": "public.orders", "where": "amount > 25"}]})
+    views.run("narrow")
+    views.define(
+        narrow=narrow, narrower={"tables": [{"table": "public.orders", "where": "amount > 20 and id > 5"}]}
+    )
+    refused = views.refilter("narrower", "--from", "narrow", "--plan", code=1)
+    assert "what is published of it was altered" in str(refused["orders"])
+    assert views.refilter("narrower") == {"orders": ("all", None)}
+    assert views.rows("narrower") == views.published("amount > 20 and id > 5")
+
+
+def test_a_value_that_was_not_sent_is_not_taken_for_null(views: Views) -> None:
+    few = {"tables": [{"table": "public.notes", "where": "id < 5"}]}
+    fewer = {"tables": [{"table": "public.notes", "where": "id < 5 and id > 0"}]}
+    views.define(few=few, fewer=fewer)
+    assert views.refilter("few") == {"notes": ("all", None)}
+    views.database.execute("insert into notes values (3, 'three', 'z')")
+    assert views.refilter("fewer", "--from", "few") == {"notes": ("few", None)}
+    assert views.rows("fewer", "notes") == [(1, "one", "y"), (3, "three", "z")]
+    views.database.execute("insert into notes values (7, repeat('long', 5000), '')")
+    # It comes into the filter as an INSERT, without the note.
+    views.database.execute("update notes set id = 4 where id = 7")
+    refused = views.refilter("fewer", "--from", "few", code=1)
+    assert "without values that were not sent" in str(refused["notes"])
+    assert views.refilter("fewer", "--from", "all") == {"notes": ("all", None)}
+    assert views.rows("fewer", "notes")[-1] == (4, "long" * 5000, "")
+
+
+def test_a_publication_that_was_altered_and_altered_back_is_none_to_rely_on(views: Views) -> None:
+    def subscribe(**publications: str) -> None:
+        views.written["subscriptions"] = {
+            name: {"source": "shop", "publications": [publication]}
+            for name, publication in publications.items()
+        }
+        views.path.write_text(yaml.safe_dump(views.written))
+
+    views.database.execute(
+        "create publication p for table orders; create publication q for table orders where (id > 5)"
+    )
+    views.database.execute(f"grant select on orders to {views.written['sources']['shop']['slot']}")
+    subscribe(all="all", served="p", view="q")
+    views.run("served")
+    assert views.refilter("view", "--from", "served", "--plan") == {"orders": ("served", None)}
+    views.database.execute(
+        "alter publication p set table orders where (id > 1000); insert into orders values (200, 'EMEA', 1);"
+    )
+    views.database.execute("alter publication p set table orders")
+    views.run("served")
+    refused = views.refilter("view", "--from", "served", "--plan", code=1)
+    assert "what is published of it was altered" in str(refused["orders"])
