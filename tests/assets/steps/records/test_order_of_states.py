@@ -115,7 +115,7 @@ def test_a_cut_and_a_state_are_ordered_by_what_the_cut_was_made_from(lake: Lake)
     assert cut.is_after(copied)
     cut.refuse_earlier(TableStates(lake, "sub"))
     max(Path(TableStates(lake, "sub").path, "_delta_log").glob("*.json")).unlink()
-    with pytest.raises(DamagedTableError, match="put it back to an earlier version"):
+    with pytest.raises(DamagedTableError, match="put back to an earlier version"):
         cut.refuse_earlier(TableStates(lake, "sub"))
 
 
