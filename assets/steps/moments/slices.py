@@ -21,6 +21,7 @@ from pgsieve.decoding.changes.tally import Tally, count_changes, empty_tally
 from pgsieve.resources.lake.committers import ByFiles
 from pgsieve.resources.lake.delta.conforming import conformed
 from pgsieve.resources.lake.delta.parquet_files import WRITTEN, write_files
+from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake, StoredSlices
 from pgsieve.resources.lake.policy import column_mapping
 
@@ -55,7 +56,7 @@ def put_slice(lake: Lake, into: Lake, base: Base, end: int, lsn: int, history: s
 
     committer = into.policy.file_committer(history, base.definition.names, stored.schema)
     assert isinstance(committer, ByFiles)
-    committer.commit(written, history, stored.schema, ends)
+    committer.commit(written, history, stored.schema, Commit(ends))
     return _changes(base, ends, size, tally, truncates)
 
 
@@ -75,8 +76,7 @@ def _put_by_spark(lake: Lake, into: Lake, base: Base, end: int, lsn: int, histor
     into.write(
         rows.withColumn("slice", F.lit(ends).cast("bigint")),
         history,
-        position=ends,
-        properties=column_mapping(base.definition.names),
+        Commit(ends, properties=column_mapping(base.definition.names)),
     )
     counts = aggregated(written_changes(rows, key), spark_tally())
     emptied = rows.where(F.col("operation") == "truncate").select("commit_lsn", "ordinal").collect()
