@@ -115,9 +115,11 @@ class Refilter:
         held = state.definition
         self._refuse_unknown(source, catalog, state, held)
         wanted = self.subscription.definition(replicated, self.catalog)
+        if wanted.metadata:
+            raise PgsieveError("metadata columns are those of a copy")
         if held.layout != wanted.layout:
             raise PgsieveError("its replica does not follow the table's present definition yet")
-        if lacking := [column for column, _ in set(wanted.columns) - set(held.columns)]:
+        if lacking := [column for column, _ in set(wanted.columns) - set(held.table_columns)]:
             raise PgsieveError(f"it lacks columns, or has them in another type: {', '.join(sorted(lacking))}")
         return _Chosen(source, state, self._filters(source, replicated, held))
 
@@ -170,7 +172,7 @@ class Refilter:
             return None
         if wanted is None:
             raise PgsieveError("rows are wanted that its row filter left out")
-        names = tuple(name for name, _ in held.columns)
+        names = tuple(name for name, _ in held.table_columns)
         trees = tuple(
             row_filter.tree
             for row_filter in parsed_filters(source, replace(replicated, columns=names), wanted)
@@ -256,8 +258,9 @@ class _Passing:
 
 def _arrow(subscription: Subscription, replicated: ReplicatedTable, definition: Definition) -> pa.Schema:
     """The columns of a definition as Arrow."""
-    types = subscription.column_types(replace(replicated, columns=definition.names))
-    return pa.schema([(name, types[name].arrow) for name in definition.names])
+    names = tuple(name for name, _ in definition.table_columns)
+    types = subscription.column_types(replace(replicated, columns=names))
+    return pa.schema([(name, types[name].arrow) for name in names])
 
 
 def _conjuncts(tree: Node) -> Iterator[Node]:
