@@ -38,7 +38,6 @@ from pgsieve.resources.lake.policy import (
     REWRITTEN_BYTES_DEFAULT,
     SMALL_BYTES_DEFAULT,
     Policy,
-    column_mapping,
 )
 from pgsieve.resources.lake.spark_writes import (
     comment_by_spark,
@@ -403,7 +402,7 @@ class Lake:
         table that gets the rows, `position` the one that it has then.
         """
         size, target = (self.records.size(path) if self.local else None), into or path
-        commit = Commit(position, overwrite=True, base=base, properties=column_mapping(schema.names))
+        commit = Commit(position, overwrite=True, base=base)
         written, local = self.policy.committer(target, schema.names, size), self.policy.reader(path, size)
         if isinstance(written, InProcess) and local is not None:
             with self.access.refusing(path):

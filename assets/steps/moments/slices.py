@@ -23,7 +23,6 @@ from pgsieve.resources.lake.delta.conforming import conformed
 from pgsieve.resources.lake.delta.parquet_files import WRITTEN, write_files
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake, StoredSlices
-from pgsieve.resources.lake.policy import column_mapping
 
 
 def put_slice(lake: Lake, into: Lake, base: Base, end: int, lsn: int, history: str) -> TableChanges:
@@ -54,7 +53,7 @@ def put_slice(lake: Lake, into: Lake, base: Base, end: int, lsn: int, history: s
         files = write_files(history, stored.schema, rows(), count, into.store)
         return pa.Table.from_batches(files, WRITTEN)
 
-    committer = into.policy.file_committer(history, base.definition.names, stored.schema)
+    committer = into.policy.file_committer(history, stored.schema)
     assert isinstance(committer, ByFiles)
     committer.commit(written, history, stored.schema, Commit(ends))
     return _changes(base, ends, size, tally, truncates)
@@ -76,7 +75,7 @@ def _put_by_spark(lake: Lake, into: Lake, base: Base, end: int, lsn: int, histor
     into.write(
         rows.withColumn("slice", F.lit(ends).cast("bigint")),
         history,
-        Commit(ends, properties=column_mapping(base.definition.names)),
+        Commit(ends),
     )
     counts = aggregated(written_changes(rows, key), spark_tally())
     emptied = rows.where(F.col("operation") == "truncate").select("commit_lsn", "ordinal").collect()
