@@ -177,7 +177,10 @@ class _Findings:
             of_rows = warnings_of_subscription(subscription, catalog)
             of_names = warnings_of_names(subscription, catalog, partial(_is_mapped, lake, name))
             self._warnings += [_problem(name, error) for error in (*of_rows, *of_names)]
-        except PgsieveError:
+        except PgsieveError as error:
+            # Most was found above, and said in other words.
+            if all(problem.object != name for problem in self._problems):
+                self._problems.append(_problem(name, error))
             return False
         return True
 

@@ -60,10 +60,11 @@ def conninfo(publisher_server: EmbeddedServer) -> Iterator[str]:
         admin.execute("DROP DATABASE validated WITH (FORCE)")
 
 
-def validated(conninfo: str, folder: Path, publications: str) -> tuple[int, dict[str, Any]]:
-    """The exit code and the report as JSON; nothing has been created."""
+def validated(conninfo: str, folder: Path, publications: str, more: str = "") -> tuple[int, dict[str, Any]]:
+    """The exit code and the report as JSON, with `more` keys of the subscription; nothing has been created."""
     file = folder / "pgsieve.yaml"
-    file.write_text(CONFIG.format(conninfo=conninfo, publications=publications))
+    written = CONFIG.format(conninfo=conninfo, publications=publications).rstrip()
+    file.write_text(f"{written.removesuffix('}')}{more}}}\n")
     result = CliRunner().invoke(cli.app, ["validate", "--json", "-c", str(file)])
     with psycopg.connect(conninfo) as connection:
         created = connection.execute(
@@ -125,6 +126,14 @@ def test_names_with_blanks_and_tables_without_a_key_are_what_they_are(conninfo: 
     assert changes["identity"] == "DEFAULT, without a primary key"
     (warning,) = (w for w in report["warnings"] if w["object"] == "sales")
     assert warning["message"].startswith('table "public.invoices": the names "Line No" are its own')
+
+
+def test_a_type_that_a_column_cannot_have_is_a_problem(conninfo: str, tmp_path: Path) -> None:
+    """What ends the look at a subscription is said, whatever it is."""
+    code, report = validated(conninfo, tmp_path, "blank", ", types: {public.invoices.n: date}")
+    (problem,) = (p for p in report["problems"] if p["object"] == "sales")
+    assert code == 1
+    assert problem["message"].startswith("a column of PostgreSQL type 23 cannot be of Spark type")
 
 
 def test_that_there_is_no_java_is_said_before_a_copy_needs_it(
