@@ -46,6 +46,7 @@ A message names the object, what is wrong and what to do; it never contains a ce
             EventTriggerError         resources.postgres.ddl
             LockHeldError             resources.postgres.errors
             PassingFaultError         resources.postgres.errors
+                LockedTableError      resources.postgres.snapshot
                 SnapshotAwaitedError  resources.postgres.awaited
                 SnapshotLostError     resources.postgres.snapshot
                     AlteredTableError resources.postgres.snapshot

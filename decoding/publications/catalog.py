@@ -21,6 +21,10 @@ from pgsieve.decoding.values.builtin_types import DefinedTypes
 OPERATIONS = ("insert", "update", "delete", "truncate")
 
 
+#: The row filter of a table whose expressions the server could not print: no SQL, so that nothing is evaluated by it.
+UNREAD_FILTER = "? (the table is locked)"
+
+
 class PublicationError(PgsieveError):
     """The subscribed publications cannot be used together, or one of them is missing."""
 
@@ -180,6 +184,7 @@ class Catalog:
     """The publisher's tables by oid, at one moment; `types` is what users' types are made of, by oid.
 
     `names` has a digest of all names of a kind that values of some types print (`NAMES_OF` of decoding/values/printed_names.py).
+    `locked` are the tables whose row filters and generation expressions are not known, and who has locked each.
     """
 
     tables: Mapping[int, Table]
@@ -187,6 +192,7 @@ class Catalog:
     types: DefinedTypes = field(default_factory=dict)
     server_version: int = NEWEST_SERVER
     names: Mapping[str, str] = field(default_factory=dict)
+    locked: Mapping[int, str] = field(default_factory=dict)
     by_name: Mapping[tuple[str, str], Table] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -16,7 +16,8 @@ from pgsieve.decoding.publications.catalog import Attribute, Catalog, Publicatio
 from pgsieve.decoding.row_filters.letter_case import CaseMapping, Changes, Words
 from pgsieve.decoding.values.builtin_types import MadeOf
 
-_NESTED = {"tables", "publications", "types"}
+#: Beside these a catalog is written as it is; one that is recorded has no locked tables.
+_NESTED = {"tables", "publications", "types", "locked"}
 
 
 def catalog_to_json(catalog: Catalog, publications: Collection[str]) -> str:

@@ -1,7 +1,8 @@
-"""The transactions that a new slot, and the snapshot that it exports, wait for; and for how long one may.
+"""The transactions that a new slot, the snapshot that it exports, or a lock of a table wait for; and for how long one may.
 
 In: the session that waits. Out: who it is that it waits for. A slot begins once every transaction that was running has ended, in whatever
-database of the cluster, prepared ones too (SnapBuildWaitSnapshot() in src/backend/replication/logical/snapbuild.c).
+database of the cluster, prepared ones too (SnapBuildWaitSnapshot() in src/backend/replication/logical/snapbuild.c). A table
+can be captured unless a transaction has a lock of it that conflicts, and read unless that is ACCESS EXCLUSIVE (section 13.3.1).
 """
 
 import logging
@@ -20,25 +21,42 @@ if TYPE_CHECKING:
 
 #: How long a copy waits where other work waits with it, and how long once that has had its turn.
 BRIEF_SECONDS, PATIENT_SECONDS = 3.0, 20.0
+#: So long it is waited for a lock of a table whose expressions are to be read, or analysed.
+LOCK_SECONDS = 1.0
 #: So often it is looked for whom a session waits; and after so long a line says so.
 LOOK_SECONDS, TOLD_SECONDS = 1.0, 5.0
 
 _LOGGER = logging.getLogger(__name__)
 
 _HOLDERS = """
-select held.transactionid::text, a.pid, coalesce(a.datname, p.database), a.application_name, p.gid,
-       date_trunc('second', coalesce(a.xact_start, p.prepared))
-  from pg_locks waiting
-  join pg_locks held on held.locktype = waiting.locktype and held.transactionid = waiting.transactionid and held.granted
+select distinct held.relation::bigint, held.virtualtransaction, a.pid, coalesce(a.datname, p.database), a.application_name,
+       p.gid, date_trunc('second', coalesce(a.xact_start, p.prepared))
+  from pg_locks held {waiting}
   left join pg_stat_activity a on a.pid = held.pid
-  left join pg_prepared_xacts p on p.transaction = held.transactionid and held.pid is null
- where waiting.pid = %s and not waiting.granted and waiting.locktype = 'transactionid'
+  left join pg_locks own on held.pid is null and own.pid is null and own.locktype = 'transactionid'
+   and own.virtualtransaction = held.virtualtransaction
+  left join pg_prepared_xacts p on p.transaction = own.transactionid
 """
-_HELD = "select exists (select from pg_locks where locktype = 'transactionid' and granted and transactionid::text = any(%s))"
+_AWAITED = _HOLDERS.format(
+    waiting="""join pg_locks waiting on held.locktype = waiting.locktype and held.granted and waiting.pid = %s
+   and not waiting.granted and waiting.locktype in ('transactionid', 'relation')
+   and (held.transactionid = waiting.transactionid
+        or (held.database, held.relation) = (waiting.database, waiting.relation)
+        and coalesce(held.pid, 0) = any(pg_blocking_pids(waiting.pid)))"""
+)
+#: Also one that is only waited for: what comes later waits behind it.
+_LOCKING = _HOLDERS.format(
+    waiting="""join pg_database d on d.oid = held.database and d.datname = current_database()
+   and held.locktype = 'relation' and held.mode = 'AccessExclusiveLock' and held.relation >= 16384"""
+)
+#: The relations that are locked so, for a query that would wait for them.
+LOCKED = """select relation from pg_locks where locktype = 'relation' and mode = 'AccessExclusiveLock'
+   and database = (select oid from pg_database where datname = current_database())"""
+_HELD = "select exists (select from pg_locks where granted and virtualtransaction = any(%s))"
 
 
 class SnapshotAwaitedError(PassingFaultError):
-    """A snapshot is to be had only once transactions have ended; `transactions` are their ids."""
+    """A snapshot, or a table, is to be had only once transactions have ended; `transactions` are their virtual ids."""
 
     def __init__(self, message: str, transactions: Sequence[str]) -> None:
         super().__init__(message, hint="end the transaction, or wait until it has ended")
@@ -74,7 +92,7 @@ def awaiting(source: "Source", session: psycopg.Connection[Any], seconds: float 
     looking.start()
     try:
         yield
-    except SourceError:
+    except (SourceError, psycopg.Error):
         if given_up:
             raise given_up[0] from None
         raise
@@ -84,18 +102,39 @@ def awaiting(source: "Source", session: psycopg.Connection[Any], seconds: float 
 
 
 def _awaited(source: "Source", session: psycopg.Connection[Any]) -> tuple[str, list[str]]:
-    """For whom a session waits, in words, and the ids of the transactions."""
+    """For whom a session waits, in words, and the virtual ids of the transactions."""
     with source.connect() as connection:
-        rows = connection.execute(_HOLDERS, [session.info.backend_pid]).fetchall()
-    holders = [
-        f'prepared transaction "{gid}" of database "{database}", since {since}'
-        if gid is not None
-        else f'server process {pid} ("{application or ""}" in database "{database}", since {since or "unknown"})'
-        for _, pid, database, application, gid, since in rows
-    ]
-    return f'source "{source.name}": waits for open transactions: {", ".join(holders)}', [
-        row[0] for row in rows
-    ]
+        rows = connection.execute(_AWAITED, [session.info.backend_pid]).fetchall()
+    return _waiting_for(source, rows), [row[1] for row in rows]
+
+
+def _waiting_for(source: "Source", rows: Sequence[tuple[Any, ...]]) -> str:
+    holders = ", ".join(dict.fromkeys(map(_described, rows)))
+    return f'source "{source.name}": waits for open transactions: {holders}'
+
+
+def _described(row: tuple[Any, ...]) -> str:
+    _, _, pid, database, application, gid, since = row
+    if gid is not None:
+        return f'prepared transaction "{gid}" of database "{database}", since {since}'
+    return (
+        f'server process {pid} ("{application or ""}" in database "{database}", since {since or "unknown"})'
+    )
+
+
+def locked_exclusively(connection: psycopg.Connection[Any]) -> dict[int, str]:
+    """The tables of the database that cannot even be read now, and who has locked each, or is about to, in words."""
+    locked: dict[int, list[str]] = {}
+    for row in connection.execute(_LOCKING).fetchall():
+        locked.setdefault(row[0], []).append(_described(row))
+    return {relation: ", ".join(holders) for relation, holders in locked.items()}
+
+
+def lock_awaited(source: "Source", relations: Collection[int]) -> SnapshotAwaitedError | None:
+    """What a copy waits for that a lock of some relations has kept from reading; None where they are free again."""
+    with source.connect() as connection:
+        rows = [row for row in connection.execute(_LOCKING).fetchall() if row[0] in relations]
+    return SnapshotAwaitedError(_waiting_for(source, rows), [row[1] for row in rows]) if rows else None
 
 
 def are_open(source: "Source", transactions: Collection[str]) -> bool:

@@ -97,11 +97,16 @@ def preparing(name: str) -> str:
 
 def _created(connection: psycopg.Connection[Any], capture: str) -> list[str]:
     """The capture publications of a source that pgsieve created."""
+    return created_ones(connection, [capture + suffix for suffix in capture_suffixes()])
+
+
+def created_ones(connection: psycopg.Connection[Any], names: Sequence[str]) -> list[str]:
+    """Those of some publications that pgsieve created, and so may alter or drop."""
     rows = connection.execute(
-        "select pubname from pg_publication where obj_description(oid, 'pg_publication') = %s", [CREATED]
+        "select pubname from pg_publication where obj_description(oid, 'pg_publication') = %s and pubname = any(%s)",
+        [CREATED, list(names)],
     )
-    names = {capture + suffix for suffix in capture_suffixes()}
-    return [name for (name,) in rows if name in names]
+    return [name for (name,) in rows]
 
 
 def foreign_capture(connection: psycopg.Connection[Any], capture: str, catalog: Catalog) -> list[str]:

@@ -5,11 +5,13 @@ In: a psycopg session. Out: a `Catalog`. The queries read PostgreSQL's system ca
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import psycopg
 
 from pgsieve.decoding.publications.catalog import (
+    UNREAD_FILTER,
     Attribute,
     Catalog,
     Publication,
@@ -21,6 +23,7 @@ from pgsieve.decoding.publications.filter_rules import Expression, column_names
 from pgsieve.decoding.publications.node_tree import parse_expression
 from pgsieve.decoding.values.builtin_types import MadeOf
 from pgsieve.decoding.values.output import PADDED
+from pgsieve.resources.postgres.awaited import LOCK_SECONDS, locked_exclusively
 from pgsieve.resources.postgres.printed_names import PRINTED_NAMES
 from pgsieve.resources.postgres.source import literal
 from pgsieve.resources.postgres.texts import Texts, legibly
@@ -65,12 +68,22 @@ def why_missing(
     )
 
 
+#: pg_partition_tree() would lock each partition. Of one that is detached nothing counts, as there.
 _TABLES = """
+with recursive tree(root, relid) as (
+  select oid, oid from pg_class where relkind = 'p' and oid >= 16384
+  union all
+  select root, inhrelid from tree join pg_inherits on inhparent = relid {attached}
+), leaves as (
+  select root, array_agg(relid::bigint order by relid) as oids,
+         array_agg(format('%I.%I', nspname, relname) order by relid) filter (where relpersistence <> 'p' or relkind = 'f') as unsent
+    from tree join pg_class on oid = relid join pg_namespace n on n.oid = relnamespace where relkind <> 'p' group by root
+)
 select c.oid::bigint, n.nspname, c.relname, c.relkind::text, c.relreplident::text,
        (select coalesce(json_agg(json_build_array(a.attname, a.atttypid::bigint, a.atttypmod,
                 format_type(a.atttypid, a.atttypmod), coalesce(case when l.collnamespace <> 'pg_catalog'::regnamespace
                 then l.collnamespace::regnamespace || '.' end || l.collname, l.collname, ''), a.attnotnull, a.attgenerated,
-                case when a.attgenerated <> '' then pg_get_expr(d.adbin, d.adrelid) end,
+                case when a.attgenerated <> '' and a.attrelid <> all({locked}) then pg_get_expr(d.adbin, d.adrelid) end,
                 a.attnum, a.xmin::text::bigint, a.attmissingval::text::text[],
                 a.attgenerated = '' or (a.attgenerated = 's' and current_setting('server_version_num')::int >= 180000)
                 ) order by a.attnum), '[]')
@@ -89,8 +102,7 @@ select c.oid::bigint, n.nspname, c.relname, c.relkind::text, c.relreplident::tex
        case when c.relispartition then
          (select array_agg(r.relid::oid::bigint order by r.n) from pg_partition_ancestors(c.oid) with ordinality r(relid, n)
            where r.relid <> c.oid) end,
-       case when c.relkind = 'p' then
-         (select array_agg(t.relid::oid::bigint) from pg_partition_tree(c.oid) t where t.isleaf and t.relid <> c.oid) end,
+       leaves.oids,
        case when c.relkind = 'r' then
          (select array_agg(i.inhrelid::bigint order by i.inhrelid) from pg_inherits i where i.inhparent = c.oid) end,
        c.relnatts, c.relfilenode::bigint,
@@ -98,11 +110,8 @@ select c.oid::bigint, n.nspname, c.relname, c.relkind::text, c.relreplident::tex
           cross join unnest(p.partattrs::int2[]) with ordinality k(attnum, n)
           left join pg_attribute a on a.attrelid = c.oid and a.attnum = k.attnum
          where p.partrelid = c.oid),
-       case when c.relkind = 'p' then
-         (select array_agg(format('%I.%I', ln.nspname, l.relname) order by l.oid) from pg_partition_tree(c.oid) t
-            join pg_class l on l.oid = t.relid join pg_namespace ln on ln.oid = l.relnamespace
-           where t.isleaf and (l.relpersistence <> 'p' or l.relkind = 'f')) end
-  from pg_class c join pg_namespace n on n.oid = c.relnamespace
+       leaves.unsent
+  from pg_class c join pg_namespace n on n.oid = c.relnamespace left join leaves on root = c.oid
  where c.relkind in ('r', 'p') and c.relpersistence = 'p' and c.oid >= 16384
    and n.nspname <> 'information_schema' and n.nspname !~ '^pg_'
 """
@@ -138,21 +147,38 @@ select t.oid::bigint, case when t.typtype = 'b' then 'a' else t.typtype::text en
 
 
 def read_catalog(connection: psycopg.Connection[Any], snapshot: str | None = None) -> Catalog:
-    """All user tables, publications and types of the database, read in one snapshot, which may be an exported one."""
-    return legibly(connection, lambda as_bytes: _read_catalog(connection, snapshot, as_bytes=as_bytes))
+    """All user tables, publications and types of the database, read in one snapshot, which may be an exported one.
+
+    pg_get_expr() locks the table (pg_get_expr_worker() in src/backend/utils/adt/ruleutils.c). Where one is locked for long, its
+    expressions are left out, and it is among the catalog's `locked`.
+    """
+    locked: Mapping[int, str] = {}
+    while True:
+        try:
+            return legibly(connection, partial(_read_catalog, connection, snapshot, locked))
+        except psycopg.errors.LockNotAvailable:
+            locked = locked_exclusively(connection)
 
 
-def _read_catalog(connection: psycopg.Connection[Any], snapshot: str | None, *, as_bytes: bool) -> Catalog:
+def _read_catalog(
+    connection: psycopg.Connection[Any],
+    snapshot: str | None,
+    locked: Mapping[int, str],
+    as_bytes: bool,
+) -> Catalog:
     version = connection.info.server_version
     encoding = connection.info.parameter_status("server_encoding") or "UTF8"
     with connection.transaction():
         connection.execute("set transaction isolation level repeatable read, read only")
         if snapshot is not None:
             connection.execute(f"set transaction snapshot {literal(snapshot)}")
+        connection.execute(f"set local lock_timeout = '{LOCK_SECONDS:g}s'")
         texts = Texts(connection, as_bytes=as_bytes)
         cursor = texts.cursor
         tables = {}
-        for row in cursor.execute(_TABLES):
+        oids = f"'{{{','.join(map(str, locked))}}}'::oid[]"
+        attached = "and not inhdetachpending" if version >= 140000 else ""
+        for row in cursor.execute(_TABLES.format(locked=oids, attached=attached)):
             oid, schema, name, kind, identity, attributes, pk, index, ancestors, leaves, *more = row
             children, columns, file, partition_columns, unsent_leaves = more
             tables[oid] = Table(
@@ -175,7 +201,7 @@ def _read_catalog(connection: psycopg.Connection[Any], snapshot: str | None, *, 
                 partition_columns=tuple(partition_columns or ()),
                 unsent_leaves=tuple(unsent_leaves or ()),
             )
-        publications = _read_publications(cursor, version, tables)
+        publications = _read_publications(cursor, version, tables, oids)
         types_query = _TYPES.format(multirange="m.rngmultitypid" if version >= 140000 else "null")
         types = {
             oid: MadeOf(
@@ -188,7 +214,10 @@ def _read_catalog(connection: psycopg.Connection[Any], snapshot: str | None, *, 
         names = dict(
             cursor.execute(f"with {PRINTED_NAMES} select kind, digest from printed_names").fetchall()
         )
-    return Catalog(tables, publications, types, version, names)
+    unread = {t.oid for t in tables.values() if any(a.generated for a in t.attributes)}
+    unread |= {t.oid for p in publications.values() for t in p.tables if t.where is not None}
+    locked = {oid: holders for oid, holders in locked.items() if oid in unread}
+    return Catalog(tables, publications, types, version, names, locked)
 
 
 def _attribute(*values: Any) -> Attribute:
@@ -198,9 +227,9 @@ def _attribute(*values: Any) -> Attribute:
 
 
 def _read_publications(
-    cursor: psycopg.Cursor[Any], version: int, tables: Mapping[int, Table]
+    cursor: psycopg.Cursor[Any], version: int, tables: Mapping[int, Table], locked: str
 ) -> dict[str, Publication]:
-    entries, excluded = _read_entries(cursor, version, tables)
+    entries, excluded = _read_entries(cursor, version, tables, locked)
     schemas: dict[int, set[str]] = {}
     if version >= 150000:
         for publication, schema in cursor.execute(
@@ -228,11 +257,12 @@ def _read_publications(
 
 
 def _read_entries(
-    cursor: psycopg.Cursor[Any], version: int, tables: Mapping[int, Table]
+    cursor: psycopg.Cursor[Any], version: int, tables: Mapping[int, Table], locked: str
 ) -> tuple[dict[int, list[PublicationTable]], dict[int, set[int]]]:
     """The tables that publications list, and those that they exclude, by the publication's oid."""
     lists = (
-        "pg_get_expr(r.prqual, r.prrelid), (select array_agg(a.attname::text) from pg_attribute a"
+        f"case when r.prrelid <> all({locked}) then pg_get_expr(r.prqual, r.prrelid)"
+        f" when r.prqual is not null then {literal(UNREAD_FILTER)} end, (select array_agg(a.attname::text) from pg_attribute a"
         " where a.attrelid = r.prrelid and a.attnum = any(r.prattrs)), r.prqual::text"
         if version >= 150000
         else "null, null, null"

@@ -51,6 +51,8 @@ class UntestedServerError(SourceError):
 #: intervention and statement_timeout, a session's other timeouts, serialization failure, deadlock,
 #: lock_timeout (appendix A).
 _PASSING = ("08", "53", "57", "25P03", "25P04", "40001", "40P01", "55P03")
+#: That of lock_timeout.
+LOCKED_OUT = "55P03"
 
 
 def is_passing(error: BaseException) -> bool:

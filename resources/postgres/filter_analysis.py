@@ -20,8 +20,9 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import PublicationError, Table
 from pgsieve.decoding.publications.filter_rules import Expression, column_names, refusal
 from pgsieve.decoding.publications.node_tree import TreeNode, parse_expression, parse_node_tree
+from pgsieve.resources.postgres.awaited import LOCK_SECONDS
 from pgsieve.resources.postgres.ddl import failed_trigger, own_search_path
-from pgsieve.resources.postgres.errors import message_without_values
+from pgsieve.resources.postgres.errors import is_passing, message_without_values
 from pgsieve.resources.postgres.source import quote
 
 
@@ -50,6 +51,7 @@ def analysis(connection: psycopg.Connection[Any]) -> Iterator[None]:
         )
     with connection.transaction(force_rollback=True):
         connection.execute("set transaction read write")
+        connection.execute(f"set local lock_timeout = '{LOCK_SECONDS:g}s'")
         yield
 
 
@@ -62,12 +64,18 @@ def filter_columns(connection: psycopg.Connection[Any], table: Table, where: str
         try:
             expression, reason = _analysed(connection, table, where)
         except psycopg.Error as error:
-            if failed_trigger(connection, error) is None:
+            if is_passing(error) or failed_trigger(connection, error) is None:
                 raise
             # An event trigger on CREATE VIEW may rely on the role's own path. User objects found by that path
             # are refused.
             path = f"pg_catalog, pg_temp, {own_search_path(connection)}"
             expression, reason = _analysed(connection, table, where, path)
+    except psycopg.errors.LockNotAvailable as error:
+        raise UncheckedFilterError(
+            f"whether PostgreSQL takes row filters of pgsieve.yaml is not known: table {table.qualified} is locked",
+            hint="end the transaction, or wait until it has ended",
+            sqlstate=error.sqlstate,
+        ) from None
     except psycopg.Error as error:
         if (failed := failed_trigger(connection, error)) is not None:
             raise UncheckedFilterError(

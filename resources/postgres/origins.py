@@ -13,13 +13,19 @@ import psycopg
 
 from pgsieve.decoding.publications.catalog import Table
 
+#: Without pg_partition_tree(), which would lock each partition.
 _SUBSCRIBED = """
+with recursive tree(published, relid) as (
+  select oid, oid from unnest(%s::oid[]) as published(oid)
+  union all
+  select published, inhrelid from tree join pg_class c on c.oid = relid and relkind = 'p' join pg_inherits on inhparent = relid
+)
 select distinct n.nspname::text, c.relname::text
-from unnest(%s::oid[]) as published(relid)
-join pg_class c on c.oid = published.relid
+from tree
+join pg_class c on c.oid = published
 join pg_namespace n on n.oid = c.relnamespace
-join pg_subscription_rel s on s.srrelid = c.oid
-  or s.srrelid in (select relid from pg_partition_ancestors(c.oid) union select relid from pg_partition_tree(c.oid))
+join pg_subscription_rel s on s.srrelid = tree.relid
+  or s.srrelid in (select relid from pg_partition_ancestors(published))
 order by 1, 2
 """
 

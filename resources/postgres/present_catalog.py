@@ -66,6 +66,8 @@ def present_catalog(connection: psycopg.Connection[Any]) -> Catalog:
                 return kept
         catalog = read_catalog(connection)
         before, stamp = stamp, _stamp(connection)
+        if catalog.locked:  # What is not known of it now may be in a moment.
+            return catalog
         if stamp == before:
             with _lock:
                 _catalogs[stamp] = catalog

@@ -21,8 +21,15 @@ from psycopg.pq import ExecStatus
 from pgsieve.decoding.lsn import parse_lsn
 from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable, Table
 from pgsieve.resources.parts import number_of_parts
-from pgsieve.resources.postgres.awaited import awaiting
-from pgsieve.resources.postgres.errors import PassingFaultError, SourceError, is_passing, without_values
+from pgsieve.resources.postgres.awaited import BRIEF_SECONDS, LOCKED, awaiting
+from pgsieve.resources.postgres.errors import (
+    LOCKED_OUT,
+    PassingFaultError,
+    SourceError,
+    is_passing,
+    message_without_values,
+    without_values,
+)
 from pgsieve.resources.postgres.sessions import Conninfo, execute
 from pgsieve.resources.postgres.slot import warn_of_waiting
 from pgsieve.resources.postgres.source import Source, fetched, literal, quote
@@ -39,6 +46,12 @@ class AlteredTableError(SnapshotLostError):
     """The table was altered, renamed or dropped since its definition was read: queries see the present catalog."""
 
 
+class LockedTableError(PassingFaultError):
+    """The table is locked exclusively, and for longer than others may wait for it."""
+
+
+#: So long a session waits for a lock of a table that it reads.
+_BRIEFLY = f"set lock_timeout = '{BRIEF_SECONDS:g}s'"
 #: SQLSTATEs of a query whose column, table or schema is gone (appendix A): the catalog named them a moment before.
 _ALTERED = ("42703", "42P01", "3F000")
 
@@ -98,19 +111,26 @@ def clock(connection: psycopg.Connection[Any]) -> str:
     return now.astimezone(UTC).isoformat()
 
 
+#: pg_table_size() locks a table: one that is locked exclusively is taken for empty.
+_BYTES = f"""
+with recursive tree(schema, name, oid, relkind) as (
+  select w.schema, w.name, c.oid, relkind from unnest(%s::text[], %s::text[]) w(schema, name)
+    join pg_namespace n on n.nspname = w.schema join pg_class c on relnamespace = n.oid and relname = w.name
+  union all
+  select schema, name, c.oid, c.relkind from tree t join pg_inherits on inhparent = t.oid join pg_class c on c.oid = inhrelid
+   where t.relkind = 'p'
+)
+select schema, name, coalesce(sum(case when oid <> all(array({LOCKED})) then pg_table_size(oid) end), 0)::bigint
+  from tree group by 1, 2
+"""
+
+
 def table_bytes(
     connection: psycopg.Connection[Any], names: Collection[tuple[str, str]]
 ) -> dict[tuple[str, str], int]:
-    """The bytes of tables on disk, TOAST and partitions included; 0 for one that is not there."""
-    schemas, tables = [schema for schema, _ in names], [table for _, table in names]
-    rows = connection.execute(
-        "select w.schema, w.name, coalesce((select sum(pg_table_size(p.oid)) from (select c.oid union"
-        " select t.relid from pg_partition_tree(c.oid) t) p(oid)), 0)::bigint"
-        " from unnest(%s::text[], %s::text[]) w(schema, name) left join pg_namespace n on n.nspname = w.schema"
-        " left join pg_class c on c.relnamespace = n.oid and c.relname = w.name",
-        [schemas, tables],
-    )
-    return {(schema, table): size for schema, table, size in rows}
+    """The bytes of tables on disk, TOAST and partitions included; 0 for one that is not there, or cannot be read now."""
+    rows = connection.execute(_BYTES, [[schema for schema, _ in names], [table for _, table in names]])
+    return dict.fromkeys(names, 0) | {(schema, table): size for schema, table, size in rows}
 
 
 def chunk_queries(
@@ -123,7 +143,7 @@ def chunk_queries(
     """The queries that together select a table's published rows, one per ctid range of each of its leaves.
 
     `expressions` are the select list, `beside` says how many queries are run at a time for a table of so many bytes. Row filters
-    are ORed and run on the server (section 29.4.5). A partition tree whose leaves are not the role's to read as they are is
+    are ORed and run on the server (section 29.4.5). Raises LockedTableError. A partition tree whose leaves are not the role's to read as they are is
     selected from its root in one query, as a built-in subscription copies it.
     """
     table = replicated.table
@@ -137,7 +157,8 @@ def chunk_queries(
     if replicated.row_filters is not None:
         condition = "(" + " or ".join(f"({row_filter})" for row_filter in replicated.row_filters) + ") and "
     ranges_work = connection.info.server_version >= 140000
-    sizes = [_Size.of(connection, part) for part in parts]
+    with _waiting_briefly(connection):
+        sizes = [_Size.of(connection, part) for part in parts]
     total = sum(size.bytes for size in sizes)
     most = max(1, total // number_of_parts(total, CHUNK_BYTES, beside(total)))
     queries = []
@@ -156,6 +177,16 @@ def chunk_queries(
     if table.kind == "p" and _is_read_by_root(connection, table.oid, [part.oid for part in parts]):
         queries = [f"select {columns} from {quote(table.schema, table.name)} where {condition}true"]
     return Chunks(queries, total)
+
+
+@contextmanager
+def _waiting_briefly(connection: psycopg.Connection[Any]) -> Iterator[None]:
+    """Raise LockedTableError where another session has locked a table."""
+    connection.execute(_BRIEFLY)
+    try:
+        yield
+    except psycopg.errors.LockNotAvailable as error:
+        raise LockedTableError(message_without_values(error), sqlstate=error.sqlstate) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +226,9 @@ def _is_read_by_root(connection: psycopg.Connection[Any], root: int, leaves: Seq
 
 
 #: Tables with an active policy, unless one lets every row pass, and none restricts that.
-_HIDDEN = """
-select oid::bigint from pg_class where oid = any(%s::oid[]) and row_security_active(oid) and not coalesce((
+_HIDDEN = f"""
+select oid::bigint from pg_class where oid = any(%s::oid[]) and row_security_active(oid) and oid <> all(array({LOCKED}))
+ and not coalesce((
     select bool_or(polpermissive and qual = 'true') and bool_and(polpermissive or qual = 'true')
     from (select polpermissive, coalesce(pg_get_expr(polqual, polrelid), 'true') as qual from pg_policy
         where polrelid = pg_class.oid and polcmd in ('r', '*')
@@ -220,10 +252,13 @@ def read_chunk(conninfo: Conninfo, snapshot: str, query: str) -> Iterator[pa.Rec
             if is_passing(error):
                 raise
             raise SnapshotLostError("the exported snapshot is gone", sqlstate=error.sqlstate) from None
+        cursor.execute(_BRIEFLY)
         try:
             with without_values():
                 execute(cursor, query)
         except SourceError as error:
+            if error.sqlstate == LOCKED_OUT:
+                raise LockedTableError(error.message, sqlstate=error.sqlstate) from None
             if error.sqlstate not in _ALTERED:
                 raise
             message = f"the table was altered while it was copied: {error.message}"

@@ -65,6 +65,7 @@ class Troubles(Worker):
             self._set_timeouts: 3,
             self._set_settings: 2,
             self._stay_open: 1.5,
+            self._lock_table: 1,
             self._cut: 1,
             self._stop_server: 0.25,
             self._fill_disk: 1.2 if self.disk else 0,
@@ -104,6 +105,19 @@ class Troubles(Worker):
         self._open = psycopg.connect(make_conninfo(self.conninfo, dbname="postgres"))
         self._open.execute("SELECT pg_current_xact_id()")
         self.did["transactions left open"] += 1
+
+    def _lock_table(self, connection: psycopg.Connection) -> None:
+        """A table is locked as ALTER TABLE and VACUUM do, some of the time for longer than pgsieve waits for it."""
+        published = (
+            "SELECT DISTINCT format('%I.%I', schemaname, tablename) FROM pg_publication_tables ORDER BY 1"
+        )
+        (table,) = self.random.choice(connection.execute(published).fetchall())
+        mode = self.random.choice(["ACCESS EXCLUSIVE", "SHARE UPDATE EXCLUSIVE"])
+        with connection.transaction():
+            connection.execute("SET LOCAL lock_timeout = '1s'")
+            connection.execute(f"LOCK TABLE {table} IN {mode} MODE")
+            self.done.wait(self.random.uniform(0.5, 6))
+        self.did["tables locked"] += 1
 
     def _cut(self, _: psycopg.Connection) -> None:
         cuts = self.proxy.cuts

@@ -19,6 +19,7 @@ from pgsieve.assets.steps.records.catalogs import Catalogs
 from pgsieve.assets.steps.records.failures import TABLE_ERRORS, reason
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
 from pgsieve.assets.steps.subscription import Subscription
+from pgsieve.assets.steps.validation.examination import locked_tables
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable, published_relation
 from pgsieve.decoding.publications.filters import table_filter
@@ -108,6 +109,8 @@ def check_conformity(subscription: Subscription, lake: Lake, name: Name) -> Tabl
     )
     if replicated is None or state is None or state.state != SyncState.READY:
         return TableConformity(problem=(state.state if state else SyncState.INITIALIZE).meaning)
+    if (locked := dict(locked_tables(feed, subscription.name, catalog)).get(name)) is not None:
+        return TableConformity(problem=locked.message)
     filters = applicable_filters(subscription, replicated, catalog)
     altered = _is_altered(subscription, lake, state, replicated, filters)
     try:

@@ -18,18 +18,21 @@ from pgsieve.assets.steps.checks.comparison import CONNECTIONS, Difference, Side
 from pgsieve.assets.steps.initial_sync.one_table import select_list
 from pgsieve.assets.steps.initial_sync.rows import ReplicaColumn
 from pgsieve.assets.steps.log import Log, quiet
-from pgsieve.assets.steps.records.failures import reason
+from pgsieve.assets.steps.records.failures import is_locked_out, reason
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates, copy_again
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
+from pgsieve.assets.steps.validation.examination import locked_tables
 from pgsieve.assets.steps.validation.warnings import unsent_leaves
 from pgsieve.decoding.checksums.record_send import SentColumn
 from pgsieve.decoding.checksums.segments import RowHash
+from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable
 from pgsieve.decoding.publications.evolution import Layout
 from pgsieve.resources.lake.delta.errors import LakeError, OverrunError
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.awaited import PATIENT_SECONDS
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.errors import refusing
 from pgsieve.resources.postgres.sessions import Conninfo
@@ -99,6 +102,10 @@ class Moment:
         if state is None or state.state != SyncState.READY:
             reason = "not copied yet" if state is None else state.state.meaning
             return reason + (f": {state.reason}" if state and state.reason else "")
+        if (locked := dict(locked_tables(self.subscription.feed, self.subscription.name, self.catalog))).get(
+            name
+        ):
+            return locked[name].message
         types = self.subscription.column_types(self.tables[name])
         if state.definition is None or state.definition.table_columns != tuple(
             (n, t.spark) for n, t in types.items()
@@ -168,7 +175,7 @@ def at_one_lsn(subscription: Subscription, lake: Lake, log: Log) -> Iterator[Mom
         # No process reads the slot beyond the snapshot before the subscription is there, nor applies more
         # afterwards.
         with feed.exclusively():
-            snapshot = stack.enter_context(exported_snapshot(feed.source))
+            snapshot = stack.enter_context(exported_snapshot(feed.source, PATIENT_SECONDS))
             stack.enter_context(feed.source.exclusively(subscription.name))
             drain(feed, lake, [subscription], log, upto=snapshot.lsn)
             transform(subscription, lake, log)
@@ -236,6 +243,10 @@ def _compared(moment: Moment, name: Name, log: Log) -> TableConsistency:
     except LakeError as error:
         problem = copy_again(subscription, name, reason(moment.lake, error))
         return TableConsistency(*name, lsn, problem=problem)
+    except PgsieveError as error:
+        if not is_locked_out(error):
+            raise
+        return TableConsistency(*name, lsn, problem=error.message)
 
 
 def _result(replicated: ReplicatedTable, lsn: int, difference: Difference) -> TableConsistency:

@@ -20,7 +20,7 @@ import psycopg
 from pgsieve.assets.steps.initial_sync.one_table import Copied, PlannedTable, copied_list, copy_table
 from pgsieve.assets.steps.initial_sync.readiness import announced, declare, is_announced, settle, state_after
 from pgsieve.assets.steps.log import Log, quiet
-from pgsieve.assets.steps.records.failures import passes
+from pgsieve.assets.steps.records.failures import is_locked_out, passes
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates, newest_version
 from pgsieve.assets.steps.subscription import (
@@ -38,19 +38,20 @@ from pgsieve.assets.steps.validation.waiting import (
 from pgsieve.assets.steps.validation.warnings import unsent_leaves
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
-from pgsieve.decoding.publications.catalog import Table
+from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable, Table
 from pgsieve.decoding.publications.evolution import SchemaChangedError
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.decoding.wording import counted
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.errors import LakeError
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.postgres.awaited import PATIENT_SECONDS, SnapshotAwaitedError
+from pgsieve.resources.postgres.awaited import PATIENT_SECONDS, SnapshotAwaitedError, lock_awaited
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.errors import PassingFaultError
 from pgsieve.resources.postgres.origins import subscribed_tables
 from pgsieve.resources.postgres.present_catalog import present_catalog
 from pgsieve.resources.postgres.snapshot import (
+    LockedTableError,
     Snapshot,
     chunk_queries,
     clock,
@@ -97,8 +98,7 @@ def tables_to_copy(subscription: Subscription, lake: Lake, warn: Log = quiet) ->
             for s in gone
         ],
     )
-    hold_back(subscription, lake, problems)
-    if problems and subscription.disable_on_error:
+    if hold_back(subscription, lake, problems):
         return []
     return [name for name in needed if name not in problems]
 
@@ -168,7 +168,7 @@ def copy_batches(
             outcome = _copied_alone(subscription, lake, batch, since, progress, log, seconds)
         except SnapshotAwaitedError as error:
             # Changes of other tables, and of other subscriptions, do not wait with it.
-            return [*copied, *_deferred(subscription, lake, waiting, error, log)]
+            return [*copied, *deferred(subscription, lake, waiting, error, log)]
         copied += outcome.copied
         waiting = [name for name in waiting if name not in batch] + outcome.again
         if outcome.fault is None:
@@ -180,7 +180,7 @@ def copy_batches(
             log(f"{outcome.fault.message}; to be copied again: {counted(len(outcome.again), 'table')}")
             time.sleep(_PAUSE_SECONDS * 2 ** (failures - 1))
         between(bool(waiting))
-    failed = [c for c in copied if c.problem]
+    failed = [c for c in copied if c.problem and not c.awaits]
     if failed and subscription.disable_on_error:
         SubscriptionRecord(lake, subscription.name).disable(failed[0].problem or "")
     return sorted(copied, key=lambda table: (table.schema, table.table))
@@ -196,7 +196,7 @@ def _waiting(name: Name, snapshot: Snapshot, error: PgsieveError) -> Copied:
     return Copied(*name, snapshot.lsn, 0, 0.0, 0, None, (), waiting_for(error))
 
 
-def _deferred(
+def deferred(
     subscription: Subscription, lake: Lake, names: Sequence[Name], error: SnapshotAwaitedError, log: Log
 ) -> list[Copied]:
     """Leave tables to the next run, as their snapshot waits for other transactions."""
@@ -308,13 +308,14 @@ def _copy_batch(
                 # The definitions are those of the snapshot: later changes of them are followed.
                 catalog = sound_catalog(connection, subscription, read_catalog(connection, snapshot.name))
                 left = set(names) - settle(subscription, lake, names, catalog, log)
+                known = {n: t for n, t in subscription.tables(catalog).items() if n in left}
                 problems = {n: e for n, e in table_problems(subscription, catalog).items() if n in left}
-                tables = {
-                    n: t for n, t in subscription.tables(catalog).items() if n in left and n not in problems
-                }
+                faults |= {n: e for n, e in problems.items() if isinstance(e, LockedTableError)}
+                problems = {n: e for n, e in problems.items() if n not in faults}
+                tables = {n: t for n, t in known.items() if n not in problems and n not in faults}
                 problems |= unreadable_tables(connection, subscription, tables.values())
                 tables = {n: t for n, t in tables.items() if n not in problems}
-                published = [*tables, *problems]
+                published = [*tables, *problems, *faults]
                 log(
                     f"copying {counted(len(tables), 'table')} of {subscription.name} at {format_lsn(snapshot.lsn)}, {progress} done"
                 )
@@ -322,17 +323,13 @@ def _copy_batch(
                     _warn_of_other_origins(subscription, [t.table for t in tables.values()], connection, log)
                 timed = any(subscription.metadata(t.table) for t in tables.values())
                 at = replace(snapshot, time=clock(connection)) if timed else snapshot
-                # The plan reads relation sizes on one connection; the chunks are read by the executors.
-                planned = [
-                    PlannedTable(
-                        t,
-                        chunk_queries(
-                            connection, t, copied_list(subscription, t, at), catalog, lake.policy.parts_beside
-                        ),
-                        _generation(former_states, t.table),
-                    )
-                    for t in tables.values()
-                ]
+                planned = []
+                for name, t in tables.items():
+                    former = former_states.get(name)
+                    try:
+                        planned.append(_planned(connection, subscription, lake, t, at, catalog, former))
+                    except LockedTableError as error:
+                        faults[name] = error
             conninfo = feed.source.executor_conninfo()
             states = {
                 name: announced(subscription, table, catalog, former_states.get(name), snapshot)
@@ -372,7 +369,27 @@ def _copy_batch(
         log(f"{quote_qualified(*name)} of {subscription.name} is copied by another process")
     reach(Failpoint.TABLES_READY)
     copied += [_waiting(n, snapshot, error) for n, error in problems.items()]
+    for name in [n for n, fault in faults.items() if is_locked_out(fault)]:
+        if awaited := lock_awaited(feed.source, {known[name].table.oid, *known[name].table.leaves}):
+            copied += deferred(subscription, lake, [name], awaited, log)
+            del faults[name]
     return _Batch(copied, list(faults), next(iter(faults.values()), None))
+
+
+def _planned(
+    connection: psycopg.Connection[Any],
+    subscription: Subscription,
+    lake: Lake,
+    replicated: ReplicatedTable,
+    snapshot: Snapshot,
+    catalog: Catalog,
+    former: TableState | None,
+) -> PlannedTable:
+    """The plan reads a table's size on one connection; its chunks are read by the executors. Raises LockedTableError."""
+    selected, beside = copied_list(subscription, replicated, snapshot), lake.policy.parts_beside
+    chunks = chunk_queries(connection, replicated, selected, catalog, beside)
+    generation = former.definition.history.generation if former and former.definition else 0
+    return PlannedTable(replicated, chunks, generation)
 
 
 def _described(copied: Copied, size: int) -> str:
@@ -393,9 +410,3 @@ def _warn_of_other_origins(
             f"a different origin: other subscriptions write to {', '.join(quote_qualified(*name) for name in shared)}; "
             "verify that the rows there did not come from other origins"
         )
-
-
-def _generation(former_states: Mapping[Name, TableState], table: Table) -> int:
-    """Of the table's change history as it is before the copy."""
-    state = former_states.get((table.schema, table.name))
-    return state.definition.history.generation if state and state.definition else 0

@@ -23,7 +23,7 @@ from pgsieve.resources.lake.executors import Executors, Guard, Hear
 from pgsieve.resources.lake.stores.store import Store
 from pgsieve.resources.postgres.errors import PassingFaultError
 from pgsieve.resources.postgres.sessions import Conninfo
-from pgsieve.resources.postgres.snapshot import SnapshotLostError, read_chunk
+from pgsieve.resources.postgres.snapshot import LockedTableError, SnapshotLostError, read_chunk
 
 #: How often a chunk is read at most, where faults pass and the snapshot lives; the first pause, doubled each
 #: time.
@@ -90,11 +90,11 @@ def copied_files(
 
 
 def read_again(chunk: Callable[[], Iterable[pa.RecordBatch]]) -> list[pa.RecordBatch]:
-    """All of a chunk, read again where a fault passes; raises SnapshotLostError where that would not help."""
+    """All of a chunk, read again where a fault passes; raises SnapshotLostError, LockedTableError where that would not help."""
     for reading in range(_READINGS - 1):
         try:
             return list(chunk())
-        except SnapshotLostError:
+        except (SnapshotLostError, LockedTableError):
             raise
         except PassingFaultError:
             time.sleep(_PAUSE_SECONDS * 2**reading)

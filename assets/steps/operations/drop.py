@@ -29,7 +29,12 @@ from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.decoding.publications.routing import CapturePublication
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.paths import OWN_FOLDER
-from pgsieve.resources.postgres.capture import drop_publications, foreign_capture, shrink_capture
+from pgsieve.resources.postgres.capture import (
+    created_ones,
+    drop_publications,
+    foreign_capture,
+    shrink_capture,
+)
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.slot import drop_slot
 
@@ -163,7 +168,7 @@ def _shrink(
     catalog: Catalog,
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if feed.filtered:
-        gone = [feed.unfiltered] if feed.unfiltered in catalog.publications else []
+        gone = created_ones(connection, [feed.unfiltered])
         drop_publications(connection, feed.source.name, gone)
         return (), tuple(gone)
     altered, dropped = shrink_capture(connection, feed.source.name, feed.capture, planned, catalog)

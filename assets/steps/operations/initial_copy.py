@@ -6,7 +6,7 @@ between the two is missing; the WAL that it retains meanwhile is bounded.
 
 from collections.abc import Collection
 
-from pgsieve.assets.steps.initial_sync.copy import copy_batches
+from pgsieve.assets.steps.initial_sync.copy import copy_batches, deferred
 from pgsieve.assets.steps.initial_sync.one_table import Copied
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.records.databases import keep_database
@@ -20,7 +20,12 @@ from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.validation.waiting import sound_catalog
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.postgres.awaited import PATIENT_SECONDS
+from pgsieve.resources.postgres.awaited import (
+    BRIEF_SECONDS,
+    PATIENT_SECONDS,
+    SnapshotAwaitedError,
+    awaiting,
+)
 from pgsieve.resources.postgres.present_catalog import present_catalog
 from pgsieve.resources.postgres.slot import SlotInUseError, slot_state
 from pgsieve.resources.postgres.snapshot import table_bytes
@@ -51,10 +56,14 @@ def copy_tables(
     feed.source.check_ready()
     with feed.exclusively(), feed.source.connect() as connection:
         sound_catalog(connection, subscription, present_catalog(connection))
-        sizes = table_bytes(connection, names)
-        # Spark starts meanwhile.
-        lake.policy.expect(max(sizes.values()) if subscription.copy_data else 0)
-        ready_slot(connection, feed, lake)
+        try:
+            with awaiting(feed.source, connection, BRIEF_SECONDS):
+                sizes = table_bytes(connection, names)
+            # Spark starts meanwhile.
+            lake.policy.expect(max(sizes.values()) if subscription.copy_data else 0)
+            ready_slot(connection, feed, lake, subscription.name)
+        except SnapshotAwaitedError as error:
+            return deferred(subscription, lake, sorted(names), error, log)
         keep_database(connection, subscription.name, lake)
 
     def between(more: bool) -> None:

@@ -28,10 +28,16 @@ from pgsieve.resources.lake.delta.errors import (
 )
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.errors import PassingFaultError, SourceUnreachableError
-from pgsieve.resources.postgres.snapshot import AlteredTableError, SnapshotLostError
+from pgsieve.resources.postgres.snapshot import AlteredTableError, LockedTableError, SnapshotLostError
 
 #: How an executor names them.
-_PASSING = (PassingFaultError, SourceUnreachableError, SnapshotLostError, AlteredTableError)
+_PASSING = (
+    PassingFaultError,
+    SourceUnreachableError,
+    SnapshotLostError,
+    AlteredTableError,
+    LockedTableError,
+)
 
 #: What a copy puts right, whatever was wrong: the hints of these are for who reads or writes the table by itself.
 CURED_BY_COPY = (DamagedTableError, RefusedTableError)
@@ -45,6 +51,13 @@ def passes(error: BaseException) -> bool:
     if isinstance(error, ExecutorError):
         return error.kind in {kind.__name__ for kind in _PASSING}
     return isinstance(error, (*_PASSING, SparkLostError, StoreUnavailableError))
+
+
+def is_locked_out(error: PgsieveError) -> bool:
+    """Whether a table could not be read as another session has locked it."""
+    return isinstance(error, LockedTableError) or (
+        isinstance(error, ExecutorError) and error.kind == LockedTableError.__name__
+    )
 
 
 def reason(lake: Lake, error: Exception) -> str:

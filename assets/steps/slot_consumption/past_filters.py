@@ -19,6 +19,8 @@ from pgsieve.assets.steps.subscription import Feed
 from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable, Table, replicated_tables
 from pgsieve.decoding.publications.routing import routes
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.awaited import BRIEF_SECONDS, awaiting
+from pgsieve.resources.postgres.capture import created_ones
 from pgsieve.resources.postgres.errors import SourceError
 from pgsieve.resources.postgres.failing_filter import (
     failing_table,
@@ -34,7 +36,7 @@ def publish_set_aside(
 ) -> None:
     """Have the publication list the tables with a row filter that are set aside; it is dropped where there is none.
 
-    Where the role may not, transactions that fail have other tables copied again.
+    Where the role may not, or another publication has the name, transactions that fail have other tables copied again.
     """
     (subscription,) = feed.subscriptions
     tables = [r.table for r in _set_aside(feed, lake, catalog).values() if r.row_filters is not None]
@@ -42,8 +44,16 @@ def publish_set_aside(
     statements = unfiltered_statements(feed.unfiltered, tables, publications, catalog)
     if not statements:
         return
+    if feed.unfiltered in catalog.publications and not created_ones(connection, [feed.unfiltered]):
+        if tables:
+            log(
+                f'publication "{feed.unfiltered}" is not pgsieve\'s: until it is renamed, a transaction in which a row filter fails has'
+                f" all tables of {subscription} copied again"
+            )
+        return
     try:
-        publish_unfiltered(connection, feed.source.name, feed.unfiltered, statements)
+        with awaiting(feed.source, connection, BRIEF_SECONDS):
+            publish_unfiltered(connection, feed.source.name, feed.unfiltered, statements)
     except SourceError as error:
         log(
             f"{error.message}: until it is there, a transaction in which a row filter fails has all tables of {subscription}"

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import psycopg
 
 from pgsieve.assets.steps.log import quiet
-from pgsieve.assets.steps.records.catalogs import Catalogs, read_examined
+from pgsieve.assets.steps.records.catalogs import Catalogs, decided_by_server, read_examined
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.own_versions import newest_cuts, of_feed, refuse_put_back
 from pgsieve.assets.steps.records.prepared import Prepared
@@ -20,11 +20,13 @@ from pgsieve.assets.steps.slot_consumption.reading import ReadySlot, drain_to
 from pgsieve.assets.steps.slot_consumption.slot import begin_slot, forget_copies, take_slot
 from pgsieve.assets.steps.slot_consumption.two_phase import keeps_prepared, recover_prepared
 from pgsieve.assets.steps.subscription import Feed
+from pgsieve.assets.steps.validation.examination import locked_tables
 from pgsieve.assets.steps.validation.waiting import sound_part
 from pgsieve.decoding.publications.catalog import OPERATIONS, Catalog
 from pgsieve.decoding.publications.routing import CapturePublication
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.awaited import BRIEF_SECONDS, SnapshotAwaitedError, awaiting
 from pgsieve.resources.postgres.capture import drop_publications, ensure_capture
 from pgsieve.resources.postgres.confirmation import confirm
 from pgsieve.resources.postgres.errors import SourceError
@@ -38,12 +40,13 @@ from pgsieve.resources.postgres.wal import flushed_lsn, inserted_lsn, next_trans
 
 
 def ready_slot(
-    connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake
+    connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake, copying: str | None = None
 ) -> tuple[Feed, Catalog, tuple[str, ...]]:
     """Make the feed's capture publications and slot where they are missing; its sound part, the catalog and publications.
 
-    What this call created is dropped again when a later part of it fails. Raises SlotError for a slot that
-    no longer fits what Delta holds.
+    What this call created is dropped again when a later part of it fails. Where a lock keeps a table from being captured, or its row
+    filter from being read, the publisher decides meanwhile; not where the subscription `copying` has publications of pgsieve.yaml.
+    Raises SlotError for a slot that does not fit what Delta holds, SnapshotAwaitedError and LockedTableError for such a lock.
     """
     seen, catalog = read_examined(connection, feed)
     sound, server = sound_part(connection, feed, catalog)
@@ -57,15 +60,18 @@ def ready_slot(
     names = sound.slot_publications(server)
     created = [n for n in names if n not in server.publications]
     try:
-        if not feed.filtered:
-            planned = sound.planned_capture(server)
-            ensure_capture(connection, feed.source.name, feed.capture, planned, server)
-            reach(Failpoint.CAPTURE_CREATED)
-        else:
-            publish_set_aside(connection, sound, lake, server, quiet)
         recorded = Catalogs(lake, sound).is_recorded(seen)
+        is_begun = (
+            state is not None and durable is not None and not Catalogs(lake, sound).unread_subscriptions()
+        )
+        decides = is_begun and not recorded and (copying is None or decided_by_server(sound, copying))
+        if feed.filtered:
+            publish_set_aside(connection, sound, lake, server, quiet)
+        elif not _captured(connection, sound, server, publisher_decides=decides):
+            names, recorded = tuple(n for n in names if n not in created), True
         if not recorded:  # With what is captured by now.
             seen, catalog = read_examined(connection, sound)
+            recorded = _is_unread(sound, catalog, publisher_decides=decides)
         captured, transaction = inserted_lsn(connection), next_transaction(connection)
         if state is None:
             begin_slot(connection, feed, lake)
@@ -116,6 +122,34 @@ def readable_publications(
         slot = ReadySlot(connection, feed, lake, ())
         drain_to(slot, flushed_lsn(connection), quiet, recording=True)
     return names
+
+
+def _captured(
+    connection: psycopg.Connection[tuple[object, ...]],
+    feed: Feed,
+    catalog: Catalog,
+    *,
+    publisher_decides: bool,
+) -> bool:
+    """Make the capture publications as planned; false where a lock keeps a table from that, and the publisher may decide."""
+    try:
+        with awaiting(feed.source, connection, BRIEF_SECONDS):
+            ensure_capture(connection, feed.source.name, feed.capture, feed.planned_capture(catalog), catalog)
+    except SnapshotAwaitedError:
+        if not publisher_decides:
+            raise
+        return False
+    reach(Failpoint.CAPTURE_CREATED)
+    return True
+
+
+def _is_unread(feed: Feed, catalog: Catalog, *, publisher_decides: bool) -> bool:
+    """Whether the row filter of a locked table is not known, so that the publisher has to decide; raised where it may not."""
+    catalog = feed.with_defined(catalog)
+    locked = [error for name in feed.subscriptions for _, error in locked_tables(feed, name, catalog)]
+    if locked and not publisher_decides:
+        raise locked[0]
+    return bool(locked)
 
 
 def _drain_before_created(

@@ -100,9 +100,7 @@ def _transform(subscription: Subscription, lake: Lake, log: Log, results: list[T
     with subscription.feed.source.connect() as connection:
         present = sound_catalog(connection, subscription, present_catalog(connection))
         lsn = current_lsn(connection)
-    problems = table_problems(subscription, present)
-    hold_back(subscription, lake, problems)
-    if problems and subscription.disable_on_error:
+    if hold_back(subscription, lake, table_problems(subscription, present)):
         return
     if follow_schema_changes(subscription, lake, present, lsn, begin, log):
         # Whoever transforms beside this begins anew, and so does this.

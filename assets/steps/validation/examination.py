@@ -34,12 +34,14 @@ from pgsieve.decoding.publications.routing import changed_relations
 from pgsieve.decoding.row_filters.letter_case import NeededMappings
 from pgsieve.resources.postgres.case_mappings import with_case_mappings
 from pgsieve.resources.postgres.catalog import why_missing
+from pgsieve.resources.postgres.errors import LOCKED_OUT
 from pgsieve.resources.postgres.filter_analysis import (
     RejectedFilterError,
     UncheckedFilterError,
     analysis,
     filter_columns,
 )
+from pgsieve.resources.postgres.snapshot import LockedTableError
 
 #: The columns that the row filters of pgsieve.yaml read, as the publisher analysed them.
 _Read = dict[tuple[int, str], frozenset[str]]
@@ -152,6 +154,12 @@ class Examination:
             for _, error in filters_beyond_spark(self._feed, subscription, self.catalog):
                 yield error
 
+    def locked_tables(self, subscription: str) -> Iterator[PgsieveError]:
+        """The tables of which not all is known, of a subscription whose publications are sound."""
+        with suppress(PublicationError):
+            for _, error in locked_tables(self._feed, subscription, self.catalog):
+                yield error
+
     def unfound_rows(self, subscription: str) -> Iterator[PgsieveError]:
         """The tables with rows that no change would find, of a subscription whose publications are sound."""
         with suppress(PublicationError):
@@ -173,6 +181,7 @@ class Examination:
         problems = [
             *([missing] if missing else []),
             *self.publication_problems(subscription),
+            *self.locked_tables(subscription),
             *self.filter_problems(subscription),
             *self.unfound_rows(subscription),
             *(e for _, e in self.refused_changes(subscription)),
@@ -193,8 +202,27 @@ def filters_beyond_spark(
     for table in changed_relations(catalog):
         with suppress(PublicationError):
             sent = published_relation(table, publications, catalog)
-            if sent is not None:
+            if sent is not None and sent.publish_as.oid not in catalog.locked:
                 yield from ((sent.publish_as, error) for error in _beyond_spark(sent))
+
+
+def locked_tables(feed: Feed, subscription: str, catalog: Catalog) -> Iterator[tuple[Name, LockedTableError]]:
+    """The tables of a subscription whose row filters, or generated columns, are not known as another session has locked them."""
+    if not catalog.locked:
+        return
+    publications = feed.publications(catalog, subscription)
+    for name, replicated in replicated_tables(publications, catalog).items():
+        table = replicated.table
+        for oid in {table.oid, *table.ancestors, *table.leaves} & catalog.locked.keys():
+            yield (
+                name,
+                LockedTableError(
+                    f'table "{table.qualified}": its row filters and generated columns cannot be read while'
+                    f' "{catalog.tables[oid].qualified}" is locked exclusively by {catalog.locked[oid]}',
+                    hint="end the transaction, or wait until it has ended",
+                    sqlstate=LOCKED_OUT,
+                ),
+            )
 
 
 def unfound_tables(feed: Feed, subscription: str, catalog: Catalog) -> Iterator[tuple[Name, PgsieveError]]:

@@ -14,12 +14,18 @@ import psycopg
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
 from pgsieve.assets.steps.subscription import Feed, Subscription
-from pgsieve.assets.steps.validation.examination import Examination, filters_beyond_spark, unfound_tables
+from pgsieve.assets.steps.validation.examination import (
+    Examination,
+    filters_beyond_spark,
+    locked_tables,
+    unfound_tables,
+)
 from pgsieve.assets.steps.validation.layouts import shared_folders
 from pgsieve.assets.steps.validation.rights import unreadable
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.snapshot import LockedTableError
 
 
 def sound_part(connection: psycopg.Connection[Any], feed: Feed, server: Catalog) -> tuple[Feed, Catalog]:
@@ -60,6 +66,7 @@ def table_problems(subscription: Subscription, catalog: Catalog) -> dict[Name, P
         except PgsieveError as error:
             problems[name] = error
     problems |= shared_folders(subscription, subscription.tables(catalog))
+    problems |= dict(locked_tables(subscription.feed, subscription.name, catalog))
     for table, problem in filters_beyond_spark(subscription.feed, subscription.name, catalog):
         problems.setdefault((table.schema, table.name), problem)
     for name, problem in unfound_tables(subscription.feed, subscription.name, catalog):
@@ -74,23 +81,28 @@ def unreadable_tables(
     return unreadable(connection, tables) if tables and subscription.copy_data else {}
 
 
-def hold_back(subscription: Subscription, lake: Lake, problems: Mapping[Name, PgsieveError]) -> None:
+def hold_back(subscription: Subscription, lake: Lake, problems: Mapping[Name, PgsieveError]) -> bool:
     """Let the tables wait that cannot be replicated as they are published now, or not be read.
 
-    They are copied once they can be, as changes go by meanwhile. With `disable_on_error` the subscription is disabled.
+    They are copied once they can be, as changes go by meanwhile. With `disable_on_error` the subscription is disabled, and the
+    answer is true. Those that are only locked wait for their copy alone: what is ready goes on.
     """
     states, waiting = TableStates(lake, subscription.name).newest(), []
+    lasting = {name: error for name, error in problems.items() if not isinstance(error, LockedTableError)}
     for name, error in problems.items():
         state = states.get(name, TableState(*name, SyncState.REMOVED))
         reason = waiting_for(error)
+        if name not in lasting and state.state == SyncState.READY:
+            continue
         if state.state != SyncState.SET_ASIDE and (state.state, state.reason) != (
             SyncState.INITIALIZE,
             reason,
         ):
             waiting.append(replace(state, state=SyncState.INITIALIZE, reason=reason))
     TableStates(lake, subscription.name).append(waiting)
-    if problems and subscription.disable_on_error:
-        SubscriptionRecord(lake, subscription.name).disable(next(iter(problems.values())).message)
+    if disabled := bool(lasting) and subscription.disable_on_error:
+        SubscriptionRecord(lake, subscription.name).disable(next(iter(lasting.values())).message)
+    return disabled
 
 
 def waiting_for(error: PgsieveError) -> str:

@@ -6,13 +6,21 @@ import json
 import os
 import signal
 import threading
+from typing import Any
 
 import psycopg
 import pytest
 
+from pgsieve.assets.steps.checks import consistency
+from pgsieve.assets.steps.initial_sync import copy
+from pgsieve.assets.steps.operations import initial_copy
+from pgsieve.assets.steps.slot_consumption import ready
+from pgsieve.pipelines.commands import materializer
 from pgsieve.pipelines.commands.results import RunSummary
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.following.follow import follow
+from pgsieve.resources.failpoints import Failpoint
+from pgsieve.resources.postgres import awaited, catalog, filter_analysis, snapshot
 from tests.fixtures.shop import Quiet, Shop
 
 
@@ -41,14 +49,103 @@ def test_changes_go_on_while_a_copy_waits_for_an_open_transaction(shop: Shop) ->
             output
         )
         assert shop.ids("three", "stock") == [1, 2, 3, 4, 5], output
-        awaited = f'server process {session.info.backend_pid} ("batch" in database "postgres", since '
+        holder = f'server process {session.info.backend_pid} ("batch" in database "postgres", since '
         for text in (output, shop.cli("status")[1]):
-            assert awaited in " ".join(text.split()), text
+            assert holder in " ".join(text.split()), text
         shown = json.loads(shop.cli("status", "--json")[1])
         problems = [t["problem"] for s in shown["subscriptions"] for t in s["tables"] if t["name"] == "more"]
-        assert awaited in problems[0]
+        assert holder in problems[0]
     assert (ran := shop.cli("run"))[0] == 0, ran
     assert shop.ids("one", "more") == [1]
+
+
+_TABLES = """
+create table plain (id int primary key); create table tree (id int primary key) partition by range (id);
+create table leaf partition of tree for values from (0) to (100);
+create table made (id int primary key, g int generated always as (id + 1) stored);
+create table filtered (id int primary key);
+alter publication q add table plain, tree, made, filtered where (id > 0)
+"""
+_NEW = """
+create table vacuumed (id int primary key); create table altered (id int primary key); create table free (id int primary key);
+create table chosen (id int primary key); alter publication q add table vacuumed, altered, free, chosen where (id > 0)
+"""
+
+
+def test_a_locked_table_keeps_no_other_waiting(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lock keeps tables from being captured, copied, told of, or compared; in both modes. Each waits a little, for six commands."""
+    for module in (ready, initial_copy, materializer):
+        monkeypatch.setattr(module, "BRIEF_SECONDS", 0.5)
+    for module in (materializer, consistency):
+        monkeypatch.setattr(module, "PATIENT_SECONDS", 0.5)
+    for module in (catalog, filter_analysis):
+        monkeypatch.setattr(module, "LOCK_SECONDS", 0.2)
+    monkeypatch.setattr(awaited, "LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(snapshot, "_BRIEFLY", "set lock_timeout = '0.2s'")
+    own = {"source": "shop", "publications": ["q"], "row_filter": "publisher"}
+    written = {"tables": [{"table": "public.filtered", "where": "id > 0"}]}
+    source = {**shop.written["sources"]["shop"], "publications": {"d": written}}
+    defined = {"source": "shop", "publications": ["d"]}
+    shop.configure(
+        subscriptions={**shop.written["subscriptions"], "three": own, "four": defined},
+        sources={"shop": source},
+    )
+    shop.database.execute(_TABLES)
+    shop.copy()
+    settled, conninfo = ["filtered", "made", "plain", "leaf", "stock"], source["conninfo"]
+
+    def write(number: int, *tables: str) -> None:
+        for table in tables:
+            shop.database.execute(f"insert into {table} (id) values ({number})")
+
+    def newest(*tables: str) -> set[int]:
+        return {max(shop.ids(name, table)) for name in ("two", "three") for table in tables}
+
+    with psycopg.connect(conninfo) as vacuum, psycopg.connect(conninfo, application_name="batch") as ddl:
+        shop.database.execute(_NEW)
+        write(5, *settled, "vacuumed", "altered", "free", "chosen")
+        # As VACUUM has it, or CREATE INDEX CONCURRENTLY; and as ALTER TABLE has it, once there is a snapshot.
+        vacuum.execute("lock table vacuumed in share update exclusive mode")
+
+        def locking(point: Failpoint) -> None:
+            if point == Failpoint.SNAPSHOT_EXPORTED and not ddl.closed:
+                ddl.execute("lock table altered, chosen in access exclusive mode")
+
+        monkeypatch.setattr(copy, "reach", locking)
+        code, output = shop.cli("run")
+        assert code == 1, output
+        assert newest(*settled) == {5}, output
+        # By now the other one's snapshot waits for ALTER TABLE.
+        assert shop.ids("two", "vacuumed") == [5], output
+        held = f'server process {ddl.info.backend_pid} ("batch" in database "'
+        for text in (output, shop.cli("status")[1]):
+            assert " ".join(text.split()).count(f"waits for open transactions: {held}") >= 2, text
+        # What is ready goes on, and stays so, whatever is locked and altered.
+        ddl.execute("lock table plain, leaf, made, filtered in access exclusive mode")
+        write(6, "stock", "vacuumed")
+        shop.database.execute("alter publication q set (publish = 'insert, update')")
+        assert (ran := shop.cli("run"))[0] == 1, ran
+        assert (newest("stock"), shop.ids("two", "vacuumed")) == ({6}, [5, 6]), ran
+        assert {shop.state(name, table) for name in ("two", "three") for table in settled} == {"ready"}
+        code, output = shop.cli("check", "three")
+        assert code == 2, output
+        assert held in " ".join(output.split())
+    assert (ran := shop.cli("run"))[0] == 0, ran
+    assert newest("altered", "free", "chosen", "vacuumed") == {5, 6}
+    with psycopg.connect(conninfo) as ddl:
+        applied = consistency.apply
+
+        def locking_then(*arguments: Any) -> object:
+            ddl.execute("lock table plain in access exclusive mode")
+            return applied(*arguments)
+
+        monkeypatch.setattr(consistency, "apply", locking_then)
+        code, output = shop.cli("check", "three", "--json")
+        assert code == 1, output
+        tables = json.JSONDecoder().raw_decode(output)[0]["tables"]
+        assert {t["name"] for t in tables if not t["equal"]} == {"plain"}
+        monkeypatch.undo()
+    assert (checked := shop.cli("check"))[0] == 0, checked
 
 
 @pytest.mark.long
