@@ -108,29 +108,22 @@ def standings(lake: Lake, subscription: str, names: Iterable[Name]) -> dict[Name
     return dict(zip(paths, lake.standings(list(paths.values())), strict=True))
 
 
-def outcome(
-    lake: Lake,
-    path: str,
-    pending: Pending,
-    end: int,
-    *,
-    inserted: int = 0,
-    updated: int = 0,
-    deleted: int = 0,
-    missing: int = 0,
-) -> Applied:
-    """The result of a batch that ends at `end` for a replica, and the replica's present head."""
+def outcome(lake: Lake, path: str, pending: Pending, end: int, **counts: int) -> Applied:
+    """The result of a batch that ends at `end` for a replica, and the replica's present head.
+
+    `counts` are numbers of rows, by the fields of `Applied`.
+    """
     standing = lake.records.standing(path)
     # Where there was nothing to write, another process's write is not the batch.
     if (standing.position or 0) < end:
         standing = pending.standing
     return Applied(
         *pending.name,
-        inserted=inserted,
-        updated=updated,
-        deleted=deleted,
+        inserted=counts.get("inserted", 0),
+        updated=counts.get("updated", 0),
+        deleted=counts.get("deleted", 0),
         truncated=pending.truncated_at is not None,
-        missing=missing,
+        missing=counts.get("missing", 0),
         standing=standing,
         through=pending.through,
     )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pgsieve.assets.steps.apply.applied import Applied, standings
-from pgsieve.assets.steps.apply.batch import Batch, lacking_changes
+from pgsieve.assets.steps.apply.batch import Batch, Plan, lacking_changes
 from pgsieve.assets.steps.apply.damaged import KnownVersions, states_without_damaged
 from pgsieve.assets.steps.apply.layout import follow_layout
 from pgsieve.assets.steps.log import Log
@@ -82,79 +82,123 @@ def apply(
     """
     lake.access.begin_writing()
     with subscription.feed.source.exclusively(subscription.name):
-        return _apply(subscription, lake, log, only, cut_into)
+        applying = _Apply(subscription, lake, log, only)
+        applying.run(cut_into)
+        return applying.result
 
 
-def _apply(
-    subscription: Subscription,
-    lake: Lake,
-    log: Log,
-    only: Sequence[Name] | None,
-    cut_into: Callable[[Sequence[int]], Iterable[Sequence[int]]],
-) -> ApplyResult:
-    result = ApplyResult(cut=Cuts(lake, subscription.name).last())
-    cut, record = result.cut, Transformed(lake, subscription.name)
-    transformed, slices = record.position(), record.slices(cut.lsn if cut else 0)
-    changed = {c.name for changes in slices.values() for c in changes if c.changed}
-    states = states_without_damaged(subscription, lake, cut, changed)
-    if followed := follow_layout(subscription, lake, states.values()):
-        # The rows are the cut's, one version later.
-        held = cut.tables if cut else {}
-        renew_cut(
-            lake,
-            subscription,
-            {n: now for n, (before, now) in followed.items() if (held.get(n), now) == (before, before + 1)},
-        )
-        result.cut = cut = Cuts(lake, subscription.name).last()
-    # A table that another process makes ready meanwhile would lack the batches before.
-    begun = {n for n, s in states.items() if s.applies}
-    for change in (c for changes in slices.values() for c in changes if c.name in begun):
-        if change.slice > states[change.name].lsn:
-            result.sent_as[change.name] = added(result.sent_as.get(change.name, {}), change.sent_as)
-    alone = only is None and not _is_copied_by_others(states, begun)
-    replicas = _Replicas(subscription, lake, states, cut)
-    batches = deque(part for ends in cut_into(list(slices)) for part in held_at_once(ends, slices))
-    while batches:
-        ends = batches.popleft()
-        end = ends[-1]
-        changes = [c for e in ends for c in slices[e] if c.changed and c.name in begun]
-        batch = Batch(subscription.name, lake, end, changes)
-        todo, ahead, replicas.states = batch.planned(only)
-        alone = alone and not _is_copied_by_others(replicas.states, begun)
-        aside = {name for name, standing in ahead.items() if replicas.leave(name, None, standing)}
-        todo = [plan for plan in todo if plan.pending.name not in aside]
-        todo, failed = batch.examined(todo) if subscription.disable_on_error else (todo, None)
-        if failed is not None:
-            conflict, failing = failed
-            if earlier := [e for e in ends if e <= conflict.commit_lsn]:
-                batches.extendleft([[e for e in ends if e not in earlier], earlier])
-                continue
-            result.tables[failing.name] = _sum(result.tables.get(failing.name), failing)
-            SubscriptionRecord(lake, subscription.name).disable(conflict.message)
-            return result
-        stood = {plan.pending.name: plan.pending.standing for plan in todo}
-        for done in batch.applied(todo):
+class _Apply:
+    """An apply of the slices that are transformed: what they are, the replicas, and what is done so far."""
+
+    def __init__(self, subscription: Subscription, lake: Lake, log: Log, only: Sequence[Name] | None) -> None:
+        self._subscription, self._lake, self._log, self._only = subscription, lake, log, only
+        self.result = ApplyResult(cut=Cuts(lake, subscription.name).last())
+        record = Transformed(lake, subscription.name)
+        self._transformed = record.position()
+        self._slices = record.slices(self.result.cut.lsn if self.result.cut else 0)
+        states = self._followed()
+        # A table that another process makes ready meanwhile would lack the batches before.
+        self._begun = {n for n, s in states.items() if s.applies}
+        self.result.sent_as = self._sent_as(states)
+        #: Whether a cut can be written: no table is left out, and no other process works on one.
+        self._alone = only is None and not _is_copied_by_others(states, self._begun)
+        self._replicas = _Replicas(subscription, lake, states, self.result.cut)
+
+    def _followed(self) -> dict[Name, TableState]:
+        """The states of the tables, whose replicas have the layout that the configuration says."""
+        changed = {c.name for changes in self._slices.values() for c in changes if c.changed}
+        cut = self.result.cut
+        states = states_without_damaged(self._subscription, self._lake, cut, changed)
+        if followed := follow_layout(self._subscription, self._lake, states.values()):
+            # The rows are the cut's, one version later.
+            held = cut.tables if cut else {}
+            renew_cut(
+                self._lake,
+                self._subscription,
+                {
+                    n: now
+                    for n, (before, now) in followed.items()
+                    if (held.get(n), now) == (before, before + 1)
+                },
+            )
+            self.result.cut = Cuts(self._lake, self._subscription.name).last()
+        return states
+
+    def _sent_as(self, states: Mapping[Name, TableState]) -> dict[Name, SentCounts]:
+        """What became of the changes since the copies of tables, also where nothing was sent."""
+        counts = dict[Name, SentCounts]()
+        for change in (c for changes in self._slices.values() for c in changes if c.name in self._begun):
+            if change.slice > states[change.name].lsn:
+                counts[change.name] = added(counts.get(change.name, {}), change.sent_as)
+        return counts
+
+    def run(self, cut_into: Callable[[Sequence[int]], Iterable[Sequence[int]]]) -> None:
+        """Apply batch by batch, with a cut after each; with `disable_on_error` it ends with the first error."""
+        slices = self._slices
+        batches = deque(part for ends in cut_into(list(slices)) for part in held_at_once(ends, slices))
+        while batches:
+            ends = batches.popleft()
+            changes = [c for e in ends for c in slices[e] if c.changed and c.name in self._begun]
+            batch = Batch(self._subscription.name, self._lake, ends[-1], changes)
+            plans = self._plans(batch)
+            if self._subscription.disable_on_error:
+                plans, failed = batch.examined(plans)
+                if failed is not None:
+                    conflict, failing = failed
+                    if earlier := [e for e in ends if e <= conflict.commit_lsn]:
+                        batches.extendleft([[e for e in ends if e not in earlier], earlier])
+                        continue
+                    self._count(failing)
+                    self._disable(conflict.message)
+                    return
+            self._apply_batch(batch, plans)
+            if self._is_disabled():
+                return  # Its replicas hold what they held, or the whole batch; no cut tells of it.
+            tables = f"{counted(len(plans), 'table')} of {self._subscription.name}"
+            self._log(f"applied everything up to {format_lsn(batch.end)} to {tables}")
+            self._replicas.hear(changes)
+            self._cut(batch.end)
+        self._cut(complete_up_to(self._lake, self._subscription, max(self._transformed, *slices, 0)))
+
+    def _plans(self, batch: Batch) -> list[Plan]:
+        """What the tables lack of a batch; one that was put back meanwhile is set aside."""
+        plans, ahead, states = batch.planned(self._only)
+        self._replicas.states = states
+        self._alone = self._alone and not _is_copied_by_others(states, self._begun)
+        aside = {name for name, standing in ahead.items() if self._replicas.leave(name, None, standing)}
+        return [plan for plan in plans if plan.pending.name not in aside]
+
+    def _apply_batch(self, batch: Batch, plans: Sequence[Plan]) -> None:
+        """Apply what the tables lack; one that fails is set aside, or disables the subscription."""
+        stood = {plan.pending.name: plan.pending.standing for plan in plans}
+        for done in batch.applied(plans):
             applied = done
             if done.problem is None:
-                put_back = replicas.leave(done.name, stood[done.name], done.standing)
+                put_back = self._replicas.leave(done.name, stood[done.name], done.standing)
                 applied = replace(done, problem=put_back, damaged=put_back is not None)
-                alone = alone and not done.overrun
-            elif subscription.disable_on_error and not done.damaged:
-                SubscriptionRecord(lake, subscription.name).disable(done.problem)
+                self._alone = self._alone and not done.overrun
+            elif self._subscription.disable_on_error and not done.damaged:
+                self._disable(done.problem)
             else:
-                replicas.set_aside(done.name, done.problem)
-            result.tables[applied.name] = _sum(result.tables.get(applied.name), applied)
-        if subscription.disable_on_error and any(a.problem and not a.damaged for a in result.tables.values()):
-            return result  # Its replicas hold what they held, or the whole batch; no cut tells of it.
-        log(
-            f"applied everything up to {format_lsn(end)} to {counted(len(todo), 'table')} of {subscription.name}"
-        )
-        replicas.hear(changes)
-        if alone:
-            replicas.cut(result, end)
-    if alone:
-        replicas.cut(result, complete_up_to(lake, subscription, max(transformed, *slices, 0)))
-    return result
+                self._replicas.set_aside(done.name, done.problem)
+            self._count(applied)
+
+    def _count(self, applied: Applied) -> None:
+        tables = self.result.tables
+        tables[applied.name] = _sum(tables.get(applied.name), applied)
+
+    def _disable(self, problem: str) -> None:
+        SubscriptionRecord(self._lake, self._subscription.name).disable(problem)
+
+    def _is_disabled(self) -> bool:
+        """Whether a table's error has disabled the subscription."""
+        tables = self.result.tables.values()
+        return self._subscription.disable_on_error and any(a.problem and not a.damaged for a in tables)
+
+    def _cut(self, lsn: int) -> None:
+        """Write a cut of an LSN, where no other process works on the tables."""
+        if self._alone:
+            self._replicas.cut(self.result, lsn)
 
 
 class _Replicas:
