@@ -39,14 +39,10 @@ from pgsieve.assets.steps.update_transformation.messages import Messages
 from pgsieve.assets.steps.update_transformation.relation_versions import defined_types, readings_of
 from pgsieve.assets.steps.update_transformation.schema_changes import follow_schema_changes
 from pgsieve.assets.steps.update_transformation.skip import clear_skip, is_begun
-from pgsieve.assets.steps.update_transformation.slice_contents import (
-    Part,
-    SliceContents,
-    slices_to_read,
-    summarized_slice,
-)
+from pgsieve.assets.steps.update_transformation.slice_contents import slices_to_read, summarized_slice
 from pgsieve.assets.steps.update_transformation.windows import (
     LostMessagesError,
+    TableWork,
     Window,
     Work,
     next_window,
@@ -215,15 +211,7 @@ def _transform_slice(
 
     def attempt(name: Name, messages: Messages) -> TableChanges:
         try:
-            return _transform_table(
-                subscription,
-                lake,
-                *work.part(name, messages),
-                work.tables[name],
-                work.parts.get(name, []),
-                work.emptied.get(name, []),
-                held,
-            )
+            return _transform_table(subscription, lake, work.of_table(name, messages), held)
         except (UnsupportedFilterError, UnsupportedTypeError) as error:
             if subscription.disable_on_error:
                 raise
@@ -247,21 +235,12 @@ def _transform_slice(
     return changes
 
 
-def _transform_table(
-    subscription: Subscription,
-    lake: Lake,
-    messages: Messages,
-    contents: SliceContents,
-    state: TableState,
-    parts: Sequence[Part],
-    truncates: Sequence[Order],
-    held: _Held,
-) -> TableChanges:
-    definition = state.definition
+def _transform_table(subscription: Subscription, lake: Lake, table: TableWork, held: _Held) -> TableChanges:
+    contents, state, definition = table.contents, table.state, table.state.definition
     assert definition is not None
     since: Order = (state.lsn, -1)
-    truncates = [at for at in truncates if at > since]
-    readings = readings_of(subscription, messages, parts, since, definition)
+    truncates = [at for at in table.truncates if at > since]
+    readings = readings_of(subscription, table.messages, table.parts, since, definition)
     result = TableChanges(
         slice=contents.end,
         schema=state.schema,
@@ -269,7 +248,7 @@ def _transform_table(
         size=contents.size,
         truncates=len(truncates),
         truncated_at=max(truncates, default=None),
-        through=tuple(sorted({p for part in parts if part.is_after(since) for p in part.partitions})),
+        through=tuple(sorted({p for part in table.parts if part.is_after(since) for p in part.partitions})),
     )
     if not readings and not truncates:
         return result

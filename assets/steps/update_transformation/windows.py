@@ -55,6 +55,17 @@ def next_window(skip: int | None, begin: int, end: int) -> Window:
 
 
 @dataclass(frozen=True)
+class TableWork:
+    """What is to be transformed of a window for one table; `contents` has its part of the window's bytes as the size."""
+
+    state: TableState
+    contents: SliceContents
+    messages: Messages
+    parts: Sequence[Part]
+    truncates: Sequence[Order]
+
+
+@dataclass(frozen=True)
 class Work:
     """The work of a window: the tables, their relation versions and TRUNCATEs, the messages."""
 
@@ -68,11 +79,13 @@ class Work:
     sizes: Mapping[Name, int]
     few: Messages | None
 
-    def part(self, name: Name, messages: Messages) -> tuple[Messages, SliceContents]:
-        """The messages with a table's changes, if not all `messages`, and the contents with the table's share of their bytes."""
-        if self.few is None or name not in self.sizes:
-            return messages, self.contents
-        return self.few, replace(self.contents, size=self.sizes[name])
+    def of_table(self, name: Name, messages: Messages) -> TableWork:
+        """What is to be transformed for a table: of all `messages`, unless it gets few changes."""
+        contents = self.contents
+        if self.few is not None and name in self.sizes:
+            messages, contents = self.few, replace(contents, size=self.sizes[name])
+        parts, truncates = self.parts.get(name, ()), self.emptied.get(name, ())
+        return TableWork(self.tables[name], contents, messages, parts, truncates)
 
 
 class LostMessagesError(Exception):
