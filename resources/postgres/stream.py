@@ -59,6 +59,23 @@ class Started:
     timeline: int
 
 
+@dataclass(frozen=True, slots=True)
+class StreamLimits:
+    """The limits of a stream: bytes that wait for the consumer, and seconds of each patience.
+
+    It tries so long to connect at the start, to connect again, and it takes a server that is silent for so
+    long as gone.
+    """
+
+    buffer_bytes: int = BUFFER_BYTES
+    connect_seconds: float = CONNECT_SECONDS
+    reconnect_seconds: float = RECONNECT_SECONDS
+    silence_seconds: float = SILENCE_SECONDS
+
+
+_LIMITS = StreamLimits()
+
+
 class ReplicationStream:
     """The messages of a slot from `start_lsn` on: `with ReplicationStream(...) as s: for item in s.items(): ...`.
 
@@ -76,15 +93,10 @@ class ReplicationStream:
         *,
         log: Callable[[str], None],
         timeline: int | None = None,
-        buffer_bytes: int = BUFFER_BYTES,
-        connect_seconds: float = CONNECT_SECONDS,
-        reconnect_seconds: float = RECONNECT_SECONDS,
-        silence_seconds: float = SILENCE_SECONDS,
+        limits: StreamLimits = _LIMITS,
     ) -> None:
         self._source, self._slot, self._options, self._log = source, slot, options, log
-        self._buffer_bytes = buffer_bytes
-        self._connect_seconds, self._reconnect_seconds = connect_seconds, reconnect_seconds
-        self._silence_seconds = silence_seconds
+        self._limits = limits
         self._confirmed = self._delivered = start_lsn
         self._timeline = timeline
         self._receiver: Receiver | None = None
@@ -127,7 +139,7 @@ class ReplicationStream:
 
     def items(self) -> Iterator[Started | Received]:
         """The items that arrive, in order, until `stop`; at least one a second while there is a connection."""
-        seconds = self._connect_seconds
+        seconds = self._limits.connect_seconds
         try:
             while (receiver := self._connect(seconds)) is not None:
                 self._delivered = self._confirmed
@@ -142,7 +154,7 @@ class ReplicationStream:
                     self._log(f"{error.message}; connecting again from {format_lsn(self._confirmed)}")
                 self.disconnect()
                 self._pause(_PAUSE_SECONDS)
-                seconds = self._reconnect_seconds
+                seconds = self._limits.reconnect_seconds
         finally:
             self.disconnect()
 
@@ -200,9 +212,9 @@ class ReplicationStream:
                 connection,
                 self._confirmed,
                 self._wakeup,
-                buffer_bytes=self._buffer_bytes,
-                status_seconds=min(status_seconds, self._silence_seconds / 3),
-                silence_seconds=self._silence_seconds,
+                buffer_bytes=self._limits.buffer_bytes,
+                status_seconds=min(status_seconds, self._limits.silence_seconds / 3),
+                silence_seconds=self._limits.silence_seconds,
             )
             opened.callback(receiver.close)
             self._connection = opened.pop_all()

@@ -33,7 +33,7 @@ from pgsieve.resources.postgres.slot import (
     slot_state,
 )
 from pgsieve.resources.postgres.source import Source, literal, quote
-from pgsieve.resources.postgres.stream import ReplicationStream, Started, start_replication
+from pgsieve.resources.postgres.stream import ReplicationStream, Started, StreamLimits, start_replication
 from pgsieve.resources.postgres.wal import current_lsn
 from tests.fixtures.oracle import wait_until
 from tests.fixtures.servers import TEST_SETTINGS, new_server
@@ -74,7 +74,8 @@ class Publisher:
     def stream(self, options: PgoutputOptions = OPTIONS, **limits: Any) -> ReplicationStream:
         settings = limits.pop("settings", {})
         slot, start = limits.pop("slot", self.slot), limits.pop("start", self.start)
-        return ReplicationStream(self.source(**settings), slot, options, start, log=self.log.append, **limits)
+        source, chosen = self.source(**settings), StreamLimits(**limits)
+        return ReplicationStream(source, slot, options, start, log=self.log.append, limits=chosen)
 
     def confirmed(self) -> int:
         state = slot_state(self.connection, self.slot)
