@@ -15,8 +15,9 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from itertools import chain
 from types import FrameType
 
@@ -111,10 +112,8 @@ def follow(
             port = opened.enter_context(serving(*metrics_at, metrics.registry, watch))
             progress.tell(f"metrics at http://{metrics_at[0]}:{port}/metrics, health at /healthz")
         dagster = opened.enter_context(instance(config))
-        followers = [
-            _Follower(declared, feed, names, dagster, progress, tell, failures, watch, metrics)
-            for feed in feeds
-        ]
+        following = _Following(declared, dagster, progress, tell, failures, watch, metrics)
+        followers = [_Follower(following, feed, names) for feed in feeds]
         opened.enter_context(_stopped_by_signals(followers))
         # Not in the main thread: there Dagster would end a run in progress on the signal. Daemons, as a
         # stalled thread would never end.
@@ -160,37 +159,39 @@ def _stopped_by_signals(followers: Sequence["_Follower"]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@dataclass(frozen=True)
+class _Following:
+    """What the followers of all feeds share: the configuration, Dagster's records, and what hears of what they do."""
+
+    declared: Project
+    dagster: dg.DagsterInstance
+    progress: Progress
+    tell: Tell
+    failures: Failures
+    watch: Watch
+    metrics: FollowMetrics | None
+
+
 class _Follower:
     """One feed, and the subscriptions that read it."""
 
     #: Only one slice of all feeds is processed at a time: a session's settings identify the writer.
     _turn = threading.Lock()
 
-    def __init__(
-        self,
-        declared: Project,
-        feed: Feed,
-        names: set[str],
-        dagster: dg.DagsterInstance,
-        progress: Progress,
-        tell: Tell,
-        failures: Failures,
-        watch: Watch,
-        metrics: FollowMetrics | None,
-    ) -> None:
-        self._declared, self._feed, self._dagster = declared, feed, dagster
-        self._progress, self._tell, self._failures = progress, tell, failures
-        self._subscriptions = [s for s in declared.reading(feed) if s.name in names]
+    def __init__(self, following: _Following, feed: Feed, names: Container[str]) -> None:
+        self._declared, self._feed, self._dagster = following.declared, feed, following.dagster
+        self._progress, self._tell, self._failures = following.progress, following.tell, following.failures
+        self._subscriptions = [s for s in self._declared.reading(feed) if s.name in names]
         self._stopped = threading.Event()
         self._streamed: StreamedFeed | None = None
-        self._report = FollowReport(declared, feed, self._subscriptions, dagster, progress)
+        self._report = FollowReport(self._declared, feed, self._subscriptions, self._dagster, self._progress)
         self._slices, self._written = 0, {s.name: set[Name]() for s in self._subscriptions}
         #: By subscription, the tables whose copy waits for other transactions, and these.
         self._awaiting = {s.name: dict[Name, tuple[str, ...]]() for s in self._subscriptions}
         self._has_followed, self._pause = False, _PAUSE_SECONDS
-        self._pulse, self._metrics = Pulse(feed.source.name, feed.slot), metrics
-        watch.add(self._pulse)
-        if metrics is not None:
+        self._pulse, self._metrics = Pulse(feed.source.name, feed.slot), following.metrics
+        following.watch.add(self._pulse)
+        if (metrics := following.metrics) is not None:
             pulse = self._pulse
             metrics.follows(pulse.source, pulse.slot, lambda: pulse.connected, lambda: pulse.waiting_seconds)
             for subscription in self._subscriptions:
