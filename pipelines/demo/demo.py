@@ -128,10 +128,7 @@ def demo(
     spark = {"master": "threads[*]" if without_spark else "local[*]"}
     if rows and not without_spark:
         _refuse_without_java()
-    home = (folder or Path(tempfile.mkdtemp(prefix="pgsieve-demo-"))).resolve()
-    if home.exists() and any(home.iterdir()):
-        raise PgsieveError(f'folder "{home}" is not empty', hint="choose a new folder for --keep")
-    home.mkdir(parents=True, exist_ok=True)
+    home = _empty_folder(folder)
     with ExitStack() as stack:
         progress.start("start two PostgreSQL servers")
         publisher = stack.enter_context(EmbeddedServer(home / "publisher"))
@@ -139,10 +136,35 @@ def demo(
         progress.finish("start two PostgreSQL servers")
         store = stack.enter_context(_s3_server(home)) if on_s3 else {}
         config = _configuration(home, publisher, store)
-        source = stack.enter_context(session(publisher))
+        compared = _compared_steps(config, publisher, subscriber, progress, show)
+        sized = at_size(home, (publisher, subscriber), spark, store, rows, progress) if rows else None
+    return DemoReport(
+        config=config.path,
+        lake=config.lake,
+        tables=compared,
+        seconds=monotonic() - started,
+        sized=sized,
+    )
+
+
+def _empty_folder(folder: Path | None) -> Path:
+    """The folder of a demo, which is made; raises PgsieveError where there is something in it."""
+    home = (folder or Path(tempfile.mkdtemp(prefix="pgsieve-demo-"))).resolve()
+    if home.exists() and any(home.iterdir()):
+        raise PgsieveError(f'folder "{home}" is not empty', hint="choose a new folder for --keep")
+    home.mkdir(parents=True, exist_ok=True)
+    return home
+
+
+def _compared_steps(
+    config: Config, publisher: EmbeddedServer, subscriber: EmbeddedServer, progress: Progress, show: Show
+) -> tuple[ComparedTable, ...]:
+    """Replay the manual's examples step by step; the tables after each, as all sides hold them."""
+    compared: list[ComparedTable] = []
+    with ExitStack() as opened:
+        source = opened.enter_context(session(publisher))
         executed(source, _TABLES + ";" + _PUBLICATIONS)
-        targets = {name: stack.enter_context(_database(subscriber, name)) for name in _SUBSCRIPTIONS}
-        compared: list[ComparedTable] = []
+        targets = {name: opened.enter_context(_database(subscriber, name)) for name in _SUBSCRIPTIONS}
         for number, step in enumerate(STEPS):
             if step.publications:
                 executed(source, step.publications)
@@ -162,14 +184,7 @@ def demo(
             compared += tables
         for name, target in targets.items():
             target.execute(f"drop subscription {quote(name)}")
-        sized = at_size(home, (publisher, subscriber), spark, store, rows, progress) if rows else None
-    return DemoReport(
-        config=config.path,
-        lake=config.lake,
-        tables=tuple(compared),
-        seconds=monotonic() - started,
-        sized=sized,
-    )
+    return tuple(compared)
 
 
 def _refuse_without_java() -> None:
