@@ -38,17 +38,17 @@ from pgsieve.resources.work import Work, measured
 #: Tag of a run that was started because tables lacked a copy: another run may have made it by then.
 LACKING = "pgsieve/lacking"
 
-#: What the op yields.
+#: The events of the op.
 Event = dg.MaterializeResult[None] | dg.AssetMaterialization
 
 
 def tables_partitions(subscription: str) -> dg.DynamicPartitionsDefinition:
-    """The Dagster partitions of a subscription's initial sync: one a published table."""
+    """The Dagster partitions of a subscription's initial sync: one per published table."""
     return dg.DynamicPartitionsDefinition(name=f"{subscription}_tables")
 
 
 def stretches(order: Sequence[str], keys: Collection[str]) -> list[list[str]]:
-    """The Dagster partitions to copy, as they stand one after the other in the order of all: a run each."""
+    """The Dagster partitions to copy, as ranges of the order of all partitions: a run for each range."""
     return [list(stretch) for wanted, stretch in groupby(order, key=set(keys).__contains__) if wanted]
 
 
@@ -71,10 +71,10 @@ def initial_sync_asset(
 ) -> dg.AssetsDefinition:
     """The asset `<subscription>/initial_sync`: materialising a partition copies that table anew.
 
-    `tell` hears what the run's log gets: how far a long copy is. Transactions of others are waited for so many `seconds`. A run
-    with the tag LACKING copies only those of its tables that still need it once it has its turn. A table that cannot be copied is
-    not materialised, and fails the run after the others are copied. With `names`, a template, the replicas are registered in the
-    catalog last.
+    `tell` gets the progress of a long copy, as the run's log does. The copy waits for other transactions for
+    this many `seconds`. A run with the tag LACKING copies only those of its tables that still need it once it
+    has its turn. A table that cannot be copied is not materialised, and fails the run after the others are
+    copied. With `names`, a template, the replicas are registered in the catalog last.
     """
     data = of_subscription(subscription, AssetKind.INITIAL_SYNC)
     key = naming.key(data)

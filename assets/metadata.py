@@ -18,7 +18,7 @@ NO_COMMENTS = Comments()
 NO_FILTER = "none"
 #: So many relations are told one by one, those with the most changes: a tree may have thousands of partitions.
 SHOWN_RELATIONS = 100
-#: How long a step took, how far it is behind, and how much WAL its slot retains.
+#: How long a step took, how far the replicas are behind, and how much WAL the slot retains.
 SECONDS, LAG_SECONDS, LAG_BYTES = "seconds", "lag in seconds", "lag in bytes"
 
 

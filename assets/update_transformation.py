@@ -1,4 +1,4 @@
-"""UPDATE transformation as an asset: what a subscription gets of the slices appended since the last time."""
+"""UPDATE transformation as an asset: a subscription's changes in the slices appended since the last time."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any

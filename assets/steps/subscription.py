@@ -132,10 +132,10 @@ class Subscription:
     feed: Feed
     copy_data: bool = True
     disable_on_error: bool = False
-    #: For how long a commit may wait before the replicas are reported as stale.
+    #: How long a commit may wait before the replicas are reported as stale.
     freshness: timedelta = timedelta(minutes=15)
     types: Mapping[tuple[str, str, str], str] = field(default_factory=dict)
-    #: How the replicas lie in the lake; the template of their folders is the lake's business.
+    #: The layout of the replicas; the template of their folders belongs to the lake.
     layout: SubscriptionLayout = field(default_factory=SubscriptionLayout)
 
     def tables(self, catalog: Catalog) -> dict[tuple[str, str], ReplicatedTable]:
@@ -238,13 +238,13 @@ class Former:
 
 @dataclass(frozen=True)
 class History:
-    """A table's change history: the columns it has had, and how often it was begun anew as one changed its type."""
+    """A table's change history: the columns it has had, and how often it was begun anew because one changed its type."""
 
     generation: int = 0
     columns: tuple[tuple[str, str], ...] = ()
 
     def with_columns(self, columns: Iterable[tuple[str, str]]) -> "History":
-        """The history that takes these columns; names that Spark takes for one must be one column of one type."""
+        """The history with these columns; names that Spark takes for one must be one column of one type."""
         columns = tuple(columns)
         by_name = {name.lower(): (name, spark) for name, spark in self.columns}
         mapped = bool(column_mapping(name for name, _ in columns))
@@ -256,7 +256,7 @@ class History:
 
 @dataclass(frozen=True)
 class Published:
-    """What the publications said of a table when it was copied: the row filters that were ORed, and their names."""
+    """The publications of a table when it was copied: the row filters that were ORed, and their names."""
 
     row_filters: tuple[str, ...] | None
     publications: tuple[str, ...]

@@ -17,11 +17,12 @@ from pgsieve.decoding.changes.net_change import NONE, Mask, NetChange, Numbers
 
 @dataclass(frozen=True)
 class MergeSource:
-    """What a MERGE does with each of some `keys`: `actions` are delete, update and upsert.
+    """The action of a MERGE for each of some `keys`: delete, update or upsert.
 
-    `last` is the change with the row, and `sent` the one with a column's value, for columns that some change left out; `NONE`
-    where none has it. A row that comes from another key then has the value of the replica's row of the key `base`, and one that
-    `keeps` the column that of its own row. `expected`: the replica should have a row of the key.
+    `last` is the change with the row. `sent` is, for columns that some change left out, the change with the
+    column's value; `NONE` where no change has it. Then a row that comes from another key has the value of the
+    replica's row of the key `base`, and a row that `keeps` the column has its own. `expected`: the replica
+    should have a row of the key.
     """
 
     keys: Numbers
@@ -34,7 +35,7 @@ class MergeSource:
 
 
 def merge_source(net: NetChange) -> MergeSource:
-    """The source of a MERGE that brings a net change into the replica."""
+    """The source of a MERGE that applies a net change to the replica."""
     moved, remains = net.updated & (net.base != net.keys), net.upserted | net.updated
     unsent = {name: changes == NONE for name, changes in net.sent.items()}
     lacking = moved & np.logical_or.reduce([*unsent.values(), np.zeros_like(moved)])

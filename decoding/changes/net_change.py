@@ -40,7 +40,8 @@ Mask = npt.NDArray[np.bool_]
 #: The effect of a change; an UPDATE that changes its key is two events, `_LEAVE` and `_ARRIVE`.
 INSERT, UPDATE, DELETE = range(3)
 _LEAVE, _ARRIVE = 3, 4
-#: Where a tenure's row comes from, besides `INSERT` and `_ARRIVE`: the replica, or there is none (what changes a row that is gone).
+#: Other origins of a tenure's row than `INSERT` and `_ARRIVE`: the replica, or none (changes of a missing
+#: row).
 _REPLICA, _NOTHING = -1, -2
 #: No key, no change, no row.
 NONE = -1
@@ -84,12 +85,13 @@ class KeyChanges:
 
 @dataclass(frozen=True)
 class NetChange:
-    """What becomes of the keys that changes have; of the arrays each has one element a key.
+    """The outcome for the keys that changes have; each array has one element per key.
 
-    Afterwards the row of a key is there, `upserted` or `updated`, or it is not. `upserted`: the row is a new one. `updated`: it
-    is the replica's row of the key `base`, changed; where the replica has none, none comes. `last` is the change that has the
-    row, and `sent` the change that has a column's value, for columns that some change left out: `NONE` where only the replica's
-    row of `base` has it. `expected`: the replica should have a row of this key before the changes.
+    Afterwards there is a row of the key, `upserted` or `updated`, or there is none. `upserted`: the row is a
+    new one. `updated`: it is the replica's row of the key `base`, changed; where the replica has none, there
+    is no row. `last` is the change that has the row. `sent` is, for columns that some change left out, the
+    change that has the value: `NONE` where only the replica's row of `base` has it. `expected`: the replica
+    should have a row of this key before the changes.
     """
 
     keys: Numbers
@@ -135,9 +137,10 @@ class _Tenures:
 
 
 def net_changes(changes: KeyChanges, present: Mask) -> tuple[NetChange, int | None]:
-    """What becomes of each key, and the first change that meets a row of its key (None: no change does).
+    """The outcome for each key, and the first change that meets a row of its key (None: no change does).
 
-    `present` says of each key whether the replica has a row of it. After a conflict the net change means nothing.
+    `present` says for each key whether the replica has a row of it. After a conflict the net change means
+    nothing.
     """
     changes = _without_lost_moves(changes, present)
     tenures = _tenures(changes)

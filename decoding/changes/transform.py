@@ -226,7 +226,10 @@ def _projected(
 
 
 def truncates(places: Sequence[tuple[int, int]], schema: pa.Schema) -> pa.RecordBatch:
-    """TRUNCATEs at these order keys, as changes of that schema but for the slice; what a change has besides is NULL."""
+    """TRUNCATEs at these order keys, as changes of that schema except the slice.
+
+    Their other columns are NULL.
+    """
     rows = [{"commit_lsn": lsn, "ordinal": ordinal, "operation": "truncate"} for lsn, ordinal in places]
     return pa.RecordBatch.from_pylist(rows, without_slice(schema))
 

@@ -112,14 +112,17 @@ def printed_into(file: TextIO) -> Iterator[None]:
 
 
 def _out() -> Console:
-    """Console on the stdout of this moment; in a pipe or a file, tables are as wide as they need."""
+    """A console on the present stdout; in a pipe or a file, tables are as wide as they need."""
     out = _INTO.get() or sys.stdout
     width = None if out.isatty() else 10_000
     return Console(file=out, highlight=False, markup=False, emoji=False, width=width)
 
 
 def to_stderr(*, is_terminal: bool | None = None) -> Console:
-    """Write to stderr: progress, errors, and what is shown before a question; whether it is a terminal is asked each time, or said."""
+    """A console on stderr: progress, errors, and what is shown before a question.
+
+    Whether it is a terminal is checked each time, or passed.
+    """
     return Console(
         file=_INTO.get(),
         stderr=True,

@@ -78,7 +78,7 @@ class Materializer:
         #: Warnings of the last examination of the publications.
         self.warnings: list[str] = []
         self.sent_as: dict[Name, SentCounts] = {}
-        #: What copies, transformations and applies took.
+        #: The costs of copies, transformations and applies.
         self.work = Work()
         #: Tables whose copy waits for other transactions, and these: they are not tried again meanwhile.
         self.awaiting: dict[Name, tuple[str, ...]] = {} if awaiting is None else awaiting

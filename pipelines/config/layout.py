@@ -108,7 +108,7 @@ class TableLayoutConfig(BaseModel):
     columns: Annotated[dict[Metadata, PlainName], AfterValidator(_names_once)] | None = None
 
     def layout(self) -> TableLayout:
-        """The same as the steps read it."""
+        """The layout in the form of the steps."""
         columns = None if self.columns is None else dict[str, str](sorted(self.columns.items()))
         return TableLayout(self.cluster_by, self.properties, self.target_file_size, columns)
 

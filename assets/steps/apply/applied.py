@@ -132,7 +132,7 @@ def outcome(lake: Lake, path: str, pending: Pending, end: int, **counts: int) ->
 def merged(
     lake: Lake, path: str, pending: Pending, end: int, counts: Mapping[str, int], expected: int
 ) -> Applied:
-    """The same of a MERGE: rows by kind of change (none where its position was reached), and how many were expected."""
+    """The same for a MERGE: rows by kind of change (none where its position was reached), and how many were expected."""
     matched = counts.get("updated", 0) + counts.get("deleted", 0)
     missing = max(0, expected - matched) if counts else 0
     return outcome(lake, path, pending, end, **counts, missing=missing)

@@ -42,29 +42,32 @@ from pgsieve.resources.lake.stores.store import Reader, RowGroup, Store, joined,
 #: The most bytes that the keys of a batch may have in memory. Spark also collects them in this process, in
 #: more memory.
 KEY_BYTES = 1024 * 1024 * 1024
-#: Files of a replica are written once more without the rows that go where it is small, as a setting of the lake says, or where they
-#: have up to so many times the bytes of the changes; else the rows are marked as deleted.
+#: Files of a replica are rewritten without deleted rows where the replica is small, as a setting of the lake
+#: says, or where they have at most this many times the bytes of the changes; else the rows are marked as
+#: deleted.
 REWRITTEN = 4
 
 
 @dataclass(frozen=True)
 class Gone:
-    """Rows of a replica that go, file by file: `marked` as deleted, or else their files are written once more without them."""
+    """Deleted rows of a replica, file by file: `marked` as deleted, or else their files are rewritten without them."""
 
     matches: Sequence[FileMatches] = ()
     marked: bool = False
 
     @property
     def nbytes(self) -> int:
-        """How much memory they take."""
+        """How much memory the arrays take."""
         return sum(each.nbytes for m in self.matches for each in (m.rows, m.keys, m.deleted))
 
 
 @dataclass(frozen=True)
 class Net:
-    """What a batch does to a replica: rows that come, rows that go, how many by kind (as `outcome` has them), and the first conflict.
+    """The net change of a batch for a replica: new rows, deleted rows, and the first conflict.
 
-    `changes` says whether there is anything to commit.
+    `counts` are the rows by kind, as in `outcome`.
+
+    `counts` are the rows by kind, as in `outcome`. `changes` says whether there is anything to commit.
     """
 
     come: NetRows
@@ -133,7 +136,7 @@ class _Deciding:
     schema: pa.Schema
 
     def keyed(self) -> Net | None:
-        """What becomes of the keys; None also where they have too many bytes."""
+        """The outcome for the keys; None also where they have too many bytes."""
         pending, lake = self.pending, self.lake
         keys = pa.schema([self.schema.field(name) for name in self.definition.key])
         with lake.access.refusing(self.log):
@@ -215,7 +218,7 @@ class _Deciding:
 
     @cached_property
     def _most(self) -> int:
-        """Files of so many bytes are written once more."""
+        """The most bytes of files to rewrite."""
         most, limit = REWRITTEN * self.pending.size, self.lake.policy.rewritten_bytes
         if not self._takes_marks or self.lake.records.size(self.path) <= limit:
             return max(most, limit)
@@ -283,7 +286,7 @@ class FilesWriter:
         return sum(json.loads(file["stats"])["numRecords"] for file in files)
 
     def _chosen(self, changes: ManyChanges) -> Iterator["_Chosen"]:
-        """Which changes have the rows that come; more than once where rows lack more values than are held at once."""
+        """The changes with the new rows; several parts where rows lack more values than fit in memory."""
         pending, net, stamp = self.pending, changes.net, Stamp(changes.stamp)
         if net is None:
             yield _Chosen(pending.ends, pending.since, stamp, after=pending.truncated_at)
@@ -334,7 +337,7 @@ class _Chosen:
 
 @dataclass(frozen=True)
 class _Task:
-    """Writes the files of a batch, part by part: first the replica's files without the rows that go, then rows that come."""
+    """Writes the files of a batch, part by part: first the replica's files without deleted rows, then new rows."""
 
     store: Store
     path: str
@@ -371,7 +374,7 @@ def is_in(places: Numbers, kept: Numbers) -> Mask:
 
 
 def _without(batches: Iterator[pa.RecordBatch], rows: Numbers) -> Iterator[pa.RecordBatch]:
-    """The rows of a file but for some, by their numbers."""
+    """The rows of a file except some, by their numbers."""
     gone, begin = np.sort(rows), 0
     for batch in batches:
         end = begin + batch.num_rows

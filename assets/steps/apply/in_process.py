@@ -121,7 +121,7 @@ class FewChangesWriter:
     ) -> pa.Table:
         """The net change as the source of a MERGE."""
         of = merge_source(net)
-        # What a row that comes from another key was not sent, it takes along from the replica.
+        # A row that comes from another key takes values that were not sent from the replica.
         bases = np.flatnonzero(of.base != NONE)
         numbers, base = self.local.rows_of(self.path, keyed.keys.take(pa.array(of.base[bases])), schema)
         base_of = np.full(len(of.keys), NONE)

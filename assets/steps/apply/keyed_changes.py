@@ -55,8 +55,8 @@ class KeyConflict:
 class KeyedChanges:
     """The row changes of a batch in their order; each key has a number.
 
-    `keys` has the key of each number. `places` say where the changes are, `commit_lsns` when they committed. `truncates` are how
-    many changes come before each TRUNCATE, in order.
+    `keys` has the key of each number. `places` are the places of the changes, `commit_lsns` their commits.
+    `truncates` has for each TRUNCATE the number of changes before it, in order.
     """
 
     keys: pa.Table
@@ -118,7 +118,10 @@ class KeyedChanges:
 
 
 def places_of(changes: pa.Table, slices: Sequence[int]) -> Numbers:
-    """Where changes stand in some slices: they ascend in the order of the changes; -1 for those of other slices."""
+    """The places of changes in some slices, ascending in the order of the changes.
+
+    -1 for those of other slices.
+    """
     slice_of, number = np.asarray(changes["slice"]), np.asarray(changes["number"].fill_null(0))
     places = np.full(len(slice_of), -1, np.int64)
     for turn, end in enumerate(slices):

@@ -138,9 +138,10 @@ class SparkChanges:
     def merge_source(self, keyed: KeyedChanges, net: NetChange, merge: Merge) -> DataFrame:
         """The net change as the source of a MERGE: `merge` has its columns.
 
-        The frame of the decided keys has, beside the keys and `action`, the place of the change with the row (`last`), and for the
-        n-th column that some change left out the place of the one that sent it (`s0`, `s1`, …). A row that comes from another key
-        takes what no change sent from the replica's row of the key `b0`, `b1`, ….
+        Besides the keys and `action`, the DataFrame of the decided keys has the place of the change with the
+        row (`last`), and for the n-th column that some change left out the place of the change that sent it
+        (`s0`, `s1`, …). A row that comes from another key takes values that no change sent from the replica's
+        row of the key `b0`, `b1`, ….
         """
         key, columns, unsent = self.definition.key, self.definition.names, sorted(merge.unknown)
         of, places = merge_source(net), np.append(keyed.places[keyed.effective :], 0)

@@ -56,9 +56,9 @@ class Difference:
 class Sides:
     """The publisher's rows at a snapshot, and the replica's of one version.
 
-    `chunks` makes the queries that select expressions of the table's published rows; `selected` are those of the
-    copy, called c0, c1, ... `row_hash` is None where the server's hashes are not ours, and for a table without
-    columns.
+    `chunks` makes the queries that select expressions of the table's published rows. `selected` are those of
+    the copy, named c0, c1, ... `row_hash` is None where the server's hashes differ from pgsieve's, and for a
+    table without columns.
     """
 
     lake: Lake

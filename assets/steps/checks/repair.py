@@ -1,9 +1,10 @@
-"""Repair: replicas are made what the publisher's filtered tables are, by the rows that differ.
+"""Repair: makes replicas equal to the publisher's filtered tables, by the rows that differ.
 
-At the LSN of a new snapshot the segments that differ are read from both sides (`pgsieve.assets.steps.checks.comparison`), and each
-row that one side has oftener is deleted and put back as often as the publisher has it: one Delta commit a table. A
-repair moves no position, as the rows are those of the LSN that the replica holds; so it can be repeated, and nothing
-that is applied before or after is left out. The newest cut gets the new versions.
+At the LSN of a new snapshot the segments that differ are read from both sides
+(`pgsieve.assets.steps.checks.comparison`). Each row that one side has more often is deleted and inserted as
+often as the publisher has it: one Delta commit per table. A repair moves no position, as the rows are those
+of the replica's LSN. So it can be repeated, and no change that is applied before or after it is left out. The
+newest cut gets the new versions.
 """
 
 from collections.abc import Collection

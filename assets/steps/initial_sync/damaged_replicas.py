@@ -23,10 +23,11 @@ class Damage:
 
 
 def damage_of(subscription: str, lake: Lake, name: Name, generation: int) -> Damage:
-    """What is in the way of a copy of a table.
+    """What obstructs a copy of a table.
 
-    The change history of this generation, which goes on after the copy, is begun anew where its log is unreadable. A
-    table begun anew, or put back, counts versions again that cuts have named: those cuts would name other rows. So it is with table states.
+    The change history of this generation continues after the copy; it begins anew where its log is
+    unreadable. A table that begins anew, or was put back, uses version numbers again that cuts have named,
+    and those cuts would name other rows. The same holds for the table states.
     """
     paths = lake.paths.replica(subscription, *name), lake.paths.changes(subscription, *name, generation)
     versions = {path: _version(lake, path) for path in paths}

@@ -122,7 +122,8 @@ def maintain_subscription(
         record.note_deleted(max((*expired.values(), unknown)))
         for path, upto in expired.items():
             maintainer.maintain(path, f"slice <= {upto:d}" if upto else None, record=False)
-        # A change after the newest cut tells the next one of its table; a slice without any tells how far this is.
+        # A change after the newest cut shows the next cut that its table has changed; a slice without changes
+        # shows the position.
         applied_rows = f"slice <= {cut.lsn if cut else 0:d} or (slice < {applied:d} and inserts is null)"
         maintainer.maintain(Transformed(lake, name).path, applied_rows)
         states = TableStates(lake, name)

@@ -36,11 +36,13 @@ CUTS = pa.schema(
 
 @dataclass(frozen=True)
 class Cut:
-    """An LSN, and the Delta version of each replica table that holds just what committed before it.
+    """An LSN, and the Delta version of each replica table that has exactly what committed before it.
 
-    `at` is when it was recorded, `states` the newest version of the table states that it was made from; None in cuts
-    that do not say so. `entries` are the bytes of the log's entries of these versions, where they are known. `histories` are the
-    positions that change histories had reached at least, `records` the versions of pgsieve's own tables, by their identifiers.
+    - `at` is when it was recorded.
+    - `states` is the newest version of the table states it was made from; None in cuts that do not record it.
+    - `entries` are the bytes of the log entries of these versions, where they are known.
+    - `histories` are the positions that change histories had reached at least.
+    - `records` are the versions of pgsieve's own tables, by the tables' identifiers.
     """
 
     lsn: int
@@ -96,9 +98,11 @@ class Cuts:
         return next(reversed(_cuts(self.lake.records.newest(self.path, "lsn"))), None)
 
     def made(self, lsn: int, tables: Mapping[Name, int], states: int | None, last: Cut | None) -> Cut:
-        """A cut of now, beside the `last` one: what that knows of the entries of its versions is not looked at again.
+        """A cut of now.
 
-        What the last one knows of histories and own tables holds for it, too.
+        It takes over what the `last` cut knows of log entries, so that they are not looked up again.
+
+        It also takes over what that cut knows of change histories and own tables.
         """
         entries = {}
         for name, version in tables.items():

@@ -18,7 +18,8 @@ from pgsieve.decoding.errors import ProtocolError
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.lake import Lake
 
-#: What a slice holds: bytes of messages, the relations changed, and the raw Relation and Truncate messages.
+#: The contents of a slice: bytes of messages, the relations changed, and the raw Relation and Truncate
+#: messages.
 SLICES = pa.schema(
     {
         "slice": pa.int64(),
@@ -34,7 +35,7 @@ _CHANGES, _DESCRIPTIONS = ("I", "U", "D"), ("R", "T")
 
 
 def slice_summary() -> list[Column]:
-    """Aggregates over a slice's messages: what its transformation has to know before it reads rows."""
+    """Aggregates over a slice's messages that its transformation needs before it reads rows."""
     at = F.struct("commit_lsn", "ordinal", "data")
     return [
         F.coalesce(F.sum(F.length("data")), F.lit(0)).alias("bytes"),
@@ -56,7 +57,7 @@ class SliceSummary:
         #: The transactions that have passed, by their identifiers.
         self.transactions: set[int] = set()
         self._messages: list[dict[str, Any]] = []
-        #: What stopped the batches: whoever writes them would only say that they ended.
+        #: The error that stopped the batches: their writer would only report that they ended.
         self.failure: Exception | None = None
 
     def of(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -80,7 +81,7 @@ class SliceSummary:
             yield batch
 
     def refuse_undescribed(self) -> None:
-        """Raise ProtocolError for a change of a relation that no Relation message of the slice describes: it could not be read."""
+        """Raise ProtocolError for a change whose relation no Relation message of the slice describes: it would be unreadable."""
         described = {int.from_bytes(m["data"][1:5]) for m in self._messages if m["data"][:1] == b"R"}
         for relation_id in sorted(self._relations - described):
             raise ProtocolError(
@@ -90,7 +91,7 @@ class SliceSummary:
             )
 
     def get(self) -> Mapping[str, Any]:
-        """What has passed."""
+        """The recorded contents."""
         return {"bytes": self._bytes, "relations": sorted(self._relations), "messages": self._messages}
 
 

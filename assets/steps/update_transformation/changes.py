@@ -1,8 +1,8 @@
-"""The changes that a subscription gets of a table in a slice: written as files, or made for Spark to write.
+"""A subscription's changes of a table in a slice: written as files, or made for Spark to write.
 
-In: readings of relation versions, and TRUNCATEs. Out: files, which the caller commits, or a DataFrame. Both run
-`pgsieve.decoding.changes.transform`: files are written by whoever the runner has, part by part, so that no one holds more than a row
-group at a time. Raises what decoding and row filters do, OSError.
+In: readings of relation versions, and TRUNCATEs. Out: files, which the caller commits, or a DataFrame. Both
+run `pgsieve.decoding.changes.transform`. The runner's workers write files part by part, so each has only one
+row group in memory at a time. Raises errors of decoding and of row filters, OSError.
 """
 
 import json
@@ -31,7 +31,7 @@ from pgsieve.resources.lake.stores.store import Store
 
 #: Whether a change moves its row to another key, and the operation that it came as: what Spark counts, and does not write.
 MOVES, CAME_AS = "moves", "came_as"
-#: Some messages, and what becomes of them.
+#: Some messages, and their transformation.
 _Share = tuple[Transformation, Source]
 
 
@@ -45,9 +45,9 @@ class WrittenChanges:
 
 @dataclass(frozen=True)
 class ReadableChanges:
-    """What is made of messages that are read without Spark's plan of them: some of these, and what becomes of each.
+    """Changes made from messages that are read without a plan of Spark: parts of these, and each part's transformation.
 
-    Else as `SentChanges`.
+    Otherwise as `SentChanges`.
     """
 
     read: Sequence[tuple[Transformation, Readable]]
@@ -57,10 +57,10 @@ class ReadableChanges:
     schema: pa.Schema
 
     def written(self, runner: Executors, folder: str, store: Store) -> WrittenChanges:
-        """Have them written into files of a folder.
+        """Write them into files of a folder by the runner.
 
-        A file's tally counts its changes by operation, its `key_changes`, and by name the columns that some change
-        left out as unchanged (`unchanged`).
+        A file's tally counts its changes by operation, its `key_changes`, and by name the columns that some
+        change left out as unchanged (`unchanged`).
         """
         parts, end, key, schema = self._parts(runner), self.end, self.key, self.schema
         emptied = [truncates(self.truncates, schema)] if self.truncates else []
@@ -98,7 +98,7 @@ class ReadableChanges:
         return _sum(runner.written(make, len(parts)))
 
     def _parts(self, runner: Executors) -> list[Sequence[_Share]]:
-        """What is made at once: all that is few, and so gets one file, or some row groups of one relation version."""
+        """The parts of the work: one for few changes, which get one file, or some row groups of one relation version each."""
         shares = [
             (transformation, source)
             for transformation, messages in self.read
@@ -111,7 +111,7 @@ class ReadableChanges:
 
 @dataclass(frozen=True)
 class SentChanges:
-    """What a subscription gets of a table in the slice that ends at `end`, and TRUNCATEs by their order keys.
+    """A subscription's changes of a table in the slice that ends at `end`, and TRUNCATEs by their order keys.
 
     `schema` is that of its changes, `key` its key.
     """
@@ -124,7 +124,7 @@ class SentChanges:
 
     @property
     def readable(self) -> ReadableChanges | None:
-        """The same, to be made by a runner; None where only Spark reads some of the messages."""
+        """The same, to be made by a runner; None where only Spark can read some of the messages."""
         read = [
             (reading.transformation, messages)
             for reading in self.readings
@@ -143,7 +143,7 @@ class SentChanges:
         return made.sent_as()
 
     def frame(self, lake: Lake, columns: Sequence[tuple[str, str]]) -> "ChangesFrame":
-        """Have Spark make them; `columns` are the replica's, with their Spark types."""
+        """Let Spark make them; `columns` are the replica's, with their Spark types."""
         struct = struct_ddl(columns)
         ddl = (
             "slice bigint, commit_lsn bigint, ordinal bigint, number bigint, commit_time timestamp, operation string,"
@@ -179,7 +179,7 @@ class _Observed:
 
     def __init__(self, transformation: Transformation) -> None:
         self._origin = transformation.origin
-        # What kind of observation this is, the kind of the session decides, which there is by now.
+        # The session decides the kind of this observation, and it exists by now.
         self._came, self._sent = Observation(), Observation()
 
     def of_messages(self, messages: DataFrame) -> DataFrame:
@@ -210,7 +210,7 @@ class _Observed:
 
 
 def written_changes(rows: DataFrame, key: Sequence[str]) -> DataFrame:
-    """Changes that are written already, as Spark counts them: their operations, the columns left out, and `MOVES`."""
+    """Changes that are written already, in the form that Spark counts: operations, unchanged columns, and `MOVES`."""
 
     def counted(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -222,11 +222,11 @@ def written_changes(rows: DataFrame, key: Sequence[str]) -> DataFrame:
 
 
 def spark_tally() -> list[Column]:
-    """What Spark counts of changes, by names."""
+    """Spark's counts of changes, by names."""
     return [
         *(F.count_if(F.col("operation") == operation).alias(operation) for operation in ROW_OPERATIONS),
         F.count_if(F.col(MOVES)).alias("key_changes"),
-        # As text: Spark 4.0 observes an array as an object of Java's.
+        # As text: Spark 4.0 observes an array as a Java object.
         F.to_json(F.array_distinct(F.flatten(F.collect_set("unchanged")))).alias("unchanged"),
     ]
 
@@ -234,7 +234,7 @@ def spark_tally() -> list[Column]:
 def _made(
     transformation: Transformation, end: int
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """The changes of a slice as Spark has batches made of batches of messages."""
+    """A function by which Spark makes batches of a slice's changes from batches of messages."""
     key, schema = transformation.key, transformation.schema
 
     def made(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

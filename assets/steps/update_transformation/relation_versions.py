@@ -1,7 +1,8 @@
-"""One relation version of a slice: how its messages are decoded, and what the subscription gets of them.
+"""One relation version of a slice: how to decode its messages, and what the subscription gets of them.
 
-In: a Relation message of the slice, and the replica's definition, which may be younger. Out: the decoded changes with
-the replica's columns. Raises SchemaChangedError where the columns of the Relation message fit neither the present nor the former definition.
+In: a Relation message of the slice, and the replica's definition, which may be newer. Out: the decoded
+changes with the replica's columns. Raises SchemaChangedError where the columns of the Relation message fit
+neither the present nor the former definition.
 """
 
 from collections.abc import Sequence
@@ -37,7 +38,7 @@ class Reading:
 def defined_types(
     subscription: Subscription, table: Name, definition: Definition
 ) -> list[tuple[str, pa.DataType]]:
-    """The replica's columns with the types that they would arrive with, where nothing does."""
+    """The replica's columns with the types in which they would arrive, where nothing arrives."""
     types = []
     for name, _ in definition.table_columns:
         column = definition.layout.named(name)
@@ -58,7 +59,7 @@ def readings_of(
     since: Order,
     definition: Definition,
 ) -> list[Reading]:
-    """How a table's changes after `since` are read, one reading a relation version."""
+    """How a table's changes after `since` are read, one reading per relation version."""
     return [
         _reading(subscription, messages, part, since, definition)
         for part in parts
@@ -67,9 +68,12 @@ def readings_of(
 
 
 def _is_of(subscription: Subscription, part: Part, since: Order, definition: Definition) -> bool:
-    """Whether a version is the replica's: where the publisher filtered, it may be of a table that had the name before the copy.
+    """Whether a version is the replica's.
 
-    A table that has the name for a while after it is the replica's for so long, as a subscriber finds its table by its name
+    Where the publisher filtered, it may be of a table that had the name before the copy.
+
+    Where the publisher filtered, it may be of a table that had the name before the copy. A table that has the
+    name for a while after it is the replica's for that time, as a subscriber finds its table by its name
     (logicalrep_rel_open() in src/backend/replication/logical/relation.c).
     """
     relation_id = part.version.relation.relation_id
@@ -119,7 +123,7 @@ def _reading(
 def _filter_columns(
     subscription: Subscription, part: Part, definition: Definition, used: frozenset[str]
 ) -> FilterColumns:
-    """The columns that filters read: PostgreSQL's filter knows nothing of the types that the user chose for the replica."""
+    """The columns that filters read: PostgreSQL's filter does not know the types that the user chose for the replica."""
     columns, added = _typed_columns(replace(subscription, types={}), part, definition)
     return FilterColumns(used, columns, [a for a in added if a.name in used])
 
@@ -127,7 +131,7 @@ def _filter_columns(
 def _types(
     columns: RelationColumns, added: Sequence[AddedColumn], definition: Definition
 ) -> list[tuple[str, pa.DataType]]:
-    """The replica's columns with the types that they arrive with."""
+    """The replica's columns with the types in which they arrive."""
     arriving = {name: t.arrow for name, t in zip(columns.names, columns.types, strict=True)}
     arriving |= {a.name: a.value.type for a in added}
     types = [(name, arriving[name]) for name, _ in definition.table_columns]
@@ -188,9 +192,9 @@ def _present_columns(
 
 
 def _refuse_another_identity(part: Part, names: Sequence[str], definition: Definition) -> None:
-    """Raise where old tuples do not have what the replica finds rows by: a key, or the whole row.
+    """Raise where old tuples lack what finds the replica's rows: a key, or the whole row.
 
-    A leaf's identity is its own: see `_refuse_unfound`.
+    A leaf has its own identity: see `_refuse_unfound`.
     """
     relation, former = part.version.relation, definition.former
     if relation.relation_id != part.sent.publish_as.oid or _by_leaves(part, definition):
@@ -208,15 +212,15 @@ def _refuse_another_identity(part: Part, names: Sequence[str], definition: Defin
 
 
 def _by_leaves(part: Part, definition: Definition) -> bool:
-    """Whether the rows of a partition tree are found by what its leaves have in common, and not by the key of its root."""
+    """Whether the rows of a partition tree are found by a key that its leaves share, and not by the key of its root."""
     return part.root_key is not None and not (definition.key and set(definition.key) == part.root_key)
 
 
 def _refuse_unfound(subscription: Subscription, part: Part, since: Order, definition: Definition) -> None:
-    """Raise where a leaf sends not what the replica finds rows by, as it was altered, or is none any more.
+    """Raise where a leaf does not send what finds the replica's rows, because it was altered, or is no leaf any more.
 
-    The definition is of the leaves' present identities. What was described before the copy, and not since, was altered
-    before it.
+    The definition is of the leaves' present identities. A leaf that was described before the copy, and not
+    since, was altered before it.
     """
     for leaf in part.leaves if _by_leaves(part, definition) else ():
         over = leaf.end is not None and leaf.end <= since

@@ -1,7 +1,8 @@
-"""What a slice of the change log holds, and what a subscription gets of it: before any row is read.
+"""The contents of a slice of the change log, and what a subscription gets of it: before any row is read.
 
-In: the Relation and Truncate messages of the slice, and the catalog of it (`slices_to_read`). Out: for each replica
-table the relation versions that carry changes for it (`parts_of`), and the TRUNCATEs that empty it (`truncates_of`).
+In: the Relation and Truncate messages of the slice, and its catalog (`slices_to_read`). Out: for each replica
+table the relation versions with changes for it (`parts_of`), and the TRUNCATEs that empty it
+(`truncates_of`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,7 +42,7 @@ class RelationVersion:
 
 @dataclass(frozen=True)
 class SliceContents:
-    """What a slice holds: its bytes, relation versions by relation id, the relations changed, the truncates."""
+    """The contents of a slice: its bytes, relation versions by relation id, the relations changed, the truncates."""
 
     end: int
     size: int
@@ -101,8 +102,8 @@ def summarized_slice(lake: Lake, feed: Feed, end: int) -> SliceContents:
 
 
 def _summary(lake: Lake, path: str, end: int) -> Mapping[str, Any]:
-    """What a slice of the change log at a path holds besides row changes."""
-    # The size is that of the whole change log: of the slice's own nothing is recorded.
+    """The contents of a slice of the change log at a path besides row changes."""
+    # The size is that of the whole change log: the slice's own is not recorded.
     size = lake.records.size(path) if lake.local else None
     columns = ["commit_lsn", "ordinal", "xid", "kind", "relation_id", "data"]
     rows = lake.slice_rows(path, [end], size, columns=columns)
@@ -137,7 +138,7 @@ class Part:
 
 
 def parts_of(subscription: Subscription, contents: SliceContents, catalog: Catalog) -> dict[Name, list[Part]]:
-    """For each replica table the relation versions that carry changes for it."""
+    """For each replica table the relation versions with changes for it."""
     feed, publications = subscription.feed, _publications(subscription, catalog)
     by_id = {} if feed.filtered else routes(catalog, publications)
     parts: dict[Name, list[Part]] = {}
@@ -202,7 +203,7 @@ def _partitions(root: Table, version: RelationVersion, contents: SliceContents) 
 
 
 def _as_published(relation: Relation) -> PublishedRelation:
-    """Where the publisher filtered, everything that arrives is sent, under the name it arrives with."""
+    """Where the publisher filtered, all changes that arrive are sent, under the name with which they arrive."""
     table = Table(
         oid=relation.relation_id,
         schema=relation.namespace or "pg_catalog",

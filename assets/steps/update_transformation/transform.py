@@ -1,8 +1,8 @@
 """UPDATE transformation: slices of the change log -> the transformed changes of each replicated table.
 
-A slice is transformed once per subscription: each table's changes are one Delta commit that holds the
-slice's end as its position, then one row a table goes to `_transformed`, which is what the next step goes by.
-Repeating a slice after a crash repeats the same commits, which Delta leaves out.
+A slice is transformed once per subscription: each table's changes are one Delta commit with the slice's end
+as its position. Then one row per table is written to `_transformed`, which the apply reads. Repeating a slice
+after a crash repeats the same commits, which Delta leaves out.
 """
 
 import json
@@ -73,21 +73,22 @@ _CHANGES_PROPERTIES = {"delta.dataSkippingNumIndexedCols": "4"}
 def transform(subscription: Subscription, lake: Lake, log: Log) -> list[TableChanges]:
     """Transform the slices appended since the last time, in order; the replicas follow schema changes first.
 
-    With `disable_on_error` an error disables the subscription before anything of its transaction, or of a later
-    one, is written. Raises SubscriptionDisabledError for a subscription that is disabled.
+    With `disable_on_error` an error disables the subscription before anything of its transaction, or of a
+    later one, is written. Raises SubscriptionDisabledError for a subscription that is disabled.
     """
     results: list[TableChanges] = []
     lake.access.begin_writing()
     with subscription.feed.source.exclusively(subscription.name):
-        # Where another process has transformed a slice meanwhile, or copied a table, what follows begins anew.
+        # Where another process has transformed a slice meanwhile, or copied a table, the rest begins anew.
         again_after_conflict(_transform)(subscription, lake, log, results)
     return results
 
 
 def _transform(subscription: Subscription, lake: Lake, log: Log, results: list[TableChanges]) -> None:
-    """Transform what is there, and add it to the results."""
+    """Transform the present slices, and add them to the results."""
     skip = SubscriptionRecord(lake, subscription.name).refuse_disabled().skip_lsn
-    # Before any state: who changes one has a version of its own here, so that this plan does not outlive it.
+    # Before any state: a process that changes a state writes a version of its own here, so this plan does not
+    # outlive it.
     standing = lake.records.standing(Transformed(lake, subscription.name).path)
     begin, base = standing.position or 0, standing.version
     cut = Cuts(lake, subscription.name).last()
@@ -99,7 +100,7 @@ def _transform(subscription: Subscription, lake: Lake, log: Log, results: list[T
     if hold_back(subscription, lake, table_problems(subscription, present)):
         return
     if follow_schema_changes(subscription, lake, present, lsn, begin, log):
-        # Whoever transforms beside this begins anew, and so does this.
+        # A process that transforms beside this one begins anew, and so does this one.
         _transform(subscription, lake, log, results)
         return
     for end, reader, catalog in slices_to_read(lake, subscription, present, after=begin):
@@ -151,7 +152,7 @@ def _note_altered(lake: Lake, subscription: Subscription, end: int, *, skipping:
 
 
 def _work_without_lost(subscription: Subscription, lake: Lake, window: Window, catalog: Catalog) -> Work:
-    """What is to be transformed of a window; tables of whose changes the change log has lost files are set aside."""
+    """The work of a window; tables whose changes the change log has lost are set aside."""
     while True:
         try:
             return work_of(subscription, lake, window, catalog)
@@ -163,7 +164,7 @@ def _work_without_lost(subscription: Subscription, lake: Lake, window: Window, c
 
 
 def _set_aside_what_is_behind(subscription: Subscription, lake: Lake, begin: int, log: Log) -> None:
-    """Set aside the tables whose next changes the change log had, and has no more."""
+    """Set aside the tables whose next changes the change log had, and no longer has."""
     deleted = FeedRecord(lake, subscription.feed).deleted_up_to()
     if begin >= deleted:
         return
@@ -183,7 +184,7 @@ def _set_aside_what_is_behind(subscription: Subscription, lake: Lake, begin: int
 
 @dataclass(frozen=True)
 class _Held:
-    """The LSN up to which slices are transformed, and the newest cut, which knows what histories have."""
+    """The LSN up to which slices are transformed, and the newest cut, which knows the histories' positions."""
 
     begin: int
     cut: Cut | None
@@ -219,7 +220,7 @@ def _transform_slice(
         except SchemaChangedError as error:
             return failed(name, error.message, is_copied=True)
         except TABLE_ERRORS as error:
-            reason(lake, error)  # Raises where it is the lake that fails.
+            reason(lake, error)  # Raises where the lake itself fails.
             at = None
             if not is_damage(error):
                 if subscription.disable_on_error:
@@ -230,7 +231,7 @@ def _transform_slice(
     with work.messages.persisted() if shared else nullcontext(work.messages) as messages:
         changes = lake.side_by_side(partial(one, messages=messages), list(work.tables))
     if aside and lake.records.version(transformed := Transformed(lake, subscription.name).path) != base:
-        raise OverrunError(transformed)  # What fails may be what another process has changed.
+        raise OverrunError(transformed)  # Another process may have changed what failed.
     TableStates(lake, subscription.name).append(aside.values())
     return changes
 
@@ -281,7 +282,7 @@ def _transform_table(subscription: Subscription, lake: Lake, table: TableWork, h
 def _write_files(
     lake: Lake, committer: ByFiles, path: str, result: TableChanges, changes: ReadableChanges, position: int
 ) -> TableChanges:
-    """Have whoever runs so many bytes write files of a table's changes, and commit them once."""
+    """Let the runner for this many bytes write files of a table's changes, and commit them once."""
     sent_as: SentCounts = {}
 
     def written() -> pa.Table:
@@ -304,7 +305,7 @@ def _write_by_spark(
     definition: Definition,
     position: int,
 ) -> TableChanges:
-    """Have Spark write a table's changes once, and count them while it does."""
+    """Let Spark write a table's changes once, and count them meanwhile."""
     counted, tally = observation_for(lake), spark_tally()
     made = changes.frame(lake, definition.columns)
     commit = Commit(result.slice, after=position, properties=_CHANGES_PROPERTIES)
@@ -317,7 +318,7 @@ def _write_by_spark(
 
 
 def _tally(lake: Lake, path: str, end: int, key: Sequence[str]) -> Tally:
-    """The tally of the changes of a slice that a run that died has written."""
+    """The tally of a slice's changes that an interrupted run has written."""
     stored = lake.stored_slices(path, [end])
     if stored is None:
         return _tally_of(aggregated(written_changes(lake.slices_of(path, [end]), key), spark_tally()))
@@ -333,7 +334,7 @@ def _tally(lake: Lake, path: str, end: int, key: Sequence[str]) -> Tally:
 
 
 def _tally_of(counts: Mapping[str, Any]) -> Tally:
-    """What Spark has counted, as `count_changes` has it."""
+    """Spark's counts in the form of `count_changes`."""
     return {**counts, "unchanged": json.loads(counts["unchanged"] or "[]")}
 
 

@@ -39,10 +39,12 @@ class LocalRecords(Commits):
     def matches(
         self, path: str, keys: pa.Table, among: Iterable[npt.NDArray[np.bool_]], most_bytes: int | None
     ) -> list[FileMatches] | None:
-        """Where a table has some keys, file by file; None where it is not plain and may have one, or in more bytes of files.
+        """The rows of a table with some keys, file by file; None where they are in too many bytes of files.
 
-        `among` are parts of the keys with bounds of their own: only files are read that may have a key within those. Of files
-        with twice as many bytes none is read. Without `most_bytes` the files may have as many as they like, and deletion vectors.
+        `among` are parts of the keys with bounds of their own: only files whose bounds may include a key of a
+        part are read. The result is None if the files with matches have more than `most_bytes`, if the files
+        to read have more than twice as many (then none is read), or if files have to be read and the table is
+        not plain. Without `most_bytes` there is no limit, and files may have deletion vectors.
         """
         return matches_among(self.table_at(path), path, self.store, keys, among, most_bytes)
 

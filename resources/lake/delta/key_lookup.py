@@ -98,10 +98,12 @@ def matches_among(
     among: Iterable[npt.NDArray[np.bool_]],
     most_bytes: int | None,
 ) -> list[FileMatches] | None:
-    """Where a table has some keys, file by file; None where it is not plain and may have one, or in more bytes of files.
+    """The rows of a table with some keys, file by file; None where they are in too many bytes of files.
 
-    `among` are parts of the keys with bounds of their own: only files are read that may have a key within those. Of files
-    with twice as many bytes none is read. Without `most_bytes` the files may have as many as they like, and deletion vectors.
+    `among` are parts of the keys with bounds of their own: only files whose bounds may include a key of a
+    part are read. The result is None if the files with matches have more than `most_bytes`, if the files to
+    read have more than twice as many (then none is read), or if files have to be read and the table is not
+    plain. Without `most_bytes` there is no limit, and files may have deletion vectors.
     """
     parts = [keys.filter(pa.array(part)) for part in among if part.any()]
     near = {name for part in parts for name in files_within(table, bounds_of(part))}
@@ -192,7 +194,7 @@ def _candidates(
 
 
 def files_within(table: DeltaTable, bounds: Mapping[str, Bounds]) -> list[str]:
-    """The files of a table, named from its folder, that may have a key within all of the bounds."""
+    """The files of a table, relative to its folder, that may have a key within all of the bounds."""
     files = pa.table(table.get_add_actions(flatten=True))
     may: pa.ChunkedArray = pc.is_valid(files["path"])
     for name, (least, greatest) in bounds.items():

@@ -54,7 +54,7 @@ class Merge:
 
     @classmethod
     def flat(cls, key: Sequence[str], columns: Sequence[str], unsent: Collection[str]) -> "Merge":
-        """That of a source with key columns k0, k1, ..., the row's v0, v1, ..., and u0, u1, ... for what was unsent."""
+        """For a source with key columns k0, k1, ..., the row's v0, v1, ..., and u0, u1, ... for values that were not sent."""
         return cls(
             key={name: f"k{i}" for i, name in enumerate(key)},
             values={name: f"v{i}" for i, name in enumerate(columns)},

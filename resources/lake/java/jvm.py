@@ -33,7 +33,8 @@ JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _LOCAL_DIRECTORIES = "spark.local.dir"
 _LOG_LEVEL = "spark.log.level"
 _CATALOG, _WAREHOUSE = "spark.sql.catalogImplementation", "spark.sql.warehouse.dir"
-#: What alters how text is read and written, which Spark runs and how, and where it keeps files; `LC_…` besides.
+#: Variables that alter how text is read and written, which Spark runs and how, and where it has its files;
+#: `LC_…` besides.
 _ALTERING = frozenset(
     (
         "LANG",
