@@ -254,7 +254,7 @@ class _Increment:
         lake, assets, tables = self._lake, self._assets, self._request.tables
         comments = _comments(self._subscription, list(self._new))
         paths = {name: lake.paths.replica(self._subscription.name, *name) for name in self._new}
-        with lake.one_moment(*paths.values()):
+        with lake.consistent_read(*paths.values()):
             versions = {
                 name: replica_version(state.lsn, lake.records.version(paths[name]))
                 for name, state in self._new.items()

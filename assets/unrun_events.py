@@ -127,7 +127,7 @@ def report_cut(
     """
     cuts, states_of = Cuts(lake, subscription.name), TableStates(lake, subscription.name)
     record = SubscriptionRecord(lake, subscription.name)
-    with lake.one_moment(cuts.path, states_of.path, record.path):
+    with lake.consistent_read(cuts.path, states_of.path, record.path):
         cut = cuts.last()
         if cut is None:
             return

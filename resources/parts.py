@@ -8,10 +8,10 @@ nothing.
 LEAST_BYTES = 4 * 1024 * 1024
 
 
-def number_of_parts(size: int, most: int, beside: int) -> int:
+def number_of_parts(size: int, most: int, parallelism: int) -> int:
     """The number of parts of at most `most` bytes each.
 
-    A multiple of `beside`, unless parts would become too small.
+    A multiple of `parallelism`, unless parts would become too small.
     """
-    shared = max(1, min(beside, size // LEAST_BYTES))
+    shared = max(1, min(parallelism, size // LEAST_BYTES))
     return -(-max(1, -(-size // most)) // shared) * shared

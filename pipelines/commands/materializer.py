@@ -185,7 +185,7 @@ class Materializer:
         """
         name = self.subscription.name
         asked = [each(self.lake, name).path for each in (Cuts, Transformed, TableStates)]
-        with self.lake.one_moment(*asked):
+        with self.lake.consistent_read(*asked):
             stale = tables_beyond_cut(self.subscription, self.lake) | self._newly_set_aside()
         if not stale:
             return {}, {}
@@ -236,9 +236,7 @@ class Materializer:
                 updated=done.updated + (before.updated if before else 0),
                 deleted=done.deleted + (before.deleted if before else 0),
                 truncated=done.truncated or bool(before and before.truncated),
-                version=result.cut.tables.get(name, done.standing.version)
-                if result.cut
-                else done.standing.version,
+                version=result.cut.tables.get(name, done.head.version) if result.cut else done.head.version,
             )
 
     def register(self) -> None:
@@ -263,7 +261,9 @@ class Materializer:
         cuts, states_of, work = Cuts(self.lake, name), TableStates(self.lake, name), self.work
         record, change_log = SubscriptionRecord(self.lake, name), ChangeLog(self.lake, self.subscription.feed)
         sequences = Sequences(self.lake, name)
-        with self.lake.one_moment(cuts.path, states_of.path, record.path, change_log.path, sequences.path):
+        with self.lake.consistent_read(
+            cuts.path, states_of.path, record.path, change_log.path, sequences.path
+        ):
             cut, states, state = cuts.last(), states_of.newest().values(), record.state()
             position = change_log.position() or 0
             cut_version = self.lake.records.version(cuts.path) if cut else None

@@ -36,8 +36,8 @@ from pgsieve.pipelines.commands.in_process import (
     run_failure,
 )
 from pgsieve.pipelines.commands.materializer import Materializer
+from pgsieve.pipelines.commands.prefetched_work import prefetched_work
 from pgsieve.pipelines.commands.results import Progress, RunSummary, SubscriptionRun
-from pgsieve.pipelines.commands.work_ahead import worked_ahead
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig
 from pgsieve.pipelines.project import Project, project
 from pgsieve.pipelines.published import published_tables
@@ -74,10 +74,10 @@ def run(config: Config, selected: Sequence[SubscriptionConfig], progress: Progre
     declared = project(config)
     subscriptions, failures = [declared.subscriptions[s.name] for s in selected], Failures()
     lake = declared.lake.open()
-    with lake.one_moment(*_asked_first(lake, subscriptions)):
+    with lake.consistent_read(*_asked_first(lake, subscriptions)):
         enabled = enabled_ones(declared, subscriptions, failures)
     with instance(config) as dagster, sessions_kept():
-        with lake.one_moment(*_of_whole(lake, subscriptions)):
+        with lake.consistent_read(*_of_whole(lake, subscriptions)):
             results = failures.each(subscriptions, lambda s: Materializer(declared, s, dagster, progress))
         for feed in declared.feeds_of(enabled):
             run_feed(feed, [r for r in results if r.subscription.feed.name == feed.name], failures)
@@ -194,7 +194,7 @@ def _materialize_each(
     first, names, errors = next(iter(assets)), [m.name for m in assets], dict[str, Exception]()
     with (
         failures.of(*names, unless=unless),
-        worked_ahead(first.lake, {m: partial(work, m) for m in assets}) as done,
+        prefetched_work(first.lake, {m: partial(work, m) for m in assets}) as done,
     ):
         result = materialize(
             first.dagster,

@@ -28,7 +28,7 @@ from pgsieve.resources.lake.delta.errors import LakeError
 from pgsieve.resources.lake.delta.log import UnmarkableError
 from pgsieve.resources.lake.delta.named_records import NamedRecords
 from pgsieve.resources.lake.delta.parquet_files import WRITTEN_DDL, write_files
-from pgsieve.resources.lake.delta.records import Commit, Records, Standing, in_order, quoted
+from pgsieve.resources.lake.delta.records import Commit, Records, TableHead, in_order, quoted
 from pgsieve.resources.lake.delta.requirements import APPEND_ONLY, constraints_in, is_append_only
 from pgsieve.resources.lake.delta.spark import SparkRecords
 from pgsieve.resources.lake.delta.tables import shared_tables
@@ -133,12 +133,12 @@ class Lake:
         return rows[-1].get("folders") if rows else None
 
     @property
-    def beside(self) -> int:
+    def parallelism(self) -> int:
         """How many tables are processed in parallel: on a distant store a table waits for answers most of the time."""
         return _TABLES_FAR_AWAY if self.local is not None and is_uri(self.uri) else _TABLES
 
-    def side_by_side(self, act: Callable[[Item], Done], items: Sequence[Item]) -> list[Done]:
-        """The results of `act` for each item, in `beside` threads, which share the open tables."""
+    def in_parallel(self, act: Callable[[Item], Done], items: Sequence[Item]) -> list[Done]:
+        """The results of `act` for each item, in `parallelism` threads, which share the open tables."""
         if len(items) < 2:
             return [act(item) for item in items]
 
@@ -146,31 +146,31 @@ class Lake:
             try:
                 return act(item)
             finally:
-                self.lend_tables()
+                self.release_tables()
 
-        self.lend_tables()
-        with ThreadPoolExecutor(self.beside) as pool:
+        self.release_tables()
+        with ThreadPoolExecutor(self.parallelism) as pool:
             return [each.result() for each in [pool.submit(copy_context().run, one, item) for item in items]]
 
-    def one_moment(self, *paths: str) -> AbstractContextManager[None]:
+    def consistent_read(self, *paths: str) -> AbstractContextManager[None]:
         """Within the block this thread asks each table of an object store only once for its newest version.
 
         The tables at `paths` are asked at once, in parallel. Nothing is written to them within the block.
         Nothing may be decided in it that a commit of another process could make wrong: a later write checks
         again.
         """
-        return nullcontext() if self.local is None else self._tables.one_moment(paths)
+        return nullcontext() if self.local is None else self._tables.consistent_read(paths)
 
-    def standings(self, paths: Collection[str]) -> list[Standing]:
+    def heads(self, paths: Collection[str]) -> list[TableHead]:
         """The newest version and position of each of some tables, read together."""
-        ask = None if self.local is None else self.local.standing_of
-        with nullcontext() if ask is None else self._tables.one_moment(paths, ask):
-            return [self.records.standing(path) for path in paths]
+        ask = None if self.local is None else self.local.head_of
+        with nullcontext() if ask is None else self._tables.consistent_read(paths, ask):
+            return [self.records.head(path) for path in paths]
 
-    def lend_tables(self) -> None:
+    def release_tables(self) -> None:
         """Release this thread's open tables for other threads: it has finished its work."""
         if self.local is not None:
-            self.local.lend_tables()
+            self.local.release_tables()
 
     @property
     def spark(self) -> SparkSession:
@@ -283,9 +283,9 @@ class Lake:
         without Spark.
         """
         if commit.after is not None:
-            standing = self.records.standing(path)
-            commit.refuse_overrun(path, standing)
-            commit = replace(commit, base=standing.version, after=None)
+            head = self.records.head(path)
+            commit.refuse_overrun(path, head)
+            commit = replace(commit, base=head.version, after=None)
 
         @cache
         def schema() -> pa.Schema:

@@ -65,7 +65,7 @@ class Policy:
         if self.local is not None:
             self.runner(size).prepare()
 
-    def parts_beside(self, size: int) -> int:
+    def parts_in_parallel(self, size: int) -> int:
         """How many parts of this many bytes run at a time."""
         return self.runner(size).number
 

@@ -138,11 +138,11 @@ def chunk_queries(
     replicated: ReplicatedTable,
     expressions: Sequence[str],
     catalog: Catalog,
-    beside: Callable[[int], int],
+    parallelism: Callable[[int], int],
 ) -> "Chunks":
     """The queries that together select a table's published rows, one per ctid range of each of its leaves.
 
-    `expressions` are the select list, `beside` says how many queries are run at a time for a table of so many bytes. Row filters
+    `expressions` are the select list, `parallelism` says how many queries are run at a time for a table of so many bytes. Row filters
     are ORed and run on the server (section 29.4.5). Raises LockedTableError. A partition tree whose leaves are not the role's to read as they are is
     selected from its root in one query, as a built-in subscription copies it.
     """
@@ -160,7 +160,7 @@ def chunk_queries(
     with _waiting_briefly(connection):
         sizes = [_Size.of(connection, part) for part in parts]
     total = sum(size.bytes for size in sizes)
-    most = max(1, total // number_of_parts(total, CHUNK_BYTES, beside(total)))
+    most = max(1, total // number_of_parts(total, CHUNK_BYTES, parallelism(total)))
     queries = []
     for part, size in zip(parts, sizes, strict=True):
         chunks = max(1, min(round(size.bytes / most), size.pages)) if ranges_work else 1

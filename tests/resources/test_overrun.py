@@ -124,7 +124,7 @@ def test_a_table_that_another_process_has_made_is_not_made_again(
     with pytest.raises(OverrunError):
         append(lake, rows, path, -1)
     lake.write(rows, f"{path}2", Commit(20, base=-1))
-    assert lake.records.standing(f"{path}2").position == 20
+    assert lake.records.head(f"{path}2").position == 20
 
 
 @pytest.mark.drawn
@@ -137,5 +137,5 @@ def test_a_position_that_maintenance_kept_does_not_hide_a_later_one(
         "spark.databricks.delta.commitInfo.userMetadata", '{"pgsieve": {"lsn": 10, "kept": true}}'
     )
     session.sql(f"optimize delta.{quoted(path)}")
-    assert lake.records.standing(path).version == 4 - 1
+    assert lake.records.head(path).version == 4 - 1
     assert lake.records.position(path) == 20

@@ -33,7 +33,7 @@ def test_each_runner_counts_its_parts_and_what_they_wrote() -> None:
 def test_what_side_by_side_threads_do_is_counted_as_well(tmp_path: Path) -> None:
     lake = Lake(str(tmp_path), lambda: pytest.fail("no session is needed"))
     with measured() as work:
-        lake.side_by_side(lambda size: note(DRIVER, 1, size), [1, 2, 3])
+        lake.in_parallel(lambda size: note(DRIVER, 1, size), [1, 2, 3])
     note(DRIVER, 1, 99)  # Nobody asks for it.
     assert (work.tasks, work.bytes) == (3, 6)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from pgsieve.assets.steps.records.table_states import Name
 from pgsieve.assets.steps.records.transformed import TableChanges
-from pgsieve.resources.lake.delta.records import Standing
+from pgsieve.resources.lake.delta.records import TableHead
 from pgsieve.resources.lake.lake import Lake
 
 
@@ -29,7 +29,7 @@ class Applied:
     insert_exists: int = 0
     update_exists: int = 0
     conflict_lsn: int | None = None
-    standing: Standing = field(default_factory=Standing)
+    head: TableHead = field(default_factory=TableHead)
     problem: str | None = None
     damaged: bool = False
     overrun: bool = False
@@ -45,11 +45,11 @@ class Applied:
 class Pending:
     """A table's changes in the slices that its replica lacks, oldest first.
 
-    `standing` is the replica's head when they were planned.
+    `head` is the replica's head when they were planned.
     """
 
     slices: Sequence[TableChanges]
-    standing: Standing
+    head: TableHead
 
     @property
     def name(self) -> Name:
@@ -67,7 +67,7 @@ class Pending:
 
         A slice that was transformed for an older copy may contain them too.
         """
-        return self.standing.position or 0
+        return self.head.position or 0
 
     @property
     def size(self) -> int:
@@ -102,10 +102,10 @@ class Pending:
         return sum(c.sent.get(o, 0) for c in self.slices for o in operations)
 
 
-def standings(lake: Lake, subscription: str, names: Iterable[Name]) -> dict[Name, Standing]:
+def heads(lake: Lake, subscription: str, names: Iterable[Name]) -> dict[Name, TableHead]:
     """The versions and positions of some replicas of a subscription, all read together."""
     paths = {name: lake.paths.replica(subscription, *name) for name in names}
-    return dict(zip(paths, lake.standings(list(paths.values())), strict=True))
+    return dict(zip(paths, lake.heads(list(paths.values())), strict=True))
 
 
 def outcome(lake: Lake, path: str, pending: Pending, end: int, **counts: int) -> Applied:
@@ -113,10 +113,10 @@ def outcome(lake: Lake, path: str, pending: Pending, end: int, **counts: int) ->
 
     `counts` are numbers of rows, by the fields of `Applied`.
     """
-    standing = lake.records.standing(path)
+    head = lake.records.head(path)
     # Where there was nothing to write, another process's write is not the batch.
-    if (standing.position or 0) < end:
-        standing = pending.standing
+    if (head.position or 0) < end:
+        head = pending.head
     return Applied(
         *pending.name,
         inserted=counts.get("inserted", 0),
@@ -124,7 +124,7 @@ def outcome(lake: Lake, path: str, pending: Pending, end: int, **counts: int) ->
         deleted=counts.get("deleted", 0),
         truncated=pending.truncated_at is not None,
         missing=counts.get("missing", 0),
-        standing=standing,
+        head=head,
         through=pending.through,
     )
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any
 
-from pgsieve.assets.steps.apply.applied import Applied, Pending, standings
+from pgsieve.assets.steps.apply.applied import Applied, Pending, heads
 from pgsieve.assets.steps.apply.by_files import KEY_BYTES, FilesWriter, ManyChanges, many_changes
 from pgsieve.assets.steps.apply.damaged import altered_columns
 from pgsieve.assets.steps.apply.in_process import FewChangesWriter, few_changes
@@ -23,7 +23,7 @@ from pgsieve.assets.steps.records.transformed import TableChanges
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.errors import LakeError, OverrunError, again_after_conflict
-from pgsieve.resources.lake.delta.records import Standing
+from pgsieve.resources.lake.delta.records import TableHead
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.work import called
 
@@ -35,10 +35,10 @@ LARGE_BYTES = 64 * 1024 * 1024
 
 
 def lacking_changes(
-    changes: Sequence[TableChanges], state: TableState, standing: Standing
+    changes: Sequence[TableChanges], state: TableState, head: TableHead
 ) -> list[TableChanges]:
     """The changes of a table that its replica lacks."""
-    since = max(state.lsn, standing.position or 0)
+    since = max(state.lsn, head.position or 0)
     return [c for c in changes if c.slice > since]
 
 
@@ -68,7 +68,7 @@ class Batch:
 
     def planned(
         self, only: Collection[Name] | None
-    ) -> tuple[list[Plan], dict[Name, Standing], dict[Name, TableState]]:
+    ) -> tuple[list[Plan], dict[Name, TableHead], dict[Name, TableState]]:
         """The plans of the tables, the heads of tables that have some of the batch already, and all states.
 
         A run that died, was restricted to some tables, or works at the same time leaves tables ahead: no cut
@@ -80,18 +80,18 @@ class Batch:
             tables.setdefault(change.name, []).append(change)
         # In this order: a process that changes a state writes to the replica afterwards, and this plan is for
         # no later version.
-        stand = standings(lake, name, tables)
+        stand = heads(lake, name, tables)
         states = TableStates(lake, name).newest()
         todo, ahead = [], {}
         for table, changes in tables.items():
-            state, standing = states.get(table), stand[table]
+            state, head = states.get(table), stand[table]
             if state is None or not state.applies or changes[-1].slice <= state.lsn:
                 continue
-            lacking = lacking_changes(changes, state, standing)
+            lacking = lacking_changes(changes, state, head)
             if len(lacking) < len([c for c in changes if c.slice > state.lsn]):
-                ahead[table] = standing
+                ahead[table] = head
             if lacking and (only is None or table in only):
-                todo.append(Plan(Pending(lacking, standing), state))
+                todo.append(Plan(Pending(lacking, head), state))
         return todo, ahead, states
 
     def applied(self, todo: Sequence[Plan]) -> list[Applied]:
@@ -100,11 +100,11 @@ class Batch:
             return []
         lake, applied = self.lake, list[Applied]()
         paths = {p.pending.name: lake.paths.replica(self.subscription, *p.pending.name) for p in todo}
-        with lake.one_moment(*paths.values()):
+        with lake.consistent_read(*paths.values()):
             sizes = {name: lake.records.size(path) for name, path in paths.items()}
         for large in (False, True):
             chosen = [p for p in todo if (sizes[p.pending.name] >= LARGE_BYTES) == large]
-            done = lake.side_by_side(self._applied_in_process, chosen)
+            done = lake.in_parallel(self._applied_in_process, chosen)
             applied += [each for each in done if isinstance(each, Applied)]
             left = [each for each in done if isinstance(each, Plan)]
             if left and large:
@@ -113,7 +113,7 @@ class Batch:
                 left, _, _ = self.planned([p.pending.name for p in left])
             if left:
                 with lake.committing(self.end, vectors=large):
-                    done = lake.side_by_side(self._applied_by_any, left)
+                    done = lake.in_parallel(self._applied_by_any, left)
                     applied += [each for each in done if isinstance(each, Applied)]
         return [*self._applied_before_conflicts(applied), *applied]
 
@@ -139,14 +139,14 @@ class Batch:
             except KeyConflictError as conflict:
                 # The row may be another process's, which has applied the same change.
                 path = self.lake.paths.replica(self.subscription, *plan.pending.name)
-                return plan, None if is_overrun(self.lake, path, plan.pending.standing) else conflict
+                return plan, None if is_overrun(self.lake, path, plan.pending.head) else conflict
             except TABLE_ERRORS:
                 return plan, None  # A failure here occurs in the apply too, and is reported there.
             if decided is not None and decided.nbytes > KEY_BYTES // len(todo):
                 decided = None
             return replace(plan, examined=True, decided=decided), None
 
-        looked_through = self.lake.side_by_side(one, todo)
+        looked_through = self.lake.in_parallel(one, todo)
         plans = [plan for plan, _ in looked_through]
         conflicts = [(error, plan) for plan, error in looked_through if error]
         if not conflicts:
@@ -174,14 +174,14 @@ class Batch:
                 plans.extend(self.planned([name])[0])
             if not plans:
                 # Another process has applied it, or is about to copy the table.
-                standing = self.lake.records.standing(path)
-                return Applied(*name, standing=standing, overrun=(standing.position or 0) < self.end)
+                head = self.lake.records.head(path)
+                return Applied(*name, head=head, overrun=(head.position or 0) < self.end)
             current = plans.pop()
             try:
                 search = _conflict_search(self.subscription, self.lake, current)
                 return commit(search, current, self.end) or current
             except TABLE_ERRORS as error:
-                if is_overrun(self.lake, path, current.pending.standing):
+                if is_overrun(self.lake, path, current.pending.head):
                     raise OverrunError(path) from error
                 raise
 
@@ -217,10 +217,10 @@ def _conflict_search(subscription: str, lake: Lake, plan: Plan) -> ConflictSearc
     return ConflictSearch(lake, path, log, definition, pending)
 
 
-def is_overrun(lake: Lake, path: str, standing: Standing) -> bool:
-    """Whether another process has written to a table since `standing`; then it may have caused the failure."""
+def is_overrun(lake: Lake, path: str, head: TableHead) -> bool:
+    """Whether another process has written to a table since `head`; then it may have caused the failure."""
     try:
-        return lake.records.standing(path).version != standing.version
+        return lake.records.head(path).version != head.version
     except LakeError:
         return False
 
@@ -259,7 +259,7 @@ def _commit(search: ConflictSearch, plan: Plan, end: int) -> Applied | None:
                 if (applied := FilesWriter(lake, path, pending, end).apply(many)) is not None:
                     reach(Failpoint.REPLICA_COMMITTED)
     if many is None or applied is None:
-        with lake.one_moment(path, search.log):
+        with lake.consistent_read(path, search.log):
             few = few_changes(lake, path, search.log, definition, pending)
         if few is None:
             return None

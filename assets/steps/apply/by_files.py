@@ -247,7 +247,7 @@ class FilesWriter:
         lake, path, pending, end, net = self.lake, self.path, self.pending, self.end, changes.net
         marked = None
         if net is not None and net.changes and net.gone.marked:
-            marked = changes.committer.marked_files(path, net.gone.matches, pending.standing.version)
+            marked = changes.committer.marked_files(path, net.gone.matches, pending.head.version)
             if marked is None:
                 return None
         if net is None:
@@ -263,7 +263,7 @@ class FilesWriter:
         rewritten.
         """
         lake, path, committer, net = self.lake, self.path, changes.committer, changes.net
-        base = self.pending.standing.version
+        base = self.pending.head.version
         rewritten = net.gone.matches if net is not None and marked is None else ()
         whole, size = committer.local.arrow_schema(path), committer.file_bytes(path, {})
         runner = lake.policy.runner(self.pending.size)
@@ -360,7 +360,9 @@ class _Task:
 
     def _rows(self, groups: Sequence[RowGroup]) -> Iterator[pa.RecordBatch]:
         kind, store = pa.struct(self.schema), self.store
-        with store.ahead(groups, (self.chosen.rows(read, kind) for _, read in store.readers(groups))) as read:
+        with store.prefetched(
+            groups, (self.chosen.rows(read, kind) for _, read in store.readers(groups))
+        ) as read:
             yield from (rows for rows in read if rows is not None)
 
 

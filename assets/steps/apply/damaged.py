@@ -14,7 +14,7 @@ from pgsieve.assets.steps.records.own_versions import of_subscription, refuse_pu
 from pgsieve.assets.steps.records.table_states import Name, TableState, TableStates
 from pgsieve.assets.steps.subscription import Definition, Subscription
 from pgsieve.resources.lake.delta.errors import LakeError
-from pgsieve.resources.lake.delta.records import Standing
+from pgsieve.resources.lake.delta.records import TableHead
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.storage import is_uri
 
@@ -42,7 +42,7 @@ def states_without_damaged(
 
     if is_uri(lake.uri) and lake.local:
         # Each check of a replica waits for an answer of the store.
-        problems = lake.side_by_side(damage, applied)
+        problems = lake.in_parallel(damage, applied)
     else:
         problems = list(map(damage, applied))
     aside = [
@@ -68,7 +68,7 @@ class KnownVersions:
     cut: Cut | None
     _left: dict[tuple[Name, int], int] = field(default_factory=dict)
 
-    def leave(self, state: TableState, before: Standing | None, now: Standing) -> str | None:
+    def leave(self, state: TableState, before: TableHead | None, now: TableHead) -> str | None:
         """Continue from a later version; `before` is the table's head when the batch began.
 
         Returns a problem where the table was put back.
@@ -88,7 +88,7 @@ class KnownVersions:
         self._left[state.name, state.version] = now.version
         return None
 
-    def _applied_version(self, state: TableState, before: Standing | None, now: Standing) -> int | None:
+    def _applied_version(self, state: TableState, before: TableHead | None, now: TableHead) -> int | None:
         # A table that another process has copied meanwhile has a later state.
         if (left := self._left.get((state.name, state.version))) is not None:
             return left

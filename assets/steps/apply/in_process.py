@@ -103,7 +103,7 @@ class FewChangesWriter:
         source = self._source(changes, schema, keyed, net, merge)
         expected = int(np.count_nonzero(net.expected))
         if expected and not pending.truncated_at:
-            counts = self.local.merge(self.path, source, merge, self.end, pending.standing.version)
+            counts = self.local.merge(self.path, source, merge, self.end, pending.head.version)
             return merged(self.lake, self.path, pending, self.end, counts, expected)
         upserts = source.filter(pc.equal(source["action"], "upsert"))
         return self._append(
@@ -152,6 +152,6 @@ class FewChangesWriter:
     def _append(self, rows: pa.Table, count: int) -> Applied:
         truncated = self.pending.truncated_at is not None
         if count or truncated:
-            commit = Commit(self.end, overwrite=truncated, base=self.pending.standing.version)
+            commit = Commit(self.end, overwrite=truncated, base=self.pending.head.version)
             self.local.write(self.path, rows, commit)
         return outcome(self.lake, self.path, self.pending, self.end, inserted=count)

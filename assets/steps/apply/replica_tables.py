@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from pgsieve.assets.steps.apply.applied import Applied, standings
+from pgsieve.assets.steps.apply.applied import Applied, heads
 from pgsieve.assets.steps.apply.batch import Batch, Plan, lacking_changes
 from pgsieve.assets.steps.apply.damaged import KnownVersions, states_without_damaged
 from pgsieve.assets.steps.apply.layout import follow_layout
@@ -27,7 +27,7 @@ from pgsieve.decoding.changes.sent_as import SentCounts, added
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.wording import counted
 from pgsieve.resources.failpoints import Failpoint, reach
-from pgsieve.resources.lake.delta.records import Standing
+from pgsieve.resources.lake.delta.records import TableHead
 from pgsieve.resources.lake.lake import Lake
 
 #: Slices whose net change is applied at once.
@@ -165,16 +165,16 @@ class _Apply:
         plans, ahead, states = batch.planned(self._only)
         self._replicas.states = states
         self._alone = self._alone and not _is_copied_by_others(states, self._begun)
-        aside = {name for name, standing in ahead.items() if self._replicas.leave(name, None, standing)}
+        aside = {name for name, head in ahead.items() if self._replicas.leave(name, None, head)}
         return [plan for plan in plans if plan.pending.name not in aside]
 
     def _apply_batch(self, batch: Batch, plans: Sequence[Plan]) -> None:
         """Apply what the tables lack; one that fails is set aside, or disables the subscription."""
-        stood = {plan.pending.name: plan.pending.standing for plan in plans}
+        stood = {plan.pending.name: plan.pending.head for plan in plans}
         for done in batch.applied(plans):
             applied = done
             if done.problem is None:
-                put_back = self._replicas.leave(done.name, stood[done.name], done.standing)
+                put_back = self._replicas.leave(done.name, stood[done.name], done.head)
                 applied = replace(done, problem=put_back, damaged=put_back is not None)
                 self._alone = self._alone and not done.overrun
             elif self._subscription.disable_on_error and not done.damaged:
@@ -218,7 +218,7 @@ class _Replicas:
         #: The greatest position of those that were looked at.
         self._reached = 0
 
-    def leave(self, name: Name, before: Standing | None, now: Standing) -> str | None:
+    def leave(self, name: Name, before: TableHead | None, now: TableHead) -> str | None:
         """Continue from a version of a table.
 
         Returns the problem, and sets the table aside, where it was put back.
@@ -227,7 +227,7 @@ class _Replicas:
         self._go_on(name, now, problem)
         return problem
 
-    def _go_on(self, name: Name, now: Standing, problem: str | None) -> None:
+    def _go_on(self, name: Name, now: TableHead, problem: str | None) -> None:
         if problem is not None:
             self.set_aside(name, problem)
             return
@@ -266,15 +266,15 @@ class _Replicas:
             newer = self._cut is None or not self._cut.is_after(state)
             if name not in self._versions or (newer and self._versions[name] == held.get(name)):
                 paths[name] = self._lake.paths.replica(self._subscription.name, *name)
-        standings = dict(zip(paths, self._lake.standings(list(paths.values())), strict=True))
-        if any((standing.position or 0) > lsn for standing in standings.values()):
+        heads = dict(zip(paths, self._lake.heads(list(paths.values())), strict=True))
+        if any((head.position or 0) > lsn for head in heads.values()):
             return False
         # Each check waits for a store's answers.
-        problems = self._lake.side_by_side(
-            lambda name: self._known.leave(self.states[name], None, standings[name]), list(standings)
+        problems = self._lake.in_parallel(
+            lambda name: self._known.leave(self.states[name], None, heads[name]), list(heads)
         )
-        for name, problem in zip(standings, problems, strict=True):
-            self._go_on(name, standings[name], problem)
+        for name, problem in zip(heads, problems, strict=True):
+            self._go_on(name, heads[name], problem)
         return True
 
 
@@ -299,7 +299,7 @@ def tables_beyond_cut(subscription: Subscription, lake: Lake) -> set[Name]:
             names.add(name)
         elif not cut.is_after(state):
             copied[lake.paths.replica(subscription.name, *name)] = name, cut.tables[name]
-    with lake.one_moment(*copied):
+    with lake.consistent_read(*copied):
         return names | {name for path, (name, held) in copied.items() if lake.records.version(path) != held}
 
 
@@ -334,7 +334,7 @@ def applied_up_to(lake: Lake, subscription: Subscription) -> int:
         for end, changes in Transformed(lake, subscription.name).slices(upto).items()
     }
     changed = {change.name for changes in slices.values() for change in changes}
-    stand = standings(lake, subscription.name, sorted(changed))
+    stand = heads(lake, subscription.name, sorted(changed))
     for end, changes in slices.items():
         if any(lacking_changes([change], states[change.name], stand[change.name]) for change in changes):
             return upto
@@ -390,7 +390,7 @@ def _sum(before: Applied | None, now: Applied) -> Applied:
         missing=before.missing + now.missing,
         insert_exists=before.insert_exists + now.insert_exists,
         update_exists=before.update_exists + now.update_exists,
-        standing=now.standing,
+        head=now.head,
         problem=now.problem or before.problem,
         damaged=now.damaged or before.damaged,
         through=tuple(sorted({*before.through, *now.through})),

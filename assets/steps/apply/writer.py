@@ -94,7 +94,7 @@ class ReplicaWriter:
     @property
     def _base(self) -> int:
         """The replica's version from which the batch was planned: it is written to no other."""
-        return self.pending.standing.version
+        return self.pending.head.version
 
     def _applied(self, **counts: int) -> Applied:
         return outcome(self.lake, self.path, self.pending, self.end, **counts)

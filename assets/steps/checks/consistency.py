@@ -137,22 +137,22 @@ class Moment:
         oids = {a.name: a.type_oid for a in replicated.table.attributes}
         sent = tuple(SentColumn.of(quote(n), oids[n], t) for n, t in types.items())
         path = self.lake.paths.replica(self.subscription.name, *name)
-        standing = self.lake.records.standing(path)
-        if (standing.position or 0) > self.snapshot.lsn:
+        head = self.lake.records.head(path)
+        if (head.position or 0) > self.snapshot.lsn:
             raise OverrunError(path)
 
-        def beside(size: int) -> int:
+        def parallelism(size: int) -> int:
             # Sessions of this process query the publisher, unless Spark reads both sides.
             policy = self.lake.policy
-            return policy.parts_beside(size) if policy.reader(path) is None else CONNECTIONS
+            return policy.parts_in_parallel(size) if policy.reader(path) is None else CONNECTIONS
 
         def chunks(expressions: Sequence[str]) -> Chunks:
-            return chunk_queries(self.connection, replicated, expressions, self.catalog, beside)
+            return chunk_queries(self.connection, replicated, expressions, self.catalog, parallelism)
 
         return Sides(
             lake=self.lake,
             path=path,
-            version=standing.version,
+            version=head.version,
             columns=[ReplicaColumn(n, t, n in replicated.key) for n, t in types.items()],
             conninfo=self.conninfo,
             snapshot=self.snapshot,

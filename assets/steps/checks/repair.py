@@ -87,12 +87,10 @@ def _repaired(moment: Moment, name: Name, log: Log) -> Repaired:
         if net is not None and moment.rewritten([name]):
             return Repaired(*name, lsn, problem=REWRITTEN)
         inserted, deleted = (0, 0) if net is None else _merged(sides, net, lsn)
-        standing = lake.records.standing(sides.path)
+        head = lake.records.head(sides.path)
         # A cut of a version that follows a RESTORE would hide the RESTORE: the compared version is gone.
-        is_known = standing.version == sides.version or not lake.records.is_restored(
-            sides.path, sides.version
-        )
-    version = standing.version if is_known and (standing.position or 0) <= lsn else None
+        is_known = head.version == sides.version or not lake.records.is_restored(sides.path, sides.version)
+    version = head.version if is_known and (head.position or 0) <= lsn else None
     return Repaired(*name, lsn, inserted, deleted, version)
 
 

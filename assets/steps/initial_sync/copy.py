@@ -297,7 +297,7 @@ def _copy_batch(
             faults[name] = error
             return
         finally:
-            lake.lend_tables()
+            lake.release_tables()
         copied.append(outcome)
         log(_described(outcome, table.chunks.bytes))
 
@@ -343,7 +343,7 @@ def _copy_batch(
             ]
             TableStates(lake, subscription.name).append([*states.values(), *waiting])
             reach(Failpoint.COPY_PLANNED)
-            with ThreadPoolExecutor(lake.beside) as pool:
+            with ThreadPoolExecutor(lake.parallelism) as pool:
                 copying = [pool.submit(copy_context().run, one, table) for table in planned]
                 try:
                     for each in copying:
@@ -386,8 +386,8 @@ def _planned(
     former: TableState | None,
 ) -> PlannedTable:
     """The plan reads a table's size on one connection; its chunks are read by the executors. Raises LockedTableError."""
-    selected, beside = copied_list(subscription, replicated, snapshot), lake.policy.parts_beside
-    chunks = chunk_queries(connection, replicated, selected, catalog, beside)
+    selected, parallelism = copied_list(subscription, replicated, snapshot), lake.policy.parts_in_parallel
+    chunks = chunk_queries(connection, replicated, selected, catalog, parallelism)
     generation = former.definition.history.generation if former and former.definition else 0
     return PlannedTable(replicated, chunks, generation)
 

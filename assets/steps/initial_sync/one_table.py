@@ -180,9 +180,9 @@ def copy_table(
         else:
             # As a copy would: a replica below its state's LSN is taken for one that was put back.
             lake.hold_position(path, snapshot.lsn)
-        standing = lake.records.standing(path)
-        overrun = not kept and (standing.position or 0) > snapshot.lsn
-        version = standing.version
+        head = lake.records.head(path)
+        overrun = not kept and (head.position or 0) > snapshot.lsn
+        version = head.version
     except OverrunError:
         overrun = True
     except PgsieveError as error:
@@ -249,12 +249,12 @@ def _committer(
         _check_names(columns)
         return lake.policy.committer(path, schema.names, size, lambda: schema, overwrite=True)
 
-    with lake.one_moment(path, history, Cuts(lake, subscription.name).path):
+    with lake.consistent_read(path, history, Cuts(lake, subscription.name).path):
         damage = damage_of(subscription.name, lake, name, planned.generation)
         if damage == Damage():
             return decided()
     make_room(subscription.name, lake, damage)
-    with lake.one_moment():
+    with lake.consistent_read():
         return decided()
 
 

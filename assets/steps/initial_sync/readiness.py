@@ -66,7 +66,7 @@ def settle(
     """Make tables ready that an earlier run has copied: the replica has the snapshot that its state announced."""
     states = TableStates(lake, subscription.name).newest()
     paths = {n: lake.paths.replica(subscription.name, *n) for n in names if is_announced(states.get(n))}
-    with lake.one_moment(*paths.values()):
+    with lake.consistent_read(*paths.values()):
         complete = [
             replace(states[name], state=SyncState.READY)
             for name, path in paths.items()
@@ -120,9 +120,9 @@ def declare(subscription: Subscription, lake: Lake, states: Sequence[TableState]
     name, overrun = subscription.name, list[Name]()
 
     def finish() -> None:
-        base = max(lake.records.standing(TableStates(lake, name).path).version, 0)
+        base = max(lake.records.head(TableStates(lake, name).path).version, 0)
         paths = {s.name: lake.paths.replica(name, *s.name) for s in states}
-        with lake.one_moment(*paths.values()):
+        with lake.consistent_read(*paths.values()):
             overrun[:] = [
                 s.name for s in states if s.state == SyncState.READY and is_beyond(lake, paths[s.name], s.lsn)
             ]

@@ -136,7 +136,7 @@ def _scratch_of(lake: Lake) -> Path:
 def brought(lake: Lake, subscription: str, chosen: Sequence[Base], lsn: int, into: Lake) -> list[TableAt]:
     """Clones of versions in another lake, with the changes that they lack up to an LSN."""
     into.access.begin_writing()
-    cloned = lake.side_by_side(partial(_cloned, lake, subscription, lsn, into), chosen)
+    cloned = lake.in_parallel(partial(_cloned, lake, subscription, lsn, into), chosen)
     TableStates(into, subscription).append(base.state for base in chosen)
     _apply(subscription, into, [change for changes in cloned for change in changes])
     made = []

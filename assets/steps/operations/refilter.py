@@ -199,8 +199,8 @@ class Refilter:
         history = former.definition.history if former and former.definition else History()
         made = replace(wanted, history=history.with_columns(wanted.columns), unaltered=True)
         path, source = (lake.paths.replica(each, *name) for each in (target, chosen.source.name))
-        before = lake.records.standing(source)
-        standing = before if path == source else lake.records.standing(path)
+        before = lake.records.head(source)
+        head = before if path == source else lake.records.head(path)
         begun = "it was to be filtered again, which did not end; the next run copies it"
         states.append([TableState(*name, SyncState.INITIALIZE, reason=begun)])
         lake.access.make_durable()
@@ -216,11 +216,11 @@ class Refilter:
             passing,
             passing.schema,
             ddl(made.columns),
-            standing.version if standing.version >= 0 else None,
+            head.version if head.version >= 0 else None,
             into=path,
-            position=lsn if (standing.position or 0) < lsn else None,
+            position=lsn if (head.position or 0) < lsn else None,
         )
-        if path != source and lake.records.standing(source) != before:
+        if path != source and lake.records.head(source) != before:
             raise OverrunError(source)
         states.append([TableState(*name, SyncState.READY, lsn, made)])
         if record.fence() > lsn:

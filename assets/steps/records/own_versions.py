@@ -64,7 +64,7 @@ def newest_cuts(lake: Lake, feed: Feed) -> list[Cut | None]:
 
 def _stamps(lake: Lake, paths: Iterable[str]) -> Iterator[tuple[str, tuple[str, int]]]:
     """The identifier and newest version of tables."""
-    with lake.one_moment(*(paths := list(paths))):
+    with lake.consistent_read(*(paths := list(paths))):
         stamps = [(path, lake.records.stamp(path)) for path in paths]
     for path, stamp in stamps:
         if stamp is not None:

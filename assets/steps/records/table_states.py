@@ -173,7 +173,7 @@ class TableStates:
         They are read again only where the table has another version: a step asks several times, and they
         rarely change.
         """
-        with self.lake.one_moment():
+        with self.lake.consistent_read():
             # Read first: a row that is written meanwhile has a later version, and is read again.
             stamp = self.lake.records.stamp(self.path)
             if stamp is None:

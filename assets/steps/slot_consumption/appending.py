@@ -24,7 +24,6 @@ from pgsieve.assets.steps.subscription import Feed
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.protocol.descriptions import RelationDescriptions
 from pgsieve.decoding.protocol.transactions import TransactionAssembler
-from pgsieve.resources.ahead import ahead
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.errors import LakeError
@@ -35,6 +34,7 @@ from pgsieve.resources.postgres.plugin_options import PgoutputOptions
 from pgsieve.resources.postgres.sessions import Conninfo
 from pgsieve.resources.postgres.slot import batches_of, has_changes, peek_query, query_without, refusing_slot
 from pgsieve.resources.postgres.slot_copy import CopyRefusedError, SlotCopy, copied_slot
+from pgsieve.resources.prefetch import prefetched
 from pgsieve.resources.spool import FileSpool
 from pgsieve.resources.work import called
 
@@ -123,7 +123,7 @@ def _write(lake: Lake, feed: Feed, messages: Iterable[pa.Array], end: int) -> Wr
     passed, path = SliceSummary(lake.policy.expect), ChangeLog(lake, feed).path
     try:
         # Not as one stream through delta-rs, which needs more memory than one process should for its slices.
-        with lake.access.refusing(path), ahead(passed.of(change_log_rows(messages, end))) as rows:
+        with lake.access.refusing(path), prefetched(passed.of(change_log_rows(messages, end))) as rows:
             files = write_files(path, CHANGE_LOG, rows, store=lake.store, encodings=_ENCODINGS)
             written = [file for batch in files for file in batch.to_pylist()]
     except LakeError:
@@ -190,7 +190,7 @@ def _read(
     if copy is None:
         return slices
     rest = _written_beside(lake, peek, copy, ends[-1], reading.beside)
-    return chain(slices, opened.enter_context(ahead(rest, len(reading.beside), copy.stop)))
+    return chain(slices, opened.enter_context(prefetched(rest, len(reading.beside), copy.stop)))
 
 
 def _written(

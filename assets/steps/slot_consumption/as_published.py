@@ -16,7 +16,7 @@ from pgsieve.assets.steps.slot_consumption.appending import Peek, Reading, appen
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.errors import OverrunError
-from pgsieve.resources.lake.delta.records import Standing
+from pgsieve.resources.lake.delta.records import TableHead
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.errors import SourceError
 from pgsieve.resources.postgres.slot import UNDEFINED
@@ -41,21 +41,21 @@ def published_feeds(lake: Lake, feed: Feed) -> tuple[Feed, ...]:
     return tuple(as_published(feed, name) for name in feed.subscriptions if decided_by_server(feed, name))
 
 
-def alone(lake: Lake, feed: Feed, own: Sequence[Feed], standing: Standing, end: int) -> int:
+def alone(lake: Lake, feed: Feed, own: Sequence[Feed], head: TableHead, end: int) -> int:
     """The change log's version after which a slice is appended that the subscriptions `own` have as published.
 
     Rows that they have of a slice which is not in the change log, because a run died or has yet to commit it,
     must not be followed by that version. A commit without rows makes a new version. Raises OverrunError where
     another process was faster.
     """
-    path, position = ChangeLog(lake, feed).path, standing.position or 0
+    path, position = ChangeLog(lake, feed).path, head.position or 0
     reached = max(ChangeLog(lake, each).position() or 0 for each in own)
     if reached <= position:
-        return standing.version
+        return head.version
     if reached > end:
         raise OverrunError(path)
-    lake.records.append(path, CHANGE_LOG.empty_table(), base=standing.version)
-    return standing.version + 1
+    lake.records.append(path, CHANGE_LOG.empty_table(), base=head.version)
+    return head.version + 1
 
 
 def append_as_published(lake: Lake, published: Peek, feed: Feed, begin: int, end: int) -> bool:

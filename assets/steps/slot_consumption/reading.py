@@ -40,7 +40,7 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.errors import LakeError, OverrunError
-from pgsieve.resources.lake.delta.records import Standing
+from pgsieve.resources.lake.delta.records import TableHead
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.confirmation import confirm
 from pgsieve.resources.postgres.errors import SourceUnreachableError
@@ -138,12 +138,12 @@ class _SlotReader:
     def read(self) -> None:
         """Append and confirm what commits before the target."""
         while self.position < self._target:
-            standing = self._lake.records.standing(self._change_log.path)
-            if standing.position is not None and standing.position > self.position:
-                self._go_on_from(standing.position)
+            head = self._lake.records.head(self._change_log.path)
+            if head.position is not None and head.position > self.position:
+                self._go_on_from(head.position)
                 continue
             try:
-                if not self._read_next(standing):
+                if not self._read_next(head):
                     return
             except UnprovenError:
                 self._log(
@@ -168,7 +168,7 @@ class _SlotReader:
         self.position = reached
         self._confirm()
 
-    def _read_next(self, standing: Standing) -> bool:
+    def _read_next(self, head: TableHead) -> bool:
         """Append and confirm the next slices; False where they end at the target, and hold nothing."""
         begin = self.position
         is_asked = self._unaltered is None or self._unproven
@@ -179,7 +179,7 @@ class _SlotReader:
         own = published_feeds(self._lake, self._feed) if is_asked else ()
         base = None
         if own:
-            base = self._append_as_published(own, ends[0], standing)
+            base = self._append_as_published(own, ends[0], head)
             ends = [self._end]
         beside = list[int]()
         if not (is_single or own) and self._pays_beside():
@@ -202,13 +202,13 @@ class _SlotReader:
         self._unproven = False
         return True
 
-    def _append_as_published(self, own: Sequence[Feed], end: int, standing: Standing) -> int:
+    def _append_as_published(self, own: Sequence[Feed], end: int, head: TableHead) -> int:
         """Append one slice to each of `own`, before the feed has it; the version that the feed's slice is appended to."""
         self._end = max(end, published_up_to(self._lake, own))
         # Before any append: what all have is one slice.
         if (refused := unsendable(self._connection, self._peek, own, self._end)) is not None:
             raise refused
-        base = alone(self._lake, self._feed, own, standing, self._end)
+        base = alone(self._lake, self._feed, own, head, self._end)
         for each in own:
             published = peek_as_published(self._peek, each)
             append_as_published(self._lake, published, self._feed, self.position, self._end)

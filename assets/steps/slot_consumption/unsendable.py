@@ -156,10 +156,10 @@ class OtherWays:
     def _base(self, own: Sequence[Feed], begin: int, end: int) -> int | None:
         """The version after which a slice is appended that is also appended to `own`; see `alone`."""
         path = ChangeLog(self.lake, self.peek.feed).path
-        standing = self.lake.records.standing(path)
-        if (standing.position or begin) != begin:
+        head = self.lake.records.head(path)
+        if (head.position or begin) != begin:
             raise OverrunError(path)
-        return alone(self.lake, self.peek.feed, own, standing, end) if own else None
+        return alone(self.lake, self.peek.feed, own, head, end) if own else None
 
     def _append_transaction(self, refused: SourceError, begin: int, end: int, own: Sequence[Feed]) -> None:
         """Append a slice of one transaction, as far as it can be sent.

@@ -35,7 +35,7 @@ def first_failure(subscription: Subscription, lake: Lake, work: Work) -> tuple[i
             return None if at is None else (at, explained(lake, error, name, at))
         return None
 
-    failures = lake.side_by_side(one, list(work.tables))
+    failures = lake.in_parallel(one, list(work.tables))
     return min((failure for failure in failures if failure), default=None)
 
 

@@ -106,9 +106,9 @@ class StoredMessages:
     choices: tuple[Choice, ...] = ()
     shared: SharedReads = field(default_factory=partial(SharedReads, 0), compare=False, repr=False)
 
-    def sources(self, beside: int) -> "list[Source]":
-        """The messages in parts, of which `beside` are transformed at a time; no single part has many."""
-        return [_Groups(self, groups) for groups in parted(self.groups, beside)]
+    def sources(self, parallelism: int) -> "list[Source]":
+        """The messages in parts, of which `parallelism` are transformed at a time; no single part has many."""
+        return [_Groups(self, groups) for groups in parted(self.groups, parallelism)]
 
     def batches(self, groups: Sequence[RowGroup], columns: Sequence[str]) -> Iterator[StoredBatch]:
         """Columns of the messages in some row groups, in their order; little is read of a group without any."""
@@ -173,7 +173,7 @@ class _Groups:
     def encoded(self) -> Iterator[Encoded]:
         """As in `Source`; other subscriptions may reuse the columns that filters read of a batch."""
         stored = self.messages
-        with stored.store.ahead(self.groups, stored.batches(self.groups, ENCODED_COLUMNS)) as batches:
+        with stored.store.prefetched(self.groups, stored.batches(self.groups, ENCODED_COLUMNS)) as batches:
             for batch in batches:
                 yield Encoded(batch.messages, partial(_shared, stored.shared, batch.key))
 

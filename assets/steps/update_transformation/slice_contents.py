@@ -61,7 +61,7 @@ def slices_to_read(
     """
     feed, name = subscription.feed, subscription.name
     published = replace(subscription, feed=as_published(feed, name))
-    with lake.one_moment():
+    with lake.consistent_read():
         # In this order: a slice is in `altered` before it is in the change log.
         durable = ChangeLog(lake, feed).position() or 0
         altered = AlteredSlices(lake, feed).ends(name, durable)

@@ -89,8 +89,8 @@ def _transform(subscription: Subscription, lake: Lake, log: Log, results: list[T
     skip = SubscriptionRecord(lake, subscription.name).refuse_disabled().skip_lsn
     # Before any state: a process that changes a state writes a version of its own here, so this plan does not
     # outlive it.
-    standing = lake.records.standing(Transformed(lake, subscription.name).path)
-    begin, base = standing.position or 0, standing.version
+    head = lake.records.head(Transformed(lake, subscription.name).path)
+    begin, base = head.position or 0, head.version
     cut = Cuts(lake, subscription.name).last()
     refuse_put_back(lake, of_subscription(lake, subscription.name), [cut])
     _set_aside_what_is_behind(subscription, lake, begin, log)
@@ -229,7 +229,7 @@ def _transform_slice(
             return failed(name, explained(lake, error, name, at))
 
     with work.messages.persisted() if shared else nullcontext(work.messages) as messages:
-        changes = lake.side_by_side(partial(one, messages=messages), list(work.tables))
+        changes = lake.in_parallel(partial(one, messages=messages), list(work.tables))
     if aside and lake.records.version(transformed := Transformed(lake, subscription.name).path) != base:
         raise OverrunError(transformed)  # Another process may have changed what failed.
     TableStates(lake, subscription.name).append(aside.values())
@@ -259,7 +259,7 @@ def _transform_table(subscription: Subscription, lake: Lake, table: TableWork, h
         if readings
         else changes_schema(defined_types(subscription, state.name, definition))
     )
-    with lake.one_moment():
+    with lake.consistent_read():
         position = lake.records.position(path) or 0
         committer = lake.policy.file_committer(path, schema)
     if held.cut is not None:

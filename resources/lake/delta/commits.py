@@ -26,7 +26,7 @@ from pgsieve.resources.lake.delta.records import (
     APPLICATION,
     VERSIONED,
     Commit,
-    Standing,
+    TableHead,
     commit_metadata,
     kept_metadata,
     versioned,
@@ -100,7 +100,7 @@ class Commits:
         overwrite = commit.overwrite
 
         def attempt(table: DeltaTable | None) -> None:
-            if holds(path, self.standing_of(path, table), commit):
+            if holds(path, self.head_of(path, table), commit):
                 return
 
             if table is None:
@@ -147,7 +147,7 @@ class Commits:
         actions += [removal(name, size, now, changes=True) for name, size in (removed or {}).items()]
 
         def attempt(table: DeltaTable | None) -> None:
-            if holds(path, self.standing_of(path, table), commit):
+            if holds(path, self.head_of(path, table), commit):
                 return
             if table is None:
                 self._tables.expect(path)
@@ -186,19 +186,19 @@ class Commits:
 
         def committed() -> None:
             table = self.opened(path)
-            standing = self.standing_of(path, table)
+            head = self.head_of(path, table)
             # Any commit by another writer from here on makes this commit fail.
-            commit.refuse_overrun(path, standing)
+            commit.refuse_overrun(path, head)
             try:
                 attempt(table)
                 # One version later it is this commit's. Later versions mean that others committed before it,
                 # or since.
-                if table is not None and position is not None and table.version() == standing.version + 1:
+                if table is not None and position is not None and table.version() == head.version + 1:
                     self._tables.learn(path, table, "position", [{"position": position}])
             except DeltaError as error:
                 # Raised also where this very commit succeeded and only a later step failed: a new plan finds
                 # out.
-                if base is not None and self.standing(path).version != base:
+                if base is not None and self.head(path).version != base:
                     raise OverrunError(path) from error
                 if table is None and not isinstance(error, CommitFailedError) and self.exists(path):
                     raise CommitFailedError(str(error)) from error
@@ -300,21 +300,21 @@ class Commits:
 
     def position(self, path: str) -> int | None:
         """The position of pgsieve's newest commit."""
-        return self.standing(path).position
+        return self.head(path).position
 
-    def standing(self, path: str) -> Standing:
+    def head(self, path: str) -> TableHead:
         """The newest version of a table and its position, read together."""
-        return self.standing_of(path, self.opened(path))
+        return self.head_of(path, self.opened(path))
 
-    def standing_of(self, path: str, table: DeltaTable | None) -> Standing:
-        """The result of `standing` for an open table; None stands for no table."""
+    def head_of(self, path: str, table: DeltaTable | None) -> TableHead:
+        """The result of `head` for an open table; None stands for no table."""
         if table is None:
-            return Standing()
+            return TableHead()
         # delta-rs reads the whole log for it.
         (row,) = self._tables.remembered(
             path, table, "position", lambda: [{"position": table.transaction_version(APPLICATION)}]
         )
-        return Standing(table.version(), row["position"])
+        return TableHead(table.version(), row["position"])
 
     def opened(self, path: str) -> DeltaTable | None:
         """The newest version of a table; None where there is none."""
@@ -371,18 +371,18 @@ def _nullable(field: pa.Field) -> pa.Field:
     return pa.field(field.name, kind, nullable=True)
 
 
-def holds(path: str, standing: Standing, commit: Commit) -> bool:
+def holds(path: str, head: TableHead, commit: Commit) -> bool:
     """Whether a table with this head has a commit's position already.
 
     Raises OverrunError where an overwrite would lower it.
 
     A write is based on the same version, so of two writers of one position the slower is refused.
     """
-    if standing.position is None or commit.position is None:
+    if head.position is None or commit.position is None:
         return False
-    if commit.overwrite and standing.position > commit.position:
+    if commit.overwrite and head.position > commit.position:
         raise OverrunError(path)
-    return standing.position >= commit.position
+    return head.position >= commit.position
 
 
 def _commit_properties(commit: Commit, *, alone: bool = False) -> CommitProperties:

@@ -61,7 +61,7 @@ class LocalRecords(Commits):
         self._tables.forget()
         return self.store.remove(folder)
 
-    def lend_tables(self) -> None:
+    def release_tables(self) -> None:
         """Release this thread's open tables for other threads: it uses none of them at the moment."""
         self._tables.lend()
 

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from pgsieve.resources.lake.delta.errors import again_after_conflict
-from pgsieve.resources.lake.delta.records import Records, Standing
+from pgsieve.resources.lake.delta.records import Records, TableHead
 
 
 class NamedRecords:
@@ -64,10 +64,10 @@ class NamedRecords:
         with self._refusing(path):
             return self._records.position(path)
 
-    def standing(self, path: str) -> Standing:
+    def head(self, path: str) -> TableHead:
         """The newest version of a table and its position, read together."""
         with self._refusing(path):
-            return self._records.standing(path)
+            return self._records.head(path)
 
     def stamp(self, path: str) -> tuple[str, int] | None:
         """Distinguishes the newest version of a table from every other; None where that is not cheap."""

@@ -44,14 +44,14 @@ class Commit:
         """Its user metadata in the log."""
         return commit_metadata(self.position, self.metadata)
 
-    def refuse_overrun(self, path: str, standing: "Standing") -> None:
+    def refuse_overrun(self, path: str, head: "TableHead") -> None:
         """Raise OverrunError where a table with this head is not the one from which the rows were planned."""
-        if self.base not in {None, standing.version} or self.after not in {None, standing.position or 0}:
+        if self.base not in {None, head.version} or self.after not in {None, head.position or 0}:
             raise OverrunError(path)
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class TableHead:
     """A table at one moment: its newest version, -1 where there is no table, and the position of that version."""
 
     version: int = -1
@@ -158,7 +158,7 @@ class Records(Protocol):
     def position(self, path: str) -> int | None:
         """The position of pgsieve's newest commit; None where there is no table or none of its commits."""
 
-    def standing(self, path: str) -> Standing:
+    def head(self, path: str) -> TableHead:
         """The newest version of a table and its position, read together."""
 
     def stamp(self, path: str) -> tuple[str, int] | None:

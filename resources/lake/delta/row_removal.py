@@ -101,7 +101,7 @@ def mark_rows(
     ]
 
     def attempt(table: DeltaTable | None) -> None:
-        if table is None or holds(path, commits.standing_of(path, table), commit):
+        if table is None or holds(path, commits.head_of(path, table), commit):
             return
         deletion_vectors.commit_marked(_log(commits, path), base, marked, new, others, now)
         _checkpoint(commits.table_at(path))

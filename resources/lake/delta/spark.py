@@ -22,7 +22,7 @@ from pgsieve.resources.lake.delta.records import (
     LAST_COMMITS,
     VERSIONED,
     Commit,
-    Standing,
+    TableHead,
     commit_metadata,
     position_in,
     quoted,
@@ -97,7 +97,7 @@ class SparkRecords:
         """
         commit = Commit(position, base=base, after=after)
         if base is not None or after is not None:
-            commit.refuse_overrun(path, self.standing(path))
+            commit.refuse_overrun(path, self.head(path))
         # Connect cannot infer the columns of a table without rows.
         frame = self._session().createDataFrame(rows, from_arrow_schema(rows.schema))
         # A table of before may lack columns of today's.
@@ -131,27 +131,27 @@ class SparkRecords:
 
         Spark's Delta API does not show transaction ids; the user metadata has the same position.
         """
-        return self.standing(path).position
+        return self.head(path).position
 
-    def standing(self, path: str) -> Standing:
+    def head(self, path: str) -> TableHead:
         """The newest version of a table and its position, read together; the position as in `position`."""
-        return self._answers.of(path, "standing", lambda: self._standing(path))
+        return self._answers.of(path, "head", lambda: self._head(path))
 
-    def _standing(self, path: str) -> Standing:
+    def _head(self, path: str) -> TableHead:
         # The newest commit is pgsieve's, unless another writer has changed the table since.
-        newest, position = Standing(), 0
+        newest, position = TableHead(), 0
         for limit in (" limit 1", ""):
             with _none_where_missing():
                 history = self._session().sql(f"describe history delta.{quoted(path)}{limit}")
                 commits = history.orderBy(F.desc("version")).select("version", "userMetadata")
                 for number, row in enumerate(commits.toLocalIterator()):
                     if number == 0:
-                        newest = Standing(int(row["version"]))
+                        newest = TableHead(int(row["version"]))
                     lsn, is_kept = position_in(row["userMetadata"])
                     position = max(position, lsn or 0)
                     if lsn is not None and not is_kept:
-                        return Standing(newest.version, position)
-        return Standing(newest.version, position or None)
+                        return TableHead(newest.version, position)
+        return TableHead(newest.version, position or None)
 
     def stamp(self, path: str) -> tuple[str, int] | None:
         """Distinguishes the newest version of a table from every other.

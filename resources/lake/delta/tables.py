@@ -3,7 +3,7 @@
 In: paths, and the store with its options. Out: tables at their newest version. In a folder, opening a table
 costs several times as much as a commit, and two looks at its log show whether an open one is still the
 newest. On an object store, opening takes several requests in sequence, and a check takes one. So a caller
-that asks several questions before it writes asks all of them of one moment there (`Tables.one_moment`). Each
+that asks several questions before it writes asks all of them of one moment there (`Tables.consistent_read`). Each
 thread has its own tables, as delta-rs changes the table that it commits with. A thread that has finished
 releases them for others (`Tables.lend`). Raises delta-rs's errors, OSError, and DamagedTableError where the
 newest entry of a log is incomplete.
@@ -108,7 +108,7 @@ class Tables:
             return True  # As below.
 
     @contextmanager
-    def one_moment(
+    def consistent_read(
         self, paths: Collection[str] = (), ask: Callable[[str, DeltaTable], object] | None = None
     ) -> Iterator[None]:
         """Within the block this thread checks a table of an object store once: those of `paths` now, in parallel.

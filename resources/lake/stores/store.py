@@ -22,9 +22,9 @@ import pyarrow.dataset as ds
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from pgsieve.resources.ahead import ahead
 from pgsieve.resources.lake.stores.storage import Storage, is_uri, keep_token_out
 from pgsieve.resources.parts import number_of_parts
+from pgsieve.resources.prefetch import prefetched
 
 if TYPE_CHECKING:
     from pgsieve.resources.lake.stores.objects import Objects
@@ -132,10 +132,10 @@ class Store:
                     yield group, partial(_read_group, opened, group.number)
 
     @contextmanager
-    def ahead(self, groups: Sequence["RowGroup"], items: Iterable[T]) -> Iterator[Iterator[T]]:
+    def prefetched(self, groups: Sequence["RowGroup"], items: Iterable[T]) -> Iterator[Iterator[T]]:
         """The results of row groups; on a distant store the next one is fetched meanwhile."""
         if groups and not isinstance(self.system(groups[0].file)[0], pafs.LocalFileSystem):
-            with ahead(items, 1) as fetched:
+            with prefetched(items, 1) as fetched:
                 yield fetched
         else:
             yield iter(items)
@@ -251,13 +251,13 @@ class RowGroup:
     bytes: int
 
 
-def parted(groups: Sequence[RowGroup], beside: int = 1) -> list[Sequence[RowGroup]]:
+def parted(groups: Sequence[RowGroup], parallelism: int = 1) -> list[Sequence[RowGroup]]:
     """Row groups in their order, in groups of about `PART_BYTES`: what one executor reads at a time.
 
-    The number of groups is a multiple of `beside`, unless they would become too small.
+    The number of groups is a multiple of `parallelism`, unless they would become too small.
     """
     total = sum(group.bytes for group in groups)
-    number = number_of_parts(total, PART_BYTES, beside)
+    number = number_of_parts(total, PART_BYTES, parallelism)
     parts = defaultdict[int, list[RowGroup]](list)
     before = 0
     for group in groups:

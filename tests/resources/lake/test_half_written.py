@@ -80,7 +80,7 @@ def test_a_table_is_put_back_to_its_last_version_that_is_whole(tmp_path: Path, l
     records = LocalRecords(Store(), Tables(Store()))
     assert records.exists(str(table)) == (version is not None)
     if version is not None:
-        assert records.standing(str(table)).version == version
+        assert records.head(str(table)).version == version
         assert records.position(str(table)) == version + 1
         assert records.count(str(table)) == version + 1
     # And it goes on from there.

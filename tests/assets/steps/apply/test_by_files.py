@@ -130,7 +130,7 @@ class Changes:
         )
 
     def pending(self) -> Pending:
-        return Pending(self.slices, self.lake.records.standing(self.path))
+        return Pending(self.slices, self.lake.records.head(self.path))
 
     def rows(self) -> list[Row]:
         assert self.lake.local is not None

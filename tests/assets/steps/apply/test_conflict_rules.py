@@ -67,8 +67,8 @@ def _look(
         write_deltalake(path, pa.table({"k": [1, 2, 3], "v": ["", "", ""]}))
     definition = Definition((("k", "bigint"), ("v", "string")), ("k",), Layout(1, (), 2, ()), former=former)
     lake = Lake(str(folder), _no_spark)  # type: ignore[arg-type]
-    standing = replace(lake.records.standing(path), position=position)
-    ConflictSearch(lake, path, log, definition, Pending(table, standing)).refuse()
+    head = replace(lake.records.head(path), position=position)
+    ConflictSearch(lake, path, log, definition, Pending(table, head)).refuse()
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.errors import OverrunError, missing_file
 from pgsieve.resources.lake.delta.merge import Merge
 from pgsieve.resources.lake.delta.parquet_files import write_files
-from pgsieve.resources.lake.delta.records import Commit, Standing
+from pgsieve.resources.lake.delta.records import Commit, TableHead
 from pgsieve.resources.lake.delta.tables import Tables
 from pgsieve.resources.lake.stores.store import Store
 from tests.fixtures.background import always
@@ -131,8 +131,8 @@ def test_what_was_planned_from_a_version_follows_no_later_one(
     path = str(tmp_path / "t")
     for position in (1, 2):
         write(path, rows(position), position, False)
-    base = LocalRecords().standing(path)
-    assert base == Standing(1, 2)
+    base = LocalRecords().head(path)
+    assert base == TableHead(1, 2)
     other(path) if other is compact else other(path, rows(3), 3, False)
     planned = partial(by, path, rows(2, 3), 4, overwrite, base=base.version)
     with pytest.raises(OverrunError):
@@ -186,9 +186,9 @@ def test_the_position_of_a_version_is_that_of_its_commit_whoever_committed_besid
     monkeypatch.setattr(commits, "write_deltalake", beside_another)
     with contextlib.suppress(DeltaError):
         mine.append(path, pa.table({"id": [2]}), 2)
-    assert mine.standing(path) == LocalRecords(tables=Tables(Store())).standing(path)
+    assert mine.head(path) == LocalRecords(tables=Tables(Store())).head(path)
     mine.append(path, pa.table({"id": [4]}), 4)
-    assert mine.standing(path) == LocalRecords(tables=Tables(Store())).standing(path)
+    assert mine.head(path) == LocalRecords(tables=Tables(Store())).head(path)
     assert mine.position(path) == 4
 
 
@@ -201,7 +201,7 @@ def test_a_merge_follows_no_later_version_than_that_of_its_plan(tmp_path: Path) 
     with pytest.raises(OverrunError):
         merge(3, base=0)
     assert merge(3, base=1) == {"inserted": 0, "updated": 1, "deleted": 0}
-    assert LocalRecords().standing(path) == Standing(2, 3)
+    assert LocalRecords().head(path) == TableHead(2, 3)
 
 
 def test_of_writers_that_plan_from_the_same_version_one_commits(tmp_path: Path) -> None:
@@ -210,10 +210,10 @@ def test_of_writers_that_plan_from_the_same_version_one_commits(tmp_path: Path) 
 
     def increment(by: Write) -> None:
         for _ in range(20):
-            standing = LocalRecords().standing(path)
-            assert standing.position is not None
+            head = LocalRecords().head(path)
+            assert head.position is not None
             with contextlib.suppress(OverrunError):
-                by(path, rows(standing.position), standing.position + 1, False, base=standing.version)
+                by(path, rows(head.position), head.position + 1, False, base=head.version)
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(increment, [write, commit, write, commit]))

@@ -13,7 +13,7 @@ from pyspark import cloudpickle
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.errors import OverrunError
 from pgsieve.resources.lake.delta.parquet_files import write_files
-from pgsieve.resources.lake.delta.records import Commit, Standing
+from pgsieve.resources.lake.delta.records import Commit, TableHead
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.maintenance import maintenance
 from pgsieve.resources.lake.stores.storage import Storage
@@ -54,7 +54,7 @@ def test_a_table_that_is_not_there_has_no_rows_and_no_position(lake: Lake, recor
     path = f"{lake.uri}/none"
     assert not records.exists(path)
     assert records.rows(path) == []
-    assert records.standing(path) == Standing()
+    assert records.head(path) == TableHead()
 
 
 def test_what_another_process_commits_is_seen_and_is_no_base_of_a_later_write(
@@ -62,9 +62,9 @@ def test_what_another_process_commits_is_seen_and_is_no_base_of_a_later_write(
 ) -> None:
     path = f"{lake.uri}/sub/t~41"
     records.append(path, rows(10, 1), 10)
-    assert records.standing(path) == Standing(0, 10)
+    assert records.head(path) == TableHead(0, 10)
     by_another(lake).append(path, rows(20, 2), 20)
-    assert records.standing(path) == Standing(1, 20)
+    assert records.head(path) == TableHead(1, 20)
     with pytest.raises(OverrunError):
         records.append(path, rows(30, 3), 30, base=0)
     with pytest.raises(OverrunError):
@@ -130,7 +130,7 @@ def test_a_removed_folder_is_gone_and_made_anew(lake: Lake, records: LocalRecord
     assert not records.remove(f"{lake.uri}/sub")
     assert not records.exists(path)
     records.append(path, rows(20, 3), 20)
-    assert records.standing(path) == Standing(0, 20)
+    assert records.head(path) == TableHead(0, 20)
     assert records.rows(path) == rows(20, 3).to_pylist()
 
 

@@ -41,7 +41,7 @@ def lake():
 
 def look():
     rows = lake().records.rows(path)
-    print(json.dumps([sorted(row["id"] for row in rows), lake().records.standing(path).position]), flush=True)
+    print(json.dumps([sorted(row["id"] for row in rows), lake().records.head(path).position]), flush=True)
     for row in rows:
         row["id"] = None  # What was read is the caller's own.
     sys.stdin.readline()
@@ -81,17 +81,17 @@ def tell(told):
     return sys.stdin.readline()
 
 def seen():
-    return [lake.records.standing(path).position if lake.records.exists(path) else None for path in paths]
+    return [lake.records.head(path).position if lake.records.exists(path) else None for path in paths]
 
 tell(None)
 began = time.monotonic()
-with lake.one_moment(*paths):
+with lake.consistent_read(*paths):
     took = time.monotonic() - began
     tell([took, seen()])
     tell(seen())  # Another has written.
 tell(seen())
 lake.records.append(paths[0], pa.table({"id": [3]}), 3)
-with lake.one_moment():
+with lake.consistent_read():
     tell(seen())
 """
 #: A table is there, and one is not; what is seen of them each time.
@@ -255,7 +255,7 @@ def test_a_table_without_the_entry_of_its_newest_version_is_there(
         files, entry = store.system(f"{path}/_delta_log/{0:020d}.json")
         files.delete_file(entry)
     for _ in range(2):
-        with tables.one_moment(paths):
+        with tables.consistent_read(paths):
             assert [(records.exists(path), records.position(path)) for path in paths] == [(True, 1)] * 2
     assert [records.rows(path) for path in paths] == [[{"id": 1}]] * 2
 

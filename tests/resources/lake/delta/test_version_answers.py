@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
-from pgsieve.resources.lake.delta.records import Standing
+from pgsieve.resources.lake.delta.records import TableHead
 from pgsieve.resources.lake.delta.spark import SparkRecords
 from tests.fixtures.pgsieve_replica import engine
 
@@ -33,7 +33,7 @@ def test_spark_is_asked_once_about_a_version(tmp_path: Path) -> None:
             records.rows(path),
             records.rows(path, "slice > 10"),
             records.newest(path, "slice"),
-            records.standing(path),
+            records.head(path),
             records.version(path),
             records.count(path),
             list(records.slices(path, 10)),
@@ -44,7 +44,7 @@ def test_spark_is_asked_once_about_a_version(tmp_path: Path) -> None:
     assert (records.stamp(path), records.exists(path), records.rows(path)) == (None, False, [])
     others.append(folder, rows(10), 10)
     first = answers()
-    assert first == (True, [{"slice": 10}], [], [{"slice": 10}], Standing(0, 10), 0, 1, [], 0, False)
+    assert first == (True, [{"slice": 10}], [], [{"slice": 10}], TableHead(0, 10), 0, 1, [], 0, False)
     records.rows(path).clear()
     records.rows(path)[0]["slice"] = 0
     before = jobs()
@@ -54,7 +54,7 @@ def test_spark_is_asked_once_about_a_version(tmp_path: Path) -> None:
     others.append(folder, rows(20), 20)
     assert records.stamp(path) != stamp
     assert not records.is_restored(path, 0)
-    assert records.standing(path) == Standing(1, 20)
+    assert records.head(path) == TableHead(1, 20)
     assert sorted(row["slice"] for row in records.rows(path)) == [10, 20]
 
     records.append(path, rows(30), 30)
@@ -65,6 +65,6 @@ def test_spark_is_asked_once_about_a_version(tmp_path: Path) -> None:
     assert (records.is_restored(path, 2), records.is_restored(path, 3)) == (True, False)
 
     shutil.rmtree(folder)
-    assert (records.exists(path), records.rows(path), records.standing(path)) == (False, [], Standing())
+    assert (records.exists(path), records.rows(path), records.head(path)) == (False, [], TableHead())
     others.append(folder, rows(7), 7)
-    assert (records.rows(path), records.standing(path)) == ([{"slice": 7}], Standing(0, 7))
+    assert (records.rows(path), records.head(path)) == ([{"slice": 7}], TableHead(0, 7))

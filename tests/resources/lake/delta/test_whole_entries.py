@@ -84,10 +84,10 @@ def test_an_entry_that_is_cut_off_anywhere_is_damage(tmp_path: Path, act: Act) -
         for records in (LocalRecords(Store(), Tables(Store())), writer):
             told = pytest.raises(DamagedTableError, match="its log cannot be read: ")
             with told, Lake(path, no_session).access.refusing(path):
-                records.standing(path)
+                records.head(path)
             assert records.exists(path)
     entry.write_bytes(whole)
-    assert LocalRecords(Store(), Tables(Store())).standing(path).version == int(entry.stem)
+    assert LocalRecords(Store(), Tables(Store())).head(path).version == int(entry.stem)
 
 
 def test_an_empty_entry_is_damage_in_a_folder_and_on_a_store(lake: Lake) -> None:

@@ -50,7 +50,7 @@ def test_a_refusal_names_the_lake_the_stores_word_and_what_to_do(
     # A bucket is gone as a whole.
     for part in ("",) if answer in {NO_BUCKET, OTHER_REGION} or answer.status == 301 else ("", "_delta_log/"):
         proxy.refuse(answer, part=part)
-        for act in (lambda: lake.records.append(path, ROWS), lambda: lake.records.standing(path)):
+        for act in (lambda: lake.records.append(path, ROWS), lambda: lake.records.head(path)):
             with pytest.raises(LakeUnavailableError) as refused:
                 act()
             assert refused.value.message == f'lake "{lake.uri}": {what}'

@@ -6,13 +6,13 @@ from contextvars import ContextVar
 
 import pytest
 
-from pgsieve.resources.ahead import ahead
+from pgsieve.resources.prefetch import prefetched
 
 VARIABLE: ContextVar[str] = ContextVar("variable", default="")
 
 
 def test_all_items_come_in_their_order() -> None:
-    with ahead(range(1000), 3) as items:
+    with prefetched(range(1000), 3) as items:
         assert list(items) == list(range(1000))
 
 
@@ -26,7 +26,7 @@ def test_no_more_than_so_many_items_are_made_before_they_are_asked_for() -> None
                 third.set()
             yield number
 
-    with ahead(items(), 2) as coming:
+    with prefetched(items(), 2) as coming:
         assert next(coming) == 0
         assert third.wait(10), "two wait, and a third one is made"
         assert made == [0, 1, 2, 3]
@@ -38,7 +38,7 @@ def test_what_making_an_item_raises_comes_after_the_items_before_it() -> None:
         yield 1
         raise OSError("no space left on device")
 
-    with ahead(items()) as coming:
+    with prefetched(items()) as coming:
         assert next(coming) == 1
         with pytest.raises(OSError, match="no space left"):
             next(coming)
@@ -53,7 +53,7 @@ def test_who_leaves_early_leaves_no_thread_and_makes_no_further_item() -> None:
             yield number
 
     before = set(threading.enumerate())
-    with ahead(items()) as coming:
+    with prefetched(items()) as coming:
         assert next(coming) == 0
     # Of others one may have ended meanwhile.
     assert set(threading.enumerate()) <= before
@@ -65,7 +65,7 @@ def test_who_leaves_early_leaves_no_thread_and_makes_no_further_item() -> None:
 def test_items_are_made_in_the_context_of_the_caller() -> None:
     token = VARIABLE.set("the caller's")
     try:
-        with ahead(VARIABLE.get() for _ in range(2)) as items:
+        with prefetched(VARIABLE.get() for _ in range(2)) as items:
             assert list(items) == ["the caller's"] * 2
     finally:
         VARIABLE.reset(token)

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 @contextmanager
-def worked_ahead(lake: Lake, work: Mapping[Key, Callable[[Log], T]]) -> Iterator[Mapping[Key, Done[T]]]:
+def prefetched_work(lake: Lake, work: Mapping[Key, Callable[[Log], T]]) -> Iterator[Mapping[Key, Done[T]]]:
     """Do the work of each step, in this order; a single step does its own work, and so is not here.
 
     The thread ends with the block. If the block fails, the work in progress is ended soon, and no further
@@ -37,7 +37,7 @@ def worked_ahead(lake: Lake, work: Mapping[Key, Callable[[Log], T]]) -> Iterator
     if len(work) < 2:
         yield {}
         return
-    lake.lend_tables()
+    lake.release_tables()
     with heard(_Heard()), ThreadPoolExecutor(1, "pgsieve-work") as pool:
         done = {key: _Ahead(pool, lake, act) for key, act in work.items()}
         try:
@@ -73,7 +73,7 @@ class _Ahead(Generic[T]):
                     result = act(self._lines.append)
                 return result, took
             finally:
-                lake.lend_tables()
+                lake.release_tables()
 
         self._result: Future[tuple[T, Work]] = pool.submit(copy_context().run, work)
 

@@ -23,7 +23,9 @@ class _End:
 
 
 @contextmanager
-def ahead(items: Iterable[T], most: int = 2, stop: Callable[[], None] | None = None) -> Iterator[Iterator[T]]:
+def prefetched(
+    items: Iterable[T], most: int = 2, stop: Callable[[], None] | None = None
+) -> Iterator[Iterator[T]]:
     """The items; a thread makes up to `most` of them in advance. Errors of the iterator are raised here.
 
     The thread ends with the block. A caller that leaves early waits for the item in progress, and no further
@@ -52,7 +54,7 @@ def ahead(items: Iterable[T], most: int = 2, stop: Callable[[], None] | None = N
         if item.error is not None:
             raise item.error
 
-    thread = Thread(target=copy_context().run, args=(make,), name="pgsieve-ahead", daemon=True)
+    thread = Thread(target=copy_context().run, args=(make,), name="pgsieve-prefetch", daemon=True)
     thread.start()
     try:
         yield taken()

@@ -11,7 +11,7 @@ import pytest
 from pgsieve.assets.outcome import as_step
 from pgsieve.assets.steps.done import AHEAD, done_before
 from pgsieve.assets.steps.log import Log
-from pgsieve.pipelines.commands.work_ahead import worked_ahead
+from pgsieve.pipelines.commands.prefetched_work import prefetched_work
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.resource import LakeResource
 from pgsieve.resources.lake.session import SparkEngine
@@ -32,7 +32,7 @@ def _work(name: str, log: Log) -> str:
 
 
 def test_each_step_gets_its_result_what_was_said_and_its_own_error_in_any_order(lake: Lake) -> None:
-    with worked_ahead(lake, {name: partial(_work, name) for name in "abc"}) as done:
+    with prefetched_work(lake, {name: partial(_work, name) for name in "abc"}) as done:
         said = list[str]()
         assert done["c"](said.append)[0] == "C"
         with pytest.raises(ValueError, match="b"):
@@ -54,7 +54,7 @@ def test_what_is_logged_is_in_the_log_of_its_own_step(lake: Lake) -> None:
             logged.set()
         return name
 
-    with worked_ahead(lake, {name: partial(work, name) for name in "ab"}) as done:
+    with prefetched_work(lake, {name: partial(work, name) for name in "ab"}) as done:
 
         @dg.multi_asset(specs=[dg.AssetSpec("a")], name="a")
         def first(context: dg.AssetExecutionContext) -> None:
@@ -79,7 +79,7 @@ def test_what_is_logged_is_in_the_log_of_its_own_step(lake: Lake) -> None:
 
 
 def test_one_alone_works_in_its_step(lake: Lake) -> None:
-    with worked_ahead(lake, {"b": partial(_work, "b")}) as done:
+    with prefetched_work(lake, {"b": partial(_work, "b")}) as done:
         assert not done
 
 
@@ -92,7 +92,7 @@ def test_what_ends_the_recording_ends_the_work(lake: Lake) -> None:
         going_on.wait(60)
 
     def interrupted() -> None:
-        with worked_ahead(lake, {name: partial(work, name) for name in "abc"}):
+        with prefetched_work(lake, {name: partial(work, name) for name in "abc"}):
             began.wait(60)
             threading.Timer(0.2, going_on.set).start()
             raise KeyboardInterrupt
