@@ -21,7 +21,7 @@ from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.records.catalogs import Catalogs
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.prepared import Prepared
-from pgsieve.assets.steps.records.table_states import Name, SyncState, TableStates
+from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
 from pgsieve.assets.steps.slot_consumption.appending import Peek, Reading, append_slices
 from pgsieve.assets.steps.slot_consumption.as_published import (
     alone,
@@ -229,21 +229,23 @@ class OtherWays:
             if s.state == SyncState.REMOVED
             else replace(s, state=SyncState.INITIALIZE, reason=problem)
             for s in states.newest().values()
-            if s.lsn < end
-            and (names is None or s.name in names)
-            and (s.transforms or s.state == SyncState.DATA_SYNC)
+            if _takes_changes(s, end) and (names is None or s.name in names)
         ]
         states.append(concerned)
         copied = ", ".join(quote_qualified(*s.name) for s in concerned) or "no table"
         self.log(f"{subscription}: {problem}; copied again: {copied}")
 
     def _set_aside_failing(self, begin: int, end: int) -> None:
-        """Set aside the table whose row filter fails, and have its later changes left out."""
+        """Set aside the table whose row filter fails, and have its later changes left out.
+
+        A table that was copied after the transaction does not need it: the user has corrected the rows and copied the table, and the
+        correction may fail, too, as the filter is evaluated for the old row.
+        """
         feed, lake = self.peek.feed, self.lake
         (subscription,) = feed.subscriptions
         name, states = failing_name(self.connection, self.peek, end), TableStates(lake, subscription)
         state = None if name is None else states.newest().get(name)
-        if state is not None and state.state not in {SyncState.SET_ASIDE, SyncState.REMOVED}:
+        if state is not None and state.state != SyncState.REMOVED and _takes_changes(state, end):
             problem = (
                 f"its row filter fails at the publisher, in the transaction that commits at {format_lsn(begin)}: correct the filter,"
                 " or the rows that it fails for"
@@ -321,3 +323,8 @@ def _last(begin: int, end: int, near: int, sends: Callable[[int], bool]) -> int:
     candidates = range(_aligned(least) + _ALIGNED, min(end, least + step), _ALIGNED)
     refused = bisect_left(candidates, True, key=lambda lsn: not sends(lsn))
     return candidates[refused - 1] if refused else least
+
+
+def _takes_changes(state: TableState, end: int) -> bool:
+    """Whether a table takes changes before `end`: it is not copied later, and its copy is not of a later time."""
+    return state.lsn < end and (state.transforms or state.state == SyncState.DATA_SYNC)

@@ -137,6 +137,7 @@ def test_a_row_filter_that_fails_at_the_publisher_sets_its_table_aside_and_no_ot
 def test_a_row_filter_that_keeps_failing_at_the_publisher_has_no_table_copied_again(
     publisher_server: EmbeddedServer, tmp_path: Path
 ) -> None:
+    """Many commands for two subscriptions."""
     with _site(publisher_server, tmp_path, {"s": "p"}) as shop:
         database = shop.database
         database.execute(
@@ -165,6 +166,10 @@ def test_a_row_filter_that_keeps_failing_at_the_publisher_has_no_table_copied_ag
         for subscription in ("s", "s_publ"):
             assert shop.ids(subscription, "other") == [1, 2, 3, 20, 30]
             assert [shop.state(subscription, table) for table in ("t", "other")] == ["set aside", "ready"]
+        # The correction fails, too; the copy is of a later time.
+        database.execute(
+            "begin; insert into t values (0, 'y'); insert into other values (4); delete from t where id = 0; commit"
+        )
         for subscription in ("s", "s_publ"):
             code, output = shop.cli("resync", subscription, "public.t")
             assert code == 0, output
