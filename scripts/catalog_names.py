@@ -13,10 +13,10 @@ import psycopg
 
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 
-HEADER = '''"""Names that PostgreSQL's catalog has for what is built in; written by scripts/catalog_names.py, not by hand.
+HEADER = '''"""PostgreSQL's names for built-in objects; written by scripts/catalog_names.py, not by hand.
 
 `TYPE_NAMES`: the SQL name of each built-in type by its oid, as format_type prints it (format_type.c).
-`KEYWORDS`: the key words that quote_identifier puts in quotes, as all but the unreserved are (ruleutils.c).
+`KEYWORDS`: the key words that quote_identifier puts in quotes, all but the unreserved ones (ruleutils.c).
 Both as of PostgreSQL {version}, with the types of 19.
 """
 

@@ -14,10 +14,10 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from pgsieve.decoding.server_versions import NEWEST_SERVER
-from pgsieve.pipelines.automation import _slot_problem
 from pgsieve.pipelines.component import PgsieveComponent
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.definitions import definitions, register_tables
+from pgsieve.pipelines.jobs import problem_of_slot
 from pgsieve.pipelines.project import project
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.errors import UntestedServerError
@@ -106,7 +106,7 @@ def test_assets_definitions_and_sensors_refuse_it(shop: Shop, newer: str) -> Non
     with pytest.raises(UntestedServerError, match="is newer than"):
         PgsieveComponent(shop.path).write_state_to_path(shop.path.with_name("state.json"))
     (feed,) = project(config).feeds.values()
-    problem = _slot_problem(feed, shop.lake)
+    problem = problem_of_slot(feed, shop.lake)
     assert problem is not None
     assert (problem.text, WAY_OUT in problem.way_out) == (REFUSED, True)
     assert shop.on_server() == ([], ["p", "q"])

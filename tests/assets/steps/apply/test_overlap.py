@@ -229,7 +229,7 @@ def test_of_a_batch_only_what_another_process_has_not_applied_meanwhile_is_appli
         owner, function = Batch, "applied"
     else:
         # After the look at the version: the commit itself is refused.
-        owner, function = (commits, "_commit") if overlap.first.lake.local else (delta, "guarded")
+        owner, function = (commits, "_commit_properties") if overlap.first.lake.local else (delta, "guarded")
     calls = _meanwhile(monkeypatch, owner, function, overlap.second.apply_oldest)
     apply(overlap.first.subscription, overlap.first.lake, _quiet)
     assert len(calls) > 1

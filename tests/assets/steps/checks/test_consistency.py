@@ -156,10 +156,10 @@ def disturbed_exports(
     left = iter(disturbances)
 
     @contextmanager
-    def exported(source: Source) -> Iterator[Snapshot]:
+    def exported(source: Source, seconds: float | None = None) -> Iterator[Snapshot]:
         before, after = next(left, ("", ""))
         database.execute(before)
-        with exported_snapshot(source) as snapshot:
+        with exported_snapshot(source, seconds) as snapshot:
             database.execute(after)
             yield snapshot
 

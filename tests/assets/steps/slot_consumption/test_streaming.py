@@ -233,7 +233,7 @@ def test_what_was_prepared_and_is_gone_is_not_taken_for_nothing(server, tmp_path
             consumer.consume(flushed_lsn(connection))
             shutil.rmtree(consumer.lake.paths.prepared(name))
             connection.execute("COMMIT PREPARED 'first'")
-            with pytest.raises(SlotError, match="what of them was received is not in"):
+            with pytest.raises(SlotError, match="does not have those that were received"):
                 consumer.consume(flushed_lsn(connection))
         finally:
             connection.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")
