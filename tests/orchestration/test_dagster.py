@@ -199,8 +199,9 @@ def test_a_backfill_copies_the_chosen_table_and_leaves_the_others(
             },
         )
         assert result.success
-        (event,) = result.get_asset_materialization_events()
-    (copied,) = event.materialization.metadata["tables"].records
+        events = {e.asset_key.to_user_string(): e for e in result.get_asset_materialization_events()}
+    assert set(events) == {"sales/initial_sync", "sales/public/items"}
+    (copied,) = events["sales/initial_sync"].materialization.metadata["tables"].records
     assert (copied.data["table"], copied.data["problem"]) == ("public.items", "")
     assert run(config, config.selected([]), _Quiet()).subscriptions[0].problems == ()
     after = {t.name: t.version for t in status(config).subscriptions[0].tables}

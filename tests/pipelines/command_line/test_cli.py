@@ -36,6 +36,9 @@ COMMANDS = {
     "maintain": "pgsieve maintain sales",
     "validate": "pgsieve validate -c pgsieve.yaml",
     "decode": "pgsieve decode shop --plugin test_decoding -o include-xids=false",
+    "read": "pgsieve read sales public.orders --at '2026-03-01 12:00:00+00:00' > orders.csv",
+    "restore": "pgsieve restore sales ./sales-before --at 16/B374D848",
+    "refilter": "pgsieve refilter emea --from sales --plan",
     "ui": "pgsieve ui --port 3000",
     "jars": "pgsieve jars ./jars",
     "refresh-defs-state": "pgsieve refresh-defs-state",
@@ -46,6 +49,9 @@ REQUIRED = {
     "skip": ["sales", "0/14C0A38"],
     "enable": ["sales"],
     "drop": ["sales"],
+    "read": ["sales"],
+    "restore": ["sales", "./before", "--at", "0/1"],
+    "refilter": ["sales"],
 }
 READING = [command for command in COMMANDS if command not in {"demo", "init", "jars"}]
 

@@ -161,7 +161,7 @@ TROUBLES: Sequence[_Trouble] = (
         _nothing,
         trouble=lambda site: shutil.rmtree(site.folder("vanished")),
     ),
-    _Trouble("restored", "id int primary key, n int", "put its replica", _nothing, trouble=_put_back),
+    _Trouble("restored", "id int primary key, n int", "was put back", _nothing, trouble=_put_back),
     _Trouble("torn", "id int primary key, n int", "is no Parquet file", _nothing, trouble=_cut_off),
     _Trouble(
         "bounded", "id int primary key, n int", "failed validation check", _nothing, trouble=_constrained
