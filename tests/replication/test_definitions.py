@@ -437,4 +437,4 @@ def test_the_server_says_how_letters_change_for_a_filter_of_the_file(database: D
         if database.version >= 160000
         else "upper(c COLLATE \"de-x-icu\") = 'X'"
     )
-    assert "ICU's, which goes by languages and contexts" in refused
+    assert "ICU's, which depends on languages and contexts" in refused
