@@ -32,7 +32,7 @@ CALLS = [
     ("validate", "", {"publications", "subscriptions", "problems", "statements", "warnings"}),
     ("run", "--explain", {"tables", "waiting_bytes", "small_bytes"}),
     ("run", "", {"subscriptions", "failures"}),
-    ("run", "--explain --log-level error", {"tables", "waiting_bytes", "small_bytes"}),
+    ("run", "--explain --log-level warning", {"tables", "waiting_bytes", "small_bytes"}),
     ("status", "", {"slots", "subscriptions"}),
     ("check", "", {"tables", "failures", "sequences", "warnings"}),
     ("read", "one", {"subscription", "lsn", "tables", "folder"}),
