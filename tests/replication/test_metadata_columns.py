@@ -22,7 +22,7 @@ _WRITERS = [
     "driver large alone",
     *(
         pytest.param(writer, marks=[pytest.mark.spark, pytest.mark.long])
-        for writer in ("spark", "spark large", "spark large marking", "committing")
+        for writer in ("spark", "spark large", "spark large marking")
     ),
 ]
 pytestmark = [pytest.mark.slow, pytest.mark.parametrize("scenario", _WRITERS, indirect=True)]
