@@ -7,6 +7,7 @@ lake does not hold the moment any more.
 from collections.abc import Sequence
 
 from pgsieve.assets.steps.apply.replica_tables import complete_up_to
+from pgsieve.assets.steps.moments.bases import bases
 from pgsieve.assets.steps.moments.moment import lsn_of
 from pgsieve.assets.steps.moments.reading import TableAt, tables_at
 from pgsieve.assets.steps.records.cuts import cut_before
@@ -14,6 +15,7 @@ from pgsieve.assets.steps.records.transformed import Transformed
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
+from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.pipelines.commands.moment_results import MomentReport, TableOfMoment
 from pgsieve.pipelines.config.file import name_hint
 from pgsieve.pipelines.config.identifiers import table_name
@@ -24,29 +26,28 @@ from pgsieve.resources.lake.lake import Lake
 
 def read(config: Config, selected: SubscriptionConfig, moment: str | None) -> MomentReport:
     """The tables that a subscription had at a moment."""
-    lsn, tables = _tables(config, selected, moment)
-    return report(selected.name, lsn, tables)
+    lake, lsn, known = _looked_at(config, selected, moment)
+    return report(selected.name, lsn, tables_at(lake, selected.name, lsn, complete=known))
 
 
 def read_table(config: Config, selected: SubscriptionConfig, moment: str | None, table: str) -> TableAt:
     """One table as it was at a moment."""
-    name = table_name(table)
-    lsn, tables = _tables(config, selected, moment)
-    for each in tables:
-        if each.name == name:
-            return each
+    lake, lsn, known = _looked_at(config, selected, moment)
+    for each in tables_at(lake, selected.name, lsn, complete=known, only=table_name(table)):
+        return each
+    names = tuple(quote_qualified(*base.name) for base in bases(lake, selected.name, lsn, known))
     raise PgsieveError(
         f'subscription "{selected.name}" had no table "{table}" at {format_lsn(lsn)}',
-        hint=name_hint(table, tuple(each.qualified for each in tables)),
+        hint=name_hint(table, names),
         sqlstate="42P01",
     )
 
 
-def _tables(config: Config, selected: SubscriptionConfig, moment: str | None) -> tuple[int, list[TableAt]]:
+def _looked_at(config: Config, selected: SubscriptionConfig, moment: str | None) -> tuple[Lake, int, int]:
+    """The lake, the LSN of the moment, and the one before which the subscription is complete."""
     declared = project(config)
     lake, subscription = declared.lake.open(), declared.subscriptions[selected.name]
-    lsn = lsn_in(lake, selected.name, moment)
-    return lsn, tables_at(lake, selected.name, lsn, complete=complete(lake, subscription))
+    return lake, lsn_in(lake, selected.name, moment), complete(lake, subscription)
 
 
 def lsn_in(lake: Lake, subscription: str, moment: str | None) -> int:

@@ -104,14 +104,21 @@ def frames(
 
 
 def tables_at(
-    lake: Lake, subscription: str, lsn: int, scratch: str | None = None, complete: int = 0
+    lake: Lake,
+    subscription: str,
+    lsn: int,
+    scratch: str | None = None,
+    complete: int = 0,
+    only: Name | None = None,
 ) -> list[TableAt]:
-    """The tables of a subscription as of an LSN; `complete` as in `bases`.
+    """The tables of a subscription as of an LSN, or `only` one of them; `complete` as in `bases`.
 
     Clones of those that lack changes are made in a folder below `scratch`; where none is given they are gone with this process.
     """
     made, lacking = list[TableAt](), list[Base]()
     for base in bases(lake, subscription, lsn, complete):
+        if only is not None and base.name != only:
+            continue
         if base.slices:
             lacking.append(base)
         else:

@@ -1,0 +1,47 @@
+"""`pgsieve read` of one table: its rows at a moment between two cuts, and no other table is made for it. No JVM."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.fixtures.shop import Shop
+
+
+@pytest.mark.usefixtures("orchestrator")
+def test_one_table_is_read_as_of_an_lsn_between_two_cuts(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = shop.database
+    assert (ran := shop.cli("run", "one"))[0] == 0, ran
+    database.execute("insert into orders values (77, 1)")
+    database.execute("insert into notes values (77, 1)")
+    row = database.execute("select pg_current_wal_insert_lsn()::text").fetchone()
+    assert row is not None
+    database.execute("update orders set n = 2 where id = 77")
+    assert (ran := shop.cli("run", "one"))[0] == 0, ran
+    clones = _remembered_clones(monkeypatch)
+    code, printed = shop.cli("read", "one", "public.orders", "--at", row[0], "--json")
+    assert code == 0, printed
+    rows = [json.loads(line) for line in printed.splitlines()]
+    assert {"id": 77, "n": 1} in rows and {"id": 77, "n": 2} not in rows
+    assert clones == ["orders"], "the others are left alone"
+    code, refused = shop.cli("read", "one", "public.order", "--at", row[0])
+    assert code == 2
+    assert "42P01" in refused and "did you mean 'public.orders'?" in " ".join(refused.split())
+
+
+def _remembered_clones(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The tables that are cloned from now on."""
+    from pgsieve.assets.steps.moments import reading
+
+    names, clone = list[str](), reading.clone
+
+    def remembered(table: object, path: str, *rest: object) -> None:
+        names.append(Path(path).name)
+        clone(table, path, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(reading, "clone", remembered)
+    return names
