@@ -41,11 +41,16 @@ class Refiltering:
 
 @dataclass(frozen=True)
 class _Chosen:
-    """A replica that has the rows: its subscription, its state, and what decides which of them are wanted."""
+    """A replica that has the rows: its subscription, its state, and what decides which of them are wanted.
+
+    `replicated` is the table as it is published now, `wanted` the definition that its replica is to have.
+    """
 
     source: Subscription
     state: TableState
     filters: tuple[Node, ...] | None
+    replicated: ReplicatedTable
+    wanted: Definition
 
 
 def moment_of(lake: Lake, source: Subscription) -> int:
@@ -121,7 +126,7 @@ class Refilter:
             raise PgsieveError("its replica does not follow the table's present definition yet")
         if lacking := [column for column, _ in set(wanted.columns) - set(held.table_columns)]:
             raise PgsieveError(f"it lacks columns, or has them in another type: {', '.join(sorted(lacking))}")
-        return _Chosen(source, state, self._filters(source, replicated, held))
+        return _Chosen(source, state, self._filters(source, replicated, held), replicated, wanted)
 
     def _refuse_unknown(
         self, source: Subscription, catalog: Catalog, state: TableState, held: Definition
@@ -194,8 +199,7 @@ class Refilter:
         states, record = TableStates(lake, target), Transformed(lake, target)
         self._refuse_gap(lsn)
         former = states.newest().get(name)
-        replicated = self.subscription.tables(self.catalog)[name]
-        wanted = self.subscription.definition(replicated, self.catalog)
+        replicated, wanted = chosen.replicated, chosen.wanted
         history = former.definition.history if former and former.definition else History()
         made = replace(wanted, history=history.with_columns(wanted.columns), unaltered=True)
         path, source = (lake.paths.replica(each, *name) for each in (target, chosen.source.name))
