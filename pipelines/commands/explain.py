@@ -10,16 +10,11 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 
-from pgsieve.assets.steps.initial_sync.copy import needs_copy
+from pgsieve.assets.steps.initial_sync.copy import lacking_copy
 from pgsieve.assets.steps.initial_sync.rows import ReplicaColumn, replica_schema
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
 from pgsieve.assets.steps.subscription import Subscription
-from pgsieve.assets.steps.validation.waiting import (
-    sound_catalog,
-    table_problems,
-    unreadable_tables,
-    waiting_for,
-)
+from pgsieve.assets.steps.validation.waiting import sound_catalog, waiting_for
 from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable
 from pgsieve.pipelines.commands.explanation import ExplainedTable, Explanation
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig
@@ -60,14 +55,8 @@ class _Explaining:
     def tables(self, connection: psycopg.Connection[Any], catalog: Catalog) -> Iterator[ExplainedTable]:
         """What a run would do for each table."""
         subscription = self.subscription
-        tables, problems = subscription.tables(catalog), table_problems(subscription, catalog)
-        states = TableStates(self.lake, subscription.name).newest()
-        copied = {
-            name: table
-            for name, table in tables.items()
-            if name not in problems and needs_copy(states.get(name), subscription.definition(table, catalog))
-        }
-        problems |= unreadable_tables(connection, subscription, copied.values())
+        tables, states = subscription.tables(catalog), TableStates(self.lake, subscription.name).newest()
+        copied, problems = lacking_copy(connection, subscription, catalog, tables, states)
         sizes = table_bytes(connection, list(copied))
         for name, replicated in sorted(tables.items()):
             state = states.get(name)

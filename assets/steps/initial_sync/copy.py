@@ -81,14 +81,8 @@ def tables_to_copy(subscription: Subscription, lake: Lake, warn: Log = quiet) ->
     """
     with subscription.feed.source.connect() as connection:
         catalog = sound_catalog(connection, subscription, present_catalog(connection))
-        tables, problems = subscription.tables(catalog), table_problems(subscription, catalog)
-        states = TableStates(lake, subscription.name).newest()
-        needed = {
-            name: table
-            for name, table in tables.items()
-            if name not in problems and needs_copy(states.get(name), subscription.definition(table, catalog))
-        }
-        problems |= unreadable_tables(connection, subscription, needed.values())
+        tables, states = subscription.tables(catalog), TableStates(lake, subscription.name).newest()
+        needed, problems = lacking_copy(connection, subscription, catalog, tables, states)
     for warning in unsent_leaves(subscription, catalog):
         warn(warning.message)
     gone = [s for name, s in states.items() if name not in tables and s.state != SyncState.REMOVED]
@@ -103,7 +97,24 @@ def tables_to_copy(subscription: Subscription, lake: Lake, warn: Log = quiet) ->
     return [name for name in needed if name not in problems]
 
 
-def needs_copy(state: TableState | None, present: Definition) -> bool:
+def lacking_copy(
+    connection: psycopg.Connection[Any],
+    subscription: Subscription,
+    catalog: Catalog,
+    tables: Mapping[Name, ReplicatedTable],
+    states: Mapping[Name, TableState],
+) -> tuple[dict[Name, ReplicatedTable], dict[Name, PgsieveError]]:
+    """The published tables that the next run is to copy; and why some cannot be replicated, or these not be read."""
+    problems = table_problems(subscription, catalog)
+    needed = {
+        name: table
+        for name, table in tables.items()
+        if name not in problems and _needs_copy(states.get(name), subscription.definition(table, catalog))
+    }
+    return needed, problems | unreadable_tables(connection, subscription, needed.values())
+
+
+def _needs_copy(state: TableState | None, present: Definition) -> bool:
     """Whether a table in this state is to be copied by the next run."""
     if state is None or state.state in {
         SyncState.INITIALIZE,
