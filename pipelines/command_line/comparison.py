@@ -99,10 +99,7 @@ def validate(
     from pgsieve.pipelines.commands.validate import validate as find_problems
 
     report = find_problems(settings)
-    if as_json:
-        console.print_json(report)
-    else:
-        print_validation(report)
+    console.print_result(report, print_validation, in_json=as_json)
     if report.problems:
         raise typer.Exit(FOUND)
 

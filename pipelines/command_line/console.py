@@ -11,10 +11,10 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 from rich.console import Console, RenderableType
 from rich.progress import Progress as Bars
@@ -31,6 +31,8 @@ from pgsieve.pipelines.commands.results import (
 )
 from pgsieve.pipelines.config.file import ConfigError
 from pgsieve.resources.passwords import concealed
+
+Result = TypeVar("Result")
 
 NOTHING = "–"
 
@@ -312,6 +314,14 @@ def as_json(report: object, *, indent: int | None = 2) -> str:
 def print_json(report: object) -> None:
     """Print a result as JSON."""
     sys.stdout.write(as_json(report) + "\n")
+
+
+def print_result(report: Result, as_text: Callable[[Result], None], *, in_json: bool) -> None:
+    """Print a result as JSON, or as text for people."""
+    if in_json:
+        print_json(report)
+    else:
+        as_text(report)
 
 
 def print_json_line(report: object) -> None:

@@ -100,10 +100,7 @@ def demo(
         report = run_demo(
             keep, progress, shown, on_s3=lake == _DemoLake.S3, rows=rows, without_spark=without_spark
         )
-    if as_json:
-        console.print_json(report)
-    else:
-        reports.print_demo(report)
+    console.print_result(report, reports.print_demo, in_json=as_json)
     if not report.equal:
         raise typer.Exit(FOUND)
 
@@ -206,9 +203,6 @@ def init(
     )
     connection, found = connected(options)
     report = initialise(file, connection, found, chosen(found, options), force=force)
-    if as_json:
-        console.print_json(report)
-    else:
-        reports.print_init(report)
+    console.print_result(report, reports.print_init, in_json=as_json)
     if report.validation.problems:
         raise typer.Exit(FOUND)

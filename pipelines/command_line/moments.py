@@ -50,10 +50,7 @@ def read(
 
     if table is None:
         report = reading.read(settings, selected, at)
-        if as_json:
-            console.print_json(report)
-        else:
-            print_moment(report)
+        console.print_result(report, print_moment, in_json=as_json)
         return
     chosen = reading.read_table(settings, selected, at, table)
     from pgsieve.pipelines.command_line.rows import print_rows
@@ -83,10 +80,7 @@ def restore(
     from pgsieve.pipelines.commands.restore import restore as restore_tables
 
     report = restore_tables(settings, selected, at, folder)
-    if as_json:
-        console.print_json(report)
-    else:
-        print_moment(report)
+    console.print_result(report, print_moment, in_json=as_json)
 
 
 @command("Example: pgsieve refilter emea --from sales --plan", panel="Replicate")
@@ -129,10 +123,7 @@ def refilter(
 
     with console.progress() as progress:
         report = filter_again(settings, selected, tables or [], source, progress, planning=planning)
-    if as_json:
-        console.print_json(report)
-    else:
-        print_refiltered(report)
+    console.print_result(report, print_refiltered, in_json=as_json)
     if report.lacking:
         raise typer.Exit(FOUND)
 

@@ -42,10 +42,7 @@ def maintain(
 
     with console.progress() as progress:
         done = maintain_tables(settings, selected, progress)
-    if as_json:
-        console.print_json(done)
-    else:
-        reports.print_maintenance(done)
+    console.print_result(done, reports.print_maintenance, in_json=as_json)
 
 
 @command("Example: pgsieve ui --port 3000", panel=_PANEL)
@@ -109,10 +106,7 @@ def jars(
 
     with console.progress() as progress:
         report = fetch_jars(folder, progress)
-    if as_json:
-        console.print_json(report)
-    else:
-        reports.print_jars(report)
+    console.print_result(report, reports.print_jars, in_json=as_json)
 
 
 engine = typer.Typer(
@@ -135,10 +129,7 @@ def start_engine(ctx: typer.Context, config: ConfigFile = None, as_json: AsJson 
 
     with console.progress() as progress:
         report = start(settings, progress)
-    if as_json:
-        console.print_json(report)
-    else:
-        reports.print_engine(report)
+    console.print_result(report, reports.print_engine, in_json=as_json)
 
 
 @command("Example: pgsieve engine status --json", "status", engine)
@@ -152,10 +143,7 @@ def print_engine_status(
     from pgsieve.pipelines.commands.engine import status as engine_status
 
     report = engine_status(settings)
-    if as_json:
-        console.print_json(report)
-    else:
-        reports.print_engine(report)
+    console.print_result(report, reports.print_engine, in_json=as_json)
     if not report.serving:
         raise typer.Exit(FOUND)
 
@@ -167,7 +155,4 @@ def stop_engine(ctx: typer.Context, config: ConfigFile = None, as_json: AsJson =
     from pgsieve.pipelines.commands.engine import stop
 
     report = EngineStopReport(stop(settings))
-    if as_json:
-        console.print_json(report)
-    else:
-        reports.print_engine_stopped(report)
+    console.print_result(report, reports.print_engine_stopped, in_json=as_json)

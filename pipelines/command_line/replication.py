@@ -156,10 +156,7 @@ def _explain(settings: Config, selected: Sequence[SubscriptionConfig], *, as_jso
     from pgsieve.pipelines.commands.explain import explain
 
     explained = explain(settings, selected)
-    if as_json:
-        console.print_json(explained)
-    else:
-        reports.print_explanation(explained)
+    console.print_result(explained, reports.print_explanation, in_json=as_json)
 
 
 @command("Example: pgsieve resync sales public.orders", panel=_PANEL)
@@ -186,10 +183,7 @@ def resync(
 
     with console.progress() as progress:
         report = copy_again(settings, selected, tables or [], progress, take_over=take_over)
-    if as_json:
-        console.print_json(report)
-    else:
-        reports.print_resync(report)
+    console.print_result(report, reports.print_resync, in_json=as_json)
     if report.run and report.run.problems:
         raise typer.Exit(FOUND)
 
@@ -214,10 +208,7 @@ def skip(
     from pgsieve.pipelines.commands.skip import skip as choose
 
     report = SkipReport(subscription, choose(settings, selected, lsn))
-    if as_json:
-        console.print_json(report)
-    else:
-        reports.print_skip(report)
+    console.print_result(report, reports.print_skip, in_json=as_json)
 
 
 @command("Example: pgsieve enable sales", panel=_PANEL)
@@ -230,10 +221,7 @@ def enable(
     from pgsieve.pipelines.commands.skip import enable as enable_again
 
     report = EnableReport(subscription, enable_again(settings, selected))
-    if as_json:
-        console.print_json(report)
-    else:
-        reports.print_enabled(report)
+    console.print_result(report, reports.print_enabled, in_json=as_json)
 
 
 @command("Example: pgsieve drop sales --delete-tables", panel=_PANEL)
@@ -257,7 +245,4 @@ def drop(
     from pgsieve.pipelines.commands.drop import drop as drop_subscription
 
     report = drop_subscription(settings, subscription, delete_tables=delete_tables, leave_slot=leave_slot)
-    if as_json:
-        console.print_json(report)
-    else:
-        reports.print_drop(report)
+    console.print_result(report, reports.print_drop, in_json=as_json)
