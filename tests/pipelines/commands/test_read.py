@@ -11,9 +11,7 @@ from tests.fixtures.shop import Shop
 
 
 @pytest.mark.usefixtures("orchestrator")
-def test_one_table_is_read_as_of_an_lsn_between_two_cuts(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_table_is_read_as_of_an_lsn_between_two_cuts(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     database = shop.database
     assert (ran := shop.cli("run", "one"))[0] == 0, ran
     database.execute("insert into orders values (77, 1)")
