@@ -62,6 +62,7 @@ def _answer(url: str) -> str:
         return ""
 
 
+@pytest.mark.drawn
 def test_the_services_of_the_composition_work_together(
     publisher_server: EmbeddedServer, tmp_path: Path
 ) -> None:
@@ -103,6 +104,7 @@ def test_the_services_of_the_composition_work_together(
         assert follower.exitcode == 0, log.read_text()
 
 
+@pytest.mark.drawn
 def test_a_notebook_and_dbt_read_tables_of_one_cut(
     publisher_server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,6 +63,7 @@ def project() -> Iterator[Path]:
 
 
 @pytest.mark.spark
+@pytest.mark.drawn
 def test_a_run_needs_nothing_of_the_machine_and_leaves_nothing_there(shop: Shop, project: Path) -> None:
     """Two runs, and a JVM, in processes of another user."""
     shop.path = project / "pgsieve.yaml"

@@ -108,6 +108,7 @@ def pair(server_folder: Path, tmp_path: Path, orchestrator: None) -> Iterator[_P
         yield _Pair(primary, standby, shop)
 
 
+@pytest.mark.drawn
 def test_after_a_failover_a_run_goes_on_from_the_synchronized_slot_and_names_the_one_that_was_not(
     pair: _Pair,
 ) -> None:

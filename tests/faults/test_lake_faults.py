@@ -21,6 +21,7 @@ from tests.faults.killable import FOUND, REFUSED, settled, site, told
 pytestmark = pytest.mark.spark
 
 
+@pytest.mark.drawn
 def test_a_lost_answer_to_a_commit_repeats_and_loses_nothing(
     publisher_server: EmbeddedServer, tmp_path: Path, master: str
 ) -> None:
@@ -41,6 +42,7 @@ def test_a_lost_answer_to_a_commit_repeats_and_loses_nothing(
         settled(pgsieve, database)
 
 
+@pytest.mark.drawn
 def test_a_damaged_replica_is_set_aside_with_the_command_that_copies_it_again(
     publisher_server: EmbeddedServer, tmp_path: Path, master: str
 ) -> None:

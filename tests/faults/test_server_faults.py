@@ -120,6 +120,7 @@ def test_following_goes_on_however_often_its_sessions_are_terminated(
         settled(pgsieve, database)
 
 
+@pytest.mark.drawn
 def test_a_run_during_an_immediate_shutdown_is_refused_and_the_next_one_goes_on(
     server: EmbeddedServer, tmp_path: Path, master: str
 ) -> None:

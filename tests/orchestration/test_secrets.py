@@ -123,6 +123,7 @@ def _files(folder: Path) -> Iterator[Path]:
             yield path
 
 
+@pytest.mark.drawn
 @pytest.mark.spark
 @pytest.mark.parametrize(
     "all_by_spark", [False, pytest.param(True, marks=pytest.mark.long)], ids=["one_by_spark", "all_by_spark"]

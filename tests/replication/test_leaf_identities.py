@@ -246,6 +246,7 @@ def _shown(output: str) -> dict[str, Any]:
     return shown
 
 
+@pytest.mark.drawn
 def test_validate_warns_of_rows_that_are_not_found_or_not_sent(shop: Shop) -> None:
     trees = [tree("pk", "indexb"), tree("pk", "none")]
     _publish(shop, [(name, text + f"ALTER TABLE {name}_2 SET UNLOGGED;") for name, text in trees])

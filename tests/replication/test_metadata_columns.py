@@ -161,6 +161,7 @@ def _statement(random: Random) -> str:
     )[0]
 
 
+@pytest.mark.drawn
 def test_after_random_changes_rows_say_the_last_change_that_the_history_has(scenario: Scenario) -> None:
     seed = os.environ.get("PGSIEVE_SEED") or SystemRandom().randrange(2**32)
     print(f"again: PGSIEVE_SEED={seed}")

@@ -72,6 +72,7 @@ create table chosen (id int primary key); alter publication q add table vacuumed
 """
 
 
+@pytest.mark.drawn
 def test_a_locked_table_keeps_no_other_waiting(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lock keeps tables from being captured, copied, told of, or compared; in both modes. Each waits a little, for six commands."""
     for module in (ready, initial_copy, materializer):

@@ -96,6 +96,7 @@ def test_what_is_damaged_is_begun_anew_by_the_command_that_is_named(
     assert SubscriptionRecord(shop.lake, "one").state().folders == "{table}"
 
 
+@pytest.mark.drawn
 def test_a_subscription_is_dropped_once_its_state_is_begun_anew(shop: Shop) -> None:
     assert shop.cli("run")[0] == 0
     _with_garbage_in_its_files(Path(shop.lake.paths.subscription("one")))

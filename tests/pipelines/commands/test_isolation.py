@@ -84,6 +84,7 @@ def test_of_a_step_that_fails_for_one_subscription_dagster_has_the_others(shop: 
     assert shop.ids("one", "orders") == [2, 3, 4, 5]
 
 
+@pytest.mark.drawn
 def test_ctrl_c_ends_the_step_that_is_under_way_and_is_no_subscriptions_fault(shop: Shop) -> None:
     assert shop.cli("run")[0] == 0
     shop.database.execute("insert into orders values (5, 5); insert into stock values (5, 5)")

@@ -61,6 +61,7 @@ def test_metadata_columns_are_switched_on_renamed_and_off(shop: Shop) -> None:
     assert shop.table("one", "notes").schema().to_arrow().names == ["id", "n", "t"]
 
 
+@pytest.mark.drawn
 def test_metadata_columns_are_refused_where_there_can_be_none(shop: Shop) -> None:
     shop.database.execute("create table plain (a int, _op text); alter table plain replica identity full")
     shop.database.execute("alter publication p add table plain; insert into plain values (1, 'x')")
@@ -93,6 +94,7 @@ def test_metadata_columns_are_refused_where_there_can_be_none(shop: Shop) -> Non
 
 
 @pytest.mark.spark
+@pytest.mark.drawn
 def test_repaired_rows_have_no_metadata(shop: Shop) -> None:
     assert _columns(shop, operation="_op")[0] == 0
     shop.table("one", "notes").update({"n": "9"}, predicate="id = 1")

@@ -148,6 +148,7 @@ def test_a_name_that_was_given_up_is_anybodys(shop: Shop, other: Shop) -> None:
     assert other.cli("drop", "one", "--delete-tables")[0] == 0
 
 
+@pytest.mark.drawn
 def test_a_database_of_another_name_is_the_same_one_and_one_made_anew_is_copied(
     shop: Shop, publisher_server: EmbeddedServer
 ) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from tests.fixtures.shop import Shop
 
@@ -13,6 +15,7 @@ def _newest_entry(table: Path) -> Path:
     return max((table / "_delta_log").glob("*.json"))
 
 
+@pytest.mark.drawn
 def test_newest_entries_that_are_gone_are_damage_until_a_resync(shop: Shop) -> None:
     assert shop.cli("run")[0] == 0
     shop.database.execute("alter table orders add x int")

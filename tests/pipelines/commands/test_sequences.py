@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from threading import Event
 
+import pytest
+
 from pgsieve.assets.steps.checks.sequences import SequenceComparison
 from pgsieve.assets.steps.records.sequences import Sequences
 from pgsieve.assets.steps.slot_consumption.drain import drain
@@ -45,6 +47,7 @@ def subscribed(shop: Shop, **subscriptions: list[str]) -> None:
     )
 
 
+@pytest.mark.drawn
 def test_sequences_of_the_file_are_recorded_refreshed_and_compared(shop: Shop) -> None:
     shop.database.execute(
         """CREATE SEQUENCE one; CREATE SEQUENCE "Two" START 10 INCREMENT -2 MINVALUE -100 MAXVALUE 100; CREATE TEMPORARY SEQUENCE of_a_session;

@@ -185,6 +185,7 @@ def test_a_row_filter_that_keeps_failing_at_the_publisher_has_no_table_copied_ag
 
 
 @pytest.mark.usefixtures("orchestrator")
+@pytest.mark.drawn
 def test_a_follower_goes_on_past_what_cannot_be_sent(
     publisher_server: EmbeddedServer, tmp_path: Path
 ) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 SENT = """
 import pickle, sys
 from importlib import import_module
@@ -72,6 +74,7 @@ FUNCTIONS = (
 )
 
 
+@pytest.mark.drawn
 def test_what_executors_run_can_be_sent_to_them() -> None:
     command = [sys.executable, "-c", SENT, *FUNCTIONS]
     sent = subprocess.run(command, capture_output=True, check=False)

@@ -341,6 +341,7 @@ def test_a_server_is_asked_only_for_what_it_knows(version: int, expected: dict[s
 
 
 @pytest.mark.slow
+@pytest.mark.drawn
 def test_a_busy_consumer_keeps_its_connection_and_little_memory(publisher: Publisher) -> None:
     rows, buffer_bytes = 110_000, 8 << 20
     publisher(  # 200 MB

@@ -26,6 +26,7 @@ def _conformity(shop: Shop, table: str) -> TableConformity:
     return check_conformity(declared.subscriptions["one"], declared.lake.open(), ("public", table))
 
 
+@pytest.mark.drawn
 def test_a_row_that_some_filter_let_in_is_no_failure_and_one_that_none_did_is(shop: Shop) -> None:
     """By operation: what only inserts are filtered by lets rows in that no UPDATE would have, and the other way round."""
     shop.database.execute(

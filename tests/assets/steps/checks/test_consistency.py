@@ -259,6 +259,7 @@ def corrupt(replicated: Replicated) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.drawn
 def test_a_repair_brings_just_the_rows_that_differ_in_order_and_moves_no_position(
     replicated: Replicated,
 ) -> None:

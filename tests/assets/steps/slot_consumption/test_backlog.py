@@ -171,6 +171,7 @@ def test_what_a_server_sends_again_after_a_crash_is_in_the_change_log_once(
 
 
 @pytest.mark.spark
+@pytest.mark.drawn
 def test_an_executor_leaves_out_what_a_server_sends_again(server: EmbeddedServer) -> None:
     feed = a_feed(server, "executor")
     with psycopg.connect(server.conninfo(), autocommit=True) as connection:

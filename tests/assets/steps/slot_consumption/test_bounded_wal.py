@@ -45,6 +45,7 @@ def database(publisher_server: EmbeddedServer) -> Iterator[psycopg.Connection]:
 
 @pytest.mark.parametrize("filtered", [False, True], ids=["pipeline", "publisher"])
 @pytest.mark.parametrize("follows", [False, True], ids=["run", "follow"])
+@pytest.mark.drawn
 def test_foreign_writes_retain_little_wal(
     database: psycopg.Connection,
     publisher_server: EmbeddedServer,

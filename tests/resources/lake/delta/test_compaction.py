@@ -184,6 +184,7 @@ for line in sys.stdin:
 """
 
 
+@pytest.mark.drawn
 def test_two_processes_compact_at_the_same_moment(tmp_path: Path) -> None:
     processes = [
         subprocess.Popen(

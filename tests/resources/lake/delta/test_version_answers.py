@@ -19,6 +19,7 @@ def rows(*values: int) -> pa.Table:
 
 
 @pytest.mark.spark
+@pytest.mark.drawn
 def test_spark_is_asked_once_about_a_version(tmp_path: Path) -> None:
     session = engine().session
     records, others, folder = SparkRecords(lambda: session), LocalRecords(), str(tmp_path / "a table")
