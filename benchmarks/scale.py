@@ -1,0 +1,271 @@
+"""What a copy and a catch-up cost a driver and executors: CPU and bytes of each, step by step, on a cluster.
+
+The workload is that of `replication.py`: a table of `--rows` rows is copied, then `--changes` wait in the slot, two thirds of them
+INSERTs. The cluster is a standalone one of Spark's, by default with two workers of one core each beside the driver; `--master` may
+name another that runs on this machine. `--lose` kills that many executors while the changes are transformed and applied. At the end
+each row is compared with the publisher's.
+
+CPU is that of the processes: of this one, of its JVM (with it the two workers' own, which only start executors), and of the executors
+with their Python. Results are the bytes that tasks sent to the driver, as Spark's event log has them; written is what tasks wrote.
+
+    python benchmarks/scale.py --rows 2000000 --changes 10000000 --lose 2
+"""
+
+import argparse
+import json
+import os
+import signal
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event, Thread
+
+import psycopg
+import yaml
+from replication import COLUMNS, ROW, SETTINGS, changes, quiet
+from rich.console import Console
+from rich.table import Table
+
+from pgsieve.assets.steps.apply.replica_tables import apply
+from pgsieve.assets.steps.checks.consistency import check_consistency
+from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
+from pgsieve.assets.steps.operations.initial_copy import copy_tables
+from pgsieve.assets.steps.slot_consumption.drain import drain
+from pgsieve.assets.steps.subscription import Subscription
+from pgsieve.assets.steps.update_transformation.transform import transform
+from pgsieve.pipelines.config.model import load_config
+from pgsieve.pipelines.project import project
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+from pgsieve.resources.work import Work, measured
+
+_CLUSTER = "local-cluster[2,1,2048]"
+_TICKS = os.sysconf("SC_CLK_TCK")
+_EXECUTOR = b"CoarseGrainedExecutorBackend"
+
+
+@dataclass(frozen=True)
+class Process:
+    """One of the machine's: who started it, what it is, and the seconds of CPU of it and of those that it has waited for."""
+
+    parent: int
+    command: bytes
+    cpu: float
+
+
+def processes() -> dict[int, Process]:
+    """All that there are, by their numbers."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            cpu = sum(map(int, fields[11:15])) / _TICKS
+            found[int(folder.name)] = Process(int(fields[1]), (folder / "cmdline").read_bytes(), cpu)
+    return found
+
+
+def executors() -> list[int]:
+    """The numbers of the JVMs of this process' executors."""
+    found = processes()
+    return [
+        number
+        for number, process in found.items()
+        if _EXECUTOR in process.command and b"java" in process.command and _kind(number, found) == "executors"
+    ]
+
+
+class Clock:
+    """CPU of the driver's Python, its JVM, and the executors; those that have ended count as they were seen last."""
+
+    def __init__(self) -> None:
+        self._seen = dict[int, tuple[str, float]]()
+        self._ended = Event()
+        Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(0.5):
+            self.look()
+
+    def look(self) -> Counter[str]:
+        """The seconds so far."""
+        found = processes()
+        for number, process in found.items():
+            if kind := _kind(number, found):
+                self._seen[number] = kind, process.cpu
+        seconds = Counter[str]()
+        for kind, cpu in list(self._seen.values()):
+            seconds[kind] += cpu
+        return seconds
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._ended.set()
+
+
+def _kind(number: int, found: Mapping[int, Process]) -> str | None:
+    """Whose a process is of those that this one has started; None of any other."""
+    kind = "driver" if number == os.getpid() else None
+    while number in found and number != os.getpid():
+        if _EXECUTOR in found[number].command:
+            kind = "executors"
+        elif b"SparkSubmit" in found[number].command:
+            kind = kind or "JVM"
+        number = found[number].parent
+    return kind if number == os.getpid() else None
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a step took."""
+
+    seconds: float
+    cpu: Counter[str]
+    work: Work
+    until: float
+
+
+@contextmanager
+def losing(number: int) -> Iterator[None]:
+    """Kill so many executors within the block, each once it has Python beside it, and two seconds after the one before."""
+    ended, lost = Event(), list[int]()
+
+    def kill() -> None:
+        while len(lost) < number and not ended.wait(2):
+            chosen = [pid for pid in executors() if pid not in lost]
+            if chosen:
+                os.kill(chosen[0], signal.SIGKILL)
+                lost.append(chosen[0])
+
+    thread = Thread(target=kill)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        if number:
+            print(f"executors lost: {len(lost)}", flush=True)
+
+
+def results(log: Path, costs: Mapping[str, Cost]) -> dict[str, Counter[str]]:
+    """Of each step the jobs, tasks, failed tasks, and bytes that tasks sent to the driver, by the times of the event log."""
+    found: dict[str, Counter[str]] = {name: Counter() for name in costs}
+    for file in log.rglob("*"):
+        if not file.is_file():
+            continue
+        for line in file.read_text(encoding="utf-8").splitlines():
+            event = json.loads(line)
+            kind = event["Event"]
+            if kind == "SparkListenerJobStart":
+                _counted(found, costs, event["Submission Time"])["jobs"] += 1
+            elif kind == "SparkListenerTaskEnd":
+                counts = _counted(found, costs, event["Task Info"]["Finish Time"])
+                counts["tasks"] += 1
+                counts["failed"] += event["Task End Reason"]["Reason"] != "Success"
+                metrics = event.get("Task Metrics") or {}
+                counts["results"] += metrics.get("Result Size", 0)
+    return found
+
+
+def _counted(found: Mapping[str, Counter[str]], costs: Mapping[str, Cost], milliseconds: int) -> Counter[str]:
+    step = next((name for name, cost in costs.items() if milliseconds <= cost.until * 1000), None)
+    return Counter() if step is None else found[step]
+
+
+def run(folder: Path, publisher: EmbeddedServer, options: argparse.Namespace) -> None:
+    """Copy, change, catch up, compare; print what it took."""
+    (events := folder / "events").mkdir()
+    with psycopg.connect(publisher.conninfo(), autocommit=True) as source:
+        source.execute(f"create table scale {COLUMNS}")
+        source.execute(f"insert into scale select {ROW} from generate_series(1, {options.rows}) i")
+        source.execute("vacuum (freeze, analyze) scale")
+        source.execute("create publication scale for table scale where (id % 16 < 15)")
+        subscription, lake = opened(folder, publisher, options.master, events)
+        costs, clock = dict[str, Cost](), Clock()
+
+        def step(name: str, act: Callable[[], object], lost: int = 0) -> None:
+            before, began = clock.look(), time.monotonic()
+            with measured() as work, losing(lost):
+                act()
+            costs[name] = Cost(time.monotonic() - began, clock.look() - before, work, time.time())
+            print(f"{name}: {costs[name].seconds:.1f} s", flush=True)
+
+        step("Spark's start", lambda: lake.spark.range(1).collect())
+        step("copy", lambda: copy_tables(subscription, lake, tables_to_copy(subscription, lake), quiet))
+        changes(source, "scale", options.changes * 4 // 3, after=options.rows)
+        step("change log", lambda: drain(subscription.feed, lake, [subscription], quiet))
+        step("transformation", lambda: transform(subscription, lake, quiet), options.lose // 2)
+        step("apply", lambda: apply(subscription, lake, quiet), options.lose - options.lose // 2)
+        for result in check_consistency(subscription, lake, quiet):
+            assert result.equal, result
+        print("each row is the publisher's", flush=True)
+        clock.stop()
+    lake.spark.stop()
+    show(costs, results(events, costs))
+
+
+def opened(folder: Path, publisher: EmbeddedServer, master: str, events: Path) -> tuple[Subscription, Lake]:
+    """A subscription with a row filter, and its lake, on a cluster whose event log is kept; Spark runs all, however little."""
+    written = {
+        "lake": "./lake",
+        "sources": {"scale": {"conninfo": publisher.conninfo()}},
+        "subscriptions": {"scale": {"source": "scale", "publications": ["scale"]}},
+        "spark": {
+            "master": master,
+            "conf": {
+                "spark.eventLog.enabled": "true",
+                "spark.eventLog.dir": events.as_uri(),
+                "spark.eventLog.compress": "false",
+                "spark.driver.host": "127.0.0.1",
+                "spark.driver.memory": "2g",
+                "spark.executor.memory": "1g",
+                "spark.pgsieve.smallBytes": "-1",
+            },
+        },
+    }
+    (path := folder / "pgsieve.yaml").write_text(yaml.safe_dump(written))
+    declared = project(load_config(path))
+    return declared.subscriptions["scale"], declared.lake.open()
+
+
+def show(costs: Mapping[str, Cost], found: Mapping[str, Counter[str]]) -> None:
+    """Print the table."""
+    columns = ("jobs", "tasks", "failed", "results, KiB", "written, MiB")
+    table = Table("step", "seconds", "CPU: driver", "JVM", "executors", *columns)
+    for name, cost in costs.items():
+        counts = found[name]
+        table.add_row(
+            name,
+            *(
+                f"{seconds:.1f}"
+                for seconds in (cost.seconds, *(cost.cpu[k] for k in ("driver", "JVM", "executors")))
+            ),
+            *(str(counts[kind]) for kind in ("jobs", "tasks", "failed")),
+            f"{counts['results'] / 1024:.0f}",
+            f"{cost.work.bytes / 1024**2:.1f}",
+        )
+    Console(width=130).print(table)
+
+
+def main() -> None:
+    """Run it."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rows", type=int, default=2_000_000)
+    parser.add_argument("--changes", type=int, default=1_000_000)
+    parser.add_argument("--master", default=_CLUSTER)
+    parser.add_argument("--lose", type=int, default=0)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="pgsieve-benchmark-") as name:
+        folder = Path(name)
+        with EmbeddedServer(folder / "publisher", settings=SETTINGS) as publisher:
+            run(folder, publisher, options)
+
+
+if __name__ == "__main__":
+    main()
