@@ -5,7 +5,7 @@ groups of files, or a DataFrame, whose session starts only when it is needed. Ra
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from pgsieve.assets.steps.records.columns import Order, order
+from pgsieve.assets.steps.records.columns import Order
 from pgsieve.decoding.changes.columns import ENCODED_COLUMNS
 from pgsieve.decoding.changes.decode import FilterColumns
 from pgsieve.decoding.changes.transform import Encoded
@@ -48,16 +48,14 @@ class Choice:
     def of_frame(self, messages: DataFrame) -> DataFrame:
         """These messages, by Spark."""
         rows, lsn = messages, F.col("commit_lsn")
+        # The mask decides. Spark only spares it what it need not see; files have bounds of the LSN.
         if self.relations is not None:
-            rows = rows.where(
-                F.col("relation_id").isin(sorted(self.relations)) & F.col("kind").isin(*_CHANGES)
-            )
+            rows = rows.where(F.col("relation_id").isin(sorted(self.relations)))
         if self.after is not None:
-            # Files have bounds of the LSN, and none of the order key.
-            rows = rows.where(lsn >= self.after[0]).where(order() > _at(self.after))
+            rows = rows.where(lsn >= self.after[0])
         if self.before is not None:
-            rows = rows.where(lsn <= self.before[0]).where(order() < _at(self.before))
-        return rows if self.without is None else rows.where(lsn != self.without)
+            rows = rows.where(lsn <= self.before[0])
+        return rows.mapInArrow(partial(_chosen, self), rows.schema)
 
     def of_table(self, messages: pa.Table) -> pa.Table:
         """These messages, in this process."""
@@ -79,10 +77,9 @@ class Choice:
         return chosen
 
 
-def _at(at: Order) -> Column:
-    return F.struct(
-        F.lit(at[0]).cast("bigint").alias("commit_lsn"), F.lit(at[1]).cast("bigint").alias("ordinal")
-    )
+def _chosen(choice: Choice, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        yield batch.filter(pa.array(choice.mask(batch)))
 
 
 @dataclass(frozen=True)
