@@ -24,6 +24,7 @@ from pathlib import Path
 
 import psycopg
 import yaml
+from pyspark.sql import SparkSession
 from rich.console import Console
 from rich.table import Table
 
@@ -229,6 +230,8 @@ def main() -> None:
             builtin(publisher, subscriber, options.rows, results)
             warm(folder, publisher, options.rows, results, spark)
             if not options.skip_cold:
+                if options.master.startswith("spark:"):  # Its executors have all of the cluster's cores.
+                    SparkSession.active().stop()
                 cold(folder, publisher, options.rows, results, spark)
     table = Table("what", "seconds", "ratio to the built-in subscription")
     for what, seconds in results.items():

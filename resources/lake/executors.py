@@ -9,12 +9,13 @@ configuration says so (`threads[N]`). The PostgreSQL driver, Arrow and the Parqu
 Python's lock, so threads keep as many cores busy.
 """
 
+import logging
 import re
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache
-from threading import Event, Thread
+from threading import Event, Thread, Timer
 from typing import Protocol
 
 import pyarrow as pa
@@ -37,6 +38,14 @@ Part = Callable[[int, Guard], Iterable[pa.RecordBatch]]
 
 #: Spark splits a range of this many numbers among all cores; its plan gives the number of parts.
 _MANY, _SPLITS = 1_000_000, re.compile(r"splits=(\d+)")
+#: So long a cluster may take for the first job of a session before it is said.
+_SILENT_SECONDS = 20
+_NO_EXECUTOR = (
+    "Spark has run nothing for %d seconds: the cluster may have no free executor. The master's page shows which applications have"
+    " its cores; spark.cores.max in `spark.conf` limits how many this one asks for. This run waits."
+)
+
+_LOGGER = logging.getLogger(__name__)
 
 
 def spark_schema(schema: pa.Schema) -> StructType:
@@ -69,6 +78,18 @@ class Executors(Protocol):
         """Make all running parts end soon; their callers get an error."""
 
 
+@contextmanager
+def _told_after(seconds: int) -> Iterator[None]:
+    """Log where the block, a session's first job, takes longer: Spark waits for executors as long as there are none."""
+    waiting = Timer(seconds, _LOGGER.warning, [_NO_EXECUTOR, seconds])
+    waiting.daemon = True
+    waiting.start()
+    try:
+        yield
+    finally:
+        waiting.cancel()
+
+
 def _same(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     yield from batches
 
@@ -97,7 +118,8 @@ class SparkExecutors:
         session = self._session()
         if not self._has_begun:
             # Executors start with the first job.
-            session.range(1).collect()
+            with _told_after(_SILENT_SECONDS):
+                session.range(1).collect()
             self._has_begun = True
         (plan,) = session.sql(f"explain select id from range({_MANY})").collect()
         splits = _SPLITS.search(plan[0])

@@ -146,8 +146,8 @@ def _write(database: psycopg.Connection, number: int) -> None:
 
 
 @contextmanager
-def _cluster(folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """A standalone cluster of two workers; its address and what a session there needs."""
+def _cluster(folder: Path, workers: int = 2) -> Iterator[tuple[str, dict[str, str]]]:
+    """A standalone cluster of so many workers; its address and what a session there needs."""
     port = free_port()
     java = [str(SPARK_HOME / "bin" / "spark-class")]
     deploy = "org.apache.spark.deploy"
@@ -164,7 +164,7 @@ def _cluster(folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
         ]
         stack.enter_context(process(master, folder / "master"))
         wait_for(port)
-        for number in range(2):
+        for number in range(workers):
             worker = [
                 *(*java, f"{deploy}.worker.Worker", "--cores", "1", "--memory", "1g", "--host", "127.0.0.1"),
                 *("--webui-port", str(free_port()), f"spark://127.0.0.1:{port}"),
@@ -223,6 +223,21 @@ def test_a_standalone_cluster_replicates_also_where_executors_are_lost(
         pgsieve("run")
         assert "set aside" not in pgsieve("status")
         pgsieve("check")
+
+
+@pytest.mark.drawn
+def test_a_run_says_that_it_waits_for_executors(
+    publisher_server: EmbeddedServer, database: psycopg.Connection, tmp_path: Path
+) -> None:
+    """Long: a session may be silent for twenty seconds before it is said."""
+    with _cluster(tmp_path, workers=0) as (master, conf):
+        pgsieve = _Pgsieve(tmp_path, _Lake(str(tmp_path / "lake")), publisher_server, master, conf)
+        running = pgsieve.start("run")
+        assert running.stdout is not None
+        said = next(line for line in running.stdout if "no free executor" in line)
+        running.kill()
+        running.wait()
+    assert "Spark has run nothing for 20 seconds" in said
 
 
 @pytest.mark.long  # tests/faults has the same Spark
