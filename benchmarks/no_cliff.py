@@ -25,7 +25,7 @@ from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
-from pgsieve.decoding.changes.metadata_columns import METADATA
+from pgsieve.decoding.changes.metadata_columns import METADATA, OF_KEPT
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.project import project
 from pgsieve.resources.lake.lake import Lake
@@ -39,6 +39,10 @@ _SETTINGS = {
     "synchronous_commit": "off",
 }
 _UPDATE = "update {table} set amount = amount + 1 where n % {every} = 0"
+#: Each time other rows.
+_DELETE = (
+    "delete from {table} where n in (select n from {table} order by n % {every}, n limit {rows} / {every})"
+)
 _PLAIN, _LARGE = "plain updates", "updates of a large value"
 #: A large value is not compressed, and too large for the row.
 _BODY = "repeat(md5(i::text), 100)"
@@ -70,7 +74,12 @@ KINDS = {
     "an array key": Kind("id int[] primary key", "array[i, i % 7]"),
     "TRUNCATE": Kind(change="truncate {table}; insert into {table} {first}"),
     "mapped names": Kind(more='"Line No" int', more_of="i % 1000"),
-    "metadata columns": Kind(layout={"columns": {kind: f"_{kind}" for kind in METADATA}}),
+    "metadata columns": Kind(
+        layout={"columns": {kind: f"_{kind}" for kind in METADATA if kind not in OF_KEPT}}
+    ),
+    "deletes": Kind(change=_DELETE),
+    "soft deletes": Kind(layout={"deletes": "soft"}, change=_DELETE, beside="deletes"),
+    "soft deletes, updates": Kind(layout={"deletes": "soft"}),
     "no key": Kind("id bigint", alter="replica identity full"),
     _LARGE: Kind(
         **_TOAST, change=_UPDATE.replace(" where", ", body = repeat(md5(random()::text), 100) where")

@@ -224,6 +224,13 @@ def _with_metadata_columns(world: World) -> None:
     world.shell("pgsieve run")
 
 
+def _with_soft_deletes(world: World) -> None:
+    layout = "{deletes: soft}"
+    world.configure(f"subscriptions: {{sales: {{source: shop, publications: [sales], layout: {layout}}}}}")
+    world.database.execute("delete from orders where id = 1")
+    world.shell("pgsieve run")
+
+
 def _disabled_by_a_value(world: World) -> None:
     """A subscription that a transaction has disabled, whose LSN takes the place of the page's."""
     world.configure("subscriptions: {sales: {source: shop, publications: [sales], disable_on_error: true}}")
@@ -323,7 +330,7 @@ PAGE_BLOCKS: dict[str, list[tuple[str, Run | NotRun]]] = {
     ],
     "docs/history.md": [
         ("SELECT id, amount, _operation", Run(_spark_sql, _with_metadata_columns)),
-        ("CREATE VIEW orders_with_deleted", Run(_spark_sql)),
+        ("SELECT id, amount, _deleted_at", Run(_spark_sql, _with_soft_deletes)),
         ("SELECT * FROM (", Run(_spark_sql)),
     ],
     "docs/migrating.md": [

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
-from pgsieve.decoding.changes.metadata_columns import metadata_type
+from pgsieve.decoding.changes.metadata_columns import DELETED, FLAGS, OF_KEPT, metadata_type
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import (
     Catalog,
@@ -167,7 +167,10 @@ class Subscription:
 
     def metadata(self, table: Table) -> Mapping[str, str]:
         """The metadata columns of a table's replica: the name of each kind of metadata."""
-        return self.layout.of((table.schema, table.name)).columns or {}
+        layout = self.layout.of((table.schema, table.name))
+        named = layout.columns or {}
+        kept = {kind: named.get(kind, name) for kind, name in OF_KEPT.items() if layout.keeps_deleted}
+        return {kind: name for kind, name in named.items() if kind not in OF_KEPT} | kept
 
     def metadata_problem(self, replicated: ReplicatedTable) -> PgsieveError | None:
         """Why a table's replica cannot have the metadata columns; None where it can."""
@@ -180,6 +183,13 @@ class Subscription:
                     hint=f'give it another name in `columns` of the layout of subscription "{self.name}" in pgsieve.yaml',
                     sqlstate="42701",
                 )
+            taken[name.lower()] = name
+        if DELETED in metadata and not replicated.key and {"delete", "truncate"} & replicated.operations:
+            return PgsieveError(
+                f'table "{replicated.table.qualified}" has no key, by which a row that is deleted could come back to life',
+                hint="give it a key, publish INSERTs of it only, or say `deletes: hard` for it in `tables` of the layout in pgsieve.yaml",
+                sqlstate="0A000",
+            )
         if metadata and not replicated.key and {"update", "delete"} & replicated.operations:
             return PgsieveError(
                 f'table "{replicated.table.qualified}" has no key, and rows that are told apart by their values alone have no'
@@ -322,6 +332,16 @@ class Definition:
         return next((name for name, each in self.metadata if each == kind), None)
 
     @property
+    def deleted(self) -> str | None:
+        """The column that says whether a row is deleted; None where deleted rows go."""
+        return self.metadata_column(DELETED)
+
+    @property
+    def kept(self) -> tuple[tuple[str, str], ...]:
+        """The metadata columns, where deleted rows are kept by their key; otherwise none."""
+        return self.metadata if self.key and self.deleted else ()
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The column names."""
         return tuple(name for name, _ in self.columns)
@@ -366,6 +386,15 @@ def planned_sources(former: Definition, present: Definition) -> tuple[ColumnSour
         raise SchemaChangedError("the rows of its partitions are found by a key now")
     if all(source.former is None for source in planned) and present != former:
         raise SchemaChangedError("no column is left of the former ones")
-    # Of the rows of before nothing new is known.
-    metadata = (ColumnSource(name, former.metadata_column(kind)) for name, kind in present.metadata)
+    if former.kept and not present.kept:
+        raise SchemaChangedError("rows that are deleted are kept no more")
+    if present.kept and former.key_numbers != present.key_numbers:
+        raise SchemaChangedError("its key changed, and rows that were deleted may share the new one")
+    # Of former rows only one thing is known: they live.
+    lives = dict.fromkeys((kind for _, kind in present.metadata if kind in FLAGS), "f")
+    metadata = (
+        ColumnSource(name, held, None if held else lives.get(kind))
+        for name, kind in present.metadata
+        for held in (former.metadata_column(kind),)
+    )
     return (*planned, *metadata)

@@ -19,6 +19,8 @@ CHANGE_COLUMNS = ("commit_lsn", "ordinal", "number", "commit_time", "operation",
 #: The columns that are read of a message.
 ENCODED_COLUMNS = (*CHANGE_COLUMNS[:4], "data")
 SIDES = ("old", "new")
+#: The type of `commit_time`.
+COMMIT_TIME = pa.timestamp("us", "UTC")
 
 
 def changes_schema(columns: Iterable[tuple[str, pa.DataType]]) -> pa.Schema:
@@ -30,7 +32,7 @@ def changes_schema(columns: Iterable[tuple[str, pa.DataType]]) -> pa.Schema:
             ("commit_lsn", pa.int64()),
             ("ordinal", pa.int64()),
             ("number", pa.int64()),
-            ("commit_time", pa.timestamp("us", "UTC")),
+            ("commit_time", COMMIT_TIME),
             ("operation", pa.string()),
             ("unchanged", pa.list_(pa.string())),
             ("old", row),

@@ -17,12 +17,13 @@ from pgsieve.decoding.changes.net_change import NONE, Mask, NetChange, Numbers
 
 @dataclass(frozen=True)
 class MergeSource:
-    """The action of a MERGE for each of some `keys`: delete, update or upsert.
+    """The action of a MERGE for each of some `keys`: delete, update or upsert; end, where ended rows are kept.
 
     `last` is the change with the row. `sent` is, for columns that some change left out, the change with the
     column's value; `NONE` where no change has it. Then a row that comes from another key has the value of the
     replica's row of the key `base`, and a row that `keeps` the column has its own. `expected`: the replica
-    should have a row of the key.
+    should have a row of the key. `ended` is the change that ended a row that is kept; `end` alters only that
+    row's metadata.
     """
 
     keys: Numbers
@@ -32,19 +33,25 @@ class MergeSource:
     sent: Mapping[str, Numbers]
     base: Numbers
     keeps: Mapping[str, Mask]
+    ended: Numbers
 
 
-def merge_source(net: NetChange) -> MergeSource:
-    """The source of a MERGE that applies a net change to the replica."""
-    moved, remains = net.updated & (net.base != net.keys), net.upserted | net.updated
+def merge_source(net: NetChange, *, keeps: bool = False) -> MergeSource:
+    """The source of a MERGE that applies a net change to the replica; `keeps` as in `net_changes`."""
+    moved, remains = net.updated & (net.base != net.keys), net.remains
     unsent = {name: changes == NONE for name, changes in net.sent.items()}
     lacking = moved & np.logical_or.reduce([*unsent.values(), np.zeros_like(moved)])
+    # A key without a row afterwards keeps its ended row.
+    at = np.flatnonzero(remains) if keeps else np.arange(len(net.keys))
+    ends = net.updated & (net.last == NONE)
+    actions = np.select([net.upserted | moved, ends, net.updated], ["upsert", "end", "update"], "delete")
     return MergeSource(
-        keys=net.keys,
-        actions=np.select([net.upserted | moved, net.updated], ["upsert", "update"], "delete"),
-        expected=net.expected,
-        last=np.where(remains, net.last, NONE),
-        sent={name: np.where(remains, changes, NONE) for name, changes in net.sent.items()},
-        base=np.where(lacking, net.base, NONE),
-        keeps={name: net.updated & ~moved & lacks for name, lacks in unsent.items()},
+        keys=net.keys[at],
+        actions=actions[at],
+        expected=net.expected[at],
+        last=np.where(remains, net.last, NONE)[at],
+        sent={name: np.where(remains, changes, NONE)[at] for name, changes in net.sent.items()},
+        base=np.where(lacking, net.base, NONE)[at],
+        keeps={name: (net.updated & ~moved & lacks)[at] for name, lacks in unsent.items()},
+        ended=net.ended[at],
     )

@@ -1,6 +1,7 @@
 """Metadata columns: what a replica says of each of its rows beside the table's columns, as ordinary columns of its changes.
 
-In: which metadata (`METADATA`), and changes of one relation version. Out: values for their new rows. Raises nothing.
+In: which metadata (`METADATA`), and changes of one relation version. Out: values for their new rows, and for the old ones that are kept
+where they end. Raises nothing.
 
 A row that was copied has the snapshot's LSN and time and no commit; the first change of it replaces all. When it was applied is
 known to the apply only, which puts it in (`Stamp`).
@@ -8,17 +9,18 @@ known to the apply only, which puts it in (`Stamp`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pgsieve.decoding.values.types import ColumnType, column_type
 
-_BIGINT, _TEXT, _TIMESTAMPTZ = 20, 25, 1184
+_BOOLEAN, _BIGINT, _TEXT, _TIMESTAMPTZ = 16, 20, 25, 1184
 #: The metadata that there is, and PostgreSQL's types of it.
 METADATA: Mapping[str, int] = MappingProxyType(
     {
@@ -30,11 +32,20 @@ METADATA: Mapping[str, int] = MappingProxyType(
         "applied_at": _TIMESTAMPTZ,
         "copy_lsn": _BIGINT,
         "copy_time": _TIMESTAMPTZ,
+        "deleted": _BOOLEAN,
+        "filtered": _BOOLEAN,
+        "deleted_at": _TIMESTAMPTZ,
     }
 )
-APPLIED_AT = "applied_at"
+APPLIED_AT, DELETED = "applied_at", "deleted"
+#: The metadata of deleted rows, and the default names of these columns.
+OF_KEPT = {"deleted": "_deleted", "filtered": "_filtered", "deleted_at": "_deleted_at"}
+#: Metadata columns: their names, and the kind of each.
+Metadata = Sequence[tuple[str, str]]
 #: What changes have under the same name.
 _OF_CHANGES = frozenset({"commit_lsn", "commit_time", "ordinal", "operation"})
+FLAGS = frozenset({"deleted", "filtered"})
+_ENDED: Mapping[str, object] = MappingProxyType({"deleted": True, "operation": "delete"})
 
 
 def metadata_type(kind: str) -> ColumnType:
@@ -57,7 +68,48 @@ class MetadataColumns:
             return changes[kind].cast(arrow)
         if kind == "source_table" and self.source is not None:
             return pa.repeat(pa.scalar(self.source, arrow), count)
+        if kind in FLAGS:
+            return pa.repeat(pa.scalar(False, arrow), count)
         return pa.nulls(count, arrow)
+
+    def kept(self, name: str, changes: Mapping[str, pa.Array], came_as: pa.Array) -> pa.Array:
+        """The same for old rows, which may be kept; NULL where there is none. `came_as` are the operations before row filters."""
+        kind = self.kinds[name]
+        match kind:
+            case _ if DELETED not in self.kinds.values():
+                return pa.nulls(len(came_as), metadata_type(kind).arrow)
+            case "deleted" | "operation":
+                return pa.repeat(pa.scalar(_ENDED[kind], metadata_type(kind).arrow), len(came_as))
+            case "deleted_at":
+                return changes["commit_time"].cast(metadata_type(kind).arrow)
+            case "filtered":
+                return pc.and_(pc.equal(changes["operation"], "delete"), pc.equal(came_as, "update"))
+            case _:
+                return self.values(name, changes, len(came_as))
+
+
+def metadata_schema(metadata: Metadata) -> pa.Schema:
+    """The Arrow schema of metadata columns."""
+    return pa.schema([(name, metadata_type(kind).arrow) for name, kind in metadata])
+
+
+def truncated_metadata(truncates: pa.Table, metadata: Metadata) -> pa.Table:
+    """The metadata of rows that TRUNCATEs end, one row per TRUNCATE; these have `commit_lsn`, `ordinal` and `commit_time`."""
+    said = {
+        "deleted_at": truncates["commit_time"],
+        "operation": pa.repeat("truncate", truncates.num_rows),
+        "deleted": pa.repeat(True, truncates.num_rows),
+        "filtered": pa.repeat(False, truncates.num_rows),
+        **{name: truncates[name] for name in truncates.column_names},
+    }
+    schema = metadata_schema(metadata)
+    columns = [
+        said[kind].cast(schema.field(name).type)
+        if kind in said
+        else pa.nulls(truncates.num_rows, schema.field(name).type)
+        for name, kind in metadata
+    ]
+    return pa.table(columns, schema)
 
 
 def copied_as(kind: str, lsn: int, time: str) -> str:
@@ -73,6 +125,8 @@ def copied_as(kind: str, lsn: int, time: str) -> str:
             return f"'{time}'::pg_catalog.timestamptz"
         case "applied_at":
             return "pg_catalog.clock_timestamp()"
+        case "deleted" | "filtered":
+            return "false"
         case _:
             return "null::" + (
                 "pg_catalog.timestamptz" if METADATA[kind] == _TIMESTAMPTZ else "pg_catalog.int8"
@@ -80,6 +134,16 @@ def copied_as(kind: str, lsn: int, time: str) -> str:
 
 
 Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
+
+
+def living(rows: Rows, schema: pa.Schema, deleted: str | None) -> Rows:
+    """The columns of a schema, in its types, of the living rows among a replica's: those that the column `deleted` does not mark.
+
+    None: all rows live.
+    """
+    # Arrow filters no views, which DataFusion reads.
+    typed = rows.select(schema.names).cast(schema)
+    return typed if deleted is None else typed.filter(pc.invert(pc.fill_null(rows[deleted], False)))
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ src/backend/executor/execReplication.c.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -92,6 +92,9 @@ class NetChange:
     is no row. `last` is the change that has the row. `sent` is, for columns that some change left out, the
     change that has the value: `NONE` where only the replica's row of `base` has it. `expected`: the replica
     should have a row of this key before the changes.
+
+    Where ended rows are kept, `ended` is the change that ended the row: `NONE` where the row lives. Then the row
+    is there with its last values. A row of the replica that was ended and not changed before has no `last`.
     """
 
     keys: Numbers
@@ -101,6 +104,25 @@ class NetChange:
     last: Numbers
     base: Numbers
     sent: Mapping[str, Numbers]
+    ended: Numbers
+
+    @property
+    def remains(self) -> Mask:
+        """The keys that have a row afterwards, also an ended row that is kept."""
+        remains: Mask = self.upserted | self.updated
+        return remains
+
+    def counts(self, before: Mask) -> dict[str, int]:
+        """How many living rows come, change, go and are missing. `before`: the keys of living rows in the replica."""
+        lives = (self.upserted | (self.updated & before[self.base])) & (self.ended == NONE)
+        present = before[self.keys]
+        counted = {
+            "inserted": lives & ~present,
+            "updated": lives & present,
+            "deleted": ~lives & present,
+            "missing": self.expected & ~present,
+        }
+        return {kind: int(np.count_nonzero(rows)) for kind, rows in counted.items()}
 
 
 @dataclass(frozen=True)
@@ -136,11 +158,12 @@ class _Tenures:
         return _changes(self.keys)
 
 
-def net_changes(changes: KeyChanges, present: Mask) -> tuple[NetChange, int | None]:
+def net_changes(changes: KeyChanges, present: Mask, *, keeps: bool = False) -> tuple[NetChange, int | None]:
     """The outcome for each key, and the first change that meets a row of its key (None: no change does).
 
     `present` says for each key whether the replica has a row of it. After a conflict the net change means
-    nothing.
+    nothing. With `keeps` the last row of each key that ends stays as it was. Then `present` has to be known for
+    every key.
     """
     changes = _without_lost_moves(changes, present)
     tenures = _tenures(changes)
@@ -148,7 +171,13 @@ def net_changes(changes: KeyChanges, present: Mask) -> tuple[NetChange, int | No
     origin, base, sent = _inherited(tenures, sent)
     final = np.flatnonzero(np.append(tenures.is_first[1:], True)) if len(last) else _none(0)
     begins = np.flatnonzero(tenures.is_first)
-    is_gone = tenures.ended[final]
+    is_gone, ended = tenures.ended[final], _none(len(final))
+    if keeps and len(final):
+        has_row = (origin == INSERT) | ((origin == _REPLICA) & present[base])
+        latest = np.maximum.reduceat(np.where(has_row, np.arange(len(origin)), NONE), begins)
+        is_gone = latest == NONE
+        final = np.where(is_gone, final, latest)
+        ended = np.where(tenures.ended[final] & ~is_gone, tenures.place[tenures.ends_at[final]], NONE)
     net = NetChange(
         keys=tenures.keys[final],
         upserted=~is_gone & (origin[final] == INSERT),
@@ -157,8 +186,35 @@ def net_changes(changes: KeyChanges, present: Mask) -> tuple[NetChange, int | No
         last=np.where(is_gone, NONE, last[final]),
         base=base[final],
         sent={name: places[final] for name, places in sent.items()},
+        ended=ended,
     )
     return net, _conflict(tenures, origin, base, present)
+
+
+def with_deletes(changes: KeyChanges, truncates: Sequence[int], keys: int) -> tuple[KeyChanges, Numbers]:
+    """The changes with DELETEs in the place of each TRUNCATE, and for each of them the number that it had.
+
+    `truncates` has for each TRUNCATE the number of changes before it, in order. The first one deletes all of so many
+    keys, a later one those with changes since. A DELETE has the number of its TRUNCATE, which follow those of changes.
+    """
+    at, deleted, which, begin = list[Numbers](), list[Numbers](), list[Numbers](), 0
+    for number, end in enumerate(truncates, len(changes.operations)):
+        concerned = np.concatenate([changes.old[begin:end], changes.new[begin:end]])
+        concerned = np.unique(concerned[concerned != NONE]) if at else np.arange(keys)
+        deleted.append(concerned)
+        at.append(np.full(len(concerned), end))
+        which.append(np.full(len(concerned), number))
+        begin = end
+    if not at:
+        return changes, np.arange(len(changes.operations))
+    where = np.concatenate(at)
+    with_those = KeyChanges(
+        np.insert(changes.operations, where, DELETE),
+        np.insert(changes.old, where, np.concatenate(deleted)),
+        np.insert(changes.new, where, NONE),
+        {name: np.insert(is_sent, where, False) for name, is_sent in changes.sent.items()},
+    )
+    return with_those, np.insert(np.arange(len(changes.operations)), where, np.concatenate(which))
 
 
 def _tenures(changes: KeyChanges) -> _Tenures:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TypeAlias
 
 import numpy as np
@@ -193,7 +194,7 @@ def _as_sent(
     columns["operation"] = _OPERATIONS.take(pa.array(becomes, mask=becomes == NOTHING))
     for name, gone in (("old", "insert"), ("new", "delete"), ("unchanged", "delete")):
         columns[name] = _without(columns[name], becomes == _CODES[gone])
-    sent = _projected(columns, without_slice(schema), metadata)
+    sent = _projected(columns, without_slice(schema), metadata, came_as)
     if (becomes != NOTHING).all():
         return sent, came_as
     is_sent = columns["operation"].is_valid()
@@ -208,15 +209,16 @@ def _without(values: pa.Array, absent: _Mask) -> pa.Array:
 
 
 def _projected(
-    columns: Mapping[str, pa.Array], schema: pa.Schema, metadata: MetadataColumns
+    columns: Mapping[str, pa.Array], schema: pa.Schema, metadata: MetadataColumns, came_as: pa.Array
 ) -> pa.RecordBatch:
-    """The columns of a schema; those of both sides in its order, metadata on the new side only."""
+    """The columns of a schema, those of both sides in its order. An old row has the metadata of its end."""
     arrays = {name: columns[name] for name in schema.names}
 
     def child(rows: pa.StructArray, side: str, f: pa.Field) -> pa.Array:
         if f.name not in metadata.kinds:
             return field_of(rows, f.name)
-        return metadata.values(f.name, columns, len(rows)) if side == "new" else pa.nulls(len(rows), f.type)
+        new = side == "new"
+        return metadata.values(f.name, columns, len(rows)) if new else metadata.kept(f.name, columns, came_as)
 
     for side in SIDES:
         rows, fields = arrays[side], list(schema.field(side).type)
@@ -225,12 +227,15 @@ def _projected(
     return pa.RecordBatch.from_arrays(list(arrays.values()), schema=schema)
 
 
-def truncates(places: Sequence[tuple[int, int]], schema: pa.Schema) -> pa.RecordBatch:
-    """TRUNCATEs at these order keys, as changes of that schema except the slice.
+def truncates(places: Sequence[tuple[int, int, datetime | None]], schema: pa.Schema) -> pa.RecordBatch:
+    """TRUNCATEs at these order keys and commit times, as changes of that schema except the slice.
 
     Their other columns are NULL.
     """
-    rows = [{"commit_lsn": lsn, "ordinal": ordinal, "operation": "truncate"} for lsn, ordinal in places]
+    rows = [
+        {"commit_lsn": lsn, "ordinal": ordinal, "commit_time": time, "operation": "truncate"}
+        for lsn, ordinal, time in places
+    ]
     return pa.RecordBatch.from_pylist(rows, without_slice(schema))
 
 

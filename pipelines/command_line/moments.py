@@ -142,6 +142,11 @@ def print_refiltered(report: RefilterReport) -> None:
     for each in report.tables:
         console.add_row(listed, quote_qualified(each.schema, each.name), each.source, each.rows, each.reason)
     console.print_out(listed)
+    if report.lacking:
+        copies = f"`pgsieve resync {report.subscription} SCHEMA.TABLE` copies it, `pgsieve run` one that has no replica yet"
+        console.print_out(
+            console.Text.assemble(("hint: ", "bold"), f"where no replica has the rows, {copies}")
+        )
 
 
 def print_moment(report: MomentReport) -> None:

@@ -5,6 +5,7 @@ In: results (`pgsieve.pipelines.commands.validation_results`). Out: lines. Nothi
 
 from collections.abc import Mapping, Sequence
 
+from pgsieve.decoding.changes.metadata_columns import DELETED
 from pgsieve.decoding.publications.catalog import OPERATIONS
 from pgsieve.decoding.values.quoting import quote_identifier, quote_qualified
 from pgsieve.decoding.wording import counted
@@ -86,6 +87,8 @@ def _print_received(table: ReceivedTable) -> None:
     if table.metadata:
         described = ", ".join(f"{quote_identifier(name)} ({kind})" for kind, name in table.metadata.items())
         print_out(Text.assemble(("    metadata columns: ", "dim"), described))
+    if DELETED in table.metadata:
+        print_out(Text.assemble(("    deletes: ", "dim"), "soft, the row stays and says so"))
     for changes in table.changes:
         name = quote_qualified(table.schema, table.name)
         if changes.relations != (name,):

@@ -7,10 +7,11 @@ into a ConfigError.
 import re
 from collections.abc import Mapping
 from string import Formatter
-from typing import Annotated
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, field_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, field_validator, model_validator
 
+from pgsieve.decoding.changes.metadata_columns import OF_KEPT
 from pgsieve.pipelines.config.identifiers import parse_qualified
 from pgsieve.pipelines.config.values import Filled, Metadata, PlainName, distinct, qualified, refusal
 from pgsieve.resources.lake.delta.layout import (
@@ -106,11 +107,13 @@ class TableLayoutConfig(BaseModel):
     properties: Annotated[dict[str, str], BeforeValidator(_as_text), AfterValidator(_properties)] = {}
     target_file_size: Annotated[int, BeforeValidator(_bytes)] | None = None
     columns: Annotated[dict[Metadata, PlainName], AfterValidator(_names_once)] | None = None
+    deletes: Literal["soft", "hard"] | None = None
 
     def layout(self) -> TableLayout:
         """The layout in the form of the steps."""
         columns = None if self.columns is None else dict[str, str](sorted(self.columns.items()))
-        return TableLayout(self.cluster_by, self.properties, self.target_file_size, columns)
+        keeps = None if self.deletes is None else self.deletes == "soft"
+        return TableLayout(self.cluster_by, self.properties, self.target_file_size, columns, keeps)
 
 
 class LayoutConfig(TableLayoutConfig):
@@ -124,6 +127,17 @@ class LayoutConfig(TableLayoutConfig):
     def _tables_once(cls, tables: dict[str, TableLayoutConfig]) -> dict[str, TableLayoutConfig]:
         distinct((qualified(name, 2, 'public.orders, "Sales"."Order Lines"') for name in tables), "table")
         return tables
+
+    @model_validator(mode="after")
+    def _marks_rows_that_are_kept(self) -> Self:
+        layouts: tuple[TableLayoutConfig, ...] = (self, *self.tables.values())
+        named = {kind for each in layouts for kind in each.columns or {}} & OF_KEPT.keys()
+        if named and not any(each.deletes == "soft" for each in layouts):
+            raise refusal(
+                f"has columns of deleted rows ({', '.join(sorted(named))}), which are deleted",
+                "`deletes: soft` beside them",
+            )
+        return self
 
     def of_subscription(self) -> SubscriptionLayout:
         """The layout in the form of the steps."""

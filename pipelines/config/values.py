@@ -172,6 +172,9 @@ Metadata = Literal[
     "applied_at",
     "copy_lsn",
     "copy_time",
+    "deleted",
+    "filtered",
+    "deleted_at",
 ]
 PlainName = Annotated[str, AfterValidator(_plain_name)]
 FolderName = Annotated[str, AfterValidator(_folder_name)]

@@ -130,9 +130,20 @@ def outcome(lake: Lake, path: str, pending: Pending, end: int, **counts: int) ->
 
 
 def merged(
-    lake: Lake, path: str, pending: Pending, end: int, counts: Mapping[str, int], expected: int
+    lake: Lake,
+    path: str,
+    pending: Pending,
+    end: int,
+    counts: Mapping[str, int],
+    expected: int,
+    kept: Mapping[str, int] | None = None,
 ) -> Applied:
-    """The same for a MERGE: rows by kind of change (none where its position was reached), and how many were expected."""
+    """The same for a MERGE: rows by kind of change (none where its position was reached), and how many were expected.
+
+    `kept` are its rows by kind where ended rows are kept: a MERGE counts those as updated.
+    """
+    if kept is not None:
+        return outcome(lake, path, pending, end, **(kept if counts else {}))
     matched = counts.get("updated", 0) + counts.get("deleted", 0)
     missing = max(0, expected - matched) if counts else 0
     return outcome(lake, path, pending, end, **counts, missing=missing)

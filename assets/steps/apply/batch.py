@@ -266,7 +266,7 @@ def _commit(search: ConflictSearch, plan: Plan, end: int) -> Applied | None:
         if not plan.examined:
             search.refuse(few)
         with lake.access.refusing(path):
-            applied = FewChangesWriter(lake, few.local, path, definition, pending, end).apply(few.rows)
+            applied = FewChangesWriter(lake, few, path, definition, pending, end).apply()
             reach(Failpoint.REPLICA_COMMITTED)
     return applied
 

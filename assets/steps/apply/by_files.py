@@ -8,7 +8,7 @@ or rows of these files are marked already, deleted rows are marked in deletion v
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from pgsieve.assets.steps.apply.applied import Applied, Pending, outcome
 from pgsieve.assets.steps.apply.completion import Completion, NetRows, completions, net_rows
+from pgsieve.assets.steps.apply.kept_rows import Endings, KeptRows
 from pgsieve.assets.steps.apply.keyed_changes import (
     KeyConflict,
     KeyedChanges,
@@ -50,24 +51,28 @@ REWRITTEN = 4
 
 @dataclass(frozen=True)
 class Gone:
-    """Deleted rows of a replica, file by file: `marked` as deleted, or else their files are rewritten without them."""
+    """Deleted rows of a replica, file by file: `marked` as deleted, or else their files are rewritten without them.
+
+    `kept` are those that are inserted again, as rows that have ended.
+    """
 
     matches: Sequence[FileMatches] = ()
     marked: bool = False
+    kept: Sequence[KeptRows] = ()
 
     @property
     def nbytes(self) -> int:
         """How much memory the arrays take."""
-        return sum(each.nbytes for m in self.matches for each in (m.rows, m.keys, m.deleted))
+        matched = sum(each.nbytes for m in self.matches for each in (m.rows, m.keys, m.deleted))
+        return matched + sum(rows.nbytes for rows in self.kept)
 
 
 @dataclass(frozen=True)
 class Net:
     """The net change of a batch for a replica: new rows, deleted rows, and the first conflict.
 
-    `counts` are the rows by kind, as in `outcome`.
-
-    `counts` are the rows by kind, as in `outcome`. `changes` says whether there is anything to commit.
+    `counts` are the rows by kind, as in `outcome`. `changes` says whether there is anything to commit. `ended`
+    are the metadata of new rows that have ended.
     """
 
     come: NetRows
@@ -75,19 +80,21 @@ class Net:
     counts: Mapping[str, int]
     changes: bool
     conflict: KeyConflict | None = None
+    ended: Sequence[Completion] = ()
 
 
 @dataclass(frozen=True)
 class ManyChanges:
     """A batch's changes as they are stored; `schema` has the columns of the rows. Without a net change there are INSERTs alone.
 
-    `stamp` is the column that says when rows were applied, if there is one.
+    `stamp` is the column that says when rows were applied, if there is one. `empties`: none of the replica's rows stays.
     """
 
     committer: ByFiles
     groups: Sequence[RowGroup]
     schema: pa.Schema
     net: Net | None
+    empties: bool = False
     stamp: str | None = None
 
     @property
@@ -110,16 +117,16 @@ def many_changes(
         return None
     rows = stored.schema.field("new").type
     schema = pa.schema([rows.field(name) for name in definition.names])
-    truncated = pending.truncated_at is not None
-    committer = lake.policy.committer(path, definition.names, None, lambda: schema, overwrite=truncated)
+    empties = _empties(definition, pending)
+    committer = lake.policy.committer(path, definition.names, None, lambda: schema, overwrite=empties)
     if not isinstance(committer, ByFiles):
         return None
     stamp = definition.metadata_column(APPLIED_AT)
     if not (definition.key or pending.sent("update", "delete")):
-        return ManyChanges(committer, stored.groups, schema, None, stamp)
+        return ManyChanges(committer, stored.groups, schema, None, empties, stamp)
     decide = _Deciding(lake, committer, path, log, definition, pending, stored.groups, schema)
     net = decide.keyed() if definition.key else decide.keyless()
-    return None if net is None else ManyChanges(committer, stored.groups, schema, net, stamp)
+    return None if net is None else ManyChanges(committer, stored.groups, schema, net, empties, stamp)
 
 
 @dataclass(frozen=True)
@@ -137,40 +144,49 @@ class _Deciding:
 
     def keyed(self) -> Net | None:
         """The outcome for the keys; None also where they have too many bytes."""
-        pending, lake = self.pending, self.lake
+        pending, lake, kept = self.pending, self.lake, self.definition.kept
         keys = pa.schema([self.schema.field(name) for name in self.definition.key])
         with lake.access.refusing(self.log):
             files, unsent = dict.fromkeys(group.file for group in self.groups), sorted(pending.unchanged)
-            stored = stored_changes(lake.store, files, keys, unsent)
-            keyed = keyed_changes(stored, keys, unsent, pending.ends, pending.since, KEY_BYTES)
+            stored = stored_changes(lake.store, files, keys, unsent, kept)
+            keyed = keyed_changes(stored, keys, unsent, pending.ends, pending.since, KEY_BYTES, kept)
         matches = None if keyed is None else self._matches(keyed)
         if keyed is None or matches is None:
             return None
+        living = self._living(matches) if kept else matches
         before = np.zeros(keyed.keys.num_rows + 1, np.bool_)
-        for match in matches:
+        for match in living:
             before[match.keys] = True
         net, conflict = keyed.net(before)
-        if pending.truncated_at is not None:
+        if _empties(self.definition, pending):
             before, matches = np.zeros_like(before), []
-        # A key that only a lost move would have had keeps its row.
+        remains = net.upserted | (net.updated & before[net.base])
+        # A key keeps its row where only a lost move begins one, and its ended row where no row comes.
         concerned = np.zeros_like(before)
-        concerned[net.keys] = True
-        gone = self._gone([match.of_keys(concerned) for match in matches if concerned[match.keys].any()])
+        concerned[net.keys[remains] if kept else net.keys] = True
+        leaving = [match.of_keys(concerned) for match in matches if concerned[match.keys].any()]
+        stays, ended = list[KeptRows](), list[Completion]()
+        if kept:
+            endings = Endings(keyed, net, remains, self._emptied(keyed))
+            (leaving, stays), ended = endings.replaced(leaving), endings.completions(self.schema)
+        gone = self._gone(leaving)
         if gone is None:
             return None
-        remains, present = net.upserted | (net.updated & before[net.base]), before[net.keys]
-        counts = {
-            "inserted": remains & ~present,
-            "updated": remains & present,
-            "deleted": ~remains & present,
-            "missing": net.expected & ~present,
-        }
-        totals = {kind: int(np.count_nonzero(rows)) for kind, rows in counts.items()}
-        if pending.truncated_at is not None:
-            totals["missing"] = 0
+        totals = net.counts(before) | ({"missing": 0} if pending.truncated_at is not None else {})
         changes = bool(net.expected.any() or remains.any() or pending.truncated_at is not None)
-        come = net_rows(keyed.places[keyed.effective :], net, remains)
-        return Net(come, gone, totals, changes, conflict)
+        come = net_rows(keyed.places[keyed.effective :], net, remains & (net.last != NONE))
+        return Net(come, replace(gone, kept=stays), totals, changes, conflict, ended)
+
+    def _living(self, matches: Sequence[FileMatches] | None) -> Sequence[FileMatches]:
+        """The living rows among some rows of the replica; None: among all."""
+        deleted = self.definition.deleted
+        assert deleted is not None
+        with self.lake.access.refusing(self.path):
+            return self.committer.local.rows_without(self.path, deleted, matches)
+
+    def _emptied(self, keyed: KeyedChanges) -> Sequence[FileMatches]:
+        """All living rows of the replica, where a TRUNCATE ends them."""
+        return () if keyed.emptied is None else self._living(None)
 
     def keyless(self) -> Net | None:
         """The change of the multiset."""
@@ -225,6 +241,11 @@ class _Deciding:
         return 0 if limit < 0 else most
 
 
+def _empties(definition: Definition, pending: Pending) -> bool:
+    """Whether a batch leaves none of the replica's rows."""
+    return pending.truncated_at is not None and not definition.kept
+
+
 def _may_be_of_other_key(definition: Definition, pending: Pending) -> bool:
     """Whether some changes may be of the table's former key: rows may have been equal in the present one then."""
     former = definition.former
@@ -267,20 +288,23 @@ class FilesWriter:
         rewritten = net.gone.matches if net is not None and marked is None else ()
         whole, size = committer.local.arrow_schema(path), committer.file_bytes(path, {})
         runner = lake.policy.runner(self.pending.size)
+        stays = net.gone.kept if net is not None else ()
 
         def written() -> pa.Table:
             files, again = [], rewritten
+            # Each part makes one file or more.
+            kept = [part for n in range(runner.number) if (part := stays[n :: runner.number])]
             for chosen in self._chosen(changes):
                 parts = parted(changes.groups, runner.number)
-                task = _Task(lake.store, path, changes.schema, whole, size, again, parts, chosen)
-                files.append(runner.written(task, len(again) + len(parts)))
-                again = ()
+                task = _Task(lake.store, path, changes.schema, whole, size, again, kept, parts, chosen)
+                files.append(runner.written(task, len(again) + len(kept) + len(parts)))
+                again, kept = (), []
             return pa.concat_tables(files)
 
         if marked is not None:
             files = committer.commit_marked(written, path, marked, self.end, base)
         else:
-            commit = Commit(self.end, overwrite=self.pending.truncated_at is not None, base=base)
+            commit = Commit(self.end, overwrite=changes.empties, base=base)
             removed = {match.path: match.size for match in rewritten}
             files = committer.commit(written, path, changes.schema, commit, removed)
         return sum(json.loads(file["stats"])["numRecords"] for file in files)
@@ -293,7 +317,7 @@ class FilesWriter:
             return
         read = self.lake.store, self.path, changes.groups, pending.ends, net.gone.matches
         for kept, completed in completions(*read, net.come, changes.schema):
-            yield _Chosen(pending.ends, pending.since, stamp, kept, completed)
+            yield _Chosen(pending.ends, pending.since, stamp, kept, [*completed, *net.ended])
 
 
 @dataclass(frozen=True)
@@ -337,7 +361,10 @@ class _Chosen:
 
 @dataclass(frozen=True)
 class _Task:
-    """Writes the files of a batch, part by part: first the replica's files without deleted rows, then new rows."""
+    """Writes the files of a batch, part by part.
+
+    First the replica's files without deleted rows, then rows that are kept, then new rows.
+    """
 
     store: Store
     path: str
@@ -345,6 +372,7 @@ class _Task:
     whole: pa.Schema
     size: int
     rewritten: Sequence[FileMatches]
+    kept: Sequence[Sequence[KeptRows]]
     parts: Sequence[Sequence[RowGroup]]
     chosen: _Chosen
 
@@ -354,9 +382,15 @@ class _Task:
             match = self.rewritten[number]
             batches = self.store.batches(joined(self.path, match.name), self.whole)
             rows, schema = _without(batches, match.rows), self.whole
+        elif (part := number - len(self.rewritten)) < len(self.kept):
+            rows, schema = self._kept(self.kept[part]), self.whole
         else:
-            rows, schema = self._rows(self.parts[number - len(self.rewritten)]), self.schema
+            rows, schema = self._rows(self.parts[part - len(self.kept)]), self.schema
         return write_files(self.path, schema, guard(rows), store=self.store, size=self.size)
+
+    def _kept(self, rows: Sequence[KeptRows]) -> Iterator[pa.RecordBatch]:
+        for of_file in rows:
+            yield from of_file.batches(self.store, self.path, self.whole, self.chosen.stamp)
 
     def _rows(self, groups: Sequence[RowGroup]) -> Iterator[pa.RecordBatch]:
         kind, store = pa.struct(self.schema), self.store

@@ -177,26 +177,27 @@ class _Lacking:
             if times.any():
                 chosen = np.repeat(order, times)
                 rows = pa.table({name: field_of(read([f"new.{name}"])["new"], name).take(pa.array(chosen))})
-                numbers = np.concatenate(
-                    [wanted[b:e] for b, e, n in zip(begin, end, times, strict=True) if n]
-                )
+                numbers = wanted[_ranges(begin, times)]
                 yield numbers, held.take(_values(rows, only))
 
     def _from_replica(
         self, only: pa.Schema, base: Numbers, wanted: Numbers, held: _Held
     ) -> Iterator[tuple[Numbers, pa.Array]]:
-        """Numbers of rows, and their values from the replica's rows with the keys `base`."""
+        """Numbers of rows, and their values from the replica's rows with the keys `base`.
+
+        Several rows may take the value of one key: each tenure of a row that moves on has it.
+        """
         if not len(wanted):
             return
-        number_of = np.full(max(int(base.max()), *(int(m.keys.max()) for m in self.matches)) + 1, NONE)
-        number_of[base[wanted]] = wanted
+        wanted = wanted[np.argsort(base[wanted], kind="stable")]
+        bases = base[wanted]
         for match in self.matches:
-            numbers = number_of[match.keys]
-            is_wanted = numbers != NONE
-            if is_wanted.any():
-                order = np.argsort(match.rows[is_wanted])
-                rows = match.rows[is_wanted][order]
-                yield numbers[is_wanted][order], self._rows(match, rows, only, held)
+            order = np.argsort(match.rows)
+            begin, end = (np.searchsorted(bases, match.keys[order], side) for side in ("left", "right"))
+            times = end - begin
+            if times.any():
+                rows = np.repeat(match.rows[order], times)
+                yield wanted[_ranges(begin, times)], self._rows(match, rows, only, held)
 
     def _rows(self, match: FileMatches, rows: Numbers, only: pa.Schema, held: _Held) -> pa.Array:
         taken, begin = [_values(only.empty_table(), only)], 0
@@ -216,3 +217,8 @@ def _values(rows: pa.Table, only: pa.Schema) -> pa.Array:
 
 def _parted(numbers: Numbers, chosen: Mask) -> tuple[Numbers, Numbers]:
     return numbers[chosen], numbers[~chosen]
+
+
+def _ranges(begin: Numbers, count: Numbers) -> Numbers:
+    """The numbers of ranges with these beginnings and lengths, one range after the other."""
+    return np.repeat(begin - (np.cumsum(count) - count), count) + np.arange(int(count.sum()))

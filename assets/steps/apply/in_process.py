@@ -5,7 +5,7 @@ tables that cannot be written by files. `writer` does the same by Spark, with an
 LakeError.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,7 @@ from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.columns import field_of
 from pgsieve.decoding.changes.merge_source import merge_source
 from pgsieve.decoding.changes.metadata_columns import APPLIED_AT, Stamp
-from pgsieve.decoding.changes.net_change import NONE, Mask, NetChange
+from pgsieve.decoding.changes.net_change import NONE, Mask, NetChange, Numbers
 from pgsieve.resources.lake.committers import InProcess
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.merge import Merge
@@ -37,6 +37,14 @@ class FewChanges:
     rows: pa.Table
     local: LocalRecords
 
+    def found(self, path: str, keys: pa.Table, deleted: str | None) -> Numbers:
+        """The numbers of the keys that a living row of the replica has; `deleted` as in `living`."""
+        if deleted is None:
+            return self.local.rows_of(path, keys, keys.schema)[0]
+        numbers, rows = self.local.rows_of(path, keys, keys.schema.append(pa.field(deleted, pa.bool_())))
+        living: Numbers = numbers[~np.asarray(rows[deleted].fill_null(False))]
+        return living
+
 
 def few_changes(
     lake: Lake, path: str, log: str, definition: Definition, pending: Pending
@@ -45,10 +53,12 @@ def few_changes(
 
     `path` is the replica, `log` its transformed changes.
     """
-    finds_rows = bool(pending.sent("update", "delete"))
+    finds_rows = bool(definition.kept or pending.sent("update", "delete"))
     if finds_rows and not definition.key:
         return None
     truncated = pending.truncated_at is not None
+    if truncated and definition.kept:
+        return None  # All rows of the replica change.
     types = dict(definition.columns)
     key = [types[name] for name in definition.key] if finds_rows else []
     replica_size = lake.records.size(path) if finds_rows and not truncated else 0
@@ -66,17 +76,22 @@ class FewChangesWriter:
     """Writes the net change of few changes to one replica table, in one commit."""
 
     lake: Lake
-    local: LocalRecords
+    few: FewChanges
     path: str
     definition: Definition
     pending: Pending
     end: int
 
-    def apply(self, changes: pa.Table) -> Applied:
+    @property
+    def local(self) -> LocalRecords:
+        """The committer."""
+        return self.few.local
+
+    def apply(self) -> Applied:
         """Apply the changes after the last TRUNCATE: append rows that are surely new, else merge."""
-        note(DRIVER, 1, changes.nbytes)
-        changes = self._effective(changes)
-        if not self.pending.sent("update", "delete"):
+        note(DRIVER, 1, self.few.rows.nbytes)
+        changes = self._effective(self.few.rows)
+        if not (self.pending.sent("update", "delete") or self.definition.kept):
             return self._append(self._rows(changes, self.definition.names), changes.num_rows)
         return self._keyed(changes)
 
@@ -96,15 +111,18 @@ class FewChangesWriter:
         key, columns, pending = self.definition.key, self.definition.names, self.pending
         schema = pa.schema([(name, field_of(changes["new"], name).type) for name in columns])
         of_key, slices = pa.schema([schema.field(name) for name in key]), pending.ends
-        keyed = keyed_changes([changes], of_key, sorted(pending.unchanged), slices, 0)
+        kept = self.definition.kept
+        keyed = keyed_changes([changes], of_key, sorted(pending.unchanged), slices, 0, kept=kept)
         assert keyed is not None
-        net, _ = keyed.net(self._present(keyed))
-        merge = Merge.flat(key, columns, pending.unchanged)
+        present = self._present(keyed)
+        net, _ = keyed.net(present)
+        merge = Merge.flat(key, columns, pending.unchanged, [name for name, _ in kept])
         source = self._source(changes, schema, keyed, net, merge)
         expected = int(np.count_nonzero(net.expected))
-        if expected and not pending.truncated_at:
+        if (expected or kept) and not pending.truncated_at:
             counts = self.local.merge(self.path, source, merge, self.end, pending.head.version)
-            return merged(self.lake, self.path, pending, self.end, counts, expected)
+            known = net.counts(present) if kept else None
+            return merged(self.lake, self.path, pending, self.end, counts, expected, known)
         upserts = source.filter(pc.equal(source["action"], "upsert"))
         return self._append(
             pa.table({name: upserts[merge.values[name]] for name in columns}), upserts.num_rows
@@ -114,13 +132,13 @@ class FewChangesWriter:
         """Which of the keys that matter the replica has."""
         if self.pending.truncated_at:
             return np.zeros(keyed.keys.num_rows + 1, np.bool_)
-        return keyed.present(lambda keys: self.local.rows_of(self.path, keys, keys.schema)[0])
+        return keyed.present(lambda keys: self.few.found(self.path, keys, self.definition.deleted))
 
     def _source(
         self, changes: pa.Table, schema: pa.Schema, keyed: KeyedChanges, net: NetChange, merge: Merge
     ) -> pa.Table:
         """The net change as the source of a MERGE."""
-        of = merge_source(net)
+        of = merge_source(net, keeps=keyed.ended is not None)
         # A row that comes from another key takes values that were not sent from the replica.
         bases = np.flatnonzero(of.base != NONE)
         numbers, base = self.local.rows_of(self.path, keyed.keys.take(pa.array(of.base[bases])), schema)
@@ -128,10 +146,17 @@ class FewChangesWriter:
         base_of[bases[numbers]] = changes.num_rows + np.arange(len(numbers))
         rows = pa.concat_tables([self._rows(changes, schema.names), base])
 
+        says = self._said(keyed, of.ended)
+
         def value(name: str) -> pa.ChunkedArray:
             places = of.sent.get(name, of.last)
             places = np.where(places == NONE, base_of, places)
-            return rows[name].take(pa.array(places, mask=places == NONE))
+            values = rows[name].take(pa.array(places, mask=places == NONE))
+            return (
+                pc.if_else(pa.array(of.ended != NONE), says[name].cast(values.type), values)
+                if name in says
+                else values
+            )
 
         keys = keyed.keys.take(pa.array(of.keys))
         return pa.table(
@@ -143,6 +168,14 @@ class FewChangesWriter:
                 "expected": of.expected,
             }
         )
+
+    def _said(self, keyed: KeyedChanges, ended: Numbers) -> Mapping[str, pa.ChunkedArray]:
+        """The metadata of ended rows, by the changes that ended them; nothing where ended rows go."""
+        if keyed.ended is None:
+            return {}
+        said = keyed.ended.take(pa.array(ended, mask=ended == NONE))
+        said = Stamp(self.definition.metadata_column(APPLIED_AT)).of(said)
+        return {name: said[name] for name in said.column_names}
 
     def _rows(self, changes: pa.Table, columns: Sequence[str]) -> pa.Table:
         """The rows after the changes, as applied now; NULL in all columns where a change has none."""

@@ -122,7 +122,8 @@ class ConflictSearch:
         keyed = keyed_changes([few.rows], of_key, (), self.pending.ends, self.pending.since)
         assert keyed is not None
         with self.lake.access.refusing(self.path):
-            present = keyed.present(lambda keys: few.local.rows_of(self.path, keys, keys.schema)[0])
+            deleted = self.definition.deleted
+            present = keyed.present(lambda keys: few.found(self.path, keys, deleted))
         return keyed.net(present)[1]
 
     def _by_spark(self) -> KeyConflict | None:

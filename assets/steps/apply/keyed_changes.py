@@ -14,8 +14,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pgsieve.decoding.changes.columns import ROW_OPERATIONS, field_of
+from pgsieve.decoding.changes.columns import COMMIT_TIME, ROW_OPERATIONS, field_of
 from pgsieve.decoding.changes.keys import key_numbers
+from pgsieve.decoding.changes.metadata_columns import Metadata, metadata_schema, truncated_metadata
 from pgsieve.decoding.changes.net_change import (
     DELETE,
     INSERT,
@@ -26,6 +27,7 @@ from pgsieve.decoding.changes.net_change import (
     NetChange,
     Numbers,
     net_changes,
+    with_deletes,
 )
 from pgsieve.resources.lake.delta.conforming import conformed
 from pgsieve.resources.lake.stores.store import Store
@@ -34,6 +36,7 @@ from pgsieve.resources.lake.stores.store import Store
 _OPERATIONS = pa.array(ROW_OPERATIONS)
 #: The columns that are read of a change besides its rows and its unchanged columns.
 PLACED = ("slice", "number", "commit_lsn", "ordinal", "operation")
+_IN_ORDER = [("commit_lsn", "ascending"), ("ordinal", "ascending")]
 _TURN = 56
 
 
@@ -57,6 +60,10 @@ class KeyedChanges:
 
     `keys` has the key of each number. `places` are the places of the changes, `commit_lsns` their commits.
     `truncates` has for each TRUNCATE the number of changes before it, in order.
+
+    Where ended rows are kept, `ended` has the metadata of a row that the change ends, one row per change. Then a
+    TRUNCATE is a DELETE of each key that may have a row, and `emptied` is the metadata of all other rows of the
+    replica.
     """
 
     keys: pa.Table
@@ -64,6 +71,8 @@ class KeyedChanges:
     places: Numbers
     commit_lsns: Numbers
     truncates: Sequence[int] = ()
+    ended: pa.Table | None = None
+    emptied: pa.Table | None = None
 
     @cached_property
     def lookups(self) -> tuple[Mask, Mask]:
@@ -90,7 +99,8 @@ class KeyedChanges:
 
         `found` returns for a table of keys the numbers of those that the replica has.
         """
-        wanted = np.flatnonzero(self.lookups[1])
+        expected, matters = self.lookups
+        wanted = np.flatnonzero(matters if self.ended is None else matters | expected)
         present = np.zeros(self.keys.num_rows + 1, np.bool_)
         if len(wanted):
             present[wanted[found(self.keys.take(pa.array(wanted)))]] = True
@@ -110,7 +120,7 @@ class KeyedChanges:
         """
         conflict: KeyConflict | None = None
         for begin, end in zip((0, *self.truncates), (*self.truncates, len(self.places)), strict=True):
-            net, met = net_changes(self._part(begin, end), present)
+            net, met = net_changes(self._part(begin, end), present, keeps=self.ended is not None)
             if conflict is None and met is not None:
                 conflict = self._conflict(begin + met)
             present = np.zeros_like(present)
@@ -122,7 +132,8 @@ def places_of(changes: pa.Table, slices: Sequence[int]) -> Numbers:
 
     -1 for those of other slices.
     """
-    slice_of, number = np.asarray(changes["slice"]), np.asarray(changes["number"].fill_null(0))
+    # A TRUNCATE has no number, and must not have the place of a change.
+    slice_of, number = np.asarray(changes["slice"]), np.asarray(changes["number"].fill_null((1 << _TURN) - 1))
     places = np.full(len(slice_of), -1, np.int64)
     for turn, end in enumerate(slices):
         places = np.where(slice_of == end, (turn << _TURN) + number, places)
@@ -144,21 +155,23 @@ class _Part:
     moves: Numbers
     moved: pa.Table
     sent: Sequence[Mask]
-    truncates: Sequence[tuple[int, int]]
+    ended: pa.Table
+    truncates: pa.Table
 
     @property
     def nbytes(self) -> int:
         """How much memory the arrays take."""
         numbers = sum(each.nbytes for each in (self.places, self.commit_lsns, self.ordinals))
         masks = self.operations.nbytes + sum(mask.nbytes for mask in self.sent)
-        return int(self.keys.nbytes) + int(self.moved.nbytes) + numbers + masks
+        return sum(int(rows.nbytes) for rows in (self.keys, self.moved, self.ended)) + numbers + masks
 
 
 def stored_changes(
-    store: Store, files: Iterable[str], keys: pa.Schema, unsent: Sequence[str]
+    store: Store, files: Iterable[str], keys: pa.Schema, unsent: Sequence[str], kept: Metadata = ()
 ) -> Iterator[pa.Table]:
     """The columns of a change history's files that `keyed_changes` needs, as rows may be large."""
     read = [*PLACED, *(f"{side}.{name}" for side in ("new", "old") for name in keys.names)]
+    read += ["commit_time", *(f"old.{name}" for name, _ in kept)] if kept else []
     return (store.columns(file, [*read, "unchanged"] if unsent else read) for file in files)
 
 
@@ -169,16 +182,18 @@ def keyed_changes(
     slices: Sequence[int],
     since: int,
     most_bytes: int | None = None,
+    kept: Metadata = (),
 ) -> KeyedChanges | None:
     """The row changes of a change history that committed at or after `since`.
 
     None where their keys have more bytes.
 
-    `keys` has the names and types of the key, `unsent` the columns that some change left out.
+    `keys` has the names and types of the key, `unsent` the columns that some change left out, `kept` the metadata columns where
+    rows that end are kept.
     """
-    parts, size = [_part(_no_changes(keys), keys, unsent, slices, since)], 0
+    parts, size = [_part(_no_changes(keys, kept), keys, unsent, slices, since, kept)], 0
     for part in changes:
-        parts.append(_part(part, keys, unsent, slices, since))
+        parts.append(_part(part, keys, unsent, slices, since, kept))
         size += parts[-1].nbytes
         if most_bytes is not None and size > most_bytes:
             return None
@@ -199,22 +214,31 @@ def keyed_changes(
         KeyChanges(operations, old, new, dict(zip(unsent, sent, strict=True))),
         np.concatenate([part.places for part in parts]),
         np.concatenate([part.commit_lsns for part in parts]),
+        ended=pa.concat_tables([part.ended for part in parts]) if kept else None,
     )
-    ordinals = np.concatenate([part.ordinals for part in parts])
-    return _in_order(keyed, ordinals, sorted({at for part in parts for at in part.truncates}))
+    truncates = pa.concat_tables([part.truncates for part in parts]).sort_by(_IN_ORDER)
+    keyed = _in_order(keyed, np.concatenate([part.ordinals for part in parts]), truncates)
+    return _kept(keyed, truncates, kept) if kept else keyed
 
 
-def _no_changes(keys: pa.Schema) -> pa.Table:
-    row, kinds = pa.struct(keys), dict.fromkeys(PLACED, pa.int64()) | {"operation": pa.string()}
+def _no_changes(keys: pa.Schema, kept: Metadata) -> pa.Table:
+    kinds = dict.fromkeys(PLACED, pa.int64()) | {"operation": pa.string(), "commit_time": COMMIT_TIME}
+    row = pa.struct([*keys, *metadata_schema(kept)])
     return pa.schema({**kinds, "unchanged": pa.list_(pa.string()), "new": row, "old": row}).empty_table()
 
 
 def _part(
-    changes: pa.Table, keys: pa.Schema, unsent: Sequence[str], slices: Sequence[int], since: int
+    changes: pa.Table,
+    keys: pa.Schema,
+    unsent: Sequence[str],
+    slices: Sequence[int],
+    since: int,
+    kept: Metadata,
 ) -> _Part:
     places, lsns = places_of(changes, slices), np.asarray(changes["commit_lsn"])
     concerned, truncate = (places >= 0) & (lsns >= since), pc.equal(changes["operation"], "truncate")
-    truncates = changes.select(["commit_lsn", "ordinal"]).filter(pc.and_(truncate, pa.array(concerned)))
+    placed = ["commit_lsn", "ordinal", *(["commit_time"] if kept else [])]
+    truncates = changes.select(placed).filter(pc.and_(truncate, pa.array(concerned)))
     concerned &= ~np.asarray(truncate)
     if not concerned.all():
         changes, places, lsns = changes.filter(pa.array(concerned)), places[concerned], lsns[concerned]
@@ -237,7 +261,10 @@ def _part(
         moves,
         old.take(pa.array(moves)),
         _sent(changes["unchanged"], unsent) if unsent else (),
-        list(zip(*(column.to_pylist() for column in truncates.columns), strict=True)),
+        conformed(
+            pa.table({name: field_of(changes["old"], name) for name, _ in kept}), metadata_schema(kept)
+        ),
+        truncates,
     )
 
 
@@ -260,7 +287,7 @@ def _distinct(keys: pa.Table, numbers: Numbers) -> pa.Table:
     return keys.take(pa.array(first))
 
 
-def _in_order(changes: KeyedChanges, ordinals: Numbers, truncates: Sequence[tuple[int, int]]) -> KeyedChanges:
+def _in_order(changes: KeyedChanges, ordinals: Numbers, truncates: pa.Table) -> KeyedChanges:
     if not (np.diff(changes.places) > 0).all():
         order, by_key = np.argsort(changes.places, kind="stable"), changes.changes
         ordinals = ordinals[order]
@@ -274,9 +301,29 @@ def _in_order(changes: KeyedChanges, ordinals: Numbers, truncates: Sequence[tupl
             ),
             changes.places[order],
             changes.commit_lsns[order],
+            ended=None if changes.ended is None else changes.ended.take(pa.array(order)),
         )
     lsns, before = changes.commit_lsns, []
-    for lsn, ordinal in truncates:
+    for lsn, ordinal in zip(
+        truncates["commit_lsn"].to_pylist(), truncates["ordinal"].to_pylist(), strict=True
+    ):
         begin, end = (int(at) for at in (np.searchsorted(lsns, lsn), np.searchsorted(lsns, lsn, "right")))
         before.append(begin + int(np.searchsorted(ordinals[begin:end], ordinal)))
     return replace(changes, truncates=tuple(before))
+
+
+def _kept(changes: KeyedChanges, truncates: pa.Table, kept: Metadata) -> KeyedChanges:
+    """The changes with DELETEs in the place of TRUNCATEs, and the metadata of rows that TRUNCATEs end."""
+    if not changes.truncates:
+        return changes
+    by_key, which = with_deletes(changes.changes, changes.truncates, changes.keys.num_rows)
+    emptied = truncated_metadata(truncates, kept)
+    return KeyedChanges(
+        changes.keys,
+        by_key,
+        # No row comes from a TRUNCATE, so its place is never used.
+        np.append(changes.places, np.full(truncates.num_rows, NONE))[which],
+        np.append(changes.commit_lsns, np.asarray(truncates["commit_lsn"]))[which],
+        ended=pa.concat_tables([changes.ended, emptied]).take(pa.array(which)),
+        emptied=emptied.slice(0, 1),
+    )

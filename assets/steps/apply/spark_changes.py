@@ -14,9 +14,9 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.assets.steps.apply.applied import Pending
-from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges, keyed_changes
+from pgsieve.assets.steps.apply.keyed_changes import PLACED, KeyedChanges, keyed_changes
 from pgsieve.assets.steps.apply.keyless_changes import DIGESTED, KeylessChanges
-from pgsieve.assets.steps.records.columns import field, order
+from pgsieve.assets.steps.records.columns import field, living_rows, order
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.digests import Sought, digested
 from pgsieve.decoding.changes.merge_source import merge_source
@@ -51,12 +51,12 @@ class SparkChanges:
     def effective(self) -> DataFrame:
         """The row changes after the last TRUNCATE."""
         rows = self._stored().where("operation <> 'truncate'")
-        stamp = Stamp(self.definition.metadata_column(APPLIED_AT))
+        stamp = self._stamp
         if stamp.column is not None:
             now = F.lit(stamp.time.isoformat()).cast("timestamp")
             applied = F.col("new").withField(stamp.column, now)
             rows = rows.withColumn("new", F.when(F.col("new").isNotNull(), applied))
-        if self.pending.truncated_at is None:
+        if self.pending.truncated_at is None or self.definition.kept:
             return rows
         return rows.where(order() > F.struct(*(F.lit(n).cast("bigint") for n in self.pending.truncated_at)))
 
@@ -65,15 +65,18 @@ class SparkChanges:
         key = self.definition.key
 
         def side(name: str) -> Column:
-            return F.when(F.col(name).isNotNull(), F.struct(*(field(name, k).alias(k) for k in key))).alias(
+            return F.when(F.col(name).isNotNull(), F.struct(*(field(name, n).alias(n) for n in names))).alias(
                 name
             )
 
-        placed = ("slice", "number", "commit_lsn", "ordinal", "operation", "unchanged")
+        kept = self.definition.kept
+        placed = [*PLACED, "unchanged", *(["commit_time"] if kept else [])]
+        names = [*key, *(name for name, _ in kept)]
         changes = self._stored().select(*placed, side("new"), side("old")).toArrow()
         rows = changes.schema.field("new").type
         of_key = pa.schema([rows.field(rows.get_field_index(name)) for name in key])
-        keyed = keyed_changes([changes], of_key, sorted(self.pending.unchanged), self.pending.ends, 0)
+        unsent, ends = sorted(self.pending.unchanged), self.pending.ends
+        keyed = keyed_changes([changes], of_key, unsent, ends, 0, kept=kept)
         assert keyed is not None
         return keyed
 
@@ -120,10 +123,14 @@ class SparkChanges:
         """Whether the replica has a row of each key that matters."""
         return keyed.present(self._found)
 
+    def living(self) -> DataFrame:
+        """The living rows of the replica."""
+        return living_rows(self.lake.current(self.path), self.definition.deleted)
+
     def _found(self, keys: pa.Table) -> Numbers:
         names = [f"k{i}" for i in range(keys.num_columns)]
         types = dict(self.definition.columns)
-        near = self.lake.current(self.path).select(
+        near = self.living().select(
             *(F.col(quoted(k)).alias(n) for n, k in zip(names, keys.column_names, strict=True))
         )
         for name, column in zip(names, keys.column_names, strict=True):
@@ -141,10 +148,14 @@ class SparkChanges:
         Besides the keys and `action`, the DataFrame of the decided keys has the place of the change with the
         row (`last`), and for the n-th column that some change left out the place of the change that sent it
         (`s0`, `s1`, …). A row that comes from another key takes values that no change sent from the replica's
-        row of the key `b0`, `b1`, ….
+        row of the key `b0`, `b1`, …. The metadata of a row that has ended are `e0`, `e1`, ….
         """
         key, columns, unsent = self.definition.key, self.definition.names, sorted(merge.unknown)
-        of, places = merge_source(net), np.append(keyed.places[keyed.effective :], 0)
+        says = {name: f"e{i}" for i, (name, _) in enumerate(self.definition.kept)}
+        of, places = (
+            merge_source(net, keeps=keyed.ended is not None),
+            np.append(keyed.places[keyed.effective :], 0),
+        )
 
         def place(change: Numbers) -> pa.Array:
             return pa.array(places[change], mask=change == NONE)
@@ -157,6 +168,8 @@ class SparkChanges:
                 **{f"s{i}": place(of.sent[name]) for i, name in enumerate(unsent)},
                 **{merge.unknown[name]: of.keeps[name] for name in unsent},
                 "last": place(of.last),
+                **{e: said[name] for said in self._said(keyed, of.ended) for name, e in says.items()},
+                "is_ended": of.ended != NONE,
                 "action": of.actions,
                 "expected": of.expected,
             }
@@ -180,6 +193,8 @@ class SparkChanges:
             rows = rows.join(sent, F.col(f"s{i}") == F.col(f"p{i}"), "left")
             kept = field("whole", name) if takes_along else F.lit(None)
             values[name] = F.when(F.col(f"s{i}").isNotNull(), F.col(f"sent{i}")).otherwise(kept)
+        for name, e in says.items():
+            values[name] = F.when(F.col("is_ended"), F.col(e)).otherwise(values[name])
         changed = rows.select(
             *merge.key.values(),
             *(values[name].alias(v) for name, v in merge.values.items()),
@@ -187,14 +202,43 @@ class SparkChanges:
             "action",
             "expected",
         )
+        ended = {v: F.col(says[name]) if name in says else F.lit(None) for name, v in merge.values.items()}
         gone = decided.where("last is null").select(
             *merge.key.values(),
-            *(F.lit(None).cast(changed.schema[v].dataType).alias(v) for v in merge.values.values()),
+            *(value.cast(changed.schema[v].dataType).alias(v) for v, value in ended.items()),
             *merge.unknown.values(),
             "action",
             "expected",
         )
-        return changed.unionByName(gone)
+        source = changed.unionByName(gone)
+        return (
+            source
+            if keyed.emptied is None
+            else source.unionByName(self._emptied(keyed.emptied, source, merge))
+        )
+
+    def _emptied(self, says: pa.Table, others: DataFrame, merge: Merge) -> DataFrame:
+        """The living rows that a TRUNCATE ends, except those of `others`; `says` is their metadata then."""
+        (said,) = self._stamp.of(says).to_pylist()
+        living = self.living().select(*(F.col(quoted(name)).alias(k) for name, k in merge.key.items()))
+        values = {v: F.lit(said.get(name)) for name, v in merge.values.items()}
+        return living.join(others, list(merge.key.values()), "left_anti").select(
+            *merge.key.values(),
+            *(value.cast(others.schema[v].dataType).alias(v) for v, value in values.items()),
+            *(F.lit(False).alias(u) for u in merge.unknown.values()),
+            F.lit("end").alias("action"),
+            F.lit(True).alias("expected"),
+        )
+
+    def _said(self, keyed: KeyedChanges, ended: Numbers) -> list[pa.Table]:
+        """The metadata of ended rows, by the changes that ended them; nothing where ended rows go."""
+        if keyed.ended is None:
+            return []
+        return [self._stamp.of(keyed.ended.take(pa.array(ended, mask=ended == NONE)))]
+
+    @property
+    def _stamp(self) -> Stamp:
+        return Stamp(self.definition.metadata_column(APPLIED_AT))
 
 
 def place_of(slices: Sequence[int]) -> Column:

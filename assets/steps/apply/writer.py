@@ -40,21 +40,24 @@ class ReplicaWriter:
         Raises KeyConflictError.
         """
         pending, key, columns = self.pending, self.definition.key, self.definition.names
+        kept = self.definition.kept
         keyed = changes.keyed()
-        net, conflict = keyed.net(changes.present(keyed))
+        present = changes.present(keyed)
+        net, conflict = keyed.net(present)
         if self.search:
             self.search.refuse_change(conflict)
-        if not pending.sent("update", "delete"):
+        if not (pending.sent("update", "delete") or kept):
             return self._append(changes.effective().select("new.*"), pending.sent("insert"))
-        merge = Merge.flat(key, columns, pending.unchanged)
+        merge = Merge.flat(key, columns, pending.unchanged, [name for name, _ in kept])
         source = changes.merge_source(keyed, net, merge)
         expected = int(np.count_nonzero(net.expected))
-        if not expected or pending.truncated_at:
+        if not kept and (not expected or pending.truncated_at):
             upserts = source.where("action = 'upsert'")
             rows = upserts.select(*(F.col(v).alias(name) for name, v in merge.values.items()))
             return self._append(rows, int(np.count_nonzero(net.upserted)))
         counts = self._execute(checkpointed(source), merge.clauses(quoted))
-        return merged(self.lake, self.path, pending, self.end, counts, expected)
+        known = net.counts(present) | ({"missing": 0} if pending.truncated_at else {}) if kept else None
+        return merged(self.lake, self.path, pending, self.end, counts, expected, known)
 
     def _execute(self, source: DataFrame, clauses: Clauses) -> Mapping[str, int]:
         return merge_by_spark(self.lake, self.path, source, clauses, self._base)

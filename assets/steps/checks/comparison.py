@@ -20,6 +20,8 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pgsieve.assets.steps.checks.difference import differing_rows, few_differing_rows
 from pgsieve.assets.steps.checks.segments import replica_checksums, replica_rows
 from pgsieve.assets.steps.initial_sync.rows import ReplicaColumn, copied_batches, copied_rows, replica_schema
+from pgsieve.assets.steps.records.columns import living_rows
+from pgsieve.decoding.changes.metadata_columns import DELETED, Metadata, living
 from pgsieve.decoding.checksums.segments import (
     Checksums,
     Chosen,
@@ -58,7 +60,8 @@ class Sides:
 
     `chunks` makes the queries that select expressions of the table's published rows. `selected` are those of
     the copy, named c0, c1, ... `row_hash` is None where the server's hashes differ from pgsieve's, and for a
-    table without columns.
+    table without columns. `kept` are the metadata columns where deleted rows are kept: only living rows are
+    compared.
     """
 
     lake: Lake
@@ -70,6 +73,7 @@ class Sides:
     chunks: Callable[[Sequence[str]], Chunks]
     selected: Sequence[str]
     row_hash: RowHash | None
+    kept: Metadata = ()
 
     def difference(self) -> Difference:
         """Compare the two sides."""
@@ -114,8 +118,14 @@ class Sides:
         )
         return expected, replica if chosen is None else replica_rows(replica, chosen)
 
+    @property
+    def _deleted(self) -> str | None:
+        """The column that says whether a row has ended, as in `living`."""
+        return next((name for name, kind in self.kept if kind == DELETED), None)
+
     def _replica(self) -> DataFrame:
-        return self.lake.as_of(self.path, self.version).select(*(F.col(quoted(c.name)) for c in self.columns))
+        rows = living_rows(self.lake.as_of(self.path, self.version), self._deleted)
+        return rows.select(*(F.col(quoted(c.name)) for c in self.columns))
 
     def _local(self, size: int) -> LocalRecords | None:
         """The reader of this many bytes of the replica in this process."""
@@ -136,7 +146,7 @@ class Sides:
         schema = replica_schema(self.columns)
         with self.lake.access.refusing(self.path):
             for batch in local.batches(self.path, self.version):
-                yield batch.select(schema.names).cast(schema)
+                yield living(batch, schema, self._deleted)
 
     def _queries(self, chosen: Chosen | None) -> list[str]:
         if chosen is None:

@@ -16,10 +16,12 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.assets.steps.records.catalogs import Catalogs
+from pgsieve.assets.steps.records.columns import living_rows
 from pgsieve.assets.steps.records.failures import TABLE_ERRORS, reason
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.validation.examination import locked_tables
+from pgsieve.decoding.changes.metadata_columns import living
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable, published_relation
 from pgsieve.decoding.publications.filters import table_filter
@@ -114,7 +116,8 @@ def check_conformity(subscription: Subscription, lake: Lake, name: Name) -> Tabl
     filters = applicable_filters(subscription, replicated, catalog)
     altered = _is_altered(subscription, lake, state, replicated, filters)
     try:
-        return replace(_evaluated(subscription, lake, replicated, filters), altered=altered)
+        deleted = state.definition.deleted if state.definition else None
+        return replace(_evaluated(subscription, lake, replicated, filters, deleted), altered=altered)
     except TABLE_ERRORS as error:
         return TableConformity(problem=reason(lake, error))
 
@@ -138,8 +141,13 @@ def _is_altered(
 
 
 def _evaluated(
-    subscription: Subscription, lake: Lake, replicated: ReplicatedTable, filters: Filters
+    subscription: Subscription,
+    lake: Lake,
+    replicated: ReplicatedTable,
+    filters: Filters,
+    deleted: str | None,
 ) -> TableConformity:
+    """`deleted` as in `living`."""
     path = lake.paths.replica(subscription.name, replicated.table.schema, replicated.table.name)
     if filters is None:
         return TableConformity(lake.count(path))
@@ -155,9 +163,12 @@ def _evaluated(
 
     with lake.access.refusing(path):
         if (local := lake.policy.reader(path)) is not None:
-            examined = pa.Table.from_batches(examine(local.batches(path, local.version(path))), _EXAMINED)
+            batches = (living(batch, schema, deleted) for batch in local.batches(path, local.version(path)))
+            examined = pa.Table.from_batches(examine(batches), _EXAMINED)
         else:
-            rows = lake.current(path).select(*(F.col(quoted(name)) for name in schema.names))
+            rows = living_rows(lake.current(path), deleted).select(
+                *(F.col(quoted(name)) for name in schema.names)
+            )
             examined = rows.mapInArrow(examine, _EXAMINED_DDL).toArrow()
     count, failing = (pc.sum(examined[name]).as_py() or 0 for name in ("rows", "failing"))
     keys = sorted(pc.list_flatten(examined["keys"]).to_pylist())

@@ -132,7 +132,8 @@ class Moment:
 
     def sides(self, name: Name) -> Sides:
         """Both sides of a table."""
-        replicated = self.tables[name]
+        replicated, definition = self.tables[name], self.states[name].definition
+        assert definition is not None
         types = self.subscription.column_types(replicated)
         oids = {a.name: a.type_oid for a in replicated.table.attributes}
         sent = tuple(SentColumn.of(quote(n), oids[n], t) for n, t in types.items())
@@ -159,6 +160,7 @@ class Moment:
             chunks=chunks,
             selected=select_list(self.subscription, replicated),
             row_hash=RowHash(sent, self.seed) if sent and self.seed is not None else None,
+            kept=definition.kept,
         )
 
 

@@ -2,9 +2,9 @@
 
 At the LSN of a new snapshot the segments that differ are read from both sides
 (`pgsieve.assets.steps.checks.comparison`). Each row that one side has more often is deleted and inserted as
-often as the publisher has it: one Delta commit per table. A repair moves no position, as the rows are those
-of the replica's LSN. So it can be repeated, and no change that is applied before or after it is left out. The
-newest cut gets the new versions.
+often as the publisher has it: one Delta commit per table. Where deleted rows are kept, it is marked as deleted
+instead. A repair moves no position, as the rows are those of the replica's LSN. So it can be repeated, and no
+change that is applied before or after it is left out. The newest cut gets the new versions.
 """
 
 from collections.abc import Collection
@@ -28,8 +28,12 @@ from pgsieve.assets.steps.checks.consistency import (
 from pgsieve.assets.steps.checks.difference import differing_row_counts
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.observed import aggregated
+from pgsieve.assets.steps.records.columns import field
 from pgsieve.assets.steps.records.table_states import Name
 from pgsieve.assets.steps.subscription import Subscription
+from pgsieve.decoding.changes.metadata_columns import DELETED, metadata_type
+from pgsieve.resources.lake.delta.merge import Clauses, Merge
+from pgsieve.resources.lake.delta.records import quoted
 from pgsieve.resources.lake.lake import Lake
 
 
@@ -107,18 +111,41 @@ def _net(sides: Sides) -> DataFrame | None:
 def _merged(sides: Sides, net: DataFrame, lsn: int) -> tuple[int, int]:
     """Correct a replica's rows in one commit; returns how many are inserted and deleted."""
     totals = aggregated(net, [F.sum("expected").alias("expected"), F.sum("held").alias("held")])
+    source, clauses = _with_deleted(sides, net) if sides.kept else _without_deleted(sides, net)
+    vectors = bool(sides.lake.records.has_deletion_vectors(sides.path))
+    with sides.lake.committing(None, vectors=vectors, metadata={"repaired": lsn}):
+        merge_by_spark(sides.lake, sides.path, source, clauses, sides.version)
+    return int(totals["expected"]), int(totals["held"])
+
+
+def _without_deleted(sides: Sides, net: DataFrame) -> tuple[DataFrame, Clauses]:
+    """The MERGE that deletes and inserts rows."""
     gone = net.where("held > 0").select(F.lit("delete").alias("action"), "row")
     come = net.where("expected > 0").select(
         F.lit("insert").alias("action"), "row", F.explode(F.sequence(F.lit(1), F.col("expected").cast("int")))
     )
     source = gone.unionByName(come.select("action", "row"))
-    vectors = bool(sides.lake.records.has_deletion_vectors(sides.path))
-    with sides.lake.committing(None, vectors=vectors, metadata={"repaired": lsn}):
-        merge_by_spark(
-            sides.lake,
-            sides.path,
-            source,
-            keyless_merge(source, [c.name for c in sides.columns]),
-            sides.version,
+    return source, keyless_merge(source, [c.name for c in sides.columns])
+
+
+def _with_deleted(sides: Sides, net: DataFrame) -> tuple[DataFrame, Clauses]:
+    """The MERGE by key that marks rows as deleted; an inserted row may be one that was deleted before."""
+    kinds, names = dict(sides.kept), [c.name for c in sides.columns]
+    merge = Merge.flat([c.name for c in sides.columns if c.is_key], [*names, *kinds], (), list(kinds))
+    says = {"deleted_at": F.current_timestamp(), "filtered": F.lit(False)}
+
+    def rows(side: str, action: str) -> DataFrame:
+        said = says if action == "end" else {"filtered": F.lit(False)}
+        values = {name: field("row", name) for name in names}
+        values |= {
+            name: said.get(kind, F.lit(None)).cast(metadata_type(kind).spark) for name, kind in kinds.items()
+        }
+        values |= {name: F.lit(action == "end") for name, kind in kinds.items() if kind == DELETED}
+        return net.where(f"{side} > 0").select(
+            *(values[name].alias(k) for name, k in merge.key.items()),
+            *(values[name].alias(v) for name, v in merge.values.items()),
+            F.lit(action).alias("action"),
         )
-    return int(totals["expected"]), int(totals["held"])
+
+    come, gone = rows("expected", "upsert"), rows("held", "end")
+    return come.unionByName(gone.join(come, list(merge.key.values()), "left_anti")), merge.clauses(quoted)

@@ -20,6 +20,7 @@ from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
 from pgsieve.assets.steps.records.transformed import Transformed
 from pgsieve.assets.steps.subscription import Definition, History, Subscription
+from pgsieve.decoding.changes.metadata_columns import living
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.publications.catalog import OPERATIONS, Catalog, ReplicatedTable
@@ -121,7 +122,7 @@ class Refilter:
         self._refuse_unknown(source, catalog, state, held)
         wanted = self.subscription.definition(replicated, self.catalog)
         if wanted.metadata:
-            raise PgsieveError("metadata columns are those of a copy")
+            raise PgsieveError("metadata columns and deleted rows that are kept begin with a copy")
         if held.layout != wanted.layout:
             raise PgsieveError("its replica does not follow the table's present definition yet")
         if lacking := [column for column, _ in set(wanted.columns) - set(held.table_columns)]:
@@ -209,14 +210,16 @@ class Refilter:
         states.append([TableState(*name, SyncState.INITIALIZE, reason=begun)])
         lake.access.make_durable()
         record.fence()
+        held = chosen.state.definition or made
         passing = _Passing(
             chosen.filters,
-            _arrow(chosen.source, replicated, chosen.state.definition or made),
+            _arrow(chosen.source, replicated, held),
             _arrow(self.subscription, replicated, made),
+            held.deleted,
         )
         lake.rewrite(
             source,
-            passing.read.names,
+            passing.names,
             passing,
             passing.schema,
             ddl(made.columns),
@@ -246,15 +249,24 @@ class Refilter:
 
 @dataclass(frozen=True)
 class _Passing:
-    """Of rows with the columns `read` those that pass one of some filters, with the columns of a schema."""
+    """Of rows with the columns `read` those that pass one of some filters, with the columns of a schema.
+
+    Deleted rows do not pass; `deleted` as in `living`.
+    """
 
     filters: tuple[Node, ...] | None
     read: pa.Schema
     schema: pa.Schema
+    deleted: str | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """The columns that are read."""
+        return [*self.read.names, *([] if self.deleted is None else [self.deleted])]
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The rows of a batch."""
-        rows = batch.select(self.read.names).cast(self.read)
+        rows = living(batch, self.read, self.deleted)
         if self.filters is not None:
             rows = rows.filter(pc.fill_null(condition(*self.filters)(rows), False))
         return rows.select(self.schema.names)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from pyspark.sql import Column
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.resources.lake.delta.records import quoted
@@ -25,6 +25,11 @@ def struct_ddl(columns: Iterable[tuple[str, str]]) -> str:
 def field(struct: str, name: str) -> Column:
     """A field of a struct column, whatever characters its name has."""
     return F.col(struct).getField(name)
+
+
+def living_rows(rows: DataFrame, deleted: str | None) -> DataFrame:
+    """As `pgsieve.decoding.changes.metadata_columns.living`, in Spark."""
+    return rows if deleted is None else rows.where(~F.coalesce(F.col(quoted(deleted)), F.lit(False)))
 
 
 def order() -> Column:

@@ -9,6 +9,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import reduce
 from itertools import product
 
@@ -17,7 +18,7 @@ import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from pgsieve.assets.steps.records.columns import Order, struct_ddl
+from pgsieve.assets.steps.records.columns import struct_ddl
 from pgsieve.assets.steps.update_transformation.messages import FewMessages, Readable, Source
 from pgsieve.assets.steps.update_transformation.relation_versions import Reading
 from pgsieve.decoding.changes.columns import ENCODED_COLUMNS, ROW_OPERATIONS, SIDES
@@ -31,6 +32,8 @@ from pgsieve.resources.lake.stores.store import Store
 
 #: Whether a change moves its row to another key, and the operation that it came as: what Spark counts, and does not write.
 MOVES, CAME_AS = "moves", "came_as"
+#: The order key of a TRUNCATE, and its commit time where the change log has it.
+Emptied = tuple[int, int, datetime | None]
 #: Some messages, and their transformation.
 _Share = tuple[Transformation, Source]
 
@@ -51,7 +54,7 @@ class ReadableChanges:
     """
 
     read: Sequence[tuple[Transformation, Readable]]
-    truncates: Sequence[Order]
+    truncates: Sequence[Emptied]
     end: int
     key: Sequence[str]
     schema: pa.Schema
@@ -111,13 +114,13 @@ class ReadableChanges:
 
 @dataclass(frozen=True)
 class SentChanges:
-    """A subscription's changes of a table in the slice that ends at `end`, and TRUNCATEs by their order keys.
+    """A subscription's changes of a table in the slice that ends at `end`, and its TRUNCATEs.
 
     `schema` is that of its changes, `key` its key.
     """
 
     readings: Sequence[Reading]
-    truncates: Sequence[Order]
+    truncates: Sequence[Emptied]
     end: int
     key: Sequence[str]
     schema: pa.Schema
@@ -151,7 +154,8 @@ class SentChanges:
         )
         session, observed = lake.spark, list[_Observed]()
         places = [
-            (self.end, *at, None, None, "truncate", None, None, None, False, None) for at in self.truncates
+            (self.end, lsn, ordinal, None, time, "truncate", None, None, None, False, None)
+            for lsn, ordinal, time in self.truncates
         ]
         frames = [session.createDataFrame(places, ddl)] if places else []
         for reading in self.readings:

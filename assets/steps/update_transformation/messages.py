@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from functools import cache, partial
 from typing import Protocol
 
@@ -28,6 +29,7 @@ from pgsieve.resources.lake.stores.store import Reader, RowGroup, Store, parted
 
 #: The ordinal of an order key before those of all changes of a transaction.
 FIRST = -1
+_TRUNCATE = "T"
 _CHANGES = ("I", "U", "D")
 #: The columns that decide a choice.
 _CHOSEN_BY = ("slice", "commit_lsn", "ordinal", "kind", "relation_id")
@@ -251,6 +253,22 @@ class Messages:
             return sorted({lsn for b in batches for lsn in pc.unique(b.messages.column(0)).to_pylist()})
         lsns = self.frame.select("commit_lsn").distinct().toArrow() if self.table is None else self.table
         return sorted(pc.unique(lsns["commit_lsn"]).to_pylist())
+
+    def truncate_times(self) -> Mapping[int, datetime]:
+        """The commit times of TRUNCATEs, by their commit LSNs."""
+        columns = ("commit_lsn", "commit_time", "kind")
+        if self.table is not None:
+            read: Iterator[pa.RecordBatch] = iter(self.table.select(columns).to_batches())
+        elif self.stored is not None:
+            read = (batch.messages for batch in self.stored.batches(self.stored.groups, columns))
+        else:
+            read = iter(self.frame.select(*columns).where(F.col("kind") == _TRUNCATE).toArrow().to_batches())
+        truncates = (batch.filter(pc.equal(batch["kind"], _TRUNCATE)) for batch in read)
+        return {
+            lsn: time
+            for batch in truncates
+            for lsn, time in zip(*(batch[name].to_pylist() for name in columns[:2]), strict=True)
+        }
 
     @contextmanager
     def persisted(self) -> Iterator["Messages"]:

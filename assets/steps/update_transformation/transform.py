@@ -248,7 +248,7 @@ def _transform_table(subscription: Subscription, lake: Lake, table: TableWork, h
         table=state.table,
         size=contents.size,
         truncates=len(truncates),
-        truncated_at=max(truncates, default=None),
+        truncated_at=max((at[:2] for at in truncates), default=None),
         through=tuple(sorted({p for part in table.parts if part.is_after(since) for p in part.partitions})),
     )
     if not readings and not truncates:

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pgsieve.assets.steps.records.change_log import ChangeLog
-from pgsieve.assets.steps.records.columns import Order
 from pgsieve.assets.steps.records.table_states import Name, TableState, TableStates
 from pgsieve.assets.steps.subscription import Subscription
+from pgsieve.assets.steps.update_transformation.changes import Emptied
 from pgsieve.assets.steps.update_transformation.messages import FIRST, Choice, Messages, messages_of
 from pgsieve.assets.steps.update_transformation.slice_contents import (
     Part,
@@ -62,7 +62,7 @@ class TableWork:
     contents: SliceContents
     messages: Messages
     parts: Sequence[Part]
-    truncates: Sequence[Order]
+    truncates: Sequence[Emptied]
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Work:
     contents: SliceContents
     tables: Mapping[Name, TableState]
     parts: Mapping[Name, Sequence[Part]]
-    emptied: Mapping[Name, Sequence[Order]]
+    emptied: Mapping[Name, Sequence[Emptied]]
     messages: Messages
     #: For a large window the tables that get few changes, with about how many bytes, and the changes of all
     #: of them.
@@ -113,7 +113,10 @@ def work_of(subscription: Subscription, lake: Lake, window: Window, catalog: Cat
     except DamagedTableError as error:
         raise LostMessagesError(tables, error) from error
     messages = messages.chosen(window.choice)
-    return Work(contents, tables, parts, emptied, messages, *_few(lake, contents, messages, parts))
+    truncated = tables.keys() & emptied.keys()
+    times = messages.truncate_times() if truncated else {}
+    timed = {name: [(*at, times.get(at[0])) for at in emptied[name]] for name in truncated}
+    return Work(contents, tables, parts, timed, messages, *_few(lake, contents, messages, parts))
 
 
 def _few(

@@ -239,9 +239,11 @@ class Commits:
                     writer_properties=files,
                     commit_properties=_commit_properties(commit),
                 )
+                merger = merger.when_matched_delete(clauses.deletes)
+                if clauses.end:
+                    merger = merger.when_matched_update(dict(clauses.end), clauses.ends)
                 done: Mapping[str, Any] = (
-                    merger.when_matched_delete(clauses.deletes)
-                    .when_matched_update(dict(clauses.update))
+                    merger.when_matched_update(dict(clauses.update))
                     .when_not_matched_insert(dict(clauses.insert), clauses.inserts)
                     .execute()
                 )

@@ -157,6 +157,32 @@ def _matched_files(
             yield from (match for match in found if len(match.rows))
 
 
+def rows_without(
+    table: DeltaTable, path: str, store: Store, flag: str, among: Sequence[FileMatches] | None
+) -> list[FileMatches]:
+    """The rows in which a boolean column is not true, file by file; `among` some rows of a table, or all (None)."""
+    schema, found = pa.schema([(flag, pa.bool_())]), list[FileMatches]()
+    for match in _every_file(table) if among is None else among:
+        flags = [batch.column(0) for batch in store.batches(joined(path, match.name), schema)]
+        unset = ~np.concatenate([np.empty(0, np.bool_), *(np.asarray(f.fill_null(False)) for f in flags)])
+        if among is None:
+            rows = np.setdiff1d(np.flatnonzero(unset), match.deleted)
+            found.append(replace(match, rows=rows, keys=np.zeros(len(rows), np.int64)))
+        else:
+            found.append(
+                replace(match, rows=match.rows[unset[match.rows]], keys=match.keys[unset[match.rows]])
+            )
+    return [match for match in found if len(match.rows)]
+
+
+def _every_file(table: DeltaTable) -> list[FileMatches]:
+    """The files of a table, without any row."""
+    deleted, none = deleted_rows(table), np.empty(0, np.int64)
+    files = pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist()
+    names = [(unquote(file["path"]), file["path"], file["size_bytes"]) for file in files]
+    return [FileMatches(name, path, size, none, none, deleted.get(name, none)) for name, path, size in names]
+
+
 def _equal_rows(left: pa.Table, right: pa.Table) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """The indices of rows that are equal for PostgreSQL, of both tables in the same order.
 

@@ -44,13 +44,15 @@ FILE_BYTES_PROPERTY = "delta.targetFileSize"
 class TableLayout:
     """The layout of one replica; what is None is left to the subscription's layout, and to pgsieve in that.
 
-    `columns` are metadata columns: the name of each kind of metadata.
+    `columns` are metadata columns: the name of each kind of metadata. `keeps_deleted` says whether rows that are deleted stay, and
+    are marked.
     """
 
     cluster_by: tuple[str, ...] | None = None
     properties: Mapping[str, str] = field(default_factory=dict)
     file_bytes: int | None = None
     columns: Mapping[str, str] | None = None
+    keeps_deleted: bool | None = None
 
     def over(self, other: "TableLayout") -> "TableLayout":
         """The values of this layout, and the other one's where this one has none."""
@@ -59,6 +61,7 @@ class TableLayout:
             {**other.properties, **self.properties},
             self.file_bytes or other.file_bytes,
             other.columns if self.columns is None else self.columns,
+            other.keeps_deleted if self.keeps_deleted is None else self.keeps_deleted,
         )
 
     def delta(self) -> dict[str, str]:

@@ -25,24 +25,31 @@ class Clauses:
     insert: Mapping[str, str]
     #: The condition for matched rows to be deleted; all are, where none is updated.
     deletes: str | None = None
+    #: The condition for matched rows to get only some columns, and these columns.
+    ends: str | None = None
+    end: Mapping[str, str] = field(default_factory=dict)
     update: Mapping[str, str] = field(default_factory=dict)
 
     def statement(self, target: str, source: str) -> str:
         """The MERGE as Spark's SQL."""
         deleted = f" and {self.deletes}" if self.deletes else ""
-        assigned = ", ".join(f"t.{column} = {value}" for column, value in self.update.items())
-        updated = f" when matched then update set {assigned}" if assigned else ""
+        ended = f" when matched and {self.ends} then update set {_assigned(self.end)}" if self.end else ""
+        updated = f" when matched then update set {_assigned(self.update)}" if self.update else ""
         return (
             f"merge into {target} t using {source} s on {self.on}"
-            f" when matched{deleted} then delete{updated}"
+            f" when matched{deleted} then delete{ended}{updated}"
             f" when not matched and {self.inserts} then insert ({', '.join(self.insert)})"
             f" values ({', '.join(self.insert.values())})"
         )
 
 
+def _assigned(values: Mapping[str, str]) -> str:
+    return ", ".join(f"t.{column} = {value}" for column, value in values.items())
+
+
 @dataclass(frozen=True)
 class Merge:
-    """A net change by key: `action` is delete, update or upsert.
+    """A net change by key: `action` is delete, update, upsert, or end: then a row gets only the columns `of_ended`.
 
     `key` and `values` map columns of the table to the source's. `unknown` maps them to columns that say
     whether a row keeps its value.
@@ -51,14 +58,22 @@ class Merge:
     key: Mapping[str, str]
     values: Mapping[str, str]
     unknown: Mapping[str, str]
+    of_ended: Collection[str] = ()
 
     @classmethod
-    def flat(cls, key: Sequence[str], columns: Sequence[str], unsent: Collection[str]) -> "Merge":
+    def flat(
+        cls,
+        key: Sequence[str],
+        columns: Sequence[str],
+        unsent: Collection[str],
+        of_ended: Collection[str] = (),
+    ) -> "Merge":
         """For a source with key columns k0, k1, ..., the row's v0, v1, ..., and u0, u1, ... for values that were not sent."""
         return cls(
             key={name: f"k{i}" for i, name in enumerate(key)},
             values={name: f"v{i}" for i, name in enumerate(columns)},
             unknown={name: f"u{i}" for i, name in enumerate(columns) if name in unsent},
+            of_ended=of_ended,
         )
 
     def clauses(self, quote: Quote) -> Clauses:
@@ -72,6 +87,8 @@ class Merge:
         return Clauses(
             on=" and ".join(f"t.{quote(column)} = s.{value}" for column, value in self.key.items()),
             deletes="s.action = 'delete'",
+            ends="s.action = 'end'",
+            end={quote(column): f"s.{self.values[column]}" for column in self.of_ended},
             update={quote(column): new(column, value) for column, value in self.values.items()},
             inserts="s.action = 'upsert'",
             insert={quote(column): f"s.{value}" for column, value in self.values.items()},

@@ -87,6 +87,34 @@ def test_random_histories_leave_what_one_change_after_the_other_does() -> None:
     assert moves > 5000
 
 
+def test_rows_that_are_kept_end_as_they_were_last() -> None:
+    kept = 0
+    for seed in range(500):
+        draw = random.Random(seed)
+        changes, replica = model.history(draw, length=draw.choice([1, 3, 12, 40]))
+        present = np.array([key in replica for key in range(6)])
+        net, conflict = net_changes(_columns(changes), present, keeps=True)
+        assert conflict is None
+        living = {key: row for key, row in replica.items() if key not in net.keys}
+        ended = dict[int, tuple[model.Values, int]]()
+        for number, key in enumerate(net.keys.tolist()):
+            if not net.remains[number]:
+                continue
+            row = replica[int(net.base[number])] if net.updated[number] else dict.fromkeys(model.COLUMNS)
+            sent = {name: int(places[number]) for name, places in net.sent.items()}
+            row = row | {name: changes[at].values[name] for name, at in sent.items() if at != NONE}
+            if net.ended[number] == NONE:
+                living[key] = row
+            else:
+                ended[key] = row, int(net.ended[number])
+        assert living == model.applied(changes, replica), f"seed {seed}"
+        assert ended == model.ended(changes, replica), f"seed {seed}"
+        counts = net.counts(present)
+        assert counts["deleted"] == len(replica.keys() & ended.keys()), f"seed {seed}"
+        kept += len(ended)
+    assert kept > 500
+
+
 def test_random_changes_meet_the_conflict_that_following_them_meets() -> None:
     conflicts = 0
     for seed in range(3000):

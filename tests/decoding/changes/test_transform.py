@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from datetime import UTC, datetime
 
 import pyarrow as pa
 import pytest
@@ -128,11 +129,13 @@ def test_what_filters_read_is_decoded_by_whoever_shares_it() -> None:
     assert [sorted(read.names) for read in asked] == [["a"]]
 
 
-def test_truncates_have_nothing_but_their_place_and_slice() -> None:
-    (row,) = in_slice(truncates([(10, 2)], SCHEMA), 77, SCHEMA).to_pylist()
+def test_truncates_have_nothing_but_their_place_time_and_slice() -> None:
+    time = datetime(2026, 1, 1, tzinfo=UTC)
+    (row,) = in_slice(truncates([(10, 2, time)], SCHEMA), 77, SCHEMA).to_pylist()
     assert {name: value for name, value in row.items() if value is not None} == {
         "slice": 77,
         "commit_lsn": 10,
         "ordinal": 2,
+        "commit_time": time,
         "operation": "truncate",
     }

@@ -50,6 +50,10 @@ class Views:
         }
         self.path.write_text(yaml.safe_dump(self.written))
 
+    def lay_out(self, name: str, **layout: Any) -> None:
+        self.written["subscriptions"][name]["layout"] = layout
+        self.path.write_text(yaml.safe_dump(self.written))
+
     def run(self, name: str) -> None:
         declared = project(load_config(self.path))
         subscription, lake = declared.subscriptions[name], declared.lake.open()
@@ -149,6 +153,26 @@ def test_views_are_chosen_later_and_follow_without_a_row_of_the_publisher(views:
     )
     views.run("emea")
     assert views.rows("emea", "notes") == [(1, "first"), (2, "none")]
+
+
+def test_of_a_replica_that_keeps_deleted_rows_those_that_live_are_taken(views: Views) -> None:
+    views.define(emea={"tables": [{"table": "public.orders", "where": "region = 'EMEA'"}]})
+    views.lay_out("all", deletes="soft")
+    views.run("all")
+    views.change(100)
+    assert views.refilter("emea", "--plan") == {"orders": ("all", None)}
+    views.database.execute("delete from orders where region = 'EMEA' and id % 2 = 0")
+    assert views.refilter("emea") == {"orders": ("all", None)}
+    assert any(row[3] for row in views.rows("all")), "the other one keeps rows that are deleted"
+    views.change(110)
+    views.run("emea")
+    assert views.rows("emea") == views.published("region = 'EMEA'")
+    views.lay_out("emea", deletes="soft")
+    ((source, reason),) = views.refilter("emea", "--plan", code=1).values()
+    assert source is None
+    assert "begin with a copy" in str(reason)
+    done = CliRunner().invoke(cli.app, ["-c", str(views.path), "refilter", "emea", "--plan"])
+    assert "`pgsieve resync emea SCHEMA.TABLE` copies it" in " ".join(done.stdout.split())
 
 
 def test_what_is_not_certain_is_refused_with_the_reason(views: Views) -> None:

@@ -84,6 +84,7 @@ def test_defaults_are_those_of_create_subscription_and_create_publication():
         "layout": {
             "cluster_by": None,
             "columns": None,
+            "deletes": None,
             "properties": {},
             "target_file_size": None,
             "folders": "{schema}/{table}",

@@ -66,7 +66,12 @@ def test_templates_of_folders_are_taken(folders: str) -> None:
 REFUSED = {
     "two columns of a name": ({"columns": {"operation": "_o", "ordinal": "_O"}}, "names a column twice"),
     "no plain name": ({"columns": {"operation": "a-b"}}, "cannot be the name of a column"),
-    "no metadata": ({"columns": {"deleted": "d"}}, "should be one of commit_lsn, "),
+    "no metadata": ({"columns": {"moved": "d"}}, "should be one of commit_lsn, "),
+    "columns of rows that go": (
+        {"columns": {"deleted": "d"}},
+        "has columns of deleted rows (deleted), which are deleted",
+    ),
+    "no kind of delete": ({"deletes": "maybe"}, "soft"),
     "no table": ({"folders": "{schema}"}, "is not a template for folders"),
     "another field": ({"folders": "{subscription}/{table}"}, "is not a template for folders"),
     "a format": ({"folders": "{table:>9}"}, "is not a template for folders"),

@@ -166,13 +166,9 @@ class Changes:
         pending = self.pending()
         few = self.lake.local.change_log(self.log).rows([c.slice for c in self.slices])
         assert few is not None
-        small = Lake(self.lake.uri, no_session)
-        ConflictSearch(small, self.path, self.log, replicated, pending).refuse(
-            FewChanges(few, self.lake.local)
-        )
-        return FewChangesWriter(self.lake, self.lake.local, self.path, replicated, pending, _ENDS[-1]).apply(
-            few
-        )
+        small, changes = Lake(self.lake.uri, no_session), FewChanges(few, self.lake.local)
+        ConflictSearch(small, self.path, self.log, replicated, pending).refuse(changes)
+        return FewChangesWriter(self.lake, changes, self.path, replicated, pending, _ENDS[-1]).apply()
 
 
 def _random(draw: random.Random) -> tuple[list[Row], list[Change]]:

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pgsieve.assets.steps.records.change_log import CHANGE_LOG
-from pgsieve.assets.steps.update_transformation.changes import ReadableChanges, SentChanges
+from pgsieve.assets.steps.update_transformation.changes import Emptied, ReadableChanges, SentChanges
 from pgsieve.assets.steps.update_transformation.messages import Choice, Messages, StoredMessages
 from pgsieve.assets.steps.update_transformation.relation_versions import Reading
 from pgsieve.decoding.changes.columns import ENCODED_COLUMNS, ROW_OPERATIONS, changes_schema
@@ -41,6 +42,7 @@ def row_filter(text: str) -> RowFilter:
 
 
 _ROWS, _GROUP, _END = 90, 8, 500
+_AT = datetime(2026, 1, 1, tzinfo=UTC)
 COLUMNS = RelationColumns(("a", "b"), (column_type(_INT, -1), column_type(_TEXT, -1)))
 _SCHEMA = changes_schema(zip(COLUMNS.names, (t.arrow for t in COLUMNS.types), strict=True))
 
@@ -59,7 +61,7 @@ def transformation(text: str, operations: Collection[str] = ROW_OPERATIONS) -> T
 
 
 def sent_changes(
-    messages: Messages, transformation: Transformation, places: Sequence[tuple[int, int]] = ()
+    messages: Messages, transformation: Transformation, places: Sequence[Emptied] = ()
 ) -> ReadableChanges:
     return readable(
         SentChanges(
@@ -152,10 +154,10 @@ def test_the_same_changes_are_written_whoever_runs_the_parts(
     assert few.table is not None
     counts = Counter[SentAs]()
     encoded = map(Encoded, few.table.select(ENCODED_COLUMNS).to_batches())
-    made = [*chosen.changes(encoded, counts), truncates([(405, 3)], _SCHEMA)]
+    made = [*chosen.changes(encoded, counts), truncates([(405, 3, _AT)], _SCHEMA)]
     expected = pa.Table.from_batches([in_slice(batch, _END, _SCHEMA) for batch in made], _SCHEMA)
     for name, several, runner in (("few", few, INLINE), ("many", many, Threads(2)), ("one", many, INLINE)):
-        changes, folder = sent_changes(several, chosen, [(405, 3)]), tmp_path / name
+        changes, folder = sent_changes(several, chosen, [(405, 3, _AT)]), tmp_path / name
         written = changes.written(runner, str(folder), Store())
         files = written.files.to_pylist()
         rows = pa.concat_tables(pq.read_table(folder / file["path"]) for file in files)
@@ -226,7 +228,7 @@ def test_messages_that_only_spark_reads_are_left_to_it(messages: tuple[pa.Table,
     kept = SentChanges(readings, (), _END, ("a",), _SCHEMA)
     assert kept.readable is None
     assert replace(kept, readings=readings[:1]).readable is not None
-    assert replace(kept, readings=(), truncates=[(405, 3)]).readable is not None
+    assert replace(kept, readings=(), truncates=[(405, 3, _AT)]).readable is not None
 
 
 def test_what_cannot_be_decoded_is_raised_as_it_is(tmp_path: Path) -> None:

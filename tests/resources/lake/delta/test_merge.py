@@ -47,3 +47,24 @@ def test_delta_rs_merges_by_the_same_clauses(tmp_path: Path) -> None:
     rows = sorted((row["id"], row["a`b"]) for row in local.rows(path))
     assert rows == [(2, "x"), (4, "z"), (5, "come"), (7, "new")]
     assert local.position(path) == 20
+
+
+def test_a_row_that_ends_gets_some_columns_only(tmp_path: Path) -> None:
+    merge = Merge({"id": "k0"}, {"id": "v0", "a": "v1", "gone": "v2"}, {}, of_ended=["gone"])
+    assert " when matched and s.action = 'end' then update set t.`gone` = s.v2 when matched then update" in (
+        merge.clauses(quoted).statement("x", "y")
+    )
+    path, local = str(tmp_path / "t"), LocalRecords()
+    local.write(path, pa.table({"id": [1, 2], "a": ["w", "x"], "gone": [False, True]}), Commit(10))
+    source = pa.table(
+        {
+            "k0": [1, 2, 3],
+            "v0": [None, 2, 3],
+            "v1": [None, "again", "came and went"],
+            "v2": [True, False, True],
+            "action": ["end", "upsert", "upsert"],
+        }
+    )
+    local.merge(path, source, merge, 20, local.version(path))
+    rows = sorted((row["id"], row["a"], row["gone"]) for row in local.rows(path))
+    assert rows == [(1, "w", True), (2, "again", False), (3, "came and went", True)]

@@ -1,0 +1,115 @@
+"""Ended rows that a replica keeps (`deletes: soft`), and their metadata.
+
+In: the net change of a batch, and the places of its keys' rows in the replica. Out: the replica's rows that end, file by
+file, which are written again with other metadata; and the metadata of new rows that end within the batch. Raises Arrow's
+errors.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+
+from pgsieve.assets.steps.apply.completion import Completion
+from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges
+from pgsieve.decoding.changes.metadata_columns import Stamp
+from pgsieve.decoding.changes.net_change import NONE, Mask, NetChange, Numbers
+from pgsieve.resources.lake.delta.conforming import conformed
+from pgsieve.resources.lake.delta.key_lookup import FileMatches
+from pgsieve.resources.lake.stores.store import Store, joined
+
+
+@dataclass(frozen=True)
+class KeptRows:
+    """Ended rows of a file: their numbers, ascending, and for each the number of its metadata in `ended`."""
+
+    name: str
+    rows: Numbers
+    which: Numbers
+    ended: pa.Table
+
+    @property
+    def nbytes(self) -> int:
+        """How much memory the arrays take."""
+        return self.rows.nbytes + self.which.nbytes + int(self.ended.nbytes)
+
+    def batches(self, store: Store, path: str, schema: pa.Schema, stamp: Stamp) -> Iterator[pa.RecordBatch]:
+        """The rows with the metadata of their end; `path` is the replica, `schema` its columns."""
+        fields = pa.schema([schema.field(name) for name in self.ended.column_names])
+        ended, begin = conformed(self.ended, fields), 0
+        for batch in store.batches(joined(path, self.name), schema):
+            first, last = np.searchsorted(self.rows, (begin, begin + batch.num_rows))
+            if first < last:
+                rows = batch.take(pa.array(self.rows[first:last] - begin))
+                said = ended.take(pa.array(self.which[first:last]))
+                for name in fields.names:
+                    place = schema.get_field_index(name)
+                    rows = rows.set_column(place, schema.field(place), _whole(said[name]))
+                yield stamp.of(rows)
+            begin += batch.num_rows
+
+
+@dataclass(frozen=True)
+class Endings:
+    """How a batch ends rows that are kept. `remains`: the keys of the net change that have a row afterwards.
+
+    `emptied` are all living rows of the replica, where a TRUNCATE ends them.
+    """
+
+    keyed: KeyedChanges
+    net: NetChange
+    remains: Mask
+    emptied: Sequence[FileMatches]
+
+    @property
+    def _said(self) -> pa.Table:
+        """The metadata of an ended row by the change that ends it; the last row is that of the first TRUNCATE."""
+        assert self.keyed.ended is not None
+        return pa.concat_tables([each for each in (self.keyed.ended, self.keyed.emptied) if each is not None])
+
+    def replaced(self, leaving: Sequence[FileMatches]) -> tuple[list[FileMatches], list[KeptRows]]:
+        """The rows that are removed, and the ended rows among them that are written again; `leaving` have keys of the batch."""
+        net, said, others = self.net, self._said, self.keyed.keys.num_rows
+        stands = self.remains & (net.last == NONE)
+        ended_by = np.full(others + 1, NONE)
+        ended_by[net.keys[stands]] = net.ended[stands]
+        ended_by[others] = said.num_rows - 1
+        gone, kept = _together(leaving, self.emptied, others), list[KeptRows]()
+        for match in gone:
+            order = np.argsort(match.rows)
+            by = ended_by[match.keys[order]]
+            stays = by != NONE
+            if stays.any():
+                changes, which = np.unique(by[stays], return_inverse=True)
+                kept.append(
+                    KeptRows(match.name, match.rows[order][stays], which, said.take(pa.array(changes)))
+                )
+        return gone, kept
+
+    def completions(self, schema: pa.Schema) -> list[Completion]:
+        """The metadata of new rows that end within the batch; `schema` has the columns."""
+        net = self.net
+        at = np.flatnonzero(self.remains & (net.last != NONE) & (net.ended != NONE))
+        at = at[np.argsort(net.last[at])]
+        said = self._said.take(pa.array(net.ended[at]))
+        said = conformed(said, pa.schema([schema.field(name) for name in said.column_names]))
+        places = self.keyed.places[net.last[at]]
+        return [Completion(name, places, _whole(said[name])) for name in said.column_names]
+
+
+def _together(leaving: Sequence[FileMatches], emptied: Sequence[FileMatches], key: int) -> list[FileMatches]:
+    """The rows of both, file by file; rows of `emptied` alone have this key."""
+    others = {match.name: replace(match, keys=np.full(len(match.rows), key)) for match in emptied}
+    gone = list[FileMatches]()
+    for match in leaving:
+        rows, keys = match.rows, match.keys
+        if (more := others.pop(match.name, None)) is not None:
+            only = np.setdiff1d(more.rows, rows)
+            rows, keys = np.concatenate([rows, only]), np.concatenate([keys, np.full(len(only), key)])
+        gone.append(replace(match, rows=rows, keys=keys))
+    return [*gone, *others.values()]
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.nulls(0, column.type)

@@ -1,0 +1,99 @@
+"""Rows that are kept when they are deleted: by files, in new ones or marked, as the changes leave them one after the other. No JVM."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pgsieve.assets.steps.apply.key_conflicts import KeyConflictError
+from pgsieve.assets.steps.subscription import Definition
+from pgsieve.decoding.changes.metadata_columns import OF_KEPT, metadata_schema, metadata_type
+from pgsieve.decoding.publications.evolution import Layout
+from pgsieve.resources.lake.delta.row_removal import enable_marking
+from tests.assets.steps.apply.test_by_files import (
+    _COLUMNS,
+    _SPARK,
+    Change,
+    Changes,
+    Row,
+    _random,
+    row,
+    update,
+)
+
+_METADATA = [(name, kind) for kind, name in OF_KEPT.items()]
+_ALL = [*_COLUMNS, *((each.name, each.type) for each in metadata_schema(_METADATA))]
+_LIVES = {"_deleted": False, "_filtered": False, "_deleted_at": None}
+_ENDED = {**_LIVES, "_deleted": True}
+_DEFINITION = Definition(
+    (*_SPARK, *((name, metadata_type(kind).spark) for name, kind in _METADATA)),
+    ("k",),
+    Layout(1, (), 3, ()),
+    metadata=tuple(_METADATA),
+)
+
+
+def _soft(change: Change) -> Change:
+    """A change as the history has it where rows that end are kept."""
+    new = None if change.new is None else {**change.new, **_LIVES}
+    return replace(change, new=new, old=None if change.old is None else {**change.old, **_ENDED})
+
+
+def _followed(rows: list[Row], changes: list[Change]) -> list[Row]:
+    """The rows after the changes, one after the other."""
+    living, ended = {row["k"]: {**row, **_LIVES} for row in rows}, dict[object, Row]()
+    for change in changes:
+        if change.operation == "truncate":
+            ended |= {key: {**row, **_ENDED} for key, row in living.items()}
+            living = {}
+            continue
+        side = change.new if change.old is None else change.old
+        assert side is not None
+        row = {} if change.operation == "insert" else living.get(side["k"])
+        if row is None:
+            continue
+        if change.operation != "insert" and (change.new is None or change.new["k"] != side["k"]):
+            ended[side["k"]] = {**living.pop(side["k"]), **_ENDED}
+        if change.new is not None:
+            living[change.new["k"]] = {**row, **change.new, **_LIVES}
+            ended.pop(change.new["k"], None)
+    return sorted([*living.values(), *ended.values()], key=lambda row: str(row["k"]))
+
+
+@pytest.mark.parametrize("way", ["rewritten", "marked", "merged"])
+def test_random_changes_leave_the_rows_that_lived(tmp_path: Path, way: str) -> None:
+    ended = compared = 0
+    for seed in range(24):
+        rows, changes = _random(random.Random(seed))
+        if way == "merged" and any(change.operation == "truncate" for change in changes):
+            continue  # Spark's.
+        lives = [{**row, **_LIVES} for row in rows]
+        made = Changes(tmp_path / str(seed), lives, [_soft(each) for each in changes], _ALL)
+        if way == "marked":
+            assert made.lake.local is not None
+            made.lake.policy = replace(made.lake.policy, rewritten_bytes=-1)
+            enable_marking(made.lake.local, made.path)
+        try:
+            (made.one_by_one if way == "merged" else made.by_files)(_DEFINITION)
+        except KeyConflictError:
+            continue
+        left = sorted(made.rows(), key=lambda row: str(row["k"]))
+        assert left == _followed(rows, changes), f"seed {seed}"
+        ended += sum(bool(row["_deleted"]) for row in left)
+        compared += 1
+    assert compared > 5
+    assert ended > 20
+
+
+@pytest.mark.parametrize("way", ["by_files", "one_by_one"])
+def test_rows_that_ended_on_a_rows_way_have_what_no_change_sent(tmp_path: Path, way: str) -> None:
+    moves = [update(row(key + 1, ""), row(key, ""), ["v"]) for key in (1, 2, 3)]
+    made = Changes(tmp_path, [{**row(1, "large"), **_LIVES}], [_soft(each) for each in moves], _ALL)
+    getattr(made, way)(_DEFINITION)
+    assert {(each["k"], each["v"], each["_deleted"]) for each in made.rows()} == {
+        *((key, "large", True) for key in (1, 2, 3)),
+        (4, "large", False),
+    }
