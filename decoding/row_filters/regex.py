@@ -38,6 +38,14 @@ def _literal(character: str) -> str:
     return character if character.isascii() and character.isalnum() else f"\\x{{{ord(character):x}}}"
 
 
+def _set_of(members: str) -> str:
+    """A set; NUL, which no text of PostgreSQL has, is a member.
+
+    RE2 takes [kK] for a letter whose case is ignored; beside an alternative it then matches the Kelvin sign, too.
+    """
+    return f"[{members}\\x00]"
+
+
 class _Translation:
     """One pass over a pattern."""
 
@@ -65,7 +73,7 @@ class _Translation:
     def _alone(self, character: str) -> str:
         """Return a character outside of a set."""
         variants = self._variants(character)
-        return variants if variants == _literal(character) else f"[{variants}]"
+        return variants if variants == _literal(character) else _set_of(variants)
 
     def _next(self) -> str:
         """Return the next character, '' at the end."""
@@ -167,7 +175,7 @@ class _Translation:
         while self._next() != "]":
             members.append(self._member())
         self._place += 1
-        return f"[{'^' if negated else ''}{''.join(members)}]"
+        return f"[^{''.join(members)}]" if negated else _set_of("".join(members))
 
     def _member(self) -> str:
         match = _CLASS.match(self._pattern, self._place)

@@ -29,7 +29,7 @@ FILTERS = [
     "lower(upper(t)) = l", "t ILIKE l", "t ILIKE u", "l ILIKE t", "t ILIKE 'a%' OR t ILIKE '%Σ'", "t ILIKE '_Ä%'",
     "t ILIKE '%ÉaAa' ESCAPE 'a'", "t ILIKE '%ÉAaA' ESCAPE 'A'", "p ILIKE 'ä%'", "p ILIKE '%  '", "t NOT ILIKE '%k%'",
     "t ~* 'ß|ẞ'", "t !~* '^[^à-þ]+$'", "t ~* '[Ǆ-ǌ]'", "t ~* '^ǅ'", "t ~* '[ǅ]$'", "t ~* '\\.σ|ς'", "lower(p) = 'ä'",
-    "t ~* '[K-k]$'", "t ~* '(ı|i){2}'", "t ~* '[İ]'", "initcap(t) ILIKE t AND upper(t) <> lower(t)",
+    "t ~* '[K-k]$'", "t ~* '(ı|i){2}'", "t ~* '[İ]'", "t ~* 'ä|k|s'", "t ~ 'x|[kK]|[sS]'", "initcap(t) ILIKE t AND upper(t) <> lower(t)",
 ]  # fmt: skip
 
 
@@ -45,7 +45,7 @@ def server(publisher_server: EmbeddedServer) -> Iterator[psycopg.Connection]:
 
 def texts(rng: random.Random, letters: str, count: int) -> list[str]:
     """Each letter alone, and random text of letters and what stands between words."""
-    around = [*letters, *"aAzZ09 -_.'%ÄÉéßΣσςK", "e\u0301", "日", "😀", "\u00ad", "٣"]
+    around = [*letters, *"aAzZ09 -_.'%ÄÉéßΣσςK", "e\u0301", "\u212a", "ſ", "日", "😀", "\u00ad", "٣"]
     return [*letters, *("".join(rng.choices(around, k=rng.randint(0, 6))) for _ in range(count))]
 
 

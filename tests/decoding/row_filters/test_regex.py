@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import string
+
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from pgsieve.decoding.row_filters.constants import InvalidConstantError, RefusedError
@@ -21,9 +25,9 @@ COLUMN = ColumnValue("c", "C", type_oid=TEXT)
         ("a|b(c|d)", "(?s)a|b(?:c|d)"),
         ("a{2,3}?b*", "(?s)a{2,3}b*"),  # which of several matches is found makes no difference
         ("[^a-c]", "(?s)[^a-c]"),
-        ("[]a]", r"(?s)[\x{5d}a]"),
+        ("[]a]", r"(?s)[\x{5d}a\x00]"),
         (r"\.\t", r"(?s)\x{2e}\x{9}"),
-        (r"\d[[:alpha:]]", "(?s)[0-9][A-Za-z]"),
+        (r"\d[[:alpha:]]", r"(?s)[0-9][A-Za-z\x00]"),
         ("é", r"(?s)\x{e9}"),
         (r"\W[^\s]", r"(?s)[^0-9A-Za-z_][^\t-\r ]"),
         ("((a|b)*c){2,}", "(?s)(?:(?:a|b)*c){2,}"),
@@ -34,7 +38,17 @@ def test_a_pattern_that_re2_matches_alike(pattern: str, re2: str) -> None:
 
 
 def test_where_case_does_not_count_each_letter_stands_with_its_variants() -> None:
-    assert translated("a[b-d]1", ASCII, ascii_classes=True) == "(?s)[aA][b-dBCD]1"
+    assert translated("a[b-d]1", ASCII, ascii_classes=True) == r"(?s)[aA\x00][b-dBCD\x00]1"
+
+
+@pytest.mark.parametrize(
+    "form", ["[{0}{1}]", "a|[{0}{1}]|b", "[{0}{1}]|[zZ]", "(?:[{0}{1}])|a", "x|[{0}{1}]+"]
+)
+def test_two_letters_of_a_set_match_no_third_one_that_unicode_folds_to_them(form: str) -> None:
+    texts = pa.array([character for character in map(chr, range(0x80, 0x3000)) if character.isalpha()])
+    for letter in string.ascii_lowercase:
+        pattern = translated(form.format(letter, letter.upper()), None, ascii_classes=True)
+        assert not pc.any(pc.match_substring_regex(texts, pattern)).as_py(), (letter, pattern)
 
 
 @pytest.mark.parametrize(
