@@ -15,14 +15,14 @@ from pgsieve.resources.postgres.plugin_options import PgoutputOptions
 from pgsieve.resources.postgres.slot import advance, create_slot, peek_query, release_wal, slot_state
 from pgsieve.resources.postgres.source import Source
 from pgsieve.resources.postgres.wal import flushed_lsn
-from tests.fixtures.servers import TEST_SETTINGS, new_server
+from tests.fixtures.servers import DECODINGS_LOGGED, TEST_SETTINGS, decodings, new_server
 
 OPTIONS = PgoutputOptions(publications=("p",))
 
 
 @pytest.fixture
 def server(postgres_version: int) -> Iterator[EmbeddedServer]:
-    settings = {**TEST_SETTINGS, "log_min_messages": "log", "max_prepared_transactions": "10"}
+    settings = {**TEST_SETTINGS, **DECODINGS_LOGGED, "max_prepared_transactions": "10"}
     settings |= {"log_replication_commands": "on", "max_wal_senders": "1"}
     with new_server(postgres_version, settings) as running:
         yield running
@@ -42,10 +42,6 @@ def connection(
 def sent(connection: psycopg.Connection, slot: str) -> list[bytes]:
     query = peek_query(slot, flushed_lsn(connection), OPTIONS, connection.info.server_version)
     return [bytes(data) for (data,) in connection.execute(query).fetchall()]
-
-
-def decodings(server: EmbeddedServer, slot: str) -> int:
-    return server.log.read_text(errors="replace").count(f'starting logical decoding for slot "{slot}"')
 
 
 @pytest.mark.parametrize("two_phase", [False, True])

@@ -25,7 +25,7 @@ from pgsieve.resources.postgres.source import Source
 from pgsieve.resources.postgres.wal import current_lsn
 from tests.fixtures.lakes import no_session
 from tests.fixtures.pgsieve_replica import engine
-from tests.fixtures.servers import TEST_SETTINGS, new_server
+from tests.fixtures.servers import DECODINGS_LOGGED, TEST_SETTINGS, decodings, new_server
 
 MIB = 1024 * 1024
 
@@ -33,7 +33,7 @@ MIB = 1024 * 1024
 @pytest.fixture
 def server(postgres_version: int) -> Iterator[EmbeddedServer]:
     """A server of the test's own: its log says how often a slot was decoded."""
-    settings = {**TEST_SETTINGS, "log_min_messages": "log", "max_wal_size": "4GB"}
+    settings = {**TEST_SETTINGS, **DECODINGS_LOGGED, "max_wal_size": "4GB"}
     with new_server(postgres_version, settings) as running:
         yield running
 
@@ -54,10 +54,6 @@ def held(lake: Lake, feed: Feed) -> pa.Table:
     return rows.select(["slice", "commit_lsn", "ordinal", "kind", "data"]).sort_by(
         [("commit_lsn", "ascending"), ("ordinal", "ascending")]
     )
-
-
-def decodings(server: EmbeddedServer, slot: str) -> int:
-    return server.log.read_text(errors="replace").count(f'starting logical decoding for slot "{slot}"')
 
 
 def fill(connection: psycopg.Connection, transactions: int, rows: int) -> None:
