@@ -54,13 +54,11 @@ def failing_table(connection: psycopg.Connection[Any], query: str) -> str | None
 def unfiltered_statements(
     name: str, tables: Sequence[Table], publications: Sequence[Publication], catalog: Catalog
 ) -> list[str]:
-    """The SQL that makes a publication list exactly these tables, with their column lists but without filters.
+    """The SQL that makes a publication send of exactly these tables what others do, but without filters.
 
-    Empty where it already does.
+    Empty where it already does. pgoutput refuses a table for which the publications have other column lists.
     """
     existing = catalog.publications.get(name)
-    if existing is not None and {t.oid for t in existing.tables} == {t.oid for t in tables}:
-        return []
     dropped = [] if existing is None else [f"drop publication {quote(name)}"]
     if not tables:
         return dropped
@@ -69,11 +67,19 @@ def unfiltered_statements(
         for p in publications
         if any(p.contains(catalog.tables[oid]) for t in tables for oid in (t.oid, *t.ancestors))
     ]
-    operations = sorted({operation for p in having for operation in p.operations})
-    options = f"publish = {literal(', '.join(operations))}, publish_via_partition_root = true"
-    if catalog.server_version >= 180000 and any(p.generated_columns == "s" for p in having):
+    operations = frozenset(operation for p in having for operation in p.operations)
+    generated = "s" if any(p.generated_columns == "s" for p in having) else "n"
+    lists = {table.oid: _column_list(table, having) for table in tables}
+    if (
+        existing is not None
+        and {t.oid: t.columns for t in existing.tables} == lists
+        and (existing.operations, existing.generated_columns) == (operations, generated)
+    ):
+        return []
+    options = f"publish = {literal(', '.join(sorted(operations)))}, publish_via_partition_root = true"
+    if generated == "s":
         options += ", publish_generated_columns = stored"
-    entries = ", ".join(_entry(table, having) for table in tables)
+    entries = ", ".join(_entry(table, lists[table.oid]) for table in tables)
     return [
         *dropped,
         f"create publication {quote(name)} for table {entries} with ({options})",
@@ -81,13 +87,16 @@ def unfiltered_statements(
     ]
 
 
-def _entry(table: Table, publications: Sequence[Publication]) -> str:
-    """A table with its column list: where publications disagree on it, nothing can be read."""
+def _column_list(table: Table, publications: Sequence[Publication]) -> frozenset[str] | None:
+    """The column list that a table has: where publications disagree on it, nothing can be read."""
     lists = [entry.columns for p in publications if (entry := p.listed(table.oid)) is not None]
-    if not lists or None in lists:
+    return None if not lists or None in lists else lists[0]
+
+
+def _entry(table: Table, columns: frozenset[str] | None) -> str:
+    if columns is None:
         return as_listed(table)
-    columns = ", ".join(quote(a.name) for a in table.attributes if a.name in (lists[0] or ()))
-    return f"{as_listed(table)} ({columns})"
+    return f"{as_listed(table)} ({', '.join(quote(a.name) for a in table.attributes if a.name in columns)})"
 
 
 def publish_unfiltered(

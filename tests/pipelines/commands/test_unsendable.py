@@ -185,6 +185,45 @@ def test_a_row_filter_that_keeps_failing_at_the_publisher_has_no_table_copied_ag
 
 
 @pytest.mark.usefixtures("orchestrator")
+def test_what_is_read_past_a_failing_row_filter_follows_the_publications(
+    publisher_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    """The publication that lists the table without its filter has the same columns and operations, or pgoutput refuses both."""
+    with _site(publisher_server, tmp_path, {"s": "p"}) as shop:
+        shop.configure(subscriptions={"s_publ": shop.written["subscriptions"]["s_publ"]})
+        database, aside = shop.database, f"pgsieve_{shop.database.info.dbname}_s_publ_aside"
+        database.execute(
+            "create table t (id int primary key, v text, w int); create table other (id int primary key)"
+        )
+        database.execute("create publication p for table t (id, v) where (10 / id > 0), other")
+        assert (ran := shop.cli("run"))[0] == 0, ran
+        database.execute("insert into t values (0, 'zero'); delete from t where id = 0")
+        assert (ran := shop.cli("run"))[0] == 1, ran
+        listed = "select attnames::text[], rowfilter from pg_publication_tables where pubname = %s"
+        for number, (alteration, columns) in enumerate(
+            {
+                "set table t (id, v, w) where (10 / id > 0), other": ["id", "v", "w"],
+                "set table t where (10 / id > 0), other": ["id", "v", "w"],
+                "set (publish = 'insert, delete')": ["id", "v", "w"],
+            }.items()
+        ):
+            database.execute(f"alter publication p {alteration}")
+            shop.cli("run")
+            failing = f"insert into t values (0, 'zero', {number}); delete from t where id = 0"
+            database.execute(f"begin; insert into other values ({number}); {failing}; commit")
+            code, output = shop.cli("run", "--json")
+            assert code == 1, output
+            assert '"copied": [\n' not in output, output
+            assert shop.ids("s_publ", "other") == list(range(number + 1)), output
+            assert database.execute(listed, [aside]).fetchall() == [(columns, None)]
+        updates = "select pubupdate from pg_publication where pubname = %s"
+        assert database.execute(updates, [aside]).fetchone() == (False,)
+        database.execute("drop table t")
+        assert (ran := shop.cli("run"))[0] == 0, ran
+        assert shop.on_server()[1] == ["p"]
+
+
+@pytest.mark.usefixtures("orchestrator")
 @pytest.mark.drawn
 def test_a_follower_goes_on_past_what_cannot_be_sent(
     publisher_server: EmbeddedServer, tmp_path: Path
