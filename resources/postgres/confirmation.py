@@ -1,8 +1,8 @@
 """Confirms a slot: by a status update of the streaming protocol where an advance would decode much WAL.
 
 In: a slot, the LSN up to which its changes were written, and a function that makes them durable. Out: the
-slot, confirmed up to that LSN. Raises SlotInUseError, SourceError, and the errors of that function; after an
-error the slot stays as it was.
+slot, confirmed up to that LSN, and without WAL that it needs no more. Raises SlotInUseError, SourceError, and
+the errors of that function; after an error the slot stays as it was.
 """
 
 from collections.abc import Callable
@@ -49,4 +49,33 @@ def confirm(
             start_replication(walsender, slot, lsn, options)
             walsender.pgconn.put_copy_data(status_update(lsn, lsn))
             end_copy(walsender.pgconn)
-    advance(connection, source.name, slot, lsn)
+        state = slot_state(connection, slot)
+    if state is not None and state.confirmed_lsn < lsn:
+        advance(connection, source.name, slot, lsn)
+
+
+def release_wal(connection: psycopg.Connection[Any], source: str, slot: str, confirmed: int) -> None:
+    """Let the server remove as much as possible of the WAL before `confirmed`, the position of the slot.
+
+    An advance moves restart_lsn to the first record of running transactions that it passes. Only when it
+    passes such records again, with the position confirmed, it moves to the last one
+    (LogicalIncreaseRestartDecodingForSlot in src/backend/replication/logical/logical.c). So the slot is
+    advanced once more, to its own position. Until that moves, another such advance decodes the same WAL in vain.
+    """
+    advance(connection, source, slot, confirmed)
+
+
+_RELEASABLE = """
+select confirmed_flush_lsn - restart_lsn >= %s
+   and catalog_xmin::text::bigint <> txid_snapshot_xmin(txid_current_snapshot()) %% 4294967296
+  from pg_replication_slots where slot_name = %s and database = current_database()
+"""
+
+
+def may_release(connection: psycopg.Connection[Any], slot: str, size: int) -> bool:
+    """Whether the slot retains `size` bytes of confirmed WAL, perhaps for a transaction that has ended.
+
+    Its catalog_xmin is the transaction that was the oldest when the WAL was decoded, or an earlier one: if that is
+    still the oldest in progress, it needs the WAL.
+    """
+    return connection.execute(_RELEASABLE, [size, slot]).fetchone() == (True,)

@@ -267,26 +267,9 @@ def _advance(connection: psycopg.Connection[Any], slot: str, lsn: int) -> None:
 
 
 def advance(connection: psycopg.Connection[Any], source: str, slot: str, lsn: int) -> None:
-    """Confirm everything that commits before `lsn`; the slot never moves back."""
-    state = slot_state(connection, slot)
-    if state is None or state.confirmed_lsn >= lsn:
-        return
+    """Confirm everything that commits before `lsn`, by decoding up to there; the slot never moves back."""
     with refusing_slot(source, slot, "advance"):
         _advance(connection, slot, lsn)
-
-
-def release_wal(connection: psycopg.Connection[Any], source: str, slot: str) -> None:
-    """Let the server remove as much as possible of the WAL before the confirmed position.
-
-    An advance moves restart_lsn to the first record of running transactions that it passes. Only when it
-    passes such records again, with the position confirmed, it moves to the last one
-    (LogicalIncreaseRestartDecodingForSlot in src/backend/replication/logical/logical.c). So the slot is
-    advanced once more, to its own position.
-    """
-    state = slot_state(connection, slot)
-    if state is not None:
-        with refusing_slot(source, slot, "advance"):
-            _advance(connection, slot, state.confirmed_lsn)
 
 
 @contextmanager

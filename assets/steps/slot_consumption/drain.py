@@ -17,7 +17,8 @@ from pgsieve.assets.steps.slot_consumption.sequences import refresh_sequences
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.postgres.slot import release_wal, slot_state
+from pgsieve.resources.postgres.confirmation import release_wal
+from pgsieve.resources.postgres.slot import slot_state
 from pgsieve.resources.postgres.wal import flushed_lsn
 
 
@@ -32,6 +33,8 @@ def drain(
     source.check_ready()
     lake.access.check_writable()
     with feed.exclusively(), source.connect() as connection:
+        before = slot_state(connection, feed.slot)
+        confirmed = None if before is None else before.confirmed_lsn
         feed, catalog, publications = ready_slot(connection, feed, lake)
         warn_of_missing(feed, catalog, log)
         target = flushed_lsn(connection) if upto is None else upto
@@ -39,9 +42,12 @@ def drain(
         drained = drain_to(slot, target, log, subscriptions)
         refresh_sequences(connection, feed, lake)
         state = slot_state(connection, feed.slot)
-        # Also rows kept for a transaction that has ended meanwhile, possibly in a run long ago.
-        if state is not None and state.confirmed_lsn - state.restart_lsn >= IDLE_BYTES:
-            release_wal(connection, source.name, feed.slot)
+        if (
+            state is not None
+            and state.confirmed_lsn - state.restart_lsn >= IDLE_BYTES
+            and state.confirmed_lsn != confirmed
+        ):
+            release_wal(connection, source.name, feed.slot, state.confirmed_lsn)
     return replace(drained, lag=state.lag if state else 0)
 
 

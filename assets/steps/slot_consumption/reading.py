@@ -42,14 +42,15 @@ from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.errors import LakeError, OverrunError
 from pgsieve.resources.lake.delta.records import TableHead
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.postgres.confirmation import confirm
+from pgsieve.resources.postgres.confirmation import confirm, may_release
 from pgsieve.resources.postgres.errors import SourceUnreachableError
 from pgsieve.resources.postgres.slot import described_in, slot_state, truncated_relations
 from pgsieve.resources.postgres.slot_copy import has_spare_slots
 
 #: A slice reads at most this many bytes of WAL.
 SLICE_BYTES = 512 * 1024 * 1024
-#: With nothing to read, the position is recorded and confirmed once the WAL has grown by this much.
+#: With nothing to read, the position is recorded and confirmed once the WAL has grown by this much, or where
+#: so much is retained for a transaction that has ended.
 IDLE_BYTES = 4 * 1024 * 1024
 
 #: A drain continues at most this often from where another process has read the slot meanwhile.
@@ -237,6 +238,7 @@ class _SlotReader:
         return (
             end < self._target
             or end - self.position >= IDLE_BYTES
+            or may_release(self._connection, self._feed.slot, IDLE_BYTES)
             or _copied_after(self._lake, self._subscriptions, self.position)
         )
 

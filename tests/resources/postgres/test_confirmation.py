@@ -9,10 +9,10 @@ import psycopg
 import pytest
 
 from pgsieve.resources.postgres import confirmation
-from pgsieve.resources.postgres.confirmation import confirm
+from pgsieve.resources.postgres.confirmation import confirm, release_wal
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
-from pgsieve.resources.postgres.slot import advance, create_slot, peek_query, release_wal, slot_state
+from pgsieve.resources.postgres.slot import advance, create_slot, peek_query, slot_state
 from pgsieve.resources.postgres.source import Source
 from pgsieve.resources.postgres.wal import flushed_lsn
 from tests.fixtures.servers import DECODINGS_LOGGED, TEST_SETTINGS, decodings, new_server
@@ -84,7 +84,7 @@ def test_a_status_update_confirms_what_an_advance_confirms(
             assert not reported.active
             assert sent(connection, "reported") == sent(connection, "advanced") == []
             if number % 8 == 0:
-                release_wal(connection, source.name, "reported")
+                release_wal(connection, source.name, "reported", lsn)
         assert sent(connection, "reported") == sent(connection, "advanced")
     for session in open_ones:
         with session:

@@ -10,11 +10,13 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.slot_consumption.follow import StreamedFeed
 from pgsieve.assets.steps.slot_consumption.reading import IDLE_BYTES
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres import confirmation
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.source import Source
 from tests.fixtures.lakes import no_session
@@ -94,3 +96,49 @@ def test_foreign_writes_retain_little_wal(
         finally:
             streamed.stop()
         following.result()
+
+
+def test_an_open_transaction_costs_no_run_anything_and_its_wal_goes_with_the_next(
+    publisher_server: EmbeddedServer,
+    database: psycopg.Connection,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = database.info.dbname
+    feed = Feed(
+        name, Source("shop", publisher_server.conninfo(dbname=name)), name, name, False, {"sub": ("p",)}
+    )
+    lake = Lake(str(tmp_path), no_session)
+    advances, advance = list[int](), confirmation.advance
+
+    def counted(connection: psycopg.Connection, source: str, slot: str, lsn: int) -> None:
+        advances.append(lsn)
+        advance(connection, source, slot, lsn)
+
+    def look() -> tuple[int, int, int]:
+        """What the slot retains, how often it was advanced, and the version of the change log."""
+        row = database.execute(RETAINED, [name]).fetchone()
+        assert row is not None
+        return int(row[0]), len(advances), lake.records.version(ChangeLog(lake, feed).path)
+
+    def run() -> tuple[int, int, int]:
+        # As the server does it every 15 seconds in which somebody writes.
+        database.execute("select pg_log_standby_snapshot()")
+        drain(feed, lake, [], print)
+        return look()
+
+    monkeypatch.setattr(confirmation, "advance", counted)
+    run()
+    with psycopg.connect(publisher_server.conninfo(dbname=name)) as session:
+        for _ in range(4):
+            session.execute(WRITE.format("unpublished"))
+        retained, *before = run()
+        assert retained > IDLE_BYTES
+        for _ in range(3):
+            _, *after = run()
+            assert after == before
+        # What is published is confirmed all the same.
+        database.execute("insert into filtered values (1)")
+        assert run()[1:] > tuple(before)
+        session.rollback()
+    assert run()[0] < IDLE_BYTES
