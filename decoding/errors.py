@@ -46,7 +46,7 @@ A message names the object, what is wrong and what to do; it never contains a ce
             EventTriggerError         resources.postgres.ddl
             LockHeldError             resources.postgres.errors
             PassingFaultError         resources.postgres.errors
-                LockedTableError      resources.postgres.snapshot
+                LockedTableError      resources.postgres.errors
                 SnapshotAwaitedError  resources.postgres.awaited
                 SnapshotLostError     resources.postgres.snapshot
                     AlteredTableError resources.postgres.snapshot

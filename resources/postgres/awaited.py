@@ -31,27 +31,25 @@ _LOGGER = logging.getLogger(__name__)
 _HOLDERS = """
 select distinct held.relation::bigint, held.virtualtransaction, a.pid, coalesce(a.datname, p.database), a.application_name,
        p.gid, date_trunc('second', coalesce(a.xact_start, p.prepared))
-  from pg_locks held {waiting}
+  from {held}
   left join pg_stat_activity a on a.pid = held.pid
   left join pg_locks own on held.pid is null and own.pid is null and own.locktype = 'transactionid'
    and own.virtualtransaction = held.virtualtransaction
   left join pg_prepared_xacts p on p.transaction = own.transactionid
 """
 _AWAITED = _HOLDERS.format(
-    waiting="""join pg_locks waiting on held.locktype = waiting.locktype and held.granted and waiting.pid = %s
+    held="""pg_locks held join pg_locks waiting on held.locktype = waiting.locktype and held.granted and waiting.pid = %s
    and not waiting.granted and waiting.locktype in ('transactionid', 'relation')
    and (held.transactionid = waiting.transactionid
         or (held.database, held.relation) = (waiting.database, waiting.relation)
         and coalesce(held.pid, 0) = any(pg_blocking_pids(waiting.pid)))"""
 )
-#: Also one that is only waited for: what comes later waits behind it.
-_LOCKING = _HOLDERS.format(
-    waiting="""join pg_database d on d.oid = held.database and d.datname = current_database()
-   and held.locktype = 'relation' and held.mode = 'AccessExclusiveLock' and held.relation >= 16384"""
-)
-#: The relations that are locked so, for a query that would wait for them.
-LOCKED = """select relation from pg_locks where locktype = 'relation' and mode = 'AccessExclusiveLock'
+#: The locks that forbid reading. Also one that is only waited for: what comes later waits behind it.
+_EXCLUSIVE = """select * from pg_locks where locktype = 'relation' and mode = 'AccessExclusiveLock' and relation >= 16384
    and database = (select oid from pg_database where datname = current_database())"""
+_LOCKING = _HOLDERS.format(held=f"({_EXCLUSIVE}) held")
+#: The relations that are locked so, for a query that would wait for them.
+LOCKED = f"select relation from ({_EXCLUSIVE}) held"
 _HELD = "select exists (select from pg_locks where granted and virtualtransaction = any(%s))"
 
 

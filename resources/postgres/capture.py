@@ -10,10 +10,11 @@ from typing import Any
 
 import psycopg
 
-from pgsieve.decoding.publications.catalog import Catalog, Table
+from pgsieve.decoding.publications.catalog import Catalog, Publication, Table
 from pgsieve.decoding.publications.routing import CapturePublication, capture_suffixes
+from pgsieve.resources.postgres.awaited import LOCK_SECONDS
 from pgsieve.resources.postgres.ddl import EventTriggerError, UndefinedObjectError, execute_ddl
-from pgsieve.resources.postgres.errors import SourceError, SourcePermissionError
+from pgsieve.resources.postgres.errors import LockedTableError, SourceError, SourcePermissionError
 from pgsieve.resources.postgres.source import literal, quote
 
 #: The comment on a publication that pgsieve created, and so may drop.
@@ -31,7 +32,7 @@ def ensure_capture(
 
     A publication of another owner is left untouched if it already publishes what is planned. A table is added
     to one publication before it is removed from another one, so every table is captured at every place in the
-    WAL.
+    WAL. A table that is locked is removed by a later call.
     """
     # Changes are read under the new publications as soon as the slot is past this commit.
     connection.execute("set synchronous_commit = local")
@@ -42,16 +43,30 @@ def ensure_capture(
             statements.append(f"comment on publication {quote(name)} is {literal(CREATED)}")
         if statements:
             execute_ddl(connection, source, preparing(name), statements)
-    wanted = {capture + p.suffix: {t.oid for t in p.tables} for p in planned}
+    wanted = {capture + p.suffix: p.tables for p in planned}
     for name in (n for n in _created(connection, capture) if n in catalog.publications):
-        surplus = [t.oid for t in catalog.publications[name].tables if t.oid not in wanted.get(name, ())]
-        for table in (catalog.tables[oid] for oid in surplus if oid in catalog.tables):
-            taken_out = f"alter publication {quote(name)} drop table {as_listed(table)}"
+        for table in _surplus(catalog.publications[name], wanted.get(name, ()), catalog):
             # A role without the right leaves it to another one, as a standby does, and the second of two runs
             # finds it done.
             with suppress(EventTriggerError, SourcePermissionError, UndefinedObjectError):
-                execute_ddl(connection, source, preparing(name), [taken_out])
+                _take_out(connection, source, name, table)
     return tuple(wanted)
+
+
+def _surplus(publication: Publication, wanted: Sequence[Table], catalog: Catalog) -> list[Table]:
+    """The tables that a publication lists, and should not."""
+    surplus = {t.oid for t in publication.tables} - {t.oid for t in wanted}
+    return [catalog.tables[oid] for oid in sorted(surplus) if oid in catalog.tables]
+
+
+def _take_out(connection: psycopg.Connection[Any], source: str, name: str, table: Table) -> bool:
+    """Remove a table from a capture publication; false where it is locked, and left to the next run."""
+    taken_out = f"alter publication {quote(name)} drop table {as_listed(table)}"
+    try:
+        execute_ddl(connection, source, preparing(name), [taken_out], lock_seconds=LOCK_SECONDS)
+    except LockedTableError:
+        return False
+    return True
 
 
 def capture_statements(
@@ -127,20 +142,18 @@ def shrink_capture(
 
     Returns the altered and the dropped ones.
 
-    A publication that pgsieve did not create is left as it is.
+    A publication that pgsieve did not create is left as it is, and a table that is locked to the next run.
     """
-    ours = _created(connection, capture)
-    wanted = {capture + p.suffix: p for p in planned}
+    wanted = {capture + p.suffix: p.tables for p in planned}
     altered, dropped = [], []
-    for name in ours:
-        what = f'alter the capture publication "{name}"'
+    for name in _created(connection, capture):
         if name not in wanted:
-            execute_ddl(connection, source, what, [f"drop publication {quote(name)}"])
+            execute_ddl(connection, source, preparing(name), [f"drop publication {quote(name)}"])
             dropped.append(name)
-        elif {t.oid for t in wanted[name].tables} != {t.oid for t in catalog.publications[name].tables}:
-            tables = ", ".join(map(as_listed, wanted[name].tables))
-            execute_ddl(connection, source, what, [f"alter publication {quote(name)} set table {tables}"])
-            altered.append(name)
+        else:
+            surplus = _surplus(catalog.publications[name], wanted[name], catalog)
+            taken_out = [table for table in surplus if _take_out(connection, source, name, table)]
+            altered += [name] if taken_out else []
     return altered, dropped
 
 

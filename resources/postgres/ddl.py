@@ -13,16 +13,16 @@ from typing import Any
 
 import psycopg
 
+from pgsieve.resources.postgres.awaited import LOCK_SECONDS
 from pgsieve.resources.postgres.errors import (
+    LOCKED_OUT,
+    LockedTableError,
     SourceError,
     cause_without_values,
     message_without_values,
     refusing,
 )
 from pgsieve.resources.postgres.source import quote
-
-#: `validate` only tries the statements: it does not wait for locks.
-_TRIED = "set local lock_timeout = '2s'"
 
 #: What ALTER ROLE and ALTER DATABASE set, the most specific first (process_settings() in
 #: src/backend/utils/init/postinit.c).
@@ -72,13 +72,16 @@ def execute_ddl(
     statements: Sequence[str],
     *,
     tried: bool = False,
+    lock_seconds: float = 0,
 ) -> None:
-    """Run statements in one transaction, under the role's own search_path; `tried` ones are rolled back at once."""
+    """Run statements in one transaction, under the role's own search_path; `tried` ones are rolled back at once.
+
+    They wait for locks; with `lock_seconds` no longer than that, then it raises LockedTableError.
+    """
     path = own_search_path(connection)
     try:
         with connection.transaction(force_rollback=tried):
-            if tried:
-                connection.execute(_TRIED)
+            connection.execute(f"set local lock_timeout = '{lock_seconds:g}s'")
             connection.execute("select set_config('search_path', %s, true)", [path])
             for statement in statements:
                 connection.execute(statement)
@@ -97,6 +100,9 @@ def execute_ddl(
             raise UndefinedObjectError(
                 f'source "{source}": cannot {what} ({reason})', sqlstate=error.sqlstate
             ) from cause_without_values(error)
+        if lock_seconds and error.sqlstate == LOCKED_OUT:
+            message = f'source "{source}": cannot {what} ({message_without_values(error)})'
+            raise LockedTableError(message, sqlstate=error.sqlstate) from cause_without_values(error)
         with refusing(source, what):
             raise
 
@@ -110,7 +116,7 @@ def trigger_problem(
     """
     if statements and connection.execute(_TRIGGERS).fetchone() is not None:
         try:
-            execute_ddl(connection, source, what, statements, tried=True)
+            execute_ddl(connection, source, what, statements, tried=True, lock_seconds=LOCK_SECONDS)
         except EventTriggerError as error:
             return error
         except SourceError:

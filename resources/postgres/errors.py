@@ -35,6 +35,10 @@ class PassingFaultError(SourceError):
     """
 
 
+class LockedTableError(PassingFaultError):
+    """The table is locked, and for longer than others may wait for it."""
+
+
 class LockHeldError(SourceError):
     """Another process does work that only one process may do, and has not finished."""
 

@@ -24,6 +24,7 @@ from pgsieve.resources.parts import number_of_parts
 from pgsieve.resources.postgres.awaited import BRIEF_SECONDS, LOCKED, awaiting
 from pgsieve.resources.postgres.errors import (
     LOCKED_OUT,
+    LockedTableError,
     PassingFaultError,
     SourceError,
     is_passing,
@@ -44,10 +45,6 @@ class SnapshotLostError(PassingFaultError):
 
 class AlteredTableError(SnapshotLostError):
     """The table was altered, renamed or dropped since its definition was read: queries see the present catalog."""
-
-
-class LockedTableError(PassingFaultError):
-    """The table is locked exclusively, and for longer than others may wait for it."""
 
 
 #: So long a session waits for a lock of a table that it reads.

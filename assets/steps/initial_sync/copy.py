@@ -47,11 +47,10 @@ from pgsieve.resources.lake.delta.errors import LakeError
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.awaited import PATIENT_SECONDS, SnapshotAwaitedError, lock_awaited
 from pgsieve.resources.postgres.catalog import read_catalog
-from pgsieve.resources.postgres.errors import PassingFaultError
+from pgsieve.resources.postgres.errors import LockedTableError, PassingFaultError
 from pgsieve.resources.postgres.origins import subscribed_tables
 from pgsieve.resources.postgres.present_catalog import present_catalog
 from pgsieve.resources.postgres.snapshot import (
-    LockedTableError,
     Snapshot,
     chunk_queries,
     clock,

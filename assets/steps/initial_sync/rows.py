@@ -21,9 +21,9 @@ from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.executors import Executors, Guard, Hear
 from pgsieve.resources.lake.stores.store import Store
-from pgsieve.resources.postgres.errors import PassingFaultError
+from pgsieve.resources.postgres.errors import LockedTableError, PassingFaultError
 from pgsieve.resources.postgres.sessions import Conninfo
-from pgsieve.resources.postgres.snapshot import LockedTableError, SnapshotLostError, read_chunk
+from pgsieve.resources.postgres.snapshot import SnapshotLostError, read_chunk
 
 #: How often a chunk is read at most, where faults pass and the snapshot lives; the first pause, doubled each
 #: time.

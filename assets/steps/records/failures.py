@@ -27,8 +27,8 @@ from pgsieve.resources.lake.delta.errors import (
     told,
 )
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.postgres.errors import PassingFaultError, SourceUnreachableError
-from pgsieve.resources.postgres.snapshot import AlteredTableError, LockedTableError, SnapshotLostError
+from pgsieve.resources.postgres.errors import LockedTableError, PassingFaultError, SourceUnreachableError
+from pgsieve.resources.postgres.snapshot import AlteredTableError, SnapshotLostError
 
 #: How an executor names them.
 _PASSING = (

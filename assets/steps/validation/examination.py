@@ -34,14 +34,13 @@ from pgsieve.decoding.publications.routing import changed_relations
 from pgsieve.decoding.row_filters.letter_case import NeededMappings
 from pgsieve.resources.postgres.case_mappings import with_case_mappings
 from pgsieve.resources.postgres.catalog import why_missing
-from pgsieve.resources.postgres.errors import LOCKED_OUT
+from pgsieve.resources.postgres.errors import LOCKED_OUT, LockedTableError
 from pgsieve.resources.postgres.filter_analysis import (
     RejectedFilterError,
     UncheckedFilterError,
     analysis,
     filter_columns,
 )
-from pgsieve.resources.postgres.snapshot import LockedTableError
 
 #: The columns that the row filters of pgsieve.yaml read, as the publisher analysed them.
 _Read = dict[tuple[int, str], frozenset[str]]

@@ -25,7 +25,7 @@ from pgsieve.assets.steps.validation.rights import unreadable
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.postgres.snapshot import LockedTableError
+from pgsieve.resources.postgres.errors import LockedTableError
 
 
 def sound_part(connection: psycopg.Connection[Any], feed: Feed, server: Catalog) -> tuple[Feed, Catalog]:

@@ -20,7 +20,7 @@ from pgsieve.pipelines.commands.results import RunSummary
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.following.follow import follow
 from pgsieve.resources.failpoints import Failpoint
-from pgsieve.resources.postgres import awaited, catalog, filter_analysis, snapshot
+from pgsieve.resources.postgres import awaited, capture, catalog, filter_analysis, snapshot
 from tests.fixtures.shop import Quiet, Shop
 
 
@@ -147,6 +147,34 @@ def test_a_locked_table_keeps_no_other_waiting(shop: Shop, monkeypatch: pytest.M
         assert {t["name"] for t in tables if not t["equal"]} == {"plain"}
         monkeypatch.undo()
     assert (checked := shop.cli("check"))[0] == 0, checked
+
+
+def test_drop_waits_for_no_lock(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a lock keeps from being taken out of a capture publication, the next run takes out; a slot and a publication need no lock."""
+    monkeypatch.setattr(capture, "LOCK_SECONDS", 0.2)
+    shop.database.execute("alter publication q set (publish = 'insert, update, delete, truncate')")
+    shop.copy()
+    name = shop.written["sources"]["shop"]["capture"]
+
+    def captured() -> list[str]:
+        rows = shop.database.execute(
+            "select relname from pg_publication_rel join pg_publication p on p.oid = prpubid join pg_class c on c.oid = prrelid"
+            " where pubname = %s order by 1",
+            [name],
+        )
+        return [row[0] for row in rows]
+
+    with psycopg.connect(shop.written["sources"]["shop"]["conninfo"]) as ddl:
+        ddl.execute("lock table orders in access exclusive mode")
+        assert (captured(), shop.drop("one").altered) == (["notes", "orders", "stock"], (name,))
+        assert captured() == ["orders", "stock"]
+    shop.configure(subscriptions={"two": shop.written["subscriptions"]["two"]})
+    shop.copy()
+    assert captured() == ["stock"]
+    with psycopg.connect(shop.written["sources"]["shop"]["conninfo"]) as ddl:
+        ddl.execute("lock table stock in access exclusive mode")
+        dropped = shop.drop("two")
+    assert (dropped.slot, shop.on_server()) == (name, ([], ["p", "q"]))
 
 
 @pytest.mark.long
