@@ -14,8 +14,6 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-_NAME = "pgsieve-{user}-"
-
 
 def private_folder(base: str | None = None) -> Path:
     """The folder of this process, below `base` or the default place.
@@ -27,11 +25,10 @@ def private_folder(base: str | None = None) -> Path:
 
 @cache
 def _made(base: str, _process: int) -> Path:
-    prefix = _NAME.format(user=os.geteuid())
     Path(base).mkdir(parents=True, exist_ok=True)
-    _remove_left(Path(base), prefix)
+    remove_left(Path(base))
     while True:
-        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
+        folder = Path(tempfile.mkdtemp(prefix=_prefix(), dir=base))
         # Another process may take it for an abandoned one before it is locked.
         if (lock := _locked(folder)) is not None:
             break
@@ -55,9 +52,13 @@ def _locked(folder: Path) -> int | None:
     return None
 
 
-def _remove_left(base: Path, prefix: str) -> None:
-    """Remove the folders of this user's processes that have ended."""
-    for folder in base.glob(f"{prefix}*"):
+def _prefix() -> str:
+    return f"pgsieve-{os.geteuid()}-"
+
+
+def remove_left(base: Path) -> None:
+    """Remove the folders below `base` of this user's processes that have ended."""
+    for folder in base.glob(f"{_prefix()}*"):
         if (lock := _locked(folder)) is not None:
             shutil.rmtree(folder, ignore_errors=True)
             os.close(lock)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pgsieve.resources.private_folder import _remove_left, private_folder
+from pgsieve.resources.private_folder import private_folder, remove_left
 
 #: Makes its folder, says where, and ends in the way that it is told.
 PROCESS = """
@@ -60,8 +60,8 @@ def test_a_folder_goes_with_its_process_or_with_the_next(tmp_path: Path) -> None
 
 def test_a_link_is_not_followed(tmp_path: Path) -> None:
     (target := tmp_path / "rows").mkdir(mode=0o700)
-    (tmp_path / "pgsieve-1-x").symlink_to(target)
-    _remove_left(tmp_path, "pgsieve-1-")
+    (tmp_path / f"pgsieve-{os.geteuid()}-x").symlink_to(target)
+    remove_left(tmp_path)
     assert target.exists()
 
 

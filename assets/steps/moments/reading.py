@@ -29,7 +29,10 @@ from pgsieve.resources.lake.delta.clones import clone
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.paths import OWN_FOLDER
 from pgsieve.resources.lake.stores.storage import is_uri
-from pgsieve.resources.private_folder import private_folder
+from pgsieve.resources.private_folder import private_folder, remove_left
+
+#: Where clones are made in a lake on this machine. No folder of a feed has a dot in its name.
+_CLONES = f"{OWN_FOLDER}/.moments"
 
 
 @dataclass(frozen=True)
@@ -133,11 +136,16 @@ def _scratch_of(lake: Lake) -> Path:
     """Where clones are made: in the lake, where files get a second name and Spark's executors find them; else on this machine."""
     if not is_uri(lake.uri):
         try:
-            # No folder of a feed has a dot in its name.
-            return private_folder(f"{lake.uri}/{OWN_FOLDER}/.moments")
+            return private_folder(f"{lake.uri}/{_CLONES}")
         except OSError:  # Who may only read the lake.
             pass
     return private_folder()
+
+
+def remove_left_clones(lake: Lake) -> None:
+    """Remove the clones of processes that were killed: they would keep files that a replica has no more."""
+    if not is_uri(lake.uri):
+        remove_left(Path(lake.uri, _CLONES))
 
 
 def brought(lake: Lake, subscription: str, chosen: Sequence[Base], lsn: int, into: Lake) -> list[TableAt]:

@@ -1,8 +1,8 @@
 """The replicas of a subscription as they were at an LSN, put into another folder to stay there.
 
 In: a lake, an LSN, and the address of a folder that is empty. Out: plain Delta tables at `<folder>/<subscription>/<schema>/<table>`, of
-which nothing replicates: a slot never goes back, so no run could go on from there. Raises MomentError; killed amid, it leaves
-`_pgsieve` in the folder, which only what is whole lacks.
+which nothing replicates: a slot never goes back, so no run could go on from there. Raises MomentError, and leaves nothing then; killed
+amid, it leaves `_pgsieve` in the folder, which only what is whole lacks.
 """
 
 from pathlib import Path
@@ -10,6 +10,7 @@ from pathlib import Path
 from pgsieve.assets.steps.moments.bases import bases
 from pgsieve.assets.steps.moments.moment import MomentError
 from pgsieve.assets.steps.moments.reading import TableAt, brought
+from pgsieve.decoding.errors import PgsieveError
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.paths import OWN_FOLDER
 from pgsieve.resources.lake.stores.storage import is_uri
@@ -25,13 +26,22 @@ def restore(lake: Lake, subscription: str, lsn: int, folder: str, complete: int 
             sqlstate="0A000",
         )
     _refuse_filled(lake, into)
-    made = brought(lake, subscription, bases(lake, subscription, lsn, complete), lsn, into)
+    chosen, own = bases(lake, subscription, lsn, complete), f"{into.uri}/{OWN_FOLDER}"
+    into.access.begin_writing()
+    with into.access.refusing(into.uri):
+        into.store.touch(f"{own}/unfinished")
+    try:
+        made = brought(lake, subscription, chosen, lsn, into)
+    except PgsieveError:
+        for path in (f"{into.uri}/{subscription}", own):
+            into.local.remove(path)
+        raise
     into.access.make_durable()
     # What the changes were applied with.
     for path in (f"{into.uri}/{subscription}/_changes", into.paths.table_states(subscription)):
         into.local.remove(path)
     into.access.make_durable()
-    into.local.remove(f"{into.uri}/{OWN_FOLDER}")
+    into.local.remove(own)
     return made
 
 

@@ -15,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 
 from pgsieve.assets.steps.apply.replica_tables import applied_up_to
 from pgsieve.assets.steps.log import Log
+from pgsieve.assets.steps.moments.reading import remove_left_clones
 from pgsieve.assets.steps.operations.clustering import Clusterings, File
 from pgsieve.assets.steps.records.catalogs import AlteredSlices, Catalogs, as_published
 from pgsieve.assets.steps.records.change_log import ChangeLog
@@ -112,6 +113,7 @@ def maintain_subscription(
     with _maintaining(subscription.feed, name, lake, retention) as maintainer:
         record = SubscriptionRecord(lake, name)
         record.refuse_other_folders()
+        remove_left_clones(lake)
         tables = TableStates(lake, name).newest()
         applied, cut = applied_up_to(lake, subscription), Cuts(lake, subscription.name).last()
         written = {table: state for table, state in tables.items() if only is None or table in only}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -15,6 +17,7 @@ from deltalake import DeltaTable
 
 from pgsieve.assets.steps.apply.replica_tables import apply
 from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
+from pgsieve.assets.steps.moments import restore as restoring
 from pgsieve.assets.steps.moments.moment import MomentError, lsn_of
 from pgsieve.assets.steps.moments.reading import tables_at
 from pgsieve.assets.steps.moments.restore import restore
@@ -28,6 +31,7 @@ from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
 from pgsieve.decoding.lsn import format_lsn, parse_lsn
+from pgsieve.resources.lake.delta.errors import LakeError
 from pgsieve.resources.lake.delta.queries import queried
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.embedded import EmbeddedServer
@@ -135,7 +139,10 @@ def test_what_retention_took_is_refused(counters: Counters) -> None:
     early = counters.add()
     counters.add()
     counters.run()
+    left = Path(counters.lake.uri, "_pgsieve/.moments", f"pgsieve-{os.geteuid()}-killed")
+    left.mkdir(mode=0o700, parents=True)
     counters.maintain(FOREVER)
+    assert not left.exists()
     assert counters.n(early) == 1
     counters.maintain(Retention(None, timedelta(), timedelta(days=7)))
     assert "are deleted, as `retention.changes` says" in counters.refusal(early)
@@ -242,7 +249,9 @@ def test_a_folder_gets_the_tables_of_a_moment_and_keeps_them(counters: Counters,
     assert [row["n"] for row in restored] == [1, 100]
 
 
-def test_where_nothing_is_restored_to(counters: Counters, tmp_path: Path) -> None:
+def test_where_nothing_is_restored_to(
+    counters: Counters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     counters.run()
     lsn, lake = Cuts(counters.lake, "sub").kept()[-1].lsn, counters.lake
     half = tmp_path.parent / f"{tmp_path.name}_half"
@@ -256,3 +265,14 @@ def test_where_nothing_is_restored_to(counters: Counters, tmp_path: Path) -> Non
     }.items():
         with pytest.raises(MomentError, match=reason):
             restore(lake, "sub", lsn, folder)
+
+    def failing(*arguments: Any) -> None:
+        brought(*arguments)
+        assert {path.name for path in refused.iterdir()} == {"sub", "_pgsieve"}
+        raise LakeError("no room")
+
+    brought, refused = restoring.brought, tmp_path.parent / f"{tmp_path.name}_refused"
+    monkeypatch.setattr(restoring, "brought", failing)
+    with pytest.raises(LakeError, match="no room"):
+        restore(lake, "sub", lsn, str(refused))
+    assert list(refused.iterdir()) == []
