@@ -160,7 +160,7 @@ def _replica(
             "row filter": table.row_filter,
             SECONDS: round(copied.seconds, 2),
             **standard(rows=copied.rows, table=quote_qualified(*name)),
-            **of_columns(copied.columns, source, NO_COMMENTS),
+            **of_columns(copied.columns, source, NO_COMMENTS, copied.published),
         },
     )
     changes = naming.key(of_subscription(subscription, AssetKind.TABLE_CHANGES))

@@ -78,15 +78,23 @@ def _shown(comment: str | None) -> str | None:
     return None if comment is None else visible(comment)
 
 
-def of_columns(columns: Iterable[tuple[str, str]], source: dg.AssetKey, comments: Comments) -> dict[str, Any]:
-    """A replica's columns, the column of the `source` from which each comes, and the publisher's comments."""
-    columns = list(columns)
+def of_columns(
+    columns: Iterable[tuple[str, str]],
+    source: dg.AssetKey,
+    comments: Comments,
+    published: Mapping[str, str],
+) -> dict[str, Any]:
+    """A replica's columns, the column of the `source` from which each comes, and the publisher's comments.
+
+    `published` has the publisher's name of each column of the table; metadata columns come from none.
+    """
+    of_column = {name: comments.columns[own] for name, own in published.items() if own in comments.columns}
     comment = {} if comments.table is None else {"comment": visible(comments.table)}
     return {
         **comment,
-        "dagster/column_schema": column_schema(columns, comments.columns),
+        "dagster/column_schema": column_schema(columns, of_column),
         "dagster/column_lineage": dg.TableColumnLineage(
-            {name: [dg.TableColumnDep(source, name)] for name, _ in columns}
+            {name: [dg.TableColumnDep(source, own)] for name, own in published.items()}
         ),
     }
 

@@ -266,6 +266,7 @@ class _Increment:
                         state.definition.columns if state.definition else (),
                         assets.source(name),
                         comments.get(name, NO_COMMENTS),
+                        self._published_names(name, state),
                     ),
                 }
                 for name, state in self._new.items()
@@ -277,6 +278,13 @@ class _Increment:
             )
             is_asked = key in self._context.selected_asset_keys
             yield made if is_asked else unasked(self._context, made, assets.upstream[assets.outputs[key]])
+
+    def _published_names(self, name: Name, state: TableState) -> Mapping[str, str]:
+        """The publisher's names of a replica's columns."""
+        replicated = self._assets.tables[name].replicated
+        own = self._subscription.published_names(replicated.table) if replicated else {}
+        columns = state.definition.table_columns if state.definition else ()
+        return {column: own.get(column, column) for column, _ in columns}
 
     def _checks_of_tables(self) -> Iterator[dg.AssetCheckResult]:
         """The checks of tables whose results have changed."""

@@ -25,6 +25,7 @@ from pgsieve.decoding.publications.catalog import (
 from pgsieve.decoding.publications.definition import DefinedPublication
 from pgsieve.decoding.publications.evolution import Layout, LayoutColumn, SchemaChangedError, sources
 from pgsieve.decoding.publications.evolution import Source as ColumnSource
+from pgsieve.decoding.publications.replica_names import refuse_shared_names, snake
 from pgsieve.decoding.publications.routing import (
     CapturePublication,
     capture_suffixes,
@@ -153,14 +154,17 @@ class Subscription:
                     hint="rename it in a session with client_encoding = SQL_ASCII, or take it out of the publication",
                     sqlstate="22021",
                 )
+        self.refuse_shared_names(table)
+        layout = Layout.of(table, catalog)
+        columns = tuple(replace(c, name=self.replica_name(c.name)) for c in layout.columns)
         entries = [p.listed(oid) for p in self.feed.publications(catalog, self.name) for oid in _tree(table)]
         if (problem := self.metadata_problem(replicated)) is not None:
             raise problem
         return Definition(
             columns=tuple((name, t.spark) for name, t in self.replica_types(replicated).items()),
             metadata=tuple((name, kind) for kind, name in self.metadata(table).items()),
-            key=replicated.key,
-            layout=Layout.of(table, catalog),
+            key=tuple(map(self.replica_name, replicated.key)),
+            layout=replace(layout, columns=columns),
             listed=any(entry is not None and entry.columns is not None for entry in entries),
             published=Published(replicated.row_filters, replicated.publications),
         )
@@ -174,7 +178,8 @@ class Subscription:
 
     def metadata_problem(self, replicated: ReplicatedTable) -> PgsieveError | None:
         """Why a table's replica cannot have the metadata columns; None where it can."""
-        taken, metadata = {name.lower(): name for name in replicated.columns}, self.metadata(replicated.table)
+        taken = {self.replica_name(name).lower(): name for name in replicated.columns}
+        metadata = self.metadata(replicated.table)
         for name in metadata.values():
             if name.lower() in taken:
                 return PgsieveError(
@@ -199,13 +204,27 @@ class Subscription:
             )
         return None
 
+    def replica_name(self, column: str) -> str:
+        """The name in the replica of a column of the publisher's, or of the replica."""
+        return snake(column) if self.layout.plain_names else column
+
+    def refuse_shared_names(self, table: Table) -> None:
+        """Raise PgsieveError where two columns of a table would be one in the replica."""
+        if self.layout.plain_names:
+            refuse_shared_names(table.qualified, (a.name for a in table.attributes))
+
+    def published_names(self, table: Table) -> dict[str, str]:
+        """The publisher's name of each column of a replica."""
+        return {self.replica_name(a.name): a.name for a in table.attributes}
+
     def replica_types(self, replicated: ReplicatedTable) -> dict[str, ColumnType]:
-        """The columns of the replica and their types: the table's, then metadata."""
+        """The columns of the replica and their types: the table's under their names in the replica, then metadata."""
+        columns = {self.replica_name(name): kind for name, kind in self.column_types(replicated).items()}
         metadata = {name: metadata_type(kind) for kind, name in self.metadata(replicated.table).items()}
-        return {**self.column_types(replicated), **metadata}
+        return {**columns, **metadata}
 
     def column_types(self, replicated: ReplicatedTable) -> dict[str, ColumnType]:
-        """The table's columns and their types in the replica, in the source's column order."""
+        """The table's columns and their types in the replica, by the publisher's names, in the source's column order."""
         attributes = {a.name: a for a in replicated.table.attributes}
         return {
             name: self.column_type(
@@ -226,11 +245,23 @@ class Subscription:
 
         `defined` are the catalog's types, for values in binary format.
         """
-        return column_type(type_oid, type_modifier, self.override(table, column), defined)
+        return column_type(
+            type_oid, type_modifier, self.override((table.schema, table.name), column), defined
+        )
 
-    def override(self, table: Table, column: str) -> str | None:
-        """The Spark type that the user chose for a column."""
-        return self.types.get((table.schema, table.name, column))
+    def override(self, table: tuple[str, str], column: str) -> str | None:
+        """The Spark type that the user chose for a column, by its name at the publisher or in the replica."""
+        if not self.layout.plain_names:
+            return self.types.get((*table, column))
+        wanted = self.replica_name(column)
+        return next(
+            (
+                t
+                for (*name, c), t in self.types.items()
+                if tuple(name) == table and self.replica_name(c) == wanted
+            ),
+            None,
+        )
 
 
 def _tree(table: Table) -> tuple[int, ...]:

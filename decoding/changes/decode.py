@@ -35,12 +35,14 @@ class AddedColumn:
 class FilterColumns:
     """The columns that row filters read, in the default types for PostgreSQL's; the replica may have others.
 
-    It is a key of decoded messages; types and values are compared, but not hashed.
+    It is a key of decoded messages; types and values are compared, but not hashed. `key` names a row in an
+    error.
     """
 
     names: frozenset[str]
     columns: RelationColumns = field(hash=False)
     added: Sequence[AddedColumn] = field(default=(), hash=False)
+    key: Sequence[str] = field(default=(), compare=False)
 
 
 def decoded(

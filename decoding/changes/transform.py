@@ -111,7 +111,7 @@ class Transformation:
         """The changes with the columns that filters read."""
 
         def make() -> pa.RecordBatch:
-            return decoded(messages.batch, read.columns, read.names, self.key, read.added)
+            return decoded(messages.batch, read.columns, read.names, read.key, read.added)
 
         return messages.shared(read, make)
 

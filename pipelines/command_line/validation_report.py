@@ -89,6 +89,9 @@ def _print_received(table: ReceivedTable) -> None:
         print_out(Text.assemble(("    metadata columns: ", "dim"), described))
     if DELETED in table.metadata:
         print_out(Text.assemble(("    deletes: ", "dim"), "soft, the row stays and says so"))
+    if table.renamed:
+        named = (f"{quote_identifier(own)} is {other}" for own, other in table.renamed.items())
+        print_out(Text.assemble(("    in the replica: ", "dim"), ", ".join(named)))
     for changes in table.changes:
         name = quote_qualified(table.schema, table.name)
         if changes.relations != (name,):

@@ -111,5 +111,5 @@ class _Explaining:
         return ExplainedTable(self.subscription.name, *name, "apply", because, few=few, many=many)
 
     def _schema(self, replicated: ReplicatedTable) -> pa.Schema:
-        types = self.subscription.column_types(replicated)
+        types = self.subscription.replica_types(replicated)
         return replica_schema([ReplicaColumn(name, kind) for name, kind in types.items()])

@@ -272,6 +272,11 @@ def _received(
                     states.get((schema, name)), subscription.definition(replicated, catalog)
                 ),
                 metadata=subscription.metadata(replicated.table),
+                renamed={
+                    own: other
+                    for own in replicated.columns
+                    if (other := subscription.replica_name(own)) != own
+                },
             )
             for (schema, name), replicated in subscription.tables(catalog).items()
         ),

@@ -54,7 +54,8 @@ class ReceivedChanges:
 class ReceivedTable:
     """A table that a subscription will receive; `row_filter` is that of the initial copy, None copies every row.
 
-    `since_copy` is what is different from when it was copied, `metadata` has the names of metadata columns by what they say.
+    `since_copy` is what is different from when it was copied, `metadata` has the names of metadata columns by what they say,
+    `renamed` has the names in the replica of columns that have other names there.
     """
 
     schema: str
@@ -64,6 +65,7 @@ class ReceivedTable:
     changes: tuple[ReceivedChanges, ...]
     since_copy: tuple[str, ...] = ()
     metadata: Mapping[str, str] = field(default_factory=dict)
+    renamed: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

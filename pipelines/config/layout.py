@@ -120,6 +120,7 @@ class LayoutConfig(TableLayoutConfig):
     """The layout of a subscription's replicas."""
 
     folders: Annotated[Filled, AfterValidator(_folders)] = FOLDERS
+    names: Literal["published", "snake"] = "published"
     tables: dict[str, TableLayoutConfig] = {}
 
     @field_validator("tables")
@@ -142,4 +143,5 @@ class LayoutConfig(TableLayoutConfig):
     def of_subscription(self) -> SubscriptionLayout:
         """The layout in the form of the steps."""
         tables = {parse_qualified(name, 2): each.layout() for name, each in self.tables.items()}
-        return SubscriptionLayout(self.folders, self.layout(), {(s, t): v for (s, t), v in tables.items()})
+        by_name = {(s, t): v for (s, t), v in tables.items()}
+        return SubscriptionLayout(self.folders, self.layout(), by_name, plain_names=self.names == "snake")

@@ -88,7 +88,9 @@ def parsed_filters(
     """Row filters as they are evaluated over a replica; raises PgsieveError where it has not their columns, in PostgreSQL's types."""
     table = replicated.table
     filters = [table_filter(table, text, mappings) for text in texts]
-    plain = {name for name in replicated.columns if subscription.override(table, name) is None}
+    plain = {
+        name for name in replicated.columns if subscription.override((table.schema, table.name), name) is None
+    }
     for lacking in (f.columns - plain for f in filters):
         if lacking:
             raise PgsieveError(
@@ -157,17 +159,19 @@ def _evaluated(
     read = {*key, *(name for each in parsed for name in each.columns)} or set(replicated.columns[:1])
     types = subscription.column_types(replicated)
     schema = pa.schema([(name, types[name].arrow) for name in replicated.columns if name in read])
+    stored = pa.schema([each.with_name(subscription.replica_name(each.name)) for each in schema])
 
     def examine(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return _examined(batches, schema, parsed, key)
+        named = (batch.rename_columns(schema.names) for batch in batches)
+        return _examined(named, schema, parsed, key)
 
     with lake.access.refusing(path):
         if (local := lake.policy.reader(path)) is not None:
-            batches = (living(batch, schema, deleted) for batch in local.batches(path, local.version(path)))
+            batches = (living(batch, stored, deleted) for batch in local.batches(path, local.version(path)))
             examined = pa.Table.from_batches(examine(batches), _EXAMINED)
         else:
             rows = living_rows(lake.current(path), deleted).select(
-                *(F.col(quoted(name)) for name in schema.names)
+                *(F.col(quoted(name)) for name in stored.names)
             )
             examined = rows.mapInArrow(examine, _EXAMINED_DDL).toArrow()
     count, failing = (pc.sum(examined[name]).as_py() or 0 for name in ("rows", "failing"))
@@ -186,7 +190,7 @@ def _examined(
     """Search for rows that pass none of the filters; yields a row (`_EXAMINED`) per batch."""
     passes = condition(*(row_filter.tree for row_filter in filters))
     for batch in batches:
-        rows = batch.select(schema.names).cast(schema)
+        rows = batch.cast(schema)
         failing = pc.invert(pc.fill_null(passes(rows), False))
         sample = rows.filter(failing).slice(0, SAMPLE)
         values = zip(*(shown(sample.column(name)) for name in key), strict=True)

@@ -107,9 +107,8 @@ class Moment:
         ):
             return locked[name].message
         types = self.subscription.column_types(self.tables[name])
-        if state.definition is None or state.definition.table_columns != tuple(
-            (n, t.spark) for n, t in types.items()
-        ):
+        named = tuple((self.subscription.replica_name(n), t.spark) for n, t in types.items())
+        if state.definition is None or state.definition.table_columns != named:
             return ALTERED
         return None
 
@@ -154,7 +153,10 @@ class Moment:
             lake=self.lake,
             path=path,
             version=head.version,
-            columns=[ReplicaColumn(n, t, n in replicated.key) for n, t in types.items()],
+            columns=[
+                ReplicaColumn(self.subscription.replica_name(n), t, n in replicated.key)
+                for n, t in types.items()
+            ],
             conninfo=self.conninfo,
             snapshot=self.snapshot,
             chunks=chunks,

@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import pyarrow as pa
@@ -77,6 +77,8 @@ class Copied:
     row_filter: str | None
     columns: tuple[tuple[str, str], ...]
     problem: str | None = None
+    #: The publisher's name of each column of the table.
+    published: Mapping[str, str] = field(default_factory=dict)
     #: Another process has copied the table later, or applies to it: its state is from that process.
     overrun: bool = False
     #: The transactions that the table's snapshot waits for, by their ids.
@@ -125,7 +127,7 @@ def select_list(subscription: Subscription, replicated: ReplicatedTable) -> list
             quote(name),
             attributes[name].type_oid,
             attributes[name].type_modifier,
-            subscription.override(replicated.table, name),
+            subscription.override((replicated.table.schema, replicated.table.name), name),
         )
         + f" as c{number}"
         for number, name in enumerate(replicated.columns)
@@ -155,7 +157,8 @@ def copy_table(
         kept = not subscription.copy_data and lake.records.exists(path)
         if not kept:
             chunks = planned.chunks if subscription.copy_data else Chunks([], 0)
-            columns = [ReplicaColumn(name, t, name in replicated.key) for name, t in types.items()]
+            key = set(map(subscription.replica_name, replicated.key))
+            columns = [ReplicaColumn(name, t, name in key) for name, t in types.items()]
             committer = _committer(subscription, lake, planned, snapshot, chunks.bytes, columns)
             with refusing(subscription.feed.source.name, f'copy table "{table.qualified}"'):
                 properties = subscription.layout.of((table.schema, table.name)).delta()
@@ -196,6 +199,7 @@ def copy_table(
         version=version,
         row_filter=" OR ".join(replicated.row_filters) if replicated.row_filters is not None else None,
         columns=tuple((name, t.spark) for name, t in types.items()),
+        published={subscription.replica_name(name): name for name in replicated.columns},
         problem=problem,
         overrun=overrun,
     )

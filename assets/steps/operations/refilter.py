@@ -123,6 +123,8 @@ class Refilter:
         wanted = self.subscription.definition(replicated, self.catalog)
         if wanted.metadata:
             raise PgsieveError("metadata columns and deleted rows that are kept begin with a copy")
+        if source.layout.plain_names != self.subscription.layout.plain_names:
+            raise PgsieveError("`names` of the layouts differ, so its columns have other names")
         if held.layout != wanted.layout:
             raise PgsieveError("its replica does not follow the table's present definition yet")
         if lacking := [column for column, _ in set(wanted.columns) - set(held.table_columns)]:
@@ -178,15 +180,11 @@ class Refilter:
             return None
         if wanted is None:
             raise PgsieveError("rows are wanted that its row filter left out")
-        names = tuple(name for name, _ in held.table_columns)
-        trees = tuple(
-            row_filter.tree
-            for row_filter in parsed_filters(source, replace(replicated, columns=names), wanted)
-        )
+        replicated = _holding(source, replicated, held)
+        trees = tuple(row_filter.tree for row_filter in parsed_filters(source, replicated, wanted))
         if had is not None:
             passed = [
-                set(_conjuncts(row_filter.tree))
-                for row_filter in parsed_filters(source, replace(replicated, columns=names), had)
+                set(_conjuncts(row_filter.tree)) for row_filter in parsed_filters(source, replicated, had)
             ]
             for tree in trees:
                 if not any(each <= set(_conjuncts(tree)) for each in passed):
@@ -211,10 +209,12 @@ class Refilter:
         lake.access.make_durable()
         record.fence()
         held = chosen.state.definition or made
+        had = _holding(chosen.source, replicated, held)
         passing = _Passing(
             chosen.filters,
-            _arrow(chosen.source, replicated, held),
-            _arrow(self.subscription, replicated, made),
+            had.columns,
+            _arrow(chosen.source, had),
+            _arrow(self.subscription, _holding(self.subscription, replicated, made)),
             held.deleted,
         )
         lake.rewrite(
@@ -251,10 +251,11 @@ class Refilter:
 class _Passing:
     """Of rows with the columns `read` those that pass one of some filters, with the columns of a schema.
 
-    Deleted rows do not pass; `deleted` as in `living`.
+    `published` has the names that filters have for the columns. Deleted rows do not pass; `deleted` as in `living`.
     """
 
     filters: tuple[Node, ...] | None
+    published: tuple[str, ...]
     read: pa.Schema
     schema: pa.Schema
     deleted: str | None = None
@@ -268,15 +269,23 @@ class _Passing:
         """The rows of a batch."""
         rows = living(batch, self.read, self.deleted)
         if self.filters is not None:
-            rows = rows.filter(pc.fill_null(condition(*self.filters)(rows), False))
+            named = rows.rename_columns(self.published)
+            rows = rows.filter(pc.fill_null(condition(*self.filters)(named), False))
         return rows.select(self.schema.names)
 
 
-def _arrow(subscription: Subscription, replicated: ReplicatedTable, definition: Definition) -> pa.Schema:
-    """The columns of a definition as Arrow."""
-    names = tuple(name for name, _ in definition.table_columns)
-    types = subscription.column_types(replace(replicated, columns=names))
-    return pa.schema([(name, types[name].arrow) for name in names])
+def _holding(
+    subscription: Subscription, replicated: ReplicatedTable, definition: Definition
+) -> ReplicatedTable:
+    """The table with the columns that a replica of this definition has."""
+    own = subscription.published_names(replicated.table)
+    return replace(replicated, columns=tuple(own[name] for name, _ in definition.table_columns))
+
+
+def _arrow(subscription: Subscription, replicated: ReplicatedTable) -> pa.Schema:
+    """The columns of a table's replica as Arrow."""
+    types = subscription.column_types(replicated)
+    return pa.schema([(subscription.replica_name(name), kind.arrow) for name, kind in types.items()])
 
 
 def _conjuncts(tree: Node) -> Iterator[Node]:

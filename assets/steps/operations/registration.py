@@ -103,7 +103,8 @@ class Registration:
         for table, of_table in comments.items():
             path = self.lake.paths.replica(self.subscription.name, *table)
             if self.lake.records.exists(path):
-                self.lake.comment(path, of_table.table, of_table.columns)
+                columns = {self.subscription.replica_name(n): text for n, text in of_table.columns.items()}
+                self.lake.comment(path, of_table.table, columns)
 
 
 def _is_there(state: SyncState) -> bool:

@@ -43,7 +43,7 @@ def defined_types(
     for name, _ in definition.table_columns:
         column = definition.layout.named(name)
         assert column is not None
-        chosen = subscription.types.get((*table, name))
+        chosen = subscription.override(table, name)
         types.append((name, column_type(column.type_oid, column.type_modifier, chosen).arrow))
     return [*types, *_metadata_types(definition)]
 
@@ -96,7 +96,7 @@ def _reading(
     read = None
     if any(each is not None for each in filters.values()):
         used = frozenset(name for each in filters.values() for one in each or () for name in one.columns)
-        if not used <= {*columns.names, *(a.name for a in added)}:
+        if not {*map(subscription.replica_name, used)} <= {*columns.names, *(a.name for a in added)}:
             raise _copied_again(part, "columns of its row filter changed")
         read = _filter_columns(subscription, part, definition, used)
     source = quote_qualified(relation.namespace or "pg_catalog", relation.name)
@@ -125,7 +125,11 @@ def _filter_columns(
 ) -> FilterColumns:
     """The columns that filters read: PostgreSQL's filter does not know the types that the user chose for the replica."""
     columns, added = _typed_columns(replace(subscription, types={}), part, definition)
-    return FilterColumns(used, columns, [a for a in added if a.name in used])
+    own = subscription.published_names(part.sent.publish_as)
+    named = RelationColumns(tuple(own.get(name, name) for name in columns.names), columns.types)
+    added = [replace(a, name=own.get(a.name, a.name)) for a in added]
+    key = tuple(own.get(name, name) for name in definition.key)
+    return FilterColumns(used, named, [a for a in added if a.name in used], key)
 
 
 def _types(
@@ -170,13 +174,16 @@ def _present_columns(
     subscription: Subscription, part: Part, definition: Definition
 ) -> tuple[tuple[str, ...], Sequence[AddedColumn]]:
     relation, former, layout = part.version.relation, definition.former, definition.layout
-    names = tuple(c.name for c in relation.columns)
+    names = tuple(subscription.replica_name(c.name) for c in relation.columns)
     if former is None or part.version.begin >= (former.until, 0):
         return names, ()
     table = part.sent.publish_as
     try:
         names = present_names(
-            [(c.name, c.type_oid) for c in relation.columns], relation.relation_id, former.layout, layout
+            [(name, c.type_oid) for name, c in zip(names, relation.columns, strict=True)],
+            relation.relation_id,
+            former.layout,
+            layout,
         )
         since = [c for c in layout.added_since(former.layout) if c.name in definition.names]
         lacking = [c for c in since if c.name not in names]

@@ -154,7 +154,12 @@ def parts_of(subscription: Subscription, contents: SliceContents, catalog: Catal
                 if root is not None and root.kind == "p":
                     leaves = _leaves(root, version, contents, catalog, publications)
                     through = _partitions(root, version, contents)
-                    part = replace(part, root_key=frozenset(root.key), leaves=leaves, partitions=through)
+                    part = replace(
+                        part,
+                        root_key=frozenset(map(subscription.replica_name, root.key)),
+                        leaves=leaves,
+                        partitions=through,
+                    )
                 parts.setdefault(name, []).append(part)
     return parts
 

@@ -30,7 +30,8 @@ def clustering(subscription: Subscription, name: Name, columns: Iterable[tuple[s
 
     Columns in the layout of all tables apply to the tables that have all of them.
     """
-    wanted, types = subscription.layout.of(name).cluster_by or (), dict(columns)
+    wanted = tuple(map(subscription.replica_name, subscription.layout.of(name).cluster_by or ()))
+    types = dict(columns)
     unfit = [column for column in wanted if types.get(column, "array<").startswith("array<")]
     if not unfit:
         return wanted
@@ -72,6 +73,10 @@ def layout_problems(
     """The problems of a subscription's layout, each once; also entries of tables that are not replicated."""
     yield from {str(error): error for error in shared_folders(subscription, tables).values()}.values()
     for name, replicated in tables.items():
+        try:
+            subscription.refuse_shared_names(replicated.table)
+        except PgsieveError as error:
+            yield error
         if subscription.layout.of(name).cluster_by:
             types = ((column, kind.spark) for column, kind in subscription.replica_types(replicated).items())
             try:

@@ -70,7 +70,8 @@ def warnings_of_names(
     """The tables with columns whose names Delta in Spark gives to no table as they are; `is_mapped`: it maps those of a table."""
     with suppress(PublicationError):
         for table, replicated in subscription.tables(catalog).items():
-            if names := [name for name in replicated.columns if column_mapping([name])]:
+            named = map(subscription.replica_name, replicated.columns)
+            if names := [name for name in named if column_mapping([name])]:
                 readers = (
                     "are mapped by Delta: Spark, Trino and Delta Kernel read them, Polars and delta-rs refuse the table"
                     if is_mapped(table)
@@ -80,7 +81,7 @@ def warnings_of_names(
                 listed = ", ".join(map(quote_identifier, names))
                 yield PgsieveError(
                     f'table "{replicated.table.qualified}": the names {listed} {readers}',
-                    hint="none is needed; for other readers rename the columns, or leave them out by a column list",
+                    hint="none is needed; for other readers set `layout: {names: snake}`, or rename the columns",
                 )
 
 

@@ -72,11 +72,15 @@ class TableLayout:
 
 @dataclass(frozen=True)
 class SubscriptionLayout:
-    """The layout of a subscription's replicas: a template of folders, the layout of all, and the differences of some."""
+    """The layout of a subscription's replicas: a template of folders, the layout of all, and the differences of some.
+
+    `plain_names`: columns have names of `a-z`, `0-9` and `_`, made of the publisher's.
+    """
 
     folders: str = FOLDERS
     every: TableLayout = field(default_factory=TableLayout)
     tables: Mapping[Name, TableLayout] = field(default_factory=dict)
+    plain_names: bool = False
 
     def of(self, name: Name) -> TableLayout:
         """The layout of one table."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +41,14 @@ class Views:
     database: psycopg.Connection
     path: Path
     written: dict[str, Any]
+    layouts: dict[str, Any] = field(default_factory=dict)
 
     def define(self, **where: Mapping[str, Any]) -> None:
         """Publications of pgsieve.yaml, each with a subscription."""
         self.written["sources"]["shop"]["publications"] = {"all": WIDE, **where}
         self.written["subscriptions"] = {
-            name: {"source": "shop", "publications": [name]} for name in ("all", *where)
+            name: {"source": "shop", "publications": [name], "layout": self.layouts.get(name, {})}
+            for name in ("all", *where)
         }
         self.path.write_text(yaml.safe_dump(self.written))
 
@@ -74,7 +76,7 @@ class Views:
     def rows(self, name: str, table: str = "orders") -> list[tuple[Any, ...]]:
         lake = project(load_config(self.path)).lake.open()
         rows = queried(
-            lake.local.table_at(lake.paths.replica(name, "public", table)), "select * from t order by id"
+            lake.local.table_at(lake.paths.replica(name, "public", table)), "select * from t order by 1"
         )
         return [tuple(row.values()) for row in rows.to_pylist()]
 
@@ -217,6 +219,28 @@ def test_a_value_that_was_not_sent_is_not_taken_for_null(views: Views) -> None:
     assert "without values that were not sent" in str(refused["notes"])
     assert views.refilter("fewer", "--from", "all") == {"notes": ("all", None)}
     assert views.rows("fewer", "notes")[-1] == (4, "long" * 5000, "")
+
+
+def test_a_view_of_plain_names_is_filtered_by_the_publishers(views: Views) -> None:
+    role, run = views.written["sources"]["shop"]["slot"], views.database.execute
+    run('create table items ("Item No" int primary key, "Kind Of" text)')
+    run("insert into items select i, (array['new', 'old'])[i % 2 + 1] from generate_series(1, 9) i")
+    run(f"alter table items replica identity full; alter table items owner to {role}")
+    wide = {"tables": [{"table": "public.items"}]}
+    new = {"tables": [{"table": "public.items", "where": '"Kind Of" = \'new\' and "Item No" > 2'}]}
+    views.layouts = {"items": {"names": "snake"}, "new": {"names": "snake"}}
+    views.define(items=wide)
+    views.run("items")
+    run(f"revoke select on items from {role}")
+    views.define(items=wide, new=new, other=new)
+    refused = views.refilter("other", "--from", "items", "--plan", code=1)
+    assert "its columns have other names" in str(refused["items"])
+    assert views.refilter("new", "--from", "items") == {"items": ("items", None)}
+    assert views.rows("new", "items") == [(4, "new"), (6, "new"), (8, "new")]
+    run('update items set "Kind Of" = \'new\' where "Item No" = 5')
+    run('update items set "Kind Of" = \'old\' where "Item No" = 6')
+    views.run("new")
+    assert views.rows("new", "items") == [(4, "new"), (5, "new"), (8, "new")]
 
 
 def test_a_publication_that_was_altered_and_altered_back_is_none_to_rely_on(views: Views) -> None:

@@ -1,0 +1,40 @@
+"""Names of a replica's columns: the publisher's, or plain ones made of them.
+
+In: names of columns. Out: names, and a refusal where two columns would have one. Raises PgsieveError.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable
+
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.decoding.values.quoting import quote_identifier
+
+_PLAIN = re.compile(r"[a-z_][a-z0-9_]*")
+#: Where a word begins in `lineNo` and in `HTTPPort`.
+_WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+
+
+def snake(name: str) -> str:
+    """A name of `a-z`, `0-9` and `_`: `Line No` and `lineNo` are `line_no`. One that is so already stays."""
+    if _PLAIN.fullmatch(name):
+        return name
+    letters = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
+    words = re.sub(r"[^A-Za-z0-9]+", "_", _WORD.sub("_", letters)).strip("_").lower()
+    return words if _PLAIN.fullmatch(words) else f"_{words}"
+
+
+def refuse_shared_names(table: str, columns: Iterable[str]) -> None:
+    """Raise PgsieveError where two columns of a table become one by `snake`."""
+    former: dict[str, str] = {}
+    for column in columns:
+        other = former.setdefault(snake(column), column)
+        if other != column:
+            raise PgsieveError(
+                f'table "{table}": columns {quote_identifier(other)} and {quote_identifier(column)} would both be'
+                f" {snake(column)} in the replica",
+                hint="rename one of them, or leave `names: snake` out of the subscription's layout",
+                sqlstate="42701",
+            )
