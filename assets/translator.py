@@ -104,12 +104,11 @@ def of_source_table(source: str, name: Name) -> PgsieveAsset:
     return PgsieveAsset(AssetKind.SOURCE_TABLE, source, source, schema=name[0], table=name[1])
 
 
-_SPARK = {"postgres", "spark", "deltalake"}
+#: What an asset is made of. Which engine made it is different each time: materialisations say it.
 _KINDS = {
     AssetKind.SOURCE_TABLE: {"postgres", "table"},
-    AssetKind.CUT: {"deltalake"},
-    AssetKind.CHANGE_LOG_MAINTENANCE: {"deltalake"},
-    AssetKind.MAINTENANCE: {"deltalake"},
+    AssetKind.INITIAL_SYNC: {"postgres", "deltalake"},
+    AssetKind.CHANGE_LOG: {"postgres", "deltalake"},
 }
 #: In groups of their own, so that a group of steps has some assets, however many tables there are.
 _TABLES = {AssetKind.SOURCE_TABLE, AssetKind.REPLICA, AssetKind.CUT}
@@ -132,7 +131,7 @@ class PgsieveTranslator:
         return dg.AssetSpec(
             key=data.key,
             group_name=_group(data),
-            kinds=_KINDS.get(data.kind, _SPARK),
+            kinds=_KINDS.get(data.kind, {"deltalake"}),
             description=visible(_description(data)),
         )
 
