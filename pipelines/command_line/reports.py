@@ -212,7 +212,7 @@ def print_status(report: StatusReport) -> None:
     print_out(slots)
     for slot in report.slots:
         if slot.problem:
-            print_out(Text.assemble((f"{slot.source}: ", "red"), slot.problem))
+            _print_problem(slot.source, slot.problem)
         if slot.decoding == "while a slot exists":
             text = "wal_level is replica: the last logical slot that is dropped switches logical decoding off"
             print_out(Text.assemble((f"{slot.source}: ", "dim"), text))
@@ -232,7 +232,7 @@ def print_status(report: StatusReport) -> None:
         if progress := _progress_of(subscription):
             print_out(Text(progress))
         if subscription.problem:
-            print_out(Text.assemble((f"{subscription.name}: ", "red"), subscription.problem))
+            _print_problem(subscription.name, subscription.problem)
         if not subscription.enabled:
             print_out(Text.assemble(("disabled: ", "bold red"), subscription.reason or ""))
         if subscription.skip_lsn:
@@ -246,6 +246,12 @@ def print_status(report: StatusReport) -> None:
                     Text.assemble((f"{quote_qualified(table.schema, table.name)}: ", "red"), table.problem)
                 )
         _print_warnings(subscription.warnings)
+
+
+def _print_problem(name: str, problem: str) -> None:
+    """What is wrong with a slot or subscription, and the hint on a line of its own."""
+    what, *hints = problem.split("\n")
+    print_out(Text.assemble((f"{name}: ", "red"), what), *(Text(f"  {hint}") for hint in hints))
 
 
 def _progress_of(subscription: SubscriptionStatus) -> str:

@@ -155,6 +155,8 @@ def test_a_connection_that_is_refused_has_a_sqlstate_and_leaves_the_slot_unknown
     (slot,) = json.loads(done.stdout)["slots"]
     assert (done.exit_code, slot["exists"], slot["active"]) == (2, "unknown", "unknown")
     assert "[08006]" in slot["problem"]
+    told = shop.cli("status")[1]
+    assert "[08006]\n  hint: check host" in told
     shop.configure(sources={"shop": source})
 
 
