@@ -246,7 +246,7 @@ def _received(
     states = TableStates(lake, subscription.name).newest()
     publications = subscription.feed.publications(catalog, subscription.name)
     changes: dict[int, dict[tuple[object, ...], ReceivedChanges]] = {}
-    for table in changed_relations(catalog):
+    for table in sorted(changed_relations(catalog), key=lambda table: (table.schema, table.name)):
         if (sent := published_relation(table, publications, catalog)) is not None:
             one = ReceivedChanges(
                 (quote_qualified(table.schema, table.name),), _effective_filters(sent), _identity(table)
