@@ -72,6 +72,7 @@ def project(config: Config) -> Project:
             freshness=subscription.freshness,
             types=subscription.type_overrides,
             layout=subscription.layout.of_subscription(),
+            histories=subscription.history.of_subscription(),
         )
     engine = engine_of(config)
     kept = config.retention

@@ -231,6 +231,12 @@ def _with_soft_deletes(world: World) -> None:
     world.shell("pgsieve run")
 
 
+def _with_versions(world: World) -> None:
+    world.configure("subscriptions: {sales: {source: shop, publications: [sales], history: scd2}}")
+    _another_amount(world)
+    world.shell("pgsieve run")
+
+
 def _disabled_by_a_value(world: World) -> None:
     """A subscription that a transaction has disabled, whose LSN takes the place of the page's."""
     world.configure("subscriptions: {sales: {source: shop, publications: [sales], disable_on_error: true}}")
@@ -331,6 +337,7 @@ PAGE_BLOCKS: dict[str, list[tuple[str, Run | NotRun]]] = {
     "docs/history.md": [
         ("SELECT id, amount, _operation", Run(_spark_sql, _with_metadata_columns)),
         ("SELECT id, amount, _deleted_at", Run(_spark_sql, _with_soft_deletes)),
+        ("SELECT id, amount, valid_from", Run(_spark_sql, _with_versions)),
         ("SELECT * FROM (", Run(_spark_sql)),
     ],
     "docs/migrating.md": [

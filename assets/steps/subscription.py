@@ -9,9 +9,12 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, field, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
+import pyarrow as pa
+
+from pgsieve.assets.steps.kept_histories import KeptHistories
 from pgsieve.decoding.changes.metadata_columns import DELETED, FLAGS, OF_KEPT, metadata_type
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import (
@@ -138,6 +141,8 @@ class Subscription:
     types: Mapping[tuple[str, str, str], str] = field(default_factory=dict)
     #: The layout of the replicas; the template of their folders belongs to the lake.
     layout: SubscriptionLayout = field(default_factory=SubscriptionLayout)
+    #: The histories of rows that are kept.
+    histories: KeptHistories = field(default_factory=KeptHistories)
 
     def tables(self, catalog: Catalog) -> dict[tuple[str, str], ReplicatedTable]:
         """The tables this subscription replicates, by (schema, name)."""
@@ -279,10 +284,14 @@ class Former:
 
 @dataclass(frozen=True)
 class History:
-    """A table's change history: the columns it has had, and how often it was begun anew because one changed its type."""
+    """A table's change history: the columns it has had, and how often it was begun anew because one changed its type.
+
+    `whole`: it begins with the rows of the last copy.
+    """
 
     generation: int = 0
     columns: tuple[tuple[str, str], ...] = ()
+    whole: bool = False
 
     def with_columns(self, columns: Iterable[tuple[str, str]]) -> "History":
         """The history with these columns; names that Spark takes for one must be one column of one type."""
@@ -291,16 +300,26 @@ class History:
         mapped = bool(column_mapping(name for name, _ in columns))
         fits = all(by_name.get(name.lower(), (name, spark)) == (name, spark) for name, spark in columns)
         if self.columns and not (fits and mapped == bool(column_mapping(name for name, _ in self.columns))):
-            return History(self.generation + 1, columns)
-        return History(self.generation, (*self.columns, *(c for c in columns if c not in self.columns)))
+            return History(self.generation + 1, columns, self.whole)
+        every = (*self.columns, *(c for c in columns if c not in self.columns))
+        return replace(self, columns=every)
 
 
 @dataclass(frozen=True)
 class Published:
-    """The publications of a table when it was copied: the row filters that were ORed, and their names."""
+    """The publications of a table when it was copied: the row filters that were ORed, and their names.
+
+    `at` is the publisher's time when the snapshot was asked for (ISO 8601); None where that was not recorded.
+    """
 
     row_filters: tuple[str, ...] | None
     publications: tuple[str, ...]
+    at: str | None = field(default=None, compare=False)
+
+    @property
+    def time(self) -> datetime | None:
+        """When the snapshot was asked for."""
+        return None if self.at is None else datetime.fromisoformat(self.at)
 
 
 @dataclass(frozen=True)
@@ -336,11 +355,16 @@ class Definition:
             listed=read["listed"],
             metadata=_pairs(read.get("metadata", ())),
             former=former and Former(_layout(former["layout"]), frozenset(former["key"]), former["until"]),
-            history=History(read["history"]["generation"], _pairs(read["history"]["columns"])),
+            history=History(
+                read["history"]["generation"],
+                _pairs(read["history"]["columns"]),
+                read["history"].get("whole", False),
+            ),
             published=published
             and Published(
                 None if published["row_filters"] is None else tuple(published["row_filters"]),
                 tuple(published["publications"]),
+                published.get("at"),
             ),
             # Of a lake of before nobody knows.
             unaltered=read.get("unaltered", False),
@@ -429,3 +453,21 @@ def planned_sources(former: Definition, present: Definition) -> tuple[ColumnSour
         for held in (former.metadata_column(kind),)
     )
     return (*planned, *metadata)
+
+
+def defined_types(
+    subscription: Subscription, table: tuple[str, str], definition: Definition
+) -> list[tuple[str, pa.DataType]]:
+    """The replica's columns with the types that they would arrive with, where nothing does."""
+    types = []
+    for name, _ in definition.table_columns:
+        column = definition.layout.named(name)
+        assert column is not None
+        chosen = subscription.override(table, name)
+        types.append((name, column_type(column.type_oid, column.type_modifier, chosen).arrow))
+    return [*types, *metadata_types(definition)]
+
+
+def metadata_types(definition: Definition) -> list[tuple[str, pa.DataType]]:
+    """The metadata columns of a replica with their types."""
+    return [(name, metadata_type(kind).arrow) for name, kind in definition.metadata]

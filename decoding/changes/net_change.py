@@ -41,8 +41,8 @@ Mask = npt.NDArray[np.bool_]
 INSERT, UPDATE, DELETE = range(3)
 _LEAVE, _ARRIVE = 3, 4
 #: Other origins of a tenure's row than `INSERT` and `_ARRIVE`: the replica, or none (changes of a missing
-#: row).
-_REPLICA, _NOTHING = -1, -2
+#: row). Where tenures are split by commits, also the part before.
+_REPLICA, _NOTHING, _CONTINUED = -1, -2, -3
 #: No key, no change, no row.
 NONE = -1
 #: A key and an event's place as one integer, for sorting.
@@ -191,6 +191,56 @@ def net_changes(changes: KeyChanges, present: Mask, *, keeps: bool = False) -> t
     return net, _conflict(tenures, origin, base, present)
 
 
+@dataclass(frozen=True)
+class RowVersions:
+    """The versions of rows that changes make, one for each key and commit that leaves a row, and earlier ones that they end.
+
+    Each array but `ends` has one element a version. `keys`, `last`, `sent` and `base` are as in `NetChange`; `until` is
+    the number of the commit that ends the version, `NONE` for the present one. `ends` has for each key the commit that
+    ends the row from before the changes.
+    """
+
+    keys: Numbers
+    last: Numbers
+    base: Numbers
+    sent: Mapping[str, Numbers]
+    until: Numbers
+    ends: Numbers
+
+
+def row_versions(changes: KeyChanges, commits: Numbers, present: Mask) -> RowVersions:
+    """The versions that changes without conflicts make; `commits` has a number for each change, in order.
+
+    A commit leaves one version of a row at most: no other transaction saw the rows that the same commit replaces.
+    """
+    changes = _without_lost_moves(changes, present)
+    tenures = _tenures(changes, commits)
+    last, sent = _written(changes, tenures)
+    origin, base, sent = _inherited(tenures, sent)
+    keys, of_commit = tenures.keys, commits[tenures.place[tenures.starts]]
+    lives = ~tenures.ended & ((origin == INSERT) | ((origin == _REPLICA) & present[base]))
+    final = (
+        np.flatnonzero(np.append(_changes(keys)[1:] | _changes(of_commit)[1:], True))
+        if len(keys)
+        else _none(0)
+    )
+    is_first = _changes(keys[final])
+    until = np.append(np.where(is_first[1:], NONE, of_commit[final][1:]), NONE)[: len(final)]
+    ends = _none(len(present))
+    ends[keys[final][is_first]] = of_commit[final][is_first]
+    ends[~present] = NONE
+    left = lives[final]
+    chosen = final[left]
+    return RowVersions(
+        keys=keys[chosen],
+        last=last[chosen],
+        base=np.where(origin[chosen] == _REPLICA, base[chosen], NONE),
+        sent={name: places[chosen] for name, places in sent.items()},
+        until=until[left],
+        ends=ends,
+    )
+
+
 def with_deletes(changes: KeyChanges, truncates: Sequence[int], keys: int) -> tuple[KeyChanges, Numbers]:
     """The changes with DELETEs in the place of each TRUNCATE, and for each of them the number that it had.
 
@@ -217,7 +267,8 @@ def with_deletes(changes: KeyChanges, truncates: Sequence[int], keys: int) -> tu
     return with_those, np.insert(np.arange(len(changes.operations)), where, np.concatenate(which))
 
 
-def _tenures(changes: KeyChanges) -> _Tenures:
+def _tenures(changes: KeyChanges, commits: Numbers | None = None) -> _Tenures:
+    """The tenures of all keys; split by commits, where the number of each change's commit is given."""
     move = changes.moves
     stays, goes = np.flatnonzero(~move), np.flatnonzero(move)
     key = np.where(changes.operations[stays] == DELETE, changes.old[stays], changes.new[stays])
@@ -230,8 +281,10 @@ def _tenures(changes: KeyChanges) -> _Tenures:
     begins, ends, is_first = _begins(kind), _ends(kind), _changes(key)
     after_end = np.zeros(len(key), np.bool_)
     after_end[1:] = ends[:-1]
-    starts = np.flatnonzero(is_first | begins | after_end)
-    origin = np.where(begins, kind, np.where(is_first, _REPLICA, _NOTHING))[starts].astype(np.int64)
+    parted = _changes(commits[place]) if commits is not None else False
+    starts = np.flatnonzero(is_first | begins | after_end | parted)
+    origin = np.select([begins, is_first, after_end], [kind, _REPLICA, _NOTHING], _CONTINUED)
+    origin = origin[starts].astype(np.int64)
     ends_at = np.append(starts[1:], len(key)) - 1 if len(starts) else starts
     return _Tenures(key, place, kind, starts, ends_at, origin)
 
@@ -264,7 +317,7 @@ def _inherited(tenures: _Tenures, sent: Mapping[str, Numbers]) -> tuple[Numbers,
     """
     origin, sent = tenures.origin.copy(), dict(sent)
     base = np.where(origin == _REPLICA, tenures.keys, NONE)
-    parent = _none(len(origin))
+    parent = np.where(origin == _CONTINUED, np.arange(len(origin)) - 1, NONE)
     if (arrived := origin == _ARRIVE).any():
         by_move = _none(int(tenures.place.max()) + 1)
         by_move[tenures.place[tenures.ends_at[tenures.left]]] = np.flatnonzero(tenures.left)

@@ -29,6 +29,8 @@ def print_validation(report: ValidationReport) -> None:
         for table in subscription.tables:
             _print_received(table)
             print_since_copy(table)
+            for line in table.histories:
+                print_out(Text(f"{quote_qualified(table.schema, table.name)}: {line}"))
         print_listed(subscription.sequences)
         print_out("")
     for problem in report.problems:

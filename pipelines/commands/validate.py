@@ -12,6 +12,7 @@ from typing import Any
 
 import psycopg
 
+from pgsieve.assets.steps.history.expected import expected_histories
 from pgsieve.assets.steps.operations.resync import changes_since_copy
 from pgsieve.assets.steps.records.sequences import unread_sequences
 from pgsieve.assets.steps.records.table_states import Name, TableStates
@@ -277,6 +278,15 @@ def _received(
                     for own in replicated.columns
                     if (other := subscription.replica_name(own)) != own
                 },
+                histories=tuple(
+                    expected_histories(
+                        subscription,
+                        lake,
+                        (schema, name),
+                        states.get((schema, name)),
+                        subscription.definition(replicated, catalog),
+                    )
+                ),
             )
             for (schema, name), replicated in subscription.tables(catalog).items()
         ),

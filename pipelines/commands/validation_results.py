@@ -55,7 +55,8 @@ class ReceivedTable:
     """A table that a subscription will receive; `row_filter` is that of the initial copy, None copies every row.
 
     `since_copy` is what is different from when it was copied, `metadata` has the names of metadata columns by what they say,
-    `renamed` has the names in the replica of columns that have other names there.
+    `renamed` has the names in the replica of columns that have other names there. `histories` says which histories of its
+    rows are kept.
     """
 
     schema: str
@@ -66,6 +67,7 @@ class ReceivedTable:
     since_copy: tuple[str, ...] = ()
     metadata: Mapping[str, str] = field(default_factory=dict)
     renamed: Mapping[str, str] = field(default_factory=dict)
+    histories: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

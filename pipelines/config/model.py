@@ -44,6 +44,7 @@ from pgsieve.pipelines.config.file import (
     parse,
     read_file,
 )
+from pgsieve.pipelines.config.history import HistoryConfig, TableHistoryConfig, in_full
 from pgsieve.pipelines.config.identifiers import parse_qualified
 from pgsieve.pipelines.config.layout import LayoutConfig, TableLayoutConfig
 from pgsieve.pipelines.config.publications import Operation, PublicationConfig, PublishedTableConfig
@@ -182,6 +183,7 @@ class SubscriptionConfig(_Section):
     freshness: Wait = timedelta(minutes=15)
     types: dict[ColumnName, Filled] = {}
     layout: LayoutConfig = LayoutConfig()
+    history: Annotated[HistoryConfig, BeforeValidator(in_full)] = HistoryConfig()
 
     @field_validator("publications")
     @classmethod
@@ -355,6 +357,8 @@ _MODELS: dict[tuple[str, ...], type[BaseModel]] = {
     ("subscriptions", "*"): SubscriptionConfig,
     ("subscriptions", "*", "layout"): LayoutConfig,
     ("subscriptions", "*", "layout", "tables", "*"): TableLayoutConfig,
+    ("subscriptions", "*", "history"): HistoryConfig,
+    ("subscriptions", "*", "history", "tables", "*"): TableHistoryConfig,
 }
 
 #: Fields of the models that are not keys of the file.

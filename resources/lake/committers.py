@@ -84,7 +84,7 @@ class ByFiles:
         written: Callable[[], pa.Table],
         path: str,
         marked: Sequence[Marked],
-        position: int,
+        position: int | None,
         base: int,
     ) -> list[dict[str, Any]]:
         """Let `written` write files as for `commit`, and commit them with rows `marked` as deleted.

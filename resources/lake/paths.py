@@ -91,6 +91,11 @@ class LakePaths:
         suffix = f"~g{generation}" if generation else ""
         return f"{self.uri}/{subscription}/_changes/{escape(schema)}/{escape(table)}{suffix}"
 
+    def versions(self, subscription: str, schema: str, table: str, generation: int = 0) -> str:
+        """The versions of a table's rows; like its change history, they have generations."""
+        suffix = f"~g{generation}" if generation else ""
+        return f"{self.uri}/{subscription}/_scd2/{escape(schema)}/{escape(table)}{suffix}"
+
     def transformed(self, subscription: str) -> str:
         """One row per slice and table: what the slice changed, and that it has been transformed."""
         return f"{self.uri}/{subscription}/_transformed"

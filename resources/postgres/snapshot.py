@@ -10,7 +10,6 @@ import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 import adbc_driver_manager
@@ -39,6 +38,10 @@ from pgsieve.resources.postgres.source import Source, fetched, literal, quote
 CHUNK_BYTES = 128 * 1024 * 1024
 
 
+#: The server's time, the same text whatever the session's settings.
+_CLOCK = b"select to_char(clock_timestamp() at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US') || '+00:00'"
+
+
 class SnapshotLostError(PassingFaultError):
     """The session that exported the snapshot has ended; the table can be copied at a new one."""
 
@@ -55,11 +58,11 @@ _ALTERED = ("42703", "42P01", "3F000")
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """An exported snapshot and the LSN from which changes follow it; `time` is the server's at its export, where it was asked for."""
+    """An exported snapshot and the LSN from which changes follow it; `time` is the server's just before (ISO 8601)."""
 
     name: str
     lsn: int
-    time: str = ""
+    time: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,7 @@ def exported_snapshot(source: Source, seconds: float | None = None) -> Iterator[
         export = "(SNAPSHOT 'export')" if connection.info.server_version >= 150000 else "EXPORT_SNAPSHOT"
         command = f'CREATE_REPLICATION_SLOT "{slot}" TEMPORARY LOGICAL pgoutput {export}'
         with awaiting(source, connection, seconds):
+            asked = connection.pgconn.exec_(_CLOCK)
             result = connection.pgconn.exec_(command.encode())
             if result.status != ExecStatus.TUPLES_OK:
                 state = result.error_field(psycopg.pq.DiagnosticField.SQLSTATE)
@@ -92,20 +96,13 @@ def exported_snapshot(source: Source, seconds: float | None = None) -> Iterator[
                     hint="the role needs REPLICATION, and max_replication_slots one free slot",
                     sqlstate=state.decode() if state else None,
                 )
-        lsn, name = result.get_value(0, 1), result.get_value(0, 2)
+        lsn, name, time = result.get_value(0, 1), result.get_value(0, 2), asked.get_value(0, 0)
         assert lsn is not None
         assert name is not None
-        yield Snapshot(name=name.decode(), lsn=parse_lsn(lsn.decode()))
+        assert time is not None
+        yield Snapshot(name.decode(), parse_lsn(lsn.decode()), time.decode())
         # Whether the session was still there does not matter: who imported the snapshot has it.
         connection.close()
-
-
-def clock(connection: psycopg.Connection[Any]) -> str:
-    """The server's time, as text that means the same whatever the session's settings."""
-    row = connection.execute("select clock_timestamp()").fetchone()
-    assert row is not None
-    now: datetime = row[0]
-    return now.astimezone(UTC).isoformat()
 
 
 #: pg_table_size() locks a table: one that is locked exclusively is taken for empty.

@@ -7,6 +7,7 @@ and `verify` compares replicas, change history, slots and publications with what
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import sys
 import threading
@@ -98,6 +99,35 @@ class Site:
         }
         folder.mkdir(parents=True, exist_ok=True)
         self._file.write_text(yaml.safe_dump(configuration))
+
+    def keep_versions(self) -> None:
+        """From now on keep versions of rows, and whole histories."""
+        configuration = yaml.safe_load(self._file.read_text())
+        for subscription in configuration["subscriptions"].values():
+            subscription["history"] = {"initial": True, "scd2": True}
+        self._file.write_text(yaml.safe_dump(configuration))
+
+    def verify_versions(self) -> None:
+        """The current versions are the replicas' rows, no two of a key overlap, and no moment has part of a transfer."""
+        moved, begins = Counter[int](), list[int]()
+        for table in ("checking", "savings", "orders"):
+            subscription, value = ("filtered", "note") if table == "orders" else ("accounts", "amount")
+            path = self.lake / subscription / "_scd2" / "public" / table
+            columns = f"id, valid_from_lsn, valid_to_lsn, {value}"
+            versions = sorted(self.rows(path, columns), key=lambda row: row[:2])
+            for (key, _, until, _), (following, begun, *_) in itertools.pairwise(versions):
+                assert key != following or (until is not None and until <= begun), f"{table}: overlap"
+            current = [(key, amount) for key, _, until, amount in versions if until is None]
+            assert current == sorted(self.rows(self.replica(subscription, table), f"id, {value}")), table
+            if table != "orders":
+                begins.append(min(begun for _, begun, *_ in versions))
+                for _, begun, until, amount in versions:
+                    moved.update({begun: amount})
+                    moved.update({} if until is None else {until: -amount})
+        total = 0
+        for lsn in sorted(moved):
+            total += moved[lsn]
+            assert total == TOTAL or lsn < max(begins), f"part of a transfer at {lsn}"
 
     def connect(self) -> psycopg.Connection:
         """A connection to the publisher's database."""

@@ -8,7 +8,7 @@ or rows of these files are marked already, deleted rows are marked in deletion v
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -30,41 +30,22 @@ from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.digests import Sought
 from pgsieve.decoding.changes.metadata_columns import APPLIED_AT, Stamp
 from pgsieve.decoding.changes.net_change import NONE, Mask, Numbers
+from pgsieve.decoding.changes.versions import VALIDITY, Commits, with_validity
 from pgsieve.resources.lake.committers import ByFiles
 from pgsieve.resources.lake.delta.conforming import conformed
 from pgsieve.resources.lake.delta.deletion_vectors import Marked
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
 from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.delta.records import Commit
+from pgsieve.resources.lake.derived_rows import rows_without
 from pgsieve.resources.lake.executors import Guard
+from pgsieve.resources.lake.gone_rows import Going, Gone
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.store import Reader, RowGroup, Store, joined, parted
 
 #: The most bytes that the keys of a batch may have in memory. Spark also collects them in this process, in
 #: more memory.
 KEY_BYTES = 1024 * 1024 * 1024
-#: Files of a replica are rewritten without deleted rows where the replica is small, as a setting of the lake
-#: says, or where they have at most this many times the bytes of the changes; else the rows are marked as
-#: deleted.
-REWRITTEN = 4
-
-
-@dataclass(frozen=True)
-class Gone:
-    """Deleted rows of a replica, file by file: `marked` as deleted, or else their files are rewritten without them.
-
-    `kept` are those that are inserted again, as rows that have ended.
-    """
-
-    matches: Sequence[FileMatches] = ()
-    marked: bool = False
-    kept: Sequence[KeptRows] = ()
-
-    @property
-    def nbytes(self) -> int:
-        """How much memory the arrays take."""
-        matched = sum(each.nbytes for m in self.matches for each in (m.rows, m.keys, m.deleted))
-        return matched + sum(rows.nbytes for rows in self.kept)
 
 
 @dataclass(frozen=True)
@@ -72,7 +53,7 @@ class Net:
     """The net change of a batch for a replica: new rows, deleted rows, and the first conflict.
 
     `counts` are the rows by kind, as in `outcome`. `changes` says whether there is anything to commit. `ended`
-    are the metadata of new rows that have ended.
+    are the metadata of new rows that have ended, `kept` the deleted rows that are inserted again as ended ones.
     """
 
     come: NetRows
@@ -81,6 +62,12 @@ class Net:
     changes: bool
     conflict: KeyConflict | None = None
     ended: Sequence[Completion] = ()
+    kept: Sequence[KeptRows] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """How much memory the arrays take."""
+        return self.gone.nbytes + self.come.nbytes + sum(rows.nbytes for rows in self.kept)
 
 
 @dataclass(frozen=True)
@@ -100,7 +87,7 @@ class ManyChanges:
     @property
     def nbytes(self) -> int:
         """How much memory the arrays take."""
-        return 0 if self.net is None else self.net.gone.nbytes + self.net.come.nbytes
+        return 0 if self.net is None else self.net.nbytes
 
 
 def many_changes(
@@ -110,7 +97,7 @@ def many_changes(
 
     `path` is the replica, `log` its transformed changes.
     """
-    if _may_be_of_other_key(definition, pending):
+    if may_be_of_other_key(definition, pending):
         return None
     stored = lake.stored_slices(log, pending.ends, every=True)
     if stored is None:
@@ -169,13 +156,13 @@ class _Deciding:
         if kept:
             endings = Endings(keyed, net, remains, self._emptied(keyed))
             (leaving, stays), ended = endings.replaced(leaving), endings.completions(self.schema)
-        gone = self._gone(leaving)
+        gone = self._going.gone(leaving)
         if gone is None:
             return None
         totals = net.counts(before) | ({"missing": 0} if pending.truncated_at is not None else {})
         changes = bool(net.expected.any() or remains.any() or pending.truncated_at is not None)
         come = net_rows(keyed.places[keyed.effective :], net, remains & (net.last != NONE))
-        return Net(come, replace(gone, kept=stays), totals, changes, conflict, ended)
+        return Net(come, gone, totals, changes, conflict, ended, stays)
 
     def _living(self, matches: Sequence[FileMatches] | None) -> Sequence[FileMatches]:
         """The living rows among some rows of the replica; None: among all."""
@@ -206,7 +193,7 @@ class _Deciding:
         changes = KeylessChanges.of(digests, pending.ends, pending.since)
         became = changes.became(holds)
         net = became.net
-        gone = self._gone(going(matches, net.going[became.looked_up]))
+        gone = self._going.gone(going(matches, net.going[became.looked_up]))
         if gone is None:
             return None
         come, went = changes.places[net.coming], int(net.going.sum())
@@ -217,28 +204,12 @@ class _Deciding:
     def _matches(self, keyed: KeyedChanges) -> Sequence[FileMatches] | None:
         """The replica's rows of the keys; None where their files can be neither rewritten nor marked."""
         with self.lake.access.refusing(self.path):
-            most = None if self._takes_marks else self._most
+            most = None if self._going.takes_marks else self._going.most
             return self.committer.local.matches(self.path, keyed.keys, keyed.lookups, most)
 
-    def _gone(self, matches: Sequence[FileMatches]) -> Gone | None:
-        if not matches:
-            return Gone()
-        is_little = sum(match.size for match in matches) <= self._most
-        if is_little and self.committer.takes_rewriting(self.path, self.definition.names):
-            return Gone(matches)
-        return Gone(matches, marked=True) if self._takes_marks else None
-
     @cached_property
-    def _takes_marks(self) -> bool:
-        return self.committer.takes_marking(self.path, self.definition.names)
-
-    @cached_property
-    def _most(self) -> int:
-        """The most bytes of files to rewrite."""
-        most, limit = REWRITTEN * self.pending.size, self.lake.policy.rewritten_bytes
-        if not self._takes_marks or self.lake.records.size(self.path) <= limit:
-            return max(most, limit)
-        return 0 if limit < 0 else most
+    def _going(self) -> Going:
+        return Going(self.lake, self.committer, self.path, self.definition.names, self.pending.size)
 
 
 def _empties(definition: Definition, pending: Pending) -> bool:
@@ -246,7 +217,7 @@ def _empties(definition: Definition, pending: Pending) -> bool:
     return pending.truncated_at is not None and not definition.kept
 
 
-def _may_be_of_other_key(definition: Definition, pending: Pending) -> bool:
+def may_be_of_other_key(definition: Definition, pending: Pending) -> bool:
     """Whether some changes may be of the table's former key: rows may have been equal in the present one then."""
     former = definition.former
     if former is None or former.key == definition.key_numbers:
@@ -285,10 +256,10 @@ class FilesWriter:
         """
         lake, path, committer, net = self.lake, self.path, changes.committer, changes.net
         base = self.pending.head.version
-        rewritten = net.gone.matches if net is not None and marked is None else ()
+        rewritten = net.gone.rewritten if net is not None else ()
         whole, size = committer.local.arrow_schema(path), committer.file_bytes(path, {})
         runner = lake.policy.runner(self.pending.size)
-        stays = net.gone.kept if net is not None else ()
+        stays = net.kept if net is not None else ()
 
         def written() -> pa.Table:
             files, again = [], rewritten
@@ -296,7 +267,7 @@ class FilesWriter:
             kept = [part for n in range(runner.number) if (part := stays[n :: runner.number])]
             for chosen in self._chosen(changes):
                 parts = parted(changes.groups, runner.number)
-                task = _Task(lake.store, path, changes.schema, whole, size, again, kept, parts, chosen)
+                task = RowsTask(lake.store, path, changes.schema, whole, size, again, kept, parts, chosen)
                 files.append(runner.written(task, len(again) + len(kept) + len(parts)))
                 again, kept = (), []
             return pa.concat_tables(files)
@@ -309,22 +280,38 @@ class FilesWriter:
             files = committer.commit(written, path, changes.schema, commit, removed)
         return sum(json.loads(file["stats"])["numRecords"] for file in files)
 
-    def _chosen(self, changes: ManyChanges) -> Iterator["_Chosen"]:
+    def _chosen(self, changes: ManyChanges) -> Iterator["ChosenRows"]:
         """The changes with the new rows; several parts where rows lack more values than fit in memory."""
         pending, net, stamp = self.pending, changes.net, Stamp(changes.stamp)
         if net is None:
-            yield _Chosen(pending.ends, pending.since, stamp, after=pending.truncated_at)
+            yield ChosenRows(pending.ends, pending.since, stamp, after=pending.truncated_at)
             return
         read = self.lake.store, self.path, changes.groups, pending.ends, net.gone.matches
         for kept, completed in completions(*read, net.come, changes.schema):
-            yield _Chosen(pending.ends, pending.since, stamp, kept, [*completed, *net.ended])
+            yield ChosenRows(pending.ends, pending.since, stamp, kept, [*completed, *net.ended])
 
 
 @dataclass(frozen=True)
-class _Chosen:
+class Validity:
+    """The commits that begin and end versions of rows, by the places of their changes, in order; see `row_versions`."""
+
+    places: Numbers
+    begun: Numbers
+    until: Numbers
+    commits: Commits
+
+    def of(self, rows: pa.RecordBatch, places: Numbers) -> pa.RecordBatch:
+        """The rows at some places as versions."""
+        at = np.searchsorted(self.places, places)
+        return with_validity(rows, self.begun[at], self.until[at], self.commits)
+
+
+@dataclass(frozen=True)
+class ChosenRows:
     """Changes whose rows come: those at the places `kept`, in order, or all INSERTs since an LSN, and after a TRUNCATE.
 
-    `completed` are values of columns that these changes left out, `stamp` says when the rows are applied.
+    `completed` are values of columns that these changes left out. `stamp` is the time at which the rows are applied.
+    `validity` makes versions of the rows.
     """
 
     slices: Sequence[int]
@@ -333,6 +320,11 @@ class _Chosen:
     kept: Numbers | None = None
     completed: Sequence[Completion] = ()
     after: tuple[int, int] | None = None
+    validity: Validity | None = None
+
+    def schema(self, rows: pa.Schema) -> pa.Schema:
+        """What rows with these columns have in the files."""
+        return rows if self.validity is None else pa.schema([*rows, *VALIDITY])
 
     def rows(self, read: Reader, kind: pa.DataType) -> pa.RecordBatch | None:
         """The new rows of these changes in a row group; None without any. `kind` is the rows' type."""
@@ -348,7 +340,8 @@ class _Chosen:
         )
         for completion in self.completed:
             batch = completion.of(batch, places[chosen])
-        return self.stamp.of(batch)
+        batch = self.stamp.of(batch)
+        return batch if self.validity is None else self.validity.of(batch, places[chosen])
 
     def _inserted(self, changes: pa.Table, places: Numbers) -> Mask:
         lsns, inserted = np.asarray(changes["commit_lsn"]), pc.equal(changes["operation"], "insert")
@@ -360,7 +353,7 @@ class _Chosen:
 
 
 @dataclass(frozen=True)
-class _Task:
+class RowsTask:
     """Writes the files of a batch, part by part.
 
     First the replica's files without deleted rows, then rows that are kept, then new rows.
@@ -374,18 +367,19 @@ class _Task:
     rewritten: Sequence[FileMatches]
     kept: Sequence[Sequence[KeptRows]]
     parts: Sequence[Sequence[RowGroup]]
-    chosen: _Chosen
+    chosen: ChosenRows
 
     def __call__(self, number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
         """Write one part; yields a row (`WRITTEN`) per file."""
         if number < len(self.rewritten):
             match = self.rewritten[number]
             batches = self.store.batches(joined(self.path, match.name), self.whole)
-            rows, schema = _without(batches, match.rows), self.whole
+            rows, schema = rows_without(batches, match.rows), self.whole
         elif (part := number - len(self.rewritten)) < len(self.kept):
             rows, schema = self._kept(self.kept[part]), self.whole
         else:
-            rows, schema = self._rows(self.parts[part - len(self.kept)]), self.schema
+            rows = self._rows(self.parts[part - len(self.kept)])
+            schema = self.chosen.schema(self.schema)
         return write_files(self.path, schema, guard(rows), store=self.store, size=self.size)
 
     def _kept(self, rows: Sequence[KeptRows]) -> Iterator[pa.RecordBatch]:
@@ -407,16 +401,3 @@ def is_in(places: Numbers, kept: Numbers) -> Mask:
     at = np.minimum(np.searchsorted(kept, places), len(kept) - 1)
     found: Mask = kept[at] == places
     return found
-
-
-def _without(batches: Iterator[pa.RecordBatch], rows: Numbers) -> Iterator[pa.RecordBatch]:
-    """The rows of a file except some, by their numbers."""
-    gone, begin = np.sort(rows), 0
-    for batch in batches:
-        end = begin + batch.num_rows
-        first, last = np.searchsorted(gone, (begin, end))
-        stays = np.ones(batch.num_rows, np.bool_)
-        stays[gone[first:last] - begin] = False
-        begin = end
-        if stays.any():
-            yield batch if stays.all() else batch.filter(pa.array(stays))

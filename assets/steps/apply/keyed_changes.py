@@ -59,7 +59,7 @@ class KeyedChanges:
     """The row changes of a batch in their order; each key has a number.
 
     `keys` has the key of each number. `places` are the places of the changes, `commit_lsns` their commits.
-    `truncates` has for each TRUNCATE the number of changes before it, in order.
+    `truncates` has for each TRUNCATE the number of changes before it, in order, `truncated` its commit.
 
     Where ended rows are kept, `ended` has the metadata of a row that the change ends, one row per change. Then a
     TRUNCATE is a DELETE of each key that may have a row, and `emptied` is the metadata of all other rows of the
@@ -71,6 +71,7 @@ class KeyedChanges:
     places: Numbers
     commit_lsns: Numbers
     truncates: Sequence[int] = ()
+    truncated: Sequence[int] = ()
     ended: pa.Table | None = None
     emptied: pa.Table | None = None
 
@@ -309,7 +310,7 @@ def _in_order(changes: KeyedChanges, ordinals: Numbers, truncates: pa.Table) -> 
     ):
         begin, end = (int(at) for at in (np.searchsorted(lsns, lsn), np.searchsorted(lsns, lsn, "right")))
         before.append(begin + int(np.searchsorted(ordinals[begin:end], ordinal)))
-    return replace(changes, truncates=tuple(before))
+    return replace(changes, truncates=tuple(before), truncated=tuple(truncates["commit_lsn"].to_pylist()))
 
 
 def _kept(changes: KeyedChanges, truncates: pa.Table, kept: Metadata) -> KeyedChanges:

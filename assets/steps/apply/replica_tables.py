@@ -9,11 +9,13 @@ When all tables have a batch, its end and their Delta versions are written to `_
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 
 from pgsieve.assets.steps.apply.applied import Applied, heads
 from pgsieve.assets.steps.apply.batch import Batch, Plan, lacking_changes
 from pgsieve.assets.steps.apply.damaged import KnownVersions, states_without_damaged
 from pgsieve.assets.steps.apply.layout import follow_layout
+from pgsieve.assets.steps.apply.row_versions import follow_versions, kept_versions, lacking_versions
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.records.catalogs import AlteredSlices
 from pgsieve.assets.steps.records.change_log import ChangeLog
@@ -103,6 +105,11 @@ class _Apply:
         #: Whether a cut can be written: no table is left out, and no other process works on one.
         self._alone = only is None and not _is_copied_by_others(states, self._begun)
         self._replicas = _Replicas(subscription, lake, states, self.result.cut)
+        #: The tables whose replicas may lack something of the batch.
+        self._behind = set[Name]()
+        kept, failed = kept_versions(subscription, lake, states, self.result.cut, log)
+        self._replicas.versioned |= kept
+        self._set_aside(failed)
 
     def _followed(self) -> dict[Name, TableState]:
         """The states of the tables, whose replicas have the layout that the configuration says."""
@@ -154,6 +161,7 @@ class _Apply:
             self._apply_batch(batch, plans)
             if self._is_disabled():
                 return  # Its replicas hold what they held, or the whole batch; no cut tells of it.
+            self._follow_versions(changes)
             tables = f"{counted(len(plans), 'table')} of {self._subscription.name}"
             self._log(f"applied everything up to {format_lsn(batch.end)} to {tables}")
             self._replicas.hear(changes)
@@ -166,6 +174,8 @@ class _Apply:
         self._replicas.states = states
         self._alone = self._alone and not _is_copied_by_others(states, self._begun)
         aside = {name for name, head in ahead.items() if self._replicas.leave(name, None, head)}
+        left_out = {n for n in self._replicas.versioned if self._only is not None and n not in self._only}
+        self._behind = aside | left_out
         return [plan for plan in plans if plan.pending.name not in aside]
 
     def _apply_batch(self, batch: Batch, plans: Sequence[Plan]) -> None:
@@ -181,7 +191,22 @@ class _Apply:
                 self._disable(done.problem)
             else:
                 self._replicas.set_aside(done.name, done.problem)
+            if applied.problem is not None or done.overrun:
+                self._behind.add(done.name)
             self._count(applied)
+
+    def _follow_versions(self, changes: Sequence[TableChanges]) -> None:
+        """Bring the versions of rows up to a batch; a table whose versions cannot follow is set aside."""
+        names, states = self._replicas.versioned.keys() - self._behind, self._replicas.states
+        own = [change for change in changes if change.name in names]
+        self._set_aside(follow_versions(self._subscription, self._lake, states, own))
+        self._replicas.versioned |= {c.name: c.slice for c in own if c.slice > states[c.name].lsn}
+
+    def _set_aside(self, problems: Mapping[Name, str]) -> None:
+        """Set tables aside whose versions of rows have these problems."""
+        for name, problem in problems.items():
+            self._replicas.set_aside(name, problem)
+            self._count(Applied(*name, problem=problem, damaged=True))
 
     def _count(self, applied: Applied) -> None:
         tables = self.result.tables
@@ -215,6 +240,8 @@ class _Replicas:
         #: cut.
         histories = cut.histories.items() if cut else ()
         self._histories = {n: at for n, at in histories if n in states and cut and cut.is_after(states[n])}
+        #: The positions of the versions of rows, of the tables that have them.
+        self.versioned = dict[Name, int]()
         #: The greatest position of those that were looked at.
         self._reached = 0
 
@@ -250,7 +277,10 @@ class _Replicas:
             ready = [name for name, state in self.states.items() if state.state == SyncState.READY]
             tables = {name: self._versions[name] for name in ready}
             of_states = newest_version(self.states.values())
-            _record(self._lake, self._subscription, result, lsn, tables, of_states, self._histories)
+            versioned = {name: at for name, at in self.versioned.items() if name in tables}
+            now = datetime.now(UTC)
+            wanted = Cut(lsn, tables, now, of_states, histories=dict(self._histories), versioned=versioned)
+            _record(self._lake, self._subscription, result, wanted)
             self._cut = result.cut
 
     def _look_at_copied(self, lsn: int) -> bool:
@@ -322,7 +352,7 @@ def complete_up_to(lake: Lake, subscription: Subscription, transformed: int) -> 
 
 
 def applied_up_to(lake: Lake, subscription: Subscription) -> int:
-    """The LSN before which no slice has anything that a replica lacks, as the Delta tables tell.
+    """The LSN before which no slice has a change that a replica, or the versions of its rows, lack.
 
     At least the newest cut's; beyond it as long as nothing is to be applied.
     """
@@ -336,27 +366,29 @@ def applied_up_to(lake: Lake, subscription: Subscription) -> int:
     changed = {change.name for changes in slices.values() for change in changes}
     stand = heads(lake, subscription.name, sorted(changed))
     for end, changes in slices.items():
-        if any(lacking_changes([change], states[change.name], stand[change.name]) for change in changes):
+        if any(
+            lacking_changes([change], states[change.name], stand[change.name])
+            or lacking_versions(subscription, lake, states[change.name], [change])
+            for change in changes
+        ):
             return upto
         upto = end
     return upto
 
 
-def _record(
-    lake: Lake,
-    subscription: Subscription,
-    result: ApplyResult,
-    lsn: int,
-    tables: Mapping[Name, int],
-    states: int | None,
-    histories: Mapping[Name, int],
-) -> None:
+def _record(lake: Lake, subscription: Subscription, result: ApplyResult, wanted: Cut) -> None:
     """Write a cut, unless it is the one that stands there already."""
-    if not tables or (result.cut and result.cut.tables == tables):
+    last, tables = result.cut, wanted.tables
+    if not tables or (last and (last.tables, last.versioned) == (tables, wanted.versioned)):
         return
     cuts = Cuts(lake, subscription.name)
-    made = cuts.made(lsn, tables, states, result.cut)
-    result.cut = replace(made, histories=dict(histories), records=present_versions(lake, subscription))
+    made = cuts.made(wanted.lsn, tables, wanted.states, last)
+    result.cut = replace(
+        made,
+        histories=wanted.histories,
+        records=present_versions(lake, subscription),
+        versioned=wanted.versioned,
+    )
     cuts.append(result.cut)
     reach(Failpoint.CUT_WRITTEN)
 
@@ -365,7 +397,7 @@ def renew_cut(lake: Lake, subscription: Subscription, versions: Mapping[Name, in
     """Write the newest cut again where some tables have its LSN in another Delta version."""
     if (cut := Cuts(lake, subscription.name).last()) is not None:
         renewed = {name: versions.get(name, version) for name, version in cut.tables.items()}
-        _record(lake, subscription, ApplyResult(cut=cut), cut.lsn, renewed, cut.states, cut.histories)
+        _record(lake, subscription, ApplyResult(cut=cut), replace(cut, tables=renewed))
 
 
 def total(before: ApplyResult, now: ApplyResult) -> ApplyResult:

@@ -4,7 +4,8 @@ At the LSN of a new snapshot the segments that differ are read from both sides
 (`pgsieve.assets.steps.checks.comparison`). Each row that one side has more often is deleted and inserted as
 often as the publisher has it: one Delta commit per table. Where deleted rows are kept, it is marked as deleted
 instead. A repair moves no position, as the rows are those of the replica's LSN. So it can be repeated, and no
-change that is applied before or after it is left out. The newest cut gets the new versions.
+change that is applied before or after it is left out. Histories of rows follow, and the newest cut gets the new
+versions.
 """
 
 from collections.abc import Collection
@@ -26,6 +27,7 @@ from pgsieve.assets.steps.checks.consistency import (
     while_altered,
 )
 from pgsieve.assets.steps.checks.difference import differing_row_counts
+from pgsieve.assets.steps.history.repaired import follow_repair
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.observed import aggregated
 from pgsieve.assets.steps.records.columns import field
@@ -67,6 +69,9 @@ def repair(subscription: Subscription, lake: Lake, names: Collection[Name], log:
             versions = {
                 name: repaired.version for name, repaired in done.items() if repaired.version is not None
             }
+            for name, repaired in done.items():
+                if repaired.inserted or repaired.deleted:
+                    follow_repair(subscription, lake, moment.states[name], repaired.version, log)
             renew_cut(lake, subscription, versions)
         results.update(done)
         return [name for name, repaired in done.items() if repaired.problem in {ALTERED, REWRITTEN}]

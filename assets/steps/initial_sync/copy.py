@@ -53,7 +53,6 @@ from pgsieve.resources.postgres.present_catalog import present_catalog
 from pgsieve.resources.postgres.snapshot import (
     Snapshot,
     chunk_queries,
-    clock,
     exported_snapshot,
 )
 from pgsieve.resources.postgres.source import quote
@@ -331,13 +330,11 @@ def _copy_batch(
                 )
                 if feed.options.origin == "none":
                     _warn_of_other_origins(subscription, [t.table for t in tables.values()], connection, log)
-                timed = any(subscription.metadata(t.table) for t in tables.values())
-                at = replace(snapshot, time=clock(connection)) if timed else snapshot
                 planned = []
                 for name, t in tables.items():
                     former = former_states.get(name)
                     try:
-                        planned.append(_planned(connection, subscription, lake, t, at, catalog, former))
+                        planned.append(_planned(connection, subscription, lake, t, snapshot, catalog, former))
                     except LockedTableError as error:
                         faults[name] = error
             conninfo = feed.source.executor_conninfo()
@@ -375,7 +372,7 @@ def _copy_batch(
         # A finished copy is found at the next snapshot, or by the next run.
         return _Batch([], published, error)
     made = [state_after(subscription, states, outcome, after) for outcome in copied if not outcome.overrun]
-    for name in declare(subscription, lake, made).overrun:
+    for name in declare(subscription, lake, made, log).overrun:
         log(f"{quote_qualified(*name)} of {subscription.name} is copied by another process")
     reach(Failpoint.TABLES_READY)
     copied += [_waiting(n, snapshot, error) for n, error in problems.items()]

@@ -25,11 +25,13 @@ class Damage:
 def damage_of(subscription: str, lake: Lake, name: Name, generation: int) -> Damage:
     """What obstructs a copy of a table.
 
-    The change history of this generation continues after the copy; it begins anew where its log is
-    unreadable. A table that begins anew, or was put back, uses version numbers again that cuts have named,
-    and those cuts would name other rows. The same holds for the table states.
+    The change history of this generation continues after the copy, and so do the versions of rows; each begins
+    anew where its log is unreadable. A table that begins anew, or was put back, uses version numbers again that
+    cuts have named, and those cuts would name other rows. The same holds for the table states.
     """
-    paths = lake.paths.replica(subscription, *name), lake.paths.changes(subscription, *name, generation)
+    places = lake.paths
+    histories = (of(subscription, *name, generation) for of in (places.changes, places.versions))
+    paths = places.replica(subscription, *name), *histories
     versions = {path: _version(lake, path) for path in paths}
     version = versions[paths[0]]
     newest = -1 if version is None else version

@@ -7,15 +7,19 @@ the snapshot which its state announced is complete, whichever process finds it.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from pgsieve.assets.steps.history.copied import begin_history
+from pgsieve.assets.steps.history.versions import VersionTable
 from pgsieve.assets.steps.initial_sync.one_table import Copied, is_beyond
 from pgsieve.assets.steps.log import Log
-from pgsieve.assets.steps.records.failures import reason
+from pgsieve.assets.steps.records.failures import TABLE_ERRORS, explained, reason
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
 from pgsieve.assets.steps.records.transformed import Transformed
 from pgsieve.assets.steps.subscription import (
     History,
     Subscription,
+    defined_types,
 )
+from pgsieve.decoding.changes.columns import changes_schema
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable
 from pgsieve.decoding.values.quoting import quote_qualified
@@ -45,12 +49,18 @@ def announced(
     """The state of a table that is about to be copied: it holds once the replica has the snapshot."""
     definition = subscription.definition(replicated, catalog)
     history = former.definition.history if former and former.definition else History()
+    whole = bool(subscription.histories.of(_name(replicated)).initial)
     made = replace(
         definition,
-        history=history.with_columns(definition.columns),
+        history=replace(history.with_columns(definition.columns), whole=whole),
+        published=definition.published and replace(definition.published, at=snapshot.time),
         unaltered=subscription.copy_data and subscription.feed.options.origin == "any",
     )
-    return TableState(replicated.table.schema, replicated.table.name, SyncState.DATA_SYNC, snapshot.lsn, made)
+    return TableState(*_name(replicated), SyncState.DATA_SYNC, snapshot.lsn, made)
+
+
+def _name(replicated: ReplicatedTable) -> Name:
+    return replicated.table.schema, replicated.table.name
 
 
 def is_announced(state: TableState | None) -> bool:
@@ -74,7 +84,7 @@ def settle(
             and _holds(lake, path, states[name].lsn)
             and not definition.layout.is_rewritten(catalog)
         ]
-    ready = declare(subscription, lake, complete).ready
+    ready = declare(subscription, lake, complete, log).ready
     for state in ready:
         log(f"{quote_qualified(*state.name)} was copied at {format_lsn(state.lsn)} by an earlier run")
     return {state.name for state in ready}
@@ -109,8 +119,8 @@ def state_after(
     return replace(state, state=SyncState.READY)
 
 
-def declare(subscription: Subscription, lake: Lake, states: Sequence[TableState]) -> Declared:
-    """Record the states after a copy.
+def declare(subscription: Subscription, lake: Lake, states: Sequence[TableState], log: Log) -> Declared:
+    """Record the states after a copy, and begin histories that have copied rows.
 
     A table is ready when all later slices are transformed for it. A process that transformed one meanwhile,
     without the lock, has left the table out, or has begun anew after the fence and found that it is copied.
@@ -118,6 +128,7 @@ def declare(subscription: Subscription, lake: Lake, states: Sequence[TableState]
     if not states:
         return Declared()
     name, overrun = subscription.name, list[Name]()
+    _begin_histories(subscription, lake, [s for s in states if s.state == SyncState.READY], log)
 
     def finish() -> None:
         base = max(lake.records.head(TableStates(lake, name).path).version, 0)
@@ -142,3 +153,34 @@ def declare(subscription: Subscription, lake: Lake, states: Sequence[TableState]
         [s if upto <= s.lsn else replace(s, state=SyncState.INITIALIZE, reason=again) for s in copied],
     )
     return Declared([s for s in copied if upto <= s.lsn], overrun)
+
+
+def _begin_histories(subscription: Subscription, lake: Lake, copied: Sequence[TableState], log: Log) -> None:
+    """Begin the histories of copied tables with their rows, unless another process has copied or changed them since."""
+
+    def begin(state: TableState) -> None:
+        definition = state.definition
+        assert definition is not None
+        path = lake.paths.replica(subscription.name, *state.name)
+        if is_beyond(lake, path, state.lsn):
+            return
+        time = definition.published.time if definition.published else None
+        if definition.history.whole:
+            schema = changes_schema(defined_types(subscription, state.name, definition))
+            begin_history(lake, subscription.name, state, schema, time)
+        what = f"the versions of {quote_qualified(*state.name)}"
+        table = VersionTable.kept(subscription, lake, state)
+        if table is None:
+            if subscription.histories.of(state.name).scd2:
+                log(f"{what} are not kept: `pgsieve validate` says why")
+            return
+        known = lake.records.exists(table.path)
+        try:
+            begun = table.begin_anew(state.lsn, time)
+        except TABLE_ERRORS as error:
+            log(f"{what} do not begin: {explained(lake, error, state.name)}")
+            return
+        if begun and known:
+            log(f"{what} are ended, and begin anew at {format_lsn(state.lsn)}")
+
+    lake.in_parallel(begin, copied)

@@ -16,6 +16,7 @@ from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
 from pgsieve.assets.steps.records.transformed import Transformed
 from pgsieve.assets.steps.subscription import Definition
+from pgsieve.decoding.changes.copied import IS_CHANGE, IS_SNAPSHOT
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.resources.lake.delta.clones import files_of
@@ -129,7 +130,7 @@ class _Look:
     def _with_slices(self, base: Base, kept: Sequence[TableState]) -> Base:
         """The base with the slices of its history, which are whole."""
         name, lake = base.name, self.lake
-        ends = lake.records.slices(base.history, base.since)
+        ends = self._slices(name, base)
         deleted = SubscriptionRecord(lake, self.subscription).state().deleted_up_to
         if deleted is None:
             raise self._unreadable(
@@ -144,6 +145,22 @@ class _Look:
         earlier = [end for end in ends if end < self.lsn]
         lacking = [*earlier, *ends[len(earlier) :][:1]]
         return Base(base.path, base.version, base.state, base.since, base.history, lacking)
+
+    def _slices(self, name: Name, base: Base) -> list[int]:
+        """The slices of a history with changes since its base; a slice that ends at a copy may have copied rows alone."""
+        records = self.lake.records
+        ends = records.slices(base.history, base.since)
+        copied = {r["slice"] for r in records.rows(base.history, f"{IS_SNAPSHOT} and slice > {base.since:d}")}
+        if not copied:
+            return list(ends)
+        local = self._local(name)
+        with self.lake.access.refusing(base.history):
+            return [
+                end
+                for end in ends
+                if end not in copied
+                or local.least(base.history, "slice", f"slice = {end:d} and {IS_CHANGE}") is not None
+            ]
 
     def _refuse_gap(
         self, name: Name, ready: TableState, kept: Sequence[TableState], ends: Sequence[int]

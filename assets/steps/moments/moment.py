@@ -13,6 +13,7 @@ from typing import Literal
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.assets.steps.records.table_states import TableStates, histories
+from pgsieve.decoding.changes.copied import IS_CHANGE
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn, parse_lsn
 from pgsieve.resources.lake.lake import Lake
@@ -54,7 +55,9 @@ def _time(text: str) -> datetime:
 
 def _lsn_at(lake: Lake, subscription: str, time: datetime) -> int:
     tables = TableStates(lake, subscription).newest()
-    paths = [path for path in histories(lake, subscription, tables) if lake.records.exists(path)]
+    paths = [
+        path for path in histories(lake.paths.changes, subscription, tables) if lake.records.exists(path)
+    ]
     micros = round(time.timestamp() * 1_000_000)
     later = _bounds(lake, paths, "least", "commit_time > {time}", micros)
     said = f'subscription "{subscription}" at {time.isoformat(" ")}'
@@ -79,8 +82,8 @@ def _lsn_at(lake: Lake, subscription: str, time: datetime) -> int:
 def _bounds(
     lake: Lake, paths: Sequence[str], bound: Literal["least", "greatest"], where: str, micros: int
 ) -> list[int]:
-    """The least or the greatest commit LSN of each history that has rows for which a condition holds."""
-    bounds = []
+    """The least or the greatest commit LSN of each history that has changes for which a condition holds."""
+    bounds, where = [], f"{where} and {IS_CHANGE}"
     for path in paths:
         with lake.access.refusing(path):
             local = lake.policy.reader(path)

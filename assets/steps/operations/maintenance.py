@@ -117,13 +117,16 @@ def maintain_subscription(
         tables = TableStates(lake, name).newest()
         applied, cut = applied_up_to(lake, subscription), Cuts(lake, subscription.name).last()
         written = {table: state for table, state in tables.items() if only is None or table in only}
-        paths = list(histories(lake, name, written))
+        paths = list(histories(lake.paths.changes, name, written))
         expired = {path: maintainer.expired(path, applied, retention.changes) for path in paths}
         # Of a lake that was maintained before this was recorded, nobody knows what it had.
         unknown = applied if record.state().deleted_up_to is None else 0
         record.note_deleted(max((*expired.values(), unknown)))
         for path, upto in expired.items():
             maintainer.maintain(path, f"slice <= {upto:d}" if upto else None, record=False)
+        for path in histories(lake.paths.versions, name, written):
+            maintainer.compact(path)
+            maintainer.vacuum(path)
         # A change after the newest cut shows the next cut that its table has changed; a slice without changes
         # shows the position.
         applied_rows = f"slice <= {cut.lsn if cut else 0:d} or (slice < {applied:d} and inserts is null)"

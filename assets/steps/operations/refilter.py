@@ -125,6 +125,9 @@ class Refilter:
             raise PgsieveError("metadata columns and deleted rows that are kept begin with a copy")
         if source.layout.plain_names != self.subscription.layout.plain_names:
             raise PgsieveError("`names` of the layouts differ, so its columns have other names")
+        kept = self.subscription.histories.of(name)
+        if kept.initial or kept.scd2:
+            raise PgsieveError("`history` begins with the rows of a copy")
         if held.layout != wanted.layout:
             raise PgsieveError("its replica does not follow the table's present definition yet")
         if lacking := [column for column, _ in set(wanted.columns) - set(held.table_columns)]:

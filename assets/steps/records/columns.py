@@ -22,6 +22,15 @@ def struct_ddl(columns: Iterable[tuple[str, str]]) -> str:
     return f"struct<{', '.join(f'{quoted(name)}: {spark}' for name, spark in columns)}>"
 
 
+def changes_ddl(columns: Iterable[tuple[str, str]]) -> str:
+    """The DDL schema of a table's transformed changes (`changes_schema`); the columns are the replica's."""
+    struct = struct_ddl(columns)
+    return (
+        "slice bigint, commit_lsn bigint, ordinal bigint, number bigint, commit_time timestamp, operation string,"
+        f" unchanged array<string>, old {struct}, new {struct}"
+    )
+
+
 def field(struct: str, name: str) -> Column:
     """A field of a struct column, whatever characters its name has."""
     return F.col(struct).getField(name)

@@ -6,7 +6,7 @@ committed before this LSN. It stays true for later LSNs until the next cut. `rea
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -30,6 +30,7 @@ CUTS = pa.schema(
         "entries": pa.map_(pa.string(), pa.int64()),
         "histories": pa.map_(pa.string(), pa.int64()),
         "records": pa.map_(pa.string(), pa.int64()),
+        "versioned": pa.map_(pa.string(), pa.int64()),
     }
 )
 
@@ -43,6 +44,7 @@ class Cut:
     - `entries` are the bytes of the log entries of these versions, where they are known.
     - `histories` are the positions that change histories had reached at least.
     - `records` are the versions of pgsieve's own tables, by the tables' identifiers.
+    - `versioned` are the tables with all versions of their rows up to the cut, and the positions of these.
     """
 
     lsn: int
@@ -52,6 +54,7 @@ class Cut:
     entries: Mapping[Name, int] = field(default_factory=dict)
     histories: Mapping[Name, int] = field(default_factory=dict)
     records: Mapping[str, int] = field(default_factory=dict)
+    versioned: Mapping[Name, int] = field(default_factory=dict)
 
     def refuse_earlier_history(self, path: str, state: TableState, position: int) -> None:
         """Raise DamagedTableError where an existing change history is behind the position that the cut records for it."""
@@ -102,7 +105,7 @@ class Cuts:
 
         It takes over what the `last` cut knows of log entries, so that they are not looked up again.
 
-        It also takes over what that cut knows of change histories and own tables.
+        It also takes over what that cut knows of change histories, versions of rows and own tables.
         """
         entries = {}
         for name, version in tables.items():
@@ -114,15 +117,17 @@ class Cuts:
                 )
             if size is not None:
                 entries[name] = size
-        known = (last.histories, last.records) if last is not None else ({}, {})
-        return Cut(lsn, dict(tables), datetime.now(UTC), states, entries, *known)
+        made = Cut(lsn, dict(tables), datetime.now(UTC), states, entries)
+        if last is None:
+            return made
+        return replace(made, histories=last.histories, records=last.records, versioned=last.versioned)
 
     def append(self, cut: Cut) -> None:
         """Record a cut, once the versions that it names are durable."""
         self.lake.access.make_durable()
-        versions, entries, histories = (
+        versions, entries, histories, versioned = (
             [(_join(name), number) for name, number in numbers.items()]
-            for numbers in (cut.tables, cut.entries, cut.histories)
+            for numbers in (cut.tables, cut.entries, cut.histories, cut.versioned)
         )
         row = {
             "lsn": cut.lsn,
@@ -132,6 +137,7 @@ class Cuts:
             "entries": entries,
             "histories": histories,
             "records": list(cut.records.items()),
+            "versioned": versioned,
         }
         self.lake.records.append_versioned(self.path, pa.Table.from_pylist([row], CUTS))
 
@@ -150,6 +156,7 @@ def _cuts(rows: Sequence[Mapping[str, Any]]) -> list[Cut]:
             _numbers(row, "entries"),
             _numbers(row, "histories"),
             dict(row.get("records") or ()),
+            _numbers(row, "versioned"),
         )
         for row in sorted(rows, key=_order)
     ]

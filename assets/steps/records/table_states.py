@@ -148,11 +148,13 @@ def newest_version(states: Iterable[TableState]) -> int:
     return max((state.version for state in states), default=-1)
 
 
-def histories(lake: Lake, subscription: str, tables: Mapping[Name, TableState]) -> Iterator[str]:
-    """The change histories of tables, also those that were begun anew since; of some there may be none yet."""
+def histories(
+    of: Callable[[str, str, str, int], str], subscription: str, tables: Mapping[Name, TableState]
+) -> Iterator[str]:
+    """The paths of all generations of tables' change histories, or of the versions of their rows; some may not exist yet."""
     for name, state in tables.items():
         newest = state.definition.history.generation if state.definition else 0
-        yield from (lake.paths.changes(subscription, *name, generation) for generation in range(newest + 1))
+        yield from (of(subscription, *name, generation) for generation in range(newest + 1))
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from pgsieve.assets.steps.records.columns import struct_ddl
+from pgsieve.assets.steps.records.columns import changes_ddl
 from pgsieve.assets.steps.update_transformation.messages import FewMessages, Readable, Source
 from pgsieve.assets.steps.update_transformation.relation_versions import Reading
 from pgsieve.decoding.changes.columns import ENCODED_COLUMNS, ROW_OPERATIONS, SIDES
@@ -147,11 +147,7 @@ class SentChanges:
 
     def frame(self, lake: Lake, columns: Sequence[tuple[str, str]]) -> "ChangesFrame":
         """Let Spark make them; `columns` are the replica's, with their Spark types."""
-        struct = struct_ddl(columns)
-        ddl = (
-            "slice bigint, commit_lsn bigint, ordinal bigint, number bigint, commit_time timestamp, operation string,"
-            f" unchanged array<string>, old {struct}, new {struct}, {MOVES} boolean, {CAME_AS} string"
-        )
+        ddl = f"{changes_ddl(columns)}, {MOVES} boolean, {CAME_AS} string"
         session, observed = lake.spark, list[_Observed]()
         places = [
             (self.end, lsn, ordinal, None, time, "truncate", None, None, None, False, None)

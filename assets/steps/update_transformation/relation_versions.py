@@ -11,20 +11,19 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from pgsieve.assets.steps.records.columns import Order
-from pgsieve.assets.steps.records.table_states import Name
-from pgsieve.assets.steps.subscription import Definition, Subscription
+from pgsieve.assets.steps.subscription import Definition, Subscription, metadata_types
 from pgsieve.assets.steps.update_transformation.messages import Choice, Messages
 from pgsieve.assets.steps.update_transformation.slice_contents import Part
 from pgsieve.decoding.changes.columns import changes_schema
 from pgsieve.decoding.changes.decode import AddedColumn, FilterColumns
-from pgsieve.decoding.changes.metadata_columns import MetadataColumns, metadata_type
+from pgsieve.decoding.changes.metadata_columns import MetadataColumns
 from pgsieve.decoding.changes.sent_as import Origin
 from pgsieve.decoding.changes.transform import Transformation
 from pgsieve.decoding.protocol.tuples import RelationColumns
 from pgsieve.decoding.publications.evolution import SchemaChangedError, missing_value, present_names
 from pgsieve.decoding.publications.filters import row_filter
 from pgsieve.decoding.values.quoting import quote_qualified
-from pgsieve.decoding.values.types import column_type, from_text
+from pgsieve.decoding.values.types import from_text
 
 
 @dataclass(frozen=True)
@@ -33,23 +32,6 @@ class Reading:
 
     messages: Messages
     transformation: Transformation
-
-
-def defined_types(
-    subscription: Subscription, table: Name, definition: Definition
-) -> list[tuple[str, pa.DataType]]:
-    """The replica's columns with the types in which they would arrive, where nothing arrives."""
-    types = []
-    for name, _ in definition.table_columns:
-        column = definition.layout.named(name)
-        assert column is not None
-        chosen = subscription.override(table, name)
-        types.append((name, column_type(column.type_oid, column.type_modifier, chosen).arrow))
-    return [*types, *_metadata_types(definition)]
-
-
-def _metadata_types(definition: Definition) -> list[tuple[str, pa.DataType]]:
-    return [(name, metadata_type(kind).arrow) for name, kind in definition.metadata]
 
 
 def readings_of(
@@ -139,7 +121,7 @@ def _types(
     arriving = {name: t.arrow for name, t in zip(columns.names, columns.types, strict=True)}
     arriving |= {a.name: a.value.type for a in added}
     types = [(name, arriving[name]) for name, _ in definition.table_columns]
-    return [*types, *_metadata_types(definition)]
+    return [*types, *metadata_types(definition)]
 
 
 def arriving_columns(

@@ -8,16 +8,28 @@ again. Positions do not change: the rows are those of the same LSN.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
 
+from pgsieve.assets.steps.history.copied import begin_history
+from pgsieve.assets.steps.history.versions import VersionTable
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.records.columns import ddl
+from pgsieve.assets.steps.records.failures import TABLE_ERRORS, explained
 from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates
 from pgsieve.assets.steps.records.transformed import Transformed
-from pgsieve.assets.steps.subscription import Definition, Former, Published, Subscription, planned_sources
+from pgsieve.assets.steps.subscription import (
+    Definition,
+    Former,
+    Published,
+    Subscription,
+    defined_types,
+    planned_sources,
+)
 from pgsieve.assets.steps.update_transformation.projection import Projection
+from pgsieve.decoding.changes.columns import changes_schema
 from pgsieve.decoding.errors import ValueNotRepresentableError
 from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable
 from pgsieve.decoding.publications.evolution import SchemaChangedError, Source, refuse_ambiguity
@@ -121,8 +133,11 @@ def _refuse_unapplied(subscription: Subscription, lake: Lake, state: TableState,
     path = lake.paths.replica(subscription.name, *state.name)
     history = lake.paths.changes(subscription.name, *state.name, state.definition.history.generation)
     position = max(state.lsn, lake.records.position(path) or 0)
+    versions = VersionTable.kept(subscription, lake, state)
+    if versions is not None and lake.records.exists(versions.path):
+        position = max(state.lsn, min(position, lake.records.position(versions.path) or 0))
     rows = lake.records.rows(Transformed(lake, subscription.name).path, f"slice > {position:d}")
-    if (lake.records.position(history) or 0) > transformed or any(
+    if (lake.records.position(history) or 0) > max(transformed, state.lsn) or any(
         (row["schema"], row["table"]) == state.name and _changes(row) for row in rows
     ):
         raise SchemaChangedError("changes of the time before are still to be applied")
@@ -166,11 +181,48 @@ def _evolve(
     lake.access.make_durable()
     record.fence()
     _refuse_unapplied(subscription, lake, state, transformed)
-    if set(unchanged) <= set(planned) and all(value.null_count for value in projection.values.values()):
+    is_added = set(unchanged) <= set(planned) and all(
+        value.null_count for value in projection.values.values()
+    )
+    if is_added:
         if planned != unchanged:
             lake.add_columns(path, projection.schema, schema, base)
     else:
         lake.rewrite(path, projection.read, projection, projection.schema, schema, base)
+    _follow_in_histories(subscription, lake, state, evolved, transformed, is_added=is_added)
     states.append([replace(state, definition=evolved)])
     if record.fence() > transformed:
         raise SchemaChangedError("another process has transformed changes meanwhile")
+
+
+def _follow_in_histories(
+    subscription: Subscription,
+    lake: Lake,
+    state: TableState,
+    evolved: Definition,
+    transformed: int,
+    *,
+    is_added: bool,
+) -> None:
+    """Let the histories follow a replica that has all transformed changes.
+
+    `is_added`: its rows only have more columns, NULL. Otherwise the versions of its rows end, and begin anew with the
+    present columns.
+    """
+    assert state.definition is not None
+    begun, now = replace(state, lsn=max(state.lsn, transformed), definition=evolved), datetime.now(UTC)
+    is_anew = evolved.history.generation > state.definition.history.generation
+    if evolved.history.whole and is_anew:
+        types = defined_types(subscription, state.name, evolved)
+        begin_history(lake, subscription.name, begun, changes_schema(types), now)
+    versions = VersionTable.kept(subscription, lake, begun)
+    if versions is None:
+        return
+    try:
+        if is_added and not is_anew:
+            versions.follow_columns()
+        else:
+            versions.begin_anew(begun.lsn, now, once=False)
+    except TABLE_ERRORS as error:
+        problem = explained(lake, error, state.name)
+        raise SchemaChangedError(f"the versions of its rows do not follow it: {problem}") from None

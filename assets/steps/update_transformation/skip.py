@@ -87,8 +87,11 @@ def set_skip(subscription: Subscription, lake: Lake, lsn: int | None) -> None:
 
 def is_begun(lake: Lake, subscription: str, done: int) -> bool:
     """Whether a run died after it had transformed some tables beyond `done`: then that slice cannot be cut."""
-    definitions = (
-        (n, s.definition) for n, s in TableStates(lake, subscription).newest().items() if s.definition
+    states = TableStates(lake, subscription).newest().values()
+    histories = (
+        (lake.paths.changes(subscription, *s.name, s.definition.history.generation), s.lsn)
+        for s in states
+        if s.definition
     )
-    paths = (lake.paths.changes(subscription, *name, d.history.generation) for name, d in definitions)
-    return any((lake.records.position(path) or 0) > done for path in paths)
+    # A whole history has the position of the copy.
+    return any((lake.records.position(path) or 0) > max(done, copied) for path, copied in histories)

@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pgsieve.assets.steps.history.copied import CHANGES_PROPERTIES
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.observed import aggregated, observation_for, observed
 from pgsieve.assets.steps.records.columns import Order
@@ -25,7 +26,7 @@ from pgsieve.assets.steps.records.own_versions import of_subscription, refuse_pu
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
 from pgsieve.assets.steps.records.transformed import TableChanges, Transformed
-from pgsieve.assets.steps.subscription import Definition, Subscription
+from pgsieve.assets.steps.subscription import Definition, Subscription, defined_types
 from pgsieve.assets.steps.update_transformation.changes import (
     CAME_AS,
     MOVES,
@@ -36,7 +37,7 @@ from pgsieve.assets.steps.update_transformation.changes import (
 )
 from pgsieve.assets.steps.update_transformation.first_failure import first_failing_transaction, first_failure
 from pgsieve.assets.steps.update_transformation.messages import Messages
-from pgsieve.assets.steps.update_transformation.relation_versions import defined_types, readings_of
+from pgsieve.assets.steps.update_transformation.relation_versions import readings_of
 from pgsieve.assets.steps.update_transformation.schema_changes import follow_schema_changes
 from pgsieve.assets.steps.update_transformation.skip import clear_skip, is_begun
 from pgsieve.assets.steps.update_transformation.slice_contents import slices_to_read, summarized_slice
@@ -65,9 +66,6 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.present_catalog import present_catalog
 from pgsieve.resources.postgres.wal import current_lsn
 from pgsieve.resources.work import called
-
-#: Statistics of the slice, the order key and the time; those of every value would cost as much as writing.
-_CHANGES_PROPERTIES = {"delta.dataSkippingNumIndexedCols": "4"}
 
 
 def transform(subscription: Subscription, lake: Lake, log: Log) -> list[TableChanges]:
@@ -264,7 +262,8 @@ def _transform_table(subscription: Subscription, lake: Lake, table: TableWork, h
         committer = lake.policy.file_committer(path, schema)
     if held.cut is not None:
         held.cut.refuse_earlier_history(path, state, position)
-    if held.begin < position < contents.end:
+    # The copied rows of a whole history have the position of the copy.
+    if max(held.begin, state.lsn) < position < contents.end:
         raise SchemaChangedError(
             f"changes up to {format_lsn(position)} only were written by a run that ended amid a slice"
         )
@@ -291,7 +290,7 @@ def _write_files(
         sent_as = made.sent_as
         return made.files
 
-    commit = Commit(result.slice, after=position, properties=_CHANGES_PROPERTIES)
+    commit = Commit(result.slice, after=position, properties=CHANGES_PROPERTIES)
     files = committer.commit(written, path, changes.schema, commit)
     reach(Failpoint.CHANGES_WRITTEN)
     return _counted(result, sent_as, [json.loads(file["tally"]) for file in files])
@@ -308,7 +307,7 @@ def _write_by_spark(
     """Let Spark write a table's changes once, and count them meanwhile."""
     counted, tally = observation_for(lake), spark_tally()
     made = changes.frame(lake, definition.columns)
-    commit = Commit(result.slice, after=position, properties=_CHANGES_PROPERTIES)
+    commit = Commit(result.slice, after=position, properties=CHANGES_PROPERTIES)
     lake.write(made.rows.observe(counted, *tally).drop(MOVES, CAME_AS), path, commit, size=result.size)
     reach(Failpoint.CHANGES_WRITTEN)
     counts = observed(

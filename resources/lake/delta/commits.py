@@ -55,6 +55,10 @@ class Commits:
         """The newest version of a table."""
         return self._tables.open(path)
 
+    def table_as_of(self, path: str, version: int) -> DeltaTable:
+        """A version of a table."""
+        return self._tables.as_of(path, version)
+
     def append(
         self,
         path: str,

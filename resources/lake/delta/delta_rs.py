@@ -37,16 +37,22 @@ class LocalRecords(Commits):
         return rows_of(self.table_at(path), path, self.store, keys, schema)
 
     def matches(
-        self, path: str, keys: pa.Table, among: Iterable[npt.NDArray[np.bool_]], most_bytes: int | None
+        self,
+        path: str,
+        keys: pa.Table,
+        among: Iterable[npt.NDArray[np.bool_]],
+        most_bytes: int | None,
+        lacking: str | None = None,
     ) -> list[FileMatches] | None:
         """The rows of a table with some keys, file by file; None where they are in too many bytes of files.
 
         `among` are parts of the keys with bounds of their own: only files whose bounds may include a key of a
         part are read. The result is None if the files with matches have more than `most_bytes`, if the files
         to read have more than twice as many (then none is read), or if files have to be read and the table is
-        not plain. Without `most_bytes` there is no limit, and files may have deletion vectors.
+        not plain. Without `most_bytes` there is no limit, and files may have deletion vectors. Files in which
+        every row has a value of the column `lacking` are not read.
         """
-        return matches_among(self.table_at(path), path, self.store, keys, among, most_bytes)
+        return matches_among(self.table_at(path), path, self.store, keys, among, most_bytes, lacking)
 
     def rows_without(self, path: str, flag: str, among: Sequence[FileMatches] | None) -> list[FileMatches]:
         """The rows in which a boolean column is not true, file by file; `among` some rows of a table, or all (None)."""
@@ -102,7 +108,7 @@ class LocalRecords(Commits):
 
     def batches(self, path: str, version: int) -> Iterator[pa.RecordBatch]:
         """The rows of one version of a table, a batch at a time."""
-        query = QueryBuilder().register("t", self._tables.as_of(path, version)).execute("select * from t")
+        query = QueryBuilder().register("t", self.table_as_of(path, version)).execute("select * from t")
         yield from pa.RecordBatchReader.from_stream(query)
 
     def as_of(self, path: str, version: int) -> DeltaTable:

@@ -97,16 +97,18 @@ def matches_among(
     keys: pa.Table,
     among: Iterable[npt.NDArray[np.bool_]],
     most_bytes: int | None,
+    lacking: str | None = None,
 ) -> list[FileMatches] | None:
     """The rows of a table with some keys, file by file; None where they are in too many bytes of files.
 
     `among` are parts of the keys with bounds of their own: only files whose bounds may include a key of a
     part are read. The result is None if the files with matches have more than `most_bytes`, if the files to
     read have more than twice as many (then none is read), or if files have to be read and the table is not
-    plain. Without `most_bytes` there is no limit, and files may have deletion vectors.
+    plain. Without `most_bytes` there is no limit, and files may have deletion vectors. Files in which every
+    row has a value of the column `lacking` are not read.
     """
     parts = [keys.filter(pa.array(part)) for part in among if part.any()]
-    near = {name for part in parts for name in files_within(table, bounds_of(part))}
+    near = {name for part in parts for name in files_within(table, bounds_of(part), lacking)}
     if not near:
         return []
     if most_bytes is None:
@@ -219,10 +221,12 @@ def _candidates(
         yield rows
 
 
-def files_within(table: DeltaTable, bounds: Mapping[str, Bounds]) -> list[str]:
-    """The files of a table, relative to its folder, that may have a key within all of the bounds."""
+def files_within(table: DeltaTable, bounds: Mapping[str, Bounds], lacking: str | None = None) -> list[str]:
+    """The files of a table, relative to its folder, that may have a key within all bounds and a NULL in `lacking`."""
     files = pa.table(table.get_add_actions(flatten=True))
     may: pa.ChunkedArray = pc.is_valid(files["path"])
+    if f"null_count.{lacking}" in files.column_names:
+        may = pc.and_kleene(may, pc.greater(files[f"null_count.{lacking}"], 0))
     for name, (least, greatest) in bounds.items():
         if {f"min.{name}", f"max.{name}"} <= set(files.column_names):
             lowest, highest = files[f"min.{name}"], files[f"max.{name}"]

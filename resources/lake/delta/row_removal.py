@@ -76,10 +76,10 @@ def mark_rows(
     path: str,
     marked: Sequence[Marked],
     files: Iterable[Mapping[str, Any]],
-    position: int,
+    position: int | None,
     base: int,
 ) -> None:
-    """Mark rows as deleted, and add files, in one commit, once per position.
+    """Mark rows as deleted, and add files, in one commit, once per position; None leaves the position as it is.
 
     `base` as in `Commits.write`. The table has deletion vectors enabled.
     """
@@ -95,10 +95,9 @@ def mark_rows(
         }
         for file in files
     ]
-    others = [
-        {"commitInfo": _information("MERGE", base, commit.user_metadata)},
-        {"txn": {"appId": APPLICATION, "version": position, "lastUpdated": now}},
-    ]
+    others: list[dict[str, Any]] = [{"commitInfo": _information("MERGE", base, commit.user_metadata)}]
+    if position is not None:
+        others.append({"txn": {"appId": APPLICATION, "version": position, "lastUpdated": now}})
 
     def attempt(table: DeltaTable | None) -> None:
         if table is None or holds(path, commits.head_of(path, table), commit):

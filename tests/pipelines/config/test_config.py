@@ -90,6 +90,7 @@ def test_defaults_are_those_of_create_subscription_and_create_publication():
             "folders": "{schema}/{table}",
             "tables": {},
         },
+        "history": {"initial": None, "scd2": None, "tables": {}},
     }
     publication = config.sources["shop"].publications["emea"]
     assert publication.publish == {"insert", "update", "delete", "truncate"}

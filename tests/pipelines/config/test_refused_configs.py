@@ -32,7 +32,7 @@ FOLDER = (
     "letters, digits and underscores, no underscore first, 63 at most: "
     "it becomes a folder of the lake and part of an asset key"
 )
-SUBSCRIPTION_KEYS = "source, publications, row_filter, copy_data, origin, binary, streaming, two_phase, failover, disable_on_error, freshness, types, layout"
+SUBSCRIPTION_KEYS = "source, publications, row_filter, copy_data, origin, binary, streaming, two_phase, failover, disable_on_error, freshness, types, layout, history"
 QUOTED = "is not a name as SQL writes it (double quotes around names with other characters)"
 TABLE = 'write it as in SQL: public.orders, "Sales"."Order Lines"'
 COLUMN = 'write it as in SQL: region, "Unit Price"'

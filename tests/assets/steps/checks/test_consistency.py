@@ -7,12 +7,14 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 from unittest.mock import patch
 
 import psycopg
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
@@ -27,8 +29,10 @@ from pgsieve.assets.steps.checks.consistency import (
 )
 from pgsieve.assets.steps.checks.repair import repair
 from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
+from pgsieve.assets.steps.kept_histories import KeptHistories, KeptHistory
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.assets.steps.records.cuts import Cuts
+from pgsieve.assets.steps.records.table_states import TableStates
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.embedded import EmbeddedServer
@@ -237,6 +241,11 @@ def test_no_difference_is_seen_while_others_write(replicated: Replicated) -> Non
             writer.result()
 
 
+def _reprs(rows: pa.Table) -> list[str]:
+    """NaN and -0 are told from other values."""
+    return sorted(map(repr, rows.to_pylist()))
+
+
 COLUMNS = "a int, x float8, y float8[], t text"
 PAIR = (
     f"create table keyed (id int primary key, {COLUMNS})",
@@ -263,7 +272,9 @@ def corrupt(replicated: Replicated) -> None:
 def test_a_repair_brings_just_the_rows_that_differ_in_order_and_moves_no_position(
     replicated: Replicated,
 ) -> None:
-    """Spark starts."""
+    """Spark starts. The histories of rows follow."""
+    kept = KeptHistories(KeptHistory(initial=True, scd2=True))
+    replicated.subscription = replace(replicated.subscription, histories=kept)
     replicated.publish(*PAIR)
     subscription, lake = replicated.subscription, replicated.lake(10**9, lambda: engine().session)
     replicated.database.execute("insert into keyed values (0); insert into keyless values (0)")
@@ -271,8 +282,12 @@ def test_a_repair_brings_just_the_rows_that_differ_in_order_and_moves_no_positio
     positions = [replicated.replica(name).transaction_version("pgsieve") for _, name in NAMES]
     corrupt(replicated)
     assert [c.differing for c in check_consistency(subscription, lake, _quiet)] == [6, 600]
-    done = repair(subscription, lake, NAMES, _quiet)
+    said: list[str] = []
+    done = repair(subscription, lake, NAMES, said.append)
     assert [(r.inserted, r.deleted, r.problem) for r in done] == [(3, 3, None), (400, 200, None)]
+    assert len([line for line in said if "the change history of" in line and "pgsieve resync" in line]) == 2
+    states = TableStates(lake, subscription.name).newest()
+    assert not any(s.definition.history.whole for s in states.values() if s.definition)
     assert all(c.equal for c in check_consistency(subscription, lake, _quiet))
     assert [(r.inserted, r.deleted) for r in repair(subscription, lake, NAMES, _quiet)] == [(0, 0), (0, 0)]
     repaired = [replicated.replica(name) for _, name in NAMES]
@@ -280,9 +295,17 @@ def test_a_repair_brings_just_the_rows_that_differ_in_order_and_moves_no_positio
     cut = Cuts(lake, subscription.name).last()
     assert cut is not None
     assert cut.tables == {name: table.version() for name, table in zip(NAMES, repaired, strict=True)}
+    rows = repaired[0].to_pyarrow_table()
+    versions = DeltaTable(lake.paths.versions("sub", *NAMES[0])).to_pyarrow_table()
+    ends = pc.fill_null(pc.greater_equal(versions["valid_to_lsn"], cut.lsn), True)
+    valid = versions.filter(pc.and_(pc.less(versions["valid_from_lsn"], cut.lsn), ends))
+    assert _reprs(valid.select(rows.column_names)) == _reprs(rows)
     # What is written afterwards arrives.
     replicated.database.execute("insert into keyed values (-1); delete from keyless where a = 5")
     assert all(c.equal for c in check_consistency(subscription, lake, _quiet))
+    versions = DeltaTable(lake.paths.versions("sub", *NAMES[0])).to_pyarrow_table()
+    valid = versions.filter(versions["is_current"])
+    assert _reprs(valid.select(rows.column_names)) == _reprs(replicated.replica("keyed").to_pyarrow_table())
 
 
 @pytest.mark.long

@@ -6,7 +6,7 @@ import itertools
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from deltalake import DeltaTable
 
 from pgsieve.assets.steps.apply.replica_tables import apply
 from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
+from pgsieve.assets.steps.kept_histories import KeptHistories, KeptHistory
 from pgsieve.assets.steps.moments import restore as restoring
 from pgsieve.assets.steps.moments.moment import MomentError, lsn_of
 from pgsieve.assets.steps.moments.reading import tables_at
@@ -168,7 +169,11 @@ def test_what_retention_took_is_refused(counters: Counters) -> None:
     assert counters.n(newest) == 5
 
 
-def test_a_table_that_was_copied_again_has_a_gap_before(counters: Counters) -> None:
+@pytest.mark.parametrize("initial", [False, True])
+def test_a_table_that_was_copied_again_has_a_gap_before(counters: Counters, *, initial: bool) -> None:
+    """A copy that a history begins with is no slice of changes."""
+    kept = KeptHistories(KeptHistory(initial=initial))
+    counters.subscription = replace(counters.subscription, histories=kept)
     counters.run()
     followed = counters.add()
     counters.add()

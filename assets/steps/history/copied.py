@@ -1,0 +1,81 @@
+"""A whole change history begins with the copied rows: they are read from the replica, and written in one commit.
+
+In: a replica with exactly what committed before an LSN. Out: its rows in the change history, once, with the
+position of the copy. Raises LakeError.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
+from functools import partial
+
+import pyarrow as pa
+
+from pgsieve.assets.steps.records.columns import changes_ddl
+from pgsieve.assets.steps.records.table_states import TableState
+from pgsieve.assets.steps.subscription import Definition
+from pgsieve.decoding.changes.copied import CopiedRows
+from pgsieve.resources.lake.committers import ByFiles
+from pgsieve.resources.lake.delta.layout import FILE_BYTES
+from pgsieve.resources.lake.delta.records import Commit
+from pgsieve.resources.lake.derived_rows import Batches, WrittenRows, table_rows
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.spark_writes import numbered
+
+#: Statistics of the slice, the order key and the time; those of every value would cost as much as writing.
+CHANGES_PROPERTIES = {"delta.dataSkippingNumIndexedCols": "4"}
+
+
+def begin_history(
+    lake: Lake, subscription: str, state: TableState, schema: pa.Schema, time: datetime | None
+) -> None:
+    """Begin the change history of a table with the replica's rows, which are those at the state's LSN, once.
+
+    `schema` is that of the changes.
+    """
+    definition = state.definition
+    assert definition is not None
+    path = lake.paths.changes(subscription, *state.name, definition.history.generation)
+    position = lake.records.position(path) or 0
+    if position >= state.lsn:
+        return
+    source, rows = lake.paths.replica(subscription, *state.name), CopiedRows(state.lsn, time, schema)
+    size = lake.records.size(source)
+    committer, local = lake.policy.file_committer(path, schema), lake.policy.reader(source)
+    if not isinstance(committer, ByFiles) or local is None:
+        _begin_by_spark(lake, source, path, rows, definition, position)
+        return
+    with lake.access.refusing(source):
+        read = table_rows(local, source, pa.schema(list(schema.field("new").type)), rows.of)
+    batches: list[Batches] = [partial(_one, rows.begin()), *read]
+    written = WrittenRows(lake.store, path, schema, FILE_BYTES, [[each] for each in batches])
+    committer.commit(
+        lambda: written.by(lake.policy.runner(size)),
+        path,
+        schema,
+        Commit(state.lsn, after=position, properties=CHANGES_PROPERTIES),
+    )
+
+
+def _one(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    yield batch
+
+
+def _begin_by_spark(
+    lake: Lake, source: str, path: str, rows: CopiedRows, definition: Definition, position: int
+) -> None:
+    ddl, names = changes_ddl(definition.columns), list(lake.columns(source))
+    begin = lake.spark.createDataFrame(pa.Table.from_batches([rows.begin()]).to_pylist(), ddl)
+    copied = numbered(lake.current(source)).mapInArrow(_changes(rows, names), ddl)
+    commit = Commit(rows.lsn, after=position, properties=CHANGES_PROPERTIES)
+    lake.write(begin.unionByName(copied), path, commit)
+
+
+def _changes(
+    rows: CopiedRows, names: list[str]
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """The changes of batches of the replica's rows, whose columns have these names."""
+
+    def made(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return (rows.of(batch.rename_columns(names)) for batch in batches)
+
+    return made

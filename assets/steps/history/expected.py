@@ -1,0 +1,48 @@
+"""The histories of a table in words, for `pgsieve validate`: what will be kept, and why not. Raises LakeError."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from pgsieve.assets.steps.history.versions import VersionTable, versions_problem
+from pgsieve.assets.steps.records.cuts import Cuts
+from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, copy_again
+from pgsieve.assets.steps.subscription import Definition, Subscription
+from pgsieve.resources.lake.lake import Lake
+
+
+def expected_histories(
+    subscription: Subscription, lake: Lake, name: Name, state: TableState | None, definition: Definition
+) -> Iterator[str]:
+    """What will be kept of a table; `definition` is that of the table as it is published now."""
+    kept = subscription.histories.of(name)
+    copied = state if state is not None and state.applies else None
+    if kept.initial:
+        if copied is None or (copied.definition is not None and copied.definition.history.whole):
+            yield "the change history begins with the copied rows"
+        else:
+            yield copy_again(subscription.name, name, "the change history lacks the copied rows")
+    present = replace(copied or TableState(*name, SyncState.INITIALIZE), definition=definition)
+    if kept.scd2:
+        yield from _expected_versions(subscription, lake, present, is_copied=copied is not None)
+    elif copied is not None and copied.definition is not None:
+        path = lake.paths.versions(subscription.name, *name, copied.definition.history.generation)
+        if lake.records.exists(path):
+            yield f'the versions of its rows in "{path}" stay as they are: they are not kept any more'
+
+
+def _expected_versions(
+    subscription: Subscription, lake: Lake, state: TableState, *, is_copied: bool
+) -> Iterator[str]:
+    table = VersionTable.kept(subscription, lake, state)
+    if table is None:
+        assert state.definition is not None
+        replica = lake.paths.replica(subscription.name, *state.name)
+        problem = versions_problem(lake, state.definition, replica)
+        assert problem is not None
+        yield f"no versions of its rows are kept: {problem[0]}; {problem[1]}"
+        return
+    cut = Cuts(lake, subscription.name).last()
+    if not is_copied or (lake.records.exists(table.path) and cut and state.name in cut.versioned):
+        yield f'versions of its rows in "{table.path}"'
+    else:
+        yield f'versions of its rows in "{table.path}", which begin at the newest cut with the next run'

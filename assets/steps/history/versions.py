@@ -1,0 +1,326 @@
+"""The versions of a table's rows, in a Delta table beside its replica: its path and columns, and how it begins anew.
+
+In: a copied table, its replica. Out: a commit that ends the present versions and begins those of the replica's
+rows, with the position of these. `pgsieve.assets.steps.apply.row_versions` writes the changes in between. Raises
+LakeError and OverrunError.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from urllib.parse import unquote
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pgsieve.assets.steps.records.table_states import Name, TableState
+from pgsieve.assets.steps.subscription import Definition, Subscription, defined_types
+from pgsieve.decoding.changes.net_change import Numbers
+from pgsieve.decoding.changes.versions import (
+    CURRENT,
+    TO_LSN,
+    VALIDITY,
+    Commits,
+    Opened,
+    ended,
+    last_before,
+    versions_schema,
+)
+from pgsieve.decoding.values.quoting import quote_identifier
+from pgsieve.resources.lake.committers import ByFiles
+from pgsieve.resources.lake.delta.deletion_vectors import deleted_rows
+from pgsieve.resources.lake.delta.delta_rs import LocalRecords
+from pgsieve.resources.lake.delta.errors import LakeError, again_after_conflict
+from pgsieve.resources.lake.delta.key_lookup import FileMatches
+from pgsieve.resources.lake.delta.records import Commit
+from pgsieve.resources.lake.derived_rows import Batches, FileRows, WrittenRows, table_rows
+from pgsieve.resources.lake.gone_rows import Going, Gone
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.stores.store import Store, joined
+
+_NO_ROWS = np.empty(0, np.int64)
+
+
+def versions_problem(lake: Lake, definition: Definition, replica: str) -> tuple[str, str] | None:
+    """Why no versions of a table's rows can be kept, and what to do; None where they can. `replica` is its path."""
+    if not definition.key:
+        return (
+            "it has no key that tells which row is another version of which",
+            "give it a primary key or a replica identity",
+        )
+    if definition.deleted:
+        return (
+            "its deleted rows are kept (`deletes: soft`)",
+            "say `deletes: hard` for it in the layout: a version ends where its row is deleted",
+        )
+    validity = {name.lower() for name in VALIDITY.names}
+    if taken := [name for name in definition.names if name.lower() in validity]:
+        return (
+            f"it has a column {quote_identifier(taken[0])} itself",
+            "rename the column, or publish a column list without it",
+        )
+    if lake.policy.reached(replica) is None:
+        return (
+            "only Spark writes its replica",
+            "leave `scd2` out for it; the change history has all versions of its rows",
+        )
+    return None
+
+
+@dataclass(frozen=True)
+class VersionTable:
+    """The versions of one table's rows; `columns` are those of its replica."""
+
+    lake: Lake
+    subscription: str
+    name: Name
+    definition: Definition
+    columns: pa.Schema
+
+    @classmethod
+    def kept(cls, subscription: Subscription, lake: Lake, state: TableState) -> "VersionTable | None":
+        """The versions of a table's rows; None where none are kept."""
+        definition = state.definition
+        if definition is None or not subscription.histories.of(state.name).scd2:
+            return None
+        replica = lake.paths.replica(subscription.name, *state.name)
+        if versions_problem(lake, definition, replica) is not None:
+            return None
+        columns = pa.schema(defined_types(subscription, state.name, definition))
+        return cls(lake, subscription.name, state.name, definition, columns)
+
+    @property
+    def path(self) -> str:
+        """The path of the table."""
+        generation = self.definition.history.generation
+        return self.lake.paths.versions(self.subscription, *self.name, generation)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of present versions; the Delta table also has those of earlier ones."""
+        return versions_schema(zip(self.columns.names, self.columns.types, strict=True))
+
+    def committer(self) -> ByFiles:
+        """The committer of the table; raises LakeError where others have altered it."""
+        committer = self.lake.policy.file_committer(self.path, self.schema)
+        if not isinstance(committer, ByFiles):
+            raise _altered(self.path)
+        return committer
+
+    def follow_columns(self) -> None:
+        """Add the columns that the replica has got, NULL in all versions."""
+        lake, local = self.lake, self.lake.local
+        if local is None or not lake.records.exists(self.path):
+            return
+        if not set(self.schema.names) <= set(lake.columns(self.path)):
+            with lake.access.refusing(self.path):
+                again_after_conflict(local.append)(self.path, self.schema.empty_table())
+
+    def begin_anew(
+        self, lsn: int, time: datetime | None, *, version: int | None = None, once: bool = True
+    ) -> bool:
+        """End all present versions before an LSN, and begin those of the replica's rows; returns whether it did.
+
+        The replica has the rows of this LSN, in Delta version `version` (None: the newest). `once`: only where the
+        versions have not reached this position.
+        """
+        self._end_former(lsn, time)
+        self.follow_columns()
+        return bool(again_after_conflict(self._begin_anew)(lsn, time, version, once))
+
+    def _begin_anew(self, lsn: int, time: datetime | None, version: int | None, once: bool) -> bool:
+        lake, head = self.lake, self.lake.records.head(self.path)
+        reached = (head.position or 0) >= lsn
+        if reached and once:
+            return False
+        replica = lake.paths.replica(self.subscription, *self.name)
+        local = lake.policy.reader(replica)
+        if local is None:
+            raise _altered(replica)
+        with lake.access.refusing(replica):
+            opened = table_rows(local, replica, self.columns, Opened(lsn, time, self.schema).of, version)
+        change = VersionChange.of_all(self, lsn, time)
+        position = None if reached else lsn
+
+        def written() -> list[pa.Table]:
+            size = lake.records.size(replica)
+            rows = WrittenRows(
+                lake.store,
+                self.path,
+                self.schema,
+                self.committer().file_bytes(self.path, {}),
+                [[each] for each in opened],
+            )
+            return [rows.by(lake.policy.runner(size))]
+
+        change.commit(self, written, position, head.version, self.committer())
+        return True
+
+    def _end_former(self, lsn: int, time: datetime | None) -> None:
+        """End the present versions in the table of the generation before."""
+        generation = self.definition.history.generation
+        if not generation:
+            return
+        path = self.lake.paths.versions(self.subscription, *self.name, generation - 1)
+        if not self.lake.records.exists(path):
+            return
+
+        def end() -> None:
+            head, local = self.lake.records.head(path), self.lake.local
+            assert local is not None
+            with self.lake.access.refusing(path):
+                former = FormerTable(self.lake, path, local.arrow_schema(path))
+            change = VersionChange.of_all(former, lsn, time)
+            if change.gone.matches:
+                change.commit(former, list, None, head.version, former.committer())
+
+        again_after_conflict(end)()
+
+
+@dataclass(frozen=True)
+class FormerTable:
+    """The table of versions of a generation before."""
+
+    lake: Lake
+    path: str
+    schema: pa.Schema
+
+    def committer(self) -> ByFiles:
+        """The committer of the table; raises LakeError where others have altered it."""
+        committer = self.lake.policy.file_committer(self.path, self.schema)
+        if not isinstance(committer, ByFiles):
+            raise _altered(self.path)
+        return committer
+
+
+def _altered(path: str) -> LakeError:
+    return LakeError(
+        f'Delta table "{path}": others have altered it, so that pgsieve cannot write it any more',
+        hint="move its folder elsewhere: a resync of the table begins it anew",
+        sqlstate="55000",
+    )
+
+
+def present_rows(local: LocalRecords, path: str) -> Iterator[FileMatches]:
+    """The present versions in a table, file by file, in the order of their rows; their keys are 0."""
+    table = local.table_at(path)
+    deleted, files = deleted_rows(table), pa.table(table.get_add_actions(flatten=True))
+    nulls = f"null_count.{TO_LSN}"
+    if nulls in files.column_names:
+        files = files.filter(pc.fill_null(pc.greater(files[nulls], 0), True))
+    for file in files.select(["path", "size_bytes"]).to_pylist():
+        name = unquote(file["path"])
+        gone = deleted.get(name, _NO_ROWS)
+        batches = local.store.batches(joined(path, name), pa.schema([VALIDITY.field(CURRENT)]))
+        current = [np.asarray(batch.column(0).fill_null(False)) for batch in batches]
+        rows = np.flatnonzero(np.concatenate([np.empty(0, np.bool_), *current]))
+        rows = rows[np.isin(rows, gone, invert=True)]
+        if len(rows):
+            yield FileMatches(name, file["path"], file["size_bytes"], rows, np.zeros_like(rows), gone)
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """The rows of a file that commits end, by their numbers, in order, as ended versions. Travels to executors."""
+
+    store: Store
+    file: str
+    schema: pa.Schema
+    rows: Numbers
+    until: Numbers
+    commits: Commits
+
+    def __call__(self) -> Iterator[pa.RecordBatch]:
+        begin = 0
+        for batch in self.store.batches(self.file, self.schema):
+            first, last = np.searchsorted(self.rows, (begin, begin + batch.num_rows))
+            if first < last:
+                rows = batch.take(pa.array(self.rows[first:last] - begin))
+                yield ended(rows, self.until[first:last], self.commits)
+            begin += batch.num_rows
+
+
+@dataclass(frozen=True)
+class VersionChange:
+    """Present versions that end, and the numbers of the commits that end them, file by file."""
+
+    gone: Gone
+    until: Sequence[Numbers]
+    commits: Commits
+
+    @classmethod
+    def of(
+        cls,
+        table: VersionTable | FormerTable,
+        matches: Sequence[FileMatches],
+        until: Sequence[Numbers],
+        commits: Commits,
+        size: int,
+    ) -> "VersionChange":
+        """The end of these rows, for changes of so many bytes; raises LakeError where files cannot be changed."""
+        lake, committer = table.lake, table.committer()
+        with lake.access.refusing(table.path):
+            columns = lake.columns(table.path) if lake.records.exists(table.path) else table.schema.names
+        gone = Going(lake, committer, table.path, columns, size).gone(matches)
+        if gone is None:
+            if not committer.takes_rewriting(table.path, columns):
+                raise _altered(table.path)
+            gone = Gone(matches)
+        return cls(gone, until, commits)
+
+    @classmethod
+    def of_all(cls, table: VersionTable | FormerTable, lsn: int, time: datetime | None) -> "VersionChange":
+        """The end of all present versions, before an LSN."""
+        lake, matches = table.lake, list[FileMatches]()
+        if lake.local is not None and lake.records.exists(table.path):
+            with lake.access.refusing(table.path):
+                matches = list(present_rows(lake.local, table.path))
+        until = [np.zeros_like(match.rows) for match in matches]
+        size = sum(match.size for match in matches)
+        return cls.of(table, matches, until, Commits.one(last_before(lsn), time), size)
+
+    def commit(
+        self,
+        table: VersionTable | FormerTable,
+        new: Callable[[], Sequence[pa.Table]],
+        position: int | None,
+        base: int,
+        committer: ByFiles,
+    ) -> None:
+        """End the versions, and add the files that `new` writes, in one commit."""
+        lake, path = table.lake, table.path
+
+        def written() -> pa.Table:
+            old = WrittenRows(
+                lake.store,
+                path,
+                whole,
+                committer.file_bytes(path, {}),
+                [[each] for each in self._old(lake, path, whole)],
+            )
+            runner = lake.policy.runner(sum(match.size for match in self.gone.matches))
+            return pa.concat_tables([old.by(runner), *new()])
+
+        whole = committer.local.arrow_schema(path) if lake.records.exists(path) else table.schema
+        if not self.gone.marked:
+            removed = {match.path: match.size for match in self.gone.matches}
+            committer.commit(written, path, table.schema, Commit(position, base=base), removed)
+            return
+        marked = committer.marked_files(path, self.gone.matches, base)
+        if marked is None:
+            raise _altered(path)
+        committer.commit_marked(written, path, marked, position, base)
+
+    def _old(self, lake: Lake, path: str, whole: pa.Schema) -> Iterator[Batches]:
+        """The rows that are written again: the others of rewritten files, and ended versions."""
+        for match in self.gone.rewritten:
+            yield FileRows(lake.store, joined(path, match.name), whole, match.rows, _same)
+        for match, until in zip(self.gone.matches, self.until, strict=True):
+            order = np.argsort(match.rows)
+            file = joined(path, match.name)
+            yield _Ended(lake.store, file, whole, match.rows[order], until[order], self.commits)
+
+
+def _same(rows: pa.RecordBatch) -> pa.RecordBatch:
+    return rows

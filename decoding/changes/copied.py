@@ -1,0 +1,59 @@
+"""Copied rows as changes of a change history: rows of a replica in, changes out.
+
+A copy is one change `snapshot`, after which no earlier row is left, and one `copy` for each of its rows. Both have
+the LSN of the snapshot, and come before every change that committed at or after it. Raises what Arrow does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+import pyarrow as pa
+
+from pgsieve.decoding.changes.columns import repeated
+
+#: Operations of a copy, beside those of changes that the publisher sends.
+SNAPSHOT, COPY = "snapshot", "copy"
+#: Their ordinals: those of changes that committed at the same LSN begin with 0.
+_PLACES = {SNAPSHOT: -2, COPY: -1}
+#: SQL conditions: whether a row of a change history is a change, and whether it begins a copy.
+IS_CHANGE, IS_SNAPSHOT = "ordinal >= 0", f"ordinal = {_PLACES[SNAPSHOT]}"
+
+
+@dataclass(frozen=True)
+class CopiedRows:
+    """Makes changes of the rows of a copy at an LSN. Travels to executors.
+
+    `schema` is that of the change history, `time` the time of the snapshot.
+    """
+
+    lsn: int
+    time: datetime | None
+    schema: pa.Schema
+
+    def begin(self) -> pa.RecordBatch:
+        """The change before the rows."""
+        return self._changes(SNAPSHOT, pa.nulls(1, self.schema.field("new").type))
+
+    def of(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Rows of the replica as changes."""
+        fields = list(self.schema.field("new").type)
+        children = [rows.column(rows.schema.get_field_index(each.name)).cast(each.type) for each in fields]
+        return self._changes(COPY, pa.StructArray.from_arrays(children, fields=fields))
+
+    def _changes(self, operation: str, rows: pa.StructArray) -> pa.RecordBatch:
+        values = {
+            "slice": self.lsn,
+            "commit_lsn": self.lsn,
+            "ordinal": _PLACES[operation],
+            "number": _PLACES[operation],
+            "commit_time": self.time,
+            "operation": operation,
+        }
+        count = len(rows)
+        columns = [
+            rows if field.name == "new" else repeated(pa.array([values.get(field.name)], field.type), count)
+            for field in self.schema
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)

@@ -1,0 +1,110 @@
+"""Versions of rows, as in a slowly changing dimension of type 2: rows with their validity, in columns of their own.
+
+A version is valid from the commit that made it up to the commit that ended it. So `valid_from_lsn` <= c and
+c < `valid_to_lsn` find the rows after the commit at an LSN c. A copied row is valid from the last LSN before that of
+its snapshot. Raises what Arrow does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pgsieve.decoding.changes.columns import repeated
+from pgsieve.decoding.changes.net_change import NONE, Numbers
+
+_TIME = pa.timestamp("us", "UTC")
+FROM, FROM_LSN, TO, TO_LSN, CURRENT = "valid_from", "valid_from_lsn", "valid_to", "valid_to_lsn", "is_current"
+#: The columns of a version after those of its row.
+VALIDITY = pa.schema({FROM: _TIME, FROM_LSN: pa.int64(), TO: _TIME, TO_LSN: pa.int64(), CURRENT: pa.bool_()})
+
+
+def versions_schema(columns: Iterable[tuple[str, pa.DataType]]) -> pa.Schema:
+    """The columns of versions of rows with these columns."""
+    return pa.schema([*(pa.field(name, kind) for name, kind in columns), *VALIDITY])
+
+
+def last_before(lsn: int) -> int:
+    """The first LSN of rows that are only known to be there before an LSN."""
+    return lsn - 1
+
+
+@dataclass(frozen=True)
+class Commits:
+    """Commits by their numbers: their LSNs, in order, and their times (None where unknown)."""
+
+    lsns: pa.Array
+    times: pa.Array
+
+    @classmethod
+    def of(cls, changes: pa.Table) -> Commits:
+        """The commits of changes."""
+        grouped = (
+            changes.select(["commit_lsn", "commit_time"])
+            .group_by("commit_lsn")
+            .aggregate([("commit_time", "max")])
+            .sort_by("commit_lsn")
+        )
+        return cls(
+            grouped["commit_lsn"].combine_chunks(),
+            grouped["commit_time_max"].combine_chunks().cast(_TIME),
+        )
+
+    @classmethod
+    def one(cls, lsn: int, time: datetime | None) -> Commits:
+        """One commit, whose number is 0."""
+        return cls(pa.array([lsn], pa.int64()), pa.array([time], _TIME))
+
+    def numbers(self, lsns: Numbers) -> Numbers:
+        """The numbers of the commits at these LSNs."""
+        return np.searchsorted(np.asarray(self.lsns), lsns).astype(np.int64)
+
+
+def with_validity(rows: pa.RecordBatch, begun: Numbers, until: Numbers, commits: Commits) -> pa.RecordBatch:
+    """Rows as versions, by the numbers of the commits that begin and end them; `NONE` ends a present one."""
+    begins, ends = pa.array(begun), pa.array(until, mask=until == NONE)
+    validity = [
+        commits.times.take(begins),
+        commits.lsns.take(begins),
+        commits.times.take(ends),
+        commits.lsns.take(ends),
+        pa.array(until == NONE),
+    ]
+    return pa.RecordBatch.from_arrays([*rows.columns, *validity], schema=pa.schema([*rows.schema, *VALIDITY]))
+
+
+def ended(versions: pa.RecordBatch, until: Numbers, commits: Commits) -> pa.RecordBatch:
+    """Present versions, ended by the commits of these numbers; without versions that began there."""
+    ends = pa.array(until)
+    values = {
+        TO: commits.times.take(ends),
+        TO_LSN: commits.lsns.take(ends),
+        CURRENT: repeated(pa.array([False]), len(until)),
+    }
+    for name, value in values.items():
+        place = versions.schema.get_field_index(name)
+        versions = versions.set_column(place, versions.schema.field(place), value)
+    return versions.filter(pc.less(versions.column(FROM_LSN), versions.column(TO_LSN)))
+
+
+@dataclass(frozen=True)
+class Opened:
+    """Makes present versions of a replica's rows at an LSN; `schema` is that of versions. Travels to executors."""
+
+    lsn: int
+    time: datetime | None
+    schema: pa.Schema
+
+    def of(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Rows of the replica as versions."""
+        begun, until = np.zeros(rows.num_rows, np.int64), np.full(rows.num_rows, NONE, np.int64)
+        made = with_validity(rows, begun, until, Commits.one(last_before(self.lsn), self.time))
+        columns = [
+            made.column(made.schema.get_field_index(field.name)).cast(field.type) for field in self.schema
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)

@@ -1,0 +1,91 @@
+"""Rows of a Delta table that are made of the rows of another one, or of its own: files -> batches -> files.
+
+In: a table that delta-rs reaches, and a function of batches. Out: files that a committer adds to a table. A runner
+holds one batch at a time. Raises OSError, and what delta-rs and the function raise.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from urllib.parse import unquote
+
+import numpy as np
+import pyarrow as pa
+
+from pgsieve.decoding.changes.net_change import Numbers
+from pgsieve.resources.lake.delta.deletion_vectors import deleted_rows
+from pgsieve.resources.lake.delta.delta_rs import LocalRecords
+from pgsieve.resources.lake.delta.parquet_files import write_files
+from pgsieve.resources.lake.executors import Executors, Guard
+from pgsieve.resources.lake.stores.store import Store, joined
+
+#: Makes batches. Travels to executors.
+Batches = Callable[[], Iterable[pa.RecordBatch]]
+_NONE = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True)
+class FileRows:
+    """The rows of a file except deleted ones, with the columns of a schema, after a function of batches."""
+
+    store: Store
+    file: str
+    schema: pa.Schema
+    deleted: Numbers
+    change: Callable[[pa.RecordBatch], pa.RecordBatch]
+
+    def __call__(self) -> Iterator[pa.RecordBatch]:
+        """Read them."""
+        return map(self.change, rows_without(self.store.batches(self.file, self.schema), self.deleted))
+
+
+def table_rows(
+    local: LocalRecords,
+    path: str,
+    schema: pa.Schema,
+    change: Callable[[pa.RecordBatch], pa.RecordBatch],
+    version: int | None = None,
+) -> list[FileRows]:
+    """The rows of a table after a function of batches, file by file.
+
+    `local` reads the table in Delta version `version` (None: the newest).
+    """
+    table = local.table_at(path) if version is None else local.table_as_of(path, version)
+    deleted = deleted_rows(table)
+    names = [unquote(name) for name in pa.table(table.get_add_actions())["path"].to_pylist()]
+    return [
+        FileRows(local.store, joined(path, name), schema, deleted.get(name, _NONE), change) for name in names
+    ]
+
+
+def rows_without(batches: Iterable[pa.RecordBatch], rows: Numbers) -> Iterator[pa.RecordBatch]:
+    """The rows of a file except some, by their numbers."""
+    gone, begin = np.sort(rows), 0
+    for batch in batches:
+        end = begin + batch.num_rows
+        first, last = np.searchsorted(gone, (begin, end))
+        stays = np.ones(batch.num_rows, np.bool_)
+        stays[gone[first:last] - begin] = False
+        begin = end
+        if stays.any():
+            yield batch if stays.all() else batch.filter(pa.array(stays))
+
+
+@dataclass(frozen=True)
+class WrittenRows:
+    """Writes batches into files of a folder of about `size` bytes, part by part. Travels to executors."""
+
+    store: Store
+    folder: str
+    schema: pa.Schema
+    size: int
+    parts: Sequence[Sequence[Batches]]
+
+    def by(self, runner: Executors) -> pa.Table:
+        """Have a runner write all parts; one row (`WRITTEN`) a file."""
+        return runner.written(self, len(self.parts))
+
+    def __call__(self, number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
+        """Write one part."""
+        rows = chain.from_iterable(make() for make in self.parts[number])
+        return write_files(self.folder, self.schema, guard(rows), store=self.store, size=self.size)

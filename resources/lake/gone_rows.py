@@ -1,0 +1,67 @@
+"""Deleted rows of a Delta table: whether their files are rewritten without them, or the rows are marked as deleted.
+
+In: the rows, file by file, and the bytes of the changes that delete them. Out: `Gone`. Raises LakeError.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from pgsieve.resources.lake.committers import ByFiles
+from pgsieve.resources.lake.delta.key_lookup import FileMatches
+from pgsieve.resources.lake.lake import Lake
+
+#: Files of a table are rewritten without deleted rows where the table is small, as a setting of the lake says, or
+#: where they have at most this many times the bytes of the changes; else the rows are marked as deleted.
+REWRITTEN = 4
+
+
+@dataclass(frozen=True)
+class Gone:
+    """Deleted rows of a table, file by file: `marked` as deleted, or else their files are rewritten without them."""
+
+    matches: Sequence[FileMatches] = ()
+    marked: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """How much memory the arrays take."""
+        return sum(each.nbytes for m in self.matches for each in (m.rows, m.keys, m.deleted))
+
+    @property
+    def rewritten(self) -> Sequence[FileMatches]:
+        """The files that are rewritten."""
+        return () if self.marked else self.matches
+
+
+@dataclass(frozen=True)
+class Going:
+    """Decides how rows of a table with these columns are deleted, for changes of so many bytes."""
+
+    lake: Lake
+    committer: ByFiles
+    path: str
+    columns: Collection[str]
+    size: int
+
+    def gone(self, matches: Sequence[FileMatches]) -> Gone | None:
+        """How these rows are deleted; None where files can be neither rewritten nor marked."""
+        if not matches:
+            return Gone()
+        is_little = sum(match.size for match in matches) <= self.most
+        if is_little and self.committer.takes_rewriting(self.path, self.columns):
+            return Gone(matches)
+        return Gone(matches, marked=True) if self.takes_marks else None
+
+    @cached_property
+    def takes_marks(self) -> bool:
+        """Whether rows may be marked."""
+        return self.committer.takes_marking(self.path, self.columns)
+
+    @cached_property
+    def most(self) -> int:
+        """The most bytes of files to rewrite."""
+        most, limit = REWRITTEN * self.size, self.lake.policy.rewritten_bytes
+        if not self.takes_marks or self.lake.records.size(self.path) <= limit:
+            return max(most, limit)
+        return 0 if limit < 0 else most

@@ -1,0 +1,174 @@
+"""The versions of a replica's rows in its lake: as of each commit the rows of then, however they are written. No JVM."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from pgsieve.assets.steps.apply.applied import Pending
+from pgsieve.assets.steps.apply.row_versions import VersionsWriter
+from pgsieve.assets.steps.history.versions import VersionTable
+from pgsieve.assets.steps.records.transformed import TableChanges
+from pgsieve.assets.steps.subscription import Definition
+from pgsieve.decoding.changes.columns import ROW_OPERATIONS, changes_schema
+from pgsieve.decoding.publications.evolution import Layout
+from pgsieve.resources.lake.delta.errors import again_after_conflict
+from pgsieve.resources.lake.delta.records import Commit
+from pgsieve.resources.lake.lake import Lake
+from tests.fixtures.histories import COLUMNS, Change, Values, applied, history, insert
+from tests.fixtures.lakes import no_session
+
+_COLUMNS = (("k", pa.int64()), ("b", pa.string()), ("c", pa.string()))
+_DEFINITION = Definition((("k", "bigint"), ("b", "string"), ("c", "string")), ("k",), Layout(1, (), 3, ()))
+_BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+_TRUNCATE = Change("truncate", None, None)
+#: The slices begin at 100, and so does the copy.
+_COPIED = 100
+
+
+class World:
+    """A replica at 100, and changes in slices; the change at place n commits at 110 + 10 * its commit's number."""
+
+    def __init__(self, folder: Path, replica: dict[int, Values], *, marks: bool) -> None:
+        # Nothing is few, or files are never written once more but marked.
+        self.lake = Lake(str(folder), no_session, -1, threads=2, rewritten_bytes=-1 if marks else 2**40)
+        self.log = self.lake.paths.changes("s", "public", "t")
+        self.replica = self.lake.paths.replica("s", "public", "t")
+        self.table = VersionTable(self.lake, "s", ("public", "t"), _DEFINITION, pa.schema(_COLUMNS))
+        self.write(replica)
+        self.table.begin_anew(_COPIED, _BEGIN)
+
+    def write(self, replica: dict[int, Values]) -> None:
+        assert self.lake.local is not None
+        rows = [{"k": key, **values} for key, values in replica.items()]
+        self.lake.local.write(
+            self.replica, pa.Table.from_pylist(rows, pa.schema(_COLUMNS)), Commit(overwrite=True)
+        )
+
+    def apply(self, changes: Sequence[tuple[int, Change]], end: int) -> None:
+        """Apply a slice of changes with the numbers of their commits."""
+        assert self.lake.local is not None
+        rows = [
+            {
+                "slice": end,
+                "commit_lsn": 110 + 10 * commit,
+                "commit_time": _BEGIN + timedelta(seconds=commit),
+                "ordinal": number,
+                "number": None if change is _TRUNCATE else number,
+                "operation": change.operation,
+                "unchanged": [c for c in COLUMNS if change.operation == "update" and c not in change.values],
+                "old": None if change.old is None else {"k": change.old},
+                "new": None if change.new is None else {"k": change.new, **change.values},
+            }
+            for number, (commit, change) in enumerate(changes)
+        ]
+        self.lake.local.append(self.log, pa.Table.from_pylist(rows, changes_schema(_COLUMNS)), end)
+        sent = {kind: sum(c.operation == kind for _, c in changes) for kind in ROW_OPERATIONS}
+        truncates = [(110 + 10 * n, at) for at, (n, c) in enumerate(changes) if c is _TRUNCATE]
+        slice_ = TableChanges(
+            end,
+            "public",
+            "t",
+            10 * len(changes),
+            sent=sent,
+            truncates=len(truncates),
+            truncated_at=max(truncates, default=None),
+            key_changes=sum(c.is_move for _, c in changes),
+            unchanged=COLUMNS,
+        )
+
+        def attempt() -> None:
+            pending = Pending([slice_], self.lake.records.head(self.table.path))
+            VersionsWriter(self.table, self.log, pending, _COPIED).apply()
+
+        # A table gets deletion vectors by a commit of its own.
+        again_after_conflict(attempt)()
+
+    def rows(self) -> list[dict[str, Any]]:
+        assert self.lake.local is not None
+        return self.lake.local.table(self.table.path).to_pylist()
+
+    def at(self, lsn: int) -> dict[int, Values]:
+        """The rows that are valid after the commit at an LSN; no key has two."""
+        valid = [
+            row
+            for row in self.rows()
+            if row["valid_from_lsn"] <= lsn and (row["is_current"] or lsn < row["valid_to_lsn"])
+        ]
+        rows = {row["k"]: {name: row[name] for name in COLUMNS} for row in valid}
+        assert len(rows) == len(valid)
+        return rows
+
+
+def _after(changes: Sequence[tuple[int, Change]], commit: int, rows: dict[int, Values]) -> dict[int, Values]:
+    """The rows after the changes up to a commit."""
+    upto = [change for number, change in changes if number <= commit]
+    begin = max((at + 1 for at, change in enumerate(upto) if change is _TRUNCATE), default=0)
+    return applied(upto[begin:], {} if begin else rows)
+
+
+def _drawn(drawn: random.Random) -> tuple[list[tuple[int, Change]], dict[int, Values]]:
+    made, replica = history(drawn, drawn.randint(4, 20))
+    commits = sorted(drawn.randint(0, 7) for _ in made)
+    changes = list(zip(commits, made, strict=True))
+    if drawn.random() < 0.4 and changes:
+        at = drawn.randrange(len(changes))
+        # What comes after it finds no row of before: only INSERTs have one.
+        changes.insert(at, (changes[at][0], _TRUNCATE))
+    return changes, replica
+
+
+@pytest.mark.parametrize("marks", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+def test_versions_as_of_each_commit_are_the_rows_of_then(tmp_path: Path, seed: int, *, marks: bool) -> None:
+    drawn = random.Random(seed)
+    changes, replica = _drawn(drawn)
+    world = World(tmp_path, replica, marks=marks)
+    assert world.at(_COPIED - 1) == replica
+    middle = drawn.randint(0, 8)
+    for end, part in (
+        (110 + 10 * middle - 5, [c for c in changes if c[0] < middle]),
+        (500, [c for c in changes if c[0] >= middle]),
+    ):
+        if part:
+            world.apply(part, end)
+    for commit in range(-1, 8):
+        assert world.at(110 + 10 * commit) == _after(changes, commit, replica), commit
+    for row in world.rows():
+        for name in ("valid_from", "valid_to"):
+            lsn, time = row[f"{name}_lsn"], row[name]
+            assert (time is None) is (lsn is None)
+            assert lsn is None or lsn < 110 or time == _BEGIN + timedelta(seconds=(lsn - 110) // 10)
+        assert row["is_current"] is (row["valid_to_lsn"] is None)
+
+
+@pytest.mark.parametrize("marks", [False, True])
+def test_a_truncate_in_the_slice_of_the_first_change_makes_no_row(tmp_path: Path, *, marks: bool) -> None:
+    world = World(tmp_path, {2: {"b": "2", "c": "y"}}, marks=marks)
+    world.apply([(0, insert(1, b="1")), (1, _TRUNCATE), (2, insert(1, b="3"))], 500)
+    assert sorted(
+        (row["k"], row["b"], row["valid_to_lsn"]) for row in world.rows() if row["valid_to_lsn"]
+    ) == [
+        (1, "1", 120),
+        (2, "2", 120),
+    ]
+    assert world.at(130) == {1: {"b": "3", "c": None}}
+    assert len(world.rows()) == 3
+
+
+def test_what_is_begun_anew_ends_what_was_there_once(tmp_path: Path) -> None:
+    world = World(tmp_path, {1: {"b": "1", "c": "x"}, 2: {"b": "2", "c": "y"}}, marks=True)
+    world.write({2: {"b": "2", "c": "y"}, 3: {"b": "3", "c": "z"}})
+    version = world.lake.records.version(world.replica)
+    world.write({})
+    assert world.table.begin_anew(300, _BEGIN, version=version)
+    assert not world.table.begin_anew(300, _BEGIN, version=version)
+    assert world.at(298) == {1: {"b": "1", "c": "x"}, 2: {"b": "2", "c": "y"}}
+    assert world.at(299) == world.at(400) == {2: {"b": "2", "c": "y"}, 3: {"b": "3", "c": "z"}}
+    assert world.lake.records.position(world.table.path) == 300

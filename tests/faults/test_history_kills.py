@@ -1,0 +1,39 @@
+"""Runs that keep versions of rows, killed where they are begun and written: the next run makes them good."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from pgsieve.resources.failpoints import Failpoint
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+from tests.faults.killable import MARKING, site
+
+#: Around the copy; then between a replica and its versions, of one table after the other, and before the cut.
+_POINTS = (
+    Failpoint.TABLE_COPIED,
+    Failpoint.COPY_FINISHED,
+    f"{Failpoint.REPLICA_COMMITTED}:2",
+    f"{Failpoint.REPLICA_COMMITTED}:3",
+    f"{Failpoint.REPLICA_COMMITTED}:4",
+    f"{Failpoint.REPLICA_COMMITTED}:5",
+)
+
+
+@pytest.mark.drawn
+@pytest.mark.parametrize("conf", [None, pytest.param(MARKING, marks=pytest.mark.long)])
+def test_versions_are_whole_whenever_a_run_is_killed(
+    publisher_server: EmbeddedServer, tmp_path: Path, conf: dict[str, str] | None
+) -> None:
+    """A process for each failpoint, and one afterwards."""
+    with site("killed_versions", publisher_server, tmp_path, "threads[2]", conf=conf) as (pgsieve, database):
+        pgsieve.keep_versions()
+        for point in _POINTS:
+            assert (point, pgsieve.run(failpoint=point)) == (point, -signal.SIGKILL), pgsieve.log
+            pgsieve.write(database)
+            if point in _POINTS[1:]:
+                assert pgsieve.run() == 0, pgsieve.log
+                pgsieve.verify_versions()
+            pgsieve.write(database)

@@ -1,0 +1,48 @@
+"""`history` of a subscription: what is kept of all tables, and of some."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pgsieve.assets.steps.kept_histories import KeptHistories, KeptHistory
+from pgsieve.pipelines.config.file import ConfigError
+from pgsieve.pipelines.config.model import parse_config
+
+
+def read(history: object) -> KeptHistories:
+    subscription = {"source": "s", "publications": ["p"], "history": history}
+    written = {"lake": "./lake", "sources": {"s": {"conninfo": ""}}, "subscriptions": {"a": subscription}}
+    config = parse_config(yaml.safe_dump(written), Path("pgsieve.yaml"), {})
+    return config.subscriptions["a"].history.of_subscription()
+
+
+def test_one_word_keeps_versions_of_all_tables() -> None:
+    assert read("scd2") == KeptHistories(KeptHistory(scd2=True))
+    assert read({}) == KeptHistories()
+    assert read("off") == KeptHistories(KeptHistory(initial=False, scd2=False))
+
+
+def test_a_table_says_what_differs() -> None:
+    kept = read({"initial": True, "tables": {"public.a": "scd2", '"S".b': "off", "c.d": {"initial": False}}})
+    assert kept.of(("public", "a")) == KeptHistory(initial=True, scd2=True)
+    assert kept.of(("S", "b")) == KeptHistory(initial=False, scd2=False)
+    assert kept.of(("c", "d")) == KeptHistory(initial=False)
+    assert kept.of(("public", "other")) == KeptHistory(initial=True)
+
+
+@pytest.mark.parametrize(
+    ("history", "message"),
+    [
+        ({"whole": True}, "unknown key"),
+        ({"initial": "perhaps"}, "should be true or false"),
+        ("scd3", "should be a mapping"),
+        ({"tables": {"orders": "scd2"}}, "has 1 name where 2 are needed"),
+        ({"tables": {"public.a": "scd2", 'public."a"': "scd2"}}, "names a table twice"),
+    ],
+)
+def test_what_is_no_history_is_refused(history: object, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read(history)

@@ -1,0 +1,247 @@
+"""Histories that start whole, and versions of rows: as of each commit and each cut they are the replica's rows of then.
+
+And those of the built-in subscriber, which was stopped there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from random import Random, SystemRandom
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from pgsieve.assets.steps.kept_histories import KeptHistories, KeptHistory
+from pgsieve.assets.steps.records.cuts import Cuts
+from pgsieve.assets.steps.records.table_states import TableStates
+from tests.fixtures.oracle import Rows, Scenario
+from tests.fixtures.pgsieve_replica import PgsieveReplica
+from tests.fixtures.schema_changes import alter, copies, replicas
+
+_LONG = [
+    pytest.param(writer, marks=[pytest.mark.spark, pytest.mark.long])
+    for writer in ("spark large", "spark large marking")
+]
+pytestmark = pytest.mark.slow
+
+Row = Mapping[str, Any]
+
+_ANOTHER_COLUMN = "ALTER TABLE t DROP COLUMN d; ALTER TABLE t ADD COLUMN d int"
+
+
+@pytest.fixture(autouse=True)
+def _with_histories(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = KeptHistories(KeptHistory(initial=True, scd2=True))
+    monkeypatch.setattr(PgsieveReplica, "histories", kept)
+
+
+def _states(replica: PgsieveReplica, table: str, key: str) -> Iterator[tuple[int, list[Row]]]:
+    """The rows after each commit that the change history has, followed change by change; keys are unique or rows are whole."""
+    state = TableStates(replica.lake, "sub").newest()["public", table]
+    assert state.definition is not None
+    generation = state.definition.history.generation
+    changes = replica.stored(replica.lake.paths.changes("sub", "public", table, generation)).to_pylist()
+    rows: list[Row] = []
+    changes.sort(key=lambda change: (change["commit_lsn"], change["ordinal"]))
+    for at, change in enumerate(changes):
+        old, new, left_out = change["old"], change["new"], change["unchanged"] or ()
+        if change["operation"] in {"snapshot", "truncate"}:
+            rows = []
+        if change["operation"] in {"update", "delete"}:
+            gone = new if old is None else old
+            is_found = [each for each in rows if (each[key] == gone[key] if key else each == gone)]
+            if is_found:
+                rows.remove(is_found[0])
+                new = new and {**new, **{name: is_found[0][name] for name in left_out}}
+            else:
+                new = None
+        if new is not None:
+            rows.append(new)
+        if at + 1 == len(changes) or changes[at + 1]["commit_lsn"] > change["commit_lsn"]:
+            yield change["commit_lsn"], list(rows)
+
+
+def _versions(replica: PgsieveReplica, table: str) -> list[Row]:
+    """The versions of a table, also those that ended where its history was begun anew."""
+    state = TableStates(replica.lake, "sub").newest()["public", table]
+    assert state.definition is not None
+    generations = range(state.definition.history.generation + 1)
+    paths = (replica.lake.paths.versions("sub", "public", table, generation) for generation in generations)
+    return [row for path in paths for row in replica.stored(path).to_pylist()]
+
+
+def _after(versions: list[Row], lsn: int, names: list[str]) -> list[Row]:
+    """Some columns of the versions that are valid after the commit at an LSN."""
+    return [
+        {name: row[name] for name in names}
+        for row in versions
+        if row["valid_from_lsn"] <= lsn and (row["is_current"] or lsn < row["valid_to_lsn"])
+    ]
+
+
+def _sorted(rows: list[Row]) -> list[str]:
+    return sorted(repr(dict(row)) for row in rows)
+
+
+def _check(replica: PgsieveReplica, table: str, key: str) -> list[Row]:
+    """Compare the histories of a table with each other, and with its replica now and at all cuts; the versions."""
+    path = replica.lake.paths.replica("sub", "public", table)
+    now = replica.stored(path)
+    states = list(_states(replica, table, key))
+    assert _sorted(states[-1][1]) == _sorted(now.to_pylist()), "the change history leads to the replica"
+    versions = _versions(replica, table)
+    for lsn, rows in states:
+        assert _sorted(_after(versions, lsn, now.column_names)) == _sorted(
+            [{name: row.get(name) for name in now.column_names} for row in rows]
+        ), lsn
+    for cut in Cuts(replica.lake, "sub").kept():
+        then = DeltaTable(path, version=cut.tables["public", table]).to_pyarrow_table()
+        rows = _after(versions, cut.lsn - 1, then.column_names)
+        assert _sorted(rows) == _sorted(then.to_pylist()), f"at the cut of {cut.lsn}"
+        assert ("public", table) in cut.versioned
+    for row in versions:
+        assert row["is_current"] is (row["valid_to_lsn"] is None) is (row["valid_to"] is None)
+        assert row["is_current"] or row["valid_from_lsn"] < row["valid_to_lsn"]
+        assert row["is_current"] or row["valid_from"] <= row["valid_to"]
+        assert row["valid_from"] is not None
+    return versions
+
+
+def _check_without_versions(replica: PgsieveReplica, table: str, key: str) -> None:
+    """Compare a change history with its replica, which has no versions."""
+    *_, (_, rows) = _states(replica, table, key)
+    now = replica.stored(replica.lake.paths.replica("sub", "public", table))
+    assert _sorted(rows) == _sorted(now.to_pylist())
+    assert not replica.lake.records.exists(replica.lake.paths.versions("sub", "public", table))
+
+
+def _statement(random: Random, table: str) -> str:
+    key, other = random.randint(1, 12), random.randint(1, 12)
+    return random.choices(
+        [
+            f"INSERT INTO {table} VALUES ({key}, 0, repeat('{random.choice('nm')}', 2100)) ON CONFLICT DO NOTHING",
+            f"UPDATE {table} SET v = v + 1 WHERE id = {key}",
+            f"UPDATE {table} SET v = v - 2 WHERE id > {key}",
+            f"UPDATE {table} SET id = {other} WHERE id = {key} AND NOT EXISTS (SELECT FROM {table} WHERE id = {other})",
+            f"DELETE FROM {table} WHERE id = {key}",
+            f"TRUNCATE {table}",
+        ],
+        [6, 8, 2, 5, 4, 1],
+    )[0]
+
+
+@pytest.mark.parametrize("scenario", ["driver large alone", *_LONG], indirect=True)
+def test_versions_as_of_each_commit_are_the_rows_of_then(scenario: Scenario) -> None:
+    seed = os.environ.get("PGSIEVE_SEED") or SystemRandom().randrange(2**32)
+    print(f"again: PGSIEVE_SEED={seed}")
+    random = Random(str(seed))
+    scenario.tables("""
+        CREATE TABLE t (id int PRIMARY KEY, v int, big text);
+        CREATE TABLE u (id int PRIMARY KEY, v int, big text);
+        ALTER TABLE u REPLICA IDENTITY FULL
+    """)
+    scenario.publisher("""
+        ALTER TABLE t ALTER big SET STORAGE EXTERNAL; ALTER TABLE u ALTER big SET STORAGE EXTERNAL;
+        INSERT INTO t SELECT i, i, repeat('b', 2100) FROM generate_series(1, 7) i;
+        INSERT INTO u SELECT i, i, repeat('b', 2100) FROM generate_series(1, 7) i;
+        CREATE PUBLICATION p FOR TABLE t WHERE (id % 3 <> 0), u WHERE (v > 0)
+    """)
+    scenario.subscribe("p")
+    stopped: dict[str, list[tuple[int, Mapping[str, Rows]]]] = {name: [] for name in scenario.replicas}
+    for _ in range(4):
+        for _ in range(random.randint(1, 3)):
+            for _ in range(random.randint(1, 4)):
+                statements = [_statement(random, random.choice("tu")) for _ in range(random.randint(1, 6))]
+                scenario.publisher("; ".join(statements))
+            scenario.receive()
+        held = scenario.check("t", "u")
+        for name, replica in scenario.replicas.items():
+            cut = Cuts(replica.lake, "sub").last()  # type: ignore[attr-defined]
+            assert cut is not None
+            stopped[name].append((cut.lsn, held))
+    for name, replica in scenario.replicas.items():
+        assert isinstance(replica, PgsieveReplica)
+        for table in "tu":
+            versions = _check(replica, table, "id")
+            for lsn, held in stopped[name]:
+                rows = pa.Table.from_pylist(_after(versions, lsn - 1, ["id", "v", "big"]))
+                assert Rows(replica.printed("public", table, rows)) == held[table], lsn
+
+
+@pytest.mark.drawn
+@pytest.mark.parametrize("scenario", [pytest.param("spark", marks=pytest.mark.spark), *_LONG], indirect=True)
+def test_histories_follow_their_tables(scenario: Scenario) -> None:
+    """Each of the schema changes takes two runs of two replicas, and Spark rewrites them."""
+    scenario.tables("""
+        CREATE TABLE t (id int PRIMARY KEY, a int, b text);
+        CREATE TABLE log (a int); ALTER TABLE log REPLICA IDENTITY FULL;
+        CREATE TABLE own (id int PRIMARY KEY, valid_to int);
+        CREATE TABLE odd (id int PRIMARY KEY, "a b" int)
+    """)
+    scenario.publisher("""
+        INSERT INTO t VALUES (1, 1, 'x'), (2, 2, 'y'); INSERT INTO log VALUES (1), (1), (2); INSERT INTO own VALUES (1, 1);
+        INSERT INTO odd VALUES (1, 1), (2, 2); CREATE PUBLICATION p FOR TABLE t, log, own, odd
+    """)
+    scenario.subscribe("p")
+    scenario.publisher(
+        "UPDATE t SET a = 10 WHERE id = 1; DELETE FROM log WHERE a = 2; UPDATE own SET valid_to = 2"
+    )
+    scenario.publisher("TRUNCATE odd; INSERT INTO odd VALUES (3, 3)")
+    scenario.check("t", "log", "own", "odd")
+    for replica in replicas(scenario):
+        for table, key in (("log", ""), ("own", "id")):
+            _check_without_versions(replica, table, key)
+        _check(replica, "odd", "id")
+    # A column more; one with a value in all rows; another name; one less, and again; less, and again with another type, which begins
+    # other histories; another key; another column of the same name, for which the table is copied again.
+    copied = 1
+    for ddl in (
+        "ALTER TABLE t ADD COLUMN c int",
+        "ALTER TABLE t ADD COLUMN d int DEFAULT 4",
+        "ALTER TABLE t RENAME COLUMN a TO e",
+        "ALTER TABLE t DROP COLUMN d",
+        "ALTER TABLE t ADD COLUMN d int",
+        "ALTER TABLE t DROP COLUMN d",
+        "ALTER TABLE t ADD COLUMN d text",
+        "ALTER TABLE t ALTER b SET NOT NULL; CREATE UNIQUE INDEX tb ON t (b); ALTER TABLE t REPLICA IDENTITY USING INDEX tb",
+        _ANOTHER_COLUMN,
+    ):
+        scenario.publisher(
+            "UPDATE t SET b = b || '1' WHERE id = 2; INSERT INTO t (id, b) SELECT max(id) + 1, max(id) FROM t"
+        )
+        scenario.check("t")
+        alter(scenario, ddl)
+        scenario.publisher("UPDATE t SET b = b || '2' WHERE id = 1")
+        scenario.check("t")
+        for replica in replicas(scenario):
+            versions = _versions(replica, "t")
+            now = replica.stored(replica.lake.paths.replica("sub", "public", "t"))
+            current = [row for row in versions if row["is_current"]]
+            assert _sorted([{n: row[n] for n in now.column_names} for row in current]) == _sorted(
+                now.to_pylist()
+            )
+            for cut in Cuts(replica.lake, "sub").kept()[-2:]:
+                path = replica.lake.paths.replica("sub", "public", "t")
+                then = DeltaTable(path, version=cut.tables["public", "t"]).to_pyarrow_table()
+                # At the cut where its table followed, versions have the columns that it has had since.
+                names = [name for name in now.column_names if name in then.column_names]
+                rows = _after(versions, cut.lsn - 1, names)
+                assert _sorted(rows) == _sorted(then.select(names).to_pylist()), (ddl, cut.lsn)
+        copied += ddl == _ANOTHER_COLUMN
+        assert copies(scenario, "t") == {copied}, ddl
+
+
+@pytest.mark.drawn
+@pytest.mark.parametrize("scenario", [pytest.param("committing", marks=pytest.mark.spark)], indirect=True)
+def test_a_history_starts_whole_where_only_spark_writes(scenario: Scenario) -> None:
+    scenario.tables("CREATE TABLE t (id int PRIMARY KEY, v int); CREATE TABLE none (id int PRIMARY KEY)")
+    scenario.publisher("INSERT INTO t VALUES (1, 1), (2, 2); CREATE PUBLICATION p FOR TABLE t, none")
+    scenario.subscribe("p")
+    scenario.publisher("UPDATE t SET v = 3 WHERE id = 1; INSERT INTO none VALUES (1); TRUNCATE none")
+    scenario.check("t", "none")
+    for replica in replicas(scenario):
+        for table in ("t", "none"):
+            _check_without_versions(replica, table, "id")
