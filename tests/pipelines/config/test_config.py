@@ -88,6 +88,7 @@ def test_defaults_are_those_of_create_subscription_and_create_publication():
             "properties": {},
             "target_file_size": None,
             "folders": "{schema}/{table}",
+            "names": "published",
             "tables": {},
         },
         "history": {"initial": None, "scd2": None, "tables": {}},
