@@ -5,10 +5,10 @@
 # Without TLS and a token whoever reaches the port runs code: keep it to hosts that may.
 # LAKE_ON_S3=/path/to/pgsieve-log-store.jar (in pgsieve/resources/lake/stores/log_store) for a lake at s3://.
 set -eu
-address=${1:-127.0.0.1}
-port=${2:-15002}
-[ $# -lt 2 ] || shift 2
-[ $# -ne 1 ] || shift
+address=127.0.0.1
+port=15002
+case ${1:--} in -*) ;; *) address=$1; shift ;; esac
+case ${1:--} in -*) ;; *) port=$1; shift ;; esac
 packages=io.delta:delta-spark_4.1_2.13:4.4.0
 if [ -n "${LAKE_ON_S3:-}" ]; then
     sdk=2.29.52

@@ -7,10 +7,16 @@
 set -eu
 host=${1:-127.0.0.1}
 workers=${2:-1}
-trap 'kill 0' EXIT INT TERM
+started=
+# shellcheck disable=SC2086 # A list of process ids.
+trap 'kill $started 2>/dev/null || true' EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
 "$SPARK_HOME/bin/spark-class" org.apache.spark.deploy.master.Master --host "$host" --port "${SPARK_PORT:-7077}" --webui-port "${SPARK_WEB_PORT:-8080}" &
+started=$!
 for _ in $(seq "$workers"); do
     "$SPARK_HOME/bin/spark-class" org.apache.spark.deploy.worker.Worker --host "$host" --webui-port 0 --cores "${CORES:-2}" \
         --memory "${SPARK_MEMORY:-4g}" "spark://$host:${SPARK_PORT:-7077}" &
+    started="$started $!"
 done
 wait
