@@ -1,14 +1,13 @@
 """The pictures of docs/images, made of what really runs: `make pictures` renews them. Needs a Chromium (Debian's package).
 
 `pgsieve demo --ui` is started in a temporary folder, and looked at in a headless Chromium: the lineage, a replica with its
-plots, a check that fails. `pgsieve demo` runs in a terminal of its own, whose output becomes a recording. With arguments,
-only the pictures of these names are renewed.
+plots, a check and a run that fail. So are servers beside pgsieve (`scripts/server_pictures.py`). `pgsieve demo` runs in a
+terminal of its own, whose output becomes a recording. With arguments, only the pictures of these names are renewed.
 """
 
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,7 +15,7 @@ import time
 import urllib.request
 from base64 import b64decode
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from playwright.sync_api import Page, expect, sync_playwright
 
 from pgsieve.pipelines.demo.live_demo import RUN_SECONDS
 from scripts.recording import record
+from scripts.server_pictures import UNFIT, alerts, free_port, wait_until
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 LOCATION = "pgsieve.pipelines.definitions"
@@ -56,10 +56,21 @@ class Demo:
         with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310
             return json.load(answer)["data"]
 
+    def runs(self, status: str) -> list[str]:
+        """The runs of a status, the newest first."""
+        answer = self.ask(
+            f"{{ runsOrError(filter: {{statuses: [{status}]}}) {{ ... on Runs {{ results {{ id }} }} }} }}"
+        )
+        return [run["id"] for run in answer["runsOrError"]["results"]]
+
     def running(self) -> bool:
         """Whether a run is in progress."""
-        answer = self.ask("{ runsOrError(filter: {statuses: [STARTED]}) { ... on Runs { results { id } } } }")
-        return bool(answer["runsOrError"]["results"])
+        return bool(self.runs("STARTED"))
+
+    def publisher(self) -> psycopg.Connection[Any]:
+        """A session of the publisher's owner."""
+        config = yaml.safe_load((self.folder / "pgsieve.yaml").read_text())
+        return psycopg.connect(config["sources"]["shop"]["conninfo"])
 
     def materializations(self, key: str) -> int:
         """How often an asset was materialised, up to a hundred times."""
@@ -71,21 +82,10 @@ class Demo:
         return len(answer["assetOrError"].get("assetMaterializations", []))
 
 
-def wait_until(holds: Callable[[], bool]) -> None:
-    """Wait for a condition; raises TimeoutError."""
-    until = time.monotonic() + _PATIENCE_SECONDS
-    while not holds():
-        if time.monotonic() > until:
-            raise TimeoutError
-        time.sleep(0.2)  # A run without changes takes less than a second.
-
-
 @contextmanager
 def live_demo() -> Iterator[Demo]:
     """`pgsieve demo --ui`, ready to be looked at."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
+    port = free_port()
     with tempfile.TemporaryDirectory() as parent:
         folder, log = Path(parent, "demo"), Path(parent, "log")
         command = [
@@ -134,20 +134,22 @@ def browser() -> Iterator[Page]:
         running.close()
 
 
-def save(page: Page, name: str) -> None:
-    """Write what the page shows."""
+def save(page: Page, name: str, height: float | None = None) -> None:
+    """Write what the page shows, or its upper part."""
     page.mouse.move(0, 0)
     page.wait_for_timeout(2000)  # Lines are drawn, and figures arrive.
     session = page.context.new_cdp_session(page)
-    shot = session.send("Page.captureScreenshot", {"format": "webp", "quality": _WEBP_QUALITY})
+    asked: dict[str, Any] = {"format": "webp", "quality": _WEBP_QUALITY}
+    if height is not None and page.viewport_size is not None:
+        asked["clip"] = {"x": 0, "y": 0, "width": page.viewport_size["width"], "height": height, "scale": 1}
+    shot = session.send("Page.captureScreenshot", asked)
     (IMAGES / f"{name}.webp").write_bytes(b64decode(shot["data"]))
 
 
 @contextmanager
 def quiet(demo: Demo) -> Iterator[None]:
     """The demo's writer waits, and everything is applied: what was materialised stays the newest."""
-    config = yaml.safe_load((demo.folder / "pgsieve.yaml").read_text())
-    with psycopg.connect(config["sources"]["shop"]["conninfo"]) as session:
+    with demo.publisher() as session:
         session.execute("lock table shop.customers, shop.orders, shop.events in exclusive mode")
         time.sleep(2 * RUN_SECONDS)
         wait_until(lambda: not demo.running())
@@ -177,8 +179,10 @@ def lineage(page: Page, demo: Demo) -> None:
     with quiet(demo):
         everything_ran(page, demo)
         wait_until(lambda: not demo.running())
-        page.goto(f"{demo.address}/locations/{LOCATION}/asset-groups/sales")
-        page.get_by_text("4 / 4 Passed").first.wait_for()
+        page.goto(
+            f"{demo.address}/assets/sales/shop/orders?view=lineage&lineageScope=neighbors&lineageDepth=5"
+        )
+        page.get_by_text("table_changes", exact=True).first.wait_for()
         # Between two runs: within one its assets are "unsynced" in turns.
         wait_until(demo.running)
         for state in ("Materializing", "Unsynced"):
@@ -211,20 +215,45 @@ def failed_check(page: Page, demo: Demo) -> None:
         save(page, "failed-check")
 
 
+def failed_run(page: Page, demo: Demo) -> None:
+    """A table is set aside: the run that finds it fails, and says what to do."""
+    page.set_viewport_size({"width": 1400, "height": 760})
+    with demo.publisher() as session:
+        session.execute(UNFIT)
+    wait_until(lambda: bool(demo.runs("FAILURE")))
+    page.goto(f"{demo.address}/runs/{demo.runs('FAILURE')[0]}")
+    failure = page.get_by_text("STEP_FAILURE", exact=True).first
+    failure.wait_for()
+    failure.evaluate("element => element.scrollIntoView({block: 'start'})")
+    # Where Dagster's own code was when it failed says nothing of the table.
+    trace = page.get_by_text("Stack Trace:").first.bounding_box()
+    save(page, "failed-run", trace and trace["y"] - 8)
+
+
+#: Pictures of the demo, in this order: the last ones do it harm.
 PICTURES: dict[str, Callable[[Page, Demo], None]] = {
     "lineage": lineage,
     "replica": replica,
     "failed-check": failed_check,
+    "failed-run": failed_run,
+}
+#: Pictures of other servers' pages.
+OF_SERVERS: dict[str, Callable[[Page], AbstractContextManager[None]]] = {
+    "alerts": alerts,
 }
 
 
 def main() -> None:
     """Renew the pictures of these names, or all; the first argument is the program termtosvg."""
     termtosvg, *names = sys.argv[1:]
-    names = names or [*PICTURES, "demo"]
+    names = names or [*PICTURES, *OF_SERVERS, "demo"]
     IMAGES.mkdir(parents=True, exist_ok=True)
     if "demo" in names:
         record(IMAGES / "demo", termtosvg)
+    for name, shown in OF_SERVERS.items():
+        if name in names:
+            with browser() as page, shown(page):
+                save(page, name)
     chosen = [draw for name, draw in PICTURES.items() if name in names]
     if not chosen:
         return

@@ -1,0 +1,125 @@
+"""A picture of a server beside pgsieve: Prometheus with its alerts.
+
+In: a page of a browser. Out: the page shows a process that follows made-up traffic. Needs Debian's `prometheus`.
+"""
+
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import yaml
+from deltalake import DeltaTable
+from playwright.sync_api import Page
+
+from pgsieve.pipelines.demo.traffic import make_tables, traffic
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+from pgsieve.resources.postgres.sessions import Conninfo
+
+ROOT = Path(__file__).resolve().parent.parent
+_PATIENCE_SECONDS = 300.0
+#: A value that the replica's decimal cannot hold: the table is set aside.
+UNFIT = "insert into shop.orders (customer, region, amount) values (1, 'EMEA', 'NaN')"
+
+
+def free_port() -> int:
+    """A port on which no process listens."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    """Wait for a condition; raises TimeoutError."""
+    until = time.monotonic() + _PATIENCE_SECONDS
+    while not holds():
+        if time.monotonic() > until:
+            raise TimeoutError
+        time.sleep(0.2)  # A run without changes takes less than a second.
+
+
+def _answer(url: str) -> str:
+    """What a server answers; nothing where it does not."""
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310 - our own address
+            return str(answer.read().decode())
+    except OSError:
+        return ""
+
+
+@contextmanager
+def _started(command: list[str], log: Path) -> Iterator[None]:
+    """A process in the folder of its log, until the end of the block."""
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out, cwd=log.parent)
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+@contextmanager
+def _following(folder: Path, spark: Mapping[str, Any], *options: str) -> Iterator[psycopg.Connection[Any]]:
+    """`pgsieve run --follow` of the demo's tables, with traffic; the lake is in the folder, the session the owner's."""
+    with (
+        EmbeddedServer(folder / "publisher") as server,
+        Conninfo(server.conninfo()).connect() as connection,
+    ):
+        make_tables(connection)
+        written = {
+            "lake": "./lake",
+            "spark": spark,
+            "sources": {"shop": {"conninfo": server.conninfo()}},
+            "subscriptions": {"sales": {"source": "shop", "publications": ["sales"]}},
+        }
+        path = folder / "pgsieve.yaml"
+        path.write_text(yaml.safe_dump(written))
+        command = [sys.executable, "-m", "pgsieve", "-c", str(path), "run", "--follow", *options]
+        with _started(command, folder / "log"), traffic(server.conninfo()):
+            yield connection
+
+
+@contextmanager
+def alerts(page: Page) -> Iterator[None]:
+    """Prometheus with the rules of docs/monitoring, while a table is set aside."""
+    program = shutil.which("prometheus")
+    if program is None:
+        raise FileNotFoundError("no Prometheus is installed: apt-get install prometheus")
+    metrics, web = free_port(), free_port()
+    with tempfile.TemporaryDirectory() as parent:
+        folder = Path(parent)
+        written = {
+            "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+            "rule_files": ["alerts.yaml"],
+            "scrape_configs": [
+                {"job_name": "pgsieve", "static_configs": [{"targets": [f"127.0.0.1:{metrics}"]}]}
+            ],
+        }
+        (folder / "prometheus.yml").write_text(yaml.safe_dump(written))
+        shutil.copy(ROOT / "docs/monitoring/alerts.yaml", folder)
+        server = [
+            program,
+            # The page shows the rules' file as it is named here.
+            "--config.file=prometheus.yml",
+            "--storage.tsdb.path=tsdb",
+            f"--web.listen-address=127.0.0.1:{web}",
+        ]
+        following = _following(folder, {"master": "threads[2]"}, "--metrics-port", str(metrics))
+        with _started(server, folder / "prometheus.log"), following as shop:
+            wait_until(lambda: DeltaTable.is_deltatable(str(folder / "lake/sales/shop/orders")))
+            shop.execute(UNFIT)
+            wait_until(lambda: "PgsieveTableSetAside" in _answer(f"http://127.0.0.1:{web}/api/v1/alerts"))
+            page.set_viewport_size({"width": 1400, "height": 790})
+            page.goto(f"http://127.0.0.1:{web}/classic/alerts")
+            page.get_by_text("Show annotations").click()
+            page.get_by_text("PgsieveTableSetAside").first.click()
+            yield
