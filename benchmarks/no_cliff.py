@@ -25,7 +25,8 @@ from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
-from pgsieve.decoding.changes.metadata_columns import METADATA, OF_KEPT
+from pgsieve.decoding.changes.deleted_rows import OF_KEPT
+from pgsieve.decoding.changes.metadata_columns import METADATA
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.project import project
 from pgsieve.resources.lake.lake import Lake

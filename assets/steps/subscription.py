@@ -15,7 +15,8 @@ from typing import Any
 import pyarrow as pa
 
 from pgsieve.assets.steps.kept_histories import KeptHistories
-from pgsieve.decoding.changes.metadata_columns import DELETED, FLAGS, OF_KEPT, metadata_type
+from pgsieve.decoding.changes.deleted_rows import DELETED, OF_KEPT
+from pgsieve.decoding.changes.metadata_columns import FLAGS, metadata_type
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import (
     Catalog,

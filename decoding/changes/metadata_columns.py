@@ -18,6 +18,7 @@ from typing import TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pgsieve.decoding.changes.deleted_rows import DELETED
 from pgsieve.decoding.values.types import ColumnType, column_type
 
 _BOOLEAN, _BIGINT, _TEXT, _TIMESTAMPTZ = 16, 20, 25, 1184
@@ -37,9 +38,7 @@ METADATA: Mapping[str, int] = MappingProxyType(
         "deleted_at": _TIMESTAMPTZ,
     }
 )
-APPLIED_AT, DELETED = "applied_at", "deleted"
-#: The metadata of deleted rows, and the default names of these columns.
-OF_KEPT = {"deleted": "_deleted", "filtered": "_filtered", "deleted_at": "_deleted_at"}
+APPLIED_AT = "applied_at"
 #: Metadata columns: their names, and the kind of each.
 Metadata = Sequence[tuple[str, str]]
 #: What changes have under the same name.

@@ -5,7 +5,7 @@ In: results (`pgsieve.pipelines.commands.validation_results`). Out: lines. Nothi
 
 from collections.abc import Mapping, Sequence
 
-from pgsieve.decoding.changes.metadata_columns import DELETED
+from pgsieve.decoding.changes.deleted_rows import DELETED
 from pgsieve.decoding.publications.catalog import OPERATIONS
 from pgsieve.decoding.values.quoting import quote_identifier, quote_qualified
 from pgsieve.decoding.wording import counted

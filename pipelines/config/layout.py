@@ -11,7 +11,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, field_validator, model_validator
 
-from pgsieve.decoding.changes.metadata_columns import OF_KEPT
+from pgsieve.decoding.changes.deleted_rows import OF_KEPT
 from pgsieve.pipelines.config.identifiers import parse_qualified
 from pgsieve.pipelines.config.values import Filled, Metadata, PlainName, distinct, qualified, refusal
 from pgsieve.resources.lake.delta.layout import (

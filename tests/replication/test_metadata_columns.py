@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from pgsieve.decoding.changes.metadata_columns import METADATA, OF_KEPT
+from pgsieve.decoding.changes.deleted_rows import OF_KEPT
+from pgsieve.decoding.changes.metadata_columns import METADATA
 from pgsieve.decoding.lsn import parse_lsn
 from tests.fixtures.oracle import Scenario
 from tests.fixtures.pgsieve_replica import PgsieveReplica

@@ -21,7 +21,8 @@ from pgsieve.assets.steps.checks.difference import differing_rows, few_differing
 from pgsieve.assets.steps.checks.segments import replica_checksums, replica_rows
 from pgsieve.assets.steps.initial_sync.rows import ReplicaColumn, copied_batches, copied_rows, replica_schema
 from pgsieve.assets.steps.records.columns import living_rows
-from pgsieve.decoding.changes.metadata_columns import DELETED, Metadata, living
+from pgsieve.decoding.changes.deleted_rows import DELETED
+from pgsieve.decoding.changes.metadata_columns import Metadata, living
 from pgsieve.decoding.checksums.segments import (
     Checksums,
     Chosen,

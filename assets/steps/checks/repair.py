@@ -33,7 +33,8 @@ from pgsieve.assets.steps.observed import aggregated
 from pgsieve.assets.steps.records.columns import field
 from pgsieve.assets.steps.records.table_states import Name
 from pgsieve.assets.steps.subscription import Subscription
-from pgsieve.decoding.changes.metadata_columns import DELETED, metadata_type
+from pgsieve.decoding.changes.deleted_rows import DELETED
+from pgsieve.decoding.changes.metadata_columns import metadata_type
 from pgsieve.resources.lake.delta.merge import Clauses, Merge
 from pgsieve.resources.lake.delta.records import quoted
 from pgsieve.resources.lake.lake import Lake

@@ -10,7 +10,8 @@ import pytest
 
 from pgsieve.assets.steps.apply.key_conflicts import KeyConflictError
 from pgsieve.assets.steps.subscription import Definition
-from pgsieve.decoding.changes.metadata_columns import OF_KEPT, metadata_schema, metadata_type
+from pgsieve.decoding.changes.deleted_rows import OF_KEPT
+from pgsieve.decoding.changes.metadata_columns import metadata_schema, metadata_type
 from pgsieve.decoding.publications.evolution import Layout
 from pgsieve.resources.lake.delta.row_removal import enable_marking
 from tests.assets.steps.apply.test_by_files import (
