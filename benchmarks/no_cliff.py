@@ -37,7 +37,6 @@ _SETTINGS = {
     "shared_buffers": "512MB",
     "max_wal_size": "8GB",
     "autovacuum": "off",
-    "synchronous_commit": "off",
 }
 _UPDATE = "update {table} set amount = amount + 1 where n % {every} = 0"
 #: Each time other rows.

@@ -453,7 +453,9 @@ def _world(server: EmbeddedServer, folder: Path) -> Iterator[World]:
             world.replaced["`/data/lake/"] = f"`{folder}/lake/"
             world.configure(CONFIGURATION)
             world.shell("pgsieve run")
-            database.execute(CHANGES)
+            # Each is a commit of its own, between which moments are.
+            for change in CHANGES.split(";")[:-1]:
+                database.execute(change)
             world.shell("pgsieve run")
             yield world
         finally:
