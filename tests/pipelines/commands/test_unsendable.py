@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
+import pyarrow.compute as pc
 import pytest
 
 from pgsieve.pipelines.commands.results import RunSummary
@@ -279,6 +280,30 @@ def test_a_value_that_the_server_cannot_print_sets_its_table_aside_and_no_other(
             assert shop.ids(subscription, "other") == [1, 2, 3], output
             states = [shop.state(subscription, t) for t in ("textless_values", "mute_values", "other")]
             assert states == ["set aside", "set aside", "ready"], output
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("orchestrator")
+def test_a_value_of_more_than_1_gb_as_text_is_replicated_and_stops_no_other_table(
+    publisher_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    """The server makes 600 MB, which it cannot print, and pgsieve reads them in binary format, for two subscriptions."""
+    with _site(publisher_server, tmp_path, {"s": "p"}) as shop:
+        database = shop.database
+        database.execute(
+            "create table huge (id int primary key, v bytea); create table other (id int primary key)"
+        )
+        database.execute("create publication p for table huge, other")
+        assert (ran := shop.cli("run"))[0] == 0, ran
+        database.execute("insert into other values (1)")
+        make = "convert_to(repeat('x', 600000000), 'UTF8')"
+        database.execute(f"begin; insert into huge values (1, {make}); insert into other values (2); commit")
+        database.execute("insert into other values (3)")
+        assert (ran := shop.cli("run"))[0] == 0, ran
+        for subscription in ("s", "s_publ"):
+            assert shop.ids(subscription, "other") == [1, 2, 3]
+            (size,) = pc.binary_length(shop.table(subscription, "huge").to_pyarrow_table()["v"]).to_pylist()
+            assert size == 600_000_000
 
 
 @pytest.mark.drawn
