@@ -53,13 +53,13 @@ SAME_IN_ALL_VERSIONS := large or test_basic_changes or test_lakes or test_names 
     or test_batches or test_small_changes or test_large_changes or test_key_conflicts \
     or test_schema_changes or test_streamed_transactions or test_error_handling or test_identity_changes \
     or test_replica_identity or test_partition_trees or test_table_set or test_leaf_identities \
-    or test_filtered_changes or columns_dropped_and_added
+    or test_filtered_changes or columns_dropped_and_added or test_soft_deletes or test_histories
 test-versions: setup ## what depends on the server's version in tests/replication, on PostgreSQL 16, and 15 as installed
 	@$(MAKE) --no-print-directory --keep-going --jobs 2 --output-sync=target test-version-16 test-version-15
 
 test-version-%:
 	@echo "PostgreSQL $*"
-	@PGSIEVE_POSTGRES_VERSION=$* $(PYTEST) tests/replication -k 'not ($(SAME_IN_ALL_VERSIONS))' $(ARGS)
+	@PGSIEVE_POSTGRES_VERSION=$* $(PYTEST) tests/replication -m 'not long' -k 'not ($(SAME_IN_ALL_VERSIONS))' $(ARGS)
 
 test-oldest: setup ## the same on the oldest of them alone, by two processes
 	@$(MAKE) --no-print-directory test-version-15 ARGS='--numprocesses 2 --dist worksteal $(ARGS)'
