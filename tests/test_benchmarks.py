@@ -22,6 +22,7 @@ SMALL = {
     "no_cliff.py": ["--rows", "4000", "--changes", "400", "--times", "1"],
     "object_store.py": ["--tables", "1", "--rounds", "1", "--rows", "1000", "--wait", "1"],
     "replication.py": ["--rows", "4000"],
+    "row_versions.py": ["4000", "--changes", "400", "--rounds", "1"],
     "scale.py": ["--rows", "4000", "--changes", "4000"],
     "scale_model.py": ["--minutes", "2"],
     "scattered_updates.py": ["10000", "20000", "--updates", "100"],

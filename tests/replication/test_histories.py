@@ -234,7 +234,7 @@ def test_histories_follow_their_tables(scenario: Scenario) -> None:
         assert copies(scenario, "t") == {copied}, ddl
 
 
-@pytest.mark.drawn
+@pytest.mark.long
 @pytest.mark.parametrize("scenario", [pytest.param("committing", marks=pytest.mark.spark)], indirect=True)
 def test_a_history_starts_whole_where_only_spark_writes(scenario: Scenario) -> None:
     scenario.tables("CREATE TABLE t (id int PRIMARY KEY, v int); CREATE TABLE none (id int PRIMARY KEY)")

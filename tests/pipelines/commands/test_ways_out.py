@@ -177,6 +177,7 @@ TROUBLES: Sequence[_Trouble] = (
 )
 
 
+@pytest.mark.drawn
 def test_what_a_reason_says_brings_the_table_back(shop: Shop) -> None:
     """Each table is copied again by a command of its own, and every state is asked for: half a minute."""
     site = _Site(shop, {t.table: t.row_filter for t in TROUBLES})
