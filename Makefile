@@ -68,7 +68,7 @@ test-oldest: setup ## the same on the oldest of them alone, by two processes
 TESTS_19 := tests/replication tests/postgresql_19 tests/properties tests/decoding tests/resources/postgres \
     tests/assets/steps/slot_consumption tests/pipelines/commands
 test-19: setup ## replication, random workloads, row filters, values and commands on PostgreSQL 19, publisher and subscriber
-	@PGSIEVE_POSTGRES_VERSION=19 PGSIEVE_BUDGET_SECONDS=$${PGSIEVE_BUDGET_SECONDS:-30} $(PYTEST) $(SHARED) $(TESTS_19) $(ARGS)
+	@PGSIEVE_POSTGRES_VERSION=19 PGSIEVE_BUDGET_SECONDS=$${PGSIEVE_BUDGET_SECONDS:-10} $(PYTEST) $(SHARED) -m 'not long' $(TESTS_19) $(ARGS)
 
 # Another Dagster before the packages of .venv: what it brings takes the place of theirs. It is imported before pytest makes
 # errors of warnings: the oldest uses of pydantic what is deprecated by now.
