@@ -154,9 +154,7 @@ def losing(number: int) -> Iterator[None]:
 def results(log: Path, costs: Mapping[str, Cost]) -> dict[str, Counter[str]]:
     """Of each step the jobs, tasks, failed tasks, and bytes that tasks sent to the driver, by the times of the event log."""
     found: dict[str, Counter[str]] = {name: Counter() for name in costs}
-    for file in log.rglob("*"):
-        if not file.is_file():
-            continue
+    for file in log.rglob("events_*"):
         for line in file.read_text(encoding="utf-8").splitlines():
             event = json.loads(line)
             kind = event["Event"]
