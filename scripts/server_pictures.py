@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,7 @@ def _started(command: list[str], log: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _following(folder: Path, spark: Mapping[str, Any], *options: str) -> Iterator[psycopg.Connection[Any]]:
+def _following(folder: Path, *options: str) -> Iterator[psycopg.Connection[Any]]:
     """`pgsieve run --follow` of the demo's tables, with traffic; the lake is in the folder, the session the owner's."""
     with (
         EmbeddedServer(folder / "publisher") as server,
@@ -77,7 +77,7 @@ def _following(folder: Path, spark: Mapping[str, Any], *options: str) -> Iterato
         make_tables(connection)
         written = {
             "lake": "./lake",
-            "spark": spark,
+            "spark": {"master": "threads[2]"},
             "sources": {"shop": {"conninfo": server.conninfo()}},
             "subscriptions": {"sales": {"source": "shop", "publications": ["sales"]}},
         }
@@ -113,7 +113,7 @@ def alerts(page: Page) -> Iterator[None]:
             "--storage.tsdb.path=tsdb",
             f"--web.listen-address=127.0.0.1:{web}",
         ]
-        following = _following(folder, {"master": "threads[2]"}, "--metrics-port", str(metrics))
+        following = _following(folder, "--metrics-port", str(metrics))
         with _started(server, folder / "prometheus.log"), following as shop:
             wait_until(lambda: DeltaTable.is_deltatable(str(folder / "lake/sales/shop/orders")))
             shop.execute(UNFIT)

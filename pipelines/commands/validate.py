@@ -7,13 +7,15 @@ receive, problems with PostgreSQL's SQLSTATE, and the SQL that a role with more 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
+from itertools import starmap
 from typing import Any
 
 import psycopg
 
 from pgsieve.assets.steps.history.expected import expected_histories
 from pgsieve.assets.steps.operations.resync import changes_since_copy
+from pgsieve.assets.steps.records.cuts import Cuts
 from pgsieve.assets.steps.records.sequences import unread_sequences
 from pgsieve.assets.steps.records.table_states import Name, TableStates
 from pgsieve.assets.steps.slot_consumption.sequences import received_sequences
@@ -260,36 +262,26 @@ def _received(
                 if before is None
                 else replace(before, relations=(*before.relations, quote_qualified(table.schema, table.name)))
             )
+    newest = cache(Cuts(lake, subscription.name).last)
+
+    def received(table: Name, replicated: ReplicatedTable) -> ReceivedTable:
+        definition = subscription.definition(replicated, catalog)
+        renamed = {name: subscription.replica_name(name) for name in replicated.columns}
+        histories = expected_histories(subscription, lake, table, states.get(table), definition, newest)
+        return ReceivedTable(
+            *table,
+            columns=replicated.columns,
+            row_filter=_any_of(replicated.row_filters),
+            changes=tuple(changes.get(replicated.table.oid, {}).values()),
+            since_copy=changes_since_copy(states.get(table), definition),
+            metadata=subscription.metadata(replicated.table),
+            renamed={own: other for own, other in renamed.items() if other != own},
+            histories=tuple(histories),
+        )
+
     return ReceivedTables(
         subscription.name,
-        tuple(
-            ReceivedTable(
-                schema=schema,
-                name=name,
-                columns=replicated.columns,
-                row_filter=_any_of(replicated.row_filters),
-                changes=tuple(changes.get(replicated.table.oid, {}).values()),
-                since_copy=changes_since_copy(
-                    states.get((schema, name)), subscription.definition(replicated, catalog)
-                ),
-                metadata=subscription.metadata(replicated.table),
-                renamed={
-                    own: other
-                    for own in replicated.columns
-                    if (other := subscription.replica_name(own)) != own
-                },
-                histories=tuple(
-                    expected_histories(
-                        subscription,
-                        lake,
-                        (schema, name),
-                        states.get((schema, name)),
-                        subscription.definition(replicated, catalog),
-                    )
-                ),
-            )
-            for (schema, name), replicated in subscription.tables(catalog).items()
-        ),
+        tuple(starmap(received, subscription.tables(catalog).items())),
         listed(sequences[subscription.name]),
     )
 

@@ -7,21 +7,19 @@ holds one batch at a time. Raises OSError, and what delta-rs and the function ra
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
 
 from pgsieve.decoding.changes.net_change import Numbers
-from pgsieve.resources.lake.delta.deletion_vectors import deleted_rows
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
+from pgsieve.resources.lake.delta.key_lookup import every_file
 from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.executors import Executors, Guard
 from pgsieve.resources.lake.stores.store import Store, joined
 
 #: Makes batches. Travels to executors.
 Batches = Callable[[], Iterable[pa.RecordBatch]]
-_NONE = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -51,10 +49,9 @@ def table_rows(
     `local` reads the table in Delta version `version` (None: the newest).
     """
     table = local.table_at(path) if version is None else local.table_as_of(path, version)
-    deleted = deleted_rows(table)
-    names = [unquote(name) for name in pa.table(table.get_add_actions())["path"].to_pylist()]
     return [
-        FileRows(local.store, joined(path, name), schema, deleted.get(name, _NONE), change) for name in names
+        FileRows(local.store, joined(path, file.name), schema, file.deleted, change)
+        for file in every_file(table)
     ]
 
 
@@ -69,6 +66,16 @@ def rows_without(batches: Iterable[pa.RecordBatch], rows: Numbers) -> Iterator[p
         begin = end
         if stays.any():
             yield batch if stays.all() else batch.filter(pa.array(stays))
+
+
+def rows_at(batches: Iterable[pa.RecordBatch], rows: Numbers) -> Iterator[tuple[slice, pa.RecordBatch]]:
+    """Rows of a file by their numbers, ascending: those of a batch each, and which of the numbers they are."""
+    begin = 0
+    for batch in batches:
+        first, last = np.searchsorted(rows, (begin, begin + batch.num_rows))
+        if first < last:
+            yield slice(first, last), batch.take(pa.array(rows[first:last] - begin))
+        begin += batch.num_rows
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from pgsieve.assets.steps.records.table_states import Name
 from pgsieve.assets.steps.records.transformed import TableChanges
+from pgsieve.decoding.changes.net_change import Mask, NetChange
 from pgsieve.resources.lake.delta.records import TableHead
 from pgsieve.resources.lake.lake import Lake
 
@@ -100,6 +101,10 @@ class Pending:
     def sent(self, *operations: str) -> int:
         """How many changes of these kinds there are, including those before a TRUNCATE."""
         return sum(c.sent.get(o, 0) for c in self.slices for o in operations)
+
+    def counted(self, net: NetChange, before: Mask) -> dict[str, int]:
+        """The living rows by kind, as `NetChange.counts`; after a TRUNCATE no row is missing."""
+        return net.counts(before) | ({"missing": 0} if self.truncated_at is not None else {})
 
 
 def heads(lake: Lake, subscription: str, names: Iterable[Name]) -> dict[Name, TableHead]:

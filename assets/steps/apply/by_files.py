@@ -34,7 +34,7 @@ from pgsieve.decoding.changes.versions import VALIDITY, Commits, with_validity
 from pgsieve.resources.lake.committers import ByFiles
 from pgsieve.resources.lake.delta.conforming import conformed
 from pgsieve.resources.lake.delta.deletion_vectors import Marked
-from pgsieve.resources.lake.delta.key_lookup import FileMatches
+from pgsieve.resources.lake.delta.key_lookup import FileMatches, Flag
 from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.derived_rows import rows_without
@@ -159,7 +159,7 @@ class _Deciding:
         gone = self._going.gone(leaving)
         if gone is None:
             return None
-        totals = net.counts(before) | ({"missing": 0} if pending.truncated_at is not None else {})
+        totals = pending.counted(net, before)
         changes = bool(net.expected.any() or remains.any() or pending.truncated_at is not None)
         come = net_rows(keyed.places[keyed.effective :], net, remains & (net.last != NONE))
         return Net(come, gone, totals, changes, conflict, ended, stays)
@@ -169,7 +169,7 @@ class _Deciding:
         deleted = self.definition.deleted
         assert deleted is not None
         with self.lake.access.refusing(self.path):
-            return self.committer.local.rows_without(self.path, deleted, matches)
+            return self.committer.local.flagged(self.path, Flag(deleted, is_set=False), matches)
 
     def _emptied(self, keyed: KeyedChanges) -> Sequence[FileMatches]:
         """All living rows of the replica, where a TRUNCATE ends them."""

@@ -5,7 +5,7 @@ tables that cannot be written by files. `writer` does the same by Spark, with an
 LakeError.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -121,7 +121,7 @@ class FewChangesWriter:
         expected = int(np.count_nonzero(net.expected))
         if (expected or kept) and not pending.truncated_at:
             counts = self.local.merge(self.path, source, merge, self.end, pending.head.version)
-            known = net.counts(present) if kept else None
+            known = pending.counted(net, present) if kept else None
             return merged(self.lake, self.path, pending, self.end, counts, expected, known)
         upserts = source.filter(pc.equal(source["action"], "upsert"))
         return self._append(
@@ -146,7 +146,7 @@ class FewChangesWriter:
         base_of[bases[numbers]] = changes.num_rows + np.arange(len(numbers))
         rows = pa.concat_tables([self._rows(changes, schema.names), base])
 
-        says = self._said(keyed, of.ended)
+        says = keyed.said(of.ended, self._stamp)
 
         def value(name: str) -> pa.ChunkedArray:
             places = of.sent.get(name, of.last)
@@ -154,7 +154,7 @@ class FewChangesWriter:
             values = rows[name].take(pa.array(places, mask=places == NONE))
             return (
                 pc.if_else(pa.array(of.ended != NONE), says[name].cast(values.type), values)
-                if name in says
+                if name in says.column_names
                 else values
             )
 
@@ -169,18 +169,14 @@ class FewChangesWriter:
             }
         )
 
-    def _said(self, keyed: KeyedChanges, ended: Numbers) -> Mapping[str, pa.ChunkedArray]:
-        """The metadata of ended rows, by the changes that ended them; nothing where ended rows go."""
-        if keyed.ended is None:
-            return {}
-        said = keyed.ended.take(pa.array(ended, mask=ended == NONE))
-        said = Stamp(self.definition.metadata_column(APPLIED_AT)).of(said)
-        return {name: said[name] for name in said.column_names}
+    @property
+    def _stamp(self) -> Stamp:
+        return Stamp(self.definition.metadata_column(APPLIED_AT))
 
     def _rows(self, changes: pa.Table, columns: Sequence[str]) -> pa.Table:
         """The rows after the changes, as applied now; NULL in all columns where a change has none."""
         rows = pa.table({name: field_of(changes["new"], name) for name in columns})
-        return Stamp(self.definition.metadata_column(APPLIED_AT)).of(rows)
+        return self._stamp.of(rows)
 
     def _append(self, rows: pa.Table, count: int) -> Applied:
         truncated = self.pending.truncated_at is not None

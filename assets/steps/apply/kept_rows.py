@@ -17,6 +17,7 @@ from pgsieve.decoding.changes.metadata_columns import Stamp
 from pgsieve.decoding.changes.net_change import NONE, Mask, NetChange, Numbers
 from pgsieve.resources.lake.delta.conforming import conformed
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
+from pgsieve.resources.lake.derived_rows import rows_at
 from pgsieve.resources.lake.stores.store import Store, joined
 
 
@@ -37,17 +38,13 @@ class KeptRows:
     def batches(self, store: Store, path: str, schema: pa.Schema, stamp: Stamp) -> Iterator[pa.RecordBatch]:
         """The rows with the metadata of their end; `path` is the replica, `schema` its columns."""
         fields = pa.schema([schema.field(name) for name in self.ended.column_names])
-        ended, begin = conformed(self.ended, fields), 0
-        for batch in store.batches(joined(path, self.name), schema):
-            first, last = np.searchsorted(self.rows, (begin, begin + batch.num_rows))
-            if first < last:
-                rows = batch.take(pa.array(self.rows[first:last] - begin))
-                said = ended.take(pa.array(self.which[first:last]))
-                for name in fields.names:
-                    place = schema.get_field_index(name)
-                    rows = rows.set_column(place, schema.field(place), _whole(said[name]))
-                yield stamp.of(rows)
-            begin += batch.num_rows
+        ended = conformed(self.ended, fields)
+        for which, rows in rows_at(store.batches(joined(path, self.name), schema), self.rows):
+            said, kept = ended.take(pa.array(self.which[which])), rows
+            for name in fields.names:
+                place = schema.get_field_index(name)
+                kept = kept.set_column(place, schema.field(place), _whole(said[name]))
+            yield stamp.of(kept)
 
 
 @dataclass(frozen=True)

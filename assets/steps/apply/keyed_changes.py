@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from pgsieve.decoding.changes.columns import COMMIT_TIME, ROW_OPERATIONS, field_of
 from pgsieve.decoding.changes.keys import key_numbers
-from pgsieve.decoding.changes.metadata_columns import Metadata, metadata_schema, truncated_metadata
+from pgsieve.decoding.changes.metadata_columns import Metadata, Stamp, metadata_schema, truncated_metadata
 from pgsieve.decoding.changes.net_change import (
     DELETE,
     INSERT,
@@ -106,6 +106,12 @@ class KeyedChanges:
         if len(wanted):
             present[wanted[found(self.keys.take(pa.array(wanted)))]] = True
         return present
+
+    def said(self, ended: Numbers, stamp: Stamp) -> pa.Table:
+        """The metadata of ended rows, by the changes that ended them (NONE: NULL); without columns where ended rows go."""
+        if self.ended is None:
+            return pa.table({})
+        return stamp.of(self.ended.take(pa.array(ended, mask=ended == NONE)))
 
     def _conflict(self, change: int) -> KeyConflict:
         key = self.keys.take(pa.array(self.changes.new[change : change + 1]))

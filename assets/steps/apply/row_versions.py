@@ -150,19 +150,19 @@ class VersionsWriter:
             reached = lake.records.position(lake.paths.replica(table.subscription, *table.name)) or 0
             table.begin_anew(max(end, reached), datetime.now(UTC))
             return
-        committer = table.committer()
+        committer = table.stored.committer()
         stored = lake.stored_slices(self.log, pending.ends, every=True)
         if stored is None:
             raise LakeError(f'Delta table "{self.log}": only Spark reads it', sqlstate="55000")
         table.follow_columns()
         became = self._became(stored.groups)
         ending, until = self._ending(became)
-        change = VersionChange.of(table, ending, until, became.commits, pending.size)
+        change = VersionChange.of(table.stored, ending, until, became.commits, pending.size)
 
         def new() -> list[pa.Table]:
             return list(self._written(became, stored.groups))
 
-        change.commit(table, new, end, pending.head.version, committer)
+        change.commit(table.stored, new, end, pending.head.version, committer)
 
     def _became(self, groups: Sequence[RowGroup]) -> _Became:
         table, pending, lake = self.table, self.pending, self.table.lake
@@ -200,7 +200,7 @@ class VersionsWriter:
         # No INSERT meets a row; only after a lost move may a key have one that is not expected.
         among = (expected, matters) if keyed.changes.moves.any() else (expected,)
         with lake.access.refusing(path):
-            matches = table.committer().local.matches(path, keys, among, None, TO_LSN)
+            matches = table.stored.committer().local.matches(path, keys, among, None, TO_LSN)
         assert matches is not None
         return matches
 
@@ -214,7 +214,7 @@ class VersionsWriter:
         of_keys = {match.name: match for match in became.matches}
         every, until = list[FileMatches](), list[Numbers]()
         with self.table.lake.access.refusing(self.table.path):
-            every += present_rows(self.table.committer().local, self.table.path)
+            every += present_rows(self.table.stored.committer().local, self.table.path)
         for match in every:
             # Keys without a change end with the first TRUNCATE.
             ended = np.full(len(match.rows), became.truncated, np.int64)
@@ -226,7 +226,7 @@ class VersionsWriter:
     def _written(self, became: _Became, groups: Sequence[RowGroup]) -> Iterator[pa.Table]:
         """Let the runner write the versions that begin; those that end within the batch get files of their own."""
         table, versions = self.table, became.versions
-        lake, size = table.lake, table.committer().file_bytes(table.path, {})
+        lake, size = table.lake, table.stored.committer().file_bytes(table.path, {})
         stamp = Stamp(table.definition.metadata_column(APPLIED_AT))
         runner, is_present = lake.policy.runner(self.pending.size), versions.until == NONE
         for chosen in (is_present, ~is_present):

@@ -156,6 +156,7 @@ class SparkChanges:
             merge_source(net, keeps=keyed.ended is not None),
             np.append(keyed.places[keyed.effective :], 0),
         )
+        said = keyed.said(of.ended, self._stamp)
 
         def place(change: Numbers) -> pa.Array:
             return pa.array(places[change], mask=change == NONE)
@@ -168,7 +169,7 @@ class SparkChanges:
                 **{f"s{i}": place(of.sent[name]) for i, name in enumerate(unsent)},
                 **{merge.unknown[name]: of.keeps[name] for name in unsent},
                 "last": place(of.last),
-                **{e: said[name] for said in self._said(keyed, of.ended) for name, e in says.items()},
+                **{e: said[name] for name, e in says.items()},
                 "is_ended": of.ended != NONE,
                 "action": of.actions,
                 "expected": of.expected,
@@ -229,12 +230,6 @@ class SparkChanges:
             F.lit("end").alias("action"),
             F.lit(True).alias("expected"),
         )
-
-    def _said(self, keyed: KeyedChanges, ended: Numbers) -> list[pa.Table]:
-        """The metadata of ended rows, by the changes that ended them; nothing where ended rows go."""
-        if keyed.ended is None:
-            return []
-        return [self._stamp.of(keyed.ended.take(pa.array(ended, mask=ended == NONE)))]
 
     @property
     def _stamp(self) -> Stamp:

@@ -56,7 +56,7 @@ class ReplicaWriter:
             rows = upserts.select(*(F.col(v).alias(name) for name, v in merge.values.items()))
             return self._append(rows, int(np.count_nonzero(net.upserted)))
         counts = self._execute(checkpointed(source), merge.clauses(quoted))
-        known = net.counts(present) | ({"missing": 0} if pending.truncated_at else {}) if kept else None
+        known = pending.counted(net, present) if kept else None
         return merged(self.lake, self.path, pending, self.end, counts, expected, known)
 
     def _execute(self, source: DataFrame, clauses: Clauses) -> Mapping[str, int]:

@@ -1,19 +1,24 @@
 """The histories of a table in words, for `pgsieve validate`: what will be kept, and why not. Raises LakeError."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from pgsieve.assets.steps.history.versions import VersionTable, versions_problem
-from pgsieve.assets.steps.records.cuts import Cuts
+from pgsieve.assets.steps.records.cuts import Cut
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, copy_again
 from pgsieve.assets.steps.subscription import Definition, Subscription
 from pgsieve.resources.lake.lake import Lake
 
 
 def expected_histories(
-    subscription: Subscription, lake: Lake, name: Name, state: TableState | None, definition: Definition
+    subscription: Subscription,
+    lake: Lake,
+    name: Name,
+    state: TableState | None,
+    definition: Definition,
+    newest: Callable[[], Cut | None],
 ) -> Iterator[str]:
-    """What will be kept of a table; `definition` is that of the table as it is published now."""
+    """What will be kept of a table; `definition` is that of the table as it is published now, `newest` reads the newest cut."""
     kept = subscription.histories.of(name)
     copied = state if state is not None and state.applies else None
     if kept.initial:
@@ -23,7 +28,7 @@ def expected_histories(
             yield copy_again(subscription.name, name, "the change history lacks the copied rows")
     present = replace(copied or TableState(*name, SyncState.INITIALIZE), definition=definition)
     if kept.scd2:
-        yield from _expected_versions(subscription, lake, present, is_copied=copied is not None)
+        yield from _expected_versions(subscription, lake, present, newest if copied is not None else None)
     elif copied is not None and copied.definition is not None:
         path = lake.paths.versions(subscription.name, *name, copied.definition.history.generation)
         if lake.records.exists(path):
@@ -31,8 +36,9 @@ def expected_histories(
 
 
 def _expected_versions(
-    subscription: Subscription, lake: Lake, state: TableState, *, is_copied: bool
+    subscription: Subscription, lake: Lake, state: TableState, newest: Callable[[], Cut | None] | None
 ) -> Iterator[str]:
+    """`newest` as above; None where the table is not copied yet."""
     table = VersionTable.kept(subscription, lake, state)
     if table is None:
         assert state.definition is not None
@@ -41,8 +47,8 @@ def _expected_versions(
         assert problem is not None
         yield f"no versions of its rows are kept: {problem[0]}; {problem[1]}"
         return
-    cut = Cuts(lake, subscription.name).last()
-    if not is_copied or (lake.records.exists(table.path) and cut and state.name in cut.versioned):
+    cut = newest() if newest is not None else None
+    if newest is None or (lake.records.exists(table.path) and cut and state.name in cut.versioned):
         yield f'versions of its rows in "{table.path}"'
     else:
         yield f'versions of its rows in "{table.path}", which begin at the newest cut with the next run'

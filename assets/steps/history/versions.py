@@ -8,11 +8,9 @@ LakeError and OverrunError.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pgsieve.assets.steps.records.table_states import Name, TableState
 from pgsieve.assets.steps.subscription import Definition, Subscription, defined_types
@@ -29,17 +27,14 @@ from pgsieve.decoding.changes.versions import (
 )
 from pgsieve.decoding.values.quoting import quote_identifier
 from pgsieve.resources.lake.committers import ByFiles
-from pgsieve.resources.lake.delta.deletion_vectors import deleted_rows
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.errors import LakeError, again_after_conflict
-from pgsieve.resources.lake.delta.key_lookup import FileMatches
+from pgsieve.resources.lake.delta.key_lookup import FileMatches, Flag
 from pgsieve.resources.lake.delta.records import Commit
-from pgsieve.resources.lake.derived_rows import Batches, FileRows, WrittenRows, table_rows
+from pgsieve.resources.lake.derived_rows import Batches, FileRows, WrittenRows, rows_at, table_rows
 from pgsieve.resources.lake.gone_rows import Going, Gone
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.store import Store, joined
-
-_NO_ROWS = np.empty(0, np.int64)
 
 
 def versions_problem(lake: Lake, definition: Definition, replica: str) -> tuple[str, str] | None:
@@ -66,6 +61,22 @@ def versions_problem(lake: Lake, definition: Definition, replica: str) -> tuple[
             "leave `scd2` out for it; the change history has all versions of its rows",
         )
     return None
+
+
+@dataclass(frozen=True)
+class StoredVersions:
+    """A table of versions as it is written: its path, and the columns of new rows."""
+
+    lake: Lake
+    path: str
+    schema: pa.Schema
+
+    def committer(self) -> ByFiles:
+        """The committer of the table; raises LakeError where others have altered it."""
+        committer = self.lake.policy.file_committer(self.path, self.schema)
+        if not isinstance(committer, ByFiles):
+            raise _altered(self.path)
+        return committer
 
 
 @dataclass(frozen=True)
@@ -101,12 +112,10 @@ class VersionTable:
         """The columns of present versions; the Delta table also has those of earlier ones."""
         return versions_schema(zip(self.columns.names, self.columns.types, strict=True))
 
-    def committer(self) -> ByFiles:
-        """The committer of the table; raises LakeError where others have altered it."""
-        committer = self.lake.policy.file_committer(self.path, self.schema)
-        if not isinstance(committer, ByFiles):
-            raise _altered(self.path)
-        return committer
+    @property
+    def stored(self) -> "StoredVersions":
+        """The table as it is written."""
+        return StoredVersions(self.lake, self.path, self.schema)
 
     def follow_columns(self) -> None:
         """Add the columns that the replica has got, NULL in all versions."""
@@ -140,8 +149,8 @@ class VersionTable:
             raise _altered(replica)
         with lake.access.refusing(replica):
             opened = table_rows(local, replica, self.columns, Opened(lsn, time, self.schema).of, version)
-        change = VersionChange.of_all(self, lsn, time)
-        position = None if reached else lsn
+        stored = self.stored
+        committer, change = stored.committer(), VersionChange.of_all(stored, lsn, time)
 
         def written() -> list[pa.Table]:
             size = lake.records.size(replica)
@@ -149,12 +158,12 @@ class VersionTable:
                 lake.store,
                 self.path,
                 self.schema,
-                self.committer().file_bytes(self.path, {}),
+                committer.file_bytes(self.path, {}),
                 [[each] for each in opened],
             )
             return [rows.by(lake.policy.runner(size))]
 
-        change.commit(self, written, position, head.version, self.committer())
+        change.commit(stored, written, None if reached else lsn, head.version, committer)
         return True
 
     def _end_former(self, lsn: int, time: datetime | None) -> None:
@@ -170,28 +179,12 @@ class VersionTable:
             head, local = self.lake.records.head(path), self.lake.local
             assert local is not None
             with self.lake.access.refusing(path):
-                former = FormerTable(self.lake, path, local.arrow_schema(path))
+                former = StoredVersions(self.lake, path, local.arrow_schema(path))
             change = VersionChange.of_all(former, lsn, time)
             if change.gone.matches:
                 change.commit(former, list, None, head.version, former.committer())
 
         again_after_conflict(end)()
-
-
-@dataclass(frozen=True)
-class FormerTable:
-    """The table of versions of a generation before."""
-
-    lake: Lake
-    path: str
-    schema: pa.Schema
-
-    def committer(self) -> ByFiles:
-        """The committer of the table; raises LakeError where others have altered it."""
-        committer = self.lake.policy.file_committer(self.path, self.schema)
-        if not isinstance(committer, ByFiles):
-            raise _altered(self.path)
-        return committer
 
 
 def _altered(path: str) -> LakeError:
@@ -202,22 +195,9 @@ def _altered(path: str) -> LakeError:
     )
 
 
-def present_rows(local: LocalRecords, path: str) -> Iterator[FileMatches]:
+def present_rows(local: LocalRecords, path: str) -> list[FileMatches]:
     """The present versions in a table, file by file, in the order of their rows; their keys are 0."""
-    table = local.table_at(path)
-    deleted, files = deleted_rows(table), pa.table(table.get_add_actions(flatten=True))
-    nulls = f"null_count.{TO_LSN}"
-    if nulls in files.column_names:
-        files = files.filter(pc.fill_null(pc.greater(files[nulls], 0), True))
-    for file in files.select(["path", "size_bytes"]).to_pylist():
-        name = unquote(file["path"])
-        gone = deleted.get(name, _NO_ROWS)
-        batches = local.store.batches(joined(path, name), pa.schema([VALIDITY.field(CURRENT)]))
-        current = [np.asarray(batch.column(0).fill_null(False)) for batch in batches]
-        rows = np.flatnonzero(np.concatenate([np.empty(0, np.bool_), *current]))
-        rows = rows[np.isin(rows, gone, invert=True)]
-        if len(rows):
-            yield FileMatches(name, file["path"], file["size_bytes"], rows, np.zeros_like(rows), gone)
+    return local.flagged(path, Flag(CURRENT, is_set=True, lacking=TO_LSN))
 
 
 @dataclass(frozen=True)
@@ -232,13 +212,8 @@ class _Ended:
     commits: Commits
 
     def __call__(self) -> Iterator[pa.RecordBatch]:
-        begin = 0
-        for batch in self.store.batches(self.file, self.schema):
-            first, last = np.searchsorted(self.rows, (begin, begin + batch.num_rows))
-            if first < last:
-                rows = batch.take(pa.array(self.rows[first:last] - begin))
-                yield ended(rows, self.until[first:last], self.commits)
-            begin += batch.num_rows
+        for which, rows in rows_at(self.store.batches(self.file, self.schema), self.rows):
+            yield ended(rows, self.until[which], self.commits)
 
 
 @dataclass(frozen=True)
@@ -252,7 +227,7 @@ class VersionChange:
     @classmethod
     def of(
         cls,
-        table: VersionTable | FormerTable,
+        table: StoredVersions,
         matches: Sequence[FileMatches],
         until: Sequence[Numbers],
         commits: Commits,
@@ -270,7 +245,7 @@ class VersionChange:
         return cls(gone, until, commits)
 
     @classmethod
-    def of_all(cls, table: VersionTable | FormerTable, lsn: int, time: datetime | None) -> "VersionChange":
+    def of_all(cls, table: StoredVersions, lsn: int, time: datetime | None) -> "VersionChange":
         """The end of all present versions, before an LSN."""
         lake, matches = table.lake, list[FileMatches]()
         if lake.local is not None and lake.records.exists(table.path):
@@ -282,7 +257,7 @@ class VersionChange:
 
     def commit(
         self,
-        table: VersionTable | FormerTable,
+        table: StoredVersions,
         new: Callable[[], Sequence[pa.Table]],
         position: int | None,
         base: int,

@@ -17,7 +17,7 @@ from deltalake import DeltaTable, QueryBuilder
 from pgsieve.resources.lake.delta import requirements
 from pgsieve.resources.lake.delta.commits import Commits
 from pgsieve.resources.lake.delta.deletion_vectors import PROPERTY
-from pgsieve.resources.lake.delta.key_lookup import FileMatches, matches_among, rows_of, rows_without
+from pgsieve.resources.lake.delta.key_lookup import FileMatches, Flag, flagged_rows, matches_among, rows_of
 from pgsieve.resources.lake.delta.queries import queried, quoted_column
 from pgsieve.resources.lake.delta.records import LAST_COMMITS, version_with
 from pgsieve.resources.lake.delta.slices import Slices
@@ -54,9 +54,9 @@ class LocalRecords(Commits):
         """
         return matches_among(self.table_at(path), path, self.store, keys, among, most_bytes, lacking)
 
-    def rows_without(self, path: str, flag: str, among: Sequence[FileMatches] | None) -> list[FileMatches]:
-        """The rows in which a boolean column is not true, file by file; `among` some rows of a table, or all (None)."""
-        return rows_without(self.table_at(path), path, self.store, flag, among)
+    def flagged(self, path: str, flag: Flag, among: Sequence[FileMatches] | None = None) -> list[FileMatches]:
+        """The rows with a flag, file by file, in order; `among` some rows of a table, or all (None), whose keys are 0."""
+        return flagged_rows(self.table_at(path), path, self.store, flag, among)
 
     def arrow_schema(self, path: str) -> pa.Schema:
         """The columns of a table as Arrow."""

@@ -159,30 +159,48 @@ def _matched_files(
             yield from (match for match in found if len(match.rows))
 
 
-def rows_without(
-    table: DeltaTable, path: str, store: Store, flag: str, among: Sequence[FileMatches] | None
+@dataclass(frozen=True)
+class Flag:
+    """Rows in which a boolean column is true, or is not: NULL is not true.
+
+    Files in which every row has a value of the column `lacking` have no such row.
+    """
+
+    column: str
+    is_set: bool
+    lacking: str | None = None
+
+
+def flagged_rows(
+    table: DeltaTable, path: str, store: Store, flag: Flag, among: Sequence[FileMatches] | None
 ) -> list[FileMatches]:
-    """The rows in which a boolean column is not true, file by file; `among` some rows of a table, or all (None)."""
-    schema, found = pa.schema([(flag, pa.bool_())]), list[FileMatches]()
-    for match in _every_file(table) if among is None else among:
+    """The rows with a flag, file by file, in order; `among` some rows of a table, or all (None), whose keys are 0."""
+    schema, found = pa.schema([(flag.column, pa.bool_())]), list[FileMatches]()
+    for match in every_file(table, flag.lacking) if among is None else among:
         flags = [batch.column(0) for batch in store.batches(joined(path, match.name), schema)]
-        unset = ~np.concatenate([np.empty(0, np.bool_), *(np.asarray(f.fill_null(False)) for f in flags)])
+        is_set = np.concatenate([np.empty(0, np.bool_), *(np.asarray(f.fill_null(False)) for f in flags)])
+        chosen = is_set == flag.is_set
         if among is None:
-            rows = np.setdiff1d(np.flatnonzero(unset), match.deleted)
+            rows = np.setdiff1d(np.flatnonzero(chosen), match.deleted)
             found.append(replace(match, rows=rows, keys=np.zeros(len(rows), np.int64)))
         else:
             found.append(
-                replace(match, rows=match.rows[unset[match.rows]], keys=match.keys[unset[match.rows]])
+                replace(match, rows=match.rows[chosen[match.rows]], keys=match.keys[chosen[match.rows]])
             )
     return [match for match in found if len(match.rows)]
 
 
-def _every_file(table: DeltaTable) -> list[FileMatches]:
-    """The files of a table, without any row."""
+def every_file(table: DeltaTable, lacking: str | None = None) -> list[FileMatches]:
+    """The files of a table that may have a NULL in `lacking`, without any row."""
     deleted, none = deleted_rows(table), np.empty(0, np.int64)
+    may = None if lacking is None else set(files_within(table, {}, lacking))
     files = pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist()
     names = [(unquote(file["path"]), file["path"], file["size_bytes"]) for file in files]
-    return [FileMatches(name, path, size, none, none, deleted.get(name, none)) for name, path, size in names]
+    return [
+        FileMatches(name, path, size, none, none, deleted.get(name, none))
+        for name, path, size in names
+        if may is None or name in may
+    ]
 
 
 def _equal_rows(left: pa.Table, right: pa.Table) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
