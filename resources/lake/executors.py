@@ -11,12 +11,14 @@ Python's lock, so threads keep as many cores busy.
 
 import logging
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed, wait
 from contextlib import contextmanager, suppress
 from functools import cache
 from threading import Event, Thread, Timer
 from typing import Protocol
+from zipimport import zipimporter
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -94,6 +96,17 @@ def _same(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     yield from batches
 
 
+def forget_archives() -> None:
+    """Forget in a Python worker which packages are in archives; an import finds them again.
+
+    Before each task Spark has Python read the contents of all archives again, once for each package in them, which takes
+    longer than a small task (`setup_spark_files` of pyspark/worker_util.py; zipimporter.invalidate_caches).
+    """
+    for path, finder in list(sys.path_importer_cache.items()):
+        if isinstance(finder, zipimporter):
+            del sys.path_importer_cache[path]
+
+
 def begin(session: SparkSession, parts: int) -> None:
     """Run a session's first job: it starts the Python processes that run functions."""
     numbers = session.range(0, parts, 1, parts)
@@ -132,6 +145,7 @@ class SparkExecutors:
         del hear
 
         def write(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            forget_archives()
             for batch in numbers:
                 for number in batch.column(0).to_pylist():
                     yield from part(number, iter)

@@ -6,10 +6,11 @@ of them by itself: a second each at the first job.
 https://spark.apache.org/docs/4.1.0/configuration.html#runtime-environment (spark.python.daemon.module)
 """
 
+import sys
 from contextlib import suppress
 from importlib import import_module
-
-from pyspark.daemon import manager
+from importlib.machinery import PathFinder
+from pathlib import Path
 
 #: The modules whose functions workers run; a worker imports what else it needs.
 _NEEDED = (
@@ -19,11 +20,26 @@ _NEEDED = (
 )
 
 
+def _import_installed_pyspark() -> None:
+    """Have pyspark imported from where it is installed, not from the archive of it that it contains.
+
+    Spark puts the archive first. Its modules are compiled at each start, as it has no compiled ones.
+    """
+    others = [path for path in sys.path if not path.endswith(".zip")]
+    installed = PathFinder.find_spec("pyspark", others)
+    if installed is not None and installed.origin is not None:
+        package = Path(installed.origin).parent
+        sys.path[:] = [path for path in sys.path if package not in Path(path).parents]
+
+
 def main() -> None:
     """Import, then fork workers until Spark ends it."""
+    _import_installed_pyspark()
     for name in _NEEDED:
         with suppress(ImportError):
             import_module(name)
+    from pyspark.daemon import manager
+
     manager()  # type: ignore[no-untyped-call]
 
 

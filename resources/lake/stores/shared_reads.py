@@ -1,26 +1,30 @@
 """Shares reads of row groups among readers that follow each other: each subscription reads the whole change log.
 
 In: a reading, by a key with all that it depends on. Out: its result, computed once as long as there is room.
-The first results are kept, as later readers read in the same order. Raises the reading's errors. Executors
-have nothing to share.
+The first results are kept, as later readers read in the same order. Raises the reading's errors. A Python
+worker of Spark keeps its own results, for the next task of the same run.
 """
 
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from threading import Lock
+from uuid import uuid4
 
 import pyarrow as pa
 
-#: This many bytes are kept.
-BYTES = 256 * 1024 * 1024
+#: This many bytes are kept by a run, and by each of Spark's Python workers.
+BYTES, WORKER_BYTES = 256 * 1024 * 1024, 64 * 1024 * 1024
 
 
 class SharedReads:
-    """Batches by their keys, up to a total size."""
+    """Batches by their keys, up to a total size.
 
-    def __init__(self, room: int = BYTES) -> None:
-        self._room = room
+    Where it is sent by `name`, the receiving process has one of its own of that name.
+    """
+
+    def __init__(self, room: int = BYTES, name: str | None = None) -> None:
+        self._room, self._name = room, name
         self._kept: dict[Hashable, pa.RecordBatch] = {}
         self._lock = Lock()
 
@@ -37,17 +41,28 @@ class SharedReads:
                 self._kept[key] = made
         return made
 
-    def __reduce__(self) -> tuple[type["SharedReads"], tuple[int]]:
-        return SharedReads, (0,)
+    def __reduce__(self) -> tuple[Callable[[str | None], "SharedReads"], tuple[str | None]]:
+        return _of_worker, (self._name,)
 
 
+def _of_worker(name: str | None) -> SharedReads:
+    """Shared reads of a name in the calling process; those of the name before are let go."""
+    if name is None:
+        return SharedReads(0)
+    if name not in _BY_NAME:
+        _BY_NAME.clear()
+        _BY_NAME[name] = SharedReads(WORKER_BYTES, name)
+    return _BY_NAME[name]
+
+
+_BY_NAME: dict[str, SharedReads] = {}
 _SHARED: ContextVar[SharedReads | None] = ContextVar("reads", default=None)
 
 
 @contextmanager
 def reads_shared() -> Iterator[None]:
     """Within the block, and the same thread of work, row groups that are read are kept for the next reader."""
-    token = _SHARED.set(SharedReads())
+    token = _SHARED.set(SharedReads(name=uuid4().hex))
     try:
         yield
     finally:

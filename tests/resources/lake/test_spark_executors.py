@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from zipfile import ZipFile
+from zipimport import zipimporter
+
+import pyarrow as pa
 import pytest
 
-from pgsieve.resources.lake.executors import SparkExecutors
+from pgsieve.resources.lake.delta.parquet_files import WRITTEN
+from pgsieve.resources.lake.executors import Guard, SparkExecutors, forget_archives
 from tests.fixtures.pgsieve_replica import engine
 
 
@@ -18,3 +27,32 @@ def test_a_session_says_how_many_parts_it_runs_at_a_time() -> None:
         cores,
         7,
     )
+
+
+def test_modules_of_a_forgotten_archive_are_still_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = tmp_path / "archive.zip"
+    with ZipFile(archive, "w") as file:
+        for name in ("__init__", "before", "after"):
+            file.writestr(f"package_of_an_archive/{name}.py", "")
+    monkeypatch.syspath_prepend(archive)
+    assert importlib.import_module("package_of_an_archive.before")
+    assert any(isinstance(each, zipimporter) for each in sys.path_importer_cache.values())
+    forget_archives()
+    assert not any(isinstance(each, zipimporter) for each in sys.path_importer_cache.values())
+    assert importlib.import_module("package_of_an_archive.after")
+
+
+@pytest.mark.spark
+def test_workers_import_what_is_installed_and_read_no_archive_again() -> None:
+    def part(number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
+        import pyspark
+
+        archives = sum(isinstance(each, zipimporter) for each in sys.path_importer_cache.values())
+        yield pa.RecordBatch.from_pylist([{"path": pyspark.__file__, "size": archives}], WRITTEN)
+
+    session = engine().session
+    rows = SparkExecutors(lambda: session).written(part, 3)
+    assert not [path for path in rows["path"].to_pylist() if ".zip" in path]
+    assert rows["size"].to_pylist() == [0, 0, 0]

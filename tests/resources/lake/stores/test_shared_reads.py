@@ -23,14 +23,24 @@ def test_what_has_room_is_made_once_and_the_first_stay() -> None:
     assert made == [100, 80, 50, 80]
 
 
-def test_without_a_block_and_in_another_process_nothing_is_kept() -> None:
+def test_another_process_keeps_reads_of_its_own_until_those_of_the_next_run_come() -> None:
     made: list[int] = []
     with reads_shared():
         kept = shared_reads()
         assert shared_reads() is kept
         kept.get("a", partial(_batch, made, 3))
-        travelled = pickle.loads(pickle.dumps(kept))
-    for shared in (travelled, shared_reads()):
+        tasks = [pickle.loads(pickle.dumps(kept)) for _ in range(2)]
+    for shared in (*tasks, *tasks):
+        assert shared.get("a", partial(_batch, made, 2)).num_rows == 2
+    with reads_shared():
+        pickle.loads(pickle.dumps(shared_reads())).get("a", partial(_batch, made, 1))
+    pickle.loads(pickle.dumps(kept)).get("a", partial(_batch, made, 4))
+    assert made == [3, 2, 1, 4]
+
+
+def test_without_a_block_nothing_is_kept_here_or_in_another_process() -> None:
+    made: list[int] = []
+    for shared in (shared_reads(), pickle.loads(pickle.dumps(shared_reads()))):
         for _ in range(2):
             shared.get("a", partial(_batch, made, 1))
-    assert made == [3, 1, 1, 1, 1]
+    assert made == [1, 1, 1, 1]
