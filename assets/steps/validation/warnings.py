@@ -50,7 +50,7 @@ def unsent_leaves(subscription: Subscription, catalog: Catalog) -> Iterator[Pgsi
                 yield PgsieveError(
                     f'table "{replicated.table.qualified}": changes of {", ".join(unsent)} are not in the WAL, as these'
                     " partitions are unlogged or foreign: the replica has their rows as of its copy",
-                    hint="make them logged (ALTER TABLE ... SET LOGGED); `pgsieve check --repair` brings their rows up to date",
+                    hint="make unlogged ones logged (ALTER TABLE ... SET LOGGED); `pgsieve check --repair` brings their rows up to date",
                 )
         listing = [p for p in publications if not p.all_tables]
         for root in sorted(catalog.tables.values(), key=lambda table: len(table.ancestors)):
@@ -60,7 +60,7 @@ def unsent_leaves(subscription: Subscription, catalog: Catalog) -> Iterator[Pgsi
                 yield PgsieveError(
                     f'table "{root.qualified}": {", ".join(left_out)} are not replicated, as these partitions are unlogged or'
                     " foreign, and published as themselves",
-                    hint="make them logged (ALTER TABLE ... SET LOGGED), or publish the root (publish_via_partition_root)",
+                    hint="make unlogged ones logged (ALTER TABLE ... SET LOGGED), or publish the root (publish_via_partition_root)",
                 )
 
 
