@@ -1,9 +1,9 @@
-"""Failpoints: one name per durable step, where a test ends the process or makes it fail.
+"""Failpoints: one name per durable step, where a test ends or stops the process, or makes it fail.
 
 `PGSIEVE_FAILPOINT=slot_created` ends a process with SIGKILL when it reaches that point for the first time,
 `slot_created:3` at the third time. Without the variable a point costs one comparison. `slot_created!` raises
-an OSError there instead, as if the answer to the write before it were lost. Executors inherit the variable,
-so a point that they reach ends one of them. ARCHITECTURE.md, "When a run dies", says what the next run does.
+an OSError there instead, as if the answer to the write before it were lost. `slot_created?` stops the process
+there until it gets SIGCONT. Executors inherit the variable, so a point that they reach ends one of them. ARCHITECTURE.md, "When a run dies", says what the next run does.
 """
 
 import errno
@@ -45,14 +45,14 @@ _reached: Counter[str] = Counter()
 
 
 def reach(point: Failpoint) -> None:
-    """End the process here if the environment says so, by SIGKILL without any cleanup; or raise OSError."""
+    """End the process here if the environment says so, by SIGKILL without any cleanup; or stop it, or raise OSError."""
     wanted = os.environ.get(VARIABLE)
     if wanted is None:
         return
-    name, _, number = wanted.removesuffix("!").partition(":")
+    name, _, number = wanted.rstrip("!?").partition(":")
     if name == point:
         _reached[point] += 1
         if _reached[point] == int(number or 1):
             if wanted.endswith("!"):
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGSTOP if wanted.endswith("?") else signal.SIGKILL)

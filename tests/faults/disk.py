@@ -1,5 +1,8 @@
 """A file system of its own, in a file: it can be full, and its power can be cut.
 
+Where the file is on another such file system, and that is full or without power, the kernel takes what is written here, and
+cannot bring it to disk: it says so when it is asked to, with ENOSPC or EIO.
+
 To go down at once, without writing back, is what its shutdown does (EXT4_IOC_SHUTDOWN in fs/ext4/ext4.h of Linux). Before that its
 journal is written, at the worst moment: files have their names then, and no bytes.
 """
@@ -24,14 +27,14 @@ _SHUTDOWN, _WITHOUT_JOURNAL = 0x8004587D, 2
 class Disk:
     """A file system at a folder."""
 
-    def __init__(self, folder: Path, size: int = 1 << 30) -> None:
-        self.folder, self._image = folder, folder.with_suffix(".image")
+    def __init__(self, folder: Path, size: int = 1 << 30, image: Path | None = None) -> None:
+        self.folder, self._image = folder, image or folder.with_suffix(".image")
         self._filler = folder / ".filler"
         folder.mkdir(parents=True)
-        with self._image.open("xb") as image:
-            image.truncate(size)
+        with self._image.open("xb") as file:
+            file.truncate(size)
         subprocess.run(["mkfs.ext4", "-q", "-m", "0", str(self._image)], check=True)
-        self._mount()
+        self.mount()
 
     def cut(self, *, names: bool) -> None:
         """Cut the power: whoever writes gets errors from now on. With `names` the journal is on disk by then, and no file's bytes."""
@@ -49,7 +52,7 @@ class Disk:
     def restore(self) -> None:
         """Give it power again, once nobody has a file of it open."""
         self.umount()
-        self._mount()
+        self.mount()
         self.make_room()
 
     def fill(self, room: int) -> None:
@@ -70,5 +73,8 @@ class Disk:
             assert time.monotonic() < deadline, "a process still has a file open"
             time.sleep(0.05)
 
-    def _mount(self) -> None:
+    def mount(self) -> None:
+        """Put it back, repaired as the system does at its start."""
+        repaired = subprocess.run(["e2fsck", "-y", str(self._image)], check=False, capture_output=True)
+        assert repaired.returncode <= 1, repaired.stdout  # 1: errors are corrected.
         subprocess.run(["mount", "-o", "loop", str(self._image), str(self.folder)], check=True)

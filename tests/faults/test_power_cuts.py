@@ -1,16 +1,19 @@
 """A power cut costs nothing: what a slot was confirmed for is on disk, and what was half written is put back by the next run.
 
-A lake is on a file system of its own, in a file. These tests mount file systems, so they are collected for root only.
+Writes that the disk loses cost nothing either. A lake is on a file system of its own, in a file. These tests mount file systems,
+so they are collected for root only.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import random
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import psycopg
@@ -21,16 +24,17 @@ from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.faults.disk import Disk
 from tests.faults.killable import MARKING, NOT_SMALL, REFUSED, Site, settled, site
 from tests.faults.test_kills import FIRST, LATER
+from tests.fixtures.oracle import wait_until
 
 pytestmark = pytest.mark.spark
 
 
 @contextlib.contextmanager
 def powered(
-    name: str, server: EmbeddedServer, folder: Path, conf: Mapping[str, str]
+    name: str, server: EmbeddedServer, folder: Path, conf: Mapping[str, str], image: Path | None = None
 ) -> Iterator[tuple[Site, psycopg.Connection, Disk]]:
-    """A site whose lake is on a disk."""
-    disk = Disk(folder / "lake")
+    """A site whose lake is on a disk, which has its bytes in a file."""
+    disk = Disk(folder / "lake", image=image)
     try:
         # Without a server of Spark's, which would have files open.
         with site(name, server, folder, "threads[2]", conf=conf) as (pgsieve, database):
@@ -79,6 +83,63 @@ def test_a_power_cut_costs_nothing(publisher_server: EmbeddedServer, tmp_path: P
         assert process.exitcode == REFUSED, pgsieve.log
         disk.restore()
         settled(pgsieve, database)
+
+
+def refused_when(
+    lose: Callable[[], None], point: Failpoint, pgsieve: Site, database: psycopg.Connection
+) -> None:
+    """A run whose writes up to a failpoint are lost says so and is refused, and its slots stay."""
+    pgsieve.write(database)
+    positions = (
+        "select confirmed_flush_lsn from pg_replication_slots where database = current_database() order by 1"
+    )
+    before, printed = database.execute(positions).fetchall(), len(pgsieve.log)
+    process = pgsieve.start("run", failpoint=f"{point}?")
+    state = Path(f"/proc/{process.pid}/stat")
+    wait_until(lambda: state.read_text().rpartition(")")[2].split()[0] == "T", lambda: pgsieve.log, 60)
+    lose()
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGCONT)
+    process.join(300)
+    said = " ".join(pgsieve.log[printed:].split())
+    assert process.exitcode == REFUSED, said
+    refusals = [
+        f'lake "{pgsieve.lake}" cannot be written: {os.strerror(code)}' for code in (errno.ENOSPC, errno.EIO)
+    ]
+    assert any(refusal in said for refusal in refusals), said
+    assert database.execute(positions).fetchall() == before, said
+
+
+@pytest.mark.long
+def test_what_the_disk_loses_stops_the_run_before_its_slot_moves(
+    publisher_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    """The kernel has taken the writes, and loses them: no room below the lake's file system, or no disk any more.
+
+    Five runs, and file systems that are repaired.
+    """
+    below = Disk(tmp_path / "below", 2 << 30)
+    with contextlib.ExitStack() as ended:
+        ended.callback(below.umount)
+        pgsieve, database, disk = ended.enter_context(
+            powered("lost_writes", publisher_server, tmp_path, {}, below.folder / "image")
+        )
+        settled(pgsieve, database)
+
+        def fill() -> None:
+            below.fill(0)
+            # More than blocks that had bytes before: of these the image has room.
+            (pgsieve.lake / ".more").write_bytes(bytes(64 << 20))
+
+        for lose, mend in ((fill, below.make_room), (partial(below.cut, names=False), below.restore)):
+            refused_when(lose, Failpoint.SLICE_COMMITTED, pgsieve, database)
+            disk.umount()
+            mend()
+            disk.mount()
+            settled(pgsieve, database)
+        disk.cut(names=True)
+        disk.restore()
+        pgsieve.verify(database)
 
 
 @pytest.mark.long
