@@ -19,7 +19,13 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.assets.steps.checks.difference import differing_rows, few_differing_rows
 from pgsieve.assets.steps.checks.segments import replica_checksums, replica_rows
-from pgsieve.assets.steps.initial_sync.rows import ReplicaColumn, copied_batches, copied_rows, replica_schema
+from pgsieve.assets.steps.initial_sync.rows import (
+    ReplicaColumn,
+    SelectedRows,
+    copied_batches,
+    copied_rows,
+    replica_schema,
+)
 from pgsieve.assets.steps.records.columns import living_rows
 from pgsieve.decoding.changes.deleted_rows import DELETED
 from pgsieve.decoding.changes.metadata_columns import Metadata, living
@@ -114,9 +120,8 @@ class Sides:
     def frames(self, chosen: Chosen | None) -> tuple[DataFrame, DataFrame]:
         """The rows of both sides, in chosen segments or all, as Spark DataFrames."""
         replica = self._replica()
-        expected = copied_rows(
-            self.lake.spark, self.conninfo, self.snapshot.name, self._queries(chosen), self.columns
-        )
+        selected = SelectedRows(self.conninfo, self.snapshot.name, self._queries(chosen), self.columns)
+        expected = copied_rows(self.lake.spark, selected)
         return expected, replica if chosen is None else replica_rows(replica, chosen)
 
     @property

@@ -22,43 +22,60 @@ class Damage:
     refusing: str | None = None
 
 
-def damage_of(subscription: str, lake: Lake, name: Name, generation: int) -> Damage:
-    """What obstructs a copy of a table.
+@dataclass(frozen=True)
+class ReplacedReplica:
+    """A table's replica that a copy is to replace; the change history of this generation continues after the copy."""
 
-    The change history of this generation continues after the copy, and so do the versions of rows; each begins
-    anew where its log is unreadable. A table that begins anew, or was put back, uses version numbers again that
-    cuts have named, and those cuts would name other rows. The same holds for the table states.
-    """
-    places = lake.paths
-    histories = (of(subscription, *name, generation) for of in (places.changes, places.versions))
-    paths = places.replica(subscription, *name), *histories
-    versions = {path: _version(lake, path) for path in paths}
-    version = versions[paths[0]]
-    newest = -1 if version is None else version
-    states = _version(lake, lake.paths.table_states(subscription))
-    return Damage(
-        tuple(path for path, readable in versions.items() if readable is None),
-        any(
-            cut.tables.get(name, -1) > newest or (cut.states or 0) > (states or 0)
-            for cut in Cuts(lake, subscription).kept()
-        ),
-        paths[0] if newest >= 0 and lake.refuses_rows(paths[0]) else None,
-    )
+    lake: Lake
+    subscription: str
+    name: Name
+    generation: int
 
+    @property
+    def path(self) -> str:
+        """The replica's path."""
+        return self.lake.paths.replica(self.subscription, *self.name)
 
-def make_room(subscription: str, lake: Lake, damage: Damage) -> None:
-    """Let a copy replace a damaged replica; its data files stay until they are vacuumed.
+    @property
+    def history(self) -> str:
+        """The path of the change history."""
+        return self.lake.paths.changes(self.subscription, *self.name, self.generation)
 
-    Raises LakeError where a log cannot be removed.
-    """
-    if damage.refusing is not None:
-        again_after_conflict(lake.take_any_row)(damage.refusing)
-    if damage.of_cuts:
-        kept = Cuts(lake, subscription).path
-        with lake.access.refusing(kept):
-            again_after_conflict(lambda: maintenance(lake, kept).delete("true"))()
-    for path in damage.logs:
-        lake.remove_log(path)
+    def damage(self) -> Damage:
+        """What obstructs the copy.
+
+        The change history and the versions of rows begin anew where their log is unreadable. A table that begins anew,
+        or was put back, uses version numbers again that cuts have named, and those cuts would name other rows. The same
+        holds for the table states.
+        """
+        lake, of_rows = self.lake, self.lake.paths.versions(self.subscription, *self.name, self.generation)
+        versions = {path: _version(lake, path) for path in (self.path, self.history, of_rows)}
+        version = versions[self.path]
+        newest = -1 if version is None else version
+        states = _version(lake, lake.paths.table_states(self.subscription))
+        return Damage(
+            tuple(path for path, readable in versions.items() if readable is None),
+            any(
+                cut.tables.get(self.name, -1) > newest or (cut.states or 0) > (states or 0)
+                for cut in Cuts(lake, self.subscription).kept()
+            ),
+            self.path if newest >= 0 and lake.refuses_rows(self.path) else None,
+        )
+
+    def make_room(self, damage: Damage) -> None:
+        """Let the copy replace a damaged replica; its data files stay until they are vacuumed.
+
+        Raises LakeError where a log cannot be removed.
+        """
+        lake = self.lake
+        if damage.refusing is not None:
+            again_after_conflict(lake.take_any_row)(damage.refusing)
+        if damage.of_cuts:
+            kept = Cuts(lake, self.subscription).path
+            with lake.access.refusing(kept):
+                again_after_conflict(lambda: maintenance(lake, kept).delete("true"))()
+        for path in damage.logs:
+            lake.remove_log(path)
 
 
 def _version(lake: Lake, path: str) -> int | None:

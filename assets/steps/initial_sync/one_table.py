@@ -17,27 +17,24 @@ import pyarrow as pa
 from pyspark.sql import Observation
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from pgsieve.assets.steps.initial_sync.damaged_replicas import Damage, damage_of, make_room
+from pgsieve.assets.steps.initial_sync.damaged_replicas import Damage, ReplacedReplica
 from pgsieve.assets.steps.initial_sync.rows import (
     ReplicaColumn,
-    copied_batches,
+    SelectedRows,
     copied_files,
     copied_rows,
     read_again,
-    replica_schema,
 )
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.observed import observed
 from pgsieve.assets.steps.records.cuts import Cuts
 from pgsieve.assets.steps.records.failures import explained
-from pgsieve.assets.steps.subscription import (
-    Subscription,
-)
+from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.decoding.changes.metadata_columns import METADATA, copied_as
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.publications.catalog import ReplicatedTable, Table
-from pgsieve.decoding.values.types import copy_expression
+from pgsieve.decoding.values.types import ColumnType, copy_expression
 from pgsieve.decoding.wording import shortened
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.committers import ByFiles, BySpark, Committer, InProcess
@@ -52,10 +49,7 @@ from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.errors import SourceError, refusing
 from pgsieve.resources.postgres.sessions import Conninfo
-from pgsieve.resources.postgres.snapshot import (
-    Chunks,
-    Snapshot,
-)
+from pgsieve.resources.postgres.snapshot import Chunks, Snapshot
 from pgsieve.resources.postgres.source import quote
 from pgsieve.resources.postgres.wal import current_lsn
 from pgsieve.resources.work import DRIVER, called, note
@@ -134,75 +128,167 @@ def select_list(subscription: Subscription, replicated: ReplicatedTable) -> list
     ]
 
 
-def copy_table(
-    subscription: Subscription,
-    lake: Lake,
-    planned: PlannedTable,
-    conninfo: Conninfo,
-    snapshot: Snapshot,
-    log: Log,
-    reading: AbstractContextManager[object],
-) -> Copied:
-    """Copy a table at a snapshot; its own problem, or another process that copied it later, is in the result.
+@dataclass(frozen=True)
+class _Written:
+    """A replica after its copy: the rows copied, its version, and whether it is another process's by now."""
+
+    rows: int = 0
+    version: int = 0
+    overrun: bool = False
+
+
+@dataclass(frozen=True)
+class SnapshotCopy:
+    """The copies of a subscription's tables at one exported snapshot.
 
     `log` gets the progress every half minute. `reading` is entered while the publisher is read.
     """
-    started = time.monotonic()
-    replicated, table = planned.replicated, planned.replicated.table
-    types = subscription.replica_types(replicated)
-    path = lake.paths.replica(subscription.name, table.schema, table.name)
-    problem, rows, version, overrun = None, 0, 0, False
-    try:
+
+    subscription: Subscription
+    lake: Lake
+    snapshot: Snapshot
+    conninfo: Conninfo
+    log: Log
+    reading: AbstractContextManager[object]
+
+    def copied(self, planned: PlannedTable) -> Copied:
+        """Copy a table; its own problem, or another process that copied it later, is in the result."""
+        started = time.monotonic()
+        replicated, table = planned.replicated, planned.replicated.table
+        types = self.subscription.replica_types(replicated)
+        written, problem = _Written(), None
+        try:
+            written = self._written(planned, types)
+        except OverrunError:
+            written = _Written(overrun=True)
+        except PgsieveError as error:
+            problem = explained(self.lake, _of_reading(replicated, error), (table.schema, table.name))
+        return Copied(
+            schema=table.schema,
+            table=table.name,
+            lsn=self.snapshot.lsn,
+            rows=written.rows,
+            seconds=time.monotonic() - started,
+            version=written.version,
+            row_filter=" OR ".join(replicated.row_filters) if replicated.row_filters is not None else None,
+            columns=tuple((name, t.spark) for name, t in types.items()),
+            published={self.subscription.replica_name(name): name for name in replicated.columns},
+            problem=problem,
+            overrun=written.overrun,
+        )
+
+    def _written(self, planned: PlannedTable, types: Mapping[str, ColumnType]) -> _Written:
+        lake, table = self.lake, planned.replicated.table
+        path = lake.paths.replica(self.subscription.name, table.schema, table.name)
         # Without copy_data a table that comes back continues with its present rows.
-        kept = not subscription.copy_data and lake.records.exists(path)
-        if not kept:
-            chunks = planned.chunks if subscription.copy_data else Chunks([], 0)
-            key = set(map(subscription.replica_name, replicated.key))
-            columns = [ReplicaColumn(name, t, name in key) for name, t in types.items()]
-            committer = _committer(subscription, lake, planned, snapshot, chunks.bytes, columns)
-            with refusing(subscription.feed.source.name, f'copy table "{table.qualified}"'):
-                properties = subscription.layout.of((table.schema, table.name)).delta()
-                progress = Progress(table.qualified, len(chunks.queries), chunks.bytes, log)
-                with called(subscription.name, f"initial sync of {table.schema}.{table.name}"):
-                    rows = _write_copy(
-                        lake,
-                        path,
-                        committer,
-                        chunks,
-                        conninfo,
-                        snapshot,
-                        columns,
-                        properties,
-                        progress,
-                        reading,
-                    )
-                # A table that existed before kept its own.
-                if properties:
-                    again_after_conflict(lake.set_properties)(path, properties)
-            reach(Failpoint.TABLE_COPIED)
-        else:
+        if not self.subscription.copy_data and lake.records.exists(path):
             # As a copy would: a replica below its state's LSN is taken for one that was put back.
-            lake.hold_position(path, snapshot.lsn)
+            lake.hold_position(path, self.snapshot.lsn)
+            return _Written(version=lake.records.head(path).version)
+        chunks = planned.chunks if self.subscription.copy_data else Chunks([], 0)
+        key = set(map(self.subscription.replica_name, planned.replicated.key))
+        columns = [ReplicaColumn(name, t, name in key) for name, t in types.items()]
+        selected = SelectedRows(self.conninfo, self.snapshot.name, chunks.queries, columns)
+        committer = self._committer(planned, selected, chunks.bytes)
+        with refusing(self.subscription.feed.source.name, f'copy table "{table.qualified}"'):
+            properties = self.subscription.layout.of((table.schema, table.name)).delta()
+            progress = Progress(table.qualified, len(chunks.queries), chunks.bytes, self.log)
+            with called(self.subscription.name, f"initial sync of {table.schema}.{table.name}"):
+                commit = Commit(
+                    self.snapshot.lsn, overwrite=True, metadata={"copied": True}, properties=properties
+                )
+                rows = self._write_copy(path, committer, selected, commit, progress)
+            # A table that existed before kept its own.
+            if properties:
+                again_after_conflict(lake.set_properties)(path, properties)
+        reach(Failpoint.TABLE_COPIED)
         head = lake.records.head(path)
-        overrun = not kept and (head.position or 0) > snapshot.lsn
-        version = head.version
-    except OverrunError:
-        overrun = True
-    except PgsieveError as error:
-        problem = explained(lake, _of_reading(replicated, error), (table.schema, table.name))
-    return Copied(
-        schema=table.schema,
-        table=table.name,
-        lsn=snapshot.lsn,
-        rows=rows,
-        seconds=time.monotonic() - started,
-        version=version,
-        row_filter=" OR ".join(replicated.row_filters) if replicated.row_filters is not None else None,
-        columns=tuple((name, t.spark) for name, t in types.items()),
-        published={subscription.replica_name(name): name for name in replicated.columns},
-        problem=problem,
-        overrun=overrun,
-    )
+        return _Written(rows, head.version, (head.position or 0) > self.snapshot.lsn)
+
+    def _committer(self, planned: PlannedTable, selected: SelectedRows, size: int) -> Committer:
+        """The committer of the copy, once there is room for it.
+
+        Raises OverrunError and PgsieveError where it must not be written.
+
+        The checks here are of one moment: the copy's commit finds later writes.
+        """
+        lake, table, schema = self.lake, planned.replicated.table, selected.schema
+        name = (table.schema, table.name)
+        replica = ReplacedReplica(lake, self.subscription.name, name, planned.generation)
+
+        def decided() -> Committer:
+            self._refuse_later(replica.path, table)
+            _check_names(selected.columns)
+            return lake.policy.committer(replica.path, schema.names, size, lambda: schema, overwrite=True)
+
+        with lake.consistent_read(replica.path, replica.history, Cuts(lake, self.subscription.name).path):
+            damage = replica.damage()
+            if damage == Damage():
+                return decided()
+        replica.make_room(damage)
+        with lake.consistent_read():
+            return decided()
+
+    def _refuse_later(self, path: str, table: Table) -> None:
+        """Refuse to copy below the replica's own position: Delta would leave the commit out.
+
+        Raises OverrunError where another process has copied the table since the snapshot.
+        """
+        position, lsn = self.lake.records.position(path), self.snapshot.lsn
+        if position is not None and position >= lsn:
+            with self.subscription.feed.source.connect() as connection:
+                if position <= current_lsn(connection):
+                    raise OverrunError(path)
+            raise PgsieveError(
+                f'table "{table.qualified}": its replica holds changes up to {format_lsn(position)}, but the publisher is only'
+                f" at {format_lsn(lsn)}",
+                hint="replicate another cluster into another `lake`, or drop the subscription with --delete-tables",
+                sqlstate="55000",
+            )
+
+    def _write_copy(
+        self, path: str, committer: Committer, selected: SelectedRows, commit: Commit, progress: Progress
+    ) -> int:
+        """Replace the replica by the selected rows; returns their number."""
+        match committer:
+            case InProcess():
+                return self._write_in_process(path, committer, selected, commit)
+            case ByFiles():
+                return self._write_files(path, committer, selected, commit, progress)
+            case BySpark():
+                return self._write_by_spark(path, selected, commit)
+
+    def _write_in_process(
+        self, path: str, committer: InProcess, selected: SelectedRows, commit: Commit
+    ) -> int:
+        with self.reading:
+            numbers = range(len(selected.queries))
+            batches = [batch for number in numbers for batch in read_again(partial(selected.batches, number))]
+        copied = pa.Table.from_batches(batches, selected.schema)
+        note(DRIVER, 1, copied.nbytes)
+        committer.write(path, copied, commit)
+        return int(copied.num_rows)
+
+    def _write_files(
+        self, path: str, committer: ByFiles, selected: SelectedRows, commit: Commit, progress: Progress
+    ) -> int:
+        size = committer.file_bytes(path, commit.properties)
+
+        def written() -> pa.Table:
+            with self.reading:
+                return copied_files(self.lake.executors, selected, path, self.lake.store, size, progress.hear)
+
+        files = committer.commit(written, path, selected.schema, commit)
+        return sum(json.loads(file["stats"])["numRecords"] for file in files)
+
+    def _write_by_spark(self, path: str, selected: SelectedRows, commit: Commit) -> int:
+        frame = copied_rows(self.lake.spark, selected)
+        counted, rows = Observation(), [F.count(F.lit(1)).alias("rows")]
+        # Delta in Spark does not know the target size of files; it is set afterwards.
+        properties = {name: value for name, value in commit.properties.items() if name != FILE_BYTES_PROPERTY}
+        with self.reading:
+            self.lake.write(frame.observe(counted, *rows), path, replace(commit, properties=properties))
+            return int(observed(counted, rows, lambda: self.lake.current(path))["rows"])
 
 
 def _of_reading(replicated: ReplicatedTable, error: PgsieveError) -> PgsieveError:
@@ -227,61 +313,6 @@ def is_beyond(lake: Lake, path: str, lsn: int) -> bool:
     return (lake.records.position(path) or 0) > lsn
 
 
-def _committer(
-    subscription: Subscription,
-    lake: Lake,
-    planned: PlannedTable,
-    snapshot: Snapshot,
-    size: int,
-    columns: Sequence[ReplicaColumn],
-) -> Committer:
-    """The committer of the copy, once there is room for it.
-
-    Raises OverrunError and PgsieveError where it must not be written.
-
-    The checks here are of one moment: the copy's commit finds later writes.
-    """
-    table, schema = planned.replicated.table, replica_schema(columns)
-    name = table.schema, table.name
-    path, history = (
-        lake.paths.replica(subscription.name, *name),
-        lake.paths.changes(subscription.name, *name, planned.generation),
-    )
-
-    def decided() -> Committer:
-        _refuse_later(subscription, lake, path, table, snapshot)
-        _check_names(columns)
-        return lake.policy.committer(path, schema.names, size, lambda: schema, overwrite=True)
-
-    with lake.consistent_read(path, history, Cuts(lake, subscription.name).path):
-        damage = damage_of(subscription.name, lake, name, planned.generation)
-        if damage == Damage():
-            return decided()
-    make_room(subscription.name, lake, damage)
-    with lake.consistent_read():
-        return decided()
-
-
-def _refuse_later(
-    subscription: Subscription, lake: Lake, path: str, table: Table, snapshot: Snapshot
-) -> None:
-    """Refuse to copy below the replica's own position: Delta would leave the commit out.
-
-    Raises OverrunError where another process has copied the table since the snapshot.
-    """
-    position = lake.records.position(path)
-    if position is not None and position >= snapshot.lsn:
-        with subscription.feed.source.connect() as connection:
-            if position <= current_lsn(connection):
-                raise OverrunError(path)
-        raise PgsieveError(
-            f'table "{table.qualified}": its replica holds changes up to {format_lsn(position)}, but the publisher is only'
-            f" at {format_lsn(snapshot.lsn)}",
-            hint="replicate another cluster into another `lake`, or drop the subscription with --delete-tables",
-            sqlstate="55000",
-        )
-
-
 def _check_names(columns: Sequence[ReplicaColumn]) -> None:
     """Raise LakeError for columns that no Delta table can have: none, or two whose names differ only in case."""
     if not columns:
@@ -296,75 +327,3 @@ def _check_names(columns: Sequence[ReplicaColumn]) -> None:
                 f"columns {quote(other)} and {quote(column.name)} differ in case alone, and a Delta table has one of them",
                 hint="rename one, or publish a column list without it",
             )
-
-
-def _write_copy(
-    lake: Lake,
-    path: str,
-    committer: Committer,
-    chunks: Chunks,
-    conninfo: Conninfo,
-    snapshot: Snapshot,
-    columns: Sequence[ReplicaColumn],
-    properties: Mapping[str, str],
-    progress: "Progress",
-    reading: AbstractContextManager[object],
-) -> int:
-    """Replace the replica by the rows at the snapshot; returns their number.
-
-    `properties` are Delta's, of a new replica.
-    """
-    schema = replica_schema(columns)
-    commit = Commit(snapshot.lsn, overwrite=True, metadata={"copied": True}, properties=properties)
-    match committer:
-        case InProcess():
-            with reading:
-                batches = [
-                    batch
-                    for query in chunks.queries
-                    for batch in read_again(partial(copied_batches, conninfo, snapshot.name, query, columns))
-                ]
-            copied = pa.Table.from_batches(batches, schema)
-            note(DRIVER, 1, copied.nbytes)
-            committer.write(path, copied, commit)
-            return int(copied.num_rows)
-        case ByFiles():
-            size = committer.file_bytes(path, properties)
-            queries = chunks.queries
-
-            def written() -> pa.Table:
-                with reading:
-                    return copied_files(
-                        lake.executors,
-                        conninfo,
-                        snapshot.name,
-                        queries,
-                        columns,
-                        path,
-                        lake.store,
-                        size,
-                        progress.hear,
-                    )
-
-            files = committer.commit(written, path, schema, commit)
-            return sum(json.loads(file["stats"])["numRecords"] for file in files)
-        case BySpark():
-            with reading:
-                return _copy_by_spark(lake, path, chunks, conninfo, snapshot, columns, commit)
-
-
-def _copy_by_spark(
-    lake: Lake,
-    path: str,
-    chunks: Chunks,
-    conninfo: Conninfo,
-    snapshot: Snapshot,
-    columns: Sequence[ReplicaColumn],
-    commit: Commit,
-) -> int:
-    frame = copied_rows(lake.spark, conninfo, snapshot.name, chunks.queries, columns)
-    counted, rows = Observation(), [F.count(F.lit(1)).alias("rows")]
-    # Delta in Spark does not know the target size of files; it is set afterwards.
-    properties = {name: value for name, value in commit.properties.items() if name != FILE_BYTES_PROPERTY}
-    lake.write(frame.observe(counted, *rows), path, replace(commit, properties=properties))
-    return int(observed(counted, rows, lambda: lake.current(path))["rows"])

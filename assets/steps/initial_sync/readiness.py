@@ -23,12 +23,12 @@ from pgsieve.decoding.changes.columns import changes_schema
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable
 from pgsieve.decoding.values.quoting import quote_qualified
+from pgsieve.decoding.wording import counted
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.errors import LakeError, again_after_conflict
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.postgres.snapshot import (
-    Snapshot,
-)
+from pgsieve.resources.postgres.awaited import SnapshotAwaitedError
+from pgsieve.resources.postgres.snapshot import Snapshot
 
 
 @dataclass(frozen=True)
@@ -70,33 +70,18 @@ def is_announced(state: TableState | None) -> bool:
     )
 
 
-def settle(
-    subscription: Subscription, lake: Lake, names: Collection[Name], catalog: Catalog, log: Log
-) -> set[Name]:
-    """Make tables ready that an earlier run has copied: the replica has the snapshot that its state announced."""
-    states = TableStates(lake, subscription.name).newest()
-    paths = {n: lake.paths.replica(subscription.name, *n) for n in names if is_announced(states.get(n))}
-    with lake.consistent_read(*paths.values()):
-        complete = [
-            replace(states[name], state=SyncState.READY)
-            for name, path in paths.items()
-            if (definition := states[name].definition) is not None
-            and _holds(lake, path, states[name].lsn)
-            and not definition.layout.is_rewritten(catalog)
-        ]
-    ready = declare(subscription, lake, complete, log).ready
-    for state in ready:
-        log(f"{quote_qualified(*state.name)} was copied at {format_lsn(state.lsn)} by an earlier run")
-    return {state.name for state in ready}
-
-
-def _holds(lake: Lake, path: str, lsn: int) -> bool:
-    """Whether a replica is at an LSN; an unreadable one is made again."""
-    try:
-        return lake.records.position(path) == lsn
-    except LakeError as error:
-        reason(lake, error)  # Raises where the lake itself fails.
-        return False
+def deferred(
+    states: TableStates, names: Sequence[Name], error: SnapshotAwaitedError, log: Log
+) -> list[Copied]:
+    """Leave tables to the next run, as their snapshot waits for other transactions."""
+    former, reason = states.newest(), f"{error.message}; the next run copies it"
+    definitions = {name: former[name].definition if name in former else None for name in names}
+    states.append(
+        [TableState(*n, SyncState.INITIALIZE, definition=definitions[n], reason=reason) for n in names]
+    )
+    log(f"{counted(len(names), 'table')} of {states.subscription} cannot be copied yet: {error.message}")
+    awaits = error.transactions
+    return [Copied(*n, 0, 0, 0.0, 0, None, (), reason, awaits=awaits) for n in names]
 
 
 def state_after(
@@ -119,50 +104,81 @@ def state_after(
     return replace(state, state=SyncState.READY)
 
 
-def declare(subscription: Subscription, lake: Lake, states: Sequence[TableState], log: Log) -> Declared:
-    """Record the states after a copy, and begin histories that have copied rows.
+@dataclass(frozen=True)
+class Readiness:
+    """Makes the tables of a subscription ready after their copies."""
 
-    A table is ready when all later slices are transformed for it. A process that transformed one meanwhile,
-    without the lock, has left the table out, or has begun anew after the fence and found that it is copied.
-    """
-    if not states:
-        return Declared()
-    name, overrun = subscription.name, list[Name]()
-    _begin_histories(subscription, lake, [s for s in states if s.state == SyncState.READY], log)
+    subscription: Subscription
+    lake: Lake
+    log: Log
 
-    def finish() -> None:
-        base = max(lake.records.head(TableStates(lake, name).path).version, 0)
-        paths = {s.name: lake.paths.replica(name, *s.name) for s in states}
+    @property
+    def _states(self) -> TableStates:
+        return TableStates(self.lake, self.subscription.name)
+
+    def _path(self, name: Name) -> str:
+        return self.lake.paths.replica(self.subscription.name, *name)
+
+    def settle(self, names: Collection[Name], catalog: Catalog) -> set[Name]:
+        """Make tables ready that an earlier run has copied: the replica has the snapshot that its state announced."""
+        lake, states = self.lake, self._states.newest()
+        paths = {n: self._path(n) for n in names if is_announced(states.get(n))}
         with lake.consistent_read(*paths.values()):
-            overrun[:] = [
-                s.name for s in states if s.state == SyncState.READY and is_beyond(lake, paths[s.name], s.lsn)
+            complete = [
+                replace(states[name], state=SyncState.READY)
+                for name, path in paths.items()
+                if (definition := states[name].definition) is not None
+                and _holds(lake, path, states[name].lsn)
+                and not definition.layout.is_rewritten(catalog)
             ]
-        finished = [
-            replace(s, state=SyncState.FINISHED_COPY) if s.state == SyncState.READY else s for s in states
-        ]
-        TableStates(lake, name).append([s for s in finished if s.name not in overrun], base)
+        ready = self.declare(complete).ready
+        for state in ready:
+            self.log(
+                f"{quote_qualified(*state.name)} was copied at {format_lsn(state.lsn)} by an earlier run"
+            )
+        return {state.name for state in ready}
 
-    again_after_conflict(finish)()
-    reach(Failpoint.COPY_FINISHED)
-    copied = [s for s in states if s.state == SyncState.READY and s.name not in overrun]
-    if not copied:
-        return Declared((), overrun)
-    upto = Transformed(lake, name).fence()
-    again = "changes after its copy were transformed without it"
-    TableStates(lake, name).append(
-        [s if upto <= s.lsn else replace(s, state=SyncState.INITIALIZE, reason=again) for s in copied],
-    )
-    return Declared([s for s in copied if upto <= s.lsn], overrun)
+    def declare(self, states: Sequence[TableState]) -> Declared:
+        """Record the states after a copy, and begin histories that have copied rows.
 
+        A table is ready when all later slices are transformed for it. A process that transformed one meanwhile,
+        without the lock, has left the table out, or has begun anew after the fence and found that it is copied.
+        """
+        if not states:
+            return Declared()
+        self._begin_histories([s for s in states if s.state == SyncState.READY])
+        overrun = again_after_conflict(lambda: self._finish(states))()
+        reach(Failpoint.COPY_FINISHED)
+        copied = [s for s in states if s.state == SyncState.READY and s.name not in overrun]
+        if not copied:
+            return Declared((), overrun)
+        upto = Transformed(self.lake, self.subscription.name).fence()
+        again = "changes after its copy were transformed without it"
+        self._states.append(
+            [s if upto <= s.lsn else replace(s, state=SyncState.INITIALIZE, reason=again) for s in copied]
+        )
+        return Declared([s for s in copied if upto <= s.lsn], overrun)
 
-def _begin_histories(subscription: Subscription, lake: Lake, copied: Sequence[TableState], log: Log) -> None:
-    """Begin the histories of copied tables with their rows, unless another process has copied or changed them since."""
+    def _finish(self, states: Sequence[TableState]) -> list[Name]:
+        """Record that copies are finished. Returns the tables that another process has copied later, which are left out."""
+        lake = self.lake
+        base = max(lake.records.head(self._states.path).version, 0)
+        copied = {s.name: s.lsn for s in states if s.state == SyncState.READY}
+        paths = {name: self._path(name) for name in copied}
+        with lake.consistent_read(*paths.values()):
+            overrun = [name for name, lsn in copied.items() if is_beyond(lake, paths[name], lsn)]
+        finished = [replace(s, state=SyncState.FINISHED_COPY) if s.name in copied else s for s in states]
+        self._states.append([s for s in finished if s.name not in overrun], base)
+        return overrun
 
-    def begin(state: TableState) -> None:
-        definition = state.definition
+    def _begin_histories(self, copied: Sequence[TableState]) -> None:
+        """Begin the histories of copied tables with their rows, unless another process has copied or changed them since."""
+        self.lake.in_parallel(self._begin_history, copied)
+
+    def _begin_history(self, state: TableState) -> None:
+        subscription, lake, definition = self.subscription, self.lake, state.definition
         assert definition is not None
-        path = lake.paths.replica(subscription.name, *state.name)
-        if is_beyond(lake, path, state.lsn):
+        if is_beyond(lake, self._path(state.name), state.lsn):
             return
         time = definition.published.time if definition.published else None
         if definition.history.whole:
@@ -172,15 +188,22 @@ def _begin_histories(subscription: Subscription, lake: Lake, copied: Sequence[Ta
         table = VersionTable.kept(subscription, lake, state)
         if table is None:
             if subscription.histories.of(state.name).scd2:
-                log(f"{what} are not kept: `pgsieve validate` says why")
+                self.log(f"{what} are not kept: `pgsieve validate` says why")
             return
         known = lake.records.exists(table.path)
         try:
             begun = table.begin_anew(state.lsn, time)
         except TABLE_ERRORS as error:
-            log(f"{what} do not begin: {explained(lake, error, state.name)}")
+            self.log(f"{what} do not begin: {explained(lake, error, state.name)}")
             return
         if begun and known:
-            log(f"{what} are ended, and begin anew at {format_lsn(state.lsn)}")
+            self.log(f"{what} are ended, and begin anew at {format_lsn(state.lsn)}")
 
-    lake.in_parallel(begin, copied)
+
+def _holds(lake: Lake, path: str, lsn: int) -> bool:
+    """Whether a replica is at an LSN; an unreadable one is made again."""
+    try:
+        return lake.records.position(path) == lsn
+    except LakeError as error:
+        reason(lake, error)  # Raises where the lake itself fails.
+        return False

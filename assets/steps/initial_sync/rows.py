@@ -7,6 +7,7 @@ chunk is never in memory as a whole.
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -38,33 +39,42 @@ class ReplicaColumn(NamedTuple):
     is_key: bool = False
 
 
-def copied_rows(
-    spark: SparkSession,
-    conninfo: Conninfo,
-    snapshot: str,
-    queries: Sequence[str],
-    columns: Sequence[ReplicaColumn],
-) -> DataFrame:
-    """The rows that `queries` select at `snapshot`, in the replica's types, one partition a query."""
-    schema = ddl((c.name, c.type.spark) for c in columns)
+@dataclass(frozen=True, slots=True)
+class SelectedRows:
+    """The rows that queries select at an exported snapshot, in the types of a replica's columns."""
+
+    conninfo: Conninfo
+    snapshot: str
+    queries: Sequence[str]
+    columns: Sequence[ReplicaColumn]
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The replica's columns as Arrow."""
+        return replica_schema(self.columns)
+
+    def batches(self, number: int) -> Generator[pa.RecordBatch, None, None]:
+        """The rows of one of the queries."""
+        return copied_batches(self.conninfo, self.snapshot, self.queries[number], self.columns)
+
+
+def copied_rows(spark: SparkSession, selected: SelectedRows) -> DataFrame:
+    """The selected rows, one partition a query."""
+    schema, queries = ddl((c.name, c.type.spark) for c in selected.columns), len(selected.queries)
     if not queries:
         return spark.createDataFrame([], schema)
-    statements = list(queries)
 
     def copy(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in numbers:
             for number in batch.column(0).to_pylist():
-                yield from copied_batches(conninfo, snapshot, statements[number], columns)
+                yield from selected.batches(number)
 
-    return spark.range(0, len(queries), 1, len(queries)).mapInArrow(copy, schema)
+    return spark.range(0, queries, 1, queries).mapInArrow(copy, schema)
 
 
 def copied_files(
     executors: Executors,
-    conninfo: Conninfo,
-    snapshot: str,
-    queries: Sequence[str],
-    columns: Sequence[ReplicaColumn],
+    selected: SelectedRows,
     folder: str,
     store: Store,
     size: int,
@@ -76,17 +86,17 @@ def copied_files(
 
     `hear` is called with the number of finished queries.
     """
-    statements, schema = list(queries), replica_schema(columns)
+    schema = selected.schema
 
-    def written(query: str, guard: Guard) -> Iterator[pa.RecordBatch]:
-        with closing(copied_batches(conninfo, snapshot, query, columns)) as batches:
+    def written(number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
+        with closing(selected.batches(number)) as batches:
             yield from write_files(folder, schema, guard(batches), store=store, size=size)
 
     def copy(number: int, guard: Guard) -> list[pa.RecordBatch]:
         # No commit has the files of an interrupted reading.
-        return read_again(partial(written, statements[number], guard))
+        return read_again(partial(written, number, guard))
 
-    return executors.written(copy, len(statements), hear)
+    return executors.written(copy, len(selected.queries), hear)
 
 
 def read_again(chunk: Callable[[], Iterable[pa.RecordBatch]]) -> list[pa.RecordBatch]:

@@ -5,14 +5,16 @@ between the two is missing; the WAL that it retains meanwhile is bounded.
 """
 
 from collections.abc import Collection
+from dataclasses import dataclass
 
-from pgsieve.assets.steps.initial_sync.copy import copy_batches, deferred
+from pgsieve.assets.steps.initial_sync.copy import InitialCopy
 from pgsieve.assets.steps.initial_sync.one_table import Copied
+from pgsieve.assets.steps.initial_sync.readiness import deferred
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.records.databases import keep_database
 from pgsieve.assets.steps.records.failures import passes
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
-from pgsieve.assets.steps.records.table_states import Name
+from pgsieve.assets.steps.records.table_states import Name, TableStates
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.slot_consumption.reading import SLICE_BYTES
 from pgsieve.assets.steps.slot_consumption.ready import ready_slot
@@ -63,30 +65,36 @@ def copy_tables(
             lake.policy.expect(max(sizes.values()) if subscription.copy_data else 0)
             ready_slot(connection, feed, lake, subscription.name)
         except SnapshotAwaitedError as error:
-            return deferred(subscription, lake, sorted(names), error, log)
+            return deferred(TableStates(lake, subscription.name), sorted(names), error, log)
         keep_database(connection, subscription.name, lake)
 
-    def between(more: bool) -> None:
-        _bound_wal(subscription, lake, log, more=more)
+    retained = _RetainedWal(subscription, lake, log)
+    copy = InitialCopy(subscription, lake, log, seconds)
+    return copy.of_tables(sizes, retained.bound, lacking=lacking)
 
-    return copy_batches(subscription, lake, sizes, log, between, lacking=lacking, seconds=seconds)
 
+@dataclass(frozen=True)
+class _RetainedWal:
+    """The WAL that a feed's slot retains while tables of a subscription are copied."""
 
-def _bound_wal(subscription: Subscription, lake: Lake, log: Log, *, more: bool) -> None:
-    """Report how much WAL the slot retains; between two batches the slot is drained where that is much."""
-    feed = subscription.feed
-    try:
-        with feed.source.connect() as connection:
-            state = slot_state(connection, feed.slot)
-        if more and state is not None and state.lag >= SLICE_BYTES:
-            drain(feed, lake, [subscription], log)
+    subscription: Subscription
+    lake: Lake
+    log: Log
+
+    def bound(self, more: bool) -> None:
+        """Report how much it is; if it is much, and `more` batches follow, drain the slot."""
+        feed = self.subscription.feed
+        try:
+            with feed.source.connect() as connection:
+                state = slot_state(connection, feed.slot)
+            if more and state is not None and state.lag >= SLICE_BYTES:
+                drain(feed, self.lake, [self.subscription], self.log)
+                return
+        except PgsieveError as error:
+            if not (passes(error) or isinstance(error, SlotInUseError)):
+                raise
+            self.log(f"{error.message}; the copy goes on")
             return
-    except PgsieveError as error:
-        if not (passes(error) or isinstance(error, SlotInUseError)):
-            raise
-        log(f"{error.message}; the copy goes on")
-        return
-    if state is not None and state.lag >= SLICE_BYTES:
-        log(
-            f"the slot {feed.slot} retains {state.lag / 1024**2:,.0f} MiB of WAL that came while tables were copied"
-        )
+        if state is not None and state.lag >= SLICE_BYTES:
+            retained = f"{state.lag / 1024**2:,.0f} MiB of WAL"
+            self.log(f"the slot {feed.slot} retains {retained} that came while tables were copied")

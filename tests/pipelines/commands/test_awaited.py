@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from pgsieve.assets.steps.checks import consistency
-from pgsieve.assets.steps.initial_sync import copy
+from pgsieve.assets.steps.initial_sync import one_batch
 from pgsieve.assets.steps.operations import initial_copy
 from pgsieve.assets.steps.slot_consumption import ready
 from pgsieve.pipelines.commands import materializer
@@ -112,7 +112,7 @@ def test_a_locked_table_keeps_no_other_waiting(shop: Shop, monkeypatch: pytest.M
             if point == Failpoint.SNAPSHOT_EXPORTED and not ddl.closed:
                 ddl.execute("lock table altered, chosen in access exclusive mode")
 
-        monkeypatch.setattr(copy, "reach", locking)
+        monkeypatch.setattr(one_batch, "reach", locking)
         code, output = shop.cli("run")
         assert code == 1, output
         assert newest(*settled) == {5}, output

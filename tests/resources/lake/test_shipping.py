@@ -65,7 +65,7 @@ for what in sys.argv[1:]:
 #: What the sender evaluates.
 FUNCTIONS = (
     "lambda batch: decoded(batch, relation, names, names)",
-    "lambda: copy.copied_batches('', '', '', columns)",
+    "copy.SelectedRows('', '', ('',), columns).batches",
     "messages.change_log_rows",
     "lambda received: _changes([(filtered, None)], received)",
     "_made(filtered, 1)",

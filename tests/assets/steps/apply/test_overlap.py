@@ -20,8 +20,9 @@ from pgsieve.assets.steps.apply.batch import Batch
 from pgsieve.assets.steps.apply.replica_tables import apply
 from pgsieve.assets.steps.checks import consistency
 from pgsieve.assets.steps.checks.consistency import check_consistency
-from pgsieve.assets.steps.initial_sync import copy, one_table
 from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
+from pgsieve.assets.steps.initial_sync.one_table import SnapshotCopy
+from pgsieve.assets.steps.initial_sync.readiness import Readiness
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.assets.steps.records.cuts import Cuts
 from pgsieve.assets.steps.records.transformed import Transformed
@@ -283,7 +284,7 @@ def test_a_table_is_copied_again_where_slices_were_transformed_without_it(
         overlap.second.receive()
         apply(overlap.second.subscription, overlap.second.lake, _quiet)
 
-    _meanwhile(monkeypatch, copy, "declare", another)
+    _meanwhile(monkeypatch, Readiness, "declare", another)
     overlap.first.copy(COPIED)
     overlap.first.run()
     overlap.verify()
@@ -315,7 +316,7 @@ def test_of_two_copies_at_once_the_later_one_counts(
         overlap.write()
         overlap.second.run()
 
-    _meanwhile(monkeypatch, one_table, "_write_copy", another)
+    _meanwhile(monkeypatch, SnapshotCopy, "_write_copy", another)
     overlap.first.copy(COPIED)
     overlap.verify()
     overlap.write()

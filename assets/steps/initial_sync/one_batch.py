@@ -1,0 +1,269 @@
+"""The copy of a batch: some tables at one exported snapshot, several at a time, then the states that follow.
+
+In: the tables. Out: `CopiedBatch`, with what became of each table, and those that met a fault that passes by itself.
+Raises SnapshotAwaitedError where the snapshot waits for open transactions, and what is the lake's fault.
+"""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextvars import copy_context
+from dataclasses import dataclass
+from threading import Semaphore
+from typing import Any
+
+import psycopg
+
+from pgsieve.assets.steps.initial_sync.one_table import Copied, PlannedTable, SnapshotCopy, copied_list
+from pgsieve.assets.steps.initial_sync.readiness import Readiness, announced, deferred, state_after
+from pgsieve.assets.steps.log import Log
+from pgsieve.assets.steps.records.failures import is_locked_out, passes
+from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
+from pgsieve.assets.steps.subscription import Definition, Subscription
+from pgsieve.assets.steps.validation.waiting import (
+    sound_catalog,
+    table_problems,
+    unreadable_tables,
+    waiting_for,
+)
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.decoding.lsn import format_lsn
+from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable, Table
+from pgsieve.decoding.values.quoting import quote_qualified
+from pgsieve.decoding.wording import counted
+from pgsieve.resources.failpoints import Failpoint, reach
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.awaited import SnapshotAwaitedError, lock_awaited
+from pgsieve.resources.postgres.catalog import read_catalog
+from pgsieve.resources.postgres.errors import LockedTableError
+from pgsieve.resources.postgres.origins import subscribed_tables
+from pgsieve.resources.postgres.snapshot import Snapshot, chunk_queries, exported_snapshot
+
+#: How often an interrupted copy looks whether its tables have stopped.
+_LOOK_SECONDS = 0.1
+#: From this size on a line of progress has the size.
+_SHOWN_BYTES = 1024**2
+#: The tables that are read at the same time.
+_READERS = 4
+
+
+@dataclass(frozen=True)
+class CopiedBatch:
+    """The result of a batch: tables copied, and those that met a passing fault, with the first of these faults."""
+
+    copied: list[Copied]
+    again: list[Name]
+    fault: PgsieveError | None = None
+
+
+@dataclass(frozen=True)
+class _Selection:
+    """The published tables of a batch, the problems for which some cannot be replicated, and those that are locked."""
+
+    published: Mapping[Name, ReplicatedTable]
+    problems: Mapping[Name, PgsieveError]
+    locked: Mapping[Name, LockedTableError]
+
+    @property
+    def tables(self) -> dict[Name, ReplicatedTable]:
+        """The tables that can be copied now."""
+        obstructed = self.problems.keys() | self.locked.keys()
+        return {name: table for name, table in self.published.items() if name not in obstructed}
+
+    @property
+    def names(self) -> list[Name]:
+        """The tables that are to be copied, now or later."""
+        return [*self.tables, *self.problems, *self.locked]
+
+
+@dataclass(frozen=True)
+class BatchCopy:
+    """The copy of some tables at one new snapshot, which waits `seconds` for transactions that are open.
+
+    The tables' states announce the snapshot first: a replica that has it is complete, whenever that is found.
+    """
+
+    subscription: Subscription
+    lake: Lake
+    log: Log
+    seconds: float
+
+    @property
+    def _states(self) -> TableStates:
+        return TableStates(self.lake, self.subscription.name)
+
+    @property
+    def _readiness(self) -> Readiness:
+        return Readiness(self.subscription, self.lake, self.log)
+
+    def of_tables(self, names: Sequence[Name], progress: str) -> CopiedBatch:
+        """Copy the tables, and make them ready. `progress` is for the log: how many tables are copied already."""
+        source, former, left = self.subscription.feed.source, self._states.newest(), list(names)
+        try:
+            with exported_snapshot(source, self.seconds) as snapshot:
+                reach(Failpoint.SNAPSHOT_EXPORTED)
+                with source.connect() as connection:
+                    # The definitions are those of the snapshot: later changes of them are followed.
+                    server = read_catalog(connection, snapshot.name)
+                    catalog = sound_catalog(connection, self.subscription, server)
+                    selection = self._selected(connection, catalog, names)
+                    left = selection.names
+                    tables = f"{counted(len(selection.tables), 'table')} of {self.subscription.name}"
+                    self.log(f"copying {tables} at {format_lsn(snapshot.lsn)}, {progress} done")
+                    self._warn_of_other_origins(connection, [t.table for t in selection.tables.values()])
+                    planned, locked = self._planned(connection, catalog, selection, snapshot, former)
+                conninfo = source.executor_conninfo()
+                states = self._announced(selection, catalog, snapshot, former)
+                reach(Failpoint.COPY_PLANNED)
+                # Each reader has a session on the publisher, of which a role may have few; writers wait for the lake.
+                reading = Semaphore(_READERS)
+                copy = SnapshotCopy(self.subscription, self.lake, snapshot, conninfo, self.log, reading)
+                copied, broken_off = self._copied(copy, planned)
+            # On a new connection: an earlier one has been idle for as long as the copy took.
+            with source.connect() as connection:
+                after = self.subscription.feed.with_defined(read_catalog(connection))
+        except SnapshotAwaitedError:
+            raise
+        except PgsieveError as error:
+            if not passes(error):
+                raise
+            # A finished copy is found at the next snapshot, or by the next run.
+            return CopiedBatch([], left, error)
+        self._make_ready(copied, states, after)
+        waiting = [_waiting(name, snapshot, error) for name, error in selection.problems.items()]
+        later = self._left_to_locks(selection, locked | broken_off)
+        faults = {name: fault for name, fault in (locked | broken_off).items() if name not in later}
+        first = next(iter(faults.values()), None)
+        return CopiedBatch([*copied, *waiting, *later.values()], list(faults), first)
+
+    def _selected(
+        self, connection: psycopg.Connection[Any], catalog: Catalog, names: Sequence[Name]
+    ) -> _Selection:
+        """The tables that are not ready by an earlier run's copy."""
+        left = set(names) - self._readiness.settle(names, catalog)
+        published = {n: t for n, t in self.subscription.tables(catalog).items() if n in left}
+        problems = {n: e for n, e in table_problems(self.subscription, catalog).items() if n in left}
+        readable = [t for n, t in published.items() if n not in problems]
+        locked = {n: e for n, e in problems.items() if isinstance(e, LockedTableError)}
+        problems = {n: e for n, e in problems.items() if n not in locked}
+        return _Selection(
+            published, problems | unreadable_tables(connection, self.subscription, readable), locked
+        )
+
+    def _warn_of_other_origins(self, connection: psycopg.Connection[Any], tables: Sequence[Table]) -> None:
+        if self.subscription.feed.options.origin != "none":
+            return
+        if shared := subscribed_tables(connection, tables):
+            self.log(
+                f'subscription "{self.subscription.name}" requested copy_data with origin = NONE but might copy data that had '
+                f"a different origin: other subscriptions write to {', '.join(quote_qualified(*name) for name in shared)}; "
+                "verify that the rows there did not come from other origins"
+            )
+
+    def _planned(
+        self,
+        connection: psycopg.Connection[Any],
+        catalog: Catalog,
+        selection: _Selection,
+        snapshot: Snapshot,
+        former: Mapping[Name, TableState],
+    ) -> tuple[list[PlannedTable], dict[Name, PgsieveError]]:
+        """The tables in chunks, which the executors read; and the errors of those that are locked by now."""
+        planned, locked = list[PlannedTable](), dict[Name, PgsieveError](selection.locked)
+        for name, table in selection.tables.items():
+            selected = copied_list(self.subscription, table, snapshot)
+            try:
+                chunks = chunk_queries(
+                    connection, table, selected, catalog, self.lake.policy.parts_in_parallel
+                )
+            except LockedTableError as error:
+                locked[name] = error
+                continue
+            definition = _definition(former, name)
+            planned.append(PlannedTable(table, chunks, definition.history.generation if definition else 0))
+        return planned, locked
+
+    def _announced(
+        self, selection: _Selection, catalog: Catalog, snapshot: Snapshot, former: Mapping[Name, TableState]
+    ) -> dict[Name, TableState]:
+        """Record the snapshot in the states of the tables to copy, which are returned, and why other tables wait."""
+        states = {
+            name: announced(self.subscription, table, catalog, former.get(name), snapshot)
+            for name, table in selection.tables.items()
+        }
+        waiting = [
+            TableState(*n, SyncState.INITIALIZE, definition=_definition(former, n), reason=waiting_for(error))
+            for n, error in selection.problems.items()
+        ]
+        self._states.append([*states.values(), *waiting])
+        return states
+
+    def _copied(
+        self, copy: SnapshotCopy, planned: Sequence[PlannedTable]
+    ) -> tuple[list[Copied], dict[Name, PgsieveError]]:
+        """Copy the tables, several at a time. Returns the copies, and the faults that pass by themselves."""
+        copied, faults = list[Copied](), dict[Name, PgsieveError]()
+
+        def one(table: PlannedTable) -> None:
+            try:
+                outcome = copy.copied(table)
+            except PgsieveError as error:
+                if not passes(error):
+                    raise
+                faults[table.replicated.table.schema, table.replicated.table.name] = error
+                return
+            finally:
+                self.lake.release_tables()
+            copied.append(outcome)
+            self.log(_described(outcome, table.chunks.bytes))
+
+        with ThreadPoolExecutor(self.lake.parallelism) as pool:
+            copying = [pool.submit(copy_context().run, one, table) for table in planned]
+            try:
+                for each in copying:
+                    each.result()
+            # Also at an interruption: a large table would otherwise be copied to its end.
+            except BaseException:
+                under_way = [each for each in copying if not each.cancel()]
+                while wait(under_way, _LOOK_SECONDS).not_done:
+                    self.lake.executors.stop()
+                raise
+        return copied, faults
+
+    def _make_ready(
+        self, copied: Sequence[Copied], states: Mapping[Name, TableState], after: Catalog
+    ) -> None:
+        """Record the states after the copies; `after` is the catalog after them."""
+        made = [state_after(self.subscription, states, each, after) for each in copied if not each.overrun]
+        for name in self._readiness.declare(made).overrun:
+            self.log(f"{quote_qualified(*name)} of {self.subscription.name} is copied by another process")
+        reach(Failpoint.TABLES_READY)
+
+    def _left_to_locks(
+        self, selection: _Selection, faults: Mapping[Name, PgsieveError]
+    ) -> dict[Name, Copied]:
+        """Leave the tables that other sessions still lock to the next run."""
+        later = dict[Name, Copied]()
+        for name in [name for name, fault in faults.items() if is_locked_out(fault)]:
+            table = selection.published[name].table
+            if awaited := lock_awaited(self.subscription.feed.source, {table.oid, *table.leaves}):
+                later[name], *_ = deferred(self._states, [name], awaited, self.log)
+        return later
+
+
+def _definition(states: Mapping[Name, TableState], name: Name) -> Definition | None:
+    """The former definition of a table's replica."""
+    return states[name].definition if name in states else None
+
+
+def _waiting(name: Name, snapshot: Snapshot, error: PgsieveError) -> Copied:
+    """The result for a table that cannot be replicated as it is published now."""
+    return Copied(*name, snapshot.lsn, 0, 0.0, 0, None, (), waiting_for(error))
+
+
+def _described(copied: Copied, size: int) -> str:
+    """A line of progress."""
+    name = quote_qualified(copied.schema, copied.table)
+    if copied.problem:
+        return f"{name} cannot be copied: {copied.problem}"
+    shown = f" of {size / 1024**2:,.1f} MiB" if size >= _SHOWN_BYTES else ""
+    return f"{name}: {counted(copied.rows, 'row')}{shown} copied in {copied.seconds:.1f} s"
