@@ -3,7 +3,8 @@
 In: the configuration and the subscription's name. Out: a `DropReport`. Raises PgsieveError.
 """
 
-from pgsieve.assets.steps.operations.drop import drop_subscription, in_use
+from pgsieve.assets.steps.operations.drop import drop_subscription
+from pgsieve.assets.steps.records.table_states import TableStates
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.commands.results import DropReport
 from pgsieve.pipelines.config.model import Config
@@ -15,7 +16,7 @@ def drop(config: Config, name: str, *, delete_tables: bool, leave_slot: bool) ->
     """Drop a subscription; a second call finds nothing left to do."""
     declared = project(config)
     lake = declared.lake.open()
-    if name not in declared.subscriptions and in_use(lake, name):
+    if name not in declared.subscriptions and TableStates(lake, name).is_in_use():
         raise PgsieveError(
             f"subscription {name!r} was taken out of {config.path.name}, but was not dropped",
             hint=f"put it back as it was, `pgsieve drop {name}`, then take it out",

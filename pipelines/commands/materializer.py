@@ -14,7 +14,8 @@ from pgsieve.assets.initial_sync import LACKING, initial_sync_asset, range_tags,
 from pgsieve.assets.outcome import StepCallbacks, wrong_with
 from pgsieve.assets.partition_roots import replica_tables_asset
 from pgsieve.assets.published import Tables, partitioned
-from pgsieve.assets.steps.apply.replica_tables import ApplyResult, apply, tables_beyond_cut
+from pgsieve.assets.steps.apply.progress import ReplicaProgress
+from pgsieve.assets.steps.apply.replica_tables import ApplyResult, apply
 from pgsieve.assets.steps.done import Done
 from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
 from pgsieve.assets.steps.initial_sync.one_table import Copied
@@ -186,7 +187,9 @@ class Materializer:
         name = self.subscription.name
         asked = [each(self.lake, name).path for each in (Cuts, Transformed, TableStates)]
         with self.lake.consistent_read(*asked):
-            stale = tables_beyond_cut(self.subscription, self.lake) | self._newly_set_aside()
+            stale = (
+                ReplicaProgress(self.subscription, self.lake).tables_beyond_cut() | self._newly_set_aside()
+            )
         if not stale:
             return {}, {}
         return partitioned(published()[self.subscription.name], stale)

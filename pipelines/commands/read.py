@@ -6,12 +6,11 @@ lake does not hold the moment any more.
 
 from collections.abc import Sequence
 
-from pgsieve.assets.steps.apply.replica_tables import complete_up_to
+from pgsieve.assets.steps.apply.progress import ReplicaProgress
 from pgsieve.assets.steps.moments.bases import bases
 from pgsieve.assets.steps.moments.moment import lsn_of
 from pgsieve.assets.steps.moments.reading import TableAt, tables_at
 from pgsieve.assets.steps.records.cuts import cut_before
-from pgsieve.assets.steps.records.transformed import Transformed
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
@@ -57,7 +56,8 @@ def lsn_in(lake: Lake, subscription: str, moment: str | None) -> int:
 
 def complete(lake: Lake, subscription: Subscription) -> int:
     """The LSN before which a subscription lacks nothing that its slot has sent."""
-    return complete_up_to(lake, subscription, Transformed(lake, subscription.name).position())
+    progress = ReplicaProgress(subscription, lake)
+    return progress.complete_up_to(progress.transformed_up_to())
 
 
 def report(subscription: str, lsn: int, tables: Sequence[TableAt], folder: str | None = None) -> MomentReport:

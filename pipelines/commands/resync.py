@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 
 from pgsieve.assets.steps.operations.damaged_records import replace_damaged_records
-from pgsieve.assets.steps.operations.resync import leave_to_next_copy, tables_to_resync
+from pgsieve.assets.steps.operations.resync import tables_to_resync
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
+from pgsieve.assets.steps.records.table_states import TableStates
 from pgsieve.assets.steps.slot_consumption.sequences import refresh_sequences
 from pgsieve.assets.steps.slot_consumption.slot import refuse_other_publisher, replace_lost_slot
 from pgsieve.assets.steps.subscription import Feed
@@ -54,15 +55,16 @@ def resync(
     damaged = [] if names else replace_damaged_records(subscription, lake)
     SubscriptionRecord(lake, subscription.name).refuse_disabled()
     lost = None if names else replace_lost_slot(feed, lake, take_over=take_over)
-    outdated = tables_to_resync(subscription, lake, names)
+    states = TableStates(lake, subscription.name)
+    outdated = tables_to_resync(subscription, states.newest(), names)
     wanted = [each.name for each in outdated]
     resynced = tuple(ResyncedTable(*each.name, each.state, each.changes) for each in outdated)
     done, followed = None, False
     if wanted and (followed := _is_read(feed)):
-        leave_to_next_copy(subscription, lake, wanted)
+        states.leave_to_next_copy(wanted)
     elif wanted:
         # A copy by a run that died has the definition of that time.
-        leave_to_next_copy(subscription, lake, wanted)
+        states.leave_to_next_copy(wanted)
         with instance(config) as dagster:
             result = Materializer(declared, subscription, dagster, progress)
             result.copy(wanted)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from pgsieve.assets.steps.apply.replica_tables import complete_up_to
+from pgsieve.assets.steps.apply.progress import ReplicaProgress
 from pgsieve.assets.steps.moments.moment import MomentError
 from pgsieve.assets.steps.moments.reading import TableAt, tables_at
 from pgsieve.assets.steps.records.transformed import Transformed
@@ -96,7 +96,7 @@ def rows_at(
 def compare(replica: PgsieveReplica, seen: Remembered, *, altered: bool) -> int:
     """Compare the tables at a moment; how many were compared. Where the workload alters tables, one that was copied again may refuse."""
     position = Transformed(replica.lake, "sub").position()
-    complete = complete_up_to(replica.lake, replica.subscription, position)
+    complete = ReplicaProgress(replica.subscription, replica.lake).complete_up_to(position)
     # Beyond it the log has nothing to tell of: what was committed last changed none of these tables.
     lsn = min(seen.lsn, complete)
     try:

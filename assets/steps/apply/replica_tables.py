@@ -11,14 +11,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
-from pgsieve.assets.steps.apply.applied import Applied, heads
-from pgsieve.assets.steps.apply.batch import Batch, Plan, lacking_changes
+from pgsieve.assets.steps.apply.applied import Applied
+from pgsieve.assets.steps.apply.batch import Batch, Plan
 from pgsieve.assets.steps.apply.damaged import KnownVersions, states_without_damaged
 from pgsieve.assets.steps.apply.layout import follow_layout
-from pgsieve.assets.steps.apply.row_versions import follow_versions, kept_versions, lacking_versions
+from pgsieve.assets.steps.apply.progress import ReplicaProgress
+from pgsieve.assets.steps.apply.row_versions import follow_versions, kept_versions
 from pgsieve.assets.steps.log import Log
-from pgsieve.assets.steps.records.catalogs import AlteredSlices
-from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.cuts import Cut, Cuts
 from pgsieve.assets.steps.records.own_versions import present_versions
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
@@ -166,7 +165,8 @@ class _Apply:
             self._log(f"applied everything up to {format_lsn(batch.end)} to {tables}")
             self._replicas.hear(changes)
             self._cut(batch.end)
-        self._cut(complete_up_to(self._lake, self._subscription, max(self._transformed, *slices, 0)))
+        progress = ReplicaProgress(self._subscription, self._lake)
+        self._cut(progress.complete_up_to(max(self._transformed, *slices, 0)))
 
     def _plans(self, batch: Batch) -> list[Plan]:
         """What the tables lack of a batch; one that was put back meanwhile is set aside."""
@@ -314,66 +314,6 @@ def _is_copied_by_others(states: Mapping[Name, TableState], begun: Collection[Na
         s.state == SyncState.FINISHED_COPY or (s.state == SyncState.READY and n not in begun)
         for n, s in states.items()
     )
-
-
-def tables_beyond_cut(subscription: Subscription, lake: Lake) -> set[Name]:
-    """The tables that the newest cut does not cover yet: with changes to apply, or copied since."""
-    cut = Cuts(lake, subscription.name).last()
-    waiting = Transformed(lake, subscription.name).slices(cut.lsn if cut else 0)
-    names = {c.name for changes in waiting.values() for c in changes if c.changed}
-    copied = {}
-    for name, state in TableStates(lake, subscription.name).newest().items():
-        if state.state != SyncState.READY:
-            continue
-        if cut is None or name not in cut.tables:
-            names.add(name)
-        elif not cut.is_after(state):
-            copied[lake.paths.replica(subscription.name, *name)] = name, cut.tables[name]
-    with lake.consistent_read(*copied):
-        return names | {name for path, (name, held) in copied.items() if lake.records.version(path) != held}
-
-
-def complete_up_to(lake: Lake, subscription: Subscription, transformed: int) -> int:
-    """The LSN before which everything has been transformed: the change log's end, unless it has further slices.
-
-    Slices are known up to `transformed`; those that another process has transformed since then are not
-    applied.
-    """
-    feed = subscription.feed
-    durable = ChangeLog(lake, feed).position() or 0
-    if durable <= transformed:
-        return durable
-    waiting = lake.records.slices(ChangeLog(lake, feed).path, transformed) or any(
-        end > transformed for end in AlteredSlices(lake, feed).ends(subscription.name, durable)
-    )
-    # Read last: a slice that was not transformed was in the change log, if it existed at all.
-    overtaken = Transformed(lake, subscription.name).position() > transformed
-    return transformed if waiting or overtaken else durable
-
-
-def applied_up_to(lake: Lake, subscription: Subscription) -> int:
-    """The LSN before which no slice has a change that a replica, or the versions of its rows, lack.
-
-    At least the newest cut's; beyond it as long as nothing is to be applied.
-    """
-    cut = Cuts(lake, subscription.name).last()
-    upto = cut.lsn if cut else 0
-    states = {n: s for n, s in TableStates(lake, subscription.name).newest().items() if s.applies}
-    slices = {
-        end: [change for change in changes if change.changed and change.name in states]
-        for end, changes in Transformed(lake, subscription.name).slices(upto).items()
-    }
-    changed = {change.name for changes in slices.values() for change in changes}
-    stand = heads(lake, subscription.name, sorted(changed))
-    for end, changes in slices.items():
-        if any(
-            lacking_changes([change], states[change.name], stand[change.name])
-            or lacking_versions(subscription, lake, states[change.name], [change])
-            for change in changes
-        ):
-            return upto
-        upto = end
-    return upto
 
 
 def _record(lake: Lake, subscription: Subscription, result: ApplyResult, wanted: Cut) -> None:

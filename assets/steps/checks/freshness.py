@@ -12,10 +12,9 @@ from typing import Any
 import psycopg
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from pgsieve.assets.steps.apply.replica_tables import applied_up_to, complete_up_to
+from pgsieve.assets.steps.apply.progress import ReplicaProgress
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.cuts import Cuts
-from pgsieve.assets.steps.records.transformed import Transformed
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.decoding.protocol.messages import (
     Begin,
@@ -109,7 +108,10 @@ def unapplied_since(subscription: Subscription, lake: Lake, durable: int) -> tup
     cut = Cuts(lake, subscription.name).last()
     if cut is not None and cut.lsn >= durable:
         return cut.lsn, None  # The tables that record what is beyond a cut need not be read.
-    applied = _applied(subscription, lake)
+    progress = ReplicaProgress(subscription, lake)
+    applied, transformed = progress.applied_up_to(), progress.transformed_up_to()
+    if applied >= transformed:
+        applied = progress.complete_up_to(transformed)
     return applied, _first_commit(lake, subscription.feed, applied) if applied < durable else None
 
 
@@ -133,14 +135,6 @@ def unread_since(
             if not isinstance(error, LockHeldError | SlotInUseError) and not is_refusal(error):
                 raise
     return _read(connection, lake, feed, ChangeLog(lake, feed).position() or 0)
-
-
-def _applied(subscription: Subscription, lake: Lake) -> int:
-    """The LSN before which the change log has nothing that a replica lacks."""
-    applied = applied_up_to(lake, subscription)
-    if applied < Transformed(lake, subscription.name).position():
-        return applied
-    return complete_up_to(lake, subscription, Transformed(lake, subscription.name).position())
 
 
 def _first_commit(lake: Lake, feed: Feed, applied: int) -> datetime | None:

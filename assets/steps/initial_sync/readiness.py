@@ -74,11 +74,8 @@ def deferred(
     states: TableStates, names: Sequence[Name], error: SnapshotAwaitedError, log: Log
 ) -> list[Copied]:
     """Leave tables to the next run, as their snapshot waits for other transactions."""
-    former, reason = states.newest(), f"{error.message}; the next run copies it"
-    definitions = {name: former[name].definition if name in former else None for name in names}
-    states.append(
-        [TableState(*n, SyncState.INITIALIZE, definition=definitions[n], reason=reason) for n in names]
-    )
+    reason = f"{error.message}; the next run copies it"
+    states.leave_to_next_copy(names, reason)
     log(f"{counted(len(names), 'table')} of {states.subscription} cannot be copied yet: {error.message}")
     awaits = error.transactions
     return [Copied(*n, 0, 0, 0.0, 0, None, (), reason, awaits=awaits) for n in names]

@@ -28,7 +28,7 @@ def replace_damaged_records(subscription: Subscription, lake: Lake) -> list[str]
     Cuts, slices, registered names and sequences are begun anew, and nothing is copied for them.
     """
     feed, name = subscription.feed, subscription.name
-    record, states = SubscriptionRecord(lake, name), TableStates(lake, name).path
+    record, states, cuts = SubscriptionRecord(lake, name), TableStates(lake, name), Cuts(lake, name)
     transformed = Transformed(lake, name).path
     feeds = [*of_feed(lake, feed), Prepared(lake, feed).path]
     others = [
@@ -37,34 +37,33 @@ def replace_damaged_records(subscription: Subscription, lake: Lake) -> list[str]
         *(each(lake, name).path for each in (Cuts, Registered, Sequences)),
     ]
     with feed.exclusively(), feed.source.exclusively(name):
-        damaged = [p for p in (states, transformed, *feeds, *others) if _is_damaged(lake, p)]
-        if Cuts(lake, name).path not in damaged:
+        damaged = [p for p in (states.path, transformed, *feeds, *others) if _is_damaged(lake, p)]
+        if cuts.path not in damaged:
             known = [p for p in (*of_feed(lake, feed), *of_subscription(lake, name)) if p not in damaged]
             damaged += put_back(lake, known, newest_cuts(lake, feed))
-        if states not in damaged and _is_put_back(lake, name):
-            damaged.append(states)
-        if states in damaged:
-            lake.remove_log(states)
+        if states.path not in damaged and _is_put_back(states, cuts):
+            damaged.append(states.path)
+        if states.path in damaged:
+            lake.remove_log(states.path)
         # Before the others are removed: after a kill in between, the next process finds the damage again.
         if not set(feeds).isdisjoint(damaged):
             forget_copies(lake, feed.subscriptions)
         elif transformed in damaged:
             forget_copies(lake, [name])
         for path in damaged:
-            if path != states:
+            if path != states.path:
                 lake.remove_log(path)
         if record.path in damaged:
             record.set(SubscriptionState(folders=lake.paths.folders_of(name), deleted_up_to=None))
     return damaged
 
 
-def _is_put_back(lake: Lake, subscription: str) -> bool:
+def _is_put_back(states: TableStates, cuts: Cuts) -> bool:
     """Whether the table states are older than the newest cut, which records later ones."""
-    cuts = Cuts(lake, subscription)
-    if _is_damaged(lake, cuts.path) or (cut := cuts.last()) is None:
+    if _is_damaged(cuts.lake, cuts.path) or (cut := cuts.last()) is None:
         return False
     try:
-        cut.refuse_earlier(TableStates(lake, subscription))
+        cut.refuse_earlier(states)
     except DamagedTableError:
         return True
     return False

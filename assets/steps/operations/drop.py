@@ -14,6 +14,7 @@ import psycopg
 from pgsieve.assets.steps.operations.registration import unregister
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.databases import refuse_other_database
+from pgsieve.assets.steps.records.registered import Registered
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord, SubscriptionState
 from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates
 from pgsieve.assets.steps.slot_consumption.slot import (
@@ -53,13 +54,6 @@ class Dropped:
     unregistered: tuple[str, ...] = ()
 
 
-def in_use(lake: Lake, subscription: str) -> bool:
-    """Whether a subscription has run, and was not dropped since."""
-    return any(
-        state.state != SyncState.REMOVED for state in TableStates(lake, subscription).newest().values()
-    )
-
-
 def drop_subscription(
     subscription: Subscription, lake: Lake, *, leave_slot: bool, delete_tables: bool
 ) -> Dropped:
@@ -77,9 +71,9 @@ def drop_subscription(
         )
     if delete_tables:
         _refuse_lake_within(lake, name)
-    others = tuple(s for s in feed.subscriptions if s != name and in_use(lake, s))
+    others = tuple(s for s in feed.subscriptions if s != name and TableStates(lake, s).is_in_use())
     # A lake that refuses does so while the subscription is whole.
-    if in_use(lake, name):
+    if TableStates(lake, name).is_in_use():
         lake.access.try_writing()
     done = Dropped(None, kept_for=others)
     if not leave_slot:
@@ -107,7 +101,7 @@ def drop_subscription(
         record.set(SubscriptionState(folders=state.folders, deleted_up_to=state.deleted_up_to))
     if not others and lake.records.exists(ChangeLog(lake, feed).path):
         give_up(lake, feed)
-    done = replace(done, unregistered=unregister(lake, name))
+    done = replace(done, unregistered=unregister(Registered(lake, name)))
     if delete_tables and local:
         folders = [f"{lake.uri}/{name}", *([] if others else [ChangeLog(lake, feed).path.rpartition("/")[0]])]
         with lake.access.refusing(f"{lake.uri}/{name}"):

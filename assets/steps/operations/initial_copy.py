@@ -66,7 +66,7 @@ def copy_tables(
             ready_slot(connection, feed, lake, subscription.name)
         except SnapshotAwaitedError as error:
             return deferred(TableStates(lake, subscription.name), sorted(names), error, log)
-        keep_database(connection, subscription.name, lake)
+        keep_database(connection, record)
 
     retained = _RetainedWal(subscription, lake, log)
     copy = InitialCopy(subscription, lake, log, seconds)

@@ -8,12 +8,12 @@ the slower begins again.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from pgsieve.assets.steps.apply.replica_tables import applied_up_to
+from pgsieve.assets.steps.apply.progress import ReplicaProgress
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.moments.reading import remove_left_clones
 from pgsieve.assets.steps.operations.clustering import Clusterings, File
@@ -28,6 +28,7 @@ from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import (
     Name,
     SyncState,
+    TableState,
     TableStates,
     histories,
     newest_version,
@@ -75,7 +76,7 @@ def maintain_feed(
     """Maintain the change log and its records; `subscriptions` are all that read the feed."""
     with _maintaining(feed, f"slot {feed.slot}", lake, retention) as maintainer:
         change_log = ChangeLog(lake, feed).path
-        applied = min((applied_up_to(lake, s) for s in subscriptions), default=0)
+        applied = min((ReplicaProgress(s, lake).applied_up_to() for s in subscriptions), default=0)
         upto = maintainer.expired(change_log, applied, retention.change_log)
         log(
             f"change log of {feed.name}: applied up to {format_lsn(applied)}, deleted up to {format_lsn(upto)}"
@@ -109,41 +110,77 @@ def maintain_subscription(
     Raises ClusteringError, once everything else is done, where a replica cannot be clustered as its layout
     says. `only` leaves out the history and the replicas of other tables: nothing was written to them.
     """
-    name = subscription.name
-    with _maintaining(subscription.feed, name, lake, retention) as maintainer:
-        record = SubscriptionRecord(lake, name)
-        record.refuse_other_folders()
+    with _maintaining(subscription.feed, subscription.name, lake, retention) as maintainer:
+        SubscriptionRecord(lake, subscription.name).refuse_other_folders()
         remove_left_clones(lake)
-        tables = TableStates(lake, name).newest()
-        applied, cut = applied_up_to(lake, subscription), Cuts(lake, subscription.name).last()
-        written = {table: state for table, state in tables.items() if only is None or table in only}
-        paths = list(histories(lake.paths.changes, name, written))
-        expired = {path: maintainer.expired(path, applied, retention.changes) for path in paths}
+        states = TableStates(lake, subscription.name).newest()
+        written = {table: state for table, state in states.items() if only is None or table in only}
+        tables = _SubscriptionTables(subscription, lake, maintainer)
+        applied = ReplicaProgress(subscription, lake).applied_up_to()
+        tables.maintain_histories(written, applied, retention.changes)
+        tables.maintain_records(applied)
+        refused = tables.compact_replicas(written)
+        since = datetime.now(UTC) - max(retention.versions - READING, timedelta())
+        if not tables.remove_versions(written, since, newest_version(states.values())):
+            log(
+                f"{subscription.name}: a replica is ahead of the cuts, old versions stay until a run has written the next cut"
+            )
+        if refused:
+            raise refused[0]
+        return maintainer.done
+
+
+@dataclass(frozen=True)
+class _SubscriptionTables:
+    """The Delta tables of a subscription, as they are maintained: histories, records, replicas, cuts."""
+
+    subscription: Subscription
+    lake: Lake
+    maintainer: "_Maintainer"
+
+    def maintain_histories(
+        self, states: Mapping[Name, TableState], applied: int, kept: timedelta | None
+    ) -> None:
+        """Delete expired changes from the change histories of tables, and compact these and the versions of rows."""
+        name, maintainer = self.subscription.name, self.maintainer
+        paths = list(histories(self.lake.paths.changes, name, states))
+        expired = {path: maintainer.expired(path, applied, kept) for path in paths}
+        record = SubscriptionRecord(self.lake, name)
         # Of a lake that was maintained before this was recorded, nobody knows what it had.
         unknown = applied if record.state().deleted_up_to is None else 0
         record.note_deleted(max((*expired.values(), unknown)))
         for path, upto in expired.items():
             maintainer.maintain(path, f"slice <= {upto:d}" if upto else None, record=False)
-        for path in histories(lake.paths.versions, name, written):
+        for path in histories(self.lake.paths.versions, name, states):
             maintainer.compact(path)
             maintainer.vacuum(path)
+
+    def maintain_records(self, applied: int) -> None:
+        """Delete the superseded rows of pgsieve's own tables."""
+        lake, name, maintain = self.lake, self.subscription.name, self.maintainer.maintain
+        cuts, states = Cuts(lake, name), TableStates(lake, name)
+        cut = cuts.last()
         # A change after the newest cut shows the next cut that its table has changed; a slice without changes
         # shows the position.
         applied_rows = f"slice <= {cut.lsn if cut else 0:d} or (slice < {applied:d} and inserts is null)"
-        maintainer.maintain(Transformed(lake, name).path, applied_rows)
-        states = TableStates(lake, name)
-        of_cuts = {cut.states for cut in Cuts(lake, name).kept() if cut.states is not None}
-        maintainer.maintain(states.path, superseded(states.counting_versions(of_cuts)))
-        maintainer.maintain(record.path, superseded({record.newest_version()}))
-        maintainer.maintain(Registered(lake, name).path)
-        sequences = Sequences(lake, name)
-        maintainer.maintain(sequences.path, superseded(sequences.counting_versions()))
-        replicas, refused = [lake.paths.replica(name, *table) for table in written], list[ClusteringError]()
-        clusterings = Clusterings(record)
-        for (table, state), path in zip(written.items(), replicas, strict=True):
-            by = tuple[str, ...]()
+        maintain(Transformed(lake, name).path, applied_rows)
+        of_cuts = {cut.states for cut in cuts.kept() if cut.states is not None}
+        maintain(states.path, superseded(states.counting_versions(of_cuts)))
+        record, sequences = SubscriptionRecord(lake, name), Sequences(lake, name)
+        maintain(record.path, superseded({record.newest_version()}))
+        maintain(Registered(lake, name).path)
+        maintain(sequences.path, superseded(sequences.counting_versions()))
+
+    def compact_replicas(self, states: Mapping[Name, TableState]) -> list[ClusteringError]:
+        """Compact replicas, and cluster them where that is due. Returns the errors of layouts that cannot be followed."""
+        maintainer, refused = self.maintainer, list[ClusteringError]()
+        clusterings = Clusterings(SubscriptionRecord(self.lake, self.subscription.name))
+        for table, state in states.items():
+            path, by = self._replica(table), tuple[str, ...]()
             try:
-                by = clustering(subscription, table, state.definition.columns if state.definition else ())
+                by = clustering(
+                    self.subscription, table, state.definition.columns if state.definition else ()
+                )
             except ClusteringError as error:
                 refused.append(error)
             if by and maintainer.exists(path) and clusterings.is_due(table, by, maintainer.files(path)):
@@ -152,24 +189,53 @@ def maintain_subscription(
             else:
                 maintainer.compact(path)
         clusterings.save()
-        since = datetime.now(UTC) - max(retention.versions - READING, timedelta())
-        if _renew_cut(lake, subscription, since, newest_version(tables.values())):
-            # The cut is removed first, so that no reader finds it, then its files.
-            cuts = Cuts(lake, name).path
-            maintainer.maintain(cuts, maintainer.expired_cuts(cuts, since), since=since)
-            for state, path in zip(written.values(), replicas, strict=True):
-                # During a long copy, files become older than that before any version needs them.
-                if state.state != SyncState.DATA_SYNC:
-                    maintainer.vacuum(path)
-            # Commits of maintenance are behind the cut too: a run skips a replica whose version is the cut's.
-            _renew_cut(lake, subscription, since, newest_version(tables.values()))
-        else:
-            log(
-                f"{name}: a replica is ahead of the cuts, old versions stay until a run has written the next cut"
-            )
-        if refused:
-            raise refused[0]
-        return maintainer.done
+        return refused
+
+    def remove_versions(self, states: Mapping[Name, TableState], since: datetime, version: int) -> bool:
+        """Remove the replicas' versions, and the cuts, of before `since`; `version` is that of the newest table state.
+
+        False, and nothing is removed, where a replica is ahead of the cuts.
+        """
+        if not self._renew_cut(since, version):
+            return False
+        # The cut is removed first, so that no reader finds it, then its files.
+        cuts = Cuts(self.lake, self.subscription.name).path
+        self.maintainer.maintain(cuts, self.maintainer.expired_cuts(cuts, since), since=since)
+        for table, state in states.items():
+            # During a long copy, files become older than that before any version needs them.
+            if state.state != SyncState.DATA_SYNC:
+                self.maintainer.vacuum(self._replica(table))
+        # Commits of maintenance are behind the cut too: a run skips a replica whose version is the cut's.
+        self._renew_cut(since, version)
+        return True
+
+    def _renew_cut(self, since: datetime, states: int) -> bool:
+        """Write a cut at or after `since`, made of the newest one: its versions, or later ones with the same rows.
+
+        False where the newest cut is too old and a replica has changes that are in no cut yet.
+        """
+        records, cuts = self.lake.records, Cuts(self.lake, self.subscription.name)
+        cut = cuts.last()
+        if cut is None:
+            return True
+        paths = {name: self._replica(name) for name in cut.tables}
+        now = datetime.now(UTC)
+        young = since <= cut.at <= now  # The age of a later cut is unknown.
+        # In this order: a commit of a run in between is noticed by its position.
+        versions = {name: records.version(path) for name, path in paths.items()}
+        if any(
+            (records.position(path) or 0) > cut.lsn
+            or records.is_restored(path, cut.tables[name], cut.entries.get(name))
+            for name, path in paths.items()
+        ):
+            return young
+        if versions != cut.tables or not young:
+            cuts.append(cuts.made(cut.lsn, versions, states, cut))
+        return True
+
+    def _replica(self, table: Name) -> str:
+        """The path of a table's replica."""
+        return self.lake.paths.replica(self.subscription.name, *table)
 
 
 def superseded(counting: Collection[int]) -> str | None:
@@ -185,31 +251,6 @@ def superseded(counting: Collection[int]) -> str | None:
     if not kept:
         return None
     return f"version < {kept[-1]:d} and version not in ({', '.join(str(version) for version in kept)})"
-
-
-def _renew_cut(lake: Lake, subscription: Subscription, since: datetime, states: int) -> bool:
-    """Write a cut at or after `since`, made of the newest one: its versions, or later ones with the same rows.
-
-    False where the newest cut is too old and a replica has changes that are in no cut yet.
-    """
-    cuts = Cuts(lake, subscription.name)
-    cut = cuts.last()
-    if cut is None:
-        return True
-    paths = {name: lake.paths.replica(subscription.name, *name) for name in cut.tables}
-    now = datetime.now(UTC)
-    young = since <= cut.at <= now  # The age of a later cut is unknown.
-    # In this order: a commit of a run in between is noticed by its position.
-    versions = {name: lake.records.version(path) for name, path in paths.items()}
-    if any(
-        (lake.records.position(path) or 0) > cut.lsn
-        or lake.records.is_restored(path, cut.tables[name], cut.entries.get(name))
-        for name, path in paths.items()
-    ):
-        return young
-    if versions != cut.tables or not young:
-        cuts.append(cuts.made(cut.lsn, versions, states, cut))
-    return True
 
 
 class _Maintainer:

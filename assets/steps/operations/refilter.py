@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pgsieve.assets.steps.apply.replica_tables import applied_up_to, complete_up_to
+from pgsieve.assets.steps.apply.progress import ReplicaProgress
 from pgsieve.assets.steps.checks.conformity import parsed_filters
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.columns import ddl
@@ -56,14 +56,15 @@ class _Chosen:
 
 def moment_of(lake: Lake, source: Subscription) -> int:
     """The LSN before which a subscription's replicas have everything; raises PgsieveError where one lacks changes."""
-    transformed = Transformed(lake, source.name).position()
-    if applied_up_to(lake, source) < transformed:
+    progress = ReplicaProgress(source, lake)
+    transformed = progress.transformed_up_to()
+    if progress.applied_up_to() < transformed:
         raise PgsieveError(
             f'subscription "{source.name}" has changes that are not applied yet',
             hint=f"`pgsieve run {source.name}` applies them, or says why not",
             sqlstate="55000",
         )
-    return complete_up_to(lake, source, transformed)
+    return progress.complete_up_to(transformed)
 
 
 @dataclass(frozen=True)

@@ -111,12 +111,12 @@ def _is_there(state: SyncState) -> bool:
     return state is SyncState.READY
 
 
-def unregister(lake: Lake, subscription: str) -> tuple[str, ...]:
+def unregister(record: Registered) -> tuple[str, ...]:
     """Remove from the catalog a subscription's names that pgsieve registered and that still have their path.
 
     Returns the names.
     """
-    record = Registered(lake, subscription)
+    lake = record.lake
     if not (ours := record.names()):
         return ()
     with lake.access.refusing(lake.uri):

@@ -5,14 +5,13 @@ as `then → now`. As in PostgreSQL, an altered row filter or publication copies
 stay (section 29.4.5). Raises PgsieveError for a table that the subscription does not replicate.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
+from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState
 from pgsieve.assets.steps.subscription import Definition, Subscription
 from pgsieve.decoding.errors import PgsieveError, UnsupportedTypeError
 from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable
-from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.source import quote
 
@@ -26,14 +25,16 @@ class Outdated:
     changes: tuple[str, ...]
 
 
-def tables_to_resync(subscription: Subscription, lake: Lake, names: Sequence[Name]) -> list[Outdated]:
-    """The named tables.
+def tables_to_resync(
+    subscription: Subscription, states: Mapping[Name, TableState], names: Sequence[Name]
+) -> list[Outdated]:
+    """The named tables, with their states.
 
     Without names, tables that are not ready or whose publication has changed since their copy.
     """
     with subscription.feed.source.connect() as connection:
         catalog = subscription.feed.with_defined(read_catalog(connection))
-    tables, states = subscription.tables(catalog), TableStates(lake, subscription.name).newest()
+    tables = subscription.tables(catalog)
     for name in names:
         if name not in tables:
             raise PgsieveError(
@@ -96,12 +97,3 @@ def _columns(then: Definition, now: Definition) -> str:
     differences += [f"{name} added" for name in after if name not in before]
     differences += [f"{n} {t} → {after[n]}" for n, t in before.items() if n in after and after[n] != t]
     return ", ".join(differences) or "another order"
-
-
-def leave_to_next_copy(subscription: Subscription, lake: Lake, names: Sequence[Name]) -> None:
-    """Have the next process that reads the slot copy these tables, after the next slice."""
-    states = TableStates(lake, subscription.name).newest()
-    definitions = {name: states[name].definition if name in states else None for name in names}
-    TableStates(lake, subscription.name).append(
-        [TableState(*n, SyncState.INITIALIZE, definition=d) for n, d in definitions.items()],
-    )

@@ -22,11 +22,11 @@ class OtherDatabaseError(PgsieveError):
     """The replicas of a subscription are of another database than its source."""
 
 
-def keep_database(connection: psycopg.Connection[Any], subscription: str, lake: Lake) -> None:
+def keep_database(connection: psycopg.Connection[Any], record: SubscriptionRecord) -> None:
     """Record that the replicas of a subscription are of this database; raises OtherDatabaseError where they are not."""
     present = present_database(connection)
-    state = _own(connection, lake, subscription, present)
-    SubscriptionRecord(lake, subscription).set(replace(state, database=str(present)))
+    state = _own(connection, record, present)
+    record.set(replace(state, database=str(present)))
 
 
 def refuse_other_database(
@@ -35,15 +35,16 @@ def refuse_other_database(
     """Raise OtherDatabaseError where the replicas of a subscription are of another database."""
     present = present_database(connection)
     for name in subscriptions:
-        _own(connection, lake, name, present)
+        _own(connection, SubscriptionRecord(lake, name), present)
 
 
 def _own(
-    connection: psycopg.Connection[Any], lake: Lake, subscription: str, present: Database
+    connection: psycopg.Connection[Any], record: SubscriptionRecord, present: Database
 ) -> SubscriptionState:
     """A subscription's state; raises OtherDatabaseError where its replicas are of another database that still exists."""
-    state = SubscriptionRecord(lake, subscription).state()
-    if state.database in {None, str(present)} or not TableStates(lake, subscription).may_have_replicas():
+    subscription, state = record.subscription, record.state()
+    states = TableStates(record.lake, subscription)
+    if state.database in {None, str(present)} or not states.may_have_replicas():
         return state
     recorded = Database.of(state.database)
     if recorded.system_identifier == present.system_identifier:

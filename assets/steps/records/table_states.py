@@ -216,6 +216,21 @@ class TableStates:
         if noted:
             self.append(noted, newest_version(states.values()))
 
+    def is_in_use(self) -> bool:
+        """Whether the subscription has run, and was not dropped since."""
+        return any(state.state != SyncState.REMOVED for state in self.newest().values())
+
+    def leave_to_next_copy(self, names: Iterable[Name], reason: str | None = None) -> None:
+        """Have the next process that reads the slot copy these tables, after the next slice."""
+        states = self.newest()
+        definitions = {name: states[name].definition if name in states else None for name in names}
+        self.append(
+            [
+                TableState(*n, SyncState.INITIALIZE, definition=d, reason=reason)
+                for n, d in definitions.items()
+            ]
+        )
+
     def may_have_replicas(self) -> bool:
         """Whether a copy of some table was begun, and the subscription was not dropped since."""
         return any(

@@ -24,7 +24,6 @@ from pgsieve.assets.steps.moments.reading import tables_at
 from pgsieve.assets.steps.moments.restore import restore
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.assets.steps.operations.maintenance import Retention, maintain_subscription
-from pgsieve.assets.steps.operations.resync import leave_to_next_copy
 from pgsieve.assets.steps.records.cuts import Cuts
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import SyncState, TableStates
@@ -184,8 +183,8 @@ def test_a_table_that_was_copied_again_has_a_gap_before(counters: Counters, *, i
     counters.run()
     assert states.newest()[name].state == SyncState.SET_ASIDE
     assert "set aside or left the publications, and has not been copied" in counters.refusal(missed)
-    leave_to_next_copy(counters.subscription, counters.lake, [name])
-    counters.run()
+    TableStates(counters.lake, "sub").leave_to_next_copy([name])
+    states.leave_to_next_copy([name])
     again = states.newest()[name].lsn
     later = counters.add()
     counters.run()

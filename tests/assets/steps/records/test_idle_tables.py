@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable
 
 from pgsieve.assets.steps.apply.damaged import states_without_damaged
-from pgsieve.assets.steps.apply.replica_tables import applied_up_to, tables_beyond_cut
+from pgsieve.assets.steps.apply.progress import ReplicaProgress
 from pgsieve.assets.steps.records.cuts import Cut, Cuts
 from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates, newest_version
 from pgsieve.assets.steps.subscription import Definition, Feed, Subscription
@@ -55,8 +55,8 @@ def opened(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> int:
     with monkeypatch.context() as patch:
         patch.setattr(delta, "DeltaTable", Counted)
         states_without_damaged(SUBSCRIPTION, lake, Cuts(lake, SUBSCRIPTION.name).last(), set())
-        assert tables_beyond_cut(SUBSCRIPTION, lake) == set()
-        assert applied_up_to(lake, SUBSCRIPTION) == 1
+        assert ReplicaProgress(SUBSCRIPTION, lake).tables_beyond_cut() == set()
+        assert ReplicaProgress(SUBSCRIPTION, lake).applied_up_to() == 1
     return len(paths)
 
 
