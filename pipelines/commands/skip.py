@@ -5,7 +5,7 @@ In: the configuration and a subscription. Out: the state it has now. Raises Pgsi
 
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.slot_consumption.slot import refuse_other_publisher_if_it_answers
-from pgsieve.assets.steps.update_transformation.skip import set_skip
+from pgsieve.assets.steps.update_transformation.skip import Skip
 from pgsieve.decoding.lsn import format_lsn, parse_lsn
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig
 from pgsieve.pipelines.project import project
@@ -17,7 +17,7 @@ def skip(config: Config, selected: SubscriptionConfig, lsn: str) -> str | None:
     subscription, lake = declared.subscriptions[selected.name], declared.lake.open()
     refuse_other_publisher_if_it_answers(subscription.feed, lake)
     chosen = None if lsn.lower() == "none" else parse_lsn(lsn)
-    set_skip(subscription, lake, chosen)
+    Skip(subscription, lake).choose(chosen)
     return None if chosen is None else format_lsn(chosen)
 
 

@@ -17,7 +17,7 @@ from pgsieve.assets.steps.records.subscription_state import (
     SubscriptionRecord,
     SubscriptionState,
 )
-from pgsieve.assets.steps.update_transformation.skip import set_skip
+from pgsieve.assets.steps.update_transformation.skip import Skip
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn, parse_lsn
 from tests.fixtures.oracle import Rows, Scenario, wait_until
@@ -98,7 +98,7 @@ def test_an_error_disables_the_subscription_and_nothing_of_its_transaction_or_a_
     _check_rows(prices, prices=["1|1.00"], notes=["1"])
 
     skip = parse_lsn(lsn)
-    _everywhere(prices, f"SKIP (lsn = '{lsn}')", lambda r: set_skip(r.subscription, r.lake, skip))
+    _everywhere(prices, f"SKIP (lsn = '{lsn}')", lambda r: Skip(r.subscription, r.lake).choose(skip))
     _everywhere(prices, "ENABLE", lambda r: SubscriptionRecord(r.lake, "sub").enable())
     prices.publisher("UPDATE prices SET b = 3 WHERE a = 1")
     prices.check(expect={"prices": ["1|3.00"], "notes": ["1", "3"]})
@@ -113,7 +113,9 @@ def test_an_lsn_that_no_transaction_finishes_at_is_cleared_by_the_next_one_that_
     prices: Scenario,
 ) -> None:
     [(lsn,)] = prices.publisher("SELECT pg_current_wal_lsn() + 1000000")
-    _everywhere(prices, f"SKIP (lsn = '{lsn}')", lambda r: set_skip(r.subscription, r.lake, parse_lsn(lsn)))
+    _everywhere(
+        prices, f"SKIP (lsn = '{lsn}')", lambda r: Skip(r.subscription, r.lake).choose(parse_lsn(lsn))
+    )
     chosen = "SELECT count(*) FROM pg_subscription WHERE subskiplsn <> '0/0'"
     # What changes no published table is no transaction to the subscriber.
     prices.publisher("CREATE TABLE unpublished (a int); INSERT INTO unpublished VALUES (1)")
@@ -136,6 +138,6 @@ def test_an_lsn_that_was_passed_cannot_be_skipped(prices: Scenario) -> None:
     assert "must be greater than origin LSN" in str(refused.value)
     for replica in _replicas(prices):
         with pytest.raises(PgsieveError) as raised:
-            set_skip(replica.subscription, replica.lake, 1)
+            Skip(replica.subscription, replica.lake).choose(1)
         assert raised.value.sqlstate == refused.value.sqlstate
         assert "must be greater than origin LSN" in raised.value.message

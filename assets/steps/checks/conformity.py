@@ -116,67 +116,73 @@ def check_conformity(subscription: Subscription, lake: Lake, name: Name) -> Tabl
     if (locked := dict(locked_tables(feed, subscription.name, catalog)).get(name)) is not None:
         return TableConformity(problem=locked.message)
     filters = applicable_filters(subscription, replicated, catalog)
-    altered = _is_altered(subscription, lake, state, replicated, filters)
+    replica = _FilteredReplica(subscription, lake, state, replicated, filters)
+    altered = replica.is_altered()
     try:
-        deleted = state.definition.deleted if state.definition else None
-        return replace(_evaluated(subscription, lake, replicated, filters, deleted), altered=altered)
+        return replace(replica.evaluated(), altered=altered)
     except TABLE_ERRORS as error:
         return TableConformity(problem=reason(lake, error))
 
 
-def _is_altered(
-    subscription: Subscription, lake: Lake, state: TableState, replicated: ReplicatedTable, filters: Filters
-) -> bool:
-    """Whether another filter is known to have applied since the copy."""
-    published = state.definition.published if state.definition else None
-    if published is None or published.row_filters != replicated.row_filters:
-        return True
-    for recorded in Catalogs(lake, subscription.feed).since(state.lsn):
-        try:
-            catalog = subscription.feed.with_defined(recorded)
-            then = subscription.tables(catalog).get(state.name)
-            if then is None or applicable_filters(subscription, then, catalog) != filters:
-                return True
-        except PgsieveError:
-            return True  # A publication was missing.
-    return False
+@dataclass(frozen=True)
+class _FilteredReplica:
+    """The replica of a table, and the row filters of which each of its rows passes one."""
 
+    subscription: Subscription
+    lake: Lake
+    state: TableState
+    replicated: ReplicatedTable
+    filters: Filters
 
-def _evaluated(
-    subscription: Subscription,
-    lake: Lake,
-    replicated: ReplicatedTable,
-    filters: Filters,
-    deleted: str | None,
-) -> TableConformity:
-    """`deleted` as in `living`."""
-    path = lake.paths.replica(subscription.name, replicated.table.schema, replicated.table.name)
-    if filters is None:
-        return TableConformity(lake.count(path))
-    parsed = parsed_filters(subscription, replicated, filters)
-    key = [name for name in replicated.columns if name in replicated.key]
-    # One column at least, so that there are rows to count.
-    read = {*key, *(name for each in parsed for name in each.columns)} or set(replicated.columns[:1])
-    types = subscription.column_types(replicated)
-    schema = pa.schema([(name, types[name].arrow) for name in replicated.columns if name in read])
-    stored = pa.schema([each.with_name(subscription.replica_name(each.name)) for each in schema])
+    def is_altered(self) -> bool:
+        """Whether another filter is known to have applied since the copy."""
+        subscription, state = self.subscription, self.state
+        published = state.definition.published if state.definition else None
+        if published is None or published.row_filters != self.replicated.row_filters:
+            return True
+        for recorded in Catalogs(self.lake, subscription.feed).since(state.lsn):
+            try:
+                catalog = subscription.feed.with_defined(recorded)
+                then = subscription.tables(catalog).get(state.name)
+                if then is None or applicable_filters(subscription, then, catalog) != self.filters:
+                    return True
+            except PgsieveError:
+                return True  # A publication was missing.
+        return False
 
-    def examine(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        named = (batch.rename_columns(schema.names) for batch in batches)
-        return _examined(named, schema, parsed, key)
+    def evaluated(self) -> TableConformity:
+        """The number of rows, and of those that pass none of the filters."""
+        subscription, lake, replicated = self.subscription, self.lake, self.replicated
+        path = lake.paths.replica(subscription.name, *self.state.name)
+        if self.filters is None:
+            return TableConformity(lake.count(path))
+        parsed = parsed_filters(subscription, replicated, self.filters)
+        key = [name for name in replicated.columns if name in replicated.key]
+        # One column at least, so that there are rows to count.
+        read = {*key, *(name for each in parsed for name in each.columns)} or set(replicated.columns[:1])
+        types = subscription.column_types(replicated)
+        schema = pa.schema([(name, types[name].arrow) for name in replicated.columns if name in read])
+        stored = pa.schema([each.with_name(subscription.replica_name(each.name)) for each in schema])
 
-    with lake.access.refusing(path):
-        if (local := lake.policy.reader(path)) is not None:
-            batches = (living(batch, stored, deleted) for batch in local.batches(path, local.version(path)))
-            examined = pa.Table.from_batches(examine(batches), _EXAMINED)
-        else:
-            rows = living_rows(lake.current(path), deleted).select(
-                *(F.col(quoted(name)) for name in stored.names)
-            )
-            examined = rows.mapInArrow(examine, _EXAMINED_DDL).toArrow()
-    count, failing = (pc.sum(examined[name]).as_py() or 0 for name in ("rows", "failing"))
-    keys = sorted(pc.list_flatten(examined["keys"]).to_pylist())
-    return TableConformity(count, failing, tuple(keys[:SAMPLE]))
+        def examine(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            named = (batch.rename_columns(schema.names) for batch in batches)
+            return _examined(named, schema, parsed, key)
+
+        deleted = self.state.definition.deleted if self.state.definition else None
+        with lake.access.refusing(path):
+            if (local := lake.policy.reader(path)) is not None:
+                batches = (
+                    living(batch, stored, deleted) for batch in local.batches(path, local.version(path))
+                )
+                examined = pa.Table.from_batches(examine(batches), _EXAMINED)
+            else:
+                rows = living_rows(lake.current(path), deleted).select(
+                    *(F.col(quoted(name)) for name in stored.names)
+                )
+                examined = rows.mapInArrow(examine, _EXAMINED_DDL).toArrow()
+        count, failing = (pc.sum(examined[name]).as_py() or 0 for name in ("rows", "failing"))
+        keys = sorted(pc.list_flatten(examined["keys"]).to_pylist())
+        return TableConformity(count, failing, tuple(keys[:SAMPLE]))
 
 
 #: The number of rows, the number that fail, and keys of some that do.

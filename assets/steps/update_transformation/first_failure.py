@@ -4,6 +4,8 @@ In: a window's tables and messages. Out: the finish LSN of the first transaction
 skip` takes, and the reason. Raises LakeError where the lake itself fails.
 """
 
+from dataclasses import dataclass
+
 from pgsieve.assets.steps.records.failures import (
     TABLE_ERRORS,
     explained,
@@ -21,50 +23,57 @@ from pgsieve.decoding.publications.evolution import SchemaChangedError
 from pgsieve.resources.lake.lake import Lake
 
 
-def first_failure(subscription: Subscription, lake: Lake, work: Work) -> tuple[int, str] | None:
-    """The first transaction with changes of some table that cannot be transformed, and why."""
+@dataclass(frozen=True)
+class FailureSearch:
+    """The search for the transaction with which a window's transformation fails."""
 
-    def one(name: Name) -> tuple[int, str] | None:
+    subscription: Subscription
+    lake: Lake
+    work: Work
+
+    def first(self) -> tuple[int, str] | None:
+        """The first transaction with changes of some table that cannot be transformed, and why."""
+        failures = self.lake.in_parallel(self._of_table, list(self.work.tables))
+        return min((failure for failure in failures if failure), default=None)
+
+    def _of_table(self, name: Name) -> tuple[int, str] | None:
         try:
-            _try(subscription, lake, work, name)
+            self._try(name)
         except SchemaChangedError:
             return None
         except TABLE_ERRORS as error:
-            reason(lake, error)  # Raises where the lake itself fails.
-            at = None if is_damage(error) else first_failing_transaction(subscription, lake, work, name)
-            return None if at is None else (at, explained(lake, error, name, at))
+            reason(self.lake, error)  # Raises where the lake itself fails.
+            at = None if is_damage(error) else self.first_of_table(name)
+            return None if at is None else (at, explained(self.lake, error, name, at))
         return None
 
-    failures = lake.in_parallel(one, list(work.tables))
-    return min((failure for failure in failures if failure), default=None)
+    def first_of_table(self, name: Name) -> int | None:
+        """The transaction with which the transformation of a table fails, None where the changes are not the cause."""
 
+        def fails(upto: int) -> bool:
+            try:
+                self._try(name, upto)
+            except TABLE_ERRORS as error:
+                reason(self.lake, error)  # Raises where the lake itself fails.
+                return True
+            return False
 
-def first_failing_transaction(subscription: Subscription, lake: Lake, work: Work, name: Name) -> int | None:
-    """The transaction with which the transformation of a table fails, None where the changes are not the cause."""
+        work = self.work
+        relations = frozenset(part.version.relation.relation_id for part in work.parts.get(name, ()))
+        of_table = Choice(after=(work.tables[name].lsn, FIRST), relations=relations)
+        return first_failing(work.messages.chosen(of_table).commits(), fails)
 
-    def fails(upto: int) -> bool:
-        try:
-            _try(subscription, lake, work, name, upto)
-        except TABLE_ERRORS as error:
-            reason(lake, error)  # Raises where the lake itself fails.
-            return True
-        return False
-
-    relations = frozenset(part.version.relation.relation_id for part in work.parts.get(name, ()))
-    of_table = Choice(after=(work.tables[name].lsn, FIRST), relations=relations)
-    return first_failing(work.messages.chosen(of_table).commits(), fails)
-
-
-def _try(subscription: Subscription, lake: Lake, work: Work, name: Name, upto: int | None = None) -> None:
-    """Decode and transform a table's changes, up to a transaction if one is given, and keep nothing."""
-    state, parts, messages = work.tables[name], work.parts.get(name, ()), work.messages
-    assert state.definition is not None
-    if upto is not None:
-        parts = [part for part in parts if part.version.begin[0] <= upto]
-        messages = messages.chosen(Choice(before=(upto + 1, FIRST)))
-    readings = readings_of(subscription, messages, parts, (state.lsn, FIRST), state.definition)
-    if not readings:
-        return
-    schema = readings[0].transformation.schema
-    changes = SentChanges(readings, (), work.contents.end, state.definition.key, schema)
-    changes.attempted(lake, state.definition.columns, work.contents.size)
+    def _try(self, name: Name, upto: int | None = None) -> None:
+        """Decode and transform a table's changes, up to a transaction if one is given, and keep nothing."""
+        work = self.work
+        state, parts, messages = work.tables[name], work.parts.get(name, ()), work.messages
+        assert state.definition is not None
+        if upto is not None:
+            parts = [part for part in parts if part.version.begin[0] <= upto]
+            messages = messages.chosen(Choice(before=(upto + 1, FIRST)))
+        readings = readings_of(self.subscription, messages, parts, (state.lsn, FIRST), state.definition)
+        if not readings:
+            return
+        schema = readings[0].transformation.schema
+        changes = SentChanges(readings, (), work.contents.end, state.definition.key, schema)
+        changes.attempted(self.lake, state.definition.columns, work.contents.size)

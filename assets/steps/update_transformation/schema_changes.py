@@ -7,7 +7,7 @@ again. Positions do not change: the rows are those of the same LSN.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -38,56 +38,146 @@ from pgsieve.resources.lake.delta.errors import OverrunError
 from pgsieve.resources.lake.lake import Lake
 
 
-def follow_schema_changes(
-    subscription: Subscription, lake: Lake, catalog: Catalog, lsn: int, transformed: int, log: Log
-) -> bool:
-    """Bring the ready replicas to the definitions of a catalog that was read before `lsn`.
+@dataclass(frozen=True)
+class SchemaChanges:
+    """Brings replicas to the definitions of a catalog that was read before `lsn`; slices up to `transformed` are transformed."""
 
-    Returns whether one changed.
+    subscription: Subscription
+    lake: Lake
+    lsn: int
+    transformed: int
+    log: Log
 
-    Slices up to `transformed` have been transformed. Raises OverrunError where another process changes a
-    table's state too.
-    """
-    tables, changed = subscription.tables(catalog), False
-    TableStates(lake, subscription.name).note_altered(
-        lambda s: _is_altered(subscription, tables.get(s.name), s)
-    )
-    for name, state in TableStates(lake, subscription.name).newest().items():
-        replicated = tables.get(name)
-        if state.state != SyncState.READY or state.definition is None or replicated is None:
-            continue
-        present = subscription.definition(replicated, catalog)
-        if present == state.definition:
-            continue
-        changed = True
+    @property
+    def _states(self) -> TableStates:
+        return TableStates(self.lake, self.subscription.name)
+
+    def follow(self, catalog: Catalog) -> bool:
+        """Bring the ready replicas to the catalog's definitions. Returns whether one changed.
+
+        Raises OverrunError where another process changes a table's state too.
+        """
+        tables, changed = self.subscription.tables(catalog), False
+        self._states.note_altered(lambda s: _is_altered(self.subscription, tables.get(s.name), s))
+        for name, state in self._states.newest().items():
+            replicated = tables.get(name)
+            if state.state != SyncState.READY or state.definition is None or replicated is None:
+                continue
+            present = self.subscription.definition(replicated, catalog)
+            if present == state.definition:
+                continue
+            changed = True
+            try:
+                self._follow(state, replicated, present)
+            except (SchemaChangedError, ValueNotRepresentableError) as error:
+                reason = f'table "{replicated.table.qualified}": {error.message}; it is copied again by the next run'
+                self._states.append([replace(state, state=SyncState.INITIALIZE, reason=reason)])
+                continue
+            self.log(
+                f"{replicated.table.qualified} of {self.subscription.name} follows its table's definition"
+            )
+        return changed
+
+    def _follow(self, state: TableState, replicated: ReplicatedTable, present: Definition) -> None:
+        """Bring one replica to the present definition; raises SchemaChangedError where it has to be copied again."""
+        followed = state.definition
+        assert followed is not None
+        projection = _projection(
+            planned_sources(followed, present), self.subscription.replica_types(replicated)
+        )
+        former = former_definition(followed, present, self.transformed, self.lsn)
+        evolved = replace(
+            present,
+            former=former,
+            history=followed.history.with_columns(present.columns),
+            published=followed.published,
+            unaltered=followed.unaltered,
+        )
+        if projection.sources != _unchanged(followed) or former.key != present.key_numbers:
+            self._evolve(state, evolved, projection)
+        else:
+            self._refuse_overrun(state)
+            self._states.append([replace(state, definition=evolved)])
+
+    def _evolve(self, state: TableState, evolved: Definition, projection: Projection) -> None:
+        """Change the replica, between two states: after a crash in between, the table is copied again.
+
+        A process that transforms at the same moment has the former definition, or leaves the table out. A fence
+        before and one after make it begin anew, and what it recorded before the second one has the table copied
+        again.
+        """
+        assert state.definition is not None
+        lake, states, record = self.lake, self._states, Transformed(self.lake, self.subscription.name)
+        unchanged, planned = _unchanged(state.definition), projection.sources
+        path, schema = lake.paths.replica(self.subscription.name, *state.name), ddl(evolved.columns)
+        base = lake.records.version(path)
+        self._refuse_overrun(state)
+        states.append([replace(state, state=SyncState.INITIALIZE)])
+        lake.access.make_durable()
+        record.fence()
+        self._refuse_unapplied(state)
+        is_added = set(unchanged) <= set(planned) and all(
+            value.null_count for value in projection.values.values()
+        )
+        if is_added:
+            if planned != unchanged:
+                lake.add_columns(path, projection.schema, schema, base)
+        else:
+            lake.rewrite(path, projection.read, projection, projection.schema, schema, base)
+        self._follow_in_histories(state, evolved, is_added=is_added)
+        states.append([replace(state, definition=evolved)])
+        if record.fence() > self.transformed:
+            raise SchemaChangedError("another process has transformed changes meanwhile")
+
+    def _refuse_overrun(self, state: TableState) -> None:
+        """Raise where another process has changed the state: the plan was made from another definition."""
+        if self._states.newest().get(state.name) != state:
+            raise OverrunError(self._states.path)
+
+    def _refuse_unapplied(self, state: TableState) -> None:
+        """Raise where there are changes that the replica may lack, with the former columns and key.
+
+        They may be in the history alone, from a run that died before it could record the slice: a later run takes
+        them from there.
+        """
+        assert state.definition is not None
+        lake, name = self.lake, self.subscription.name
+        path = lake.paths.replica(name, *state.name)
+        history = lake.paths.changes(name, *state.name, state.definition.history.generation)
+        position = max(state.lsn, lake.records.position(path) or 0)
+        versions = VersionTable.kept(self.subscription, lake, state)
+        if versions is not None and lake.records.exists(versions.path):
+            position = max(state.lsn, min(position, lake.records.position(versions.path) or 0))
+        rows = lake.records.rows(Transformed(lake, name).path, f"slice > {position:d}")
+        if (lake.records.position(history) or 0) > max(self.transformed, state.lsn) or any(
+            (row["schema"], row["table"]) == state.name and _changes(row) for row in rows
+        ):
+            raise SchemaChangedError("changes of the time before are still to be applied")
+
+    def _follow_in_histories(self, state: TableState, evolved: Definition, *, is_added: bool) -> None:
+        """Let the histories follow a replica that has all transformed changes.
+
+        `is_added`: its rows only have more columns, NULL. Otherwise the versions of its rows end, and begin anew with the
+        present columns.
+        """
+        assert state.definition is not None
+        subscription, lake = self.subscription, self.lake
+        begun = replace(state, lsn=max(state.lsn, self.transformed), definition=evolved)
+        now, is_anew = datetime.now(UTC), evolved.history.generation > state.definition.history.generation
+        if evolved.history.whole and is_anew:
+            types = defined_types(subscription, state.name, evolved)
+            begin_history(lake, subscription.name, begun, changes_schema(types), now)
+        versions = VersionTable.kept(subscription, lake, begun)
+        if versions is None:
+            return
         try:
-            projection = _projection(
-                planned_sources(state.definition, present), subscription.replica_types(replicated)
-            )
-            former = former_definition(state.definition, present, transformed, lsn)
-            history = state.definition.history.with_columns(present.columns)
-            evolved = replace(
-                present,
-                former=former,
-                history=history,
-                published=state.definition.published,
-                unaltered=state.definition.unaltered,
-            )
-            if projection.sources != _unchanged(state.definition) or former.key != present.key_numbers:
-                _evolve(subscription, lake, state, evolved, projection, transformed)
+            if is_added and not is_anew:
+                versions.follow_columns()
             else:
-                _refuse_overrun(subscription, lake, state)
-                TableStates(lake, subscription.name).append([replace(state, definition=evolved)])
-        except (SchemaChangedError, ValueNotRepresentableError) as error:
-            reason = (
-                f'table "{replicated.table.qualified}": {error.message}; it is copied again by the next run'
-            )
-            TableStates(lake, subscription.name).append(
-                [replace(state, state=SyncState.INITIALIZE, reason=reason)]
-            )
-            continue
-        log(f"{replicated.table.qualified} of {subscription.name} follows its table's definition")
-    return changed
+                versions.begin_anew(begun.lsn, now, once=False)
+        except TABLE_ERRORS as error:
+            problem = explained(lake, error, state.name)
+            raise SchemaChangedError(f"the versions of its rows do not follow it: {problem}") from None
 
 
 def _is_altered(subscription: Subscription, replicated: ReplicatedTable | None, state: TableState) -> bool:
@@ -116,33 +206,6 @@ def _unchanged(definition: Definition) -> tuple[Source, ...]:
     return tuple(Source(name, name) for name in definition.names)
 
 
-def _refuse_overrun(subscription: Subscription, lake: Lake, state: TableState) -> None:
-    """Raise where another process has changed the state: the plan was made from another definition."""
-    states = TableStates(lake, subscription.name)
-    if states.newest().get(state.name) != state:
-        raise OverrunError(states.path)
-
-
-def _refuse_unapplied(subscription: Subscription, lake: Lake, state: TableState, transformed: int) -> None:
-    """Raise where there are changes that the replica may lack, with the former columns and key.
-
-    They may be in the history alone, from a run that died before it could record the slice: a later run takes
-    them from there.
-    """
-    assert state.definition is not None
-    path = lake.paths.replica(subscription.name, *state.name)
-    history = lake.paths.changes(subscription.name, *state.name, state.definition.history.generation)
-    position = max(state.lsn, lake.records.position(path) or 0)
-    versions = VersionTable.kept(subscription, lake, state)
-    if versions is not None and lake.records.exists(versions.path):
-        position = max(state.lsn, min(position, lake.records.position(versions.path) or 0))
-    rows = lake.records.rows(Transformed(lake, subscription.name).path, f"slice > {position:d}")
-    if (lake.records.position(history) or 0) > max(transformed, state.lsn) or any(
-        (row["schema"], row["table"]) == state.name and _changes(row) for row in rows
-    ):
-        raise SchemaChangedError("changes of the time before are still to be applied")
-
-
 def _changes(row: Mapping[str, Any]) -> bool:
     return any(row[kind] for kind in ("inserts", "updates", "deletes", "truncates"))
 
@@ -155,74 +218,3 @@ def _projection(planned: Sequence[Source], types: Mapping[str, ColumnType]) -> P
         if s.former is None
     }
     return Projection(planned, schema, added)
-
-
-def _evolve(
-    subscription: Subscription,
-    lake: Lake,
-    state: TableState,
-    evolved: Definition,
-    projection: Projection,
-    transformed: int,
-) -> None:
-    """Change the replica, between two states: after a crash in between, the table is copied again.
-
-    A process that transforms at the same moment has the former definition, or leaves the table out. A fence
-    before and one after make it begin anew, and what it recorded before the second one has the table copied
-    again.
-    """
-    assert state.definition is not None
-    unchanged, planned = _unchanged(state.definition), projection.sources
-    path, schema = lake.paths.replica(subscription.name, *state.name), ddl(evolved.columns)
-    states, record = TableStates(lake, subscription.name), Transformed(lake, subscription.name)
-    base = lake.records.version(path)
-    _refuse_overrun(subscription, lake, state)
-    states.append([replace(state, state=SyncState.INITIALIZE)])
-    lake.access.make_durable()
-    record.fence()
-    _refuse_unapplied(subscription, lake, state, transformed)
-    is_added = set(unchanged) <= set(planned) and all(
-        value.null_count for value in projection.values.values()
-    )
-    if is_added:
-        if planned != unchanged:
-            lake.add_columns(path, projection.schema, schema, base)
-    else:
-        lake.rewrite(path, projection.read, projection, projection.schema, schema, base)
-    _follow_in_histories(subscription, lake, state, evolved, transformed, is_added=is_added)
-    states.append([replace(state, definition=evolved)])
-    if record.fence() > transformed:
-        raise SchemaChangedError("another process has transformed changes meanwhile")
-
-
-def _follow_in_histories(
-    subscription: Subscription,
-    lake: Lake,
-    state: TableState,
-    evolved: Definition,
-    transformed: int,
-    *,
-    is_added: bool,
-) -> None:
-    """Let the histories follow a replica that has all transformed changes.
-
-    `is_added`: its rows only have more columns, NULL. Otherwise the versions of its rows end, and begin anew with the
-    present columns.
-    """
-    assert state.definition is not None
-    begun, now = replace(state, lsn=max(state.lsn, transformed), definition=evolved), datetime.now(UTC)
-    is_anew = evolved.history.generation > state.definition.history.generation
-    if evolved.history.whole and is_anew:
-        types = defined_types(subscription, state.name, evolved)
-        begin_history(lake, subscription.name, begun, changes_schema(types), now)
-    versions = VersionTable.kept(subscription, lake, begun)
-    if versions is None:
-        return
-    try:
-        if is_added and not is_anew:
-            versions.follow_columns()
-        else:
-            versions.begin_anew(begun.lsn, now, once=False)
-    except TABLE_ERRORS as error:
-        problem = explained(lake, error, state.name)
-        raise SchemaChangedError(f"the versions of its rows do not follow it: {problem}") from None

@@ -35,11 +35,11 @@ from pgsieve.assets.steps.update_transformation.changes import (
     spark_tally,
     written_changes,
 )
-from pgsieve.assets.steps.update_transformation.first_failure import first_failing_transaction, first_failure
+from pgsieve.assets.steps.update_transformation.first_failure import FailureSearch
 from pgsieve.assets.steps.update_transformation.messages import Messages
 from pgsieve.assets.steps.update_transformation.relation_versions import readings_of
-from pgsieve.assets.steps.update_transformation.schema_changes import follow_schema_changes
-from pgsieve.assets.steps.update_transformation.skip import clear_skip, is_begun
+from pgsieve.assets.steps.update_transformation.schema_changes import SchemaChanges
+from pgsieve.assets.steps.update_transformation.skip import Skip, is_begun
 from pgsieve.assets.steps.update_transformation.slice_contents import slices_to_read, summarized_slice
 from pgsieve.assets.steps.update_transformation.windows import (
     LostMessagesError,
@@ -78,106 +78,110 @@ def transform(subscription: Subscription, lake: Lake, log: Log) -> list[TableCha
     lake.access.begin_writing()
     with subscription.feed.source.exclusively(subscription.name):
         # Where another process has transformed a slice meanwhile, or copied a table, the rest begins anew.
-        again_after_conflict(_transform)(subscription, lake, log, results)
+        again_after_conflict(Transformation(subscription, lake, log).run)(results)
     return results
 
 
-def _transform(subscription: Subscription, lake: Lake, log: Log, results: list[TableChanges]) -> None:
-    """Transform the present slices, and add them to the results."""
-    skip = SubscriptionRecord(lake, subscription.name).refuse_disabled().skip_lsn
-    # Before any state: a process that changes a state writes a version of its own here, so this plan does not
-    # outlive it.
-    head = lake.records.head(Transformed(lake, subscription.name).path)
-    begin, base = head.position or 0, head.version
-    cut = Cuts(lake, subscription.name).last()
-    refuse_put_back(lake, of_subscription(lake, subscription.name), [cut])
-    _set_aside_what_is_behind(subscription, lake, begin, log)
-    with subscription.feed.source.connect() as connection:
-        present = sound_catalog(connection, subscription, present_catalog(connection))
-        lsn = current_lsn(connection)
-    if hold_back(subscription, lake, table_problems(subscription, present)):
-        return
-    if follow_schema_changes(subscription, lake, present, lsn, begin, log):
-        # A process that transforms beside this one begins anew, and so does this one.
-        _transform(subscription, lake, log, results)
-        return
-    for end, reader, catalog in slices_to_read(lake, subscription, present, after=begin):
-        if reader is None:
-            Transformed(lake, subscription.name).append(end, [], base)
-            begin, base = end, base + 1
-        while reader is not None and begin < end:
-            window = next_window(skip, begin, end)
-            work = _work_without_lost(reader, lake, window, catalog)
-            failure = first_failure(reader, lake, work) if subscription.disable_on_error else None
-            if failure is not None:
-                at, problem = failure
-                SubscriptionRecord(lake, subscription.name).disable(problem)
-                log(f"{subscription.name} is disabled: {problem}")
-                if at <= begin or is_begun(lake, subscription.name, begin):
+@dataclass(frozen=True)
+class Transformation:
+    """A transformation of the slices that a subscription has not transformed yet."""
+
+    subscription: Subscription
+    lake: Lake
+    log: Log
+
+    @property
+    def _states(self) -> TableStates:
+        return TableStates(self.lake, self.subscription.name)
+
+    def run(self, results: list[TableChanges]) -> None:
+        """Transform the present slices, and add them to the results."""
+        subscription, lake = self.subscription, self.lake
+        transformed = Transformed(lake, subscription.name)
+        skip = SubscriptionRecord(lake, subscription.name).refuse_disabled().skip_lsn
+        # Before any state: a process that changes a state writes a version of its own here, so this plan does not
+        # outlive it.
+        head = lake.records.head(transformed.path)
+        begin, base = head.position or 0, head.version
+        cut = Cuts(lake, subscription.name).last()
+        refuse_put_back(lake, of_subscription(lake, subscription.name), [cut])
+        self._set_aside_what_is_behind(begin)
+        with subscription.feed.source.connect() as connection:
+            present = sound_catalog(connection, subscription, present_catalog(connection))
+            lsn = current_lsn(connection)
+        if hold_back(subscription, lake, table_problems(subscription, present)):
+            return
+        if SchemaChanges(subscription, lake, lsn, begin, self.log).follow(present):
+            # A process that transforms beside this one begins anew, and so does this one.
+            self.run(results)
+            return
+        for end, reader, catalog in slices_to_read(lake, subscription, present, after=begin):
+            if reader is None:
+                transformed.append(end, [], base)
+                begin, base = end, base + 1
+            while reader is not None and begin < end:
+                window = next_window(skip, begin, end)
+                part = _SliceReader(reader, lake, catalog)
+                work = part.work(window)
+                failure = FailureSearch(reader, lake, work).first() if subscription.disable_on_error else None
+                if failure is not None:
+                    at, problem = failure
+                    self._disable(problem)
+                    self.log(f"{subscription.name} is disabled: {problem}")
+                    if at <= begin or is_begun(self._states, begin):
+                        return
+                    window = replace(window, end=at)
+                    work = part.work(window)
+                if reader is not subscription or window.skipped is not None:
+                    self._note_altered(end, skipping=window.skipped is not None)
+                try:
+                    changes = part.transform(work, _Held(begin, cut), base)
+                except TABLE_ERRORS as error:
+                    if not subscription.disable_on_error:
+                        raise
+                    self._disable(reason(lake, error))
                     return
-                window = replace(window, end=at)
-                work = _work_without_lost(reader, lake, window, catalog)
-            if reader is not subscription or window.skipped is not None:
-                _note_altered(lake, subscription, end, skipping=window.skipped is not None)
-            try:
-                changes = _transform_slice(reader, lake, work, _Held(begin, cut), base)
-            except TABLE_ERRORS as error:
-                if not subscription.disable_on_error:
-                    raise
-                SubscriptionRecord(lake, subscription.name).disable(reason(lake, error))
-                return
-            Transformed(lake, subscription.name).append(window.end, changes, base)
-            reach(Failpoint.SLICE_TRANSFORMED)
-            log(f"transformed everything up to {format_lsn(window.end)} for {subscription.name}")
-            results += changes
-            if failure is not None:
-                return
-            skip = clear_skip(lake, subscription, skip, window, any(c.changed for c in changes), log)
-            begin, base = window.end, base + 1
+                transformed.append(window.end, changes, base)
+                reach(Failpoint.SLICE_TRANSFORMED)
+                self.log(f"transformed everything up to {format_lsn(window.end)} for {subscription.name}")
+                results += changes
+                if failure is not None:
+                    return
+                applied = any(c.changed for c in changes)
+                skip = Skip(subscription, lake).clear(skip, window, self.log, applied=applied)
+                begin, base = window.end, base + 1
 
+    def _disable(self, problem: str) -> None:
+        SubscriptionRecord(self.lake, self.subscription.name).disable(problem)
 
-def _note_altered(lake: Lake, subscription: Subscription, end: int, *, skipping: bool) -> None:
-    """Record that rows of a slice may have been decided by publications that are no more, or skipped."""
-    contents = summarized_slice(lake, subscription.feed, end)
-    truncated = {oid for _, truncate in contents.truncates for oid in truncate.relation_ids}
-    changed = contents.changed | truncated
+    def _note_altered(self, end: int, *, skipping: bool) -> None:
+        """Record that rows of a slice may have been decided by publications that are no more, or skipped."""
+        contents = summarized_slice(self.lake, self.subscription.feed, end)
+        truncated = {oid for _, truncate in contents.truncates for oid in truncate.relation_ids}
+        changed = contents.changed | truncated
 
-    def altered(state: TableState) -> bool:
-        layout = state.definition.layout if state.definition else None
-        return skipping or layout is None or layout.is_of_leaves or layout.oid in changed
+        def altered(state: TableState) -> bool:
+            layout = state.definition.layout if state.definition else None
+            return skipping or layout is None or layout.is_of_leaves or layout.oid in changed
 
-    TableStates(lake, subscription.name).note_altered(altered)
+        self._states.note_altered(altered)
 
-
-def _work_without_lost(subscription: Subscription, lake: Lake, window: Window, catalog: Catalog) -> Work:
-    """The work of a window; tables whose changes the change log has lost are set aside."""
-    while True:
-        try:
-            return work_of(subscription, lake, window, catalog)
-        except LostMessagesError as lost:
-            problem = lost.damage.message
-            TableStates(lake, subscription.name).append(
-                s.with_problem(subscription.name, problem) for s in lost.tables.values()
-            )
-
-
-def _set_aside_what_is_behind(subscription: Subscription, lake: Lake, begin: int, log: Log) -> None:
-    """Set aside the tables whose next changes the change log had, and no longer has."""
-    deleted = FeedRecord(lake, subscription.feed).deleted_up_to()
-    if begin >= deleted:
-        return
-    problem = (
-        f"its changes are transformed up to {format_lsn(begin)} only, and those up to {format_lsn(deleted)} are deleted"
-        " from the change log: the subscription was restored from a backup, or left out of the configuration meanwhile"
-    )
-    behind = [
-        s.with_problem(subscription.name, problem)
-        for s in TableStates(lake, subscription.name).newest().values()
-        if s.applies and s.lsn < deleted
-    ]
-    TableStates(lake, subscription.name).append(behind)
-    for state in behind:
-        log(f"{subscription.name}: {quote_qualified(*state.name)} is set aside: {state.reason}")
+    def _set_aside_what_is_behind(self, begin: int) -> None:
+        """Set aside the tables whose next changes the change log had, and no longer has."""
+        name, states = self.subscription.name, self._states
+        deleted = FeedRecord(self.lake, self.subscription.feed).deleted_up_to()
+        if begin >= deleted:
+            return
+        problem = (
+            f"its changes are transformed up to {format_lsn(begin)} only, and those up to {format_lsn(deleted)} are deleted"
+            " from the change log: the subscription was restored from a backup, or left out of the configuration meanwhile"
+        )
+        behind = [
+            s.with_problem(name, problem) for s in states.newest().values() if s.applies and s.lsn < deleted
+        ]
+        states.append(behind)
+        for state in behind:
+            self.log(f"{name}: {quote_qualified(*state.name)} is set aside: {state.reason}")
 
 
 @dataclass(frozen=True)
@@ -188,94 +192,116 @@ class _Held:
     cut: Cut | None
 
 
-def _transform_slice(
-    subscription: Subscription, lake: Lake, work: Work, held: _Held, base: int
-) -> list[TableChanges]:
-    if not work.tables:
-        return []
-    contents = work.contents
-    shared = len(work.tables) > 1 and not lake.policy.is_small(contents.size)
-    aside: dict[Name, TableState] = {}
+@dataclass(frozen=True)
+class _SliceReader:
+    """A subscription as it reads a slice, and the catalog that decides which changes of it are sent."""
 
-    def failed(name: Name, problem: str, *, is_copied: bool = False) -> TableChanges:
-        state = work.tables[name]
-        again = replace(state, state=SyncState.INITIALIZE, reason=problem)
-        aside[name] = again if is_copied else state.with_problem(subscription.name, problem)
-        return TableChanges(contents.end, *name, problem=problem)
+    subscription: Subscription
+    lake: Lake
+    catalog: Catalog
 
-    def one(name: Name, messages: Messages) -> TableChanges:
-        what = f"UPDATE transformation of {name[0]}.{name[1]}, slice {format_lsn(contents.end)}"
-        with called(subscription.name, what):
-            return attempt(name, messages)
+    def work(self, window: Window) -> Work:
+        """The work of a window; tables whose changes the change log has lost are set aside."""
+        name = self.subscription.name
+        while True:
+            try:
+                return work_of(self.subscription, self.lake, window, self.catalog)
+            except LostMessagesError as lost:
+                problem = lost.damage.message
+                TableStates(self.lake, name).append(
+                    s.with_problem(name, problem) for s in lost.tables.values()
+                )
 
-    def attempt(name: Name, messages: Messages) -> TableChanges:
-        try:
-            return _transform_table(subscription, lake, work.of_table(name, messages), held)
-        except (UnsupportedFilterError, UnsupportedTypeError) as error:
+    def transform(self, work: Work, held: _Held, base: int) -> list[TableChanges]:
+        """Transform a window table by table; a table that fails is set aside, or is to be copied again."""
+        if not work.tables:
+            return []
+        name, lake, contents = self.subscription.name, self.lake, work.contents
+        shared = len(work.tables) > 1 and not lake.policy.is_small(contents.size)
+        failed: dict[Name, TableState] = {}
+
+        def one(table: Name, messages: Messages) -> TableChanges:
+            what = f"UPDATE transformation of {table[0]}.{table[1]}, slice {format_lsn(contents.end)}"
+            with called(name, what):
+                try:
+                    return self._transform_table(work.of_table(table, messages), held)
+                except TABLE_ERRORS as error:
+                    failed[table], problem = self._state_after(error, work, table)
+                    return TableChanges(contents.end, *table, problem=problem)
+
+        with work.messages.persisted() if shared else nullcontext(work.messages) as messages:
+            changes = lake.in_parallel(partial(one, messages=messages), list(work.tables))
+        if failed and lake.records.version(transformed := Transformed(lake, name).path) != base:
+            raise OverrunError(transformed)  # Another process may have changed what failed.
+        TableStates(lake, name).append(failed.values())
+        return changes
+
+    def _state_after(self, error: Exception, work: Work, name: Name) -> tuple[TableState, str]:
+        """The state of a table after the error of its transformation, and the reason.
+
+        Raises the error where it disables the subscription, or is the lake's.
+        """
+        subscription, state, at = self.subscription, work.tables[name], None
+        if isinstance(error, SchemaChangedError):
+            return replace(state, state=SyncState.INITIALIZE, reason=error.message), error.message
+        if isinstance(error, UnsupportedFilterError | UnsupportedTypeError):
             if subscription.disable_on_error:
-                raise
-            return failed(name, waiting_for(error), is_copied=True)
-        except SchemaChangedError as error:
-            return failed(name, error.message, is_copied=True)
-        except TABLE_ERRORS as error:
-            reason(lake, error)  # Raises where the lake itself fails.
-            at = None
-            if not is_damage(error):
-                if subscription.disable_on_error:
-                    raise
-                at = first_failing_transaction(subscription, lake, work, name)
-            return failed(name, explained(lake, error, name, at))
+                raise error
+            problem = waiting_for(error)
+            return replace(state, state=SyncState.INITIALIZE, reason=problem), problem
+        reason(self.lake, error)  # Raises where the lake itself fails.
+        if not is_damage(error):
+            if subscription.disable_on_error:
+                raise error
+            at = FailureSearch(subscription, self.lake, work).first_of_table(name)
+        problem = explained(self.lake, error, name, at)
+        return state.with_problem(subscription.name, problem), problem
 
-    with work.messages.persisted() if shared else nullcontext(work.messages) as messages:
-        changes = lake.in_parallel(partial(one, messages=messages), list(work.tables))
-    if aside and lake.records.version(transformed := Transformed(lake, subscription.name).path) != base:
-        raise OverrunError(transformed)  # Another process may have changed what failed.
-    TableStates(lake, subscription.name).append(aside.values())
-    return changes
-
-
-def _transform_table(subscription: Subscription, lake: Lake, table: TableWork, held: _Held) -> TableChanges:
-    contents, state, definition = table.contents, table.state, table.state.definition
-    assert definition is not None
-    since: Order = (state.lsn, -1)
-    truncates = [at for at in table.truncates if at > since]
-    readings = readings_of(subscription, table.messages, table.parts, since, definition)
-    result = TableChanges(
-        slice=contents.end,
-        schema=state.schema,
-        table=state.table,
-        size=contents.size,
-        truncates=len(truncates),
-        truncated_at=max((at[:2] for at in truncates), default=None),
-        through=tuple(sorted({p for part in table.parts if part.is_after(since) for p in part.partitions})),
-    )
-    if not readings and not truncates:
-        return result
-    path = lake.paths.changes(subscription.name, state.schema, state.table, definition.history.generation)
-    schema = (
-        readings[0].transformation.schema
-        if readings
-        else changes_schema(defined_types(subscription, state.name, definition))
-    )
-    with lake.consistent_read():
-        position = lake.records.position(path) or 0
-        committer = lake.policy.file_committer(path, schema)
-    if held.cut is not None:
-        held.cut.refuse_earlier_history(path, state, position)
-    # The copied rows of a whole history have the position of the copy.
-    if max(held.begin, state.lsn) < position < contents.end:
-        raise SchemaChangedError(
-            f"changes up to {format_lsn(position)} only were written by a run that ended amid a slice"
+    def _transform_table(self, table: TableWork, held: _Held) -> TableChanges:
+        subscription, lake = self.subscription, self.lake
+        contents, state, definition = table.contents, table.state, table.state.definition
+        assert definition is not None
+        since: Order = (state.lsn, -1)
+        truncates = [at for at in table.truncates if at > since]
+        readings = readings_of(subscription, table.messages, table.parts, since, definition)
+        result = TableChanges(
+            slice=contents.end,
+            schema=state.schema,
+            table=state.table,
+            size=contents.size,
+            truncates=len(truncates),
+            truncated_at=max((at[:2] for at in truncates), default=None),
+            through=tuple(
+                sorted({p for part in table.parts if part.is_after(since) for p in part.partitions})
+            ),
         )
-    changes = SentChanges(readings, truncates, contents.end, definition.key, schema)
-    if position >= contents.end:
-        # Written by a run that died: what became of all that came is counted once more.
-        sent_as = changes.attempted(lake, definition.columns, result.size)
-        return _counted(result, sent_as, [_tally(lake, path, contents.end, definition.key)])
-    readable = changes.readable
-    if isinstance(committer, ByFiles) and readable is not None:
-        return _write_files(lake, committer, path, result, readable, position)
-    return _write_by_spark(lake, path, result, changes, definition, position)
+        if not readings and not truncates:
+            return result
+        path = lake.paths.changes(subscription.name, state.schema, state.table, definition.history.generation)
+        schema = (
+            readings[0].transformation.schema
+            if readings
+            else changes_schema(defined_types(subscription, state.name, definition))
+        )
+        with lake.consistent_read():
+            position = lake.records.position(path) or 0
+            committer = lake.policy.file_committer(path, schema)
+        if held.cut is not None:
+            held.cut.refuse_earlier_history(path, state, position)
+        # The copied rows of a whole history have the position of the copy.
+        if max(held.begin, state.lsn) < position < contents.end:
+            raise SchemaChangedError(
+                f"changes up to {format_lsn(position)} only were written by a run that ended amid a slice"
+            )
+        changes = SentChanges(readings, truncates, contents.end, definition.key, schema)
+        if position >= contents.end:
+            # Written by a run that died: what became of all that came is counted once more.
+            sent_as = changes.attempted(lake, definition.columns, result.size)
+            return _counted(result, sent_as, [_tally(lake, path, contents.end, definition.key)])
+        readable = changes.readable
+        if isinstance(committer, ByFiles) and readable is not None:
+            return _write_files(lake, committer, path, result, readable, position)
+        return _write_by_spark(lake, path, result, changes, definition, position)
 
 
 def _write_files(

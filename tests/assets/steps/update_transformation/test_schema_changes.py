@@ -8,7 +8,7 @@ import pytest
 
 from pgsieve.assets.steps.records.transformed import Transformed
 from pgsieve.assets.steps.slot_consumption.drain import drain
-from pgsieve.assets.steps.update_transformation.transform import _transform, transform
+from pgsieve.assets.steps.update_transformation.transform import Transformation, transform
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.project import project
 from pgsieve.resources import failpoints
@@ -101,10 +101,10 @@ def test_what_another_process_transforms_while_a_table_is_altered_is_not_lost(
     def beside(record: Transformed) -> int:
         fences.append(["first", "second"][len(fences)])
         if moment == f"before the {fences[-1]}":
-            _transform(one, project(load_config(shop.path)).lake.open(), quiet, [])
+            Transformation(one, project(load_config(shop.path)).lake.open(), quiet).run([])
         position = fence(record)
         if moment == f"after the {fences[-1]}":
-            _transform(one, project(load_config(shop.path)).lake.open(), quiet, [])
+            Transformation(one, project(load_config(shop.path)).lake.open(), quiet).run([])
         return position
 
     monkeypatch.setattr(Transformed, "fence", beside)
