@@ -12,9 +12,9 @@ import dagster as dg
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame
 
-from pgsieve.assets.steps.moments.moment import lsn_of
+from pgsieve.assets.steps.moments.moment import Moment
 from pgsieve.assets.steps.moments.reading import frames, tables_at
-from pgsieve.assets.steps.records import cuts
+from pgsieve.assets.steps.records.cuts import Cuts
 from pgsieve.assets.translator import Naming
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.resource import LakeResource
@@ -29,33 +29,30 @@ class PgsieveLake(LakeResource):
 
         They are DataFrames of the configured Spark session, by the table's name, such as `public.orders`.
         """
-        lake = self.open()
-        return cuts.frames_at(lake, subscription, cuts.cut_before(lake, subscription, lsn))
+        cuts = Cuts(self.open(), subscription)
+        return cuts.frames(cuts.newest(lsn))
 
     def tables_at_cut(self, subscription: str, lsn: str | None = None) -> dict[str, DeltaTable]:
         """The same as tables of the package `deltalake`, each at its version: for DuckDB, Polars or Arrow, without a JVM.
 
         This works only for lakes that delta-rs can reach.
         """
-        lake = self.open()
-        return cuts.tables_at(lake, subscription, cuts.cut_before(lake, subscription, lsn))
+        cuts = Cuts(self.open(), subscription)
+        return cuts.tables(cuts.newest(lsn))
 
     def read_at(
         self, subscription: str, moment: str | datetime, scratch: str | None = None
     ) -> dict[str, DataFrame]:
         """The replicas of a subscription as they were at any moment, as `pgsieve.read_at` returns them."""
-        return frames(self.open(), subscription, moment, scratch)
+        return frames(Moment.of(self.open(), subscription, moment), scratch)
 
     def tables_at(self, subscription: str, moment: str | datetime) -> dict[str, DeltaTable]:
         """The same as tables of the package `deltalake`, without a JVM; only for lakes that delta-rs reaches.
 
         Clones are made beside the lake or on this machine, and are gone with this process.
         """
-        lake = self.open()
-        return {
-            each.qualified: each.table()
-            for each in tables_at(lake, subscription, lsn_of(lake, subscription, moment))
-        }
+        tables = tables_at(Moment.of(self.open(), subscription, moment))
+        return {each.qualified: each.table() for each in tables}
 
 
 def opened(context: dg.AssetExecutionContext | dg.AssetCheckExecutionContext, naming: Naming) -> Lake:

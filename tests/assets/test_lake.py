@@ -39,8 +39,6 @@ def test_a_lake_that_only_spark_reaches_says_so(tmp_path: Path) -> None:
     resource = PgsieveLake(uri="hdfs://nowhere/lake", engine=SparkEngine(master="local[1]", spark_config={}))
     lake = resource.open()
     assert lake.local is None
-    from pgsieve.assets.steps.records.cuts import tables_at
-
     with pytest.raises(LakeError, match="reached by Spark only") as refused:
-        tables_at(lake, "sales", Cut(1, {}, datetime.now(UTC)))
+        Cuts(lake, "sales").tables(Cut(1, {}, datetime.now(UTC)))
     assert refused.value.hint == "read it with `read_at_cut`"

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from pgsieve.assets.steps.apply.progress import ReplicaProgress
-from pgsieve.assets.steps.moments.moment import MomentError
+from pgsieve.assets.steps.moments.moment import Moment, MomentError
 from pgsieve.assets.steps.moments.reading import TableAt, tables_at
 from pgsieve.assets.steps.records.transformed import Transformed
 from pgsieve.decoding.lsn import format_lsn, parse_lsn
@@ -100,7 +100,7 @@ def compare(replica: PgsieveReplica, seen: Remembered, *, altered: bool) -> int:
     # Beyond it the log has nothing to tell of: what was committed last changed none of these tables.
     lsn = min(seen.lsn, complete)
     try:
-        tables = {".".join(t.name): t for t in tables_at(replica.lake, "sub", lsn, None, complete)}
+        tables = {".".join(t.name): t for t in tables_at(Moment(replica.lake, "sub", lsn, complete))}
     except MomentError as error:
         if not altered or "copied" not in str(error):
             raise

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from deltalake.exceptions import DeltaError
 
-from pgsieve.assets.steps.moments.moment import MomentError
+from pgsieve.assets.steps.moments.moment import Moment, MomentError
 from pgsieve.assets.steps.records.cuts import Cut, Cuts
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
@@ -52,14 +52,12 @@ class Base:
         return self.state.definition
 
 
-def bases(lake: Lake, subscription: str, lsn: int, complete: int = 0) -> list[Base]:
-    """What the tables of a subscription are made of at an LSN.
-
-    Up to `complete` nothing is lacking that the feed has, where that is known; slices and cuts tell of less where nothing was changed.
-    """
+def bases(moment: Moment) -> list[Base]:
+    """What the tables of a subscription are made of at a moment."""
+    lake, subscription, lsn = moment.lake, moment.subscription, moment.lsn
     cuts = Cuts(lake, subscription).kept()
     states = TableStates(lake, subscription).kept()
-    reached = max(Transformed(lake, subscription).position(), complete, *(cut.lsn for cut in cuts))
+    reached = max(Transformed(lake, subscription).position(), moment.complete, *(cut.lsn for cut in cuts))
     if not states or not reached:
         raise MomentError(
             f'the lake has nothing of a subscription "{subscription}"',
@@ -74,7 +72,7 @@ def bases(lake: Lake, subscription: str, lsn: int, complete: int = 0) -> list[Ba
         )
     before = next((cut for cut in reversed(cuts) if cut.lsn <= lsn), None)
     after = next((cut for cut in cuts if cut.lsn > lsn), None)
-    look = _Look(lake, subscription, lsn, before, after)
+    look = _Look(moment, before, after)
     found = [base for name, kept in states.items() if (base := look.base(name, kept)) is not None]
     if not found:
         oldest = f"; the oldest cut that is kept is of {format_lsn(cuts[0].lsn)}" if cuts else ""
@@ -88,18 +86,22 @@ def bases(lake: Lake, subscription: str, lsn: int, complete: int = 0) -> list[Ba
 
 @dataclass(frozen=True)
 class _Look:
-    """Looks for what tables are made of: `before` is the last cut at or before the LSN, `after` the first one beyond."""
+    """Looks for what tables are made of: `before` is the last cut at or before the moment, `after` the first one beyond."""
 
-    lake: Lake
-    subscription: str
-    lsn: int
+    moment: Moment
     before: Cut | None
     after: Cut | None
+
+    @property
+    def _lake(self) -> Lake:
+        return self.moment.lake
 
     def base(self, name: Name, kept: Sequence[TableState]) -> Base | None:
         """What a table is made of; None where a subscriber did not have it then."""
         held = self.before.tables.get(name) if self.before is not None else None
-        ready = next((s for s in reversed(kept) if s.state == SyncState.READY and s.lsn <= self.lsn), None)
+        ready = next(
+            (s for s in reversed(kept) if s.state == SyncState.READY and s.lsn <= self.moment.lsn), None
+        )
         copied = ready is not None and (self.before is None or ready.lsn > self.before.lsn)
         if held is None and not copied:
             return None
@@ -107,10 +109,10 @@ class _Look:
             raise self._unreadable(
                 name, "what its columns were is not recorded any more: `pgsieve maintain` of before kept less"
             )
-        path = self.lake.paths.replica(self.subscription, *name)
-        if self.before is not None and held is not None and not copied and self.before.lsn == self.lsn:
-            state = self._defined(name, kept, ready, self.lake.columns_at(path, held))
-            return Base(path, held, state, self.lsn, self._history(name, state))
+        path = self._lake.paths.replica(self.moment.subscription, *name)
+        if self.before is not None and held is not None and not copied and self.before.lsn == self.moment.lsn:
+            state = self._defined(name, kept, ready, self._lake.columns_at(path, held))
+            return Base(path, held, state, self.moment.lsn, self._history(name, state))
         return self._with_changes(name, path, kept, ready, None if copied else held)
 
     def _with_changes(
@@ -118,20 +120,20 @@ class _Look:
     ) -> Base:
         local = self._local(name)
         version, position = self._newest_version(name, local, path, held)
-        if not ready.lsn <= position <= self.lsn:
+        if not ready.lsn <= position <= self.moment.lsn:
             raise self._unreadable(name, "the version of its replica that was the newest then is gone")
         if held != version:
             self._refuse_vacuumed(name, local, path, version)
-        state = self._defined(name, kept, ready, self.lake.columns_at(path, version))
+        state = self._defined(name, kept, ready, self._lake.columns_at(path, version))
         since = max(position, self.before.lsn) if self.before is not None and held is not None else position
         base = Base(path, version, state, since, self._history(name, state))
-        return self._with_slices(base, kept) if since < self.lsn else base
+        return self._with_slices(base, kept) if since < self.moment.lsn else base
 
     def _with_slices(self, base: Base, kept: Sequence[TableState]) -> Base:
         """The base with the slices of its history, which are whole."""
-        name, lake = base.name, self.lake
+        name, lake = base.name, self._lake
         ends = self._slices(name, base)
-        deleted = SubscriptionRecord(lake, self.subscription).state().deleted_up_to
+        deleted = SubscriptionRecord(lake, self.moment.subscription).state().deleted_up_to
         if deleted is None:
             raise self._unreadable(
                 name,
@@ -142,19 +144,19 @@ class _Look:
                 name, f"its changes up to {format_lsn(deleted)} are deleted, as `retention.changes` says"
             )
         self._refuse_gap(name, base.state, kept, ends)
-        earlier = [end for end in ends if end < self.lsn]
+        earlier = [end for end in ends if end < self.moment.lsn]
         lacking = [*earlier, *ends[len(earlier) :][:1]]
         return Base(base.path, base.version, base.state, base.since, base.history, lacking)
 
     def _slices(self, name: Name, base: Base) -> list[int]:
         """The slices of a history with changes since its base; a slice that ends at a copy may have copied rows alone."""
-        records = self.lake.records
+        records = self._lake.records
         ends = records.slices(base.history, base.since)
         copied = {r["slice"] for r in records.rows(base.history, f"{IS_SNAPSHOT} and slice > {base.since:d}")}
         if not copied:
             return list(ends)
         local = self._local(name)
-        with self.lake.access.refusing(base.history):
+        with self._lake.access.refusing(base.history):
             return [
                 end
                 for end in ends
@@ -173,9 +175,11 @@ class _Look:
         known = [state for state in kept if limit is None or state.version <= limit]
         if known and known[-1].applies and known[-1].lsn == ready.lsn:
             return
-        again = min((s.lsn for s in kept if s.lsn > self.lsn and s.version > ready.version), default=None)
+        again = min(
+            (s.lsn for s in kept if s.lsn > self.moment.lsn and s.version > ready.version), default=None
+        )
         followed = max((end for end in ends if again is None or end <= again), default=0)
-        if followed < self.lsn:
+        if followed < self.moment.lsn:
             until = (
                 "and has not been copied since" if again is None else f"and was copied at {format_lsn(again)}"
             )
@@ -188,14 +192,14 @@ class _Look:
         self, name: Name, local: LocalRecords, path: str, held: int | None
     ) -> tuple[int, int]:
         """The newest version whose position is at or before the LSN, and the position; positions ascend."""
-        if not self.lake.records.exists(path):
+        if not self._lake.records.exists(path):
             raise self._unreadable(name, "its replica is gone")
-        newest = self.lake.records.version(path)
+        newest = self._lake.records.version(path)
         high = newest if self.after is None else min(self.after.tables.get(name, newest), newest)
         low, positions = held or 0, dict[int, int]()
         while low < high:
             middle = (low + high + 1) // 2
-            if self._position(local, path, middle, positions) <= self.lsn:
+            if self._position(local, path, middle, positions) <= self.moment.lsn:
                 low = middle
             else:
                 high = middle - 1
@@ -214,9 +218,9 @@ class _Look:
 
     def _refuse_vacuumed(self, name: Name, local: LocalRecords, path: str, version: int) -> None:
         """Raise where files are gone of a version that no cut has kept."""
-        with self.lake.access.refusing(path):
+        with self._lake.access.refusing(path):
             files = files_of(local.as_of(path, version))
-        if not all(self.lake.store.has(joined(path, file)) for file in files):
+        if not all(self._lake.store.has(joined(path, file)) for file in files):
             raise self._unreadable(
                 name, f"files of version {version} of its replica are deleted, as `retention.versions` says"
             )
@@ -242,22 +246,22 @@ class _Look:
 
     def _history(self, name: Name, state: TableState) -> str:
         assert state.definition is not None
-        return self.lake.paths.changes(self.subscription, *name, state.definition.history.generation)
+        return self._lake.paths.changes(self.moment.subscription, *name, state.definition.history.generation)
 
     def _local(self, name: Name) -> LocalRecords:
-        if self.lake.local is None:
+        if self._lake.local is None:
             raise self._unreadable(
                 name,
                 "the lake is reached by Spark only, where no moment between two cuts can be read",
                 "0A000",
             )
-        return self.lake.local
+        return self._lake.local
 
     def _unreadable(self, name: Name, reason: str, sqlstate: str = "55000") -> MomentError:
         cuts = [format_lsn(cut.lsn) for cut in (self.before, self.after) if cut is not None]
         return MomentError(
-            f'subscription "{self.subscription}": table "{quote_qualified(*name)}" cannot be read as of'
-            f" {format_lsn(self.lsn)}: {reason}",
+            f'subscription "{self.moment.subscription}": table "{quote_qualified(*name)}" cannot be read as of'
+            f" {format_lsn(self.moment.lsn)}: {reason}",
             hint=f"the nearest cuts, at which it can: {', '.join(cuts)}" if cuts else "choose a later LSN",
             sqlstate=sqlstate,
         )

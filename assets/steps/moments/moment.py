@@ -7,6 +7,7 @@ Source: recoveryStopsBefore() in src/backend/access/transam/xlogrecovery.c.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
@@ -27,19 +28,33 @@ class MomentError(PgsieveError):
     """The replicas cannot be read as they were at a moment."""
 
 
-def lsn_of(lake: Lake, subscription: str, moment: str | datetime) -> int:
-    """The LSN of a moment: an LSN as PostgreSQL writes it, or a time with its time zone, in ISO 8601 where it is text."""
-    if isinstance(moment, str):
-        if "/" in moment:
-            return parse_lsn(moment)
-        moment = _time(moment)
-    if moment.tzinfo is None:
-        raise MomentError(
-            f'the time "{moment.isoformat(" ")}" has no time zone',
-            hint=f'say which it is of: "{moment.isoformat(" ")}+00:00" is UTC',
-            sqlstate="22007",
-        )
-    return _lsn_at(lake, subscription, moment)
+@dataclass(frozen=True)
+class Moment:
+    """An LSN as of which the replicas of a subscription are read.
+
+    Up to `complete` nothing is lacking that the feed has, where that is known; slices and cuts tell of less where nothing was
+    changed.
+    """
+
+    lake: Lake
+    subscription: str
+    lsn: int
+    complete: int = 0
+
+    @classmethod
+    def of(cls, lake: Lake, subscription: str, moment: str | datetime) -> "Moment":
+        """A moment as users name it: an LSN as PostgreSQL writes it, or a time with its time zone, in ISO 8601 where it is text."""
+        if isinstance(moment, str):
+            if "/" in moment:
+                return cls(lake, subscription, parse_lsn(moment))
+            moment = _time(moment)
+        if moment.tzinfo is None:
+            raise MomentError(
+                f'the time "{moment.isoformat(" ")}" has no time zone',
+                hint=f'say which it is of: "{moment.isoformat(" ")}+00:00" is UTC',
+                sqlstate="22007",
+            )
+        return cls(lake, subscription, _lsn_at(lake, subscription, moment))
 
 
 def _time(text: str) -> datetime:

@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pgsieve.assets.steps.apply.batch import Batch
 from pgsieve.assets.steps.apply.replica_tables import batches_of, held_at_once
 from pgsieve.assets.steps.moments.bases import Base, bases
-from pgsieve.assets.steps.moments.moment import MomentError, lsn_of
+from pgsieve.assets.steps.moments.moment import Moment, MomentError
 from pgsieve.assets.steps.moments.slices import put_slice
 from pgsieve.assets.steps.records.table_states import Name, TableStates
 from pgsieve.assets.steps.records.transformed import TableChanges
@@ -94,32 +94,21 @@ def read_at(
     which are gone with this process; where the lake is in an object store and Spark on other machines, name a folder for them there
     with `scratch`, and remove it afterwards. Raises MomentError with the reason where the lake does not hold the moment any more.
     """
-    opened = Lake(lake, lambda: spark)
-    return frames(opened, subscription, moment, scratch)
+    return frames(Moment.of(Lake(lake, lambda: spark), subscription, moment), scratch)
 
 
-def frames(
-    lake: Lake, subscription: str, moment: str | datetime, scratch: str | None = None
-) -> dict[str, DataFrame]:
+def frames(moment: Moment, scratch: str | None = None) -> dict[str, DataFrame]:
     """The replicas at a moment as Spark reads them, by table."""
-    tables = tables_at(lake, subscription, lsn_of(lake, subscription, moment), scratch)
-    return {each.qualified: each.frame() for each in tables}
+    return {each.qualified: each.frame() for each in tables_at(moment, scratch)}
 
 
-def tables_at(
-    lake: Lake,
-    subscription: str,
-    lsn: int,
-    scratch: str | None = None,
-    complete: int = 0,
-    only: Name | None = None,
-) -> list[TableAt]:
-    """The tables of a subscription as of an LSN, or `only` one of them; `complete` as in `bases`.
+def tables_at(moment: Moment, scratch: str | None = None, only: Name | None = None) -> list[TableAt]:
+    """The tables of a subscription as of a moment, or `only` one of them.
 
     Clones of those that lack changes are made in a folder below `scratch`; where none is given they are gone with this process.
     """
-    made, lacking = list[TableAt](), list[Base]()
-    for base in bases(lake, subscription, lsn, complete):
+    lake, made, lacking = moment.lake, list[TableAt](), list[Base]()
+    for base in bases(moment):
         if only is not None and base.name != only:
             continue
         if base.slices:
@@ -129,7 +118,7 @@ def tables_at(
     if not lacking:
         return made
     into = lake.at(mkdtemp(dir=_scratch_of(lake)) if scratch is None else scratch, temporary=True)
-    return [*made, *brought(lake, subscription, lacking, lsn, into)]
+    return [*made, *brought(moment, lacking, into)]
 
 
 def _scratch_of(lake: Lake) -> Path:
@@ -148,10 +137,11 @@ def remove_left_clones(lake: Lake) -> None:
         remove_left(Path(lake.uri, _CLONES))
 
 
-def brought(lake: Lake, subscription: str, chosen: Sequence[Base], lsn: int, into: Lake) -> list[TableAt]:
-    """Clones of versions in another lake, with the changes that they lack up to an LSN."""
+def brought(moment: Moment, chosen: Sequence[Base], into: Lake) -> list[TableAt]:
+    """Clones of versions in another lake, with the changes that they lack up to a moment."""
+    subscription = moment.subscription
     into.access.begin_writing()
-    cloned = lake.in_parallel(partial(_cloned, lake, subscription, lsn, into), chosen)
+    cloned = moment.lake.in_parallel(partial(_cloned, moment, into), chosen)
     TableStates(into, subscription).append(base.state for base in chosen)
     _apply(subscription, into, [change for changes in cloned for change in changes])
     made = []
@@ -162,14 +152,15 @@ def brought(lake: Lake, subscription: str, chosen: Sequence[Base], lsn: int, int
     return made
 
 
-def _cloned(lake: Lake, subscription: str, lsn: int, into: Lake, base: Base) -> list[TableChanges]:
+def _cloned(moment: Moment, into: Lake, base: Base) -> list[TableChanges]:
     """Make a table's clone, and beside it the part of the history that it lacks; the changes in that, a slice each."""
+    lake, subscription = moment.lake, moment.subscription
     assert lake.local is not None
     path = into.paths.replica(subscription, *base.name)
     with lake.access.refusing(base.path), into.access.refusing(path):
         clone(lake.local.as_of(base.path, base.version), base.path, lake.store, path, into.store)
     history = into.paths.changes(subscription, *base.name, base.definition.history.generation)
-    changes = [put_slice(lake, into, base, end, lsn, history) for end in base.slices]
+    changes = [put_slice(lake, into, base, end, moment.lsn, history) for end in base.slices]
     return [each for each in changes if each.changed]
 
 

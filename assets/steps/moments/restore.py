@@ -8,7 +8,7 @@ amid, it leaves `_pgsieve` in the folder, which only what is whole lacks.
 from pathlib import Path
 
 from pgsieve.assets.steps.moments.bases import bases
-from pgsieve.assets.steps.moments.moment import MomentError
+from pgsieve.assets.steps.moments.moment import Moment, MomentError
 from pgsieve.assets.steps.moments.reading import TableAt, brought
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.resources.lake.lake import Lake
@@ -16,8 +16,9 @@ from pgsieve.resources.lake.paths import OWN_FOLDER
 from pgsieve.resources.lake.stores.storage import is_uri
 
 
-def restore(lake: Lake, subscription: str, lsn: int, folder: str, complete: int = 0) -> list[TableAt]:
-    """Put the tables of a subscription as of an LSN into a folder; `complete` as in `bases`."""
+def restore(moment: Moment, folder: str) -> list[TableAt]:
+    """Put the tables of a subscription as of a moment into a folder."""
+    lake, subscription = moment.lake, moment.subscription
     into = lake.at(folder if is_uri(folder) else str(Path(folder).expanduser().absolute()))
     if lake.local is None or into.local is None:
         raise MomentError(
@@ -26,12 +27,12 @@ def restore(lake: Lake, subscription: str, lsn: int, folder: str, complete: int 
             sqlstate="0A000",
         )
     _refuse_filled(lake, into)
-    chosen, own = bases(lake, subscription, lsn, complete), f"{into.uri}/{OWN_FOLDER}"
+    chosen, own = bases(moment), f"{into.uri}/{OWN_FOLDER}"
     into.access.begin_writing()
     with into.access.refusing(into.uri):
         into.store.touch(f"{own}/unfinished")
     try:
-        made = brought(lake, subscription, chosen, lsn, into)
+        made = brought(moment, chosen, into)
     except PgsieveError:
         for path in (f"{into.uri}/{subscription}", own):
             into.local.remove(path)

@@ -100,6 +100,40 @@ class Cuts:
         """The newest cut of the subscription."""
         return next(reversed(_cuts(self.lake.records.newest(self.path, "lsn"))), None)
 
+    def newest(self, lsn: str | None = None) -> Cut:
+        """The newest cut, or the newest at or before an LSN; raises LakeError where there is none."""
+        kept = [c for c in self.kept() if lsn is None or c.lsn <= parse_lsn(lsn)]
+        if not kept:
+            raise LakeError(
+                f'subscription "{self.subscription}" has no cut' + (f" at or before {lsn}" if lsn else ""),
+                hint="`pgsieve run` writes one; how long cuts are kept is `retention.versions` in pgsieve.yaml",
+            )
+        return kept[-1]
+
+    def frames(self, cut: Cut) -> dict[str, DataFrame]:
+        """The replicas at a cut as Spark DataFrames."""
+        return {
+            quote_qualified(*name): self.lake.as_of(self._replica(name), version)
+            for name, version in cut.tables.items()
+        }
+
+    def tables(self, cut: Cut) -> dict[str, DeltaTable]:
+        """The replicas at a cut as delta-rs tables; raises LakeError where delta-rs cannot reach the lake."""
+        if self.lake.local is None:
+            raise LakeError(
+                f'the lake of subscription "{self.subscription}" is reached by Spark only',
+                hint="read it with `read_at_cut`",
+                sqlstate="0A000",
+            )
+        options = dict(self.lake.store.options)
+        return {
+            quote_qualified(*name): DeltaTable(self._replica(name), version=version, storage_options=options)
+            for name, version in cut.tables.items()
+        }
+
+    def _replica(self, name: Name) -> str:
+        return self.lake.paths.replica(self.subscription, *name)
+
     def made(self, lsn: int, tables: Mapping[Name, int], states: int | None, last: Cut | None) -> Cut:
         """A cut of now.
 
@@ -112,9 +146,7 @@ class Cuts:
             if last is not None and last.tables.get(name) == version:
                 size = last.entries.get(name)
             else:
-                size = self.lake.records.entry_bytes(
-                    self.lake.paths.replica(self.subscription, *name), version
-                )
+                size = self.lake.records.entry_bytes(self._replica(name), version)
             if size is not None:
                 entries[name] = size
         made = Cut(lsn, dict(tables), datetime.now(UTC), states, entries)
@@ -174,44 +206,8 @@ def read_at_cut(
     `lake` is the path or URI of pgsieve.yaml. Reads the newest cut, or the newest at or before `lsn` (as
     PostgreSQL writes it, `16/B374D848`). Raises LakeError where there is no such cut yet, or not any more.
     """
-    opened = Lake(lake, lambda: spark)
-    return frames_at(opened, subscription, cut_before(opened, subscription, lsn))
-
-
-def cut_before(lake: Lake, subscription: str, lsn: str | None = None) -> Cut:
-    """The newest cut of a subscription, or the newest at or before an LSN; raises LakeError where there is none."""
-    kept = [c for c in Cuts(lake, subscription).kept() if lsn is None or c.lsn <= parse_lsn(lsn)]
-    if not kept:
-        raise LakeError(
-            f'subscription "{subscription}" has no cut' + (f" at or before {lsn}" if lsn else ""),
-            hint="`pgsieve run` writes one; how long cuts are kept is `retention.versions` in pgsieve.yaml",
-        )
-    return kept[-1]
-
-
-def frames_at(lake: Lake, subscription: str, cut: Cut) -> dict[str, DataFrame]:
-    """The replicas at a cut as Spark DataFrames."""
-    return {
-        quote_qualified(*name): lake.as_of(lake.paths.replica(subscription, *name), version)
-        for name, version in cut.tables.items()
-    }
-
-
-def tables_at(lake: Lake, subscription: str, cut: Cut) -> dict[str, DeltaTable]:
-    """The replicas at a cut as delta-rs tables; raises LakeError where delta-rs cannot reach the lake."""
-    if lake.local is None:
-        raise LakeError(
-            f'the lake of subscription "{subscription}" is reached by Spark only',
-            hint="read it with `read_at_cut`",
-            sqlstate="0A000",
-        )
-    options = dict(lake.store.options)
-    return {
-        quote_qualified(*name): DeltaTable(
-            lake.paths.replica(subscription, *name), version=version, storage_options=options
-        )
-        for name, version in cut.tables.items()
-    }
+    cuts = Cuts(Lake(lake, lambda: spark), subscription)
+    return cuts.frames(cuts.newest(lsn))
 
 
 def _join(name: Name) -> str:

@@ -19,7 +19,7 @@ from pgsieve.assets.steps.apply.replica_tables import apply
 from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
 from pgsieve.assets.steps.kept_histories import KeptHistories, KeptHistory
 from pgsieve.assets.steps.moments import restore as restoring
-from pgsieve.assets.steps.moments.moment import MomentError, lsn_of
+from pgsieve.assets.steps.moments.moment import Moment, MomentError
 from pgsieve.assets.steps.moments.reading import tables_at
 from pgsieve.assets.steps.moments.restore import restore
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
@@ -72,7 +72,7 @@ class Counters:
         apply(self.subscription, self.lake, _quiet)
 
     def read(self, lsn: int) -> list[dict[str, object]]:
-        (table,) = tables_at(self.lake, "sub", lsn)
+        (table,) = tables_at(Moment(self.lake, "sub", lsn))
         return queried(table.table(), "select * from t order by id").to_pylist()
 
     def n(self, lsn: int) -> object:
@@ -80,7 +80,7 @@ class Counters:
 
     def refusal(self, lsn: int) -> str:
         with pytest.raises(MomentError) as refused:
-            tables_at(self.lake, "sub", lsn)
+            tables_at(Moment(self.lake, "sub", lsn))
         assert refused.value.hint
         return refused.value.message
 
@@ -115,9 +115,9 @@ def test_a_moment_is_read_amid_a_slice_by_its_lsn_or_its_time(counters: Counters
     history = counters.lake.local.table(counters.lake.paths.changes("sub", "public", "t")).to_pylist()
     times = sorted(row["commit_time"] for row in history)
     # Up to a time, and before an LSN.
-    assert [counters.n(lsn_of(counters.lake, "sub", time)) for time in times[:-1]] == [1, 2, 3, 4]
-    assert counters.n(lsn_of(counters.lake, "sub", times[1].isoformat())) == 2
-    assert counters.n(lsn_of(counters.lake, "sub", format_lsn(lsns[2]))) == 3
+    assert [counters.n(Moment.of(counters.lake, "sub", time).lsn) for time in times[:-1]] == [1, 2, 3, 4]
+    assert counters.n(Moment.of(counters.lake, "sub", times[1].isoformat()).lsn) == 2
+    assert counters.n(Moment.of(counters.lake, "sub", format_lsn(lsns[2])).lsn) == 3
     # The replica, its history and the cuts are as they were; a second reading costs the same.
     assert counters.lake.records.version(counters.lake.paths.replica("sub", "public", "t")) == 1
     for moment, reason in {
@@ -127,11 +127,11 @@ def test_a_moment_is_read_amid_a_slice_by_its_lsn_or_its_time(counters: Counters
         "yesterday": "neither an LSN nor a time",
     }.items():
         with pytest.raises(MomentError, match=reason):
-            lsn_of(counters.lake, "sub", moment)
+            Moment.of(counters.lake, "sub", moment)
     assert "has not been read yet" in counters.refusal(counters.lsn() + (1 << 32))
     assert "no table was copied by" in counters.refusal(before)
     with pytest.raises(MomentError, match='nothing of a subscription "other"'):
-        tables_at(counters.lake, "other", before)
+        tables_at(Moment(counters.lake, "other", before))
 
 
 def test_what_retention_took_is_refused(counters: Counters) -> None:
@@ -236,7 +236,7 @@ def test_a_folder_gets_the_tables_of_a_moment_and_keeps_them(counters: Counters,
     counters.add()
     counters.run()
     lake, folder = counters.lake, tmp_path.parent / f"{tmp_path.name}_restored"
-    (table,) = restore(lake, "sub", early, str(folder))
+    (table,) = restore(Moment(lake, "sub", early), str(folder))
     assert (table.path, table.changes) == (f"{folder}/sub/public/t", 1)
     # Plain Delta tables, and nothing of pgsieve's beside them.
     assert sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_dir()) == [
@@ -267,7 +267,7 @@ def test_where_nothing_is_restored_to(
         "hdfs://nowhere/restored": "Spark alone reaches one of them",
     }.items():
         with pytest.raises(MomentError, match=reason):
-            restore(lake, "sub", lsn, folder)
+            restore(Moment(lake, "sub", lsn), folder)
 
     def failing(*arguments: Any) -> None:
         brought(*arguments)
@@ -277,5 +277,5 @@ def test_where_nothing_is_restored_to(
     brought, refused = restoring.brought, tmp_path.parent / f"{tmp_path.name}_refused"
     monkeypatch.setattr(restoring, "brought", failing)
     with pytest.raises(LakeError, match="no room"):
-        restore(lake, "sub", lsn, str(refused))
+        restore(Moment(lake, "sub", lsn), str(refused))
     assert list(refused.iterdir()) == []
