@@ -33,6 +33,7 @@ from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.project import project
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.policy import LakeSettings
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 
 
@@ -59,7 +60,7 @@ def measured(results: dict[str, tuple[float, int]], name: str) -> Iterator[None]
 def copy(configured: Path) -> None:
     """Copy the table without Spark, in a process of its own: it holds all rows at once."""
     declared = project(load_config(configured))
-    lake = Lake(declared.lake.uri, lambda: declared.lake.engine.session, sys.maxsize)
+    lake = Lake(declared.lake.uri, lambda: declared.lake.engine.session, LakeSettings(sys.maxsize))
     subscription = declared.subscriptions["s_checked"]
     (copied,) = copy_tables(subscription, lake, tables_to_copy(subscription, lake), quiet)
     assert copied.problem is None, copied

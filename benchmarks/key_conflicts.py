@@ -15,6 +15,7 @@ import tempfile
 import time
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import psycopg
@@ -77,6 +78,18 @@ def seconds(subscription: Subscription, lake: Lake, *, look: bool) -> float:
     return taken
 
 
+def make_tables(source: psycopg.Connection[Any], rows: int) -> None:
+    """Make a published table of this many rows for each kind of key."""
+    for table, key in KEYS.items():
+        source.execute(
+            f'create table "{table}" (k {"bigint" if table == "bigint" else "text"} primary key, v text)'
+        )
+        source.execute(
+            f"insert into \"{table}\" select {key}, 'value ' || n from generate_series(10, {rows}::bigint * 10, 10) n"
+        )
+    source.execute("create publication pub for all tables")
+
+
 def main() -> None:
     """Run it."""
     parser = argparse.ArgumentParser(
@@ -90,14 +103,7 @@ def main() -> None:
         folder = Path(name)
         with EmbeddedServer(folder / "publisher", settings=SETTINGS) as publisher:
             source = psycopg.connect(publisher.conninfo(), autocommit=True)
-            for table, key in KEYS.items():
-                source.execute(
-                    f'create table "{table}" (k {"bigint" if table == "bigint" else "text"} primary key, v text)'
-                )
-                source.execute(
-                    f"insert into \"{table}\" select {key}, 'value ' || n from generate_series(10, {options.rows}::bigint * 10, 10) n"
-                )
-            source.execute("create publication pub for all tables")
+            make_tables(source, options.rows)
             subscription, lake = subscriptions(folder, publisher)
             copy_tables(subscription, lake, tables_to_copy(subscription, lake), quiet)
             end = options.rows * 10

@@ -34,11 +34,8 @@ from pgsieve.resources.lake.delta.spark import SparkRecords
 from pgsieve.resources.lake.delta.tables import shared_tables
 from pgsieve.resources.lake.executors import Executors, SparkExecutors, Threads, noted
 from pgsieve.resources.lake.paths import LakePaths
-from pgsieve.resources.lake.policy import (
-    REWRITTEN_BYTES_DEFAULT,
-    SMALL_BYTES_DEFAULT,
-    Policy,
-)
+from pgsieve.resources.lake.policy import DEFAULT_SETTINGS, LakeSettings, Policy
+from pgsieve.resources.lake.rewriting import RowChange
 from pgsieve.resources.lake.spark_writes import (
     comment_by_spark,
     committing,
@@ -73,20 +70,14 @@ class Lake:
         self,
         uri: str,
         session: Callable[[], SparkSession],
-        small_bytes: int = SMALL_BYTES_DEFAULT,
+        settings: LakeSettings = DEFAULT_SETTINGS,
         storage: Storage | None = None,
         folders: Mapping[str, str] | None = None,
-        threads: int | None = None,
-        cores: int | None = None,
-        vectors: bool = True,
-        rewritten_bytes: int = REWRITTEN_BYTES_DEFAULT,
         *,
         temporary: bool = False,
     ) -> None:
         storage = storage or storage_of(uri)
-        self._session = session
-        self._storage = storage
-        self._reached = (small_bytes, threads, cores, vectors, rewritten_bytes)
+        self._session, self._settings, self._storage = session, settings, storage
         self.access = LakeAccess(storage, temporary=temporary)
         self.paths = LakePaths(storage.address, folders, self._recorded_folders)
         self._tables = shared_tables(self.store.options)
@@ -94,9 +85,16 @@ class Lake:
         self.local = LocalRecords(self.store, self._tables) if storage.by_delta_rs else None
         self.records: Records = NamedRecords(self.local or SparkRecords(session), self.access.refusing)
         #: The runner for many rows that need no Spark expression.
-        self.executors: Executors = SparkExecutors(session, cores) if threads is None else Threads(threads)
+        self.executors: Executors = (
+            SparkExecutors(session, settings.cores) if settings.threads is None else Threads(settings.threads)
+        )
         self.policy = Policy(
-            self.access, self.local, self.executors, small_bytes, rewritten_bytes, vectors=vectors
+            self.access,
+            self.local,
+            self.executors,
+            settings.small_bytes,
+            settings.rewritten_bytes,
+            vectors=settings.vectors,
         )
 
     def at(self, uri: str, *, temporary: bool = False) -> "Lake":
@@ -104,18 +102,8 @@ class Lake:
 
         `temporary`: nothing that is written there has to outlive this process.
         """
-        small, threads, cores, vectors, rewritten = self._reached
-        return Lake(
-            uri,
-            self._session,
-            small,
-            self._storage.beside(uri),
-            threads=threads,
-            cores=cores,
-            vectors=vectors,
-            rewritten_bytes=rewritten,
-            temporary=temporary,
-        )
+        beside = self._storage.beside(uri)
+        return Lake(uri, self._session, self._settings, beside, temporary=temporary)
 
     @property
     def uri(self) -> str:
@@ -387,32 +375,35 @@ class Lake:
     def rewrite(
         self,
         path: str,
-        columns: Sequence[str],
-        change: Callable[[pa.RecordBatch], pa.RecordBatch],
-        schema: pa.Schema,
-        ddl: str,
+        change: RowChange,
         base: int | None,
         *,
         into: str | None = None,
         position: int | None = None,
     ) -> None:
-        """Replace a table's rows by what `change` makes of them, in one commit that keeps the position.
+        """Replace a table's rows by what `change` makes of them, in one commit that keeps the position; `base` as in `write`.
 
-        `columns` are read, `schema` is what is written, `ddl` the same in Spark's types; `base` as in `write`. `into` is another
-        table that gets the rows, `position` the one that it has then.
+        `into` is another table that gets the rows, `position` the one that it has then.
         """
         size, target = (self.records.size(path) if self.local else None), into or path
         commit = Commit(position, overwrite=True, base=base)
-        written, local = self.policy.committer(target, schema.names, size), self.policy.reader(path, size)
+        written, local = (
+            self.policy.committer(target, change.schema.names, size),
+            self.policy.reader(path, size),
+        )
         if isinstance(written, InProcess) and local is not None:
             with self.access.refusing(path):
-                batches = local.table(path).select(columns).to_batches()
-                changed = writable(pa.Table.from_batches(map(change, batches), schema))
+                batches = local.table(path).select(list(change.columns)).to_batches()
+                changed = writable(pa.Table.from_batches(map(change.of, batches), change.schema))
             written.write(target, changed, commit)
             return
-        rows = numbered(self.current(path).select(*(quoted(name) for name in columns)))
+        rows, names, of = (
+            numbered(self.current(path).select(*map(quoted, change.columns))),
+            list(change.columns),
+            change.of,
+        )
         changed_rows = rows.mapInArrow(
-            lambda batches: (change(batch.rename_columns(list(columns))) for batch in batches), ddl
+            lambda batches: (of(batch.rename_columns(names)) for batch in batches), change.ddl
         )
         self.write(changed_rows, target, commit)
 

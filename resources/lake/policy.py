@@ -37,6 +37,23 @@ def is_exact(types: Iterable[str]) -> bool:
 
 
 @dataclass(frozen=True)
+class LakeSettings:
+    """What the user's settings say of work on a lake; `small_bytes`, `rewritten_bytes` and `vectors` as in `Policy`.
+
+    `threads` of this process run large work; None: Spark does, with `cores` where that is known.
+    """
+
+    small_bytes: int = SMALL_BYTES_DEFAULT
+    rewritten_bytes: int = REWRITTEN_BYTES_DEFAULT
+    vectors: bool = True
+    threads: int | None = None
+    cores: int | None = None
+
+
+DEFAULT_SETTINGS = LakeSettings()
+
+
+@dataclass(frozen=True)
 class Policy:
     """Chooses by bytes, and by the limits of delta-rs and Arrow; `local` is delta-rs, where it can reach and write the lake.
 

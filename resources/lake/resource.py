@@ -11,7 +11,7 @@ from pydantic import Field
 from pyspark.sql import SparkSession
 
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.policy import REWRITTEN_BYTES_DEFAULT, SMALL_BYTES_DEFAULT
+from pgsieve.resources.lake.policy import REWRITTEN_BYTES_DEFAULT, SMALL_BYTES_DEFAULT, LakeSettings
 from pgsieve.resources.lake.session import SparkEngine
 from pgsieve.resources.lake.spark_writes import WANT_VECTORS
 from pgsieve.resources.lake.stores.storage import is_uri
@@ -41,14 +41,12 @@ class LakeResource(dg.ConfigurableResource["LakeResource"]):
         """
         if not is_uri(self.uri):
             recover(self.uri)
-        small = int(self.engine.spark_config.get(SMALL_BYTES, SMALL_BYTES_DEFAULT))
-        return Lake(
-            self.uri,
-            session or (lambda: self.engine.session),
-            small,
-            folders=self.folders,
-            threads=self.engine.threads,
-            cores=self.engine.cores,
-            vectors=self.engine.spark_config.get(WANT_VECTORS, "true").lower() == "true",
-            rewritten_bytes=int(self.engine.spark_config.get(REWRITTEN_BYTES, REWRITTEN_BYTES_DEFAULT)),
+        config = self.engine.spark_config
+        settings = LakeSettings(
+            int(config.get(SMALL_BYTES, SMALL_BYTES_DEFAULT)),
+            int(config.get(REWRITTEN_BYTES, REWRITTEN_BYTES_DEFAULT)),
+            config.get(WANT_VECTORS, "true").lower() == "true",
+            self.engine.threads,
+            self.engine.cores,
         )
+        return Lake(self.uri, session or (lambda: self.engine.session), settings, folders=self.folders)

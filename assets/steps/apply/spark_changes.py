@@ -5,7 +5,7 @@ driver computes (`pgsieve.decoding.changes.net_change`), and a DataFrame with th
 Spark's errors.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,7 @@ from pgsieve.assets.steps.apply.keyless_changes import DIGESTED, KeylessChanges
 from pgsieve.assets.steps.records.columns import field, living_rows, order
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.digests import Sought, digested
-from pgsieve.decoding.changes.merge_source import merge_source
+from pgsieve.decoding.changes.merge_source import MergeSource, merge_source
 from pgsieve.decoding.changes.metadata_columns import APPLIED_AT, Stamp
 from pgsieve.decoding.changes.net_change import NONE, Mask, NetChange, Numbers
 from pgsieve.resources.lake.delta.merge import Merge
@@ -152,31 +152,9 @@ class SparkChanges:
         """
         key, columns, unsent = self.definition.key, self.definition.names, sorted(merge.unknown)
         says = {name: f"e{i}" for i, (name, _) in enumerate(self.definition.kept)}
-        of, places = (
-            merge_source(net, keeps=keyed.ended is not None),
-            np.append(keyed.places[keyed.effective :], 0),
-        )
-        said = keyed.said(of.ended, self._stamp)
-
-        def place(change: Numbers) -> pa.Array:
-            return pa.array(places[change], mask=change == NONE)
-
-        bases = pa.array(np.where(of.base == NONE, 0, of.base), mask=of.base == NONE)
-        table = pa.table(
-            {
-                **{k: keyed.keys[name].take(pa.array(of.keys)) for name, k in merge.key.items()},
-                **{f"b{i}": keyed.keys[name].take(bases) for i, name in enumerate(key)},
-                **{f"s{i}": place(of.sent[name]) for i, name in enumerate(unsent)},
-                **{merge.unknown[name]: of.keeps[name] for name in unsent},
-                "last": place(of.last),
-                **{e: said[name] for name, e in says.items()},
-                "is_ended": of.ended != NONE,
-                "action": of.actions,
-                "expected": of.expected,
-            }
-        )
+        of = merge_source(net, keeps=keyed.ended is not None)
         takes_along = bool((of.base != NONE).any())
-        decided = self.lake.spark.createDataFrame(table)
+        decided = self.lake.spark.createDataFrame(self._decided(keyed, of, merge, says))
         changes = self.effective().where("new is not null")
         placed = changes.select(place_of(self.pending.ends).alias("place"), "new")
         few = self.pending.sent("insert", "update", "delete") <= BROADCAST_ROWS
@@ -203,19 +181,37 @@ class SparkChanges:
             "action",
             "expected",
         )
-        ended = {v: F.col(says[name]) if name in says else F.lit(None) for name, v in merge.values.items()}
-        gone = decided.where("last is null").select(
-            *merge.key.values(),
-            *(value.cast(changed.schema[v].dataType).alias(v) for v, value in ended.items()),
-            *merge.unknown.values(),
-            "action",
-            "expected",
-        )
-        source = changed.unionByName(gone)
+        source = changed.unionByName(_ended(decided, changed, merge, says))
         return (
             source
             if keyed.emptied is None
             else source.unionByName(self._emptied(keyed.emptied, source, merge))
+        )
+
+    def _decided(
+        self, keyed: KeyedChanges, of: MergeSource, merge: Merge, says: Mapping[str, str]
+    ) -> pa.Table:
+        """The decided keys with the columns that `merge_source` describes; `says` has the names of `e0`, `e1`, …."""
+        places = np.append(keyed.places[keyed.effective :], 0)
+        said = keyed.said(of.ended, self._stamp)
+
+        def place(change: Numbers) -> pa.Array:
+            return pa.array(places[change], mask=change == NONE)
+
+        bases = pa.array(np.where(of.base == NONE, 0, of.base), mask=of.base == NONE)
+        unsent = sorted(merge.unknown)
+        return pa.table(
+            {
+                **{k: keyed.keys[name].take(pa.array(of.keys)) for name, k in merge.key.items()},
+                **{f"b{i}": keyed.keys[name].take(bases) for i, name in enumerate(self.definition.key)},
+                **{f"s{i}": place(of.sent[name]) for i, name in enumerate(unsent)},
+                **{merge.unknown[name]: of.keeps[name] for name in unsent},
+                "last": place(of.last),
+                **{e: said[name] for name, e in says.items()},
+                "is_ended": of.ended != NONE,
+                "action": of.actions,
+                "expected": of.expected,
+            }
         )
 
     def _emptied(self, says: pa.Table, others: DataFrame, merge: Merge) -> DataFrame:
@@ -242,3 +238,15 @@ def place_of(slices: Sequence[int]) -> Column:
     for i, end in enumerate(slices[1:], 1):
         turn = F.when(F.col("slice") == end, F.lit(i).cast("bigint")).otherwise(turn)
     return F.shiftleft(turn, 56) + F.col("number")
+
+
+def _ended(decided: DataFrame, changed: DataFrame, merge: Merge, says: Mapping[str, str]) -> DataFrame:
+    """The decided keys without a last row, in the columns of `changed`: their rows end, with the metadata of then."""
+    ended = {v: F.col(says[name]) if name in says else F.lit(None) for name, v in merge.values.items()}
+    return decided.where("last is null").select(
+        *merge.key.values(),
+        *(value.cast(changed.schema[v].dataType).alias(v) for v, value in ended.items()),
+        *merge.unknown.values(),
+        "action",
+        "expected",
+    )

@@ -28,6 +28,7 @@ from pgsieve.decoding.row_filters.evaluation.verdicts import condition
 from pgsieve.decoding.row_filters.nodes import Logical, Node
 from pgsieve.resources.lake.delta.errors import OverrunError
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.rewriting import RowChange
 
 
 @dataclass(frozen=True)
@@ -223,10 +224,7 @@ class Refilter:
         )
         lake.rewrite(
             source,
-            passing.names,
-            passing,
-            passing.schema,
-            ddl(made.columns),
+            RowChange(passing.names, passing, passing.schema, ddl(made.columns)),
             head.version if head.version >= 0 else None,
             into=path,
             position=lsn if (head.position or 0) < lsn else None,

@@ -31,6 +31,7 @@ from pgsieve.resources.postgres.capture import drop_publications, ensure_capture
 from pgsieve.resources.postgres.confirmation import confirm
 from pgsieve.resources.postgres.errors import SourceError
 from pgsieve.resources.postgres.slot import (
+    SlotState,
     has_changes,
     peek_query,
     publications_then,
@@ -75,15 +76,8 @@ def ready_slot(
         captured, transaction = inserted_lsn(connection), next_transaction(connection)
         if state is None:
             begin_slot(connection, feed, lake)
-        elif durable is not None:
-            if keeps_prepared(feed, state):
-                recover_prepared(feed, lake, names, connection.info.server_version, durable)
-            options = at_once(feed, names)
-            confirm(connection, feed.source, feed.slot, durable, options, lake.access.make_durable)
-        else:  # The process that created the slot did not reach this point.
-            if keeps_prepared(feed, state):
-                Prepared(lake, feed).begin(state.confirmed_lsn)
-            ChangeLog(lake, feed).record_position(state.confirmed_lsn)
+        else:
+            _go_on(connection, feed, lake, state, durable, names)
         if not recorded:
             if durable is not None and connection.info.server_version < 180000:
                 _drain_before_created(connection, feed, lake, names)
@@ -100,6 +94,26 @@ def ready_slot(
             drop_publications(connection, feed.source.name, created)
         raise
     return sound, server, names
+
+
+def _go_on(
+    connection: psycopg.Connection[tuple[object, ...]],
+    feed: Feed,
+    lake: Lake,
+    state: SlotState,
+    durable: int | None,
+    names: tuple[str, ...],
+) -> None:
+    """Bring an existing slot and the change log, whose position is `durable`, to the same position."""
+    if durable is not None:
+        if keeps_prepared(feed, state):
+            recover_prepared(feed, lake, names, connection.info.server_version, durable)
+        options = at_once(feed, names)
+        confirm(connection, feed.source, feed.slot, durable, options, lake.access.make_durable)
+    else:  # The process that created the slot did not reach this point.
+        if keeps_prepared(feed, state):
+            Prepared(lake, feed).begin(state.confirmed_lsn)
+        ChangeLog(lake, feed).record_position(state.confirmed_lsn)
 
 
 def readable_publications(

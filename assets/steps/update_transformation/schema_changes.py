@@ -36,6 +36,7 @@ from pgsieve.decoding.publications.evolution import SchemaChangedError, Source, 
 from pgsieve.decoding.values.types import ColumnType, from_text
 from pgsieve.resources.lake.delta.errors import OverrunError
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.rewriting import RowChange
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ class SchemaChanges:
             if planned != unchanged:
                 lake.add_columns(path, projection.schema, schema, base)
         else:
-            lake.rewrite(path, projection.read, projection, projection.schema, schema, base)
+            lake.rewrite(path, RowChange(projection.read, projection, projection.schema, schema), base)
         self._follow_in_histories(state, evolved, is_added=is_added)
         states.append([replace(state, definition=evolved)])
         if record.fence() > self.transformed:

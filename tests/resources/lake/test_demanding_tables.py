@@ -14,6 +14,7 @@ from pgsieve.resources.lake.delta.errors import NO_TABLES_FAULT, LakeError, Over
 from pgsieve.resources.lake.delta.records import Commit, quoted
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.maintenance import maintenance
+from pgsieve.resources.lake.policy import LakeSettings
 from tests.fixtures.pgsieve_replica import engine
 
 pytestmark = pytest.mark.spark
@@ -83,7 +84,7 @@ def is_refused(path: str) -> bool:
 )
 def test_delta_rs_is_asked_for_what_it_does_and_spark_for_the_rest(tmp_path: Path, demand: str) -> None:
     path = demanding(tmp_path, demand)
-    lake = Lake(str(tmp_path), lambda: engine().session, threads=2)
+    lake = Lake(str(tmp_path), lambda: engine().session, LakeSettings(threads=2))
     assert lake.local is not None
     policy, files = lake.policy, ByFiles(lake.local, lake.access)
     by_delta_rs = isinstance(policy.committer(path, _SCHEMA.names, 100), InProcess)
@@ -112,7 +113,7 @@ def test_delta_rs_is_asked_for_what_it_does_and_spark_for_the_rest(tmp_path: Pat
 def test_what_delta_rs_refuses_is_no_conflict_and_the_tables_own_fault(tmp_path: Path) -> None:
     path = demanding(tmp_path, "row tracking")
     engine().session.sql(f"alter table delta.{quoted(path)} set tblproperties ('delta.appendOnly' = 'true')")
-    lake = Lake(str(tmp_path), lambda: engine().session, threads=2)
+    lake = Lake(str(tmp_path), lambda: engine().session, LakeSettings(threads=2))
     assert lake.local is not None
     for overwrite in (False, True):
         with pytest.raises(LakeError) as raised, lake.access.refusing(path):
@@ -134,7 +135,7 @@ def test_what_others_have_a_table_refuse_rows_for_is_taken_from_it_and_the_posit
     path = demanding(tmp_path, demand if demand in DEMANDS else "nothing")
     reached = demand in DEMANDS
     address, place = (str(tmp_path), path) if reached else (tmp_path.as_uri(), Path(path).as_uri())
-    lake = Lake(address, lambda: engine().session, threads=2)
+    lake = Lake(address, lambda: engine().session, LakeSettings(threads=2))
     assert (lake.local is not None) is reached
     assert not lake.refuses_rows(place)
     lake.write(engine().session.createDataFrame(rows(4)), place, Commit(7), size=100)

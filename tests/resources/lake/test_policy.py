@@ -11,6 +11,7 @@ import pytest
 from pgsieve.resources.lake.committers import ByFiles, BySpark, Committer, InProcess
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.policy import LakeSettings
 from tests.fixtures.lakes import no_session
 
 _SCHEMA = pa.schema({"a": pa.int64(), "b": pa.string()})
@@ -34,7 +35,7 @@ def test_who_commits_rows_and_the_reason(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    lake = Lake(str(tmp_path), no_session, 100)
+    lake = Lake(str(tmp_path), no_session, LakeSettings(100))
     path = str(tmp_path / "t")
     assert lake.local is not None
     lake.local.write(path, pa.table({"b": ["x"], "a": [1]}), Commit())

@@ -27,6 +27,7 @@ from pgsieve.resources.lake.delta.compaction import compact
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.delta.row_removal import enable_marking, mark_rows, marked_files
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.policy import LakeSettings
 from tests.fixtures.lakes import no_session
 
 _COLUMNS = (("k", pa.int64()), ("t", pa.string()), ("v", pa.string()))
@@ -85,7 +86,7 @@ class Changes:
         vectors: bool = True,
     ) -> None:
         self.schema, self.history = pa.schema(columns), changes_schema(columns)
-        self.lake = Lake(str(folder), no_session, small_bytes=-1, threads=2, vectors=vectors)
+        self.lake = Lake(str(folder), no_session, LakeSettings(-1, threads=2, vectors=vectors))
         self.path, self.log = str(folder / "replica"), str(folder / "changes")
         assert self.lake.local is not None
         for begin in range(0, max(len(rows), 1), 10):  # Several files.

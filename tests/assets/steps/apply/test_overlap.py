@@ -36,7 +36,7 @@ from pgsieve.resources.lake.delta.errors import OverrunError
 from pgsieve.resources.lake.delta.named_records import NamedRecords
 from pgsieve.resources.lake.delta.tables import Tables
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.policy import SMALL_BYTES_DEFAULT
+from pgsieve.resources.lake.policy import SMALL_BYTES_DEFAULT, LakeSettings
 from pgsieve.resources.lake.session import SESSION_SETTINGS
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.source import Source
@@ -151,7 +151,8 @@ def _process(folder: Path, conninfo: str, name: str, writer: str, *, filtered: b
     uri = folder.as_uri() if writer == "spark" else str(folder)
     feed = Feed(name, Source("shop", conninfo), name, name, filtered, {"sub": ("p",)})
     small = SMALL_BYTES_DEFAULT if writer == "process" else -1
-    lake = Lake(uri, lambda: session, small, threads=2 if writer == "threads" else None)
+    settings = LakeSettings(small, threads=2 if writer == "threads" else None)
+    lake = Lake(uri, lambda: session, settings)
     if lake.local:
         # A process has open tables of its own.
         lake.local = delta_rs.LocalRecords(lake.store, Tables(lake.store))

@@ -21,6 +21,7 @@ from pgsieve.decoding.publications.evolution import Layout
 from pgsieve.resources.lake.delta.errors import again_after_conflict
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.policy import LakeSettings
 from tests.fixtures.histories import COLUMNS, Change, Values, applied, history, insert
 from tests.fixtures.lakes import no_session
 
@@ -37,7 +38,7 @@ class World:
 
     def __init__(self, folder: Path, replica: dict[int, Values], *, marks: bool) -> None:
         # Nothing is few, or files are never written once more but marked.
-        self.lake = Lake(str(folder), no_session, -1, threads=2, rewritten_bytes=-1 if marks else 2**40)
+        self.lake = Lake(str(folder), no_session, LakeSettings(-1, -1 if marks else 2**40, threads=2))
         self.log = self.lake.paths.changes("s", "public", "t")
         self.replica = self.lake.paths.replica("s", "public", "t")
         self.table = VersionTable(self.lake, "s", ("public", "t"), _DEFINITION, pa.schema(_COLUMNS))

@@ -35,6 +35,7 @@ from pgsieve.assets.steps.records.cuts import Cuts
 from pgsieve.assets.steps.records.table_states import TableStates
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.policy import LakeSettings
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.snapshot import Snapshot, exported_snapshot
 from pgsieve.resources.postgres.source import Source
@@ -63,7 +64,7 @@ class Replicated:
 
     def lake(self, small: int, session: Callable[[], SparkSession] = _no_session) -> Lake:
         """The lake; tables of more than `small` bytes are compared by segments."""
-        return Lake(str(self.folder), session, small)
+        return Lake(str(self.folder), session, LakeSettings(small))
 
     def publish(self, *statements: str) -> None:
         """Run statements, and copy the tables of publication `p`, in this process."""

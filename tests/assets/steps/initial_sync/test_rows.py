@@ -19,6 +19,7 @@ from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.resources import parts
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.policy import LakeSettings
 from pgsieve.resources.postgres import snapshot
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.source import Source
@@ -57,7 +58,7 @@ class Site:
     def lake(self, by: str) -> Lake:
         """A lake to which this `process` copies tables, or two `threads` of it do."""
         small = {"process": 2**30, "threads": -1}[by]
-        return Lake(str(self._folder / by), no_session, small, threads=2)
+        return Lake(str(self._folder / by), no_session, LakeSettings(small, threads=2))
 
     def copy(self, by: str) -> list[Copied]:
         """Copy all tables."""
