@@ -51,14 +51,13 @@ class Failures:
     def of(self, *subscriptions: str, unless: Callable[[Exception], bool] = never) -> Iterator[None]:
         """End the block at an error, and record it for the subscriptions.
 
-        Those that failed before keep theirs.
-
-        An error for which `unless` holds is recorded for none, and raised.
+        A subscription that failed before keeps its first error. An error for which `unless` holds is raised, and not
+        recorded.
         """
         try:
             yield
         except Exception as error:
-            # Any other error: a fault of pgsieve does not concern other subscriptions either.
+            # Any error is caught: even a fault of pgsieve itself must not end the other subscriptions' part.
             if unless(error):
                 raise
             reported = what_refused(error) or error

@@ -81,9 +81,9 @@ class Materializer:
         self.sent_as: dict[Name, SentCounts] = {}
         #: The costs of copies, transformations and applies.
         self.work = Work()
-        #: Tables whose copy waits for other transactions, and these: they are not tried again meanwhile.
+        #: The tables whose copy waits for other transactions, with the ids of these. They are not tried again meanwhile.
         self.awaiting: dict[Name, tuple[str, ...]] = {} if awaiting is None else awaiting
-        #: Whether a copy may wait long for them.
+        #: Whether a copy may wait long for these transactions.
         self.patient = False
 
     @property
@@ -180,9 +180,9 @@ class Materializer:
     def tables_to_tell(self, published: Callable[[], Mapping[str, Tables]]) -> tuple[Tables, Tables]:
         """The replica tables with changes to report, and the others; both empty without changes.
 
-        `published` has the tables of each subscription, and is called only where there are changes. This also
-        holds where an error has just disabled the subscription: earlier commits are transformed, and applied.
-        A table that is set aside has nothing to apply, but one run has to fail for it.
+        `published` has the tables of each subscription, and is called only where there are changes. A subscription that
+        an error has just disabled may have changes too: its earlier commits are applied. A table that was set aside
+        counts once as changed, so that one run fails for it.
         """
         name = self.subscription.name
         asked = [each(self.lake, name).path for each in (Cuts, Transformed, TableStates)]

@@ -1,9 +1,8 @@
 """Watches a process that follows feeds: the answers of `/healthz`, and the end of a stalled process.
 
 In: the progress of each feed, from the threads that do the work. Out: `Health`, and a StalledError where
-nothing moved for longer than a limit although something waited: a lock that another session holds, a server
-that is connected and sends nothing, a disk that does not answer. A server that cannot be reached is none of
-these: it is asked again.
+something waited and nothing moved for longer than a limit. Another session holds a lock, a connected server
+sends nothing, or a disk does not answer. A feed whose server cannot be reached is not stalled: it connects again.
 """
 
 import json
@@ -25,7 +24,7 @@ from pgsieve.decoding.errors import PgsieveError
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment
 
-#: Nothing has arrived for this long: the connection is lost, or being made.
+#: A connection on which nothing has arrived for this long counts as lost.
 _SILENCE_SECONDS = 30.0
 
 
@@ -53,7 +52,7 @@ class Pulse:
 
     @contextmanager
     def applying(self) -> Iterator[None]:
-        """A received slice is being appended and applied."""
+        """Within the block a received slice is appended and applied."""
         self.applying_since = (self.streamed and self.streamed.waiting_since) or time.monotonic()
         try:
             yield
@@ -63,7 +62,7 @@ class Pulse:
 
     @contextmanager
     def watched(self, streamed: StreamedFeed) -> Iterator[None]:
-        """The slot is read by streaming replication."""
+        """Within the block the slot is read by streaming replication."""
         self.streamed, self.unwatched, self.moved = streamed, False, time.monotonic()
         try:
             yield
@@ -72,7 +71,7 @@ class Pulse:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Work that may legitimately take long."""
+        """Within the block the thread does work that may take long, and does not count as stalled."""
         self.unwatched = True
         try:
             yield

@@ -44,7 +44,7 @@ class SparkChanges:
     pending: Pending
 
     def _stored(self) -> DataFrame:
-        """The changes, without those that a later copy has: a slice may have been transformed for an older one."""
+        """The changes that the replica's copy does not have; a slice may have been transformed for an older copy."""
         rows = self.lake.slices_of(self.log, self.pending.ends, every=True)
         return rows.where(F.col("commit_lsn") >= self.pending.since)
 
@@ -143,12 +143,14 @@ class SparkChanges:
         return np.asarray(found.toArrow()["key"]).astype(np.int64)
 
     def merge_source(self, keyed: KeyedChanges, net: NetChange, merge: Merge) -> DataFrame:
-        """The net change as the source of a MERGE: `merge` has its columns.
+        """The net change as the source of a MERGE; `merge` names its columns.
 
-        Besides the keys and `action`, the DataFrame of the decided keys has the place of the change with the
-        row (`last`), and for the n-th column that some change left out the place of the change that sent it
-        (`s0`, `s1`, …). A row that comes from another key takes values that no change sent from the replica's
-        row of the key `b0`, `b1`, …. The metadata of a row that has ended are `e0`, `e1`, ….
+        The DataFrame `decided` has a row for each key, with these columns besides the key and `action`:
+
+        - `last`: the place of the change that has the row.
+        - `s0`, `s1`, …: the place of the change that sent the n-th column, for columns that some change left out.
+        - `b0`, `b1`, …: the key of the replica's row that has the values which no change sent.
+        - `e0`, `e1`, …: the metadata of a row that has ended.
         """
         key, columns, unsent = self.definition.key, self.definition.names, sorted(merge.unknown)
         says = {name: f"e{i}" for i, (name, _) in enumerate(self.definition.kept)}
@@ -191,7 +193,7 @@ class SparkChanges:
     def _decided(
         self, keyed: KeyedChanges, of: MergeSource, merge: Merge, says: Mapping[str, str]
     ) -> pa.Table:
-        """The decided keys with the columns that `merge_source` describes; `says` has the names of `e0`, `e1`, …."""
+        """The decided keys, in the columns that `merge_source` lists; `says` names the columns `e0`, `e1`, …."""
         places = np.append(keyed.places[keyed.effective :], 0)
         said = keyed.said(of.ended, self._stamp)
 
@@ -215,7 +217,7 @@ class SparkChanges:
         )
 
     def _emptied(self, says: pa.Table, others: DataFrame, merge: Merge) -> DataFrame:
-        """The living rows that a TRUNCATE ends, except those of `others`; `says` is their metadata then."""
+        """The living rows that a TRUNCATE ends, except those in `others`; `says` has the metadata that they get."""
         (said,) = self._stamp.of(says).to_pylist()
         living = self.living().select(*(F.col(quoted(name)).alias(k) for name, k in merge.key.items()))
         values = {v: F.lit(said.get(name)) for name, v in merge.values.items()}
@@ -241,7 +243,7 @@ def place_of(slices: Sequence[int]) -> Column:
 
 
 def _ended(decided: DataFrame, changed: DataFrame, merge: Merge, says: Mapping[str, str]) -> DataFrame:
-    """The decided keys without a last row, in the columns of `changed`: their rows end, with the metadata of then."""
+    """The rows that end, in the columns of `changed`: of keys for which no change has a last row."""
     ended = {v: F.col(says[name]) if name in says else F.lit(None) for name, v in merge.values.items()}
     return decided.where("last is null").select(
         *merge.key.values(),

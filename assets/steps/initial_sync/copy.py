@@ -45,10 +45,10 @@ from pgsieve.resources.postgres.errors import PassingFaultError
 from pgsieve.resources.postgres.present_catalog import present_catalog
 from pgsieve.resources.postgres.source import quote
 
-#: This much is copied at one snapshot, which holds back the publisher's vacuum (a table is never divided).
+#: The most that is copied at one snapshot, which holds back the publisher's vacuum. A larger table has its own snapshot.
 BATCH_TABLES, BATCH_BYTES = 64, 16 * 1024**3
-#: How often tables that met a passing fault are copied again without any success; the first pause, doubled
-#: each time.
+#: How often in a row a copy may meet a passing fault. The first pause before the next attempt; each is twice as long as
+#: the one before.
 _ATTEMPTS, _PAUSE_SECONDS = 5, 1.0
 
 
@@ -85,7 +85,7 @@ def lacking_copy(
     tables: Mapping[Name, ReplicatedTable],
     states: Mapping[Name, TableState],
 ) -> tuple[dict[Name, ReplicatedTable], dict[Name, PgsieveError]]:
-    """The published tables that the next run is to copy; and why some cannot be replicated, or these not be read."""
+    """The published tables that the next run is to copy, and the errors of those that cannot be replicated or read."""
     problems = table_problems(subscription, catalog)
     needed = {
         name: table

@@ -64,7 +64,7 @@ class Cut:
     def is_after(self, state: TableState) -> bool:
         """Whether the cut was made when the table had this state already.
 
-        Clocks decide only where nothing else can.
+        The times of both are compared only where the cut does not record the version of the states.
         """
         if self.states is None:
             return state.version < 0 and (state.at is None or state.at <= self.at)
@@ -137,9 +137,8 @@ class Cuts:
     def made(self, lsn: int, tables: Mapping[Name, int], states: int | None, last: Cut | None) -> Cut:
         """A cut of now.
 
-        It takes over what the `last` cut knows of log entries, so that they are not looked up again.
-
-        It also takes over what that cut knows of change histories, versions of rows and own tables.
+        It takes over from the `last` cut the bytes of log entries, so that they are not looked up again, and the positions
+        and versions of change histories, versions of rows and own tables.
         """
         entries = {}
         for name, version in tables.items():

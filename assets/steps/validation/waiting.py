@@ -1,8 +1,8 @@
-"""Decides what has to wait for a refusal: only its subscription, or only its table, and nothing else of the feed.
+"""Decides what waits where something is refused: one table, or one subscription, and never the rest of the feed.
 
-In: a feed or a subscription, and its publisher's catalog. Out: the sound part of a feed, a subscription's
-catalog, the problems of its tables, which wait in state `i` with the reason. Raises problems that concern
-all.
+In: a feed or a subscription, and its publisher's catalog. Out: the part of the feed that is not refused, a
+subscription's catalog, and the problems of its tables. A table with a problem waits in state `i` with the reason.
+Raises a problem that concerns the whole feed.
 """
 
 from collections.abc import Collection, Mapping
@@ -29,10 +29,10 @@ from pgsieve.resources.postgres.errors import LockedTableError
 
 
 def sound_part(connection: psycopg.Connection[Any], feed: Feed, server: Catalog) -> tuple[Feed, Catalog]:
-    """The feed of the subscriptions that nothing stands in the way of, and the catalog with all sound publications.
+    """The feed without the subscriptions that are refused now, and the catalog with all sound publications.
 
-    Those that are left out are to the feed as if pgsieve.yaml did not have them: once they are sound their tables are
-    copied again. Raises the first problem where nobody is left.
+    The feed treats a refused subscription as one that pgsieve.yaml does not have: once it is sound, its tables are copied
+    again. Raises the first problem where every subscription is refused.
     """
     examined = Examination(connection, feed, server)
     obstacles = {name: examined.obstacle(name) for name in feed.subscriptions}
@@ -77,15 +77,15 @@ def table_problems(subscription: Subscription, catalog: Catalog) -> dict[Name, P
 def unreadable_tables(
     connection: psycopg.Connection[Any], subscription: Subscription, tables: Collection[ReplicatedTable]
 ) -> dict[Name, PgsieveError]:
-    """Why those of some tables that are to be copied cannot be: the role lacks a right."""
+    """The tables that cannot be copied because the role lacks a right, each with its error."""
     return unreadable(connection, tables) if tables and subscription.copy_data else {}
 
 
 def hold_back(subscription: Subscription, lake: Lake, problems: Mapping[Name, PgsieveError]) -> bool:
-    """Let the tables wait that cannot be replicated as they are published now, or not be read.
+    """Let the tables with problems wait: those that cannot be replicated as they are published now, or cannot be read.
 
-    They are copied once they can be, as changes go by meanwhile. With `disable_on_error` the subscription is disabled, and the
-    answer is true. Those that are only locked wait for their copy alone: what is ready goes on.
+    Their changes are left out meanwhile, so they are copied once the problem has ended. A ready table that is only locked
+    does not wait. With `disable_on_error` the subscription is disabled; returns whether that is so.
     """
     states, waiting = TableStates(lake, subscription.name).newest(), []
     lasting = {name: error for name, error in problems.items() if not isinstance(error, LockedTableError)}
@@ -106,6 +106,6 @@ def hold_back(subscription: Subscription, lake: Lake, problems: Mapping[Name, Pg
 
 
 def waiting_for(error: PgsieveError) -> str:
-    """The reason of a table that waits."""
+    """The reason that the state of a waiting table has."""
     hint = f"; {error.hint}" if error.hint else ""
     return f"{error.message}{hint}; it is copied by the first run after that is mended"

@@ -25,23 +25,23 @@ from pgsieve.resources.lake.stores.store import Store, joined
 WRITTEN = pa.schema({"path": pa.string(), "size": pa.int64(), "stats": pa.string(), "tally": pa.string()})
 WRITTEN_DDL = "path string, size bigint, stats string, tally string"
 
-#: Several row groups a file, so that decoding one is shared among the cores; few, as each costs requests on a
-#: distant store.
+#: The rows of a row group. A file has several row groups, so that several cores decode it; it has few, because each
+#: costs requests to an object store.
 ROW_GROUP = 128 * 1024
 #: Zstandard's level: files have half the size of Snappy's; higher levels take longer and gain little.
 COMPRESSION_LEVEL = 1
-#: Rows of this many bytes are a row group, however few: they stay in memory until they are written.
+#: A row group has at most about this many bytes: it stays in memory until it is written.
 _GROUP_BYTES = 16 * 1024 * 1024
 
 _FOLDER = Store()
 
-#: Delta's default: this many columns have statistics, besides integers, which cost nearly nothing.
+#: The first columns have statistics, as many as by Delta's default. Integers always have them: they cost little.
 _INDEXED_COLUMNS = 32
 #: Texts up to this length are exact bounds: a UUID has 36 characters.
 _TEXT_CHARACTERS = 64
 #: Delta's decimals have 38 digits at most.
 _EXACT = Context(prec=76)
-_EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - the zone is told beside
+_EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - the zone is written separately
 
 
 def write_files(
@@ -89,9 +89,9 @@ def write_files(
                 if stream.tell() >= size:
                     break
             writer.close()
-            # Otherwise the file system would be asked twice, first for a folder of this name.
+            # The size is read here: asking a store for it costs two requests, the first for a folder of this name.
             written = stream.tell()
-        # Without a metadata_collector: after a failed write it asks for missing data, and hides the error.
+        # A metadata_collector is not used: after a failed write it raises an error of its own, which hides the first.
         footer: pq.FileMetaData = writer.writer.metadata
         row = {
             "path": name,
@@ -164,7 +164,7 @@ def leaves(path: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
 def _statistics(metadata: pq.FileMetaData) -> str:
     """Delta's statistics of a file, as JSON: its rows, and for top-level columns the number of NULLs and exact bounds.
 
-    A cut bound would have to stay a bound for every reader; so long texts have none.
+    Long texts have no bounds: a shortened bound would not be exact.
     """
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
     least, greatest, nulls = dict[str, str](), dict[str, str](), dict[str, str]()
@@ -203,9 +203,8 @@ def _json_object(members: Mapping[str, str]) -> str:
 def _bound(column: pq.ColumnSchema, place: int) -> Callable[[Any], Any] | None:
     """Converts a bound of a column so that bounds can be compared.
 
-    None for one that Delta cannot represent exactly.
-
-    None for a column without bounds.
+    The function returns None for a bound that Delta cannot represent exactly; there is no function for a column
+    without bounds.
     """
     logical, physical = column.logical_type.type, column.physical_type
     if physical in {"INT32", "INT64"} and logical in {"NONE", "INT"}:
