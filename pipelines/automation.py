@@ -2,7 +2,7 @@
 
 Increments run on a schedule. One sensor copies tables that have no replica yet or whose definition changed.
 Another sensor watches slots: when one is missing, has lost WAL or retains too much of it, the sensor starts a
-run that fails. Alerts for failed runs then report it; a failed tick would alert nobody.
+run that fails. Alerts for failed runs then report it; Dagster sends no alert for a failed tick.
 """
 
 from collections.abc import Collection, Mapping
@@ -50,7 +50,7 @@ def _status(*, running: bool) -> dg.DefaultSensorStatus:
 
 
 def published_sensor(tables: Mapping[str, Collection[Name]], naming: Naming) -> dg.SensorDefinition:
-    """Have the page of the initial sync list the tables, by subscription, that are known as Dagster's code loads.
+    """List the tables, by subscription, as partitions of the initial syncs, as they were published when Dagster loaded the code.
 
     It is always on: it starts nothing, and asks nothing but Dagster's records.
     """
@@ -106,7 +106,7 @@ def copy_sensor(
         present = partitions.get_partition_keys(dynamic_partitions_store=context.instance)
         new = sorted(set(keys) - set(present))
         order = [*present, *new]
-        # Requests after the same run are the same request.
+        # Dagster starts a run key once: until a further run has copied, the sensor makes the same request.
         number = last.dagster_run.run_id if last else "first"
         return dg.SensorResult(
             run_requests=[

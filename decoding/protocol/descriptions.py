@@ -39,9 +39,9 @@ class Description:
 
 @dataclass(slots=True)
 class RelationDescriptions:
-    """The publisher's descriptions, and whether the messages that were passed on have the same ones.
+    """The publisher's descriptions of relations, and the relations whose description has to be repeated.
 
-    A relation is stale as long as its description may not be the last one passed on.
+    These are stale: the last description that was passed on may be missing in this slice, or be another one.
     """
 
     _descriptions: dict[int, Description] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class RelationDescriptions:
             descriptions[message.relation_id] = Description(self._arrivals, (*types, raw))
 
     def replayed(self, relations: Mapping[int, Description]) -> None:
-        """Record that a transaction that was kept apart has been passed on, with these descriptions.
+        """Record that a streamed or prepared transaction has been passed on at its commit, with these descriptions.
 
         The valid description of a relation is the one that arrived last, whatever was passed on last.
         """
@@ -83,7 +83,7 @@ class RelationDescriptions:
         self._stale.update(relations)
 
     def described(self, data: pa.Array) -> Iterator[pa.Array]:
-        """Pass on messages of transactions that are sent at their commit; insert missing descriptions."""
+        """Pass on messages of transactions that were not streamed or prepared; insert missing descriptions."""
         octets = Octets(data)
         kind = octets.kinds()
         describing = (kind == _RELATION) | (kind == _TYPE)

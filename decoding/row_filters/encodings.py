@@ -1,9 +1,9 @@
 """Whether a row filter gives the same result over UTF-8 text as over text in the database's own encoding.
 
 In: a typed tree, and the name of the server's encoding. Out: nothing. Raises RefusedError for a filter that
-counts bytes or codes of characters, or for which equality or order differ.
+counts bytes or codes of characters, or whose comparisons have another result.
 
-Here values are in UTF-8. In most encodings each character is one of Unicode, and no two are the same one
+Here values are in UTF-8. In most encodings each character has one counterpart in Unicode, and no two share one
 (section 23.3.1, and the maps of src/backend/utils/mb/Unicode). `ENCODINGS` lists the differences.
 """
 
@@ -40,9 +40,11 @@ UTF8: Final = "UTF8"
 class Encoding:
     """The properties of text in an encoding, compared with the same text in UTF-8.
 
-    `characters`: each is one of Unicode. `bytes`: they are the same. `codes`: characters have the numbers of
-    Unicode. `order`: under C's collation they order alike. `doubled` are the characters of Unicode that stand
-    for several of the encoding; None for any beyond ASCII.
+    - `characters`: each character is one character of Unicode.
+    - `bytes`: the text has the same bytes.
+    - `codes`: characters have the numbers that they have in Unicode.
+    - `order`: texts have the same order under the collation C.
+    - `doubled`: the characters of Unicode that several characters of the encoding become; None: all beyond ASCII may be.
     """
 
     characters: bool = False
@@ -87,7 +89,7 @@ _SEARCHES: Final = frozenset((
     "textpos", "translate", "btrim", "ltrim", "rtrim", "textlike", "replace_text", "split_part", "text_starts_with",
     "arraycontains", "arraycontained", "arrayoverlap", "array_position",
 ))  # fmt: skip
-#: Functions with text as an operand or a result that give the same in any encoding.
+#: Functions of text, or with text as their result, that do not depend on the encoding.
 _ALIKE: Final = frozenset((
     "textcat", "repeat", "to_hex32", "to_hex64", "btrim1", "ltrim1", "rtrim1", "md5_bytea", "array_cardinality", "array_length",
     "array_lower", "array_ndims", "extract_date", "date_part_date", "extract_timestamp", "timestamp_part", "timestamp_trunc",
@@ -108,7 +110,7 @@ def require_alike(tree: Node, encoding: str) -> None:
 
 
 def require_characters(encoding: str) -> None:
-    """Refuse to cut a constant to a length where characters are not those of Unicode."""
+    """Refuse to shorten a constant to a number of characters in an encoding whose characters are not those of Unicode."""
     if not ENCODINGS.get(encoding, _UNKNOWN).characters:
         raise _refused("its length", encoding)
 
@@ -171,7 +173,7 @@ def _is_regex_alike(pattern: str, traits: Encoding) -> bool:
 
 
 def _is_same(traits: Encoding, left: Node, right: Node) -> bool:
-    """Whether two values are equal exactly where they are in UTF-8: one constant of unambiguous characters is enough."""
+    """Whether two values are equal exactly where they are equal in UTF-8, as they are if one has no doubled character."""
     return not (_is_text(left) and _is_text(right)) or any(
         _has_one_spelling(n, traits) for n in (left, right)
     )

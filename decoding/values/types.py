@@ -111,7 +111,7 @@ def _parsed_decimal(values: pa.Array, target: pa.DataType) -> pa.Array:
 
 
 def _widened_real(values: pa.Array, target: pa.DataType) -> pa.Array:
-    """Read as a four-byte number: its shortest digits read as a double would be another number."""
+    """Read the digits as a real, then widen it: a double made of the same digits would be another number."""
     return _parsed(values, pa.float32()).cast(target)
 
 

@@ -1,4 +1,4 @@
-"""Commands that look at, or bring back, what the replicas were, or make others of them: read, restore, refilter."""
+"""Commands on replicas as they were: read shows them, restore copies them to a folder, refilter makes others of them."""
 
 from typing import Annotated
 
@@ -38,8 +38,9 @@ def read(
     """Read the replicas as they were at any moment, all tables of a subscription at the same one.
 
     An LSN stands for what had committed before it, a time for what had committed up to it; without --at it is the newest cut.
-    Tables that changed since the cut before are brought up to the moment in a temporary folder, the replicas stay as they are.
-    It is exact, or refused with the reason, where `retention` has removed what it takes. The publisher is not asked.
+    A table that changed between the last cut and the moment is copied to a temporary folder, and the changes are applied
+    there; the replica stays as it is. The rows are exact: where `retention` has removed what is needed, the command refuses
+    and says why. The publisher is not asked.
 
     With a table, prints its rows as CSV, as COPY does: NULL is empty, texts stand in quotes, arrays are JSON. With --json,
     one JSON object a row.
@@ -71,9 +72,9 @@ def restore(
 ) -> None:
     """Put the replicas as they were at any moment into another folder, as Delta tables to stay.
 
-    They are in FOLDER/SUBSCRIPTION/SCHEMA/TABLE. On the file system of the lake, files get a second name and take no room.
-    Nothing replicates into them: a slot never goes back. The replicas, the lake and the publisher are left alone. Moments are
-    those of `pgsieve read`.
+    They are in FOLDER/SUBSCRIPTION/SCHEMA/TABLE. On the file system of the lake, files are hard links and take no room.
+    No run continues these tables, as a slot never moves back. The replicas, the lake and the publisher stay as they are.
+    Moments are those of `pgsieve read`.
     """
     settings = load(ctx, config)
     (selected,) = settings.selected([subscription])
@@ -96,26 +97,27 @@ def refilter(
         typer.Option(
             "--from",
             metavar="SUBSCRIPTION",
-            help="Make them of its replicas (default: of any that has the rows).",
+            help="Make them from its replicas (default: from any that has the rows).",
         ),
     ] = None,
     planning: Annotated[
         bool,
         typer.Option(
-            "--plan", help="Say of each table of what it would be made, or why not; change nothing."
+            "--plan", help="Show which replica each table would be made from, or why not; change nothing."
         ),
     ] = False,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a subscription's replicas of what other replicas have, after its row filters, columns or publications changed.
+    """Make a subscription's replicas from other replicas, after its row filters, columns or publications changed.
 
-    Also those of a new subscription, before its first run. The publisher is asked for no row: one wide subscription is copied
-    once, and narrow ones are chosen later. From the LSN that is printed on they follow with `pgsieve run`, as after a copy.
+    It also makes the replicas of a new subscription, before its first run. The publisher is asked for no row: a wide
+    subscription is copied once, and narrow ones are made from it later. `pgsieve run` continues the replicas from the LSN
+    that is printed, as after a copy.
 
-    A table is made only where it is certain to be exact. The other replica has all of its columns, in the same types; every row that is
-    wanted passes its row filter, too; and nothing else was published since its copy. Tables of which no replica is known to
-    have the rows stay as they are, and the reason is printed: `pgsieve resync` copies them. Exits with 1 then.
+    A table is made only where its rows are certain: the other replica has all of its columns, in the same types, and all of
+    its rows, and nothing else was published since that replica was copied. Other tables stay as they are. Then the reason is
+    printed, the exit code is 1, and `pgsieve resync` copies them.
     """
     settings = load(ctx, config)
     (selected,) = settings.selected([subscription])
@@ -129,7 +131,7 @@ def refilter(
 
 
 def print_refiltered(report: RefilterReport) -> None:
-    """Print of what tables are made, or why not."""
+    """Print the replica that each table is made from, or why it is not made."""
     what = (
         "would be made"
         if report.planned

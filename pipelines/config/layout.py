@@ -37,7 +37,7 @@ _HINTS = {
 
 
 def _folders(text: str) -> str:
-    """Refuse a template by which two tables could share a folder, or which Spark would not see as a table's folder."""
+    """Refuse a template that could give two tables one folder, or a folder whose name Spark ignores."""
     try:
         parsed = list(Formatter().parse(text))
     except ValueError:

@@ -24,8 +24,8 @@ class TimelineError(SlotError):
 def current_timeline(connection: psycopg.Connection[Any]) -> int:
     """The timeline that the server writes to, according to the names of its WAL files.
 
-    For a standby it is the one that it receives, or that of its last restartpoint: the one that it replays is
-    not shown.
+    For a standby it is the timeline that it receives, or that of its last restartpoint: PostgreSQL does not show the one
+    that it replays.
     """
     row = connection.execute(
         "select case when pg_is_in_recovery()"

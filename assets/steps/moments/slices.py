@@ -1,7 +1,8 @@
-"""A slice of a change history, as far as it committed before an LSN, put into the history of a clone.
+"""Copies the changes of a slice that committed before an LSN into the change history of a clone.
 
-In: the slice of a table's history in one lake. Out: the same rows in another, as files that this process writes, a row group at a time, or
-by Spark where names are mapped; and what a run would have recorded of them. Raises LakeError, also where the slice is lost.
+In: the slice of a table's history in one lake. Out: the same rows in another lake, and what a run would have recorded of
+them. This process writes the files, a row group at a time; where column names are mapped, Spark does. Raises LakeError,
+also where files of the slice are lost.
 """
 
 import json
@@ -26,9 +27,9 @@ from pgsieve.resources.lake.lake import Lake, StoredSlices
 
 
 def put_slice(lake: Lake, into: Lake, base: Base, end: int, lsn: int, history: str) -> TableChanges:
-    """Put the rows of the slice that ends at `end` and committed before `lsn` into a history of another lake; what they change.
+    """Copy the rows of the slice at `end` that committed before `lsn` into a history of another lake.
 
-    The slice ends at the LSN there, if not earlier.
+    There the slice ends at the LSN, if not earlier. Returns what a run records of these rows.
     """
     stored = lake.stored_slices(base.history, [end], every=True)
     if stored is None:

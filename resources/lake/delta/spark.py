@@ -100,7 +100,7 @@ class SparkRecords:
             commit.refuse_overrun(path, self.head(path))
         # Connect cannot infer the columns of a table without rows.
         frame = self._session().createDataFrame(rows, from_arrow_schema(rows.schema))
-        # A table of before may lack columns of today's.
+        # A table that an earlier version of pgsieve made may lack columns.
         writer = frame.coalesce(1).write.format("delta").mode("append").option("mergeSchema", "true")
         writer = writer.option("userMetadata", commit.user_metadata)
         if position is not None:
@@ -110,9 +110,8 @@ class SparkRecords:
     def append_versioned(self, path: str, rows: pa.Table, base: int | None = None) -> None:
         """Append rows that have the Delta version of their commit.
 
-        Delta lets appends of different applications succeed side by side. Of two simultaneous ones by one
-        application it refuses the slower. It leaves out one whose version is not above the table's; that
-        raises ConcurrentWriteError here.
+        Delta accepts simultaneous appends of different applications. Of two appends by the same application it refuses the
+        slower one, and leaves out one whose version is not above the table's. The latter raises ConcurrentWriteError.
         """
         version = self.version(path) + 1 if self.exists(path) else 0
         if base not in {None, max(version - 1, 0)}:
@@ -169,7 +168,7 @@ class SparkRecords:
         return int(row["version"])
 
     def entry_bytes(self, path: str, version: int) -> int | None:  # noqa: ARG002 - as the protocol has it
-        """None: it would take a request."""
+        """None, as the size would cost a request."""
         return None
 
     def is_restored(
@@ -178,7 +177,7 @@ class SparkRecords:
         since: int,
         entry_bytes: int | None = None,  # noqa: ARG002 - as the protocol has it
     ) -> bool:
-        """Whether a table was put back behind this version; a look at the log where it still has the version."""
+        """Whether a table was put back behind this version; without a job of Spark where it is still the newest."""
         if (stamp := self.stamp(path)) is not None and stamp[1] == since:
             return False
         return self._answers.of(path, f"restored {since}", lambda: self._is_restored(path, since))
