@@ -170,6 +170,35 @@ def test_every_module_says_what_it_is(path: Path) -> None:
     assert path.is_relative_to(ROOT / "decoding") or not postponed
 
 
+def functions(package: str) -> Iterator[tuple[str, ast.FunctionDef, list[str]]]:
+    """The functions of a package, each with its place and the names of its parameters besides self."""
+    for path in sorted((ROOT / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(text_of(path))):
+            if isinstance(node, ast.FunctionDef):
+                arguments = node.args
+                names = [a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+                place = f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
+                yield place, node, [name for name in names if name not in {"self", "cls"}]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_functions_have_60_lines_and_7_parameters_at_most(package: str) -> None:
+    long = [p for p, node, _ in functions(package) if (node.end_lineno or 0) - node.lineno >= 60]
+    # A command of Typer has a parameter for each of its options.
+    wide = [
+        p
+        for p, _, names in functions(package)
+        if len(names) > 7 and not p.startswith("pipelines/command_line/")
+    ]
+    assert (long, wide) == ([], [])
+
+
+def test_few_functions_of_the_steps_take_a_lake_and_a_subscription() -> None:
+    """What travels together has an object of its own, whose methods do the work of a step."""
+    taking = [place for place, _, names in functions("assets/steps") if {"lake", "subscription"} <= {*names}]
+    assert len(taking) < 40, taking
+
+
 @pytest.mark.parametrize("what", FOREIGN)
 def test_no_file_names(what: str) -> None:
     names = [

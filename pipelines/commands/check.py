@@ -13,6 +13,7 @@ from pgsieve.assets.steps.checks.sequences import compare_sequences
 from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
+from pgsieve.assets.steps.records.sequences import Sequences
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.pipelines.commands.failures import Failures
@@ -89,7 +90,7 @@ def _checked_sequences(subscription: Subscription, lake: Lake) -> list[CheckedSe
             moved=compared.moved,
             problem=compared.problem,
         )
-        for compared in compare_sequences(subscription, lake)
+        for compared in compare_sequences(subscription, Sequences(lake, subscription.name))
     ]
 
 

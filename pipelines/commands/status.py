@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 import psycopg
 
+from pgsieve.assets.steps.apply.progress import ReplicaProgress
 from pgsieve.assets.steps.checks.freshness import seconds_since, unapplied_since, unread_since
 from pgsieve.assets.steps.operations.resync import present_changes
 from pgsieve.assets.steps.records.change_log import ChangeLog
@@ -170,7 +171,7 @@ def _progress(
     if durable is None:
         return None, None if success is None else _iso(success)
     try:
-        applied, since = unapplied_since(subscription, lake, durable)
+        applied, since = unapplied_since(ReplicaProgress(subscription, lake), durable)
     except PgsieveError:  # The lake is damaged; other parts of the report show where.
         return None, None if success is None else _iso(success)
     seconds = asked.seconds

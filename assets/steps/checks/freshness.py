@@ -84,7 +84,7 @@ def check_freshness(subscription: Subscription, lake: Lake) -> Freshness:
         state = slot_state(connection, feed.slot)
         if durable is None or state is None:
             return Freshness(0, durable or 0, f'replication slot "{feed.slot}" does not exist')
-        applied, since = unapplied_since(subscription, lake, durable)
+        applied, since = unapplied_since(ReplicaProgress(subscription, lake), durable)
         if applied >= durable:
             since = unread_since(connection, lake, feed, state)
         return Freshness(seconds_since(connection, since), applied)
@@ -100,15 +100,15 @@ def seconds_since(connection: psycopg.Connection[Any], since: datetime | None) -
     return max(0.0, seconds)
 
 
-def unapplied_since(subscription: Subscription, lake: Lake, durable: int) -> tuple[int, datetime | None]:
+def unapplied_since(progress: ReplicaProgress, durable: int) -> tuple[int, datetime | None]:
     """The LSN before which everything is applied, and when the first transaction after it committed.
 
     The time is None where the change log, which ends at `durable`, has nothing left to apply.
     """
+    subscription, lake = progress.subscription, progress.lake
     cut = Cuts(lake, subscription.name).last()
     if cut is not None and cut.lsn >= durable:
         return cut.lsn, None  # The tables that record what is beyond a cut need not be read.
-    progress = ReplicaProgress(subscription, lake)
     applied, transformed = progress.applied_up_to(), progress.transformed_up_to()
     if applied >= transformed:
         applied = progress.complete_up_to(transformed)

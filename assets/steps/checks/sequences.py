@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pgsieve.assets.steps.records.sequences import Sequences
 from pgsieve.assets.steps.slot_consumption.sequences import received_sequences
 from pgsieve.assets.steps.subscription import Subscription
-from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.sequences import SequenceValue
 
 
@@ -63,10 +62,10 @@ def _place(value: SequenceValue | None) -> tuple[int, bool] | None:
     return value.last_value, value.is_called
 
 
-def compare_sequences(subscription: Subscription, lake: Lake) -> list[SequenceComparison]:
+def compare_sequences(subscription: Subscription, record: Sequences) -> list[SequenceComparison]:
     """Compare the recorded sequences with the publisher's; empty where none is or was published."""
     # Read first: rows that are recorded meanwhile would be newer than the publisher's values.
-    recorded = Sequences(lake, subscription.name).newest()
+    recorded = record.newest()
     feed = subscription.feed
     with feed.source.connect() as connection:
         received = received_sequences(connection, feed, subscription.name)

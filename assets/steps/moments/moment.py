@@ -54,7 +54,7 @@ class Moment:
                 hint=f'say which it is of: "{moment.isoformat(" ")}+00:00" is UTC',
                 sqlstate="22007",
             )
-        return cls(lake, subscription, _lsn_at(lake, subscription, moment))
+        return cls(lake, subscription, _lsn_at(TableStates(lake, subscription), moment))
 
 
 def _time(text: str) -> datetime:
@@ -68,11 +68,10 @@ def _time(text: str) -> datetime:
         ) from None
 
 
-def _lsn_at(lake: Lake, subscription: str, time: datetime) -> int:
-    tables = TableStates(lake, subscription).newest()
-    paths = [
-        path for path in histories(lake.paths.changes, subscription, tables) if lake.records.exists(path)
-    ]
+def _lsn_at(states: TableStates, time: datetime) -> int:
+    lake, subscription = states.lake, states.subscription
+    changes = histories(lake.paths.changes, subscription, states.newest())
+    paths = [path for path in changes if lake.records.exists(path)]
     micros = round(time.timestamp() * 1_000_000)
     later = _bounds(lake, paths, "least", "commit_time > {time}", micros)
     said = f'subscription "{subscription}" at {time.isoformat(" ")}'

@@ -42,12 +42,10 @@ from pgsieve.assets.steps.update_transformation.schema_changes import SchemaChan
 from pgsieve.assets.steps.update_transformation.skip import Skip, is_begun
 from pgsieve.assets.steps.update_transformation.slice_contents import slices_to_read, summarized_slice
 from pgsieve.assets.steps.update_transformation.windows import (
-    LostMessagesError,
+    SliceReader,
     TableWork,
-    Window,
     Work,
     next_window,
-    work_of,
 )
 from pgsieve.assets.steps.validation.waiting import hold_back, sound_catalog, table_problems, waiting_for
 from pgsieve.decoding.changes.columns import ROW_OPERATIONS, SIDES, changes_schema
@@ -55,7 +53,6 @@ from pgsieve.decoding.changes.sent_as import SentCounts
 from pgsieve.decoding.changes.tally import Tally, count_changes, empty_tally
 from pgsieve.decoding.errors import UnsupportedFilterError, UnsupportedTypeError
 from pgsieve.decoding.lsn import format_lsn
-from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.decoding.publications.evolution import SchemaChangedError
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.resources.failpoints import Failpoint, reach
@@ -121,7 +118,7 @@ class Transformation:
                 begin, base = end, base + 1
             while reader is not None and begin < end:
                 window = next_window(skip, begin, end)
-                part = _SliceReader(reader, lake, catalog)
+                part = SliceReader(reader, lake, catalog)
                 work = part.work(window)
                 failure = FailureSearch(reader, lake, work).first() if subscription.disable_on_error else None
                 if failure is not None:
@@ -135,7 +132,7 @@ class Transformation:
                 if reader is not subscription or window.skipped is not None:
                     self._note_altered(end, skipping=window.skipped is not None)
                 try:
-                    changes = part.transform(work, _Held(begin, cut), base)
+                    changes = _SliceTransformation(part, _Held(begin, cut), base).changes(work)
                 except TABLE_ERRORS as error:
                     if not subscription.disable_on_error:
                         raise
@@ -193,30 +190,18 @@ class _Held:
 
 
 @dataclass(frozen=True)
-class _SliceReader:
-    """A subscription as it reads a slice, and the catalog that decides which changes of it are sent."""
+class _SliceTransformation:
+    """The transformation of what a subscription reads of a slice; `base` is the version of `_transformed` that it goes on from."""
 
-    subscription: Subscription
-    lake: Lake
-    catalog: Catalog
+    reader: SliceReader
+    held: _Held
+    base: int
 
-    def work(self, window: Window) -> Work:
-        """The work of a window; tables whose changes the change log has lost are set aside."""
-        name = self.subscription.name
-        while True:
-            try:
-                return work_of(self.subscription, self.lake, window, self.catalog)
-            except LostMessagesError as lost:
-                problem = lost.damage.message
-                TableStates(self.lake, name).append(
-                    s.with_problem(name, problem) for s in lost.tables.values()
-                )
-
-    def transform(self, work: Work, held: _Held, base: int) -> list[TableChanges]:
+    def changes(self, work: Work) -> list[TableChanges]:
         """Transform a window table by table; a table that fails is set aside, or is to be copied again."""
         if not work.tables:
             return []
-        name, lake, contents = self.subscription.name, self.lake, work.contents
+        name, lake, contents = self.reader.subscription.name, self.reader.lake, work.contents
         shared = len(work.tables) > 1 and not lake.policy.is_small(contents.size)
         failed: dict[Name, TableState] = {}
 
@@ -224,14 +209,14 @@ class _SliceReader:
             what = f"UPDATE transformation of {table[0]}.{table[1]}, slice {format_lsn(contents.end)}"
             with called(name, what):
                 try:
-                    return self._transform_table(work.of_table(table, messages), held)
+                    return self._transform_table(work.of_table(table, messages))
                 except TABLE_ERRORS as error:
                     failed[table], problem = self._state_after(error, work, table)
                     return TableChanges(contents.end, *table, problem=problem)
 
         with work.messages.persisted() if shared else nullcontext(work.messages) as messages:
             changes = lake.in_parallel(partial(one, messages=messages), list(work.tables))
-        if failed and lake.records.version(transformed := Transformed(lake, name).path) != base:
+        if failed and lake.records.version(transformed := Transformed(lake, name).path) != self.base:
             raise OverrunError(transformed)  # Another process may have changed what failed.
         TableStates(lake, name).append(failed.values())
         return changes
@@ -241,7 +226,8 @@ class _SliceReader:
 
         Raises the error where it disables the subscription, or is the lake's.
         """
-        subscription, state, at = self.subscription, work.tables[name], None
+        subscription, lake = self.reader.subscription, self.reader.lake
+        state, at = work.tables[name], None
         if isinstance(error, SchemaChangedError):
             return replace(state, state=SyncState.INITIALIZE, reason=error.message), error.message
         if isinstance(error, UnsupportedFilterError | UnsupportedTypeError):
@@ -249,16 +235,16 @@ class _SliceReader:
                 raise error
             problem = waiting_for(error)
             return replace(state, state=SyncState.INITIALIZE, reason=problem), problem
-        reason(self.lake, error)  # Raises where the lake itself fails.
+        reason(lake, error)  # Raises where the lake itself fails.
         if not is_damage(error):
             if subscription.disable_on_error:
                 raise error
-            at = FailureSearch(subscription, self.lake, work).first_of_table(name)
-        problem = explained(self.lake, error, name, at)
+            at = FailureSearch(subscription, lake, work).first_of_table(name)
+        problem = explained(lake, error, name, at)
         return state.with_problem(subscription.name, problem), problem
 
-    def _transform_table(self, table: TableWork, held: _Held) -> TableChanges:
-        subscription, lake = self.subscription, self.lake
+    def _transform_table(self, table: TableWork) -> TableChanges:
+        subscription, lake = self.reader.subscription, self.reader.lake
         contents, state, definition = table.contents, table.state, table.state.definition
         assert definition is not None
         since: Order = (state.lsn, -1)
@@ -286,10 +272,10 @@ class _SliceReader:
         with lake.consistent_read():
             position = lake.records.position(path) or 0
             committer = lake.policy.file_committer(path, schema)
-        if held.cut is not None:
-            held.cut.refuse_earlier_history(path, state, position)
+        if self.held.cut is not None:
+            self.held.cut.refuse_earlier_history(path, state, position)
         # The copied rows of a whole history have the position of the copy.
-        if max(held.begin, state.lsn) < position < contents.end:
+        if max(self.held.begin, state.lsn) < position < contents.end:
             raise SchemaChangedError(
                 f"changes up to {format_lsn(position)} only were written by a run that ended amid a slice"
             )

@@ -88,35 +88,42 @@ class Work:
         return TableWork(self.tables[name], contents, messages, parts, truncates)
 
 
-class LostMessagesError(Exception):
-    """The change log has lost files with changes of these tables; the transformation sets them aside."""
+@dataclass(frozen=True)
+class SliceReader:
+    """A subscription as it reads a slice, and the catalog that decides which changes of it are sent."""
 
-    def __init__(self, tables: Mapping[Name, TableState], damage: DamagedTableError) -> None:
-        super().__init__(damage.message)
-        self.tables, self.damage = tables, damage
+    subscription: Subscription
+    lake: Lake
+    catalog: Catalog
 
+    def work(self, window: Window) -> Work:
+        """The work of a window, for the tables whose changes are applied.
 
-def work_of(subscription: Subscription, lake: Lake, window: Window, catalog: Catalog) -> Work:
-    """A subscription's work of a window, for the tables whose changes are applied; raises LostMessagesError."""
-    contents = summarized_slice(lake, subscription.feed, window.slice)
-    truncates = [(at, truncate) for at, truncate in contents.truncates if window.holds(at[0])]
-    contents = replace(contents, end=window.end, truncates=truncates)
-    states = TableStates(lake, subscription.name).newest()
-    ready = {n: s for n, s in states.items() if s.transforms and s.lsn < window.end}
-    parts = parts_of(subscription, contents, catalog)
-    emptied = truncates_of(subscription, contents, catalog)
-    tables = {name: ready[name] for name in sorted((parts.keys() | emptied.keys()) & ready.keys())}
-    # A lost file concerns only the tables with changes in it.
-    ends = [window.slice] if tables else []
-    try:
-        messages = messages_of(lake, ChangeLog(lake, subscription.feed).path, ends, contents.size)
-    except DamagedTableError as error:
-        raise LostMessagesError(tables, error) from error
-    messages = messages.chosen(window.choice)
-    truncated = tables.keys() & emptied.keys()
-    times = messages.truncate_times() if truncated else {}
-    timed = {name: [(*at, times.get(at[0])) for at in emptied[name]] for name in truncated}
-    return Work(contents, tables, parts, timed, messages, *_few(lake, contents, messages, parts))
+        Tables whose changes the change log has lost are set aside.
+        """
+        subscription, lake = self.subscription, self.lake
+        contents = summarized_slice(lake, subscription.feed, window.slice)
+        truncates = [(at, truncate) for at, truncate in contents.truncates if window.holds(at[0])]
+        contents = replace(contents, end=window.end, truncates=truncates)
+        parts = parts_of(subscription, contents, self.catalog)
+        emptied = truncates_of(subscription, contents, self.catalog)
+        states = TableStates(lake, subscription.name)
+        while True:
+            ready = {n: s for n, s in states.newest().items() if s.transforms and s.lsn < window.end}
+            tables = {name: ready[name] for name in sorted((parts.keys() | emptied.keys()) & ready.keys())}
+            # A lost file concerns only the tables with changes in it.
+            ends = [window.slice] if tables else []
+            try:
+                messages = messages_of(lake, ChangeLog(lake, subscription.feed).path, ends, contents.size)
+                break
+            except DamagedTableError as error:
+                problem = error.message
+            states.append([s.with_problem(subscription.name, problem) for s in tables.values()])
+        messages = messages.chosen(window.choice)
+        truncated = tables.keys() & emptied.keys()
+        times = messages.truncate_times() if truncated else {}
+        timed = {name: [(*at, times.get(at[0])) for at in emptied[name]] for name in truncated}
+        return Work(contents, tables, parts, timed, messages, *_few(lake, contents, messages, parts))
 
 
 def _few(
