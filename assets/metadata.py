@@ -16,7 +16,7 @@ NO_COMMENTS = Comments()
 
 #: What stands for a row filter where there is none.
 NO_FILTER = "none"
-#: So many relations are told one by one, those with the most changes: a tree may have thousands of partitions.
+#: The most relations that are listed, those with the most changes: a partition tree may have thousands.
 SHOWN_RELATIONS = 100
 #: How long a step took, how far the replicas are behind, and how much WAL the slot retains.
 SECONDS, LAG_SECONDS, LAG_BYTES = "seconds", "lag in seconds", "lag in bytes"
@@ -33,7 +33,7 @@ def spent(work: Work) -> dict[str, Any]:
 
 
 def transformed(counts: SentCounts) -> dict[str, Any]:
-    """What UPDATEs became, in numbers; through how many relations changes came, and a table of both with the row filters."""
+    """How many UPDATEs were sent as what, the number of relations with changes, and a table of both by relation and row filter."""
     origins = by_origin(counts)
     records = [
         dg.TableRecord(

@@ -96,11 +96,11 @@ class Layout:
         return table is None or Layout.of(table, after).files != self.files
 
     def numbered(self, number: int) -> LayoutColumn | None:
-        """The column of a number."""
+        """The column with this number."""
         return next((c for c in self.columns if c.number == number), None)
 
     def named(self, name: str) -> LayoutColumn | None:
-        """The column of a name."""
+        """The column with this name."""
         return next((c for c in self.columns if c.name == name), None)
 
     def added_since(self, former: Layout) -> list[LayoutColumn]:
@@ -225,9 +225,8 @@ def _prints_alike(former: int, present: int) -> bool:
 def _is_altered(former: tuple[tuple[str, ...], ...], present: tuple[tuple[str, ...], ...]) -> bool:
     """Whether values print differently: an enum may have new labels.
 
-    An older record without this information says nothing.
-
-    Where it has no names that values print, these may have changed since.
+    A record of an earlier version of pgsieve may lack an entry: then labels count as not altered, and printed names as
+    altered.
     """
     before = {entry[:2]: entry for entry in former}
     return any(

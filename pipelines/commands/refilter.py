@@ -1,7 +1,7 @@
-"""`pgsieve refilter`: the replicas of a subscription made of what other replicas have, without the publisher's rows.
+"""`pgsieve refilter`: makes replicas of a subscription from other replicas, without reading a row of the publisher's tables.
 
-In: the configuration, a subscription, tables, and perhaps the one subscription to make them of. Out: a `RefilterReport`. Of the
-publisher the catalog is asked, and the slot's changes are read. Raises PgsieveError.
+In: the configuration, a subscription, tables, and perhaps the one subscription to make them from. Out: a `RefilterReport`.
+It reads the publisher's catalog and the slot. Raises PgsieveError.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ def refilter(
     *,
     planning: bool,
 ) -> RefilterReport:
-    """Make the tables (all, or some), or with `planning` say of which they would be made."""
+    """Make all or some tables. With `planning` make none, and report the subscriptions that they would be made from."""
     declared = project(config)
     subscription, lake = declared.subscriptions[selected.name], declared.lake.open()
     names = [table_name(text) for text in tables]
@@ -56,7 +56,7 @@ def refilter(
             for name in sorted({subscription.name, *(each.name for each in chosen)}):
                 locked.enter_context(subscription.feed.source.exclusively(name))
             SubscriptionRecord(lake, subscription.name).keep_folders()
-            # What was altered meanwhile is known by now.
+            # Planned again: the catalog may have been altered before the locks were taken.
             made = {plan.name: plan for plan in _refiltering(subscription, chosen, lake).done(possible)}
             plans = [made.get(plan.name, plan) for plan in plans]
             lsn = max(moment_of(lake, each) for each in chosen)
@@ -69,7 +69,7 @@ def refilter(
 
 
 def _refiltering(subscription: Subscription, sources: Sequence[Subscription], lake: Lake) -> Refilter:
-    """With the catalog of now."""
+    """The filtering of a subscription, by the present catalog."""
     with subscription.feed.source.connect() as connection:
         refuse_other_publisher(connection, subscription.feed, lake)
         server = present_catalog(connection)
@@ -100,7 +100,7 @@ def _sources(
 
 
 def _bring_up(source: Subscription, lake: Lake, progress: Progress) -> None:
-    """Have a subscription's replicas hold what was committed by now, so that what was altered before is behind them."""
+    """Bring a subscription's replicas up to the present, and so beyond every alteration of the catalog that was read."""
     task = f"bring {source.name} up to date"
     progress.start(task)
     try:

@@ -66,7 +66,7 @@ _CONFLICT = re.compile(
 #: The bytes that a writable lake has to accept: a full disk may still have room for an empty file.
 _PROBE, _PROBE_NAME = bytes(64 * 1024), ".pgsieve-write-probe"
 
-#: Lakes and servers that this process knows to keep commits; one thread finds out.
+#: The lakes and servers that were found to keep commits. The lock lets one thread at a time try one.
 _safe: set[tuple[str, str]] = set()
 _TRYING = Lock()
 
@@ -152,7 +152,7 @@ class LakeAccess:
             self.try_writing()
 
     def make_durable(self) -> None:
-        """Make all writes so far survive a power cut, before anything relies on them that pgsieve cannot take back.
+        """Make all writes so far survive a power cut, before a step relies on them that cannot be undone.
 
         An object store keeps what it has confirmed. For a folder, the file system is written to disk. Raises
         LakeUnavailableError.
@@ -197,7 +197,7 @@ class LakeAccess:
             raise _named(path, error) from error
 
     def refuse_unavailable(self, error: Exception) -> None:
-        """Raise LakeUnavailableError or SparkLostError where an error comes from these, not from one table."""
+        """Raise LakeUnavailableError or SparkLostError where an error is the lake's or Spark's, and not that of one table."""
         if is_lost(error):
             raise spark_lost() from error
         if is_uri(self.uri) and (refused := store_refusal(causes(error))):

@@ -34,13 +34,13 @@ Guard = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 _NUMBERS = pa.schema({"id": pa.int64()})
 #: Called with the number of parts that are written.
 Hear = Callable[[int], None]
-#: Reads a part, whose rows it guards; yields its results: for files that it writes a row (`WRITTEN`) each.
+#: Reads a part by its number, passes its rows through the guard, and yields its results: a row (`WRITTEN`) for each file.
 Part = Callable[[int, Guard], Iterable[pa.RecordBatch]]
 
 
 #: Spark splits a range of this many numbers among all cores; its plan gives the number of parts.
 _MANY, _SPLITS = 1_000_000, re.compile(r"splits=(\d+)")
-#: So long a cluster may take for the first job of a session before it is said.
+#: A warning is logged where a cluster has not ended the first job of a session after so many seconds.
 _SILENT_SECONDS = 20
 _NO_EXECUTOR = (
     "Spark has run nothing for %d seconds: the cluster may have no free executor. The master's page shows which applications have"
@@ -81,8 +81,8 @@ class Executors(Protocol):
 
 
 @contextmanager
-def _told_after(seconds: int) -> Iterator[None]:
-    """Log where the block, a session's first job, takes longer: Spark waits for executors as long as there are none."""
+def _warned_after(seconds: int) -> Iterator[None]:
+    """Log a warning if the block, a session's first job, takes longer: Spark waits until it gets an executor."""
     waiting = Timer(seconds, _LOGGER.warning, [_NO_EXECUTOR, seconds])
     waiting.daemon = True
     waiting.start()
@@ -131,7 +131,7 @@ class SparkExecutors:
         session = self._session()
         if not self._has_begun:
             # Executors start with the first job.
-            with _told_after(_SILENT_SECONDS):
+            with _warned_after(_SILENT_SECONDS):
                 session.range(1).collect()
             self._has_begun = True
         (plan,) = session.sql(f"explain select id from range({_MANY})").collect()
@@ -245,9 +245,9 @@ INLINE: Executors = _Inline()
 
 
 def noted(engine: str, parts: int | None, rows: pa.Table) -> pa.Table:
-    """The rows; they count for the step's work, with the bytes of files or of themselves.
+    """Count rows for the step's work, and return them; where each describes a file, the bytes of the files count.
 
-    Without `parts`, a file is a task.
+    `parts` is the number of tasks; None: one for each row.
     """
     size = pc.sum(rows["size"]).as_py() or 0 if rows.schema.equals(WRITTEN) else rows.nbytes
     note(engine, rows.num_rows if parts is None else parts, size)

@@ -43,13 +43,13 @@ _DELTA_RS, _SPARK = "arrow_cast({}, 'Timestamp(Microsecond, Some(\"UTC\"))')", "
 _LISTING_TASKS = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
 #: The sizes of the files that OPTIMIZE reads and writes: 1 GB by default.
 _SIZES = ("spark.databricks.delta.optimize.minFileSize", "spark.databricks.delta.optimize.maxFileSize")
-#: Otherwise OPTIMIZE ZORDER BY refuses columns without statistics: those beyond the first 32.
+#: Lets OPTIMIZE ZORDER BY take columns without statistics, which are those beyond the first 32.
 _ANY_STATISTICS = "spark.databricks.delta.optimize.zorder.checkStatsCollection.enabled"
 _RETENTION_CHECK = "spark.databricks.delta.retentionDurationCheck.enabled"
 #: Delta's default retention of removed files and of its log.
 _FILES_PROPERTY, _FILES_HOURS = "delta.deletedFileRetentionDuration", 7 * 24
 _LOG_PROPERTY, _LOG_HOURS = "delta.logRetentionDuration", 30 * 24
-#: pgsieve's form of a number of hours; a value in another form is the user's.
+#: How pgsieve writes a number of hours. A property with another value was set by the user.
 _HOURS = re.compile(r"interval \d+ hours")
 
 
@@ -161,12 +161,12 @@ class _ByDeltaRs:
     def vacuum(self, hours: int) -> int:
         table = self.local.table_at(self.path)
         lacking = _lacking(table.metadata().configuration, hours)
-        # Where only Spark may set them, a log that is kept too long is no reason to start it.
+        # Spark is not started only to keep the log for a shorter time.
         if lacking and (hours > _FILES_HOURS or self.local.takes_properties(self.path)):
             self.lake.set_properties(self.path, lacking)
             table = self.local.table_at(self.path)
         unneeded = table.vacuum(hours, enforce_retention_duration=False, full=True)
-        if unneeded:  # A vacuum is two commits, even where it finds nothing.
+        if unneeded:  # Otherwise a vacuum would make two commits for nothing.
             table.vacuum(
                 hours,
                 dry_run=False,

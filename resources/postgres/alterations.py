@@ -110,7 +110,7 @@ class Look:
     oldest: int = 0
 
     def is_like(self, digest: str, relations: str) -> bool:
-        """Whether an earlier look with these two saw the same rows; `removed` has rows that were there only in between."""
+        """Whether an earlier look with this digest and these relations saw the same rows; see `removed` for rows in between."""
         return self.digest == digest and (not self.detached or self.relations == relations)
 
 
@@ -132,7 +132,7 @@ def look(
     named = ", ".join(map(literal, publications))
     kept += [f"pg_publication where pubname in ({named})"] if publications else []
     *gone, detached = removed_rows(connection, [*kept, "pg_inherits where inhrelid > '0'::oid"])
-    if detached:  # Of any table, rarely of a published one.
+    if detached:  # The rows are of any partition; those of the tree are looked at again.
         rows = connection.execute(f"{tree} select relid::bigint from tree", names).fetchall()
         ids = literal(f"{{{','.join(str(oid) for (oid,) in rows)}}}")
         (detached,) = removed_rows(connection, [f"pg_inherits where inhrelid = any({ids}::oid[])"])
@@ -141,7 +141,7 @@ def look(
 
 
 def _removed(connection: psycopg.Connection[Any], catalogs: Sequence[str]) -> frozenset[int] | None:
-    """The rows of catalogs that may be deleted, as numbers; None where they are many."""
+    """The rows that catalogs still keep and that may be deleted, as numbers; None where they are many."""
     numbers: set[int] = set()
     for number, catalog in enumerate(catalogs):
         oids = removed_oids(connection, catalog)

@@ -37,17 +37,17 @@ class Store:
     """Where the files of a lake are; `options` are delta-rs's for it."""
 
     options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    #: The store's objects by one of its paths, where they are reached as by delta-rs. Executors have none.
+    #: Opens the objects of the store that has a path, for object stores that delta-rs reaches; None on executors.
     objects: Callable[[str], "Objects | None"] | None = field(default=None, repr=False, compare=False)
-    #: By root: each has connections of its own.
+    #: The file systems by their roots; each has its own connections.
     _systems: dict[str, pafs.FileSystem] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Here and not where a lake is declared: executors have an environment of their own."""
+        """Keep out a token of the environment, also on an executor, whose environment is another one."""
         keep_token_out(dict(self.options))
 
     def __reduce__(self) -> tuple[type["Store"], tuple[tuple[tuple[str, str], ...]]]:
-        """Connections are not sent to executors, nor objects that have them."""
+        """Send executors the options alone: connections, and objects that have them, cannot be sent."""
         return Store, (self.options,)
 
     @classmethod
@@ -78,7 +78,7 @@ class Store:
         return ObjectFiles(root, dict(self.options), objects)
 
     def reaches(self, path: str) -> bool:
-        """Whether the files of a path can be read and written so; elsewhere only Spark can."""
+        """Whether pyarrow reads and writes the files of a path; elsewhere only Spark does."""
         storage = Storage.of(path)
         return storage.scheme == "file" or storage.platform is not None
 
