@@ -184,6 +184,7 @@ def test_a_table_that_was_copied_again_has_a_gap_before(counters: Counters, *, i
     assert states.newest()[name].state == SyncState.SET_ASIDE
     assert "set aside or left the publications, and has not been copied" in counters.refusal(missed)
     states.leave_to_next_copy([name])
+    counters.run()
     again = states.newest()[name].lsn
     later = counters.add()
     counters.run()
