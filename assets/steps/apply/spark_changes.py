@@ -5,7 +5,7 @@ driver computes (`pgsieve.decoding.changes.net_change`), and a DataFrame with th
 Spark's errors.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,7 @@ from pgsieve.assets.steps.apply.keyless_changes import DIGESTED, KeylessChanges
 from pgsieve.assets.steps.records.columns import field, living_rows, order
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.digests import Sought, digested
-from pgsieve.decoding.changes.merge_source import MergeSource, merge_source
+from pgsieve.decoding.changes.merge_source import merge_source
 from pgsieve.decoding.changes.metadata_columns import APPLIED_AT, Stamp
 from pgsieve.decoding.changes.net_change import NONE, Mask, NetChange, Numbers
 from pgsieve.resources.lake.delta.merge import Merge
@@ -44,7 +44,7 @@ class SparkChanges:
     pending: Pending
 
     def _stored(self) -> DataFrame:
-        """The changes that the replica's copy does not have; a slice may have been transformed for an older copy."""
+        """The changes, without those that a later copy has: a slice may have been transformed for an older one."""
         rows = self.lake.slices_of(self.log, self.pending.ends, every=True)
         return rows.where(F.col("commit_lsn") >= self.pending.since)
 
@@ -143,20 +143,40 @@ class SparkChanges:
         return np.asarray(found.toArrow()["key"]).astype(np.int64)
 
     def merge_source(self, keyed: KeyedChanges, net: NetChange, merge: Merge) -> DataFrame:
-        """The net change as the source of a MERGE; `merge` names its columns.
+        """The net change as the source of a MERGE: `merge` has its columns.
 
-        The DataFrame `decided` has a row for each key, with these columns besides the key and `action`:
-
-        - `last`: the place of the change that has the row.
-        - `s0`, `s1`, …: the place of the change that sent the n-th column, for columns that some change left out.
-        - `b0`, `b1`, …: the key of the replica's row that has the values which no change sent.
-        - `e0`, `e1`, …: the metadata of a row that has ended.
+        Besides the keys and `action`, the DataFrame of the decided keys has the place of the change with the
+        row (`last`), and for the n-th column that some change left out the place of the change that sent it
+        (`s0`, `s1`, …). A row that comes from another key takes values that no change sent from the replica's
+        row of the key `b0`, `b1`, …. The metadata of a row that has ended are `e0`, `e1`, ….
         """
         key, columns, unsent = self.definition.key, self.definition.names, sorted(merge.unknown)
         says = {name: f"e{i}" for i, (name, _) in enumerate(self.definition.kept)}
-        of = merge_source(net, keeps=keyed.ended is not None)
+        of, places = (
+            merge_source(net, keeps=keyed.ended is not None),
+            np.append(keyed.places[keyed.effective :], 0),
+        )
+        said = keyed.said(of.ended, self._stamp)
+
+        def place(change: Numbers) -> pa.Array:
+            return pa.array(places[change], mask=change == NONE)
+
+        bases = pa.array(np.where(of.base == NONE, 0, of.base), mask=of.base == NONE)
+        table = pa.table(
+            {
+                **{k: keyed.keys[name].take(pa.array(of.keys)) for name, k in merge.key.items()},
+                **{f"b{i}": keyed.keys[name].take(bases) for i, name in enumerate(key)},
+                **{f"s{i}": place(of.sent[name]) for i, name in enumerate(unsent)},
+                **{merge.unknown[name]: of.keeps[name] for name in unsent},
+                "last": place(of.last),
+                **{e: said[name] for name, e in says.items()},
+                "is_ended": of.ended != NONE,
+                "action": of.actions,
+                "expected": of.expected,
+            }
+        )
         takes_along = bool((of.base != NONE).any())
-        decided = self.lake.spark.createDataFrame(self._decided(keyed, of, merge, says))
+        decided = self.lake.spark.createDataFrame(table)
         changes = self.effective().where("new is not null")
         placed = changes.select(place_of(self.pending.ends).alias("place"), "new")
         few = self.pending.sent("insert", "update", "delete") <= BROADCAST_ROWS
@@ -183,41 +203,23 @@ class SparkChanges:
             "action",
             "expected",
         )
-        source = changed.unionByName(_ended(decided, changed, merge, says))
+        ended = {v: F.col(says[name]) if name in says else F.lit(None) for name, v in merge.values.items()}
+        gone = decided.where("last is null").select(
+            *merge.key.values(),
+            *(value.cast(changed.schema[v].dataType).alias(v) for v, value in ended.items()),
+            *merge.unknown.values(),
+            "action",
+            "expected",
+        )
+        source = changed.unionByName(gone)
         return (
             source
             if keyed.emptied is None
             else source.unionByName(self._emptied(keyed.emptied, source, merge))
         )
 
-    def _decided(
-        self, keyed: KeyedChanges, of: MergeSource, merge: Merge, says: Mapping[str, str]
-    ) -> pa.Table:
-        """The decided keys, in the columns that `merge_source` lists; `says` names the columns `e0`, `e1`, …."""
-        places = np.append(keyed.places[keyed.effective :], 0)
-        said = keyed.said(of.ended, self._stamp)
-
-        def place(change: Numbers) -> pa.Array:
-            return pa.array(places[change], mask=change == NONE)
-
-        bases = pa.array(np.where(of.base == NONE, 0, of.base), mask=of.base == NONE)
-        unsent = sorted(merge.unknown)
-        return pa.table(
-            {
-                **{k: keyed.keys[name].take(pa.array(of.keys)) for name, k in merge.key.items()},
-                **{f"b{i}": keyed.keys[name].take(bases) for i, name in enumerate(self.definition.key)},
-                **{f"s{i}": place(of.sent[name]) for i, name in enumerate(unsent)},
-                **{merge.unknown[name]: of.keeps[name] for name in unsent},
-                "last": place(of.last),
-                **{e: said[name] for name, e in says.items()},
-                "is_ended": of.ended != NONE,
-                "action": of.actions,
-                "expected": of.expected,
-            }
-        )
-
     def _emptied(self, says: pa.Table, others: DataFrame, merge: Merge) -> DataFrame:
-        """The living rows that a TRUNCATE ends, except those in `others`; `says` has the metadata that they get."""
+        """The living rows that a TRUNCATE ends, except those of `others`; `says` is their metadata then."""
         (said,) = self._stamp.of(says).to_pylist()
         living = self.living().select(*(F.col(quoted(name)).alias(k) for name, k in merge.key.items()))
         values = {v: F.lit(said.get(name)) for name, v in merge.values.items()}
@@ -240,15 +242,3 @@ def place_of(slices: Sequence[int]) -> Column:
     for i, end in enumerate(slices[1:], 1):
         turn = F.when(F.col("slice") == end, F.lit(i).cast("bigint")).otherwise(turn)
     return F.shiftleft(turn, 56) + F.col("number")
-
-
-def _ended(decided: DataFrame, changed: DataFrame, merge: Merge, says: Mapping[str, str]) -> DataFrame:
-    """The rows that end, in the columns of `changed`: of keys for which no change has a last row."""
-    ended = {v: F.col(says[name]) if name in says else F.lit(None) for name, v in merge.values.items()}
-    return decided.where("last is null").select(
-        *merge.key.values(),
-        *(value.cast(changed.schema[v].dataType).alias(v) for v, value in ended.items()),
-        *merge.unknown.values(),
-        "action",
-        "expected",
-    )
