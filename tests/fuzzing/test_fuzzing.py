@@ -6,7 +6,6 @@ PGSIEVE_BUDGET_SECONDS (6) over all targets. `python -m tests.fuzzing` fuzzes on
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 import subprocess
@@ -20,9 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fixtures.recordings import FOLDER
+from tests.fixtures.tries import budget_seconds
 from tests.fuzzing.targets import TARGETS, seeds
 
-SECONDS = float(os.environ.get("PGSIEVE_BUDGET_SECONDS", "6")) / len(TARGETS)
+SECONDS = budget_seconds(6) / len(TARGETS)
 LIES = (
     b"\x7f\xff\xff\xff",
     b"\xff\xff\xff\xff",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from typer.testing import CliRunner
 
 from pgsieve.pipelines.command_line import cli
 from pgsieve.resources.postgres.embedded import EmbeddedServer
+from tests.fixtures.tries import drawn_seed
 
 pytestmark = pytest.mark.slow
 
@@ -70,7 +70,7 @@ def _shown(password: str, output: str) -> list[str]:
 def test_no_piece_of_a_password_is_shown(
     server: EmbeddedServer, tmp_path: Path, form: str, drawn: int
 ) -> None:
-    seed = int(os.environ.get("PGSIEVE_SEED", random.SystemRandom().randrange(1 << 32)))
+    seed = drawn_seed()
     rng = random.Random(seed)
     base, at = server.conninfo(user="secured"), f"127.0.0.1:{server.port}/postgres"
     path, codes = tmp_path / "pgsieve.yaml", set()

@@ -6,7 +6,6 @@ PGSIEVE_BUDGET_SECONDS is the time to spend.
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -31,9 +30,10 @@ from pgsieve.decoding.values.output_datetimes import timestamp_text
 from pgsieve.decoding.values.types import column_type, from_text
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.random_filters import DECIMALS, FLOATS, POOLS, SMALL, UNBOUNDED, WIDE, quoted
+from tests.fixtures.tries import budget_seconds, drawn_seed
 
-SEED = int(os.environ.get("PGSIEVE_SEED") or random.SystemRandom().randrange(1 << 32))
-BUDGET_SECONDS = float(os.environ.get("PGSIEVE_BUDGET_SECONDS", "2"))
+SEED = drawn_seed()
+BUDGET_SECONDS = budget_seconds(2)
 CALLS = 4
 
 TEXTS = [*POOLS["c"], "aaXbbXaa", "ΟΔΟΣ", "a" * 20, "  a  "]

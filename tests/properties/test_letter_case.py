@@ -5,7 +5,6 @@ PGSIEVE_SEED repeats a run.
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Iterator
 
@@ -19,8 +18,9 @@ from pgsieve.decoding.row_filters.letter_case import CaseMapping, of_server
 from pgsieve.resources.postgres.case_mappings import case_mapping
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.locales import locales
+from tests.fixtures.tries import drawn_seed
 
-SEED = int(os.environ.get("PGSIEVE_SEED") or random.SystemRandom().randrange(1 << 32))
+SEED = drawn_seed()
 #: What the server makes of a row's text stands beside it, so that a filter compares all of it.
 TABLE = """CREATE TABLE sample (id int PRIMARY KEY, t text, l text, u text, i text, p char(6));
 INSERT INTO sample SELECT n, t, lower(t), upper(t), initcap(t), left(t, 6) FROM unnest(%s::text[]) WITH ORDINALITY AS e (t, n)"""

@@ -6,11 +6,8 @@ from the lake as of that LSN: at cuts and between them, amid slices and batches,
 
 from __future__ import annotations
 
-import itertools
-import os
 import random
 import shutil
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,8 +21,10 @@ from pgsieve.decoding.lsn import format_lsn, parse_lsn
 from pgsieve.resources.lake.delta.queries import queried
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.oracle import Rows, Scenario
-from tests.fixtures.pgsieve_replica import PgsieveReplica, printed_rows
+from tests.fixtures.pgsieve_replica import PgsieveReplica
+from tests.fixtures.printed_rows import printed_rows
 from tests.fixtures.replicas import Writer
+from tests.fixtures.tries import budget_seconds, try_workloads
 from tests.fixtures.workloads import Workload, random_workload
 from tests.properties.test_random_workloads import STREAMED, STREAMED_SINCE_17, run_steps
 
@@ -33,8 +32,6 @@ pytestmark = pytest.mark.spark
 
 #: So many moments of a workload are read.
 MOMENTS = 8
-#: After so many workloads without a table to read at any moment the test fails.
-MOST_EMPTY_WORKLOADS = 20
 
 
 @dataclass(frozen=True)
@@ -120,12 +117,9 @@ def test_as_of_any_moment_the_rows_are_those_of_the_built_in_subscriber(
     publisher_server: EmbeddedServer, subscriber_server: EmbeddedServer, tmp_path: Path
 ) -> None:
     """Each moment takes a look at the built-in subscriber, and one a clone."""
-    started, compared = time.monotonic(), 0
-    budget = float(os.environ.get("PGSIEVE_BUDGET_SECONDS", "30"))
-    first = int(os.environ.get("PGSIEVE_SEED") or random.SystemRandom().randrange(2**32))
-    for seed in itertools.count(first):
-        folder, draw = tmp_path / str(seed), random.Random(seed)
-        print(f"-- seed {seed}")
+
+    def compared(seed: int) -> int:
+        folder, draw, tables = tmp_path / str(seed), random.Random(seed), 0
         try:
             # What Spark alone commits to is read at cuts only.
             writer = Writer("driver", "drawn", marking=draw.random() < 0.5)
@@ -138,14 +132,10 @@ def test_as_of_any_moment_the_rows_are_those_of_the_built_in_subscriber(
                 for moment in draw.sample(seen, min(len(seen), MOMENTS)):
                     replica = draw.choice(list(scenario.replicas.values()))
                     assert isinstance(replica, PgsieveReplica)
-                    compared += compare(replica, moment, altered=altered)
-        except Exception as error:
-            error.add_note(f"again: PGSIEVE_SEED={seed} PGSIEVE_BUDGET_SECONDS=0")
-            raise
+                    tables += compare(replica, moment, altered=altered)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-        # A workload may end without a moment at which there was a table.
-        if time.monotonic() - started > budget and (compared or seed - first >= MOST_EMPTY_WORKLOADS):
-            break
-    print(f"drawn: {seed - first + 1} workloads from seed {first}, {compared} tables compared")
-    assert compared
+        return tables
+
+    # A workload may end without a moment at which there was a table.
+    try_workloads(compared, budget_seconds(30), "tables")

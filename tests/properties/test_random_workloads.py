@@ -6,11 +6,9 @@ failure shows the workload's SQL and names its seed: PGSIEVE_SEED=<it> PGSIEVE_B
 
 from __future__ import annotations
 
-import itertools
 import os
 import random
 import shutil
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from psycopg import errors
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.oracle import Scenario
 from tests.fixtures.replicas import Writer
+from tests.fixtures.tries import budget_seconds, try_workloads
 from tests.fixtures.workloads import OnBoth, Step, Transaction, Workload, random_workload
 
 pytestmark = pytest.mark.spark
@@ -95,12 +94,7 @@ def test_random_workloads_leave_the_rows_of_the_built_in_subscriber(
     subscriber_server: EmbeddedServer,
     tmp_path: Path,
 ) -> None:
-    started = time.monotonic()
-    budget = float(os.environ.get("PGSIEVE_BUDGET_SECONDS", "30"))
-    first = int(os.environ.get("PGSIEVE_SEED") or random.SystemRandom().randrange(2**32))
-    compared = 0
-    for seed in itertools.count(first):
-        print(f"-- seed {seed}")
+    def compared(seed: int) -> int:
         folder = tmp_path / str(seed)
         named = os.environ.get("PGSIEVE_WRITER")
         writer = Writer.of(named) if named else Writer.drawn(random.Random(seed))
@@ -109,17 +103,9 @@ def test_random_workloads_leave_the_rows_of_the_built_in_subscriber(
             with Scenario(publisher_server, subscriber_server, folder, writer=writer) as scenario:
                 workload = random_workload(random.Random(seed), publisher_server.version)
                 # A slice a phase, not one a transaction.
-                compared += run_workload(
-                    scenario, replace(workload, sliced=workload.sliced and not writer.is_slow)
-                )
-        except Exception as error:
-            error.add_note(
-                f"workload {seed - first + 1}; again: PGSIEVE_SEED={seed} PGSIEVE_BUDGET_SECONDS=0"
-            )
-            raise
+                sliced = workload.sliced and not writer.is_slow
+                return run_workload(scenario, replace(workload, sliced=sliced))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-        if time.monotonic() - started > budget:
-            break
-    print(f"drawn: {seed - first + 1} random workloads from seed {first}, {compared} rows compared")
-    assert compared or seed == first  # many workloads that compare nothing would prove nothing
+
+    try_workloads(compared, budget_seconds(30), "rows")

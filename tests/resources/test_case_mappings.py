@@ -6,7 +6,6 @@ PGSIEVE_SEED repeats a run.
 from __future__ import annotations
 
 import json
-import os
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -23,10 +22,11 @@ from pgsieve.resources.postgres.case_mappings import case_mapping, with_case_map
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.locales import locales
+from tests.fixtures.tries import drawn_seed
 
 pytestmark = pytest.mark.slow
 
-SEED = int(os.environ.get("PGSIEVE_SEED") or random.SystemRandom().randrange(1 << 32))
+SEED = drawn_seed()
 DATABASE = "letters"
 FUNCTIONS: tuple[CaseFunction, ...] = ("lower", "upper", "initcap")
 CHARACTERS = [chr(code) for code in range(1, 0x110000) if not 0xD800 <= code < 0xE000]

@@ -10,10 +10,8 @@ The random workloads take half of PGSIEVE_BUDGET_SECONDS (30); PGSIEVE_SEED is t
 from __future__ import annotations
 
 import itertools
-import os
 import random
 import re
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -41,13 +39,12 @@ from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.sessions import OUTPUT_SETTINGS
 from pgsieve.resources.postgres.slot import type_names
 from tests.fixtures.decoded_workloads import SCHEMA, RandomTables, transaction
+from tests.fixtures.tries import budget_seconds, try_workloads
 
 Options = dict[str, str]
 Connection = psycopg.Connection[tuple[object, ...]]
 
 PLAIN, PREPARED = ("td", "po"), ("td2", "po2")
-#: After so many workloads without a message to compare a test fails.
-MOST_EMPTY_WORKLOADS = 20
 PUBLISHED = {"publication_names": '"everything"', "messages": "true"}
 
 
@@ -234,30 +231,19 @@ def compared_lines(source: random.Random, database: Database) -> int:
 
 @pytest.mark.timeout(0)  # one workload ends whatever the budget, however busy the machine is
 def test_random_workloads_print_the_servers_lines(decoding_server: EmbeddedServer) -> None:
-    lines = tried(decoding_server, 1 / 4, compared_lines)
-    assert lines
+    try_for(decoding_server, 1 / 4, compared_lines, "lines")
 
 
-def tried(server: EmbeddedServer, share: float, compare: Callable[[random.Random, Database], int]) -> int:
-    """Compare random workloads for a share of the budget, and on until one of them had something to compare.
+def try_for(
+    server: EmbeddedServer, share: float, compare: Callable[[random.Random, Database], int], what: str
+) -> None:
+    """Compare random workloads for a share of the budget."""
 
-    A workload may be empty: its only transaction was rolled back. Returns the sum of what `compare` counts.
-    """
-    deadline = time.monotonic() + float(os.environ.get("PGSIEVE_BUDGET_SECONDS", "30")) * share
-    first = int(os.environ.get("PGSIEVE_SEED") or random.SystemRandom().randrange(2**32))
-    counted = 0
-    for seed in itertools.count(first):
-        print(f"-- seed {seed}")
-        try:
-            with made(server, f"plugins_{seed}") as database:
-                counted += compare(random.Random(seed), database)
-        except Exception as error:
-            error.add_note(f"reproduce: PGSIEVE_SEED={seed} PGSIEVE_BUDGET_SECONDS=0")
-            raise
-        if time.monotonic() > deadline and (counted or seed - first >= MOST_EMPTY_WORKLOADS):
-            print(f"drawn: {seed - first + 1} workloads from seed {first}, {counted} compared")
-            return counted
-    raise AssertionError
+    def compared(seed: int) -> int:
+        with made(server, f"plugins_{seed}") as database:
+            return compare(random.Random(seed), database)
+
+    try_workloads(compared, budget_seconds(30) * share, what)
 
 
 # pgoutput
@@ -338,8 +324,7 @@ def undescribed(messages: list[bytes]) -> list[bytes]:
 def test_pgoutput_makes_plain_messages_of_streamed_and_prepared_ones(
     server: str, request: pytest.FixtureRequest
 ) -> None:
-    lines = tried(request.getfixturevalue(server), 1 / 8, compared_messages)
-    assert lines
+    try_for(request.getfixturevalue(server), 1 / 8, compared_messages, "messages")
 
 
 # Each option by itself, on a workload that each of them changes

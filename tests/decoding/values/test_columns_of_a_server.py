@@ -7,7 +7,6 @@ compared with what libpq is given for a plain SELECT, arrays with what the serve
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Iterator, Sequence
 
@@ -40,8 +39,9 @@ from pgsieve.decoding.values.types import column_type, copy_expression, from_cop
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures import samples
+from tests.fixtures.tries import drawn_seed
 
-SEED = int(os.environ.get("PGSIEVE_SEED", str(random.randrange(10**6))))
+SEED = drawn_seed()
 ROWS = 150
 SESSION = (
     "-c datestyle=ISO -c intervalstyle=postgres -c extra_float_digits=3 -c timezone=UTC -c bytea_output=hex"
