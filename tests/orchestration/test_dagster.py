@@ -17,10 +17,12 @@ from deltalake import DeltaTable
 
 from pgsieve.pipelines.commands.check import check
 from pgsieve.pipelines.commands.in_process import instance
+from pgsieve.pipelines.commands.results import SubscriptionRun
 from pgsieve.pipelines.commands.run import run
 from pgsieve.pipelines.commands.status import status
 from pgsieve.pipelines.config.model import Config, load_config
 from pgsieve.pipelines.definitions import definitions, register_tables
+from pgsieve.pipelines.demo.demo import SMALL_DATA
 from pgsieve.resources.lake.session import SparkEngine
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.oracle import wait_until
@@ -61,13 +63,19 @@ def config(
     folder = tmp_path_factory.mktemp("orchestration")
     written = {
         "lake": "./lake",
-        "spark": {"master": "local[2]", "conf": {"spark.sql.shuffle.partitions": "1"}},
+        "spark": {"master": "local[2]", "conf": dict(SMALL_DATA)},
         "sources": {"shop": {"conninfo": publisher_server.conninfo(dbname="orchestration")}},
         "subscriptions": {"sales": {"source": "shop", "publications": ["p"]}},
     }
     path = folder / "pgsieve.yaml"
     path.write_text(yaml.safe_dump(written))
     return load_config(path)
+
+
+@pytest.fixture(scope="module")
+def first_run(config: Config) -> SubscriptionRun:
+    """What the first run did, which copies the tables: each test begins with replicas, whichever tests run."""
+    return run(config, config.selected([]), _Quiet()).subscriptions[0]
 
 
 def _through_spark(config: Config) -> Config:
@@ -100,11 +108,10 @@ def _untargeted(config: Config) -> Iterator[dg.AssetCheckKey]:
 
 
 def test_a_run_materialises_the_graph_and_a_second_changes_nothing(
-    config: Config, database: psycopg.Connection
+    config: Config, database: psycopg.Connection, first_run: SubscriptionRun
 ) -> None:
-    first = run(config, config.selected([]), _Quiet()).subscriptions[0]
-    assert {(t.name, t.rows) for t in first.copied} == {("items", 10), ("notes", 5)}
-    assert first.changed
+    assert {(t.name, t.rows) for t in first_run.copied} == {("items", 10), ("notes", 5)}
+    assert first_run.changed
     assert set(_untargeted(config)) == set()
     database.execute("insert into items values (11, 'EMEA', 1), (12, 'APAC', 2)")
     database.execute("update items set region = 'APAC' where id = 1")
@@ -158,6 +165,7 @@ def test_the_graph_has_the_documented_assets_and_checks(config: Config) -> None:
     assert ("shop/change_log", "slot_health") in checks
 
 
+@pytest.mark.usefixtures("first_run")
 def test_the_schedules_run_applies_what_is_new(config: Config, database: psycopg.Connection) -> None:
     database.execute("insert into notes values (100, 'scheduled')")
     defs = definitions(config)
@@ -183,6 +191,7 @@ def test_the_schedules_run_applies_what_is_new(config: Config, database: psycopg
 
 
 @pytest.mark.drawn
+@pytest.mark.usefixtures("first_run")
 def test_a_backfill_copies_the_chosen_table_and_leaves_the_others(
     config: Config, database: psycopg.Connection
 ) -> None:
@@ -211,6 +220,7 @@ def test_a_backfill_copies_the_chosen_table_and_leaves_the_others(
 
 
 @pytest.mark.drawn
+@pytest.mark.usefixtures("first_run")
 def test_the_consistency_check_fails_on_a_replica_that_was_tampered_with(config: Config) -> None:
     """Runs of the whole graph, and of its checks."""
     defs = definitions(config)
