@@ -8,7 +8,7 @@ is missing, in use, ahead of the durable position, or invalidated.
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -44,10 +44,6 @@ if TYPE_CHECKING:
 
 #: Messages come in Arrow batches of about this many bytes: a writer has several in memory at a time.
 _BATCHES = {"adbc.postgresql.batch_size_hint_bytes": str(4 * 1024 * 1024)}
-
-
-#: undefined_object: a publication that does not exist.
-UNDEFINED = "42704"
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -419,31 +415,6 @@ def refusal(connection: psycopg.Connection[Any], source: str, slot: str, query: 
             raise
         return error
     return None
-
-
-def missing_publications(refused: SourceError, asked: Sequence[str]) -> list[str]:
-    """The requested publications that did not exist when the WAL that the server refuses to decode was written.
-
-    Before 18 that is an error, also where the publication was created later (LoadPublications() in
-    src/backend/replication/pgoutput/pgoutput.c reads the catalog as of the change).
-    """
-    cause = refused.__cause__
-    message = cause.diag.message_primary or "" if isinstance(cause, psycopg.Error) else ""
-    return [name for name in asked if refused.sqlstate == UNDEFINED and f'"{name}"' in message]
-
-
-def publications_then(
-    asked: Sequence[str], refused: Callable[[Sequence[str]], SourceError | None]
-) -> tuple[tuple[str, ...], SourceError | None]:
-    """The requested publications with which the server decodes, and why it still sends nothing with these.
-
-    `refused` says why nothing is sent with some of them. Without any publication left, there is no such
-    reason.
-    """
-    there, why = tuple(asked), None
-    while there and (why := refused(there)) is not None and (missing := missing_publications(why, there)):
-        there = tuple(name for name in there if name not in missing)
-    return there, why if there else None
 
 
 def truncated_relations(

@@ -19,7 +19,7 @@ from pgsieve.resources.lake.delta.errors import OverrunError
 from pgsieve.resources.lake.delta.records import TableHead
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.errors import SourceError
-from pgsieve.resources.postgres.slot import UNDEFINED
+from pgsieve.resources.postgres.missing_publications import UNDEFINED
 
 
 def published_up_to(lake: Lake, own: Sequence[Feed]) -> int:

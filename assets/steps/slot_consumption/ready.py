@@ -30,11 +30,11 @@ from pgsieve.resources.postgres.awaited import BRIEF_SECONDS, SnapshotAwaitedErr
 from pgsieve.resources.postgres.capture import drop_publications, ensure_capture
 from pgsieve.resources.postgres.confirmation import confirm
 from pgsieve.resources.postgres.errors import SourceError
+from pgsieve.resources.postgres.missing_publications import publications_then
 from pgsieve.resources.postgres.slot import (
     SlotState,
     has_changes,
     peek_query,
-    publications_then,
     wait_until_free,
 )
 from pgsieve.resources.postgres.wal import flushed_lsn, inserted_lsn, next_transaction

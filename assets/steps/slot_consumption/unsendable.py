@@ -42,8 +42,9 @@ from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.resources.lake.delta.errors import OverrunError
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.errors import SourceError
+from pgsieve.resources.postgres.missing_publications import UNDEFINED, publications_then
 from pgsieve.resources.postgres.present_catalog import present_catalog
-from pgsieve.resources.postgres.slot import UNDEFINED, publications_then, refusal, relations_changed
+from pgsieve.resources.postgres.slot import refusal, relations_changed
 from pgsieve.resources.spool import FileSpool
 
 #: Records of the WAL begin at multiples of this many bytes (MAXALIGN), or after the header of a page, which

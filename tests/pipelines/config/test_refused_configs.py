@@ -1,23 +1,14 @@
-"""What the configuration file refuses: where, why, and with which hint; and no message holds a secret."""
+"""What the configuration file refuses of its keys, its structure and its YAML: where, why, and with which hint."""
 
 from __future__ import annotations
 
-import os
-import traceback
-from collections.abc import Iterator
-
 import pytest
-import yaml
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
-from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.config.model import ConfigError, parse_config
 from tests.fixtures.configs import (
     FILE,
     LEAST,
-    WHOLE,
-    outcome,
+    assert_refused,
     read,
     refusal,
     with_published,
@@ -27,16 +18,7 @@ from tests.fixtures.configs import (
 
 # What is refused: text, line, key, message, hint
 
-OBJECT = "write it as it is on the server, unquoted"
-FOLDER = (
-    "letters, digits and underscores, no underscore first, 63 at most: "
-    "it becomes a folder of the lake and part of an asset key"
-)
 SUBSCRIPTION_KEYS = "source, publications, row_filter, copy_data, origin, binary, streaming, two_phase, failover, disable_on_error, freshness, types, layout, history"
-QUOTED = "is not a name as SQL writes it (double quotes around names with other characters)"
-TABLE = 'write it as in SQL: public.orders, "Sales"."Order Lines"'
-COLUMN = 'write it as in SQL: region, "Unit Price"'
-TYPED = 'write it as in SQL: public.orders.amount, "Sales".lines."Unit Price"'
 
 REFUSED = {
     # keys
@@ -211,223 +193,6 @@ REFUSED = {
         (1, "lake", "has a character that is no text (NUL, or not valid Unicode)"),
         None,
     ),
-    # values
-    "freshness": (
-        with_subscription("freshness: 30 seconds"),
-        (5, "subscriptions.sales.freshness", "is not a time to wait for"),
-        "a number of minutes, hours, days or weeks, as in `15 minutes`",
-    ),
-    "row_filter": (
-        with_subscription("row_filter: publsher"),
-        (5, "subscriptions.sales.row_filter", "should be one of pipeline, publisher"),
-        "did you mean 'publisher'? allowed here: pipeline, publisher",
-    ),
-    "streaming": (
-        with_subscription("streaming: of"),
-        (5, "subscriptions.sales.streaming", "should be one of off, on, parallel"),
-        "did you mean 'off'? allowed here: off, on, parallel",
-    ),
-    "origin": (
-        with_subscription("origin: local"),
-        (5, "subscriptions.sales.origin", "should be one of any, none"),
-        "allowed here: any, none",
-    ),
-    "an operation": (
-        with_published("{tables: [{table: a.b}], publish: [insert, updates]}"),
-        (3, "sources.shop.publications.emea.publish[1]", "should be one of insert, update, delete, truncate"),
-        "did you mean 'update'? allowed here: insert, update, delete, truncate",
-    ),
-    "a boolean": (
-        with_subscription("two_phase: maybe"),
-        (5, "subscriptions.sales.two_phase", "should be true or false"),
-        None,
-    ),
-    "an empty lake": (
-        LEAST.replace("./lake", "''"),
-        (1, "lake", "is empty"),
-        "leave the key out for its default",
-    ),
-    "an empty filter": (
-        with_published("{tables: [{table: a.b, where: ' '}]}"),
-        (3, "sources.shop.publications.emea.tables[0].where", "is empty"),
-        "leave the key out for its default",
-    ),
-    "an empty type": (
-        with_subscription("types: {a.b.c: ''}"),
-        (5, "subscriptions.sales.types[a.b.c]".replace("[a.b.c]", '."a.b.c"'), "is empty"),
-        "leave the key out for its default",
-    ),
-    "a slot": (
-        with_source("slot: Shop-1"),
-        (3, "sources.shop.slot", "is not a name for a replication slot"),
-        "a-z, 0-9 and _, 63 at most",
-    ),
-    "a long slot": (
-        with_source(f"slot: {'s' * 64}"),
-        (3, "sources.shop.slot", "is not a name for a replication slot"),
-        "a-z, 0-9 and _, 63 at most",
-    ),
-    "a slot that ends in a line break": (
-        with_source('slot: "shop\\n"'),
-        (3, "sources.shop.slot", "is not a name for a replication slot"),
-        "a-z, 0-9 and _, 63 at most",
-    ),
-    "a long capture": (
-        with_source(f"capture: {'ü' * 32}"),
-        (3, "sources.shop.capture", "should be a name of 1 to 54 bytes"),
-        OBJECT,
-    ),
-    "an empty publication name": (
-        LEAST.replace("[p1]", "[p1, '']"),
-        (5, "subscriptions.sales.publications[1]", "should be a name of 1 to 63 bytes"),
-        OBJECT,
-    ),
-    "a publication twice": (
-        LEAST.replace("[p1]", "[p1, p2, p1]"),
-        (5, "subscriptions.sales.publications", "names a publication twice"),
-        "keep one of them",
-    ),
-    "a table without schema": (
-        with_published("{tables: [{table: orders}]}"),
-        (3, "sources.shop.publications.emea.tables[0].table", "has 1 name where 2 are needed"),
-        TABLE,
-    ),
-    "a table with a database": (
-        with_published("{tables: [{table: shop.public.orders}]}"),
-        (3, "sources.shop.publications.emea.tables[0].table", "has 3 names where 2 are needed"),
-        TABLE,
-    ),
-    "a table with a space": (
-        with_published("{tables: [{table: public.order lines}]}"),
-        (3, "sources.shop.publications.emea.tables[0].table", QUOTED),
-        TABLE,
-    ),
-    "a table twice": (
-        with_published("{tables: [{table: a.B}, {table: A.b}]}"),
-        (3, "sources.shop.publications.emea.tables", "names a table twice"),
-        "keep one of them",
-    ),
-    "a column": (
-        with_published("{tables: [{table: a.b, columns: [1st]}]}"),
-        (3, "sources.shop.publications.emea.tables[0].columns", QUOTED),
-        COLUMN,
-    ),
-    "a column twice": (
-        with_published("{tables: [{table: a.b, columns: [id, ID]}]}"),
-        (3, "sources.shop.publications.emea.tables[0].columns", "names a column twice"),
-        "keep one of them",
-    ),
-    "a typed column without its table": (
-        with_subscription("types: {orders.amount: string}"),
-        (5, 'subscriptions.sales.types."orders.amount"', "has 2 names where 3 are needed"),
-        TYPED,
-    ),
-    "a typed column twice": (
-        with_subscription("types: {a.b.c: string, a.B.c: string}"),
-        (5, "subscriptions.sales.types", "names a column twice"),
-        "keep one of them",
-    ),
-    "a conninfo": (
-        LEAST.replace("dbname=shop", "shop"),
-        (3, "sources.shop.conninfo", "is not a connection string that libpq can read"),
-        (
-            "keyword=value pairs, values with spaces in single quotes; or postgresql://user@host/dbname, "
-            "with %-codes for special characters; a password with such characters goes into a `password` of its own"
-        ),
-    ),
-    "an empty password": (
-        LEAST.replace("conninfo: ", "password: '', conninfo: "),
-        (3, "sources.shop.password", "is empty"),
-        "leave the key out for none, or for that of PGPASSWORD or .pgpass",
-    ),
-    "a password command for a shell": (
-        LEAST.replace("conninfo: ", "password_command: echo secret, conninfo: "),
-        (3, "sources.shop.password_command", "should be a list"),
-        "in brackets, also a single entry: `[…]`",
-    ),
-    "a password command without a program": (
-        LEAST.replace("conninfo: ", "password_command: [''], conninfo: "),
-        (3, "sources.shop.password_command", "names no program"),
-        "a list: the program, then its arguments one by one; no shell reads them",
-    ),
-    "two passwords": (
-        LEAST.replace("conninfo: ", "password: a, password_command: [b], conninfo: "),
-        (3, "sources.shop", "has a `password` and a `password_command`"),
-        "keep one of them",
-    ),
-    # names and references
-    "a source with an underscore first": (
-        LEAST.replace("shop", "_shop"),
-        (3, "sources._shop", "cannot be a name"),
-        FOLDER,
-    ),
-    "a source with a hyphen": (
-        LEAST.replace("shop", "my-shop"),
-        (3, "sources.my-shop", "cannot be a name"),
-        FOLDER,
-    ),
-    "a subscription with a slash": (
-        LEAST.replace("sales", "a/b"),
-        (5, 'subscriptions."a/b"', "cannot be a name"),
-        FOLDER,
-    ),
-    "a subscription that ends in a line break": (
-        LEAST.replace("sales", '"sales\\n"'),
-        (5, 'subscriptions."sales\\n"', "cannot be a name"),
-        FOLDER,
-    ),
-    "a long subscription": (
-        LEAST.replace("sales", "s" * 64),
-        (5, f"subscriptions.{'s' * 64}", "cannot be a name"),
-        FOLDER,
-    ),
-    "a freshness in a unit that there is not": (
-        with_subscription("freshness: 3 fortnights"),
-        (5, "subscriptions.sales.freshness", "is not a time to wait for"),
-        "a number of minutes, hours, days or weeks, as in `15 minutes`",
-    ),
-    "an unknown source": (
-        LEAST.replace("source: shop", "source: shops"),
-        (5, "subscriptions.sales.source", "is not a source of this file"),
-        "did you mean 'shop'? allowed here: shop",
-    ),
-    "two subscriptions that differ in case": (
-        LEAST + "  Sales: {source: shop, publications: [p1]}\n",
-        (6, "subscriptions.Sales", "differs from sales only in case"),
-        "give one of them another name",
-    ),
-    "two sources on one slot": (
-        LEAST.replace("subscriptions", "  b: {conninfo: dbname=shop, slot: pgsieve_shop}\nsubscriptions"),
-        (4, "sources.b.slot", "is the slot of source shop too"),
-        "one slot is read once: give one of them another slot",
-    ),
-    "a publication of this file for the publisher": (
-        LEAST.replace("dbname=shop", "dbname=shop, publications: {p1: {tables: [{table: a.b}]}}").replace(
-            "[p1]", "[p0, p1], row_filter: publisher"
-        ),
-        (
-            5,
-            "subscriptions.sales.publications[1]",
-            "is defined in this file, so the publisher cannot filter by it",
-        ),
-        "use row_filter: pipeline, or create the publication on the server",
-    ),
-    "a slot of a subscription that the source has": (
-        with_source("slot: pgsieve_shop_sales").replace("[p1]", "[p1], row_filter: publisher"),
-        (5, "subscriptions.sales", "needs the slot and folder pgsieve_shop_sales, which source shop has"),
-        "give one of them another name",
-    ),
-    "two subscriptions whose slots meet": (
-        (
-            "lake: x\n"
-            "sources: {a: {conninfo: host=x}, a_b: {conninfo: host=y}}\n"
-            "subscriptions:\n"
-            "  b_c: {source: a, publications: [p], row_filter: publisher}\n"
-            "  c: {source: a_b, publications: [p], row_filter: publisher}\n"
-        ),
-        (5, "subscriptions.c", "needs the slot and folder pgsieve_a_b_c, which subscription b_c has"),
-        "give one of them another name",
-    ),
     # the environment
     "a variable that is not set": (
         LEAST.replace("dbname=shop", "'dbname=${SHOP_DB}'"),
@@ -473,14 +238,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_refused_says_where_and_why(case):
-    text, (line, key, message), hint = REFUSED[case]
-    error = refusal(text)
-    assert [(each.line, each.key, each.message) for each in error.problems] == [(line, key, message)]
-    assert (error.line, error.key, error.hint) == (line, key, hint)
-    place = f"{FILE}:{line}" if line else str(FILE)
-    assert error.message == ": ".join(part for part in (place, key, message) if part)
-    assert error.file == FILE
-    assert isinstance(error, PgsieveError)
+    assert_refused(*REFUSED[case])
 
 
 def test_the_allowed_names_can_be_read_by_a_program():
@@ -520,44 +278,6 @@ def test_the_same_slot_on_two_servers_is_two_slots():
     assert read(text).sources["b"].slot == read(text).sources["shop"].slot
 
 
-def _values(node: yaml.Node) -> Iterator[tuple[int, int]]:
-    """Where each value of the documented file begins and ends."""
-    if isinstance(node, yaml.ScalarNode):
-        yield node.start_mark.index, node.end_mark.index
-    for child in node.value if not isinstance(node, yaml.ScalarNode) else ():
-        yield from _values(child[1] if isinstance(child, tuple) else child)
-
-
-@pytest.mark.parametrize(("begin", "end"), _values(yaml.compose(WHOLE)))
-def test_no_message_and_no_traceback_holds_a_value_of_the_environment(begin, end):
-    """A secret at the place of any value, in a form that most places refuse."""
-    secret = "s3cr3t = 'x"
-    result = outcome(f"{WHOLE[:begin]}'${{PW}}'{WHOLE[end:]}", PW=secret)
-    if isinstance(result, ConfigError):
-        shown = "".join(traceback.format_exception(result))
-        assert "s3cr3t" not in shown + repr(result) + repr(result.problems)
-    else:
-        assert "s3cr3t" not in repr(result.sources["shop"].conninfo)
-        # A place where any text may stand; of Spark's settings no repr shows one.
-        assert "s3cr3t" in f"{result!r} {result.spark.conf}"
-
-
-@pytest.mark.parametrize(
-    "password", ["pw0 pw1", "pw0'pw1", "pw0 pw1=pw2", "*pw0", "%pw0", "[pw0", "pw0: pw1"]
-)
-def test_no_message_holds_a_piece_of_a_password_written_in_the_file(password):
-    for conninfo in (
-        f"host=db password={password}",
-        f'"host=db password={password}"',
-        f"postgres://u:{password}@h/d",
-    ):
-        for text in (
-            LEAST.replace("dbname=shop", conninfo),
-            LEAST.replace("{conninfo: dbname=shop}", conninfo),
-        ):
-            assert "pw" not in str(outcome(text))
-
-
 def test_a_source_that_is_missing_is_told_beside_what_else_is_wrong(tmp_path):
     text = LEAST.replace("source: shop", "source: shops, row_filter: publsher")
     with pytest.raises(ConfigError) as raised:
@@ -566,35 +286,3 @@ def test_a_source_that_is_missing_is_told_beside_what_else_is_wrong(tmp_path):
         ("subscriptions.sales.row_filter", "should be one of pipeline, publisher"),
         ("subscriptions.sales.source", "is not a source of this file"),
     ]
-
-
-# Whatever stands in the file
-
-YAMLISH = st.text(alphabet="ab:,-?[]{}'\"#&*!|>%@`\\ \t\n\r${}~<=.0x_U\x00\ud800\u2028é", max_size=60)
-
-
-@st.composite
-def spoiled(draw: st.DrawFn) -> str:
-    """Spoil the documented file at one place."""
-    at = draw(st.integers(0, len(WHOLE)))
-    cut = draw(st.integers(0, 30))
-    return WHOLE[:at] + draw(st.one_of(YAMLISH, st.text(max_size=10))) + WHOLE[at + cut :]
-
-
-@given(st.one_of(st.text(), YAMLISH, YAMLISH.map("lake: ".__add__), spoiled()))
-@example("%YAML 1." + "1" * 5000 + "\n---\na: b")
-@example("a: &a [*a]")
-@example("&a {*a : b}")
-@example("? {a: b}\n: c")
-@example("a: !!binary x")
-@example("!!set {a, b}")
-@example("sources: &s {a: {publications: *s}}")
-@example("<<: {lake: x}")
-@settings(max_examples=int(os.environ.get("PGSIEVE_EXAMPLES", "400")), deadline=None)
-def test_any_text_is_a_config_or_a_config_error(text):
-    result = outcome(text, A="x")
-    if isinstance(result, ConfigError):
-        str(result).encode()  # what is printed can be printed
-        assert result.problems
-    else:
-        assert result.sources

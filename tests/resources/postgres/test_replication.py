@@ -1,199 +1,40 @@
-"""Streaming replication from a real server: what arrives, what is confirmed, and what happens when it is cut."""
+"""Streaming replication from a real server: what arrives, what is confirmed, and what is refused."""
 
 from __future__ import annotations
 
-import itertools
-import os
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import replace
 
 import psutil
-import psycopg
 import pytest
 
 from pgsieve.decoding.lsn import parse_lsn
-from pgsieve.decoding.protocol.change_messages import Insert
-from pgsieve.decoding.protocol.messages import decode
-from pgsieve.decoding.protocol.tuple_data import Text
 from pgsieve.resources.postgres.embedded import EmbeddedServer
-from pgsieve.resources.postgres.errors import SourceError, SourceUnreachableError
+from pgsieve.resources.postgres.errors import SourceError
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
-from pgsieve.resources.postgres.receiver import Received, Receiver, Wakeup
-from pgsieve.resources.postgres.slot import (
-    SlotAheadError,
-    SlotInUseError,
-    SlotMissingError,
-    create_slot,
-    drop_slot,
-    slot_state,
-)
-from pgsieve.resources.postgres.source import Source, literal, quote
-from pgsieve.resources.postgres.stream import ReplicationStream, Started, StreamLimits, start_replication
+from pgsieve.resources.postgres.receiver import Received
+from pgsieve.resources.postgres.slot import SlotAheadError, SlotMissingError, create_slot
+from pgsieve.resources.postgres.source import literal, quote
+from pgsieve.resources.postgres.stream import Started
 from pgsieve.resources.postgres.wal import current_lsn
 from tests.fixtures.oracle import wait_until
-from tests.fixtures.servers import TEST_SETTINGS, new_server
-
-PUBLICATION = r"""odd "name", it's \ all"""
-OPTIONS = PgoutputOptions((PUBLICATION,))
-
-_numbers = itertools.count(1)
-
-
-@dataclass
-class Publisher:
-    """A database, a connection to it and a slot."""
-
-    server: EmbeddedServer
-    name: str
-    connection: psycopg.Connection[Any]
-    slot: str = ""
-    start: int = 0
-    log: list[str] = field(default_factory=list)
-
-    def __call__(self, *statements: str) -> list[tuple[Any, ...]]:
-        cursor = None
-        for statement in statements:
-            cursor = self.connection.execute(statement.encode())
-        return cursor.fetchall() if cursor and cursor.description else []
-
-    def source(self, **settings: str) -> Source:
-        """Conninfo over the server's socket; `settings` are the session's."""
-        options = " ".join(f"-c {name}={value}" for name, value in settings.items())
-        return Source("shop", self.server.conninfo(dbname=self.name, options=options))
-
-    def new_slot(self) -> str:
-        self.slot = f"slot_{next(_numbers)}"
-        self.start = create_slot(self.connection, "shop", self.slot)
-        return self.slot
-
-    def stream(self, options: PgoutputOptions = OPTIONS, **limits: Any) -> ReplicationStream:
-        settings = limits.pop("settings", {})
-        slot, start = limits.pop("slot", self.slot), limits.pop("start", self.start)
-        source, chosen = self.source(**settings), StreamLimits(**limits)
-        return ReplicationStream(source, slot, options, start, log=self.log.append, limits=chosen)
-
-    def confirmed(self) -> int:
-        state = slot_state(self.connection, self.slot)
-        assert state is not None
-        return state.confirmed_lsn
-
-    def walsender(self) -> int:
-        """The process that has the slot."""
-        rows = self(f"select active_pid from pg_replication_slots where slot_name = '{self.slot}' and active")
-        return int(rows[0][0]) if rows else 0
-
-    def reconnect(self) -> None:
-        self.connection.close()
-        self.connection = psycopg.connect(self.server.conninfo(dbname=self.name), autocommit=True)
-
-
-@contextmanager
-def database(server: EmbeddedServer) -> Iterator[Publisher]:
-    name = f"stream_{next(_numbers)}"
-    with psycopg.connect(server.conninfo(), autocommit=True) as admin:
-        admin.execute(f"create database {name} template template0".encode())
-    made = Publisher(server, name, psycopg.connect(server.conninfo(dbname=name), autocommit=True))
-    made(
-        "create table t (a bigint primary key, b text)",
-        f"create publication {quote(PUBLICATION)} for table t",
-    )
-    yield made
-    for (slot,) in made("select slot_name from pg_replication_slots where database = current_database()"):
-        drop_slot(made.connection, "publisher", slot)
-    made.connection.close()
-    with psycopg.connect(server.conninfo(), autocommit=True) as admin:
-        admin.execute(f"drop database {name} with (force)".encode())
+from tests.fixtures.streaming_publisher import (
+    OPTIONS,
+    PUBLICATION,
+    Consumer,
+    Publisher,
+    consuming,
+    keys,
+    streaming_database,
+)
 
 
 @pytest.fixture
 def publisher(publisher_server: EmbeddedServer) -> Iterator[Publisher]:
-    with database(publisher_server) as made:
+    with streaming_database(publisher_server) as made:
         made.new_slot()
         yield made
-
-
-@pytest.fixture(scope="module")
-def own_server(postgres_version: int) -> Iterator[EmbeddedServer]:
-    """A server that may be stopped; a test that stops it starts it again."""
-    settings = TEST_SETTINGS | {"shared_buffers": "16MB"}
-    with new_server(postgres_version, settings) as server:
-        yield server
-
-
-@pytest.fixture
-def own_publisher(own_server: EmbeddedServer) -> Iterator[Publisher]:
-    with database(own_server) as made:
-        made.new_slot()
-        yield made
-        own_server.start()
-        made.reconnect()
-
-
-class Consumer:
-    """Keeps whole transactions as durable, confirms them at once, and forgets the rest when the stream restarts."""
-
-    def __init__(self, stream: ReplicationStream) -> None:
-        self.stream, self.items = stream, stream.items()
-        self.durable: list[bytes] = []
-        self.pending: list[bytes] = []
-        self.starts: list[int] = []
-        self.position = 0
-
-    def take(self, item: Started | Received) -> None:
-        if isinstance(item, Started):
-            self.starts.append(item.lsn)
-            self.pending.clear()
-            return
-        for message in item.messages.column("data").to_pylist():
-            self.pending.append(message)
-            if message[:1] == b"C":
-                self.durable += self.pending
-                self.pending.clear()
-        self.position = item.position
-        self.stream.confirm(item.position)
-
-    def until(self, done: Callable[[], bool], seconds: float = 60) -> None:
-        deadline = time.monotonic() + seconds
-        for item in self.items:
-            self.take(item)
-            if done():
-                return
-            assert time.monotonic() < deadline, "what is waited for did not arrive"
-
-    @property
-    def changes(self) -> list[bytes]:
-        """Inserts, updates and deletes; Relation messages come again in each session."""
-        return [message for message in self.durable if message[:1] in b"IUD"]
-
-
-@contextmanager
-def consuming(stream: ReplicationStream) -> Iterator[Consumer]:
-    """A consumer in a thread of its own, stopped at the end of the block; its error is the block's."""
-    consumer, failures = Consumer(stream), []
-
-    def run() -> None:
-        try:
-            for item in consumer.items:
-                consumer.take(item)
-        except Exception as error:  # noqa: BLE001 (raised below)
-            failures.append(error)
-
-    thread = threading.Thread(target=run)
-    with stream:
-        thread.start()
-        try:
-            yield consumer
-        finally:
-            stream.stop()
-            thread.join(10)
-    assert not thread.is_alive()
-    if failures:
-        raise failures[0]
 
 
 def peeked(
@@ -206,16 +47,6 @@ def peeked(
             f"select lsn::text, data from pg_logical_slot_peek_binary_changes('{slot}', null, null, {quoted})"
         )
         return [(parse_lsn(lsn), data) for lsn, data in connection.execute(query.encode())]
-
-
-def keys(changes: list[bytes]) -> list[int]:
-    """The first column of inserts into t."""
-    inserted = []
-    for change in map(decode, changes):
-        assert isinstance(change, Insert)
-        assert isinstance(change.new[0], Text)
-        inserted.append(int(change.new[0].content))
-    return inserted
 
 
 CASES = {
@@ -234,7 +65,7 @@ SMALL_MEMORY = {"logical_decoding_work_mem": "64kB", "datestyle": "german", "byt
 @pytest.fixture(scope="module")
 def recorded(publisher_server: EmbeddedServer) -> Iterator[tuple[Publisher, dict[str, int]]]:
     """A database with all that options are about, and two slots a case with where they begin."""
-    with database(publisher_server) as made:
+    with streaming_database(publisher_server) as made:
         made(
             "create type mood as enum ('glad', 'sad')",
             "create table v (a int primary key, b timestamptz, c bytea, d interval, e float8, f mood, g numeric)",
@@ -363,132 +194,6 @@ def test_a_busy_consumer_keeps_its_connection_and_little_memory(publisher: Publi
             most = max(most, process.memory_info().rss)
         assert publisher.walsender() == walsender
     assert most - before < buffer_bytes + (24 << 20)
-
-
-def test_a_server_that_asks_is_answered(publisher: Publisher) -> None:
-    """Reports by the clock alone would come too late here."""
-    source, wakeup = publisher.source(wal_sender_timeout="1s"), Wakeup()
-    with source.connect(replication="database") as connection:
-        start_replication(connection, publisher.slot, publisher.start, OPTIONS)
-        limits = {"buffer_bytes": 1 << 20, "status_seconds": 60.0, "silence_seconds": 60.0}
-        receiver = Receiver(connection, publisher.start, wakeup, **limits)
-        walsender = publisher.walsender()
-        time.sleep(3)
-        assert publisher.walsender() == walsender
-        receiver.close()
-    wakeup.close()
-
-
-def test_what_is_cut_is_sent_again_from_the_last_confirmed_position(publisher: Publisher) -> None:
-    """Neither lost nor repeated: a consumer forgets what it has not confirmed."""
-    for first in range(1, 20_001, 500):
-        publisher(f"insert into t select i, repeat('x', 500) from generate_series({first}, {first + 499}) i")
-    with publisher.stream(buffer_bytes=1 << 18) as stream:
-        consumer = Consumer(stream)
-        for goal in (500, 7000, 14_000):
-            consumer.until(lambda goal=goal: len(consumer.changes) >= goal)
-            publisher(f"select pg_terminate_backend({publisher.walsender()})")
-        publisher("insert into t values (20001, 'after')")
-        consumer.until(lambda: len(consumer.changes) >= 20_001)
-    assert keys(consumer.changes) == list(range(1, 20_002))
-    assert consumer.starts == sorted(consumer.starts)
-    assert (
-        len(publisher.log) == len(consumer.starts) - 1 >= 1
-    )  # what is still buffered outlives its connection
-    assert all("connecting again" in line for line in publisher.log)
-
-
-@pytest.mark.parametrize("immediate", [False, True], ids=["fast", "immediate"])
-def test_a_server_may_restart(own_publisher: Publisher, immediate: bool) -> None:
-    publisher = own_publisher
-    with consuming(publisher.stream()) as consumer:
-        publisher("insert into t values (1, 'before')")
-        wait_until(lambda: len(consumer.changes) == 1, lambda: "1 did not arrive")
-        publisher.connection.close()
-        publisher.server.stop(immediate=immediate)  # a fast stop waits until all is confirmed
-        publisher.server.start()
-        publisher.reconnect()
-        publisher("insert into t values (2, 'after')")
-        wait_until(lambda: len(consumer.changes) >= 2, lambda: "2 did not arrive")
-    assert keys(consumer.changes) == [1, 2]
-    assert len(consumer.starts) == 2
-
-
-def test_a_server_that_stays_away_is_an_error_after_a_while(own_publisher: Publisher) -> None:
-    publisher = own_publisher
-    with publisher.stream(reconnect_seconds=0.5) as stream:
-        items = stream.items()
-        assert isinstance(next(items), Started)
-        publisher.server.stop(immediate=True)
-        with pytest.raises(SourceUnreachableError):
-            list(items)
-
-
-def test_a_server_that_falls_silent_is_left(publisher: Publisher) -> None:
-    with consuming(publisher.stream(silence_seconds=1.5)) as consumer:
-        wait_until(lambda: bool(publisher.walsender()), lambda: "no walsender")
-        stopped = publisher.walsender()
-        os.kill(stopped, signal.SIGSTOP)
-        try:
-            wait_until(lambda: "silent" in "".join(publisher.log), lambda: "silence is not noticed")
-        finally:
-            os.kill(stopped, signal.SIGCONT)
-        publisher("insert into t values (1, 'x')")
-        wait_until(lambda: bool(consumer.changes), lambda: "nothing arrives after the silence")
-    assert len(consumer.starts) == 2
-
-
-def test_an_idle_server_is_not_taken_for_a_silent_one(publisher: Publisher) -> None:
-    with consuming(publisher.stream(silence_seconds=0.5)) as consumer:
-        time.sleep(2)
-        publisher("insert into t values (1, 'x')")
-        wait_until(lambda: bool(consumer.changes), lambda: "nothing arrives")
-    assert len(consumer.starts) == 1
-
-
-def test_stop_ends_it_from_another_thread_and_frees_the_slot(publisher: Publisher) -> None:
-    publisher("insert into t values (1, 'x')")
-    with publisher.stream() as stream:
-        consumer = Consumer(stream)
-        consumer.until(lambda: bool(consumer.durable))
-        threading.Timer(0.3, stream.stop).start()
-        begun = time.monotonic()
-        for item in consumer.items:
-            consumer.take(item)
-        assert time.monotonic() - begun < 3
-        assert not publisher.walsender()
-    assert publisher.confirmed() == consumer.position
-
-
-def test_stop_ends_it_from_a_signal_handler(publisher: Publisher) -> None:
-    with publisher.stream() as stream:
-        previous = signal.signal(signal.SIGUSR1, lambda *_: stream.stop())
-        try:
-            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR1)).start()
-            assert isinstance(list(stream.items())[0], Started)  # noqa: RUF015 (all of them are waited for)
-        finally:
-            signal.signal(signal.SIGUSR1, previous)
-        assert list(stream.items()) == []
-
-
-def test_stop_ends_waiting_for_a_server(own_publisher: Publisher) -> None:
-    publisher = own_publisher
-    publisher.server.stop(immediate=True)
-    with publisher.stream(connect_seconds=60) as stream:
-        threading.Timer(0.5, stream.stop).start()
-        assert list(stream.items()) == []
-
-
-def test_a_slot_in_use_is_waited_for_and_then_refused(publisher: Publisher) -> None:
-    with publisher.stream() as first:
-        items = first.items()
-        assert isinstance(next(items), Started)
-        with publisher.stream(connect_seconds=0.5) as second, pytest.raises(SlotInUseError) as refused:
-            next(second.items())
-        assert refused.value.sqlstate == "55006"
-        with publisher.stream(connect_seconds=30) as third:
-            threading.Timer(0.5, first.stop).start()
-            assert isinstance(next(third.items()), Started)
 
 
 def test_what_no_repetition_mends_is_refused_at_once(publisher: Publisher) -> None:
