@@ -115,7 +115,7 @@ soak-hard-day: setup ## kills, crashes, power cuts, ALTERs, full disks beside ra
 
 ##@ Check
 
-check: setup ## formatting, lint, types, layers, Dagster's definitions, and the site
+check: .venv/.developed ## formatting, lint, types, layers, Dagster's definitions, and the site
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -124,7 +124,7 @@ check: setup ## formatting, lint, types, layers, Dagster's definitions, and the 
 	@$(MAKE) --no-print-directory docs
 
 # Resolved by uv, in an environment of its own: pip evaluates markers for the Python that runs it.
-test-constraints: setup ## whether constraints.txt resolves, with wheels alone, for every Python that is supported
+test-constraints: .venv/.developed ## whether constraints.txt resolves, with wheels alone, for every Python that is supported
 	@test -x .venv/uv/bin/uv || { $(BIN)/python -m venv .venv/uv && .venv/uv/bin/pip install --quiet 'uv>=0.9,<1'; }
 	@$(BIN)/python -m scripts.resolve_constraints .venv/uv/bin/uv
 
@@ -133,7 +133,7 @@ test-fresh: ## both of README's commands on minimal Debian systems with Python 3
 
 ##@ Make
 
-docs: setup ## the site in build/site, from docs/; fails where a link is dead
+docs: .venv/.developed ## the site in build/site, from docs/; fails where a link is dead
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 pictures: setup ## screenshots and the recording of the demo in docs/images, from what really runs (needs a Chromium)
