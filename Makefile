@@ -31,10 +31,10 @@ demo: .venv/.installed ## replicate from a PostgreSQL server of its own into Del
 PYTEST := $(BIN)/python -m pytest
 SHARED := --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
-# Of the tests with the mark `drawn`, which take long or run on the oldest server, too, one in five.
+# Of the tests with the mark `drawn`, which take long or run on the oldest server, too, one in eight.
 test: setup ## the tests: PostgreSQL is the oracle, Spark and Delta are real
 	@PGSIEVE_SEED=$${PGSIEVE_SEED:-$$($(BIN)/python -c 'import random; print(random.randrange(2**32))')} \
-	    PGSIEVE_DRAWN=$${PGSIEVE_DRAWN:-5} PGSIEVE_BUDGET_SECONDS=$${PGSIEVE_BUDGET_SECONDS:-2} \
+	    PGSIEVE_DRAWN=$${PGSIEVE_DRAWN:-8} PGSIEVE_BUDGET_SECONDS=$${PGSIEVE_BUDGET_SECONDS:-2} \
 	    $(PYTEST) $(SHARED) -m 'not long' $(ARGS)
 
 # What `make test` draws for two seconds each; and the scenarios, of which it has Dagster run one of eight.

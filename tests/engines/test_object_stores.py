@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +21,10 @@ from deltalake.fs import DeltaStorageHandler
 
 from pgsieve.pipelines.demo.demo import SMALL_DATA
 from pgsieve.resources.postgres.embedded import EmbeddedServer
+from tests.fixtures import commands
 from tests.fixtures.s3_server import KEY, REGION, SECRET, S3Server
 from tests.fixtures.servers import drop_slots
 
-CHECKOUT = Path(__file__).resolve().parents[2]
 #: What has Spark write any batch.
 BY_SPARK = {"spark.pgsieve.smallBytes": -1}
 KEYS = f"aws_access_key_id = {KEY}\naws_secret_access_key = {SECRET}\n"
@@ -58,6 +56,7 @@ class Pgsieve:
 
     def __init__(self, folder: Path, lake: str, store: S3Server, source: str, publication: str) -> None:
         self.folder, self.path, self.seen = folder, folder / "pgsieve.yaml", ""
+        self._output = folder / "printed"
         events = folder / "events"
         events.mkdir()
         self._written: dict[str, Any] = {
@@ -87,43 +86,41 @@ class Pgsieve:
         spark = {**self._written["spark"], "conf": {**self._written["spark"]["conf"], **conf}}
         self.path.write_text(yaml.safe_dump({**self._written, "spark": spark}))
 
-    def start(self, *command: str, **environment: str) -> subprocess.Popen[str]:
+    def start(self, *command: str, **environment: str) -> BaseProcess:
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK", "SPARK", "AWS_"))}
-        return subprocess.Popen(
-            [sys.executable, "-m", "pgsieve", "--verbose", *command, "-c", str(self.path)],
-            cwd=CHECKOUT,
-            env={**clean, "STORE_SECRET": SECRET, **environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+        return commands.start(
+            ["--verbose", *command, "-c", str(self.path)],
+            self._output,
+            environment={**clean, "STORE_SECRET": SECRET, **environment},
         )
 
     def __call__(self, *command: str, ends: int = 0, **environment: str) -> str:
+        before = len(self.printed)
         started = self.start(*command, **environment)
-        watch = threading.Thread(target=self._watch, args=(started,))
-        watch.start()
-        printed, _ = started.communicate(timeout=600)
-        watch.join()
+        self._watch(started)
+        printed = self.printed[before:]
         self.seen += printed
-        assert started.returncode == ends, printed
+        assert started.exitcode == ends, printed
         return printed
+
+    @property
+    def printed(self) -> str:
+        """What the commands have printed."""
+        return self._output.read_text() if self._output.exists() else ""
 
     @property
     def left(self) -> bytes:
         """What is in the files that the commands have left on this machine."""
         return b"".join(path.read_bytes() for path in self.folder.rglob("*") if path.is_file())
 
-    def _watch(self, started: subprocess.Popen[str]) -> None:
-        """Take down how the processes were started: every user of a machine can read that."""
-        titles = set()
-        while started.poll() is None:
-            try:
-                parent = psutil.Process(started.pid)
-                for each in (parent, *parent.children(recursive=True)):
+    def _watch(self, started: BaseProcess) -> None:
+        """Take down how a command starts processes, until it ends: every user of a machine can read that."""
+        titles, deadline = set[str](), time.monotonic() + 600
+        while started.is_alive() and time.monotonic() < deadline:
+            with suppress(psutil.Error):
+                for each in psutil.Process(started.pid).children(recursive=True):
                     titles.add(" ".join(each.cmdline()))
-            except psutil.Error:
-                continue
-            time.sleep(0.05)
+            started.join(0.1)
         self.seen += "\n".join(titles)
 
 
@@ -158,12 +155,12 @@ def test_a_lake_on_s3_is_followed_and_dropped(
         deadline = time.monotonic() + 300
         while ids_in(path, s3_server) != [1, 3]:
             assert time.monotonic() < deadline
-            assert following.poll() is None, following.communicate()[0]
+            assert following.is_alive(), pgsieve.printed
             time.sleep(0.2)
     finally:
-        following.send_signal(signal.SIGTERM)
-        printed, _ = following.communicate(timeout=300)
-    assert following.returncode == 0, printed
+        following.terminate()
+        following.join(300)
+    assert following.exitcode == 0, pgsieve.printed
     pgsieve("drop", "sales", "--delete-tables", JAVA_HOME="/none")
     assert not DeltaTable.is_deltatable(path, s3_server.delta_rs)
 
@@ -315,6 +312,7 @@ insert into plain values (3, 'c')
 """
 
 
+@pytest.mark.drawn
 @pytest.mark.spark
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("pgsieve", ["p"], indirect=True)

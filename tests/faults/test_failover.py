@@ -112,6 +112,7 @@ def pair(server_folder: Path, tmp_path: Path, orchestrator: None) -> Iterator[_P
 def test_after_a_failover_a_run_goes_on_from_the_synchronized_slot_and_names_the_one_that_was_not(
     pair: _Pair,
 ) -> None:
+    """A primary and a standby of its own, and seven commands."""
     shop = pair.shop
     two = {"source": "shop", "publications": ["q"], "row_filter": "publisher"}
     shop.configure(subscriptions={**shop.written["subscriptions"], "two": two})
@@ -141,6 +142,7 @@ def test_after_a_failover_a_run_goes_on_from_the_synchronized_slot_and_names_the
 
 @pytest.mark.drawn
 def test_a_failover_while_a_slot_is_followed_loses_nothing(pair: _Pair) -> None:
+    """A primary and a standby of its own, and a follower that finds the other one."""
     shop, config = pair.shop, load_config(pair.shop.path)
     pair.on_primary("insert into orders values (1, 1)")
     assert not shop.run().failures
@@ -169,6 +171,7 @@ def test_a_failover_while_a_slot_is_followed_loses_nothing(pair: _Pair) -> None:
 def test_a_standby_that_lacks_what_delta_holds_is_refused_until_everything_is_copied_again(
     pair: _Pair,
 ) -> None:
+    """A primary and a standby of its own, and seven commands."""
     shop = pair.shop
     pair.on_primary("insert into orders values (1, 1)")
     assert not shop.run().failures

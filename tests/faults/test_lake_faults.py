@@ -25,6 +25,7 @@ pytestmark = pytest.mark.spark
 def test_a_lost_answer_to_a_commit_repeats_and_loses_nothing(
     publisher_server: EmbeddedServer, tmp_path: Path, master: str
 ) -> None:
+    """Seven commands, each a process, and a Spark Connect server."""
     with site("answers", publisher_server, tmp_path, master) as (pgsieve, database):
         for point in (
             Failpoint.POSITION_RECORDED,

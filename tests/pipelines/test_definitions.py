@@ -244,9 +244,11 @@ def _stale(shop: Shop, dagster: dg.DagsterInstance) -> list[str]:
     ]
 
 
+@pytest.mark.drawn
 def test_a_run_that_finds_a_table_set_aside_fails_once_after_everything_else_and_only_that_table_is_red(
     shop: Shop, dagster: dg.DagsterInstance
 ) -> None:
+    """Four runs of the graph, and one by the command."""
     shop.copy()
     assert _increments(shop, dagster).success
     assert (_red(shop, dagster), _stale(shop, dagster)) == (set(), [])

@@ -52,6 +52,7 @@ def received(scenario: Scenario) -> dict[str, list[str]]:
     return {name: rows.shown for name, rows in scenario.check(*scenario.subscribed()).items()}
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("via_root", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_excluded_tables_and_partitions_of_excluded_roots_do_not_come(
     scenario: Scenario, via_root: bool

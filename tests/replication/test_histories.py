@@ -133,8 +133,10 @@ def _statement(random: Random, table: str) -> str:
     )[0]
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("scenario", ["driver large alone", *_LONG], indirect=True)
 def test_versions_as_of_each_commit_are_the_rows_of_then(scenario: Scenario) -> None:
+    """Some twenty random transactions, each a slice, in both modes."""
     seed = os.environ.get("PGSIEVE_SEED") or SystemRandom().randrange(2**32)
     print(f"again: PGSIEVE_SEED={seed}")
     random = Random(str(seed))

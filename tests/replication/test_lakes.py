@@ -20,6 +20,7 @@ at_a_uri = pytest.mark.parametrize(
 
 @at_a_uri
 def test_a_lake_at_a_uri_is_written_and_read(scenario: Scenario) -> None:
+    """An S3 server starts, and a session that reaches it."""
     scenario.tables("CREATE TABLE tab1 (a int PRIMARY KEY, b text)")
     scenario.publisher(
         "INSERT INTO tab1 SELECT i, 'x' FROM generate_series(1, 5) i;"

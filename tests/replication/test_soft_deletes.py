@@ -136,7 +136,9 @@ def _agrees(scenario: Scenario, model: _Model) -> None:
         assert {row["id"] for row in ended if row["_filtered"]} == left
 
 
+@pytest.mark.drawn
 def test_rows_that_lived_stay_as_they_were_last(scenario: Scenario) -> None:
+    """Some twenty random transactions, each a slice, in both modes."""
     seed = os.environ.get("PGSIEVE_SEED") or SystemRandom().randrange(2**32)
     print(f"again: PGSIEVE_SEED={seed}")
     random, model = Random(str(seed)), _Model()

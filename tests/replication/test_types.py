@@ -33,6 +33,7 @@ def consistent(scenario: Scenario) -> None:
             assert result.equal, result
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("binary", [False, True])
 def test_columns_of_all_kinds_are_copied_and_changed(scenario: Scenario, binary: bool) -> None:
     scenario.tables(f"CREATE TABLE kinds (id int PRIMARY KEY, {COLUMNS})")

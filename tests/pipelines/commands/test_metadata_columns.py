@@ -22,6 +22,7 @@ def _columns(shop: Shop, **names: str) -> tuple[int, str]:
     return shop.cli("run")
 
 
+@pytest.mark.drawn
 @pytest.mark.spark
 def test_metadata_columns_are_switched_on_renamed_and_off(shop: Shop) -> None:
     assert shop.cli("run")[0] == 0

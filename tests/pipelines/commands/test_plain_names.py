@@ -30,6 +30,7 @@ def _rows(shop: Shop, table: str) -> list[dict[str, object]]:
     return sorted(rows, key=lambda row: str(sorted(row.items(), key=str)))
 
 
+@pytest.mark.drawn
 def test_columns_have_plain_names_through_changes_and_alterations(shop: Shop) -> None:
     run = shop.database.execute
     run('create table lines ("Line No" int primary key, "Preis €" numeric(8,2), "Kind of" text, rest text)')
@@ -118,6 +119,7 @@ def test_two_columns_that_would_be_one_are_refused_and_other_tables_are_not(shop
     assert shop.state("one", "twins") == "ready"
 
 
+@pytest.mark.drawn
 def test_the_names_of_a_replica_may_be_changed_later(shop: Shop) -> None:
     shop.database.execute('create table lines ("Line No" int primary key, n int)')
     shop.database.execute("insert into lines values (1, 1), (2, 2); alter publication p add table lines")

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from tests.fixtures.shop import Shop
 
 
-@pytest.mark.parametrize("row_filter", ["pipeline", pytest.param("publisher", marks=pytest.mark.drawn)])
+@pytest.mark.drawn
+@pytest.mark.parametrize("row_filter", ["pipeline", "publisher"])
 def test_another_lake_takes_a_slot_over_only_where_it_is_said(
     shop: Shop, tmp_path: Path, row_filter: str
 ) -> None:

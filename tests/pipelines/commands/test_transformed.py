@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import dagster as dg
+import pytest
 
 from pgsieve.pipelines.commands.in_process import instance
 from pgsieve.pipelines.config.model import load_config
@@ -27,6 +28,7 @@ def _metadata(shop: Shop, *key: str) -> dict[str, Any]:
     return {name: value.value for name, value in event.asset_materialization.metadata.items()}
 
 
+@pytest.mark.drawn
 def test_what_updates_became_is_told_by_table_row_filter_and_partition(shop: Shop) -> None:
     shop.database.execute("""
         create table tree (k int primary key, n int) partition by range (k);

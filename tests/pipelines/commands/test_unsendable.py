@@ -185,6 +185,7 @@ def test_a_row_filter_that_keeps_failing_at_the_publisher_has_no_table_copied_ag
         assert "s_publ_aside" in " ".join(shop.cli("drop", "s_publ")[1].split())
 
 
+@pytest.mark.drawn
 @pytest.mark.usefixtures("orchestrator")
 def test_what_is_read_past_a_failing_row_filter_follows_the_publications(
     publisher_server: EmbeddedServer, tmp_path: Path

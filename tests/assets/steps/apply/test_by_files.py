@@ -254,6 +254,7 @@ def test_random_changes_leave_what_one_after_the_other_does(tmp_path: Path, key:
     assert 0 < conflicts < 12
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("key", [("k",), ("t", "k")])
 @pytest.mark.parametrize("checkpointed", [False, True])
 def test_random_changes_leave_the_same_where_rows_are_marked(

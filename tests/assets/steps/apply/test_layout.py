@@ -135,6 +135,7 @@ def changed(database: psycopg.Connection, key: int) -> Counter[tuple[str, int]]:
 
 @pytest.mark.drawn
 def test_replicas_follow_their_layout(pgsieve: Pgsieve, database: psycopg.Connection) -> None:
+    """Eight commands, each a process."""
     layout: dict[str, Any] = {
         "folders": "bronze/{table}",
         "target_file_size": "64 kB",
@@ -175,6 +176,7 @@ def test_replicas_follow_their_layout(pgsieve: Pgsieve, database: psycopg.Connec
 def test_another_template_of_folders_needs_another_copy(
     pgsieve: Pgsieve, database: psycopg.Connection
 ) -> None:
+    """Nine commands, each a process."""
     pgsieve("run", layout={})
     first, other = "its replicas are in folders named", {"folders": "{schema}_{table}"}
     refused = pgsieve("run", layout=other, ends=2)

@@ -119,6 +119,7 @@ def _after_a_copy_and_before_its_cut(patch: pytest.MonkeyPatch, shop: Shop, put_
 def test_a_replica_that_is_put_back_amid_a_run_is_set_aside(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, when: Callable[[pytest.MonkeyPatch, Shop, _Once], None]
 ) -> None:
+    """Five commands on two subscriptions."""
     shop.run()
     for number in (5, 6):
         shop.database.execute(

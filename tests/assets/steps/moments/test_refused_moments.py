@@ -194,6 +194,7 @@ def test_a_table_that_was_copied_again_has_a_gap_before(counters: Counters, *, i
     assert [counters.n(lsn) for lsn in (again, later)] == [3, 4]
 
 
+@pytest.mark.drawn
 @pytest.mark.spark
 def test_the_columns_are_those_of_the_replica_that_held_the_moment(counters: Counters) -> None:
     """Each alteration rewrites the replica without a change of its position; the history has all columns."""

@@ -307,6 +307,7 @@ def test_what_is_known_to_be_gone_is_not_asked_for_again_while_the_server_keeps_
         assert published.altered() > ends
 
 
+@pytest.mark.drawn
 def test_what_is_not_committed_yet_is_not_taken_for_gone(published) -> None:
     published.run("ALTER PUBLICATION p DROP TABLE t; CREATE PUBLICATION others FOR TABLE t")
     published.captured = replace(
@@ -342,6 +343,7 @@ class Died(BaseException):
     """The process ended here."""
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("streams", [False, True])
 def test_of_a_slice_with_an_alteration_what_the_publisher_sends_is_kept(server, tmp_path, streams) -> None:
     published = Published(server, tmp_path, streams=streams)
@@ -365,6 +367,7 @@ STEPS = {
 }
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("step", STEPS)
 def test_it_is_kept_once_when_a_run_dies(published, monkeypatch, step) -> None:
     def die(*_: object, **__: object) -> None:
@@ -382,6 +385,7 @@ def test_it_is_kept_once_when_a_run_dies(published, monkeypatch, step) -> None:
     assert published.kept() == published.sent()
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("streams", [False, True])
 def test_a_truncate_of_all_leaves_is_not_taken_for_one_of_their_root(server, tmp_path, streams) -> None:
     # pgoutput_truncate(): via the root only its own counts. Another subscription wants the leaves, so they are captured.
@@ -481,6 +485,7 @@ def test_what_was_written_before_a_capture_publication_was_there_is_read(publish
     assert [r["kind"] for r in rows].count("I") == 2
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("streams", [False, True])
 def test_so_is_what_a_transaction_wrote_that_is_older_than_a_capture_publication(
     server, tmp_path, streams
