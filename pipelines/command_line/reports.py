@@ -26,6 +26,7 @@ from pgsieve.pipelines.command_line.validation_report import print_since_copy, p
 from pgsieve.pipelines.commands.explanation import Explanation
 from pgsieve.pipelines.commands.results import (
     UNKNOWN,
+    CheckedTable,
     CheckReport,
     ComparedTable,
     DemoReport,
@@ -266,41 +267,47 @@ def _progress_of(subscription: SubscriptionStatus) -> str:
 
 
 def print_check(report: CheckReport) -> None:
-    """Print the comparison, and the sample of keys of each table that differs."""
+    """Print the comparison; of each table that differs a sample of keys, and of one that cannot be compared why."""
     columns = ("subscription", "table", "publisher", "replica", "result", "LSN")
     tables = table_of(*columns, right=("publisher", "replica"))
     for table in report.tables:
-        result = Text("equal", style="green") if table.equal else Text("differs", style="bold red")
-        rows = (table.rows_publisher, table.rows_replica)
+        result = Text("equal", style="green") if table.equal else Text(_unequal(table), style="bold red")
+        rows = (table.rows_publisher, table.rows_replica) if table.compared else (None, None)
         add_row(
             tables, table.subscription, quote_qualified(table.schema, table.name), *rows, result, table.lsn
         )
     print_out(tables)
     for table in report.tables:
+        name = f"{table.subscription} {quote_qualified(table.schema, table.name)}: "
         if table.differing_keys:
-            keys = ", ".join(table.differing_keys)
-            print_out(
-                Text.assemble(
-                    (f"{table.subscription} {quote_qualified(table.schema, table.name)}: ", "red"),
-                    f"differing keys {keys}",
-                )
-            )
+            print_out(Text.assemble((name, "red"), f"differing keys {', '.join(table.differing_keys)}"))
+        if table.problem:
+            undone = "not repaired" if table.compared else _NOT_COMPARED
+            print_out(Text.assemble((name, "red"), f"{undone}, {table.problem}"))
         if table.repaired:
             written, removed = table.repaired
-            outcome = f"repaired, {counted(written, 'row')} written and {removed:,} taken out"
-            print_out(Text(f"{table.subscription} {quote_qualified(table.schema, table.name)}: {outcome}"))
+            print_out(Text(f"{name}repaired, {counted(written, 'row')} written and {removed:,} taken out"))
     print_checked(report.sequences)
     _print_warnings(report.warnings)
-    unequal = sum(not table.equal for table in report.tables)
-    total = len(report.tables)
-    print_out(
-        Text(
-            f"{unequal:,} of {counted(total, 'table')} {'differs' if unequal == 1 else 'differ'}",
-            style="bold red",
-        )
-        if unequal
-        else Text("every table equals the publisher", style="bold green")
-    )
+    print_out(_outcome(report.tables))
+
+
+_NOT_COMPARED = "not compared"
+
+
+def _unequal(table: CheckedTable) -> str:
+    return "differs" if table.compared else _NOT_COMPARED
+
+
+def _outcome(tables: Sequence[CheckedTable]) -> Text:
+    """How many tables differ, or could not be compared."""
+    differing = sum(table.compared and not table.equal for table in tables)
+    unknown, total = sum(not table.compared for table in tables), counted(len(tables), "table")
+    parts = [f"{differing:,} of {total} {'differs' if differing == 1 else 'differ'}"] if differing else []
+    parts += [f"{_NOT_COMPARED}: {unknown:,} of {total}"] if unknown else []
+    if parts:
+        return Text("; ".join(parts), style="bold red")
+    return Text("every table equals the publisher", style="bold green")
 
 
 def print_survey(listed: Sequence[SurveyedPublication], surveyed: Sequence[SurveyedTable]) -> None:
@@ -354,7 +361,10 @@ def print_live_demo(demo: LiveDemo) -> None:
             "1.",
             "The lineage: tables of the source, a replica of each, the cut; the steps are in the group shop_replication.",
         ),
-        ("", "A run every few seconds applies what was written meanwhile: the assets tell when."),
+        (
+            "",
+            "The first run copies the tables, then one every few seconds applies what was written: the assets tell when.",
+        ),
         ("2.", "Click sales › shop › orders: its rows, and what each run inserted, updated and deleted."),
         (
             "3.",

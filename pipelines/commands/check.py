@@ -70,9 +70,10 @@ def _checked(
                 rows_publisher=compared.publisher_rows,
                 rows_replica=compared.replica_rows,
                 equal=compared.equal,
-                differing_keys=(*problems, *compared.keys),
+                differing_keys=compared.keys,
                 lsn=format_lsn(compared.lsn),
                 repaired=(mended.inserted, mended.deleted) if mended and not mended.problem else None,
+                problem="; ".join(problems) or None,
             )
         )
     return tables, sequences

@@ -295,8 +295,8 @@ class StatusReport:
 class CheckedTable:
     """A replica table compared with `SELECT … WHERE <row filter>` on the publisher at the same LSN.
 
-    `differing_keys` is a sample: keys only, as text. `repaired` has the rows written and deleted, None
-    without a repair.
+    `differing_keys` is a sample: keys only, as text. `problem` says why the table could not be compared, or not
+    repaired. `repaired` has the rows written and deleted, None without a repair.
     """
 
     subscription: str
@@ -308,6 +308,12 @@ class CheckedTable:
     differing_keys: tuple[str, ...]
     lsn: str
     repaired: tuple[int, int] | None = None
+    problem: str | None = None
+
+    @property
+    def compared(self) -> bool:
+        """Whether the rows of both sides were compared: they are equal, or some keys differ."""
+        return self.equal or bool(self.differing_keys)
 
 
 @dataclass(frozen=True, slots=True)

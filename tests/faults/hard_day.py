@@ -320,11 +320,11 @@ class Day:
         text = read(log)
         waiting = len(
             re.findall(
-                rf"problem: .*(?:is to be copied|the next run copies it)|: differing keys (?:{_WAITING})",
+                rf"problem: .*(?:is to be copied|the next run copies it)|: not compared, (?:{_WAITING})",
                 text,
             )
         )
-        if waiting and waiting == len(re.findall(r"problem: |\d +differs ", text)):
+        if waiting and waiting == len(re.findall(r"problem: |\d +differs | not compared +[0-9A-F]+/", text)):
             return True
         aside = set(re.findall(r"public\.(\S+) is set aside", text))
         manual = {name.strip('"') for name in self.alterations.touched | self.alterations.left | {"fragile"}}

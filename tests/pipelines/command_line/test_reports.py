@@ -257,15 +257,26 @@ def test_check_shows_the_keys_that_differ(capsys):
         lsn="0/2F",
         repaired=(1, 1),
     )
-    report = CheckReport((equal, differs))
+    altered = CheckedTable(
+        "sales", "public", "a", 2, 1, equal=False, differing_keys=("(3)",), lsn="0/2F", problem="altered"
+    )
+    aside = CheckedTable(
+        "sales", "public", "b", 0, 0, equal=False, differing_keys=(), lsn="0/2F", problem="set aside: NaN"
+    )
+    report = CheckReport((equal, differs, altered, aside))
     reports.print_check(report)
     assert lines(capsys) == [
         ["subscription", "table", "publisher", "replica", "result", "LSN"],
         ["sales", "public.items", "5", "5", "equal", "0/2F"],
         ["sales", "public.orders", "10", "9", "differs", "0/2F"],
+        ["sales", "public.a", "2", "1", "differs", "0/2F"],
+        ["sales", "public.b", "–", "–", "not", "compared", "0/2F"],
         ["sales", "public.orders:", "differing", "keys", "(1),", "(7)"],
         ["sales", "public.orders:", *["repaired,", "1", "row", "written", "and", "1", "taken", "out"]],
-        ["1", "of", "2", "tables", "differs"],
+        ["sales", "public.a:", "differing", "keys", "(3)"],
+        ["sales", "public.a:", "not", "repaired,", "altered"],
+        ["sales", "public.b:", "not", "compared,", "set", "aside:", "NaN"],
+        ["2", "of", "4", "tables", "differ;", "not", "compared:", "1", "of", "4", "tables"],
     ]
     assert not report.equal
 
