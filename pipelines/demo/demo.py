@@ -6,7 +6,6 @@ pipeline` and `row_filter: publisher`. After each step the three are compared. T
 section 29.4.7. `at_size` comes last.
 """
 
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from pgsieve.pipelines.commands.results import ComparedTable, DemoReport, Progre
 from pgsieve.pipelines.commands.run import run
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig, load_config
 from pgsieve.pipelines.demo.at_size import at_size
-from pgsieve.pipelines.demo.servers import executed, session
+from pgsieve.pipelines.demo.servers import executed, new_folder, session, starting
 from pgsieve.pipelines.project import project
 from pgsieve.resources.lake.delta.errors import SparkUnavailableError
 from pgsieve.resources.lake.session import SparkEngine
@@ -128,11 +127,11 @@ def demo(
     spark = {"master": "threads[*]" if without_spark else "local[*]"}
     if rows and not without_spark:
         _refuse_without_java()
-    home = _empty_folder(folder)
+    home = new_folder(folder)
     with ExitStack() as stack:
         progress.start("start two PostgreSQL servers")
-        publisher = stack.enter_context(EmbeddedServer(home / "publisher"))
-        subscriber = stack.enter_context(EmbeddedServer(home / "subscriber"))
+        publisher, subscriber = EmbeddedServer(home / "publisher"), EmbeddedServer(home / "subscriber")
+        stack.enter_context(starting(publisher, subscriber))()
         progress.finish("start two PostgreSQL servers")
         store = stack.enter_context(_s3_server(home)) if on_s3 else {}
         config = _configuration(home, publisher, store)
@@ -145,15 +144,6 @@ def demo(
         seconds=monotonic() - started,
         sized=sized,
     )
-
-
-def _empty_folder(folder: Path | None) -> Path:
-    """The folder of a demo, which is made; raises PgsieveError where there is something in it."""
-    home = (folder or Path(tempfile.mkdtemp(prefix="pgsieve-demo-"))).resolve()
-    if home.exists() and any(home.iterdir()):
-        raise PgsieveError(f'folder "{home}" is not empty', hint="choose a new folder for --keep")
-    home.mkdir(parents=True, exist_ok=True)
-    return home
 
 
 def _compared_steps(

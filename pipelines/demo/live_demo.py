@@ -9,7 +9,6 @@ started. Raises PgsieveError where something does not start.
 import os
 import signal
 import subprocess
-import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
@@ -22,14 +21,10 @@ from urllib.request import urlopen
 import yaml
 
 from pgsieve.decoding.errors import PgsieveError
-from pgsieve.pipelines.commands import engine
-from pgsieve.pipelines.commands.in_process import instance
 from pgsieve.pipelines.commands.results import LiveDemo, Progress, RunSummary
-from pgsieve.pipelines.commands.run import run
 from pgsieve.pipelines.commands.ui import Stop, dagster
 from pgsieve.pipelines.config.model import Config, load_config
-from pgsieve.pipelines.definitions import register_tables
-from pgsieve.pipelines.demo.demo import SMALL_DATA
+from pgsieve.pipelines.demo.servers import new_folder, starting
 from pgsieve.pipelines.demo.traffic import make_tables, traffic
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.sessions import Conninfo
@@ -53,17 +48,21 @@ def live_demo(
     logged: RunLog,
 ) -> None:
     """Run the demo until a signal ends it; `ready` is called once a person can look, what runs say is `logged`."""
-    home = (folder or Path(tempfile.mkdtemp(prefix="pgsieve-demo-"))).resolve()
-    if home.exists() and any(home.iterdir()):
-        raise PgsieveError(f'folder "{home}" is not empty', hint="choose a new folder for --keep")
-    home.mkdir(parents=True, exist_ok=True)
+    home = new_folder(folder)
     # The demo has its own records, wherever else this user has Dagster's.
     os.environ.pop("DAGSTER_HOME", None)
     stop = Stop()
     with ExitStack() as opened:
         opened.enter_context(stop.by_signals())
         progress.start("start PostgreSQL")
-        server = opened.enter_context(EmbeddedServer(home / "publisher"))
+        server = EmbeddedServer(home / "publisher")
+        started = opened.enter_context(starting(server))
+        # They take seconds to import, as long as the server takes to start.
+        from pgsieve.pipelines.commands import engine
+        from pgsieve.pipelines.commands.in_process import instance
+        from pgsieve.pipelines.definitions import register_tables
+
+        started()
         with Conninfo(server.conninfo()).connect() as connection:
             make_tables(connection)
         progress.finish("start PostgreSQL")
@@ -98,6 +97,8 @@ def live_demo(
 
 def _configuration(home: Path, server: EmbeddedServer) -> Config:
     """Write pgsieve.yaml: one subscription of filtered rows and chosen columns, one of everything."""
+    from pgsieve.pipelines.demo.demo import SMALL_DATA
+
     written = {
         "lake": "./lake",
         "spark": {
@@ -124,6 +125,8 @@ def _runs(config: Config, progress: Progress, show: Callable[[RunSummary], None]
     # Ctrl-C in a terminal reaches all processes of this group. Those that Dagster starts for a step (tail,
     # and watch_orphans, which would show a traceback) inherit the mask of this thread, and end with their
     # step.
+    from pgsieve.pipelines.commands.run import run
+
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     while not stop.is_set():
         try:

@@ -1,11 +1,45 @@
-"""The demo's servers, and its sessions on them."""
+"""The demo's folder, its servers, which start side by side, and its sessions on them."""
 
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import psycopg
 
+from pgsieve.decoding.errors import PgsieveError
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.sessions import Conninfo
+
+
+def new_folder(folder: Path | None) -> Path:
+    """The folder of a demo, which is made; raises PgsieveError where there is something in it."""
+    home = (folder or Path(tempfile.mkdtemp(prefix="pgsieve-demo-"))).resolve()
+    if home.exists() and any(home.iterdir()):
+        raise PgsieveError(f'folder "{home}" is not empty', hint="choose a new folder for --keep")
+    home.mkdir(parents=True, exist_ok=True)
+    return home
+
+
+@contextmanager
+def starting(*servers: EmbeddedServer) -> Iterator[Callable[[], None]]:
+    """Start servers side by side while the block goes on; what it yields waits until they run.
+
+    They stop with the block. The function raises EmbeddedServerError.
+    """
+    with ExitStack() as opened:
+        for server in servers:
+            opened.callback(server.stop)
+        threads = opened.enter_context(ThreadPoolExecutor(len(servers)))
+        started = [threads.submit(server.start) for server in servers]
+
+        def wait() -> None:
+            for each in started:
+                each.result()
+
+        yield wait
 
 
 def session(server: EmbeddedServer, **extra: str) -> psycopg.Connection[Any]:

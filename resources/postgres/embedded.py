@@ -17,6 +17,7 @@ import signal
 import socket
 import stat
 import subprocess
+import threading
 import time
 import warnings
 from collections.abc import Mapping
@@ -51,6 +52,7 @@ _SETTINGS: Mapping[str, str] = MappingProxyType(
 _ORIGINS_SETTING_SINCE = 18
 
 _SYSTEM_USER = "pgserver"
+_one_makes_the_user = threading.Lock()
 _SETTINGS_FILE = "pgsieve.conf"
 _LOG_FILE = "server.log"
 _LOG_TAIL_LINES = 25
@@ -220,7 +222,8 @@ class EmbeddedServer:
             if os.geteuid() != 0:
                 return
             if not (self._data / "PG_VERSION").exists():
-                ensure_user_exists(_SYSTEM_USER)
+                with _one_makes_the_user:
+                    ensure_user_exists(_SYSTEM_USER)
                 shutil.chown(self._data, _SYSTEM_USER, _SYSTEM_USER)
             _open_passage(self._data)
             _open_passage(self._bin)
