@@ -5,6 +5,7 @@ line of progress, and pip's whole output in `.venv/install.log`. Where pip fails
 returned.
 """
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ from time import monotonic
 #: Between two lines of progress where no terminal can overwrite one.
 _SECONDS = 10.0
 _REASON_LINES = 30
+#: What setuptools reads besides the files of a project that it builds, unless the user names another file.
+_BUILDS = {"DIST_EXTRA_CONFIG": str(Path(__file__).with_name("wheels.cfg"))}
 
 
 def main(extras: str) -> int:
@@ -26,6 +29,7 @@ def main(extras: str) -> int:
     progress = _Progress()
     with subprocess.Popen(
         command,
+        env={**_BUILDS, **os.environ},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

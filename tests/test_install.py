@@ -7,10 +7,11 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from zipfile import ZIP_STORED, ZipFile
 
 import pytest
 
-from scripts.install import _Progress, _reason
+from scripts.install import _BUILDS, _Progress, _reason
 from scripts.resolve_constraints import supported
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -68,3 +69,20 @@ def test_progress_is_told_where_there_is_no_terminal(capsys: pytest.CaptureFixtu
 def test_every_python_that_pyproject_names_is_resolved_for() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert supported(project["requires-python"]) == ["3.11.0", "3.12.0", "3.13.0", "3.14.0"]
+
+
+def test_a_wheel_that_is_built_to_be_unpacked_at_once_is_not_compressed(tmp_path: Path) -> None:
+    """A real setuptools, which pyspark's source distribution is built by."""
+    (tmp_path / "setup.py").write_text(
+        "from setuptools import setup\nsetup(name='x', version='1', py_modules=['x'])\n"
+    )
+    (tmp_path / "x.py").write_text("#" * 10_000)
+    subprocess.run(
+        [sys.executable, "setup.py", "--quiet", "bdist_wheel"],
+        cwd=tmp_path,
+        env={**os.environ, **_BUILDS},
+        check=True,
+    )
+    (wheel,) = tmp_path.glob("dist/*.whl")
+    with ZipFile(wheel) as built:
+        assert {each.compress_type for each in built.infolist()} == {ZIP_STORED}
