@@ -50,6 +50,7 @@ from pgsieve.assets.steps.records.cuts import Cut, Cuts
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates
 from pgsieve.assets.steps.subscription import Subscription
+from pgsieve.assets.table_groups import paths
 from pgsieve.assets.translator import AssetKind, Naming, of_replica, of_source_table, of_subscription
 from pgsieve.assets.unrun_events import (
     data_version,
@@ -137,8 +138,11 @@ class _ReplicaAssets:
         #: The names of their outputs by their keys.
         self.outputs = output_names([*self.names, self.cut])
         changes = naming.key(of_subscription(subscription, AssetKind.TABLE_CHANGES))
+        groups = paths(tables)
         self._specs = {
-            key: naming.spec(of_replica(subscription, tables[name]), [changes, self.source(name)])
+            key: naming.spec(
+                of_replica(subscription, tables[name], groups[name]), [changes, self.source(name)]
+            )
             for key, name in self.names.items()
         }
         cut = naming.spec(cut_data, [changes, *self.names])

@@ -16,6 +16,7 @@ import dagster as dg
 from pgsieve.assets.dagster_names import Name, component
 from pgsieve.assets.published import UNKNOWN_FILTER, PublishedTable
 from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.assets.table_groups import GroupPath, within
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.decoding.visible import visible
@@ -42,7 +43,8 @@ class PgsieveAsset:
 
     `name` is the feed's for the change log and its maintenance: the source's, or the slot's where a
     subscription has one of its own. `subscription`, `schema` and `table` are None where there is none.
-    `row_filter` is None where it is not known, and `none` where there is none.
+    `row_filter` is None where it is not known, and `none` where there is none. `path` are the groups below the
+    source's or subscription's in which one of many tables is shown.
     """
 
     kind: AssetKind
@@ -54,6 +56,7 @@ class PgsieveAsset:
     table: str | None = None
     publications: tuple[str, ...] = ()
     row_filter: str | None = None
+    path: GroupPath = ()
 
     @property
     def key(self) -> dg.AssetKey:
@@ -84,8 +87,8 @@ def of_subscription(subscription: Subscription, kind: AssetKind) -> PgsieveAsset
     )
 
 
-def of_replica(subscription: Subscription, table: PublishedTable) -> PgsieveAsset:
-    """A replica."""
+def of_replica(subscription: Subscription, table: PublishedTable, path: GroupPath = ()) -> PgsieveAsset:
+    """A replica; its path matters to its spec only."""
     return PgsieveAsset(
         AssetKind.REPLICA,
         subscription.feed.source.name,
@@ -96,12 +99,13 @@ def of_replica(subscription: Subscription, table: PublishedTable) -> PgsieveAsse
         table.name,
         table.publications,
         table.row_filter,
+        path,
     )
 
 
-def of_source_table(source: str, name: Name) -> PgsieveAsset:
-    """A table at the publisher."""
-    return PgsieveAsset(AssetKind.SOURCE_TABLE, source, source, schema=name[0], table=name[1])
+def of_source_table(source: str, name: Name, path: GroupPath = ()) -> PgsieveAsset:
+    """A table at the publisher; its path matters to its spec only."""
+    return PgsieveAsset(AssetKind.SOURCE_TABLE, source, source, schema=name[0], table=name[1], path=path)
 
 
 #: What an asset is made of. Which engine made it is different each time: materialisations say it.
@@ -139,7 +143,7 @@ class PgsieveTranslator:
 def _group(data: PgsieveAsset) -> str:
     if data.kind not in _TABLES:
         return f"{data.source}_replication"
-    return data.source if data.kind is AssetKind.SOURCE_TABLE else data.name
+    return within(data.source if data.kind is AssetKind.SOURCE_TABLE else data.name, data.path)
 
 
 def _description(data: PgsieveAsset) -> str:

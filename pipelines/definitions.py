@@ -5,6 +5,7 @@ published tables were read before (`pipelines/published.py`). Loading asks no so
 makes a code location neither slow nor empty. `build_definitions` is for the user's own code location.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from pgsieve.assets.checks import (
     freshness_checks,
     sync_state_checks,
 )
-from pgsieve.assets.dagster_names import table_partition
+from pgsieve.assets.dagster_names import Name, table_partition
 from pgsieve.assets.initial_sync import initial_sync_asset, tables_partitions
 from pgsieve.assets.lake import PgsieveLake, resources
 from pgsieve.assets.maintenance import feed_maintenance_asset, subscription_maintenance_asset
@@ -26,6 +27,7 @@ from pgsieve.assets.partition_roots import replica_tables_asset
 from pgsieve.assets.published import Tables
 from pgsieve.assets.slot_consumption import change_log_asset
 from pgsieve.assets.steps.subscription import Subscription
+from pgsieve.assets.table_groups import paths
 from pgsieve.assets.translator import (
     Naming,
     PgsieveTranslator,
@@ -150,10 +152,12 @@ def _source_tables(
     subscriptions: list[Subscription], tables: Mapping[str, Tables], naming: Naming
 ) -> Iterator[dg.AssetSpec]:
     """The publishers' tables, each once; no step here materialises them."""
-    for source, name in sorted(
-        {(s.feed.source.name, name) for s in subscriptions for name in tables[s.name]}
-    ):
-        yield naming.spec(of_source_table(source, name))
+    names = defaultdict[str, set[Name]](set)
+    for subscription in subscriptions:
+        names[subscription.feed.source.name].update(tables[subscription.name])
+    for source, published in sorted(names.items()):
+        for name, path in paths(published).items():
+            yield naming.spec(of_source_table(source, name, path))
 
 
 def _freshness(subscription: Subscription) -> dg.FreshnessPolicy:

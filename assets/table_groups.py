@@ -1,0 +1,73 @@
+"""Where many tables are shown in Dagster: in groups below their group, of which each has some.
+
+Dagster's graph draws every asset of an expanded group in one column. In: the names of tables. Out: for each the path of groups
+below its source's or subscription's. Few tables have none. A path depends on the table's own name and on how the others begin, so
+it mostly stays when tables come and go.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from itertools import zip_longest
+
+import dagster as dg
+
+from pgsieve.assets.dagster_names import Name
+
+#: So many fit on a screen.
+_MOST = 30
+_SPECIAL = re.compile(r"[^A-Za-z0-9_]")
+
+GroupPath = tuple[str, ...]
+
+
+def paths(names: Iterable[Name]) -> Mapping[Name, GroupPath]:
+    """The groups of tables below their own: by schema if there are several, and by how the names of tables begin."""
+    tables = sorted(set(names))
+    if len(tables) <= _MOST:
+        return dict.fromkeys(tables, ())
+    schemas = defaultdict[str, list[Name]](list)
+    for name in tables:
+        schemas[name[0]].append(name)
+    return {
+        name: (*((_label(schema),) if len(schemas) > 1 else ()), *path)
+        for schema, members in schemas.items()
+        for name, path in _by_beginning(members).items()
+    }
+
+
+def _by_beginning(tables: list[Name]) -> dict[Name, GroupPath]:
+    """Sorted tables of a schema by the first character in which their names differ, as often as it takes."""
+    if len(tables) <= _MOST:
+        return dict.fromkeys(tables, ())
+    first, last = tables[0][1], tables[-1][1]
+    length = next(i for i, (a, b) in enumerate(zip_longest(first, last), 1) if a != b)
+    beginnings = defaultdict[str, list[Name]](list)
+    for name in tables:
+        beginnings[name[1][:length]].append(name)
+    return {
+        name: (_label(beginning), *path)
+        for beginning, members in beginnings.items()
+        for name, path in _by_beginning(members).items()
+    }
+
+
+def _label(text: str) -> str:
+    """The text in the characters that Dagster allows in the name of a group."""
+    return _SPECIAL.sub(lambda special: f"_{ord(special.group()):X}_", text)
+
+
+def within(group: str, path: GroupPath) -> str:
+    """The name of a group below another; before Dagster had such groups, the other's."""
+    return "/".join((group, *path)) if _NESTED else group
+
+
+def _is_nested() -> bool:
+    try:
+        dg.AssetSpec("any", group_name="outer/inner")
+    except dg.DagsterInvalidDefinitionError:
+        return False
+    return True
+
+
+_NESTED = _is_nested()
