@@ -28,7 +28,7 @@ from pgsieve.assets.steps.validation.warnings import unsent_leaves
 from pgsieve.decoding.checksums.record_send import SentColumn
 from pgsieve.decoding.checksums.segments import RowHash
 from pgsieve.decoding.errors import PgsieveError
-from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable
+from pgsieve.decoding.publications.catalog import OPERATIONS, Catalog, ReplicatedTable
 from pgsieve.decoding.publications.evolution import Layout
 from pgsieve.resources.lake.delta.errors import LakeError, OverrunError
 from pgsieve.resources.lake.lake import Lake
@@ -204,7 +204,7 @@ def check_consistency(
     """Compare replica tables (all, or `only` some) with the publisher at one LSN.
 
     A table that is altered or rewritten while it is compared is compared again, at a later LSN. `warn`
-    receives warnings of partitions whose changes are not sent.
+    receives warnings of partitions whose changes are not sent, and of tables that differ whose publications leave operations out.
     """
     results: dict[Name, TableConsistency] = {}
     warnings: dict[str, None] = {}
@@ -214,9 +214,9 @@ def check_consistency(
             chosen = [name for name in moment.tables if names is None or name in names]
             compared = {name: _compared(moment, name, log) for name in chosen}
             rewritten = moment.rewritten([name for name in chosen if compared[name].differing])
-            warnings.update(
-                {warning.message: None for warning in unsent_leaves(subscription, moment.catalog)}
-            )
+            differing = [moment.tables[name] for name in chosen if compared[name].differing]
+            warnings.update(dict.fromkeys(w.message for w in unsent_leaves(subscription, moment.catalog)))
+            warnings.update(dict.fromkeys(filter(None, map(_unpublished, differing))))
         results.update(compared)
         results.update({n: TableConsistency(*n, moment.snapshot.lsn, problem=REWRITTEN) for n in rewritten})
         return [*rewritten, *(name for name in chosen if compared[name].problem == ALTERED)]
@@ -225,6 +225,17 @@ def check_consistency(
     for warning in warnings:
         warn(warning)
     return list(results.values())
+
+
+def _unpublished(replicated: ReplicatedTable) -> str | None:
+    """Why rows differ: a subscriber is sent the published operations only (29.1)."""
+    missing = [f"{operation.upper()}s" for operation in OPERATIONS if operation not in replicated.operations]
+    if not missing:
+        return None
+    return (
+        f'table "{replicated.table.qualified}": its publications publish no {", ".join(missing)}, so the replica keeps the rows'
+        " that these change; `pgsieve check --repair` brings it up to date"
+    )
 
 
 def while_altered(step: Callable[[Names], Collection[Name]], names: Names) -> None:

@@ -309,6 +309,24 @@ def test_a_repair_brings_just_the_rows_that_differ_in_order_and_moves_no_positio
     assert _reprs(valid.select(rows.column_names)) == _reprs(replicated.replica("keyed").to_pyarrow_table())
 
 
+def test_operations_that_are_not_published_explain_a_difference(replicated: Replicated) -> None:
+    """`pgsieve init` publishes INSERTs alone of a table without a replica identity."""
+    replicated.publish(
+        "create table events (a int)",
+        "insert into events values (1)",
+        "create publication p for table events with (publish = 'insert')",
+    )
+    warned = list[str]()
+    lake = replicated.lake(2**18)
+    (equal,) = check_consistency(replicated.subscription, lake, _quiet, warn=warned.append)
+    assert (equal.differing, warned) == (0, [])
+    replicated.database.execute("update events set a = 2")
+    (differing,) = check_consistency(replicated.subscription, lake, _quiet, warn=warned.append)
+    assert differing.differing == 2
+    (warning,) = warned
+    assert "publish no UPDATEs, DELETEs, TRUNCATEs" in warning
+
+
 @pytest.mark.long
 @pytest.mark.spark
 def test_a_lake_at_a_uri_is_compared_and_repaired_by_spark(replicated: Replicated) -> None:
