@@ -11,9 +11,9 @@ https://www.rfc-editor.org/rfc/rfc7693
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from hashlib import blake2b
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -62,44 +62,50 @@ def digested(changes: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
 
 @dataclass(frozen=True)
 class Sought:
-    """Distinct digests whose rows are wanted."""
+    """Distinct digests whose rows are wanted. It is sent to executors, each of which makes its own index."""
 
     digests: pa.Table
+    # Not a cached_property: before Python 3.12 that has a lock, and a class that is sent by value cannot have one.
+    _made: list[_Index] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __len__(self) -> int:
         return int(self.digests.num_rows)
 
-    @cached_property
-    def _sorted(self) -> tuple[npt.NDArray[np.bytes_], Numbers]:
-        octets = _in_one(self.digests)
-        order = np.argsort(octets)
-        return octets[order], order
-
-    @cached_property
-    def _shift(self) -> np.uint32:
-        """Shifted by this, marks are small numbers.
-
-        At most one in sixteen of them is wanted, if 32 bits suffice.
-        """
-        return np.uint32(max(0, 28 - max(1, len(self)).bit_length()))
-
-    @cached_property
-    def _is_sought(self) -> Mask:
-        is_sought = np.zeros(2**32 >> int(self._shift), np.bool_)
-        marks = _in_one(self.digests).view(np.uint8).reshape(len(self), -1)[:, :_MARK_BYTES]
-        is_sought[np.ascontiguousarray(marks).view(np.uint32)[:, 0] >> self._shift] = True
-        return is_sought
+    def __reduce__(self) -> tuple[type[Sought], tuple[pa.Table]]:
+        return Sought, (self.digests,)
 
     def within(self, rows: pa.RecordBatch) -> tuple[Numbers, Numbers]:
         """The places of rows that have one of the digests, in order, and the places of their digests."""
-        places = np.flatnonzero(self._is_sought[row_marks(rows) >> self._shift])
+        if not self._made:
+            self._made.append(_Index.of(self.digests))
+        index = self._made[0]
+        places = np.flatnonzero(index.is_sought[row_marks(rows) >> index.shift])
         if not len(places):
             return places, places
-        octets, order = self._sorted
         candidates = _in_one(row_digests(rows.take(pa.array(places))))
-        at = np.minimum(np.searchsorted(octets, candidates), len(octets) - 1)
-        same = octets[at] == candidates
-        return places[same], order[at[same]]
+        at = np.minimum(np.searchsorted(index.octets, candidates), len(index.octets) - 1)
+        same = index.octets[at] == candidates
+        return places[same], index.order[at[same]]
+
+
+class _Index(NamedTuple):
+    """Sorted digests, their places, and which of the marks are theirs that are shifted to be small numbers."""
+
+    octets: npt.NDArray[np.bytes_]
+    order: Numbers
+    shift: np.uint32
+    is_sought: Mask
+
+    @classmethod
+    def of(cls, digests: pa.Table) -> _Index:
+        """The index of digests; at most one in sixteen of the shifted marks is wanted, if 32 bits suffice."""
+        octets, number = _in_one(digests), digests.num_rows
+        order = np.argsort(octets)
+        shift = np.uint32(max(0, 28 - max(1, number).bit_length()))
+        is_sought = np.zeros(2**32 >> int(shift), np.bool_)
+        marks = octets.view(np.uint8).reshape(number, -1)[:, :_MARK_BYTES]
+        is_sought[np.ascontiguousarray(marks).view(np.uint32)[:, 0] >> shift] = True
+        return cls(octets[order], order, shift, is_sought)
 
 
 def _in_one(digests: pa.Table) -> npt.NDArray[np.bytes_]:

@@ -7,9 +7,11 @@ from decimal import Decimal
 
 import pyarrow as pa
 import pytest
+from pyspark import cloudpickle
 
 from pgsieve.decoding.changes.columns import SIDES
 from pgsieve.decoding.changes.digests import DIGEST, Sought, digested, row_digests
+from pgsieve.resources.lake.session import ship_by_value
 
 NAN = float("nan")
 #: By type: values that are all different from each other.
@@ -76,6 +78,17 @@ def test_rows_have_one_digest_where_all_values_are_the_same(kind: str) -> None:
     )
     assert places.tolist() == [place for place in range(2 * count) if place % count]
     assert (of + 1).tolist() == [place % count for place in places]
+
+
+def test_what_is_sought_is_sent_to_executors_that_lack_pgsieve() -> None:
+    """By value, with its class: before Python 3.12 a cached_property has a lock, which cannot be sent."""
+    ship_by_value()
+    rows = pa.record_batch({"0": pa.array(["a", "b", "c"])})
+    sought = Sought(row_digests(rows.slice(1)))
+    for _ in range(2):  # Also after it has searched.
+        sent = cloudpickle.loads(cloudpickle.dumps(sought))
+        assert [part.tolist() for part in sent.within(rows)] == [[1, 2], [0, 1]]
+        assert [part.tolist() for part in sought.within(rows)] == [[1, 2], [0, 1]]
 
 
 def test_values_of_one_column_are_not_taken_for_those_of_another() -> None:
