@@ -122,11 +122,11 @@ def _runs(config: Config, progress: Progress, show: Callable[[RunSummary], None]
 
     One that cannot read the slot, because of a run of the web interface, is tried again.
     """
+    from pgsieve.pipelines.commands.run import run
+
     # Ctrl-C in a terminal reaches all processes of this group. Those that Dagster starts for a step (tail,
     # and watch_orphans, which would show a traceback) inherit the mask of this thread, and end with their
     # step.
-    from pgsieve.pipelines.commands.run import run
-
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     while not stop.is_set():
         try:
