@@ -335,7 +335,7 @@ def test_the_json_of_a_status_holds_every_field(capsys):
 def _process(*arguments: str) -> subprocess.CompletedProcess[str]:
     environ = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     return subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, env=environ, check=False, timeout=60
+        [sys.executable, *arguments], capture_output=True, text=True, env=environ, check=False, timeout=300
     )
 
 
@@ -355,7 +355,7 @@ def test_a_stdout_that_takes_nothing_is_refused_and_a_closed_one_is_none(tmp_pat
     # As a shell has it: Python writes at once where PYTHONUNBUFFERED is set, else at the end.
     environ = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONUNBUFFERED": ""}
     done = subprocess.run(
-        ["sh", "-c", shell], capture_output=True, text=True, env=environ, check=False, timeout=60
+        ["sh", "-c", shell], capture_output=True, text=True, env=environ, check=False, timeout=300
     )
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
@@ -375,7 +375,7 @@ def test_help_and_version_that_cannot_be_written_are_refused(arguments, unbuffer
         "SHELL": "/bin/bash",
     }
     done = subprocess.run(
-        ["sh", "-c", shell], capture_output=True, text=True, env=environ, check=False, timeout=60
+        ["sh", "-c", shell], capture_output=True, text=True, env=environ, check=False, timeout=300
     )
     assert done.returncode == 2, done.stderr
     assert done.stderr.splitlines() == [
@@ -401,7 +401,7 @@ def test_a_shell_completes_subscriptions_of_the_file(tmp_path, words, names):
     asked = {"_PGSIEVE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
     done = subprocess.run(
         [Path(sys.executable).with_name("pgsieve")],
-        cwd=tmp_path, env={**os.environ, **asked}, capture_output=True, text=True, check=False, timeout=60,
+        cwd=tmp_path, env={**os.environ, **asked}, capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
     assert done.stdout.split() == [name for name in names.split(",") if name]
 
