@@ -30,6 +30,7 @@ SMALL = {
     "small_changes.py": ["1", "2"],
     "subscriptions.py": ["1", "2", "--rows", "1000", "--rounds", "1"],
     "transports.py": ["--rows", "1000", "--runs", "1"],
+    "views.py": ["4000", "--changes", "400"],
 }
 
 
