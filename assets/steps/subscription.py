@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from pgsieve.assets.steps.kept_histories import KeptHistories
 from pgsieve.decoding.changes.deleted_rows import DELETED, OF_KEPT
-from pgsieve.decoding.changes.metadata_columns import FLAGS, metadata_type
+from pgsieve.decoding.changes.metadata_columns import FLAGS, column_of, metadata_type
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import (
     Catalog,
@@ -385,7 +385,7 @@ class Definition:
 
     def metadata_column(self, kind: str) -> str | None:
         """The name of the column that has a kind of metadata; None where there is none."""
-        return next((name for name, each in self.metadata if each == kind), None)
+        return column_of(self.metadata, kind)
 
     @property
     def deleted(self) -> str | None:

@@ -52,6 +52,11 @@ def metadata_type(kind: str) -> ColumnType:
     return column_type(METADATA[kind], -1)
 
 
+def column_of(metadata: Metadata, kind: str) -> str | None:
+    """The name of the column that has a kind of metadata; None where there is none."""
+    return next((name for name, each in metadata if each == kind), None)
+
+
 @dataclass(frozen=True)
 class MetadataColumns:
     """The metadata columns of a replica, by their names, and the table or partition of the changes (None: unknown)."""

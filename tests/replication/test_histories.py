@@ -20,6 +20,7 @@ from pgsieve.assets.steps.records.table_states import TableStates
 from tests.fixtures.oracle import Rows, Scenario
 from tests.fixtures.pgsieve_replica import PgsieveReplica
 from tests.fixtures.schema_changes import alter, copies, replicas
+from tests.fixtures.workloads import keyed_statement
 
 _LONG = [
     pytest.param(writer, marks=[pytest.mark.spark, pytest.mark.long])
@@ -118,21 +119,6 @@ def _check_without_versions(replica: PgsieveReplica, table: str, key: str) -> No
     assert not replica.lake.records.exists(replica.lake.paths.versions("sub", "public", table))
 
 
-def _statement(random: Random, table: str) -> str:
-    key, other = random.randint(1, 12), random.randint(1, 12)
-    return random.choices(
-        [
-            f"INSERT INTO {table} VALUES ({key}, 0, repeat('{random.choice('nm')}', 2100)) ON CONFLICT DO NOTHING",
-            f"UPDATE {table} SET v = v + 1 WHERE id = {key}",
-            f"UPDATE {table} SET v = v - 2 WHERE id > {key}",
-            f"UPDATE {table} SET id = {other} WHERE id = {key} AND NOT EXISTS (SELECT FROM {table} WHERE id = {other})",
-            f"DELETE FROM {table} WHERE id = {key}",
-            f"TRUNCATE {table}",
-        ],
-        [6, 8, 2, 5, 4, 1],
-    )[0]
-
-
 @pytest.mark.drawn
 @pytest.mark.parametrize("scenario", ["driver large alone", *_LONG], indirect=True)
 def test_versions_as_of_each_commit_are_the_rows_of_then(scenario: Scenario) -> None:
@@ -156,7 +142,9 @@ def test_versions_as_of_each_commit_are_the_rows_of_then(scenario: Scenario) -> 
     for _ in range(4):
         for _ in range(random.randint(1, 3)):
             for _ in range(random.randint(1, 4)):
-                statements = [_statement(random, random.choice("tu")) for _ in range(random.randint(1, 6))]
+                statements = [
+                    keyed_statement(random, random.choice("tu")) for _ in range(random.randint(1, 6))
+                ]
                 scenario.publisher("; ".join(statements))
             scenario.receive()
         held = scenario.check("t", "u")

@@ -17,6 +17,7 @@ from pgsieve.decoding.changes.metadata_columns import METADATA
 from pgsieve.decoding.lsn import parse_lsn
 from tests.fixtures.oracle import Scenario
 from tests.fixtures.pgsieve_replica import PgsieveReplica
+from tests.fixtures.workloads import keyed_statement
 
 _WRITERS = [
     "driver large alone",
@@ -146,20 +147,6 @@ def _as_of_history(replica: Any) -> dict[int, tuple[Any, ...]]:
     return rows
 
 
-def _statement(random: Random) -> str:
-    key, other = random.randint(1, 12), random.randint(1, 12)
-    return random.choices(
-        [
-            f"INSERT INTO t VALUES ({key}, 0, repeat('n', 9000)) ON CONFLICT DO NOTHING",
-            f"UPDATE t SET v = v + 1 WHERE id = {key}",
-            f"UPDATE t SET id = {other} WHERE id = {key} AND NOT EXISTS (SELECT FROM t WHERE id = {other})",
-            f"DELETE FROM t WHERE id = {key}",
-            "TRUNCATE t",
-        ],
-        [6, 8, 5, 4, 1],
-    )[0]
-
-
 @pytest.mark.drawn
 def test_after_random_changes_rows_say_the_last_change_that_the_history_has(scenario: Scenario) -> None:
     seed = os.environ.get("PGSIEVE_SEED") or SystemRandom().randrange(2**32)
@@ -173,7 +160,9 @@ def test_after_random_changes_rows_say_the_last_change_that_the_history_has(scen
     for _ in range(4):
         for _ in range(random.randint(1, 4)):
             for _ in range(random.randint(1, 4)):
-                scenario.publisher("; ".join(_statement(random) for _ in range(random.randint(1, 6))))
+                scenario.publisher(
+                    "; ".join(keyed_statement(random, "t") for _ in range(random.randint(1, 6)))
+                )
             scenario.receive()
         scenario.check("t")
         for replica in scenario.replicas.values():

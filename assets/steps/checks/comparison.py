@@ -28,7 +28,7 @@ from pgsieve.assets.steps.initial_sync.rows import (
 )
 from pgsieve.assets.steps.records.columns import living_rows
 from pgsieve.decoding.changes.deleted_rows import DELETED
-from pgsieve.decoding.changes.metadata_columns import Metadata, living
+from pgsieve.decoding.changes.metadata_columns import Metadata, column_of, living
 from pgsieve.decoding.checksums.segments import (
     Checksums,
     Chosen,
@@ -127,7 +127,7 @@ class Sides:
     @property
     def _deleted(self) -> str | None:
         """The column that says whether a row has ended, as in `living`."""
-        return next((name for name, kind in self.kept if kind == DELETED), None)
+        return column_of(self.kept, DELETED)
 
     def _replica(self) -> DataFrame:
         rows = living_rows(self.lake.as_of(self.path, self.version), self._deleted)
