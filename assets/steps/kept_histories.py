@@ -16,6 +16,11 @@ class KeptHistory:
     initial: bool | None = None
     scd2: bool | None = None
 
+    @property
+    def any(self) -> bool:
+        """Whether one of them is kept."""
+        return bool(self.initial or self.scd2)
+
     def over(self, other: "KeptHistory") -> "KeptHistory":
         """The union of this choice and another one, which counts where this says nothing."""
         return KeptHistory(

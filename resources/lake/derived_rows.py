@@ -68,10 +68,24 @@ def rows_without(batches: Iterable[pa.RecordBatch], rows: Numbers) -> Iterator[p
             yield batch if stays.all() else batch.filter(pa.array(stays))
 
 
-def rows_at(batches: Iterable[pa.RecordBatch], rows: Numbers) -> Iterator[tuple[slice, pa.RecordBatch]]:
-    """Rows of a file by their numbers, ascending: those of a batch each, and which of the numbers they are."""
-    begin = 0
-    for batch in batches:
+def rows_at(
+    store: Store, file: str, schema: pa.Schema, rows: Numbers
+) -> Iterator[tuple[slice, pa.RecordBatch]]:
+    """Rows of a file by their numbers, ascending: those of a batch each, and which of the numbers they are.
+
+    Row groups without any of them are not read.
+    """
+    if not len(rows):
+        return
+    groups = store.row_groups(file)
+    ends = np.cumsum([group.rows for group in groups])
+    within = np.searchsorted(ends, rows, "right")
+    chosen = np.unique(within)
+    sizes = np.diff(ends, prepend=0)[chosen]
+    # The numbers that the rows have among those of the groups which are read.
+    skipped = (ends[chosen] - sizes) - (np.cumsum(sizes) - sizes)
+    rows, begin = rows - skipped[np.searchsorted(chosen, within)], 0
+    for batch in store.batches(file, schema, chosen.tolist()):
         first, last = np.searchsorted(rows, (begin, begin + batch.num_rows))
         if first < last:
             yield slice(first, last), batch.take(pa.array(rows[first:last] - begin))

@@ -6,7 +6,7 @@ process was faster, the remaining changes are planned anew.
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any
 
@@ -15,6 +15,7 @@ from pgsieve.assets.steps.apply.by_files import KEY_BYTES, FilesWriter, ManyChan
 from pgsieve.assets.steps.apply.damaged import altered_columns
 from pgsieve.assets.steps.apply.in_process import FewChangesWriter, few_changes
 from pgsieve.assets.steps.apply.key_conflicts import INSERT_EXISTS, ConflictSearch, KeyConflictError
+from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges
 from pgsieve.assets.steps.apply.spark_changes import SparkChanges
 from pgsieve.assets.steps.apply.writer import ReplicaWriter
 from pgsieve.assets.steps.records.failures import TABLE_ERRORS, explained, is_damage
@@ -58,13 +59,27 @@ class Plan:
 
 
 @dataclass(frozen=True)
+class DecidedKeys:
+    """The changes of some slices since an LSN by their keys, which decided what became of a replica."""
+
+    slices: Sequence[int]
+    since: int
+    keyed: KeyedChanges
+
+
+@dataclass(frozen=True)
 class Batch:
-    """Consecutive slices up to `end`, as the changes of their tables, oldest first."""
+    """Consecutive slices up to `end`, as the changes of their tables, oldest first.
+
+    Of the tables `shared`, `decided` gets the changes by their keys, as long as there is room: others use them too.
+    """
 
     subscription: str
     lake: Lake
     end: int
     changes: Sequence[TableChanges]
+    shared: Collection[Name] = ()
+    decided: dict[Name, DecidedKeys] = field(default_factory=dict, compare=False)
 
     def planned(
         self, only: Collection[Name] | None
@@ -156,11 +171,11 @@ class Batch:
 
     def _applied_in_process(self, plan: Plan) -> Applied | Plan:
         """Apply a plan to its table, if this process commits to it; returns the plan where Spark has to."""
-        return self._applied_to(plan, _commit)
+        return self._applied_to(plan, self._commit)
 
     def _applied_by_any(self, plan: Plan) -> Applied | Plan:
         """Apply a plan to its table, by this process or by Spark."""
-        return self._applied_to(plan, lambda *given: _commit(*given) or _commit_by_spark(*given))
+        return self._applied_to(plan, lambda *given: self._commit(*given) or _commit_by_spark(*given))
 
     def _applied_to(
         self, plan: Plan, commit: Callable[[ConflictSearch, Plan, int], Applied | None]
@@ -196,6 +211,39 @@ class Batch:
             if not lost and definition and (altered := altered_columns(self.lake, path, definition)):
                 problem, lost = altered, True
             return Applied(*name, problem=problem, damaged=lost)
+
+    def _commit(self, search: ConflictSearch, plan: Plan, end: int) -> Applied | None:
+        """Apply a plan by a commit of this process, of files or of few changes.
+
+        None where the table accepts neither.
+        """
+        lake, path, definition, pending = search.lake, search.path, search.definition, plan.pending
+        with _alone(search):
+            many = plan.decided or many_changes(lake, path, search.log, definition, pending)
+            if many is not None:
+                if many.net is not None and not plan.examined:
+                    search.refuse_change(many.net.conflict)
+                with lake.access.refusing(path):
+                    if (applied := FilesWriter(lake, path, pending, end).apply(many)) is not None:
+                        reach(Failpoint.REPLICA_COMMITTED)
+                        self._share(pending, many)
+        if many is None or applied is None:
+            with lake.consistent_read(path, search.log):
+                few = few_changes(lake, path, search.log, definition, pending)
+            if few is None:
+                return None
+            if not plan.examined:
+                search.refuse(few)
+            with lake.access.refusing(path):
+                applied = FewChangesWriter(lake, few, path, definition, pending, end).apply()
+                reach(Failpoint.REPLICA_COMMITTED)
+        return applied
+
+    def _share(self, pending: Pending, many: ManyChanges) -> None:
+        keyed = many.net.keyed if many.net is not None and pending.name in self.shared else None
+        size = sum(each.keyed.nbytes for each in self.decided.values())
+        if keyed is not None and size + keyed.nbytes <= KEY_BYTES:
+            self.decided[pending.name] = DecidedKeys(pending.ends, pending.since, keyed)
 
 
 def _conflicting(name: Name, error: KeyConflictError) -> Applied:
@@ -242,33 +290,6 @@ def _refuse(search: ConflictSearch) -> ManyChanges | None:
 def _alone(search: ConflictSearch) -> AbstractContextManager[Any]:
     """The turn of a table that keeps all cores busy; few changes need none."""
     return nullcontext() if search.lake.policy.is_small(search.pending.size) else _ONE_AT_A_TIME
-
-
-def _commit(search: ConflictSearch, plan: Plan, end: int) -> Applied | None:
-    """Apply a plan by a commit of this process, of files or of few changes.
-
-    None where the table accepts neither.
-    """
-    lake, path, definition, pending = search.lake, search.path, search.definition, plan.pending
-    with _alone(search):
-        many = plan.decided or many_changes(lake, path, search.log, definition, pending)
-        if many is not None:
-            if many.net is not None and not plan.examined:
-                search.refuse_change(many.net.conflict)
-            with lake.access.refusing(path):
-                if (applied := FilesWriter(lake, path, pending, end).apply(many)) is not None:
-                    reach(Failpoint.REPLICA_COMMITTED)
-    if many is None or applied is None:
-        with lake.consistent_read(path, search.log):
-            few = few_changes(lake, path, search.log, definition, pending)
-        if few is None:
-            return None
-        if not plan.examined:
-            search.refuse(few)
-        with lake.access.refusing(path):
-            applied = FewChangesWriter(lake, few, path, definition, pending, end).apply()
-            reach(Failpoint.REPLICA_COMMITTED)
-    return applied
 
 
 def _commit_by_spark(search: ConflictSearch, plan: Plan, end: int) -> Applied:

@@ -54,6 +54,7 @@ class Net:
 
     `counts` are the rows by kind, as in `outcome`. `changes` says whether there is anything to commit. `ended`
     are the metadata of new rows that have ended, `kept` the deleted rows that are inserted again as ended ones.
+    `keyed` are the changes by their keys, of which it was made.
     """
 
     come: NetRows
@@ -63,11 +64,13 @@ class Net:
     conflict: KeyConflict | None = None
     ended: Sequence[Completion] = ()
     kept: Sequence[KeptRows] = ()
+    keyed: KeyedChanges | None = None
 
     @property
     def nbytes(self) -> int:
         """How much memory the arrays take."""
-        return self.gone.nbytes + self.come.nbytes + sum(rows.nbytes for rows in self.kept)
+        keyed = 0 if self.keyed is None else self.keyed.nbytes
+        return self.gone.nbytes + self.come.nbytes + sum(rows.nbytes for rows in self.kept) + keyed
 
 
 @dataclass(frozen=True)
@@ -162,7 +165,7 @@ class _Deciding:
         totals = pending.counted(net, before)
         changes = bool(net.expected.any() or remains.any() or pending.truncated_at is not None)
         come = net_rows(keyed.places[keyed.effective :], net, remains & (net.last != NONE))
-        return Net(come, gone, totals, changes, conflict, ended, stays)
+        return Net(come, gone, totals, changes, conflict, ended, stays, keyed)
 
     def _living(self, matches: Sequence[FileMatches] | None) -> Sequence[FileMatches]:
         """The living rows among some rows of the replica; None: among all."""

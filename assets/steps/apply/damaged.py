@@ -5,10 +5,10 @@ position in a restored table says nothing about its rows. A damaged table is set
 it anew.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from pgsieve.assets.steps.records.cuts import Cut
+from pgsieve.assets.steps.records.cuts import Cut, version_in
 from pgsieve.assets.steps.records.failures import reason
 from pgsieve.assets.steps.records.own_versions import of_subscription, refuse_put_back
 from pgsieve.assets.steps.records.table_states import Name, TableState, TableStates
@@ -56,22 +56,29 @@ def states_without_damaged(
 
 @dataclass
 class KnownVersions:
-    """The version of each replica that has all applied changes and no RESTORE: of a cut, a later copy, or an apply.
+    """The version of each table that has all applied changes and no RESTORE: of a cut, a later copy, or an apply.
+
+    `path_of` is the path of a table's replica, or of the versions of its rows; `versions` are those that the cut names.
 
     The check at the start of a step holds for the version that it saw. An apply that continues from a later
     version checks the commits in between: the next cut would name that version, and no later check would look
     before it.
     """
 
-    subscription: Subscription
     lake: Lake
     cut: Cut | None
+    path_of: Callable[[TableState], str]
+    versions: Mapping[Name, int]
     _left: dict[tuple[Name, int], int] = field(default_factory=dict)
 
-    def leave(self, state: TableState, before: TableHead | None, now: TableHead) -> str | None:
+    def begin(self, state: TableState, version: int) -> None:
+        """Continue from a version that is known to be whole."""
+        self._left[state.name, state.version] = version
+
+    def leave(self, state: TableState, before: TableHead | None, now: TableHead) -> bool:
         """Continue from a later version; `before` is the table's head when the batch began.
 
-        Returns a problem where the table was put back.
+        Returns whether that is possible: False where the table was put back.
 
         A single commit that moves the position is an apply's, and needs no check.
         """
@@ -82,30 +89,32 @@ class KnownVersions:
                 and (before.version, now.version) == (applied, applied + 1)
                 and (now.position or 0) > (before.position or 0)
             )
-            path = self.lake.paths.replica(self.subscription.name, *state.name)
-            if not advanced and self.lake.records.is_restored(path, applied):
-                return _put_back(path)
-        self._left[state.name, state.version] = now.version
-        return None
+            if not advanced and self.lake.records.is_restored(self.path_of(state), applied):
+                return False
+        self.begin(state, now.version)
+        return True
 
     def _applied_version(self, state: TableState, before: TableHead | None, now: TableHead) -> int | None:
         # A table that another process has copied meanwhile has a later state.
         if (left := self._left.get((state.name, state.version))) is not None:
             return left
-        if (version := _version_of(self.cut, state)) is not None:
+        if (version := version_in(self.cut, self.versions, state)) is not None:
             return version
-        path = self.lake.paths.replica(self.subscription.name, *state.name)
+        path = self.path_of(state)
         copied = self.lake.records.committed_at(path, state.lsn) if now.version > _FIRST else None
         return before.version if copied is None and before is not None else copied
 
 
-def _version_of(cut: Cut | None, state: TableState) -> int | None:
-    """The replica's version in a cut that is later than the copy.
+def is_put_back(
+    lake: Lake, path: str, version: int | None, position: int | None, entry_bytes: int | None = None
+) -> bool:
+    """Whether a table was put back behind its version in a cut, or behind a position that it has had.
 
-    An earlier cut says nothing about the copied table.
+    None stands for what is not known, or not read. Without a later commit, the first only lists the table's folder twice.
     """
-    is_later = cut is not None and (cut.is_after(state) or cut.lsn > state.lsn)
-    return cut.tables.get(state.name) if cut is not None and is_later else None
+    if version is not None and lake.records.is_restored(path, version, entry_bytes):
+        return True
+    return position is not None and (lake.records.position(path) or 0) < position
 
 
 def _damage(
@@ -113,17 +122,15 @@ def _damage(
 ) -> str | None:
     """What is wrong with a replica that was ready; None where nothing is."""
     path = lake.paths.replica(subscription.name, *state.name)
-    version = _version_of(cut, state)
+    version = version_in(cut, cut.tables if cut is not None else {}, state)
     entry_bytes = cut.entries.get(state.name) if cut is not None else None
     try:
-        # Without a later commit, this check only lists the replica's folder twice, and is the only one.
-        if version is not None and lake.records.is_restored(path, version, entry_bytes):
-            return _put_back(path)
-        if (read or version is None) and not lake.records.exists(path):
+        is_read = read or version is None
+        if is_read and not lake.records.exists(path):
             return _gone(path)
         # A copy is ready at its LSN, and no later commit lowers the position.
-        if (read or version is None) and (lake.records.position(path) or 0) < state.lsn:
-            return _put_back(path)
+        if is_put_back(lake, path, version, state.lsn if is_read else None, entry_bytes):
+            return put_back(path)
     except LakeError as error:
         problem = reason(lake, error)
         return problem if lake.records.exists(path) else _gone(path)
@@ -149,5 +156,6 @@ def _gone(path: str) -> str:
     return f'its replica "{path}" is gone'
 
 
-def _put_back(path: str) -> str:
+def put_back(path: str) -> str:
+    """What is wrong with a replica that was put back."""
     return f'its replica "{path}" was put back to an earlier version'

@@ -39,7 +39,7 @@ class KeptRows:
         """The rows with the metadata of their end; `path` is the replica, `schema` its columns."""
         fields = pa.schema([schema.field(name) for name in self.ended.column_names])
         ended = conformed(self.ended, fields)
-        for which, rows in rows_at(store.batches(joined(path, self.name), schema), self.rows):
+        for which, rows in rows_at(store, joined(path, self.name), schema, self.rows):
             said, kept = ended.take(pa.array(self.which[which])), rows
             for name in fields.names:
                 place = schema.get_field_index(name)

@@ -75,6 +75,14 @@ class KeyedChanges:
     ended: pa.Table | None = None
     emptied: pa.Table | None = None
 
+    @property
+    def nbytes(self) -> int:
+        """How much memory the arrays take."""
+        every, rows = self.changes, [self.keys, *([] if self.ended is None else [self.ended])]
+        numbers = sum(each.nbytes for each in (self.places, self.commit_lsns, every.old, every.new))
+        masks = every.operations.nbytes + sum(is_sent.nbytes for is_sent in every.sent.values())
+        return sum(int(each.nbytes) for each in rows) + numbers + masks
+
     @cached_property
     def lookups(self) -> tuple[Mask, Mask]:
         """The keys that are expected in the rows before the changes, and those for which it matters whether they are there."""

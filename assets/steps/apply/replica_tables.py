@@ -12,11 +12,12 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from pgsieve.assets.steps.apply.applied import Applied
-from pgsieve.assets.steps.apply.batch import Batch, Plan
-from pgsieve.assets.steps.apply.damaged import KnownVersions, states_without_damaged
+from pgsieve.assets.steps.apply.batch import Batch, DecidedKeys, Plan
+from pgsieve.assets.steps.apply.damaged import KnownVersions, put_back, states_without_damaged
 from pgsieve.assets.steps.apply.layout import follow_layout
 from pgsieve.assets.steps.apply.progress import ReplicaProgress
-from pgsieve.assets.steps.apply.row_versions import follow_versions, kept_versions
+from pgsieve.assets.steps.apply.row_versions import FollowingVersions
+from pgsieve.assets.steps.history.repaired import note_partial, repaired_since
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.records.cuts import Cut, Cuts
 from pgsieve.assets.steps.records.own_versions import present_versions
@@ -103,18 +104,27 @@ class _Apply:
         self.result.sent_as = self._sent_as(states)
         #: Whether a cut can be written: no table is left out, and no other process works on one.
         self._alone = only is None and not _is_copied_by_others(states, self._begun)
-        self._replicas = _Replicas(subscription, lake, states, self.result.cut)
+        self._replicas = _Replicas(subscription, lake, states, self.result.cut, log)
         #: The tables whose replicas may lack something of the batch.
         self._behind = set[Name]()
-        kept, failed = kept_versions(subscription, lake, states, self.result.cut, log)
-        self._replicas.versioned |= kept
-        self._set_aside(failed)
+        self._begin_row_versions()
+
+    def _begin_row_versions(self) -> None:
+        """Find out how far the versions of rows are; the next cut names replicas with repaired rows, which have new ones."""
+        replicas, subscription = self._replicas, self._subscription.name
+        for name in self._repaired:
+            head = self._lake.records.head(self._lake.paths.replica(subscription, *name))
+            replicas.leave(name, None, head)
+        self._set_aside(replicas.row_versions.begin(replicas.states, self._repaired))
 
     def _followed(self) -> dict[Name, TableState]:
         """The states of the tables, whose replicas have the layout that the configuration says."""
         changed = {c.name for changes in self._slices.values() for c in changes if c.changed}
         cut = self.result.cut
         states = states_without_damaged(self._subscription, self._lake, cut, changed)
+        self._repaired = repaired_since(self._subscription, self._lake, states, cut)
+        if note_partial(self._subscription.name, self._lake, [states[n] for n in self._repaired], self._log):
+            states = TableStates(self._lake, self._subscription.name).newest()
         if followed := follow_layout(self._subscription, self._lake, states.values()):
             # The rows are the cut's, one version later.
             held = cut.tables if cut else {}
@@ -145,7 +155,8 @@ class _Apply:
         while batches:
             ends = batches.popleft()
             changes = [c for e in ends for c in slices[e] if c.changed and c.name in self._begun]
-            batch = Batch(self._subscription.name, self._lake, ends[-1], changes)
+            versioned = self._replicas.row_versions.positions
+            batch = Batch(self._subscription.name, self._lake, ends[-1], changes, versioned)
             plans = self._plans(batch)
             if self._subscription.disable_on_error:
                 plans, failed = batch.examined(plans)
@@ -160,7 +171,7 @@ class _Apply:
             self._apply_batch(batch, plans)
             if self._is_disabled():
                 return  # Its replicas hold what they held, or the whole batch; no cut tells of it.
-            self._follow_versions(changes)
+            self._follow_versions(changes, batch.decided)
             tables = f"{counted(len(plans), 'table')} of {self._subscription.name}"
             self._log(f"applied everything up to {format_lsn(batch.end)} to {tables}")
             self._replicas.hear(changes)
@@ -174,7 +185,7 @@ class _Apply:
         self._replicas.states = states
         self._alone = self._alone and not _is_copied_by_others(states, self._begun)
         aside = {name for name, head in ahead.items() if self._replicas.leave(name, None, head)}
-        left_out = {n for n in self._replicas.versioned if self._only is not None and n not in self._only}
+        left_out = {n for n in states if self._only is not None and n not in self._only}
         self._behind = aside | left_out
         return [plan for plan in plans if plan.pending.name not in aside]
 
@@ -195,12 +206,10 @@ class _Apply:
                 self._behind.add(done.name)
             self._count(applied)
 
-    def _follow_versions(self, changes: Sequence[TableChanges]) -> None:
+    def _follow_versions(self, changes: Sequence[TableChanges], decided: Mapping[Name, DecidedKeys]) -> None:
         """Bring the versions of rows up to a batch; a table whose versions cannot follow is set aside."""
-        names, states = self._replicas.versioned.keys() - self._behind, self._replicas.states
-        own = [change for change in changes if change.name in names]
-        self._set_aside(follow_versions(self._subscription, self._lake, states, own))
-        self._replicas.versioned |= {c.name: c.slice for c in own if c.slice > states[c.name].lsn}
+        row_versions, states = self._replicas.row_versions, self._replicas.states
+        self._set_aside(row_versions.follow(states, changes, self._behind, decided))
 
     def _set_aside(self, problems: Mapping[Name, str]) -> None:
         """Set tables aside whose versions of rows have these problems."""
@@ -230,18 +239,22 @@ class _Replicas:
     """The replicas of a subscription during an apply: their states, and the Delta versions of the next cut."""
 
     def __init__(
-        self, subscription: Subscription, lake: Lake, states: dict[Name, TableState], cut: Cut | None
+        self,
+        subscription: Subscription,
+        lake: Lake,
+        states: dict[Name, TableState],
+        cut: Cut | None,
+        log: Log,
     ) -> None:
         self.states = states
         self._subscription, self._lake, self._cut = subscription, lake, cut
         self._versions: dict[Name, int] = dict(cut.tables) if cut else {}
-        self._known = KnownVersions(subscription, lake, cut)
+        self._known = KnownVersions(lake, cut, self._path, cut.tables if cut else {})
         #: The positions that the change histories have reached; unknown for tables that were copied since the
         #: cut.
         histories = cut.histories.items() if cut else ()
         self._histories = {n: at for n, at in histories if n in states and cut and cut.is_after(states[n])}
-        #: The positions of the versions of rows, of the tables that have them.
-        self.versioned = dict[Name, int]()
+        self.row_versions = FollowingVersions(subscription, lake, cut, log)
         #: The greatest position of those that were looked at.
         self._reached = 0
 
@@ -250,9 +263,16 @@ class _Replicas:
 
         Returns the problem, and sets the table aside, where it was put back.
         """
-        problem = self._known.leave(self.states[name], before, now)
+        problem = self._problem(name, before, now)
         self._go_on(name, now, problem)
         return problem
+
+    def _problem(self, name: Name, before: TableHead | None, now: TableHead) -> str | None:
+        state = self.states[name]
+        return None if self._known.leave(state, before, now) else put_back(self._path(state))
+
+    def _path(self, state: TableState) -> str:
+        return self._lake.paths.replica(self._subscription.name, *state.name)
 
     def _go_on(self, name: Name, now: TableHead, problem: str | None) -> None:
         if problem is not None:
@@ -277,9 +297,12 @@ class _Replicas:
             ready = [name for name, state in self.states.items() if state.state == SyncState.READY]
             tables = {name: self._versions[name] for name in ready}
             of_states = newest_version(self.states.values())
-            versioned = {name: at for name, at in self.versioned.items() if name in tables}
-            now = datetime.now(UTC)
-            wanted = Cut(lsn, tables, now, of_states, histories=dict(self._histories), versioned=versioned)
+            versioned, scd2 = (
+                {name: number for name, number in numbers.items() if name in tables}
+                for numbers in (self.row_versions.positions, self.row_versions.tables)
+            )
+            now, of_changes = datetime.now(UTC), dict(self._histories)
+            wanted = Cut(lsn, tables, now, of_states, histories=of_changes, versioned=versioned, scd2=scd2)
             _record(self._lake, self._subscription, result, wanted)
             self._cut = result.cut
 
@@ -300,9 +323,7 @@ class _Replicas:
         if any((head.position or 0) > lsn for head in heads.values()):
             return False
         # Each check waits for a store's answers.
-        problems = self._lake.in_parallel(
-            lambda name: self._known.leave(self.states[name], None, heads[name]), list(heads)
-        )
+        problems = self._lake.in_parallel(lambda name: self._problem(name, None, heads[name]), list(heads))
         for name, problem in zip(heads, problems, strict=True):
             self._go_on(name, heads[name], problem)
         return True
@@ -319,7 +340,8 @@ def _is_copied_by_others(states: Mapping[Name, TableState], begun: Collection[Na
 def _record(lake: Lake, subscription: Subscription, result: ApplyResult, wanted: Cut) -> None:
     """Write a cut, unless it is the one that stands there already."""
     last, tables = result.cut, wanted.tables
-    if not tables or (last and (last.tables, last.versioned) == (tables, wanted.versioned)):
+    known = (tables, wanted.versioned, wanted.scd2)
+    if not tables or (last and (last.tables, last.versioned, last.scd2) == known):
         return
     cuts = Cuts(lake, subscription.name)
     made = cuts.made(wanted.lsn, tables, wanted.states, last)
@@ -328,6 +350,7 @@ def _record(lake: Lake, subscription: Subscription, result: ApplyResult, wanted:
         histories=wanted.histories,
         records=present_versions(lake, subscription),
         versioned=wanted.versioned,
+        scd2=wanted.scd2,
     )
     cuts.append(result.cut)
     reach(Failpoint.CUT_WRITTEN)

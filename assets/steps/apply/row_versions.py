@@ -5,19 +5,21 @@ table, once per slice. The versions are computed by columns (`pgsieve.decoding.c
 Raises LakeError, and OverrunError where another process was faster.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
 
 from pgsieve.assets.steps.apply.applied import Pending
-from pgsieve.assets.steps.apply.batch import lacking_changes
+from pgsieve.assets.steps.apply.batch import DecidedKeys, lacking_changes
 from pgsieve.assets.steps.apply.by_files import ChosenRows, RowsTask, Validity, may_be_of_other_key
 from pgsieve.assets.steps.apply.completion import NetRows, completions
+from pgsieve.assets.steps.apply.damaged import KnownVersions, is_put_back
 from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges, keyed_changes, stored_changes
-from pgsieve.assets.steps.history.versions import VersionChange, VersionTable, present_rows
+from pgsieve.assets.steps.history.versions import StoredVersions, VersionChange, VersionTable, present_rows
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.records.cuts import Cut
 from pgsieve.assets.steps.records.failures import TABLE_ERRORS, explained
@@ -26,54 +28,113 @@ from pgsieve.assets.steps.records.transformed import TableChanges
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.decoding.changes.metadata_columns import APPLIED_AT, Stamp
 from pgsieve.decoding.changes.net_change import NONE, Numbers, RowVersions, row_versions, with_deletes
-from pgsieve.decoding.changes.versions import CURRENT, TO_LSN, Commits
-from pgsieve.decoding.lsn import format_lsn
-from pgsieve.decoding.values.quoting import quote_qualified
+from pgsieve.decoding.changes.versions import TO_LSN, Commits
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.errors import LakeError, again_after_conflict
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
+from pgsieve.resources.lake.delta.records import TableHead
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.store import RowGroup, parted
 from pgsieve.resources.work import called
 
 
-def kept_versions(
-    subscription: Subscription, lake: Lake, states: Mapping[Name, TableState], cut: Cut | None, log: Log
-) -> tuple[dict[Name, int], dict[Name, str]]:
-    """The positions of the versions of rows, by table; and the problems of tables with unreadable versions.
+class FollowingVersions:
+    """The versions of the rows of a subscription's tables during an apply.
 
-    Versions go on from where they are if they have no gap: they reach the position that the newest cut records, or
-    began at that cut, or with a later copy. Other versions begin anew at the newest cut.
+    `positions` are those of tables whose versions have no gap, `tables` their Delta versions up to which none was put back.
     """
-    kept, failed = dict[Name, int](), dict[Name, str]()
-    for name, state in states.items():
-        table = VersionTable.kept(subscription, lake, state) if state.applies else None
-        if table is None:
-            continue
-        try:
-            position = lake.records.position(table.path) if lake.records.exists(table.path) else None
-        except TABLE_ERRORS as error:
-            failed[name] = explained(lake, error, name)
-            continue
+
+    def __init__(self, subscription: Subscription, lake: Lake, cut: Cut | None, log: Log) -> None:
+        self.positions, self.tables = dict[Name, int](), dict[Name, int]()
+        self._subscription, self._lake, self._cut, self._log = subscription, lake, cut, log
+        self._known = KnownVersions(lake, cut, self._path, cut.scd2 if cut is not None else {})
+
+    def _path(self, state: TableState) -> str:
+        definition = state.definition
+        assert definition is not None
+        return self._lake.paths.versions(self._subscription.name, *state.name, definition.history.generation)
+
+    def begin(
+        self, states: Mapping[Name, TableState], repaired: Collection[Name] = frozenset()
+    ) -> dict[Name, str]:
+        """Find out how far the versions of all tables are; returns the problems of tables with unreadable ones.
+
+        Versions go on from where they are if they have no gap: nobody has put them back, nor repaired their replica, since the
+        newest cut, and they reach the position that it records, or began at that cut, or with a later copy. Other versions
+        begin anew with the present rows.
+        """
+        failed = dict[Name, str]()
+        for name, state in states.items():
+            table = VersionTable.kept(self._subscription, self._lake, state) if state.applies else None
+            if table is None:
+                continue
+            try:
+                self._begin(table, state, is_repaired=name in repaired)
+            except TABLE_ERRORS as error:
+                failed[name] = explained(self._lake, error, name)
+        return failed
+
+    def _begin(self, table: VersionTable, state: TableState, *, is_repaired: bool) -> None:
+        lake, cut, name, path = self._lake, self._cut, state.name, table.path
         held = cut if cut is not None and name in cut.tables and state.lsn <= cut.lsn else None
         since = state.lsn if held is None else held.versioned.get(name, held.lsn)
-        if position is not None and position >= since:
-            kept[name] = position
-        elif held is not None and state.state == SyncState.READY and _begin(table, held, log):
-            kept[name] = held.lsn
-    return kept, failed
+        version = None if held is None else held.scd2.get(name)
+        head = lake.records.head(path) if lake.records.exists(path) else TableHead()
+        if head.position is None or is_repaired or is_put_back(lake, path, version, since):
+            if state.state != SyncState.READY or (held is None and not is_repaired):
+                return
+            replica = lake.records.position(lake.paths.replica(table.subscription, *name))
+            lsn = max(state.lsn, replica or 0, head.position or 0, held.lsn if held is not None else 0)
+            if not table.begun(self._log, lsn, datetime.now(UTC), once=False):
+                return
+            head, version = lake.records.head(path), None
+        # An idle run names the version of the newest cut again, so that it writes no other one.
+        is_idle = version is not None and head.position == since
+        self.positions[name] = head.position or 0
+        self.tables[name] = version if version is not None and is_idle else head.version
+        self._known.begin(state, head.version)
 
+    def follow(
+        self,
+        states: Mapping[Name, TableState],
+        changes: Sequence[TableChanges],
+        behind: Collection[Name],
+        decided: Mapping[Name, DecidedKeys],
+    ) -> dict[Name, str]:
+        """Bring the versions up to changes that the replicas have, unless these are behind; returns the problems by table.
 
-def _begin(table: VersionTable, cut: Cut, log: Log) -> bool:
-    """Begin versions anew with the rows of a cut; whether that was possible."""
-    shown, lake = quote_qualified(*table.name), table.lake
-    try:
-        table.begin_anew(cut.lsn, datetime.now(UTC), version=cut.tables[table.name])
-    except TABLE_ERRORS as error:
-        log(f"the versions of {shown} do not begin: {explained(lake, error, table.name)}")
-        return False
-    log(f"the versions of {shown} begin at {format_lsn(cut.lsn)} with the present rows of its replica")
-    return True
+        `decided` are changes by their keys, which decided what became of replicas.
+        """
+        own = [c for c in changes if c.name in self.positions and c.name not in behind]
+
+        def follow(name: Name) -> tuple[Name, str | None]:
+            try:
+                with called(self._subscription.name, f"versions of {name[0]}.{name[1]}"):
+                    again_after_conflict(self._follow)(
+                        states[name], [c for c in own if c.name == name], decided.get(name)
+                    )
+            except TABLE_ERRORS as error:
+                return name, explained(self._lake, error, name)
+            return name, None
+
+        done = self._lake.in_parallel(follow, list(dict.fromkeys(change.name for change in own)))
+        self.positions |= {c.name: c.slice for c in own if c.slice > states[c.name].lsn}
+        return {name: problem for name, problem in done if problem is not None}
+
+    def _follow(
+        self, state: TableState, changes: Sequence[TableChanges], decided: DecidedKeys | None
+    ) -> None:
+        lake = self._lake
+        if (lacking := lacking_versions(self._subscription, lake, state, changes)) is None:
+            return
+        table, pending = lacking
+        log = lake.paths.changes(self._subscription.name, *state.name, table.definition.history.generation)
+        VersionsWriter(table, log, pending, state.lsn, decided).apply()
+        reach(Failpoint.REPLICA_COMMITTED)
+        now = lake.records.head(table.path)
+        # Else the next run finds out, from the version that the cut goes on to name.
+        if self._known.leave(state, pending.head, now):
+            self.tables[state.name] = now.version
 
 
 def lacking_versions(
@@ -86,35 +147,6 @@ def lacking_versions(
     head = lake.records.head(table.path)
     slices = lacking_changes(changes, state, head)
     return (table, Pending(slices, head)) if slices else None
-
-
-def follow_versions(
-    subscription: Subscription,
-    lake: Lake,
-    states: Mapping[Name, TableState],
-    changes: Sequence[TableChanges],
-) -> dict[Name, str]:
-    """Bring the versions of tables up to changes that their replicas have; returns the problems by table."""
-
-    def follow(name: Name) -> tuple[Name, str | None]:
-        own = [change for change in changes if change.name == name]
-
-        def attempt() -> None:
-            if (lacking := lacking_versions(subscription, lake, states[name], own)) is not None:
-                table, pending = lacking
-                log = lake.paths.changes(subscription.name, *name, table.definition.history.generation)
-                VersionsWriter(table, log, pending, states[name].lsn).apply()
-                reach(Failpoint.REPLICA_COMMITTED)
-
-        try:
-            with called(subscription.name, f"versions of {name[0]}.{name[1]}"):
-                again_after_conflict(attempt)()
-        except TABLE_ERRORS as error:
-            return name, explained(lake, error, name)
-        return name, None
-
-    names = list(dict.fromkeys(change.name for change in changes))
-    return {name: problem for name, problem in lake.in_parallel(follow, names) if problem is not None}
 
 
 @dataclass(frozen=True)
@@ -135,12 +167,16 @@ class _Became:
 
 @dataclass(frozen=True)
 class VersionsWriter:
-    """Writes the changes of a batch to the versions of one table; `log` has them, `copied` is the LSN of the copy."""
+    """Writes the changes of a batch to the versions of one table; `log` has them, `copied` is the LSN of the copy.
+
+    `decided` are changes by their keys, perhaps these.
+    """
 
     table: VersionTable
     log: str
     pending: Pending
     copied: int
+    decided: DecidedKeys | None = None
 
     def apply(self) -> None:
         """Write them in one commit; its position is the end of the last slice."""
@@ -150,29 +186,28 @@ class VersionsWriter:
             reached = lake.records.position(lake.paths.replica(table.subscription, *table.name)) or 0
             table.begin_anew(max(end, reached), datetime.now(UTC))
             return
-        committer = table.stored.committer()
-        stored = lake.stored_slices(self.log, pending.ends, every=True)
-        if stored is None:
-            raise LakeError(f'Delta table "{self.log}": only Spark reads it', sqlstate="55000")
         table.follow_columns()
-        became = self._became(stored.groups)
+        changes = lake.stored_slices(self.log, pending.ends, every=True)
+        if changes is None:
+            raise LakeError(f'Delta table "{self.log}": only Spark reads it', sqlstate="55000")
+        became = self._became(changes.groups)
         ending, until = self._ending(became)
-        change = VersionChange.of(table.stored, ending, until, became.commits, pending.size)
+        change = VersionChange.of(self._stored, ending, until, became.commits, pending.size)
 
         def new() -> list[pa.Table]:
-            return list(self._written(became, stored.groups))
+            return list(self._written(became, changes.groups))
 
-        change.commit(table.stored, new, end, pending.head.version, committer)
+        change.commit(self._stored, new, end, pending.head.version)
+
+    @cached_property
+    def _stored(self) -> StoredVersions:
+        return self.table.stored
 
     def _became(self, groups: Sequence[RowGroup]) -> _Became:
-        table, pending, lake = self.table, self.pending, self.table.lake
-        keys = pa.schema([table.columns.field(name) for name in table.definition.key])
-        files, unsent = dict.fromkeys(group.file for group in groups), sorted(pending.unchanged)
+        lake, files = self.table.lake, list(dict.fromkeys(group.file for group in groups))
         with lake.access.refusing(self.log):
-            stored = stored_changes(lake.store, files, keys, unsent)
-            keyed = keyed_changes(stored, keys, unsent, pending.ends, self.since)
+            keyed = self._keyed(files)
             times = [lake.store.columns(file, ["commit_lsn", "commit_time"]) for file in files]
-        assert keyed is not None
         commits = Commits.of(pa.concat_tables(times))
         matches = self._matches(keyed)
         present = np.zeros(keyed.keys.num_rows + 1, np.bool_)
@@ -186,6 +221,18 @@ class VersionsWriter:
         versions = row_versions(changes, commit_of, present)
         return _Became(versions, commit_of, places, commits, matches, truncated)
 
+    def _keyed(self, files: Sequence[str]) -> KeyedChanges:
+        """The changes by their keys: those that decided what became of the replica, where it lacked the same ones."""
+        table, pending, decided = self.table, self.pending, self.decided
+        if decided is not None and (decided.slices, decided.since) == (pending.ends, self.since):
+            return decided.keyed
+        keys = pa.schema([table.columns.field(name) for name in table.definition.key])
+        unsent = sorted(pending.unchanged)
+        stored = stored_changes(table.lake.store, files, keys, unsent)
+        keyed = keyed_changes(stored, keys, unsent, pending.ends, self.since)
+        assert keyed is not None
+        return keyed
+
     @property
     def since(self) -> int:
         """The LSN from which changes count: earlier ones are in the copy."""
@@ -193,16 +240,15 @@ class VersionsWriter:
 
     def _matches(self, keyed: KeyedChanges) -> Sequence[FileMatches]:
         """The present versions of the keys, file by file."""
-        table, path, lake = self.table, self.table.path, self.table.lake
-        current = pa.repeat(pa.scalar(True), keyed.keys.num_rows)
-        keys = keyed.keys.append_column(CURRENT, current)
+        path, lake = self.table.path, self.table.lake
         expected, matters = keyed.lookups
         # No INSERT meets a row; only after a lost move may a key have one that is not expected.
         among = (expected, matters) if keyed.changes.moves.any() else (expected,)
         with lake.access.refusing(path):
-            matches = table.stored.committer().local.matches(path, keys, among, None, TO_LSN)
-        assert matches is not None
-        return matches
+            local = self._stored.committer.local
+            matches = local.matches(path, keyed.keys, among, None, TO_LSN)
+            assert matches is not None
+            return present_rows(local, path, matches)
 
     def _ending(self, became: _Became) -> tuple[list[FileMatches], list[Numbers]]:
         """The present versions that end, file by file, and the numbers of their last commits."""
@@ -214,7 +260,7 @@ class VersionsWriter:
         of_keys = {match.name: match for match in became.matches}
         every, until = list[FileMatches](), list[Numbers]()
         with self.table.lake.access.refusing(self.table.path):
-            every += present_rows(self.table.stored.committer().local, self.table.path)
+            every += present_rows(self._stored.committer.local, self.table.path)
         for match in every:
             # Keys without a change end with the first TRUNCATE.
             ended = np.full(len(match.rows), became.truncated, np.int64)
@@ -226,7 +272,7 @@ class VersionsWriter:
     def _written(self, became: _Became, groups: Sequence[RowGroup]) -> Iterator[pa.Table]:
         """Let the runner write the versions that begin; those that end within the batch get files of their own."""
         table, versions = self.table, became.versions
-        lake, size = table.lake, table.stored.committer().file_bytes(table.path, {})
+        lake, size = table.lake, self._stored.committer.file_bytes(table.path, {})
         stamp = Stamp(table.definition.metadata_column(APPLIED_AT))
         runner, is_present = lake.policy.runner(self.pending.size), versions.until == NONE
         for chosen in (is_present, ~is_present):

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.assets.steps.apply.merging import keyless_merge, merge_by_spark
-from pgsieve.assets.steps.apply.replica_tables import renew_cut
+from pgsieve.assets.steps.apply.replica_tables import apply, renew_cut
 from pgsieve.assets.steps.checkpoint import checkpointed
 from pgsieve.assets.steps.checks.comparison import Sides
 from pgsieve.assets.steps.checks.consistency import (
@@ -27,7 +27,6 @@ from pgsieve.assets.steps.checks.consistency import (
     while_altered,
 )
 from pgsieve.assets.steps.checks.difference import differing_row_counts
-from pgsieve.assets.steps.history.repaired import follow_repair
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.observed import aggregated
 from pgsieve.assets.steps.records.columns import field
@@ -35,8 +34,9 @@ from pgsieve.assets.steps.records.table_states import Name
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.decoding.changes.deleted_rows import DELETED
 from pgsieve.decoding.changes.metadata_columns import metadata_type
+from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.merge import Clauses, Merge
-from pgsieve.resources.lake.delta.records import quoted
+from pgsieve.resources.lake.delta.records import REPAIRED, quoted
 from pgsieve.resources.lake.lake import Lake
 
 
@@ -70,9 +70,9 @@ def repair(subscription: Subscription, lake: Lake, names: Collection[Name], log:
             versions = {
                 name: repaired.version for name, repaired in done.items() if repaired.version is not None
             }
-            for name, repaired in done.items():
-                if repaired.inserted or repaired.deleted:
-                    follow_repair(subscription, lake, moment.states[name], repaired.version, log)
+            if any(repaired.inserted or repaired.deleted for repaired in done.values()):
+                # Histories follow as they do after a process that died here.
+                apply(subscription, lake, log)
             renew_cut(lake, subscription, versions)
         results.update(done)
         return [name for name, repaired in done.items() if repaired.problem in {ALTERED, REWRITTEN}]
@@ -119,8 +119,9 @@ def _merged(sides: Sides, net: DataFrame, lsn: int) -> tuple[int, int]:
     totals = aggregated(net, [F.sum("expected").alias("expected"), F.sum("held").alias("held")])
     source, clauses = _with_deleted(sides, net) if sides.kept else _without_deleted(sides, net)
     vectors = bool(sides.lake.records.has_deletion_vectors(sides.path))
-    with sides.lake.committing(None, vectors=vectors, metadata={"repaired": lsn}):
+    with sides.lake.committing(None, vectors=vectors, metadata={REPAIRED: lsn}):
         merge_by_spark(sides.lake, sides.path, source, clauses, sides.version)
+    reach(Failpoint.REPLICA_COMMITTED)
     return int(totals["expected"]), int(totals["held"])
 
 

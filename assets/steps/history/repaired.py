@@ -1,43 +1,52 @@
-"""Histories after `check --repair`: versions of rows begin anew with the repaired rows, and a change history is not whole any more.
+"""Replicas that `check --repair` has corrected since a cut: their histories lack rows that no change has made.
 
-In: a repaired replica, whose rows no change has made. Out: a commit of the versions, a state of the table. Raises LakeError,
-OverrunError.
+In: the newest cut, and the replicas since. Out: a state of each table whose change history is not whole any more. Versions of
+rows begin anew then (`pgsieve.assets.steps.apply.row_versions`). Raises LakeError.
 """
 
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
 
 from pgsieve.assets.steps.history.versions import VersionTable
 from pgsieve.assets.steps.log import Log
-from pgsieve.assets.steps.records.cuts import Cuts
-from pgsieve.assets.steps.records.table_states import TableState, TableStates, copy_again
+from pgsieve.assets.steps.records.cuts import Cut, version_in
+from pgsieve.assets.steps.records.table_states import Name, TableState, TableStates, copy_again
 from pgsieve.assets.steps.subscription import Subscription
-from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.resources.lake.lake import Lake
 
 
-def follow_repair(
-    subscription: Subscription, lake: Lake, state: TableState, version: int | None, log: Log
-) -> None:
-    """Let the histories follow a replica with repaired rows.
+def repaired_since(
+    subscription: Subscription, lake: Lake, states: Mapping[Name, TableState], cut: Cut | None
+) -> set[Name]:
+    """The tables with a history whose replicas were repaired after a cut, or after a later copy."""
+    repaired = set[Name]()
+    for name, state in states.items():
+        if not state.applies or not _has_history(subscription, lake, state):
+            continue
+        path = lake.paths.replica(subscription.name, *name)
+        version = version_in(cut, cut.tables if cut is not None else {}, state)
+        if version is None:
+            version = lake.records.committed_at(path, state.lsn)
+        if version is not None and lake.records.is_repaired(path, version):
+            repaired.add(name)
+    return repaired
 
-    `version` is the replica's Delta version with the rows of the newest cut; None where it has no such version.
-    """
-    shown = quote_qualified(*state.name)
-    if (definition := state.definition) is not None and definition.history.whole:
-        partial = replace(definition, history=replace(definition.history, whole=False))
-        TableStates(lake, subscription.name).append([replace(state, definition=partial)])
-        lacking = f"the change history of {shown} lacks the repaired rows"
-        log(copy_again(subscription.name, state.name, lacking))
-    table = VersionTable.kept(subscription, lake, state)
-    if table is None or not lake.records.exists(table.path):
-        return
-    if version is None:
-        log(copy_again(subscription.name, state.name, f"the versions of {shown} lack the repaired rows"))
-        return
-    cut = Cuts(lake, subscription.name).last()
-    # The replica lacks nothing from there to the LSN of the repair.
-    lsn = max(state.lsn, cut.lsn if cut else 0, lake.records.position(table.path) or 0)
-    table.begin_anew(lsn, datetime.now(UTC), version=version, once=False)
-    log(f"the versions of {shown} are ended, and begin anew at {format_lsn(lsn)} with the repaired rows")
+
+def _has_history(subscription: Subscription, lake: Lake, state: TableState) -> bool:
+    is_whole = state.definition is not None and state.definition.history.whole
+    return is_whole or VersionTable.kept(subscription, lake, state) is not None
+
+
+def note_partial(subscription: str, lake: Lake, states: Iterable[TableState], log: Log) -> bool:
+    """Record of tables that their change histories are not whole any more, and say so; returns whether one was."""
+    partial = list[TableState]()
+    for state in states:
+        definition = state.definition
+        if definition is not None and definition.history.whole:
+            history = replace(definition.history, whole=False)
+            partial.append(replace(state, definition=replace(definition, history=history)))
+            lacking = f"the change history of {quote_qualified(*state.name)} lacks the repaired rows"
+            log(copy_again(subscription, state.name, lacking))
+    TableStates(lake, subscription).append(partial)
+    return bool(partial)

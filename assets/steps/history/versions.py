@@ -5,13 +5,16 @@ rows, with the position of these. `pgsieve.assets.steps.apply.row_versions` writ
 LakeError and OverrunError.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
 
+from pgsieve.assets.steps.log import Log
+from pgsieve.assets.steps.records.failures import TABLE_ERRORS, explained
 from pgsieve.assets.steps.records.table_states import Name, TableState
 from pgsieve.assets.steps.subscription import Definition, Subscription, defined_types
 from pgsieve.decoding.changes.net_change import Numbers
@@ -25,16 +28,22 @@ from pgsieve.decoding.changes.versions import (
     last_before,
     versions_schema,
 )
-from pgsieve.decoding.values.quoting import quote_identifier
+from pgsieve.decoding.lsn import format_lsn
+from pgsieve.decoding.values.quoting import quote_identifier, quote_qualified
 from pgsieve.resources.lake.committers import ByFiles
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.errors import LakeError, again_after_conflict
 from pgsieve.resources.lake.delta.key_lookup import FileMatches, Flag
+from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.delta.records import Commit
-from pgsieve.resources.lake.derived_rows import Batches, FileRows, WrittenRows, rows_at, table_rows
+from pgsieve.resources.lake.derived_rows import WrittenRows, rows_at, table_rows
+from pgsieve.resources.lake.executors import Guard
 from pgsieve.resources.lake.gone_rows import Going, Gone
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.store import Store, joined
+
+#: Ended versions up to this many bytes stay in memory until the others of their file are written.
+_HELD_BYTES = 64 * 1024 * 1024
 
 
 def versions_problem(lake: Lake, definition: Definition, replica: str) -> tuple[str, str] | None:
@@ -71,6 +80,7 @@ class StoredVersions:
     path: str
     schema: pa.Schema
 
+    @cached_property
     def committer(self) -> ByFiles:
         """The committer of the table; raises LakeError where others have altered it."""
         committer = self.lake.policy.file_committer(self.path, self.schema)
@@ -126,19 +136,34 @@ class VersionTable:
             with lake.access.refusing(self.path):
                 again_after_conflict(local.append)(self.path, self.schema.empty_table())
 
-    def begin_anew(
-        self, lsn: int, time: datetime | None, *, version: int | None = None, once: bool = True
-    ) -> bool:
+    @property
+    def shown(self) -> str:
+        """What messages call them."""
+        return f"the versions of {quote_qualified(*self.name)}"
+
+    def begun(self, log: Log, lsn: int, time: datetime | None, *, once: bool) -> bool:
+        """Begin them anew, as `begin_anew`, and log it, or why it is not possible; returns whether they are there."""
+        known = self.lake.records.exists(self.path)
+        try:
+            begun = self.begin_anew(lsn, time, once=once)
+        except TABLE_ERRORS as error:
+            log(f"{self.shown} do not begin: {explained(self.lake, error, self.name)}")
+            return False
+        if begun:
+            anew = "are ended, and begin anew" if known else "begin"
+            log(f"{self.shown} {anew} at {format_lsn(lsn)} with the present rows of its replica")
+        return True
+
+    def begin_anew(self, lsn: int, time: datetime | None, *, once: bool = True) -> bool:
         """End all present versions before an LSN, and begin those of the replica's rows; returns whether it did.
 
-        The replica has the rows of this LSN, in Delta version `version` (None: the newest). `once`: only where the
-        versions have not reached this position.
+        The replica has the rows of this LSN. `once`: only where the versions have not reached this position.
         """
         self._end_former(lsn, time)
         self.follow_columns()
-        return bool(again_after_conflict(self._begin_anew)(lsn, time, version, once))
+        return bool(again_after_conflict(self._begin_anew)(lsn, time, once))
 
-    def _begin_anew(self, lsn: int, time: datetime | None, version: int | None, once: bool) -> bool:
+    def _begin_anew(self, lsn: int, time: datetime | None, once: bool) -> bool:
         lake, head = self.lake, self.lake.records.head(self.path)
         reached = (head.position or 0) >= lsn
         if reached and once:
@@ -148,9 +173,9 @@ class VersionTable:
         if local is None:
             raise _altered(replica)
         with lake.access.refusing(replica):
-            opened = table_rows(local, replica, self.columns, Opened(lsn, time, self.schema).of, version)
+            opened = table_rows(local, replica, self.columns, Opened(lsn, time, self.schema).of)
         stored = self.stored
-        committer, change = stored.committer(), VersionChange.of_all(stored, lsn, time)
+        change = VersionChange.of_all(stored, lsn, time)
 
         def written() -> list[pa.Table]:
             size = lake.records.size(replica)
@@ -158,12 +183,12 @@ class VersionTable:
                 lake.store,
                 self.path,
                 self.schema,
-                committer.file_bytes(self.path, {}),
+                stored.committer.file_bytes(self.path, {}),
                 [[each] for each in opened],
             )
             return [rows.by(lake.policy.runner(size))]
 
-        change.commit(stored, written, None if reached else lsn, head.version, committer)
+        change.commit(stored, written, None if reached else lsn, head.version)
         return True
 
     def _end_former(self, lsn: int, time: datetime | None) -> None:
@@ -182,7 +207,7 @@ class VersionTable:
                 former = StoredVersions(self.lake, path, local.arrow_schema(path))
             change = VersionChange.of_all(former, lsn, time)
             if change.gone.matches:
-                change.commit(former, list, None, head.version, former.committer())
+                change.commit(former, list, None, head.version)
 
         again_after_conflict(end)()
 
@@ -195,25 +220,69 @@ def _altered(path: str) -> LakeError:
     )
 
 
-def present_rows(local: LocalRecords, path: str) -> list[FileMatches]:
-    """The present versions in a table, file by file, in the order of their rows; their keys are 0."""
-    return local.flagged(path, Flag(CURRENT, is_set=True, lacking=TO_LSN))
+def present_rows(
+    local: LocalRecords, path: str, among: Sequence[FileMatches] | None = None
+) -> list[FileMatches]:
+    """The present versions among some in a table, file by file; among all (None) in the order of their rows, and their keys are 0."""
+    return local.flagged(path, Flag(CURRENT, is_set=True, lacking=TO_LSN), among)
 
 
 @dataclass(frozen=True)
-class _Ended:
-    """The rows of a file that commits end, by their numbers, in order, as ended versions. Travels to executors."""
+class _OldFile:
+    """A file with rows that commits end, by their numbers, in order. `is_replaced`: its other rows are written again, too."""
 
-    store: Store
-    file: str
-    schema: pa.Schema
+    name: str
     rows: Numbers
     until: Numbers
-    commits: Commits
+    is_replaced: bool
 
-    def __call__(self) -> Iterator[pa.RecordBatch]:
-        for which, rows in rows_at(self.store.batches(self.file, self.schema), self.rows):
-            yield ended(rows, self.until[which], self.commits)
+
+@dataclass(frozen=True)
+class _OldRows:
+    """Writes the rows of files again that commits end, as ended versions, and other rows apart from them. Travels to executors."""
+
+    store: Store
+    folder: str
+    schema: pa.Schema
+    size: int
+    commits: Commits
+    files: Sequence[_OldFile]
+
+    def __call__(self, number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
+        """Write the rows of one file, which is read once; yields a row (`WRITTEN`) per file."""
+        file = self.files[number]
+        if file.is_replaced:
+            yield from self._replaced(file, guard)
+            return
+        rows = rows_at(self.store, joined(self.folder, file.name), self.schema, file.rows)
+        yield from self._written(guard(ended(each, file.until[at], self.commits) for at, each in rows))
+
+    def _replaced(self, file: _OldFile, guard: Guard) -> Iterator[pa.RecordBatch]:
+        held, written = list[pa.RecordBatch](), list[pa.RecordBatch]()
+
+        def others() -> Iterator[pa.RecordBatch]:
+            begin = size = 0
+            for batch in guard(self.store.batches(joined(self.folder, file.name), self.schema)):
+                first, last = np.searchsorted(file.rows, (begin, begin + batch.num_rows))
+                at, begin = file.rows[first:last] - begin, begin + batch.num_rows
+                if len(at):
+                    held.append(ended(batch.take(pa.array(at)), file.until[first:last], self.commits))
+                    size += held[-1].nbytes
+                if size > _HELD_BYTES:
+                    written.extend(self._written(held))
+                    held.clear()
+                    size = 0
+                if len(at) < batch.num_rows:
+                    stays = np.ones(batch.num_rows, np.bool_)
+                    stays[at] = False
+                    yield batch.filter(pa.array(stays))
+
+        yield from self._written(others())
+        yield from written
+        yield from self._written(held)
+
+    def _written(self, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return write_files(self.folder, self.schema, rows, store=self.store, size=self.size)
 
 
 @dataclass(frozen=True)
@@ -234,7 +303,7 @@ class VersionChange:
         size: int,
     ) -> "VersionChange":
         """The end of these rows, for changes of so many bytes; raises LakeError where files cannot be changed."""
-        lake, committer = table.lake, table.committer()
+        lake, committer = table.lake, table.committer
         with lake.access.refusing(table.path):
             columns = lake.columns(table.path) if lake.records.exists(table.path) else table.schema.names
         gone = Going(lake, committer, table.path, columns, size).gone(matches)
@@ -261,21 +330,15 @@ class VersionChange:
         new: Callable[[], Sequence[pa.Table]],
         position: int | None,
         base: int,
-        committer: ByFiles,
     ) -> None:
         """End the versions, and add the files that `new` writes, in one commit."""
-        lake, path = table.lake, table.path
+        lake, path, committer = table.lake, table.path, table.committer
 
         def written() -> pa.Table:
-            old = WrittenRows(
-                lake.store,
-                path,
-                whole,
-                committer.file_bytes(path, {}),
-                [[each] for each in self._old(lake, path, whole)],
-            )
+            size, files = committer.file_bytes(path, {}), list(self._old())
+            old = _OldRows(lake.store, path, whole, size, self.commits, files)
             runner = lake.policy.runner(sum(match.size for match in self.gone.matches))
-            return pa.concat_tables([old.by(runner), *new()])
+            return pa.concat_tables([runner.written(old, len(files)), *new()])
 
         whole = committer.local.arrow_schema(path) if lake.records.exists(path) else table.schema
         if not self.gone.marked:
@@ -287,15 +350,7 @@ class VersionChange:
             raise _altered(path)
         committer.commit_marked(written, path, marked, position, base)
 
-    def _old(self, lake: Lake, path: str, whole: pa.Schema) -> Iterator[Batches]:
-        """The rows that are written again: the others of rewritten files, and ended versions."""
-        for match in self.gone.rewritten:
-            yield FileRows(lake.store, joined(path, match.name), whole, match.rows, _same)
+    def _old(self) -> Iterator[_OldFile]:
         for match, until in zip(self.gone.matches, self.until, strict=True):
             order = np.argsort(match.rows)
-            file = joined(path, match.name)
-            yield _Ended(lake.store, file, whole, match.rows[order], until[order], self.commits)
-
-
-def _same(rows: pa.RecordBatch) -> pa.RecordBatch:
-    return rows
+            yield _OldFile(match.name, match.rows[order], until[order], is_replaced=not self.gone.marked)

@@ -11,7 +11,7 @@ from pgsieve.assets.steps.history.copied import begin_history
 from pgsieve.assets.steps.history.versions import VersionTable
 from pgsieve.assets.steps.initial_sync.one_table import Copied, is_beyond
 from pgsieve.assets.steps.log import Log
-from pgsieve.assets.steps.records.failures import TABLE_ERRORS, explained, reason
+from pgsieve.assets.steps.records.failures import reason
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
 from pgsieve.assets.steps.records.transformed import Transformed
 from pgsieve.assets.steps.subscription import (
@@ -181,20 +181,12 @@ class Readiness:
         if definition.history.whole:
             schema = changes_schema(defined_types(subscription, state.name, definition))
             begin_history(lake, subscription.name, state, schema, time)
-        what = f"the versions of {quote_qualified(*state.name)}"
         table = VersionTable.kept(subscription, lake, state)
-        if table is None:
-            if subscription.histories.of(state.name).scd2:
-                self.log(f"{what} are not kept: `pgsieve validate` says why")
-            return
-        known = lake.records.exists(table.path)
-        try:
-            begun = table.begin_anew(state.lsn, time)
-        except TABLE_ERRORS as error:
-            self.log(f"{what} do not begin: {explained(lake, error, state.name)}")
-            return
-        if begun and known:
-            self.log(f"{what} are ended, and begin anew at {format_lsn(state.lsn)}")
+        if table is not None:
+            table.begun(self.log, state.lsn, time, once=True)
+        elif subscription.histories.of(state.name).scd2:
+            shown = quote_qualified(*state.name)
+            self.log(f"the versions of {shown} are not kept: `pgsieve validate` says why")
 
 
 def _holds(lake: Lake, path: str, lsn: int) -> bool:

@@ -226,6 +226,8 @@ class _SubscriptionTables:
         if any(
             (records.position(path) or 0) > cut.lsn
             or records.is_restored(path, cut.tables[name], cut.entries.get(name))
+            # The next run lets histories follow, for which it looks at what came after the cut.
+            or (self.subscription.histories.of(name).any and records.is_repaired(path, cut.tables[name]))
             for name, path in paths.items()
         ):
             return young

@@ -31,6 +31,7 @@ CUTS = pa.schema(
         "histories": pa.map_(pa.string(), pa.int64()),
         "records": pa.map_(pa.string(), pa.int64()),
         "versioned": pa.map_(pa.string(), pa.int64()),
+        "scd2": pa.map_(pa.string(), pa.int64()),
     }
 )
 
@@ -45,6 +46,7 @@ class Cut:
     - `histories` are the positions that change histories had reached at least.
     - `records` are the versions of pgsieve's own tables, by the tables' identifiers.
     - `versioned` are the tables with all versions of their rows up to the cut, and the positions of these.
+    - `scd2` are the Delta versions up to which no table of these was put back.
     """
 
     lsn: int
@@ -55,6 +57,7 @@ class Cut:
     histories: Mapping[Name, int] = field(default_factory=dict)
     records: Mapping[str, int] = field(default_factory=dict)
     versioned: Mapping[Name, int] = field(default_factory=dict)
+    scd2: Mapping[Name, int] = field(default_factory=dict)
 
     def refuse_earlier_history(self, path: str, state: TableState, position: int) -> None:
         """Raise DamagedTableError where an existing change history is behind the position that the cut records for it."""
@@ -75,6 +78,15 @@ class Cut:
         records, path = states.lake.records, states.path
         if (self.states or 0) > (records.version(path) if records.exists(path) else -1):
             raise damaged(path, PUT_BACK)
+
+
+def version_in(cut: Cut | None, versions: Mapping[Name, int], state: TableState) -> int | None:
+    """A table's version among those of a cut that is later than the copy.
+
+    An earlier cut says nothing about the copied table.
+    """
+    is_later = cut is not None and (cut.is_after(state) or cut.lsn > state.lsn)
+    return versions.get(state.name) if is_later else None
 
 
 @dataclass(frozen=True)
@@ -151,14 +163,20 @@ class Cuts:
         made = Cut(lsn, dict(tables), datetime.now(UTC), states, entries)
         if last is None:
             return made
-        return replace(made, histories=last.histories, records=last.records, versioned=last.versioned)
+        return replace(
+            made,
+            histories=last.histories,
+            records=last.records,
+            versioned=last.versioned,
+            scd2=last.scd2,
+        )
 
     def append(self, cut: Cut) -> None:
         """Record a cut, once the versions that it names are durable."""
         self.lake.access.make_durable()
-        versions, entries, histories, versioned = (
+        versions, entries, histories, versioned, scd2 = (
             [(_join(name), number) for name, number in numbers.items()]
-            for numbers in (cut.tables, cut.entries, cut.histories, cut.versioned)
+            for numbers in (cut.tables, cut.entries, cut.histories, cut.versioned, cut.scd2)
         )
         row = {
             "lsn": cut.lsn,
@@ -169,6 +187,7 @@ class Cuts:
             "histories": histories,
             "records": list(cut.records.items()),
             "versioned": versioned,
+            "scd2": scd2,
         }
         self.lake.records.append_versioned(self.path, pa.Table.from_pylist([row], CUTS))
 
@@ -188,6 +207,7 @@ def _cuts(rows: Sequence[Mapping[str, Any]]) -> list[Cut]:
             _numbers(row, "histories"),
             dict(row.get("records") or ()),
             _numbers(row, "versioned"),
+            _numbers(row, "scd2"),
         )
         for row in sorted(rows, key=_order)
     ]

@@ -19,7 +19,7 @@ from pgsieve.resources.lake.delta.commits import Commits
 from pgsieve.resources.lake.delta.deletion_vectors import PROPERTY
 from pgsieve.resources.lake.delta.key_lookup import FileMatches, Flag, flagged_rows, matches_among, rows_of
 from pgsieve.resources.lake.delta.queries import queried, quoted_column
-from pgsieve.resources.lake.delta.records import LAST_COMMITS, version_with
+from pgsieve.resources.lake.delta.records import LAST_COMMITS, has_repair, version_with
 from pgsieve.resources.lake.delta.slices import Slices
 from pgsieve.resources.lake.delta.tables import arrow_schema
 from pgsieve.resources.lake.stores.storage import is_uri
@@ -193,6 +193,14 @@ class LocalRecords(Commits):
             if (stamp := entries.get(between) or log.stamp(between)) is not None:
                 log.refuse_damaged(between, stamp)
         return later < 0 or any(c.get("operation") == "RESTORE" for c in table.history(later) if later)
+
+    def is_repaired(self, path: str, since: int) -> bool:
+        """Whether a commit after this version is a repair; a look at the folder where it is the newest."""
+        if {since, since + 1} & self._tables.log_of(path).since(since, since).keys() == {since}:
+            return False
+        table = self.table_at(path)
+        later = table.version() - since
+        return later > 0 and has_repair(table.history(later))
 
     def committed_at(self, path: str, position: int) -> int | None:
         """The version with which pgsieve wrote a position; None where the last commits do not have it."""

@@ -84,6 +84,11 @@ class NamedRecords:
         with self._refusing(path):
             return self._records.is_restored(path, since, entry_bytes)
 
+    def is_repaired(self, path: str, since: int) -> bool:
+        """Whether a commit after this version is a repair."""
+        with self._refusing(path):
+            return self._records.is_repaired(path, since)
+
     def entry_bytes(self, path: str, version: int) -> int | None:
         """The size in bytes of the log's entry of a version; None where it would take a request."""
         with self._refusing(path):

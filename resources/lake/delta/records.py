@@ -19,6 +19,8 @@ APPLICATION = "pgsieve"
 #: The column with the Delta version of a row's commit, and the application of that commit's `txn` action.
 VERSION = "version"
 VERSIONED = "pgsieve.version"
+#: The member of the user metadata of a commit that `check --repair` makes.
+REPAIRED = "repaired"
 #: This many commits are searched for the one that wrote a position.
 LAST_COMMITS = 16
 
@@ -82,14 +84,24 @@ def version_with(commits: Iterable[Mapping[str, Any]], position: int) -> int | N
 
 def position_in(metadata: str | None) -> tuple[int | None, bool]:
     """The position in a commit's user metadata, and whether the commit only kept the position that its writer had read."""
+    own = _own(metadata)
+    lsn = own.get("lsn")
+    return (lsn if isinstance(lsn, int) else None), bool(own.get("kept"))
+
+
+def has_repair(commits: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether one of some commits is a repair."""
+    return any(REPAIRED in _own(commit.get("userMetadata")) for commit in commits)
+
+
+def _own(metadata: str | None) -> Mapping[str, Any]:
+    """What pgsieve says in a commit's user metadata."""
     try:
         read = json.loads(metadata or "null")
     except ValueError:
-        return None, False  # Another writer's metadata.
-    if not isinstance(read, dict) or not isinstance(read.get(APPLICATION), dict):
-        return None, False
-    lsn = read[APPLICATION].get("lsn")
-    return (lsn if isinstance(lsn, int) else None), bool(read[APPLICATION].get("kept"))
+        return {}  # Another writer's metadata.
+    own = read.get(APPLICATION) if isinstance(read, dict) else None
+    return own if isinstance(own, dict) else {}
 
 
 def kept_metadata(position: int | None) -> str:
@@ -177,6 +189,9 @@ class Records(Protocol):
         enough. Raises DamagedTableError where the log's entry of this version, or of a later one, is
         incomplete, or has another size than it had.
         """
+
+    def is_repaired(self, path: str, since: int) -> bool:
+        """Whether a commit after this version is a repair: rows that no change has made."""
 
     def entry_bytes(self, path: str, version: int) -> int | None:
         """The size in bytes of the log's entry of a version; None where it would take a request."""

@@ -24,6 +24,7 @@ from pgsieve.resources.lake.delta.records import (
     Commit,
     TableHead,
     commit_metadata,
+    has_repair,
     position_in,
     quoted,
     version_of,
@@ -186,6 +187,17 @@ class SparkRecords:
         history = self._session().sql(f"describe history delta.{quoted(path)}")
         later = history.where(F.col("version") >= since).select("version", "operation").collect()
         return not later or any(row["operation"] == "RESTORE" for row in later if row["version"] > since)
+
+    def is_repaired(self, path: str, since: int) -> bool:
+        """Whether a commit after this version is a repair; a look at the log where it is the newest."""
+        if (stamp := self.stamp(path)) is not None and stamp[1] == since:
+            return False
+        return self._answers.of(path, f"repaired {since}", lambda: self._is_repaired(path, since))
+
+    def _is_repaired(self, path: str, since: int) -> bool:
+        history = self._session().sql(f"describe history delta.{quoted(path)}")
+        later = history.where(F.col("version") > since).select("userMetadata").collect()
+        return has_repair(row.asDict() for row in later)
 
     def committed_at(self, path: str, position: int) -> int | None:
         """The version with which pgsieve wrote a position; None where the last commits do not have it."""

@@ -155,15 +155,19 @@ class Store:
         ):
             yield file
 
-    def batches(self, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """The rows of a Parquet file a batch at a time, with the columns of a schema.
+    def batches(
+        self, path: str, schema: pa.Schema, groups: Sequence[int] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows of a Parquet file, or of its row groups of these numbers, a batch at a time, with the columns of a schema.
 
         Columns that the file lacks are NULL.
         """
         if is_shadowed(schema.names):
-            yield from self._batches_of_file(path, schema)
+            yield from self._batches_of_file(path, schema, groups)
             return
         fragment = self._fragment(path)
+        if groups is not None:
+            fragment = fragment.subset(row_group_ids=list(groups))
         dataset = ds.FileSystemDataset([fragment], schema, fragment.format)
         # By default so many batches are read ahead that their rows may have gigabytes.
         yield from dataset.to_batches(batch_readahead=2, fragment_readahead=1)
@@ -185,10 +189,12 @@ class Store:
         content, size = objects.beginning(self.system(path)[1])
         return pa.py_buffer(content) if len(content) == size else None
 
-    def _batches_of_file(self, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    def _batches_of_file(
+        self, path: str, schema: pa.Schema, groups: Sequence[int] | None
+    ) -> Iterator[pa.RecordBatch]:
         """The same, without a dataset: whole rows are decoded."""
         with self._parquet(path) as file:
-            for batch in file.iter_batches():
+            for batch in file.iter_batches(row_groups=None if groups is None else list(groups)):
                 places = [batch.schema.get_field_index(each.name) for each in schema]
                 columns = [
                     pa.nulls(batch.num_rows, each.type) if place < 0 else batch.column(place).cast(each.type)

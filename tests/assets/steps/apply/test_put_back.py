@@ -1,16 +1,22 @@
-"""A replica that somebody puts back to an earlier version while it is applied to is set aside, whenever that is: no cut hides it."""
+"""A replica that is put back to an earlier version while it is applied to is set aside, whenever that is: no cut hides it.
+
+Versions of rows that are put back begin anew with the next run.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from deltalake import CommitProperties, DeltaTable, write_deltalake
 
 from pgsieve.assets.steps.apply import replica_tables
 from pgsieve.assets.steps.checks import repair
 from pgsieve.pipelines.commands.results import RunSummary
 from pgsieve.resources.lake.delta.commits import Commits
+from pgsieve.resources.lake.delta.records import REPAIRED, commit_metadata
 from tests.fixtures.pgsieve_replica import engine
 from tests.fixtures.shop import Shop
 
@@ -18,15 +24,16 @@ Act = Callable[..., Any]
 
 
 class _Once:
-    """Puts the replica of orders back, the first time that it is asked to."""
+    """Puts the replica of orders back, or another table, the first time that it is asked to."""
 
-    def __init__(self, shop: Shop) -> None:
-        self._shop, self.done = shop, False
+    def __init__(self, shop: Shop, path: str | None = None, version: int = 0) -> None:
+        self.path, self.done = path or shop.lake.paths.replica("one", "public", "orders"), False
+        self._version = version
 
     def __call__(self) -> None:
         if not self.done:
             self.done = True
-            self._shop.table("one", "orders").restore(0)
+            DeltaTable(self.path).restore(self._version)
 
 
 def _after_the_first_look(patch: pytest.MonkeyPatch, shop: Shop, put_back: _Once) -> None:
@@ -44,10 +51,10 @@ def _beside_a_commit(put_back: _Once, *, before: bool) -> Act:
     committed: Act = Commits.committed
 
     def act(self: Commits, path: str, *given: Any, **named: Any) -> object:
-        if before and path.endswith("/one/public/orders"):
+        if before and path == put_back.path:
             put_back()
         done = committed(self, path, *given, **named)
-        if not before and path.endswith("/one/public/orders"):
+        if not before and path == put_back.path:
             put_back()
         return done
 
@@ -139,3 +146,70 @@ def test_a_replica_that_is_put_back_amid_a_run_is_set_aside(
     shop.database.execute("delete from orders where id = 3")
     assert shop.run("one").subscriptions[0].problems == ()
     assert shop.ids("one", "orders") == [2, 4, 5, 6]
+
+
+def _current(path: str) -> list[tuple[int, int]]:
+    rows = DeltaTable(path).to_pyarrow_table().to_pylist()
+    return sorted((row["id"], row["n"]) for row in rows if row["is_current"])
+
+
+def _replica(shop: Shop) -> list[tuple[int, int]]:
+    rows = shop.table("one", "orders").to_pyarrow_table().to_pylist()
+    return sorted((row["id"], row["n"]) for row in rows)
+
+
+@pytest.mark.drawn
+@pytest.mark.parametrize("before", [pytest.param(True, marks=pytest.mark.long), False, None])
+def test_versions_that_are_put_back_begin_anew_with_the_next_run(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, *, before: bool | None
+) -> None:
+    """Between two runs (None), or amid one that commits to them."""
+    shop.written["subscriptions"]["one"]["history"] = "scd2"
+    shop.configure()
+    shop.run("one")
+    for number in (20, 30):
+        shop.database.execute(f"update orders set n = {number} where id = 2")
+        shop.run("one")
+    path = shop.lake.paths.versions("one", "public", "orders")
+    put_back = _Once(shop, path, DeltaTable(path).version() - 1)
+    if before is None:
+        put_back()
+    else:
+        shop.database.execute("update orders set n = 40 where id = 3")
+        with monkeypatch.context() as patch:
+            patch.setattr(Commits, "committed", _beside_a_commit(put_back, before=before))
+            shop.run("one")
+    assert put_back.done
+
+    assert shop.run("one").subscriptions[0].problems == ()
+    assert _current(path) == _replica(shop)
+    version = DeltaTable(path).version()
+    assert shop.run("one").subscriptions[0].problems == ()
+    assert DeltaTable(path).version() == version, "they begin anew once"
+    shop.database.execute("update orders set n = 50 where id > 2")
+    shop.run("one")
+    assert _current(path) == _replica(shop) == [(2, 30), (3, 50), (4, 50)]
+
+
+@pytest.mark.drawn
+def test_histories_follow_a_repair_whose_process_died_before_they_did(shop: Shop) -> None:
+    """Of the repair there is its commit."""
+    shop.written["subscriptions"]["one"]["history"] = {"initial": True, "scd2": True}
+    shop.configure()
+    shop.run("one")
+    path = shop.lake.paths.versions("one", "public", "orders")
+    for table in (path, shop.table("one", "orders").table_uri):
+        DeltaTable(table).delete("id = 2")
+    assert "the change history begins with the copied rows" in " ".join(shop.cli("validate")[1].split())
+    repaired = CommitProperties(custom_metadata={"userMetadata": commit_metadata(None, {REPAIRED: 1})})
+    row = pa.table({"id": pa.array([2], pa.int32()), "n": pa.array([2], pa.int32())})
+    write_deltalake(shop.table("one", "orders"), row, mode="append", commit_properties=repaired)
+    shop.run("one")
+    assert _current(path) == _replica(shop) == [(2, 2), (3, 3), (4, 4)]
+    assert "the change history lacks the copied rows" in " ".join(shop.cli("validate")[1].split())
+    version = DeltaTable(path).version()
+    shop.run("one")
+    assert DeltaTable(path).version() == version, "they begin anew once"
+    shop.database.execute("update orders set n = 20 where id = 2")
+    shop.run("one")
+    assert _current(path) == _replica(shop) == [(2, 20), (3, 3), (4, 4)]

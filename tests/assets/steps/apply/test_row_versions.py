@@ -12,6 +12,8 @@ import pyarrow as pa
 import pytest
 
 from pgsieve.assets.steps.apply.applied import Pending
+from pgsieve.assets.steps.apply.batch import DecidedKeys
+from pgsieve.assets.steps.apply.keyed_changes import keyed_changes, stored_changes
 from pgsieve.assets.steps.apply.row_versions import VersionsWriter
 from pgsieve.assets.steps.history.versions import VersionTable
 from pgsieve.assets.steps.records.transformed import TableChanges
@@ -35,6 +37,9 @@ _COPIED = 100
 
 class World:
     """A replica at 100, and changes in slices; the change at place n commits at 110 + 10 * its commit's number."""
+
+    #: What the replica lacks of the changes that its versions lack.
+    replica_lacks = "nothing"
 
     def __init__(self, folder: Path, replica: dict[int, Values], *, marks: bool) -> None:
         # Nothing is few, or files are never written once more but marked.
@@ -86,10 +91,24 @@ class World:
 
         def attempt() -> None:
             pending = Pending([slice_], self.lake.records.head(self.table.path))
-            VersionsWriter(self.table, self.log, pending, _COPIED).apply()
+            VersionsWriter(self.table, self.log, pending, _COPIED, self.decided(pending)).apply()
 
         # A table gets deletion vectors by a commit of its own.
         again_after_conflict(attempt)()
+
+    def decided(self, pending: Pending) -> DecidedKeys | None:
+        """What the apply of the replica has decided by: the same changes, or those of other slices where it was behind."""
+        if self.replica_lacks == "nothing":
+            return None
+        keys, unsent = pa.schema(_COLUMNS[:1]), sorted(pending.unchanged)
+        slices = pending.ends if self.replica_lacks == "the same" else [0]
+        stored = self.lake.stored_slices(self.log, pending.ends, every=True)
+        assert stored is not None
+        files = dict.fromkeys(group.file for group in stored.groups)
+        changes = stored_changes(self.lake.store, files, keys, unsent)
+        keyed = keyed_changes(changes, keys, unsent, slices, pending.since)
+        assert keyed is not None
+        return DecidedKeys(slices, pending.since, keyed)
 
     def rows(self) -> list[dict[str, Any]]:
         assert self.lake.local is not None
@@ -131,6 +150,7 @@ def test_versions_as_of_each_commit_are_the_rows_of_then(tmp_path: Path, seed: i
     drawn = random.Random(seed)
     changes, replica = _drawn(drawn)
     world = World(tmp_path, replica, marks=marks)
+    world.replica_lacks = ("nothing", "the same", "others")[seed % 3]
     assert world.at(_COPIED - 1) == replica
     middle = drawn.randint(0, 8)
     for end, part in (
@@ -166,10 +186,8 @@ def test_a_truncate_in_the_slice_of_the_first_change_makes_no_row(tmp_path: Path
 def test_what_is_begun_anew_ends_what_was_there_once(tmp_path: Path) -> None:
     world = World(tmp_path, {1: {"b": "1", "c": "x"}, 2: {"b": "2", "c": "y"}}, marks=True)
     world.write({2: {"b": "2", "c": "y"}, 3: {"b": "3", "c": "z"}})
-    version = world.lake.records.version(world.replica)
-    world.write({})
-    assert world.table.begin_anew(300, _BEGIN, version=version)
-    assert not world.table.begin_anew(300, _BEGIN, version=version)
+    assert world.table.begin_anew(300, _BEGIN)
+    assert not world.table.begin_anew(300, _BEGIN)
     assert world.at(298) == {1: {"b": "1", "c": "x"}, 2: {"b": "2", "c": "y"}}
     assert world.at(299) == world.at(400) == {2: {"b": "2", "c": "y"}, 3: {"b": "3", "c": "z"}}
     assert world.lake.records.position(world.table.path) == 300
