@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.replication import COLUMNS, ROW, SETTINGS
 from pgsieve.assets.steps.apply.replica_tables import apply
 from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
+from pgsieve.assets.steps.moments.moment import Moment
 from pgsieve.assets.steps.moments.reading import tables_at
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.assets.steps.slot_consumption.drain import drain
@@ -118,7 +119,7 @@ def main(options: argparse.Namespace) -> None:
         lake = project(config).lake.open()
         for what, lsn in (("before the changes", before), ("amid the changes", amid)):
             with _timed(f"all rows as of {what}"):
-                (table,) = tables_at(lake, "all", lsn)
+                (table,) = tables_at(Moment(lake, "all", lsn))
                 rows = sum(batch.num_rows for batch in table.batches())
             assert rows == options.rows
         config = load_config(_written(folder, server.conninfo(), "filtered", "copied"))
