@@ -1,6 +1,6 @@
 """Other Sparks than a local session: a standalone cluster of two workers, and a Spark Connect server.
 
-Both are real, started from the pyspark wheel. The cluster's Python cannot import pgsieve: nothing may lean on
+Both are real, started from the pyspark wheel by the scripts of deploy/spark. The cluster's Python cannot import pgsieve: nothing may lean on
 driver and executors sharing a process, a working folder or an import path. With the lake on S3 they share no folder at all.
 """
 
@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,12 +26,9 @@ from tests.fixtures.s3_server import S3Server
 from tests.fixtures.servers import drop_slots
 from tests.fixtures.spark_servers import (
     SMALL_DATA,
-    SPARK_HOME,
     connect_server,
-    free_port,
-    process,
     python_without_pgsieve,
-    wait_for,
+    standalone_cluster,
 )
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
@@ -148,30 +145,9 @@ def _write(database: psycopg.Connection, number: int) -> None:
 @contextmanager
 def _cluster(folder: Path, workers: int = 2) -> Iterator[tuple[str, dict[str, str]]]:
     """A standalone cluster of so many workers; its address and what a session there needs."""
-    port = free_port()
-    java = [str(SPARK_HOME / "bin" / "spark-class")]
-    deploy = "org.apache.spark.deploy"
-    with ExitStack() as stack:
-        master = [
-            *java,
-            f"{deploy}.master.Master",
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(port),
-            "--webui-port",
-            str(free_port()),
-        ]
-        stack.enter_context(process(master, folder / "master"))
-        wait_for(port)
-        for number in range(workers):
-            worker = [
-                *(*java, f"{deploy}.worker.Worker", "--cores", "1", "--memory", "1g", "--host", "127.0.0.1"),
-                *("--webui-port", str(free_port()), f"spark://127.0.0.1:{port}"),
-            ]
-            stack.enter_context(process(worker, folder / f"worker_{number}"))
+    with standalone_cluster(folder / "cluster", workers) as master:
         yield (
-            f"spark://127.0.0.1:{port}",
+            master,
             {
                 "spark.pyspark.python": str(python_without_pgsieve(folder)),
                 "spark.driver.host": "127.0.0.1",
