@@ -27,7 +27,7 @@ from playwright.sync_api import Page, expect, sync_playwright
 
 from pgsieve.pipelines.demo.live_demo import RUN_SECONDS
 from scripts.recording import record
-from scripts.server_pictures import UNFIT, alerts, free_port, wait_until
+from scripts.server_pictures import UNFIT, alerts, free_port, spark_jobs, wait_until
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 LOCATION = "pgsieve.pipelines.definitions"
@@ -239,6 +239,7 @@ PICTURES: dict[str, Callable[[Page, Demo], None]] = {
 }
 #: Pictures of other servers' pages.
 OF_SERVERS: dict[str, Callable[[Page], AbstractContextManager[None]]] = {
+    "spark-jobs": spark_jobs,
     "alerts": alerts,
 }
 

@@ -1,8 +1,9 @@
-"""A picture of a server beside pgsieve: Prometheus with its alerts.
+"""Pictures of the servers that stand beside pgsieve: a cluster's Spark with the names of its jobs, and Prometheus' alerts.
 
-In: a page of a browser. Out: the page shows a process that follows made-up traffic. Needs Debian's `prometheus`.
+In: a page of a browser. Out: the page shows a process that follows made-up traffic. Needs Java, and Debian's `prometheus`.
 """
 
+import os
 import shutil
 import socket
 import subprocess
@@ -10,22 +11,26 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import psycopg
+import pyspark
 import yaml
 from deltalake import DeltaTable
 from playwright.sync_api import Page
 
+from pgsieve.pipelines.demo.demo import SMALL_DATA
 from pgsieve.pipelines.demo.traffic import make_tables, traffic
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.sessions import Conninfo
 
 ROOT = Path(__file__).resolve().parent.parent
 _PATIENCE_SECONDS = 300.0
+_THREADS = MappingProxyType({"master": "threads[2]"})
 #: A value that the replica's decimal cannot hold: the table is set aside.
 UNFIT = "insert into shop.orders (customer, region, amount) values (1, 'EMEA', 'NaN')"
 
@@ -56,10 +61,10 @@ def _answer(url: str) -> str:
 
 
 @contextmanager
-def _started(command: list[str], log: Path) -> Iterator[None]:
+def _started(command: list[str], log: Path, environ: Mapping[str, str] | None = None) -> Iterator[None]:
     """A process in the folder of its log, until the end of the block."""
     with log.open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out, cwd=log.parent)
+        process = subprocess.Popen(command, stdout=out, stderr=out, env=environ, cwd=log.parent)
     try:
         yield
     finally:
@@ -68,7 +73,9 @@ def _started(command: list[str], log: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _following(folder: Path, *options: str) -> Iterator[psycopg.Connection[Any]]:
+def _following(
+    folder: Path, *options: str, spark: Mapping[str, Any] = _THREADS
+) -> Iterator[psycopg.Connection[Any]]:
     """`pgsieve run --follow` of the demo's tables, with traffic; the lake is in the folder, the session the owner's."""
     with (
         EmbeddedServer(folder / "publisher") as server,
@@ -77,7 +84,7 @@ def _following(folder: Path, *options: str) -> Iterator[psycopg.Connection[Any]]
         make_tables(connection)
         written = {
             "lake": "./lake",
-            "spark": {"master": "threads[2]"},
+            "spark": dict(spark),
             "sources": {"shop": {"conninfo": server.conninfo()}},
             "subscriptions": {"sales": {"source": "shop", "publications": ["sales"]}},
         }
@@ -86,6 +93,35 @@ def _following(folder: Path, *options: str) -> Iterator[psycopg.Connection[Any]]
         command = [sys.executable, "-m", "pgsieve", "-c", str(path), "run", "--follow", *options]
         with _started(command, folder / "log"), traffic(server.conninfo()):
             yield connection
+
+
+@contextmanager
+def spark_jobs(page: Page) -> Iterator[None]:
+    """The jobs of an application on a standalone cluster, as deploy/spark starts it."""
+    home, port, web, ui = Path(pyspark.__file__).parent, free_port(), free_port(), free_port()
+    environ = {"SPARK_HOME": str(home), "SPARK_PORT": str(port), "SPARK_WEB_PORT": str(web)}
+    conf = {
+        **SMALL_DATA,
+        # No table is so small that the executors are left out.
+        "spark.pgsieve.smallBytes": "-1",
+        "spark.pyspark.python": sys.executable,
+        "spark.ui.enabled": "true",
+        "spark.ui.port": str(ui),
+    }
+    with tempfile.TemporaryDirectory() as parent:
+        script = [str(ROOT / "deploy/spark/standalone-cluster.sh"), "127.0.0.1", "2"]
+        cluster = _started(
+            script, Path(parent, "cluster.log"), {**os.environ, **environ, "CORES": "1", "SPARK_MEMORY": "1g"}
+        )
+        # From here it is imported: jobs name the lines that began them, and a checkout's folder is of one machine.
+        Path(parent, "pgsieve").symlink_to(ROOT / "src/pgsieve")
+        with cluster:
+            wait_until(lambda: bool(_answer(f"http://127.0.0.1:{web}")))
+            with _following(Path(parent), spark={"master": f"spark://127.0.0.1:{port}", "conf": conf}):
+                wait_until(lambda: "shop.orders up to" in _answer(f"http://127.0.0.1:{ui}/jobs/"))
+                page.goto(f"http://127.0.0.1:{ui}/jobs/")
+                page.locator("#completed").evaluate("element => element.scrollIntoView({block: 'start'})")
+                yield
 
 
 @contextmanager
