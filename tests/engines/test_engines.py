@@ -160,14 +160,16 @@ def _cluster(folder: Path, workers: int = 2) -> Iterator[tuple[str, dict[str, st
         )
 
 
-def _lose_executors(ended: threading.Event) -> None:
-    """Kill executors on this machine that run Python; a few: else the application may wait for others for good."""
+def _lose_executors(folder: Path, ended: threading.Event) -> None:
+    """Kill executors of a cluster in a folder that run Python; a few: else the application may wait for others for good."""
     lost: set[str] = set()
     while len(lost) < 4 and not ended.wait(0.3):
         for path in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
                 command = (path / "cmdline").read_bytes().split(b"\0")
-                is_executor = b"org.apache.spark.executor.CoarseGrainedExecutorBackend" in command
+                is_executor = b"org.apache.spark.executor.CoarseGrainedExecutorBackend" in command and (
+                    path / "cwd"
+                ).resolve().is_relative_to(folder)
                 if is_executor and any(c.read_text() for c in path.glob("task/*/children")):
                     os.kill(int(path.name), signal.SIGKILL)
                     lost.add(path.name)
@@ -188,7 +190,7 @@ def test_a_standalone_cluster_replicates_also_where_executors_are_lost(
         impatient = {**conf, "spark.task.maxFailures": "1"}
         running = _Pgsieve(tmp_path, lake, publisher_server, master, impatient).start("run")
         ended = threading.Event()
-        losing = threading.Thread(target=_lose_executors, args=[ended])
+        losing = threading.Thread(target=_lose_executors, args=[tmp_path.resolve(), ended])
         losing.start()
         printed, _ = running.communicate(timeout=600)
         ended.set()
