@@ -44,6 +44,7 @@ A message names the object, what is wrong and what to do; it never contains a ce
         SharedFolderError             assets.steps.validation.layouts
         SourceError                   resources.postgres.errors
             EventTriggerError         resources.postgres.ddl
+            ForeignServerError        resources.postgres.errors
             LockHeldError             resources.postgres.errors
             PassingFaultError         resources.postgres.errors
                 LockedTableError      resources.postgres.errors

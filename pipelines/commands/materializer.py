@@ -81,7 +81,8 @@ class Materializer:
         self.sent_as: dict[Name, SentCounts] = {}
         #: The costs of copies, transformations and applies.
         self.work = Work()
-        #: The tables whose copy waits for other transactions, with the ids of these. They are not tried again meanwhile.
+        #: The tables whose copy waits for other transactions, with the ids of these; for a foreign server, with none. They
+        #: are not tried again meanwhile.
         self.awaiting: dict[Name, tuple[str, ...]] = {} if awaiting is None else awaiting
         #: Whether a copy may wait long for these transactions.
         self.patient = False
@@ -129,7 +130,7 @@ class Materializer:
         return [name for name in needed if name not in self.awaiting]
 
     def _copied(self, copied: Sequence[Copied]) -> None:
-        self.awaiting |= {(c.schema, c.table): c.awaits for c in copied if c.awaits}
+        self.awaiting |= {(c.schema, c.table): c.awaits for c in copied if c.awaits or c.again}
         self.copied += [CopiedTable(c.schema, c.table, c.rows, c.seconds) for c in copied if not c.problem]
 
     def try_again(self) -> None:

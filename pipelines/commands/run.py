@@ -128,7 +128,7 @@ def run_feed(feed: Feed, reading: Sequence[Materializer], failures: Failures) ->
             return
         if not any(failures.each(reading, lambda each: each.unfinished())):
             break
-    if waiting := [each for each in reading if each.awaiting and each.name not in failures]:
+    if waiting := [each for each in reading if any(each.awaiting.values()) and each.name not in failures]:
         for each in waiting:
             each.try_again()
         _run_round(feed, reading, failures)

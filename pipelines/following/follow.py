@@ -291,7 +291,7 @@ class _Follower:
 
     def _copy_later(self, streamed: StreamedFeed) -> None:
         """End the stream once the transactions that a copy waits for have ended: then the tables are copied."""
-        awaited = [set(chain(*tables.values())) for tables in self._awaiting.values() if tables]
+        awaited = [ids for tables in self._awaiting.values() if (ids := set(chain(*tables.values())))]
         while awaited and self._streamed is streamed and not self._stopped.wait(_AWAITED_SECONDS):
             if not all(map(self._awaits, awaited)):
                 streamed.stop()

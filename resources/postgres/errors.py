@@ -39,6 +39,10 @@ class LockedTableError(PassingFaultError):
     """The table is locked, and for longer than others may wait for it."""
 
 
+class ForeignServerError(SourceError):
+    """A statement lacks a connection to another server, which a foreign table or a function of it needs."""
+
+
 class LockHeldError(SourceError):
     """Another process does work that only one process may do, and has not finished."""
 
@@ -55,6 +59,8 @@ class UntestedServerError(SourceError):
 #: intervention and statement_timeout, a session's other timeouts, serialization failure, deadlock,
 #: lock_timeout (appendix A).
 _PASSING = ("08", "53", "57", "25P03", "25P04", "40001", "40P01", "55P03")
+#: Connection exceptions.
+_CONNECTION = "08"
 #: That of lock_timeout.
 LOCKED_OUT = "55P03"
 
@@ -67,10 +73,34 @@ def is_passing(error: BaseException) -> bool:
     """
     sqlstate = getattr(error, "sqlstate", None)
     if sqlstate is not None:
-        return str(sqlstate).startswith(_PASSING)
+        return str(sqlstate).startswith(_PASSING) and not is_of_foreign_server(error)
     if isinstance(error, adbc_driver_manager.Error):
         return error.status_code == adbc_driver_manager.AdbcStatusCode.IO
     return isinstance(error, psycopg.OperationalError) or type(error) is psycopg.DatabaseError
+
+
+def is_of_foreign_server(error: BaseException) -> bool:
+    """Whether a driver's error is about a connection that the server has to another one, such as postgres_fdw's.
+
+    The severity tells that from a connection of pgsieve's: ERROR ends the statement alone, FATAL the session
+    (section 19.8.2, table 19.2). What libpq finds by itself has none.
+    """
+    if not str(getattr(error, "sqlstate", None)).startswith(_CONNECTION):
+        return False
+    if isinstance(error, psycopg.Error):
+        return error.diag.severity_nonlocalized == "ERROR"
+    return (b"PG_DIAG_SEVERITY_NONLOCALIZED", b"ERROR") in (getattr(error, "details", None) or ())
+
+
+def source_error(error: BaseException, message: str) -> SourceError:
+    """The error of pgsieve for a driver's error, of which nothing more is known."""
+    sqlstate = getattr(error, "sqlstate", None)
+    if is_of_foreign_server(error):
+        hint = "see to it that the other server answers, or detach the partition that is its foreign table"
+        return ForeignServerError(message, hint=hint, sqlstate=sqlstate)
+    if is_passing(error):
+        return PassingFaultError(message, hint="run again: nothing is lost", sqlstate=sqlstate)
+    return SourceError(message, sqlstate=sqlstate)
 
 
 #: Messages of a server that refuses a new session, and their SQLSTATEs, which libpq does not pass on
@@ -101,8 +131,7 @@ def without_values() -> Iterator[None]:
     try:
         yield
     except (adbc_driver_manager.Error, pa.ArrowException, OSError) as error:
-        kind = PassingFaultError if is_passing(error) else SourceError
-        raise kind(message_without_values(error), sqlstate=getattr(error, "sqlstate", None)) from None
+        raise source_error(error, message_without_values(error)) from None
 
 
 @contextmanager
@@ -120,12 +149,8 @@ def refusing(source: str, what: str) -> Iterator[None]:
             sqlstate=error.sqlstate,
         ) from cause_without_values(error)
     except (psycopg.Error, adbc_driver_manager.Error, pa.ArrowException, OSError) as error:
-        passing = is_passing(error)
-        raise (PassingFaultError if passing else SourceError)(
-            f'source "{source}": cannot {what} ({message_without_values(error)})',
-            hint="run again: nothing is lost" if passing else None,
-            sqlstate=getattr(error, "sqlstate", None),
-        ) from cause_without_values(error)
+        message = f'source "{source}": cannot {what} ({message_without_values(error)})'
+        raise source_error(error, message) from cause_without_values(error)
 
 
 def one_line(error: Exception) -> str:
@@ -147,7 +172,8 @@ def message_without_values(error: Exception) -> str:
     line = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
     if isinstance(error, adbc_driver_manager.Error):
         line = line.removeprefix(f"{error.status_code.name}: ")
-        line = re.sub(r"^\[libpq\] Execution error \[\w+\]: \w+: +", "", line)
+        asked = r"Execution error \[\w+\]|Failed to execute query: could not begin COPY"
+        line = re.sub(rf"^\[libpq\] (?:{asked}): \w+: +", "", line)
     shown = re.sub(r'(: |\bvalue |\bcharacter )(".*"|-?[\d.]+$)', r"\1...", " ".join(line.split()))
     return concealed(re.sub(r"(:\s)[«»„“”‚‘’「『].*", r"\1...", shown))
 

@@ -20,15 +20,14 @@ from psycopg import sql
 from pgsieve.decoding.server_versions import NEWEST_SERVER, OLDEST_SERVER
 from pgsieve.resources.postgres.errors import (
     LockHeldError,
-    PassingFaultError,
     SourceError,
     SourceSettingError,
     SourceUnreachableError,
     UntestedServerError,
     cause_without_values,
-    is_passing,
     message_without_values,
     one_line,
+    source_error,
     sqlstate_of_connection,
 )
 from pgsieve.resources.postgres.kept_sessions import kept_sessions
@@ -122,12 +121,8 @@ class Source:
                     hint="run again once the server answers: nothing is lost",
                     sqlstate=error.sqlstate,
                 ) from None
-            passing = is_passing(error)
-            raise (PassingFaultError if passing else SourceError)(
-                f'source "{self.name}": {message_without_values(error)}',
-                hint="run again: nothing is lost" if passing else None,
-                sqlstate=error.sqlstate,
-            ) from cause_without_values(error)
+            message = f'source "{self.name}": {message_without_values(error)}'
+            raise source_error(error, message) from cause_without_values(error)
 
     @contextmanager
     def exclusively(self, what: str, seconds: float | None = None) -> Iterator[Turn]:

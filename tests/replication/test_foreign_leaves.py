@@ -9,6 +9,7 @@ import pytest
 
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.oracle import Scenario
+from tests.fixtures.shop import Shop
 
 WRAPPER = """
 CREATE EXTENSION postgres_fdw;
@@ -47,3 +48,38 @@ def test_rows_of_foreign_leaves_are_copied_and_their_changes_are_not_sent(scenar
     scenario.check(expect={"tree": copied})
     scenario.publisher("INSERT INTO tree VALUES (3, 'here'), (23, 'far'), (32, 'unlogged'), (42, 'farther')")
     scenario.check(expect={"tree": [*copied, "3|here"]})
+
+
+FAR_TREE = """
+CREATE TABLE tree (id int, v text) PARTITION BY RANGE (id);
+CREATE TABLE tree_1 PARTITION OF tree FOR VALUES FROM (0) TO (20);
+CREATE FOREIGN TABLE tree_2 PARTITION OF tree FOR VALUES FROM (20) TO (30) SERVER itself OPTIONS (table_name 'far');
+ALTER SERVER itself OPTIONS (SET port '1');
+INSERT INTO tree VALUES (1, 'here');
+CREATE PUBLICATION far FOR TABLE tree WITH (publish_via_partition_root, publish = 'insert')
+"""
+
+
+def test_a_foreign_server_that_does_not_answer_stops_no_other_table(shop: Shop) -> None:
+    """In both modes; the next run copies the table, as a subscriber tries it again."""
+    shop.database.execute(WRAPPER.format(shop.database.info) + ";" + FAR_TREE)
+    both = {"source": "shop", "publications": ["p", "far"]}
+    shop.configure(subscriptions={"one": both, "two": {**both, "row_filter": "publisher"}})
+    shop.copy()
+    shop.database.execute("INSERT INTO orders VALUES (5, 0); INSERT INTO tree VALUES (2, 'here')")
+    code, output = shop.cli("run")
+    assert code == 1, output
+    reason = 'cannot read table "public.tree" (could not connect to server "itself")'
+    for told in (output, shop.cli("status")[1]):
+        assert (
+            told.count(f"problem: public.tree is to be copied: {reason}" if told is output else reason) == 2
+        ), told
+    assert shop.ids("one", "orders") == shop.ids("two", "orders") == [2, 3, 4, 5], output
+    shop.database.execute(f"ALTER SERVER itself OPTIONS (SET port '{shop.database.info.port}')")
+    assert (ran := shop.cli("run"))[0] == 0, ran
+    assert shop.ids("one", "tree") == shop.ids("two", "tree") == [1, 2, 21, 22]
+    shop.database.execute("ALTER SERVER itself OPTIONS (SET port '1')")
+    code, output = shop.cli("check")
+    assert code == 1, output
+    assert output.count('public.tree: not compared, could not connect to server "itself"') == 2
+    assert "not compared: 2 of 6 tables" in output

@@ -18,7 +18,7 @@ from pgsieve.assets.steps.checks.comparison import CONNECTIONS, Difference, Side
 from pgsieve.assets.steps.initial_sync.one_table import select_list
 from pgsieve.assets.steps.initial_sync.rows import ReplicaColumn
 from pgsieve.assets.steps.log import Log, quiet
-from pgsieve.assets.steps.records.failures import is_locked_out, reason
+from pgsieve.assets.steps.records.failures import is_locked_out, is_of_foreign_table, reason
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates, copy_again
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.subscription import Subscription
@@ -259,7 +259,7 @@ def _compared(moment: Moment, name: Name, log: Log) -> TableConsistency:
         problem = copy_again(subscription, name, reason(moment.lake, error))
         return TableConsistency(*name, lsn, problem=problem)
     except PgsieveError as error:
-        if not is_locked_out(error):
+        if not (is_locked_out(error) or is_of_foreign_table(error)):
             raise
         return TableConsistency(*name, lsn, problem=error.message)
 

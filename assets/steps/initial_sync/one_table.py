@@ -28,8 +28,9 @@ from pgsieve.assets.steps.initial_sync.rows import (
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.observed import observed
 from pgsieve.assets.steps.records.cuts import Cuts
-from pgsieve.assets.steps.records.failures import explained
+from pgsieve.assets.steps.records.failures import explained, is_of_foreign_table
 from pgsieve.assets.steps.subscription import Subscription
+from pgsieve.assets.steps.validation.waiting import waiting_for
 from pgsieve.decoding.changes.metadata_columns import METADATA, copied_as
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
@@ -47,7 +48,7 @@ from pgsieve.resources.lake.delta.errors import (
 from pgsieve.resources.lake.delta.layout import FILE_BYTES_PROPERTY
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.postgres.errors import SourceError, refusing
+from pgsieve.resources.postgres.errors import ForeignServerError, SourceError, refusing
 from pgsieve.resources.postgres.sessions import Conninfo
 from pgsieve.resources.postgres.snapshot import Chunks, Snapshot
 from pgsieve.resources.postgres.source import quote
@@ -77,6 +78,8 @@ class Copied:
     overrun: bool = False
     #: The transactions that the table's snapshot waits for, by their ids.
     awaits: tuple[str, ...] = ()
+    #: The problem is no matter of the table's own data: the next run copies the table again.
+    again: bool = False
 
 
 @dataclass(frozen=True)
@@ -156,13 +159,15 @@ class SnapshotCopy:
         started = time.monotonic()
         replicated, table = planned.replicated, planned.replicated.table
         types = self.subscription.replica_types(replicated)
-        written, problem = _Written(), None
+        written, problem, again = _Written(), None, False
         try:
             written = self._written(planned, types)
         except OverrunError:
             written = _Written(overrun=True)
         except PgsieveError as error:
-            problem = explained(self.lake, _of_reading(replicated, error), (table.schema, table.name))
+            failure, again = _of_reading(replicated, error), is_of_foreign_table(error)
+            name = (table.schema, table.name)
+            problem = waiting_for(failure) if again else explained(self.lake, failure, name)
         return Copied(
             schema=table.schema,
             table=table.name,
@@ -175,6 +180,7 @@ class SnapshotCopy:
             published={self.subscription.replica_name(name): name for name in replicated.columns},
             problem=problem,
             overrun=written.overrun,
+            again=again,
         )
 
     def _written(self, planned: PlannedTable, types: Mapping[str, ColumnType]) -> _Written:
@@ -292,10 +298,13 @@ class SnapshotCopy:
 
 
 def _of_reading(replicated: ReplicatedTable, error: PgsieveError) -> PgsieveError:
-    """The error of a row that the server cannot read, with the expression and the remedy.
+    """The error of a row, or foreign table, that the server cannot read, with the expression and the remedy.
 
     Any other error as it is.
     """
+    if is_of_foreign_table(error):
+        what = f'cannot read table "{replicated.table.qualified}" ({error.message})'
+        return ForeignServerError(what, hint=error.hint, sqlstate=error.sqlstate)
     kind = error.kind if isinstance(error, ExecutorError) else type(error).__name__
     if kind != SourceError.__name__ or error.hint:
         return error

@@ -89,11 +89,13 @@ def state_after(
     A table that was rewritten meanwhile may have been read as empty (section 13.6).
     """
     name = (copied.schema, copied.table)
-    if copied.problem:
+    if copied.problem and not copied.again:
         if subscription.disable_on_error:  # That process copies the table when it continues.
             return TableState(*name, SyncState.INITIALIZE, reason=copied.problem)
         return TableState(*name, SyncState.INITIALIZE).with_problem(subscription.name, copied.problem)
     state = announced[name]
+    if copied.again:
+        return replace(state, state=SyncState.INITIALIZE, reason=copied.problem)
     assert state.definition is not None
     if state.definition.layout.is_rewritten(after):
         reason = f'table "{copied.schema}.{copied.table}" was rewritten while it was copied'

@@ -27,7 +27,12 @@ from pgsieve.resources.lake.delta.errors import (
     told,
 )
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.postgres.errors import LockedTableError, PassingFaultError, SourceUnreachableError
+from pgsieve.resources.postgres.errors import (
+    ForeignServerError,
+    LockedTableError,
+    PassingFaultError,
+    SourceUnreachableError,
+)
 from pgsieve.resources.postgres.snapshot import AlteredTableError, SnapshotLostError
 
 #: How an executor names them.
@@ -55,9 +60,16 @@ def passes(error: BaseException) -> bool:
 
 def is_locked_out(error: PgsieveError) -> bool:
     """Whether a table could not be read as another session has locked it."""
-    return isinstance(error, LockedTableError) or (
-        isinstance(error, ExecutorError) and error.kind == LockedTableError.__name__
-    )
+    return _is(error, LockedTableError)
+
+
+def is_of_foreign_table(error: PgsieveError) -> bool:
+    """Whether a table could not be read as another server, which has rows of it, does not answer the publisher."""
+    return _is(error, ForeignServerError)
+
+
+def _is(error: PgsieveError, kind: type[PgsieveError]) -> bool:
+    return isinstance(error, kind) or (isinstance(error, ExecutorError) and error.kind == kind.__name__)
 
 
 def reason(lake: Lake, error: Exception) -> str:

@@ -10,7 +10,12 @@ import pytest
 from psycopg.pq import ExecStatus
 
 from pgsieve.resources.postgres.embedded import EmbeddedServer
-from pgsieve.resources.postgres.errors import PassingFaultError, message_without_values, refusing
+from pgsieve.resources.postgres.errors import (
+    ForeignServerError,
+    PassingFaultError,
+    message_without_values,
+    refusing,
+)
 from pgsieve.resources.postgres.sessions import Conninfo
 
 
@@ -39,6 +44,28 @@ def test_a_connection_that_was_cut_passes_however_libpq_tells_it(publisher_serve
         socket.socket(fileno=os.dup(connection.pgconn.socket)).shutdown(socket.SHUT_RDWR)
         with pytest.raises(PassingFaultError), refusing("shop", "read"):
             connection.execute("select 1")
+
+
+@pytest.mark.parametrize("sqlstate", ["08000", "08001", "08003", "08006", "08P01"])
+def test_a_lost_connection_is_another_servers_where_the_session_goes_on(
+    publisher_server: EmbeddedServer, sqlstate: str
+) -> None:
+    """As postgres_fdw and dblink raise it; a server that ends a session says FATAL, and libpq has no SQLSTATE."""
+    raising = f"do $$ begin raise exception using errcode = '{sqlstate}', message = 'no connection'; end $$"
+    with psycopg.connect(publisher_server.conninfo(), autocommit=True) as connection:
+        with pytest.raises(ForeignServerError) as refused, refusing("shop", "read"):
+            connection.execute(raising)
+        assert refused.value.sqlstate == sqlstate
+        connection.execute("select 1")
+        with Conninfo(publisher_server.conninfo()).adbc() as other, other.cursor() as cursor:
+            with pytest.raises(ForeignServerError) as refused, refusing("shop", "read"):
+                cursor.execute(raising)
+            assert refused.value.sqlstate == sqlstate
+            other.rollback()
+            cursor.execute("select pg_backend_pid()")
+            connection.execute("select pg_terminate_backend(%s)", cursor.fetchone())
+            with pytest.raises(PassingFaultError), refusing("shop", "read"):
+                cursor.execute("select 1")
 
 
 @pytest.mark.parametrize(
