@@ -27,13 +27,6 @@ from tests.fixtures.streaming_publisher import (
 )
 
 
-@pytest.fixture
-def publisher(publisher_server: EmbeddedServer) -> Iterator[Publisher]:
-    with streaming_database(publisher_server) as made:
-        made.new_slot()
-        yield made
-
-
 @pytest.fixture(scope="module")
 def own_server(postgres_version: int) -> Iterator[EmbeddedServer]:
     """A server that may be stopped; a test that stops it starts it again."""

@@ -30,13 +30,6 @@ from tests.fixtures.streaming_publisher import (
 )
 
 
-@pytest.fixture
-def publisher(publisher_server: EmbeddedServer) -> Iterator[Publisher]:
-    with streaming_database(publisher_server) as made:
-        made.new_slot()
-        yield made
-
-
 def peeked(
     publisher: Publisher, slot: str, options: PgoutputOptions, **settings: str
 ) -> list[tuple[int, bytes]]:
