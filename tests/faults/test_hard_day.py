@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import itertools
-import os
-import random
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -20,6 +18,7 @@ from tests.faults.hard_day import Day, lived
 from tests.faults.report import accumulate
 from tests.fixtures.servers import TEST_SETTINGS, new_server
 from tests.fixtures.spark_servers import connect_server, python_without_pgsieve
+from tests.fixtures.tries import budget_seconds, drawn_seed
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
 
@@ -62,8 +61,8 @@ def test_a_hard_day_ends_with_the_rows_of_the_built_in_subscriptions(
     spark: Callable[[], AbstractContextManager[str]],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    budget = float(os.environ.get("PGSIEVE_BUDGET_SECONDS") or 60)
-    seed = int(os.environ.get("PGSIEVE_SEED") or random.SystemRandom().randrange(2**32))
+    budget = budget_seconds(60)
+    seed = drawn_seed()
     with capsys.disabled():
         print(f"\nreproduce: PGSIEVE_SEED={seed} PGSIEVE_BUDGET_SECONDS={budget:g}; logs: {tmp_path}")
         with lived(Day(seed, tmp_path, disk, server, subscriber_server, spark)) as hard:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.faults.killable import MARKING, NOT_SMALL, Site, site
 from tests.fixtures.s3_server import S3Server
 from tests.fixtures.spark_servers import connect_server, python_without_pgsieve
+from tests.fixtures.tries import drawn_seed
 
 pytestmark = pytest.mark.spark
 
@@ -151,7 +151,7 @@ def test_runs_killed_at_random_while_the_source_is_written_to_lose_and_repeat_no
     request: pytest.FixtureRequest, publisher_server: EmbeddedServer, tmp_path: Path, lake: str, kills: int
 ) -> None:
     """Each kill comes after some seconds of a run, and a whole run follows."""
-    seed = int(os.environ.get("PGSIEVE_SEED") or random.SystemRandom().randrange(2**32))
+    seed = drawn_seed()
     print(f"reproduce: PGSIEVE_SEED={seed}")
     chosen = random.Random(seed)
     master = request.getfixturevalue("master") if lake == "folder" else "threads[2]"

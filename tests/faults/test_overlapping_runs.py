@@ -16,6 +16,7 @@ import pytest
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.faults.killable import MARKING, NOT_SMALL, Site, site
 from tests.fixtures.replicas import Writer
+from tests.fixtures.tries import budget_seconds, drawn_seed
 
 pytestmark = pytest.mark.spark
 
@@ -56,8 +57,8 @@ def test_processes_that_overlap_at_random_lose_and_repeat_nothing(
     request: pytest.FixtureRequest, publisher_server: EmbeddedServer, tmp_path: Path, named: str
 ) -> None:
     """Processes for as long as the budget lasts, and a Spark Connect server."""
-    budget = float(os.environ.get("PGSIEVE_BUDGET_SECONDS") or 20)
-    seed = int(os.environ.get("PGSIEVE_SEED") or random.SystemRandom().randrange(2**32))
+    budget = budget_seconds(20)
+    seed = drawn_seed()
     print(f"reproduce: PGSIEVE_SEED={seed} PGSIEVE_BUDGET_SECONDS={budget:g}")
     chosen, rounds, end = random.Random(seed), 0, time.monotonic() + budget
     writer = Writer.of(named)

@@ -25,6 +25,7 @@ from tests.faults.disk import Disk
 from tests.faults.killable import MARKING, NOT_SMALL, REFUSED, Site, settled, site
 from tests.faults.test_kills import FIRST, LATER
 from tests.fixtures.oracle import wait_until
+from tests.fixtures.tries import budget_seconds, drawn_seed
 
 pytestmark = pytest.mark.spark
 
@@ -160,8 +161,8 @@ def test_a_power_cut_at_each_failpoint_costs_nothing(
 
 @pytest.mark.long
 def test_power_cuts_at_random_moments_cost_nothing(publisher_server: EmbeddedServer, tmp_path: Path) -> None:
-    seed = int(os.environ.get("PGSIEVE_SEED") or random.SystemRandom().randrange(2**32))
-    chance, budget = random.Random(seed), float(os.environ.get("PGSIEVE_BUDGET_SECONDS") or 120)
+    seed = drawn_seed()
+    chance, budget = random.Random(seed), budget_seconds(120)
     with powered("power_random", publisher_server, tmp_path, {}) as (pgsieve, database, disk):
         settled(pgsieve, database)
         began, cuts = time.monotonic(), 0

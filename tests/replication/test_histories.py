@@ -5,9 +5,8 @@ And those of the built-in subscriber, which was stopped there.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
-from random import Random, SystemRandom
+from random import Random
 from typing import Any
 
 import pyarrow as pa
@@ -20,6 +19,7 @@ from pgsieve.assets.steps.records.table_states import TableStates
 from tests.fixtures.oracle import Rows, Scenario
 from tests.fixtures.pgsieve_replica import PgsieveReplica
 from tests.fixtures.schema_changes import alter, copies, replicas
+from tests.fixtures.tries import drawn_seed
 from tests.fixtures.workloads import keyed_statement
 
 _LONG = [
@@ -123,7 +123,7 @@ def _check_without_versions(replica: PgsieveReplica, table: str, key: str) -> No
 @pytest.mark.parametrize("scenario", ["driver large alone", *_LONG], indirect=True)
 def test_versions_as_of_each_commit_are_the_rows_of_then(scenario: Scenario) -> None:
     """Some twenty random transactions, each a slice, in both modes."""
-    seed = os.environ.get("PGSIEVE_SEED") or SystemRandom().randrange(2**32)
+    seed = drawn_seed()
     print(f"again: PGSIEVE_SEED={seed}")
     random = Random(str(seed))
     scenario.tables("""

@@ -5,9 +5,8 @@ Whoever writes them, and wherever batches end (`PgsieveReplica._compare`), they 
 
 from __future__ import annotations
 
-import os
 from datetime import UTC, datetime
-from random import Random, SystemRandom
+from random import Random
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from pgsieve.decoding.changes.metadata_columns import METADATA
 from pgsieve.decoding.lsn import parse_lsn
 from tests.fixtures.oracle import Scenario
 from tests.fixtures.pgsieve_replica import PgsieveReplica
+from tests.fixtures.tries import drawn_seed
 from tests.fixtures.workloads import keyed_statement
 
 _WRITERS = [
@@ -149,7 +149,7 @@ def _as_of_history(replica: Any) -> dict[int, tuple[Any, ...]]:
 
 @pytest.mark.drawn
 def test_after_random_changes_rows_say_the_last_change_that_the_history_has(scenario: Scenario) -> None:
-    seed = os.environ.get("PGSIEVE_SEED") or SystemRandom().randrange(2**32)
+    seed = drawn_seed()
     print(f"again: PGSIEVE_SEED={seed}")
     random = Random(str(seed))
     scenario.tables("CREATE TABLE t (id int PRIMARY KEY, v int, big text)")

@@ -5,8 +5,7 @@ Whoever writes them, and wherever batches end (`PgsieveReplica._compare`).
 
 from __future__ import annotations
 
-import os
-from random import Random, SystemRandom
+from random import Random
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ import pytest
 from pgsieve.decoding.changes.metadata_columns import METADATA
 from tests.fixtures.oracle import Scenario
 from tests.fixtures.pgsieve_replica import PgsieveReplica
+from tests.fixtures.tries import drawn_seed
 
 _WRITERS = [
     "driver large alone",
@@ -139,7 +139,7 @@ def _agrees(scenario: Scenario, model: _Model) -> None:
 @pytest.mark.drawn
 def test_rows_that_lived_stay_as_they_were_last(scenario: Scenario) -> None:
     """Some twenty random transactions, each a slice, in both modes."""
-    seed = os.environ.get("PGSIEVE_SEED") or SystemRandom().randrange(2**32)
+    seed = drawn_seed()
     print(f"again: PGSIEVE_SEED={seed}")
     random, model = Random(str(seed)), _Model()
     scenario.tables("CREATE TABLE t (id int PRIMARY KEY, v int, big text)")
