@@ -3,7 +3,8 @@
 `PGSIEVE_FAILPOINT=slot_created` ends a process with SIGKILL when it reaches that point for the first time,
 `slot_created:3` at the third time. Without the variable a point costs one comparison. `slot_created!` raises
 an OSError there instead, as if the answer to the write before it were lost. `slot_created?` stops the process
-there until it gets SIGCONT. Executors inherit the variable, so a point that they reach ends one of them. ARCHITECTURE.md, "When a run dies", says what the next run does.
+there until it gets SIGCONT. Executors inherit the variable, so a point that they reach ends one of them.
+ARCHITECTURE.md, "When a run dies", says what the next run does.
 """
 
 import errno

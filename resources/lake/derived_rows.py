@@ -42,16 +42,11 @@ def table_rows(
     path: str,
     schema: pa.Schema,
     change: Callable[[pa.RecordBatch], pa.RecordBatch],
-    version: int | None = None,
 ) -> list[FileRows]:
-    """The rows of a table after a function of batches, file by file.
-
-    `local` reads the table in Delta version `version` (None: the newest).
-    """
-    table = local.table_at(path) if version is None else local.table_as_of(path, version)
+    """The rows of a table after a function of batches, file by file."""
     return [
         FileRows(local.store, joined(path, file.name), schema, file.deleted, change)
-        for file in every_file(table)
+        for file in every_file(local.table_at(path))
     ]
 
 

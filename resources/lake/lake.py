@@ -387,21 +387,16 @@ class Lake:
         """
         size, target = (self.records.size(path) if self.local else None), into or path
         commit = Commit(position, overwrite=True, base=base)
-        written, local = (
-            self.policy.committer(target, change.schema.names, size),
-            self.policy.reader(path, size),
-        )
+        written = self.policy.committer(target, change.schema.names, size)
+        local = self.policy.reader(path, size)
         if isinstance(written, InProcess) and local is not None:
             with self.access.refusing(path):
                 batches = local.table(path).select(list(change.columns)).to_batches()
                 changed = writable(pa.Table.from_batches(map(change.of, batches), change.schema))
             written.write(target, changed, commit)
             return
-        rows, names, of = (
-            numbered(self.current(path).select(*map(quoted, change.columns))),
-            list(change.columns),
-            change.of,
-        )
+        names, of = list(change.columns), change.of
+        rows = numbered(self.current(path).select(*map(quoted, names)))
         changed_rows = rows.mapInArrow(
             lambda batches: (of(batch.rename_columns(names)) for batch in batches), change.ddl
         )
