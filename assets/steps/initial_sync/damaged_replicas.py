@@ -24,12 +24,16 @@ class Damage:
 
 @dataclass(frozen=True)
 class ReplacedReplica:
-    """A table's replica that a copy is to replace; the change history of this generation continues after the copy."""
+    """A table's replica that a copy is to replace; the change history of this generation continues after the copy.
+
+    `has_versions`: there may be versions of its rows, or there will be.
+    """
 
     lake: Lake
     subscription: str
     name: Name
     generation: int
+    has_versions: bool
 
     @property
     def path(self) -> str:
@@ -48,8 +52,10 @@ class ReplacedReplica:
         or was put back, uses version numbers again that cuts have named, and those cuts would name other rows. The same
         holds for the table states.
         """
-        lake, of_rows = self.lake, self.lake.paths.versions(self.subscription, *self.name, self.generation)
-        versions = {path: _version(lake, path) for path in (self.path, self.history, of_rows)}
+        lake, paths = self.lake, [self.path, self.history]
+        if self.has_versions:
+            paths.append(lake.paths.versions(self.subscription, *self.name, self.generation))
+        versions = {path: _version(lake, path) for path in paths}
         version = versions[self.path]
         newest = -1 if version is None else version
         states = _version(lake, lake.paths.table_states(self.subscription))

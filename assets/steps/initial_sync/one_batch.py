@@ -178,8 +178,7 @@ class BatchCopy:
             except LockedTableError as error:
                 locked[name] = error
                 continue
-            definition = _definition(former, name)
-            planned.append(PlannedTable(table, chunks, definition.history.generation if definition else 0))
+            planned.append(PlannedTable(table, chunks, _definition(former, name)))
         return planned, locked
 
     def _announced(

@@ -29,7 +29,7 @@ from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.observed import observed
 from pgsieve.assets.steps.records.cuts import Cuts
 from pgsieve.assets.steps.records.failures import explained, is_of_foreign_table
-from pgsieve.assets.steps.subscription import Subscription
+from pgsieve.assets.steps.subscription import Definition, Subscription
 from pgsieve.assets.steps.validation.waiting import waiting_for
 from pgsieve.decoding.changes.metadata_columns import METADATA, copied_as
 from pgsieve.decoding.errors import PgsieveError
@@ -84,11 +84,16 @@ class Copied:
 
 @dataclass(frozen=True)
 class PlannedTable:
-    """A table to copy, in chunks, and the generation of the change history that continues after it."""
+    """A table to copy, in chunks, and the definition of the replica that it has already; None: it was never copied."""
 
     replicated: ReplicatedTable
     chunks: Chunks
-    generation: int
+    former: Definition | None
+
+    @property
+    def generation(self) -> int:
+        """The generation of the change history that continues after the copy."""
+        return 0 if self.former is None else self.former.history.generation
 
 
 class Progress:
@@ -220,7 +225,11 @@ class SnapshotCopy:
         """
         lake, table, schema = self.lake, planned.replicated.table, selected.schema
         name = (table.schema, table.name)
-        replica = ReplacedReplica(lake, self.subscription.name, name, planned.generation)
+        # A store is not asked for versions of rows that no run can have begun, and that this copy does not begin.
+        has_versions = planned.former is not None or bool(self.subscription.histories.of(name).scd2)
+        replica = ReplacedReplica(
+            lake, self.subscription.name, name, planned.generation, has_versions=has_versions
+        )
 
         def decided() -> Committer:
             self._refuse_later(replica.path, table)
