@@ -15,6 +15,7 @@ from pgsieve.pipelines.commands.results import TableStatus
 from pgsieve.pipelines.commands.validation_results import (
     PublicationPicture,
     ReceivedTable,
+    ReceivedTables,
     ValidationProblem,
     ValidationReport,
 )
@@ -31,7 +32,9 @@ def print_validation(report: ValidationReport) -> None:
             print_since_copy(table)
             for line in table.histories:
                 print_out(Text(f"{quote_qualified(table.schema, table.name)}: {line}"))
+            _print_refilter(subscription.subscription, table)
         print_listed(subscription.sequences)
+        _print_moments(subscription)
         print_out("")
     for problem in report.problems:
         _print_problem("problem", "bold red", problem)
@@ -101,6 +104,26 @@ def _print_received(table: ReceivedTable) -> None:
         print_out(Text.assemble(("    replica identity: ", "dim"), changes.identity))
         for row_filter, operations in _by_filter({"initial copy": table.row_filter, **changes.row_filters}):
             print_out(Text.assemble((f"    {', '.join(operations)}: ", "dim"), row_filter or "every row"))
+
+
+def _print_refilter(subscription: str, table: ReceivedTable) -> None:
+    if table.refilter_from is not None:
+        print_out(
+            Text(
+                f"{quote_qualified(table.schema, table.name)}: `pgsieve refilter {subscription}` makes it from the replica of"
+                f' "{table.refilter_from}", without the publisher'
+            )
+        )
+
+
+def _print_moments(received: ReceivedTables) -> None:
+    since = received.oldest_moment or "the first cut"
+    print_out(
+        Text.assemble(
+            ("  rows as of any moment: ", "dim"),
+            f"from {since} on (`pgsieve read {received.subscription} --at`)",
+        )
+    )
 
 
 def _by_filter(row_filters: Mapping[str, str | None]) -> list[tuple[str | None, list[str]]]:

@@ -41,7 +41,7 @@ def refilter(
     declared = project(config)
     subscription, lake = declared.subscriptions[selected.name], declared.lake.open()
     names = [table_name(text) for text in tables]
-    sources = _sources(declared, subscription, lake, source)
+    sources = possible_sources(declared, subscription, lake, source)
     lake.access.check_writable()
     SubscriptionRecord(lake, subscription.name).refuse_disabled()
     refiltering = _refiltering(subscription, sources, lake)
@@ -78,8 +78,8 @@ def _refiltering(subscription: Subscription, sources: Sequence[Subscription], la
     return Refilter(subscription, with_catalogs, lake, catalog)
 
 
-def _sources(
-    declared: Project, subscription: Subscription, lake: Lake, named: str | None
+def possible_sources(
+    declared: Project, subscription: Subscription, lake: Lake, named: str | None = None
 ) -> list[Subscription]:
     """The subscriptions of the same source that have replicas, the subscription itself first; or the named one."""
     same = {

@@ -4,7 +4,7 @@ In: the configuration. Out: a `ValidationReport`: pictures of the publications, 
 receive, problems with PostgreSQL's SQLSTATE, and the SQL that a role with more rights has to run.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -14,6 +14,7 @@ from typing import Any
 import psycopg
 
 from pgsieve.assets.steps.history.expected import expected_histories
+from pgsieve.assets.steps.operations.refilter import Refilter
 from pgsieve.assets.steps.operations.resync import changes_since_copy
 from pgsieve.assets.steps.records.cuts import Cuts
 from pgsieve.assets.steps.records.sequences import unread_sequences
@@ -31,6 +32,7 @@ from pgsieve.assets.steps.validation.warnings import (
     warnings_of_subscription,
 )
 from pgsieve.decoding.errors import PgsieveError
+from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.publications.catalog import (
     OPERATIONS,
     Catalog,
@@ -43,6 +45,7 @@ from pgsieve.decoding.publications.catalog import (
 )
 from pgsieve.decoding.publications.routing import changed_relations
 from pgsieve.decoding.values.quoting import quote_identifier, quote_qualified
+from pgsieve.pipelines.commands.refilter import possible_sources
 from pgsieve.pipelines.commands.sequences import listed
 from pgsieve.pipelines.commands.validation_results import (
     ListedTable,
@@ -174,7 +177,8 @@ class _Findings:
                 if (problem := subscription.metadata_problem(replicated)) is not None:
                     self._problems.append(_problem(name, problem))
             lake = self._declared.lake.open()
-            self._received.append(_received(subscription, catalog, lake, source.sequences))
+            sources = partial(possible_sources, self._declared, subscription, lake)
+            self._received.append(_received(subscription, catalog, lake, source.sequences, sources))
             of_layout = layout_problems(subscription, subscription.tables(catalog))
             self._problems += [_problem(name, error) for error in of_layout]
             of_rows = warnings_of_subscription(subscription, catalog)
@@ -245,6 +249,7 @@ def _received(
     catalog: Catalog,
     lake: Lake,
     sequences: Mapping[str, tuple[SequenceValue, ...]],
+    sources: Callable[[], Sequence[Subscription]],
 ) -> ReceivedTables:
     states = TableStates(lake, subscription.name).newest()
     publications = subscription.feed.publications(catalog, subscription.name)
@@ -263,26 +268,40 @@ def _received(
                 else replace(before, relations=(*before.relations, quote_qualified(table.schema, table.name)))
             )
     newest = cache(Cuts(lake, subscription.name).last)
+    refiltering = cache(
+        lambda: Refilter(subscription, [(each, catalog) for each in sources()], lake, catalog)
+    )
+
+    def refilter_from(table: Name, since_copy: Sequence[str]) -> str | None:
+        state = states.get(table)
+        if state is not None and state.applies and not since_copy:
+            return None
+        (plan,) = refiltering().planned([table])
+        return plan.source
 
     def received(table: Name, replicated: ReplicatedTable) -> ReceivedTable:
         definition = subscription.definition(replicated, catalog)
         renamed = {name: subscription.replica_name(name) for name in replicated.columns}
         histories = expected_histories(subscription, lake, table, states.get(table), definition, newest)
+        since_copy = changes_since_copy(states.get(table), definition)
         return ReceivedTable(
             *table,
             columns=replicated.columns,
             row_filter=_any_of(replicated.row_filters),
             changes=tuple(changes.get(replicated.table.oid, {}).values()),
-            since_copy=changes_since_copy(states.get(table), definition),
+            since_copy=since_copy,
             metadata=subscription.metadata(replicated.table),
             renamed={own: other for own, other in renamed.items() if other != own},
             histories=tuple(histories),
+            refilter_from=refilter_from(table, since_copy),
         )
 
+    oldest = next(iter(Cuts(lake, subscription.name).kept()), None)
     return ReceivedTables(
         subscription.name,
         tuple(starmap(received, subscription.tables(catalog).items())),
         listed(sequences[subscription.name]),
+        None if oldest is None else format_lsn(oldest.lsn),
     )
 
 

@@ -56,7 +56,8 @@ class ReceivedTable:
 
     `since_copy` is what is different from when it was copied, `metadata` has the names of metadata columns by what they say,
     `renamed` has the names in the replica of columns that have other names there. `histories` says which histories of its
-    rows are kept.
+    rows are kept. `refilter_from` is the subscription whose replica has the rows that a table lacks which is not copied, or
+    which was published in another way when it was; None where none has, or nothing is lacking.
     """
 
     schema: str
@@ -68,15 +69,17 @@ class ReceivedTable:
     metadata: Mapping[str, str] = field(default_factory=dict)
     renamed: Mapping[str, str] = field(default_factory=dict)
     histories: tuple[str, ...] = ()
+    refilter_from: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ReceivedTables:
-    """What one subscription will receive."""
+    """What one subscription will receive. `oldest_moment` is the LSN of its oldest cut, from which on any moment can be read."""
 
     subscription: str
     tables: tuple[ReceivedTable, ...]
     sequences: tuple[ListedSequence, ...] = ()
+    oldest_moment: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -306,11 +306,14 @@ def test_validate_shows_publications_tables_problems_and_statements(capsys):
             "public", "root", ("id", "Name"), "(id > 5)",
             (ReceivedChanges(("public.leaf", "public.leaf_2"), filters, "PRIMARY KEY (id)"),),
         ),
-        ReceivedTable("public", "t", ("a",), None, (ReceivedChanges(("public.t",), {"insert": None}, "NOTHING"),)),
+        ReceivedTable(
+            "public", "t", ("a",), None, (ReceivedChanges(("public.t",), {"insert": None}, "NOTHING"),),
+            refilter_from="wide",
+        ),
     )  # fmt: skip
     report = ValidationReport(
         publications=pictures,
-        subscriptions=(ReceivedTables("sales", received),),
+        subscriptions=(ReceivedTables("sales", received, oldest_moment="0/1A2B"),),
         problems=(
             ValidationProblem("public.t", "no replica identity", "55000", "use REPLICA IDENTITY FULL"),
         ),
@@ -337,6 +340,8 @@ def test_validate_shows_publications_tables_problems_and_statements(capsys):
         "  public.t (a)",
         "    replica identity: NOTHING",
         "    initial copy, insert: every row",
+        'public.t: `pgsieve refilter sales` makes it from the replica of "wide", without the publisher',
+        "  rows as of any moment: from 0/1A2B on (`pgsieve read sales --at`)",
         "",
         "problem: public.t: no replica identity [55000]",
         "hint: use REPLICA IDENTITY FULL",

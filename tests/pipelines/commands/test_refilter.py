@@ -73,6 +73,14 @@ class Views:
             table["name"]: (table["source"], table["reason"]) for table in json.loads(done.stdout)["tables"]
         }
 
+    def validated(self, name: str) -> tuple[dict[str, str | None], str | None]:
+        """Of which subscription each table can be made, and since when any moment can be read, as `validate` says it."""
+        done = CliRunner().invoke(cli.app, ["-c", str(self.path), "validate", "--json"])
+        received = next(s for s in json.loads(done.stdout)["subscriptions"] if s["subscription"] == name)
+        return {table["name"]: table["refilter_from"] for table in received["tables"]}, received[
+            "oldest_moment"
+        ]
+
     def rows(self, name: str, table: str = "orders") -> list[tuple[Any, ...]]:
         lake = project(load_config(self.path)).lake.open()
         rows = queried(
@@ -131,9 +139,14 @@ def test_views_are_chosen_later_and_follow_without_a_row_of_the_publisher(views:
     views.change(100)
     views.define(emea={"tables": [{"table": "public.orders", "where": "region = 'EMEA'"}]})
     assert views.refilter("emea", "--plan") == {"orders": ("all", None)}
+    assert views.validated("emea") == ({"orders": "all"}, None)
     assert not (views.path.parent / "lake/emea/public").exists()
     views.change(110)
     assert views.refilter("emea") == {"orders": ("all", None)}
+    since_copy, oldest = views.validated("all")
+    assert since_copy == {"orders": None, "notes": None}
+    listed = CliRunner().invoke(cli.app, ["-c", str(views.path), "read", "all", "--at", str(oldest)])
+    assert listed.exit_code == 0, listed.stderr
     assert views.rows("emea") == views.published("region = 'EMEA'")
     for number in (120, 130):
         views.change(number)
@@ -142,6 +155,7 @@ def test_views_are_chosen_later_and_follow_without_a_row_of_the_publisher(views:
     # Narrower: of its own rows; then wider, which only the other one has.
     for where, source in {"region = 'EMEA' and amount < 20": "emea", "region <> 'AMER'": "all"}.items():
         views.define(emea={"tables": [{"table": "public.orders", "where": where}]})
+        assert views.validated("emea")[0] == {"orders": source}
         assert views.refilter("emea") == {"orders": (source, None)}
         assert views.rows("emea") == views.published(where)
         views.change(140 if source == "emea" else 150)
