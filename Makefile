@@ -48,7 +48,7 @@ test-long: setup ## for the night: all drawn and long tests, other writers and e
 test-fast: setup ## the tests that need no JVM, and get none
 	@JAVA_HOME=/none PGSIEVE_BUDGET_SECONDS=$${PGSIEVE_BUDGET_SECONDS:-1} $(PYTEST) -m 'not spark and not slow and not drawn and not long' --numprocesses auto --dist loadfile $(ARGS)
 
-# How changes are applied, and by whom, does not depend on the server's version; what can be published, and is sent, does.
+# The server's version decides what can be published and is sent, not how changes are applied.
 SAME_IN_ALL_VERSIONS := large or test_basic_changes or test_lakes or test_names or types or test_truncate \
     or test_batches or test_small_changes or test_large_changes or test_key_conflicts \
     or test_schema_changes or test_streamed_transactions or test_error_handling or test_identity_changes \

@@ -11,7 +11,7 @@ from typing import Any
 import dagster as dg
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 
-from pgsieve.assets.dagster_names import Name, told_apart
+from pgsieve.assets.dagster_names import Name, groups_of_distinct_names
 from pgsieve.assets.lake import opened
 from pgsieve.assets.metadata import LAG_BYTES, LAG_SECONDS
 from pgsieve.assets.outcome import as_step
@@ -54,7 +54,7 @@ def _each_apart(
     """The checks of some tables, in as many ops as are needed to tell the tables apart: `name`, `<name>_2`, ..."""
     return [
         checks(name if number == 1 else f"{name}_{number}", group)
-        for number, group in enumerate(told_apart(keys), 1)
+        for number, group in enumerate(groups_of_distinct_names(keys), 1)
     ]
 
 
@@ -264,11 +264,11 @@ def check_of_states(
     key: dg.AssetKey,
     states: Mapping[Name, TableState],
     whole: SubscriptionState,
-    told: Iterable[str] = (),
+    reported: Iterable[str] = (),
 ) -> dg.AssetCheckResult:
     """`sync_state` of all tables of a subscription together: a warning where they only wait for a copy.
 
-    `told` are the problems that have failed a run before; see `told_before`.
+    `reported` are the problems that have failed a run before; see `reported_problems`.
     """
     waiting = {n: s for n, s in states.items() if s.state not in {SyncState.READY, SyncState.REMOVED}}
     aside = [n for n, s in waiting.items() if s.state == SyncState.SET_ASIDE]
@@ -287,13 +287,13 @@ def check_of_states(
             "tables ready": sum(s.state == SyncState.READY for s in states.values()),
             "tables waiting": len(waiting) - len(aside),
             "tables set aside": len(aside),
-            **({_TOLD: dg.MetadataValue.json(sorted(told))} if told else {}),
+            **({_TOLD: dg.MetadataValue.json(sorted(reported))} if reported else {}),
         },
     )
 
 
-def told_before(dagster: dg.DagsterInstance, key: dg.AssetKey) -> set[str]:
-    """The problems of a subscription that have failed a run before, as the check `sync_state` of its cut records them."""
+def reported_problems(dagster: dg.DagsterInstance, key: dg.AssetKey) -> set[str]:
+    """The problems for which an earlier run has failed, from the record of the check `sync_state` of a cut."""
     evaluated = {AssetCheckExecutionRecordStatus.SUCCEEDED, AssetCheckExecutionRecordStatus.FAILED}
     records = dagster.event_log_storage.get_asset_check_execution_history(
         dg.AssetCheckKey(key, SYNC_STATE), limit=1, status=evaluated
@@ -308,7 +308,7 @@ def told_before(dagster: dg.DagsterInstance, key: dg.AssetKey) -> set[str]:
 def check_of_freshness(
     key: dg.AssetKey, subscription: Subscription, measured: Freshness | str
 ) -> dg.AssetCheckResult:
-    """`freshness`, as it was measured; `measured` is a text where it could not be measured."""
+    """The result of `freshness`; `measured` is the reason as text if it could not be measured."""
     passed, description = False, measured if isinstance(measured, str) else measured.problem
     metadata: dict[str, float | str] = {}
     if not isinstance(measured, str):

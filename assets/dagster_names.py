@@ -55,8 +55,8 @@ def output_names(keys: Iterable[dg.AssetKey]) -> dict[dg.AssetKey, str]:
     return {key: name for name, key in names.items()}
 
 
-def told_apart(keys: Mapping[dg.AssetKey, Name]) -> list[dict[dg.AssetKey, Name]]:
-    """The assets in as few groups as Dagster's names need: within a group no two assets have the same name.
+def groups_of_distinct_names(keys: Mapping[dg.AssetKey, Name]) -> list[dict[dg.AssetKey, Name]]:
+    """Divide assets into the fewest groups in which all names differ.
 
     Dagster names a check's output by the asset's key with `__` between its parts, and its input with `_`.
     """

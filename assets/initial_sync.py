@@ -35,7 +35,7 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.awaited import PATIENT_SECONDS
 from pgsieve.resources.work import Work, measured
 
-#: Tag of a run that was started because tables lacked a copy: another run may have made it by then.
+#: Tag of a run that was started because tables lacked a copy. Another run may copy them before it begins.
 LACKING = "pgsieve/lacking"
 
 #: The events of the op.
@@ -48,7 +48,7 @@ def tables_partitions(subscription: str) -> dg.DynamicPartitionsDefinition:
 
 
 def stretches(order: Sequence[str], keys: Collection[str]) -> list[list[str]]:
-    """The Dagster partitions to copy, as ranges of the order of all partitions: a run for each range."""
+    """The Dagster partitions to copy, as ranges of the order of all partitions. Each range is copied by one run."""
     return [list(stretch) for wanted, stretch in groupby(order, key=set(keys).__contains__) if wanted]
 
 
@@ -72,8 +72,8 @@ def initial_sync_asset(
     """The asset `<subscription>/initial_sync`: materialising a partition copies that table anew.
 
     `tell` gets the progress of a long copy, as the run's log does. The copy waits for other transactions for
-    this many `seconds`. A run with the tag LACKING copies only those of its tables that still need it once it
-    has its turn. A table that cannot be copied is not materialised, and fails the run after the others are
+    this many `seconds`. A run with the tag LACKING copies only those of its tables that still lack a copy
+    when it begins. A table that cannot be copied is not materialised, and fails the run after the others are
     copied. With `names`, a template, the replicas are registered in the catalog last.
     """
     data = of_subscription(subscription, AssetKind.INITIAL_SYNC)
@@ -146,7 +146,7 @@ def _problems(copied: Sequence[Copied]) -> dict[Name, str]:
 def _replica(
     context: dg.AssetExecutionContext, subscription: Subscription, naming: Naming, copied: Copied
 ) -> dg.AssetMaterialization:
-    """A replica as its copy has made it; from then on the increments record it."""
+    """The materialization of a replica by its copy; later ones are by increments."""
     name = copied.schema, copied.table
     publications = tuple(subscription.feed.subscriptions[subscription.name])
     table = PublishedTable(*name, publications, copied.row_filter or NO_FILTER)

@@ -33,7 +33,7 @@ class PgsieveLake(LakeResource):
         return cuts.frames(cuts.newest(lsn))
 
     def tables_at_cut(self, subscription: str, lsn: str | None = None) -> dict[str, DeltaTable]:
-        """The same as tables of the package `deltalake`, each at its version: for DuckDB, Polars or Arrow, without a JVM.
+        """The same replicas as tables of the package `deltalake`, for DuckDB, Polars or Arrow. It needs no JVM.
 
         This works only for lakes that delta-rs can reach.
         """

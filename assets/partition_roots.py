@@ -4,8 +4,8 @@ Changes are already keyed by the published table. The UPDATE transformation has 
 to their root (`pgsieve.assets.steps.update_transformation.slice_contents`,
 `pgsieve.decoding.publications.routing`).
 
-A run is asked for the cut, and records the tables that it changed, because Dagster shows every asset as
-failed that a failing run was asked for. A table that had nothing to do, or is set aside, keeps its record;
+A run is asked for the cut only, and records the tables that it changed: if a run fails, Dagster shows every
+asset that it was asked for as failed. A table that had nothing to do, or is set aside, keeps its record;
 the check `sync_state` distinguishes the two. Tables that a user selected are materialised as long as they are
 ready. Every run that has brought all tables up to date materialises the cut, whether or not there were
 changes.
@@ -29,7 +29,7 @@ from pgsieve.assets.checks import (
     check_of_freshness_of,
     check_of_state,
     check_of_states,
-    told_before,
+    reported_problems,
 )
 from pgsieve.assets.dagster_names import Name, output_names
 from pgsieve.assets.lake import opened
@@ -214,9 +214,9 @@ class _Increment:
         self._states = TableStates(lake, name).newest()
         self._whole = SubscriptionRecord(lake, name).state()
         self._wrong = wrong_with(name, lake, self._states, self._whole)
-        self._told = told_before(instance, self._assets.cut) if self._wrong else set[str]()
-        told = self._told if request.is_of_all else None
-        self._failing = _failing(self._wrong, request.chosen, told) if request.is_of_assets else {}
+        self._reported = reported_problems(instance, self._assets.cut) if self._wrong else set[str]()
+        reported = self._reported if request.is_of_all else None
+        self._failing = _failing(self._wrong, request.chosen, reported) if request.is_of_assets else {}
         self._new = self._materialised(before, shown_as_unwell(instance, set(request.tables.values())))
         self._behind = measured_freshness(self._subscription, lake)
         #: Metadata that all assets of the run have.
@@ -318,8 +318,8 @@ class _Increment:
         """The checks of the cut that the run is asked for."""
         for check in sorted(self._context.selected_asset_check_keys):
             if check.name == SYNC_STATE:
-                told = self._told.intersection(self._wrong.values()) | set(self._failing.values())
-                yield check_of_states(self._assets.cut, self._states, self._whole, told)
+                reported = self._reported.intersection(self._wrong.values()) | set(self._failing.values())
+                yield check_of_states(self._assets.cut, self._states, self._whole, reported)
             else:
                 yield check_of_freshness(self._assets.cut, self._subscription, self._behind)
 
@@ -339,17 +339,18 @@ def _comments(subscription: Subscription, names: Sequence[Name]) -> Mapping[Name
 
 
 def _failing(
-    wrong: Mapping[Name | None, str], chosen: Container[Name], told: Container[str] | None
+    wrong: Mapping[Name | None, str], chosen: Container[Name], reported: Container[str] | None
 ) -> dict[Name | None, str]:
-    """The problems for which a run fails: those of what it was asked for, and those that have failed no run yet.
+    """The problems for which a run fails: those of the tables that it was asked for, and all new ones.
 
-    `told` is None for a run of selected tables alone: problems of other tables do not concern it, those of
-    the subscription do.
+    A problem is new if no run has failed for it, so that it is not in `reported`. `reported` is None for a run of
+    selected tables: such a run fails for them and for problems of the subscription.
     """
     return {
         name: problem
         for name, problem in wrong.items()
-        if (name is not None and name in chosen) or (name is None if told is None else problem not in told)
+        if (name is not None and name in chosen)
+        or (name is None if reported is None else problem not in reported)
     }
 
 
@@ -358,7 +359,7 @@ def _ready(states: Mapping[Name, TableState]) -> set[Name | None]:
 
 
 def limit_of(subscription: Subscription) -> str:
-    """The claim of the check `freshness`."""
+    """What the check `freshness` says if it passes."""
     limit = subscription.freshness.total_seconds()
     return f"No commit has been waiting for longer than {limit:.0f} s to be applied."
 
@@ -378,7 +379,7 @@ def _totals(result: ApplyResult, cut: Cut) -> dict[str, Any]:
 
 
 def is_changed(name: Name, result: ApplyResult, before: Cut | None) -> bool:
-    """Whether a table got changes, or has another version than before: it was copied, or followed its definition."""
+    """Whether a table got changes, or another version by a copy or a new definition."""
     version = before.tables.get(name) if before else None
     return name in result.tables or (result.cut is not None and result.cut.tables.get(name) != version)
 

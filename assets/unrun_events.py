@@ -32,7 +32,7 @@ from pgsieve.assets.checks import (
     SYNC_STATE,
     check_of_freshness,
     check_of_states,
-    told_before,
+    reported_problems,
 )
 from pgsieve.assets.metadata import LAG_SECONDS
 from pgsieve.assets.outcome import of_tables, wrong_with
@@ -136,7 +136,7 @@ def report_cut(
     version = data_version(cut)
     wrong = wrong_with(subscription.name, lake, states, whole)
     # For the other problems a run has still to fail.
-    reported = told_before(dagster, key).intersection(wrong.values()) if wrong else set()
+    reported = reported_problems(dagster, key).intersection(wrong.values()) if wrong else set()
     state = check_of_states(key, states, whole, reported)
     if _is_reported(dagster, subscription, state, version):
         return
@@ -169,7 +169,7 @@ def disabled_before(
         return False
     states = TableStates(lake, subscription.name).newest()
     key = naming.key(of_subscription(subscription, AssetKind.CUT))
-    wrong, reported = wrong_with(subscription.name, lake, states, whole), told_before(dagster, key)
+    wrong, reported = wrong_with(subscription.name, lake, states, whole), reported_problems(dagster, key)
     failed_for = reported.intersection(wrong.values()) | {wrong[None]}
     report_checks(dagster, [check_of_states(key, states, whole, failed_for)])
     return wrong[None] in reported

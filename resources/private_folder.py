@@ -37,7 +37,7 @@ def _made(base: str, _process: int) -> Path:
 
 
 def _locked(folder: Path) -> int | None:
-    """The lock of a folder of this user; None where another process has it, or it is gone or another user's."""
+    """The lock of a folder. None if another process has the lock, the folder is gone, or it is another user's."""
     try:
         opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:

@@ -325,13 +325,14 @@ class Published:
 
 @dataclass(frozen=True)
 class Definition:
-    """What a replica is made of: columns with their Spark types, its key, and the table's layout.
+    """A replica's columns with their Spark types, its key, and the table's layout.
 
-    `listed` says that some publication has a column list for it. `former` is there while changes of the time before an
-    evolution may arrive. `published` is what the copy was made of: an altered row filter alone copies nothing, as in
-    PostgreSQL rows that were copied stay, until somebody asks for a `resync`. `unaltered` says that nothing else was ever published
-    since, and nothing skipped or left out: the replica has just the rows that a copy of `published` would have. `metadata` are the
-    last columns, which are not the table's, and the kinds of metadata that they have.
+    - `listed`: a publication has a column list for the table.
+    - `former`: the definition before an evolution, while changes from before it may arrive.
+    - `published`: the row filters and publications of the copy. As in PostgreSQL, an altered row filter copies nothing.
+    - `unaltered`: since the copy neither `published` changed nor was a change skipped or left out. So the replica has
+      exactly the rows of a new copy.
+    - `metadata`: the last columns, which are not the table's, and their kinds.
     """
 
     columns: tuple[tuple[str, str], ...]
@@ -367,7 +368,7 @@ class Definition:
                 tuple(published["publications"]),
                 published.get("at"),
             ),
-            # Of a lake of before nobody knows.
+            # Unknown in a lake that did not record it.
             unaltered=read.get("unaltered", False),
         )
 

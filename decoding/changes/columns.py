@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 #: Operations that change one row.
 ROW_OPERATIONS = ("insert", "update", "delete")
 CHANGE_COLUMNS = ("commit_lsn", "ordinal", "number", "commit_time", "operation", "unchanged", "old", "new")
-#: The columns that are read of a message.
+#: The columns of a change log that decoding reads.
 ENCODED_COLUMNS = (*CHANGE_COLUMNS[:4], "data")
 SIDES = ("old", "new")
 #: The type of `commit_time`.

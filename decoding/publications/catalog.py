@@ -184,7 +184,7 @@ class Catalog:
     """The publisher's tables by oid, at one moment; `types` is what users' types are made of, by oid.
 
     `names` has a digest of all names of a kind that values of some types print (`NAMES_OF` of decoding/values/printed_names.py).
-    `locked` are the tables whose row filters and generation expressions are not known, and who has locked each.
+    `locked` are the tables whose row filters and generation expressions are unknown because of a lock, and its holder.
     """
 
     tables: Mapping[int, Table]

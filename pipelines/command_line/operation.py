@@ -138,7 +138,7 @@ def print_engine_status(
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say whether the engine serves, since when, for whom, and in how much memory. Exits with 1 when it does not."""
+    """Show whether the engine runs, since when, for which lake, and in how much memory. Exits with 1 if it does not run."""
     settings = load(ctx, config)
     from pgsieve.pipelines.commands.engine import status as engine_status
 

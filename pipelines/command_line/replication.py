@@ -87,7 +87,7 @@ def run(
         bool,
         typer.Option(
             "--explain",
-            help="Instead: show what would be done for each table, who would write it, and why; changes nothing.",
+            help="Instead: show what would be done for each table, which engine would write it, and why; changes nothing.",
         ),
     ] = False,
     as_json: AsJson = False,

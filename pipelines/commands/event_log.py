@@ -1,10 +1,11 @@
 """Dagster's event log in SQLite, with connections that stay open.
 
 In: an event log storage as Dagster makes it by its configuration. Out: the same, in the same files. Dagster
-makes an engine and a connection for each statement, and the last one that closes a database checkpoints its
-log: that is most of the cost of an event. A run with changes in 200 tables has some thousand events; planned
-ones are stored in one transaction. Each run has a database of its own, whose tables Dagster's migrations
-create: here the first run's database is copied for the others. Raises the errors of Dagster's storage.
+makes an engine and a connection for each statement. The last connection that closes checkpoints the
+database's log, which is most of the cost of an event. A run with changes in 200 tables has some thousand
+events; those that plan its steps are stored in one transaction. Each run has a database of its own, whose
+tables Dagster's migrations create; here the others copy the first run's. Raises the errors of Dagster's
+storage.
 """
 
 import os
@@ -23,12 +24,11 @@ from sqlalchemy.event import listen
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import QueuePool
 
-#: A run's own database, that of all runs, and that of events without a run; a continuous command makes many
-#: runs.
+#: Open databases at most: one for all runs, one for events without a run, and the newest run's own.
 _KEPT = 3
 #: How long a statement waits for another process, as in Dagster.
 _BUSY_SECONDS = 30
-#: Dagster's settings for batches: how many of its buffered events, and how many at most.
+#: Dagster's settings of an event's batch: its size, and the upper limit.
 _BATCH, _BATCH_EVENTS = "DAGSTER_EVENT_BATCH_SIZE", "1000"
 
 

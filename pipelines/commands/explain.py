@@ -1,6 +1,6 @@
-"""`pgsieve run --explain`: what a run would do for each table, who would write it, and why. It changes nothing.
+"""`pgsieve run --explain`: what a run would do for each table, which engine would write it, and why. It changes nothing.
 
-In: the configuration. Out: an `Explanation`. Raises PgsieveError where a source cannot be asked, or a subscription not be replicated.
+In: the configuration. Out: an `Explanation`. Raises PgsieveError if a source does not answer, or a subscription cannot be replicated.
 """
 
 from collections.abc import Iterator, Sequence
@@ -46,7 +46,7 @@ def explain(config: Config, selected: Sequence[SubscriptionConfig]) -> Explanati
 
 @dataclass(frozen=True)
 class _Explaining:
-    """Explains the tables of one subscription; `engine` is who writes what is many."""
+    """Explains the tables of one subscription; `engine` writes large results."""
 
     subscription: Subscription
     lake: Lake

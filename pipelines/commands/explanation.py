@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ExplainedTable:
-    """What a run would do for a table: `copy` (so many bytes), `apply` what is sent of it, `wait`, or nothing (`set aside`).
+    """What a run would do for a table: `copy` its `bytes`, `apply` its changes, `wait`, or nothing (`set aside`).
 
-    `few` is who would write up to the small limit, `many` who would write more: `driver` (this process), `threads`, or `Spark`;
-    None where nothing is written. `because` says why.
+    `few` is the engine that would write rows up to the small limit, `many` the one for more: `driver` (this process),
+    `threads` or `Spark`; None if nothing is written. `because` says why.
     """
 
     subscription: str

@@ -1,4 +1,4 @@
-"""`pgsieve jars`: prepares Spark's start: the jars for Delta and for a lake on S3, and the archive of classes.
+"""`pgsieve jars` prepares Spark's start: jars for Delta and for a lake on S3, and an archive of classes.
 
 In: a folder to copy them to, or none. Out: a `JarsReport`. Raises JarsUnavailableError where they cannot be
 fetched, and PgsieveError where the folder cannot be written.

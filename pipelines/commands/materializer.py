@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import dagster as dg
 
-from pgsieve.assets.checks import told_before
+from pgsieve.assets.checks import reported_problems
 from pgsieve.assets.dagster_names import table_partition
 from pgsieve.assets.initial_sync import LACKING, initial_sync_asset, range_tags, stretches, tables_partitions
 from pgsieve.assets.outcome import StepCallbacks, wrong_with
@@ -200,8 +200,8 @@ class Materializer:
         states, whole = TableStates(self.lake, self.name).newest(), SubscriptionRecord(self.lake, self.name)
         wrong = wrong_with(self.name, self.lake, states, whole.state())
         key = NAMING.key(of_subscription(self.subscription, AssetKind.CUT))
-        told = told_before(self.dagster, key) if wrong else set()
-        return {name for name, problem in wrong.items() if name is not None and problem not in told}
+        reported = reported_problems(self.dagster, key) if wrong else set()
+        return {name for name, problem in wrong.items() if name is not None and problem not in reported}
 
     def report(self) -> None:
         """Report the cut where no asset has changes: a dropped table is not in the next one."""

@@ -116,10 +116,10 @@ class _Findings:
         )
 
     def look_at_lake(self) -> None:
-        """Whether the lake can be written, and by which engine."""
+        """Record whether the lake can be written, and whether Spark can run."""
         lake = self._declared.lake
         try:
-            # Small work needs none, so nothing is refused.
+            # A warning only: small work needs no Java.
             lake.engine.check_java()
         except SparkUnavailableError as error:
             self._warnings.append(_problem("spark", error))
@@ -129,7 +129,7 @@ class _Findings:
             self._problems.append(_problem("lake", error))
 
     def look_at_feed(self, feed: Feed) -> None:
-        """What a feed's subscriptions will receive, and all obstacles."""
+        """Record what a feed's subscriptions will receive, and all obstacles."""
         name = feed.source.name
         try:
             source, lacking = self._asked(feed)
@@ -163,7 +163,7 @@ class _Findings:
         return _Source(examined, server, version, sequences), lacking
 
     def _look_at_subscription(self, subscription: Subscription, source: _Source) -> bool:
-        """What a subscription will receive; False where that is unknown."""
+        """Record what a subscription will receive; returns False if that is unknown."""
         name, feed, catalog = subscription.name, subscription.feed, source.examination.catalog
         unread = map(PgsieveError, unread_sequences(source.sequences[name]) if self._rights else ())
         errors = (*source.examination.problems(name), *unread)
@@ -185,7 +185,7 @@ class _Findings:
             of_names = warnings_of_names(subscription, catalog, partial(_is_mapped, lake, name))
             self._warnings += [_problem(name, error) for error in (*of_rows, *of_names)]
         except PgsieveError as error:
-            # Most was found above, and said in other words.
+            # The examination above has usually reported the cause already.
             if all(problem.object != name for problem in self._problems):
                 self._problems.append(_problem(name, error))
             return False
@@ -193,17 +193,17 @@ class _Findings:
 
 
 def _is_mapped(lake: Lake, subscription: str, table: Name) -> bool:
-    """Whether Delta maps the names of a replica's columns, or will."""
+    """Whether Delta maps the names of a replica's columns, or will map them."""
     return lake.policy.reached(lake.paths.replica(subscription, *table)) is None
 
 
 def _lacking(
     connection: psycopg.Connection[Any], declared: Project, feed: Feed, catalog: Catalog
 ) -> Iterator[PgsieveError]:
-    """The rights that the copies of a feed's subscriptions, and its slot, need and the role lacks."""
+    """The rights that the role lacks for a feed's slot and for the copies of its subscriptions."""
     tables = list[ReplicatedTable]()
     for subscription in declared.reading(feed):
-        with suppress(PublicationError):  # It is among `problems`.
+        with suppress(PublicationError):  # The examination reports it.
             tables += subscription.tables(catalog).values()
     yield from missing_rights(connection, tables)
 
@@ -211,7 +211,7 @@ def _lacking(
 def _replicas_of_others(
     connection: psycopg.Connection[Any], declared: Project, feed: Feed
 ) -> Iterator[PgsieveError]:
-    """Data of another cluster or database in the lake, in the place of a feed's own."""
+    """The error if the lake has another cluster's or database's data in the place of this feed's."""
     lake = declared.lake.open()
     try:
         refuse_other_publisher(connection, feed, lake)

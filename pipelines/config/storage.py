@@ -48,7 +48,7 @@ class StorageConfig(BaseModel):
         return Storage.of(lake, self.options, only_spark=self.only_writer == "spark")
 
     def misplaced(self, lake: str) -> Iterator[tuple[str, str, str]]:
-        """Options that the lake's platform does not have, or only with other values: name, message, hint."""
+        """Options that the lake's platform lacks, or whose value it refuses: name, message, hint."""
         storage = Storage.of(lake)
         allowed = OPTIONS.get(storage.platform or "", ())
         where = f"a lake at {storage.scheme}://" if is_uri(lake) else "a lake in a folder"

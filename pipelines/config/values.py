@@ -75,7 +75,7 @@ def qualified(text: str, parts: int, example: str) -> tuple[str, ...]:
 
 
 def not_empty(entries: Collection[object] | None) -> Collection[object] | None:
-    """Refuse an empty list or mapping (`min_length` would count entries that are refused themselves as missing)."""
+    """Refuse an empty list or mapping, but none whose only entry is invalid, as `min_length` would."""
     if entries is not None and not entries:
         raise refusal("should have at least one entry")
     return entries
@@ -133,14 +133,14 @@ def lower(value: object) -> object:
 
 
 def streaming_mode(value: object) -> object:
-    """`streaming` takes a boolean or `parallel` (`defGetStreamingMode`, src/backend/commands/subscriptioncmds.c)."""
+    """The text of `streaming`, which takes a boolean or `parallel` (`defGetStreamingMode`, src/backend/commands/subscriptioncmds.c)."""
     booleans = {"true": "on", "false": "off", "yes": "on", "no": "off", "1": "on", "0": "off"}
     text = str(value).lower() if isinstance(value, str | bool) else value
     return booleans.get(text, text) if isinstance(text, str) else text
 
 
 def switch(value: object) -> object:
-    """YAML reads `off` as a boolean."""
+    """The text of an option that may be `off`, which YAML reads as a boolean."""
     return "off" if value is False else value
 
 
@@ -154,7 +154,7 @@ def named_by_key(entries: object) -> object:
 
 
 def _plain_name(name: str) -> str:
-    """Refuse a name that some engine would need to have mapped or quoted."""
+    """Refuse a column name that an engine would have to map or quote."""
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or len(name) > MAX_BYTES:
         raise refusal(
             "cannot be the name of a column", f"letters, digits and underscores, {MAX_BYTES} at most"

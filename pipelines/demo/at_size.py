@@ -47,7 +47,7 @@ def at_size(
     rows: int,
     progress: Progress,
 ) -> SizedReport:
-    """Copy this many rows and apply half as many changes, each by both; `store` is the lake's place outside the folder."""
+    """Have both copy `rows` rows, and apply half as many changes; `store` is a lake outside of the folder."""
     publisher, _ = servers
     with ExitStack() as stack:
         source, target = (stack.enter_context(_database(server)) for server in servers)
@@ -120,7 +120,7 @@ def _change(source: psycopg.Connection[Any], rows: int) -> int:
 
 
 def _step(title: str, rows: int, subscriber: float, config: Config, progress: Progress) -> SizedStep:
-    """Run pgsieve on the work that took the built-in subscription `subscriber` seconds."""
+    """Run pgsieve on work for which the built-in subscription took `subscriber` seconds."""
     began = monotonic()
     done = run(config, config.selected([]), progress)
     for failure in done.failures:

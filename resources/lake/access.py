@@ -221,7 +221,7 @@ def _named(path: str, error: Exception) -> LakeError:
     if is_conflict(error) or (by_spark and _CONFLICT.search(str(error))):
         return ConcurrentWriteError(
             f'Delta table "{path}": other writers commit to it faster than pgsieve does',
-            hint="nobody else should write to it; `pgsieve run` goes on from the last commit",
+            hint="end the other writers; `pgsieve run` goes on from the last commit",
         )
     if file := missing_file(error):
         return damaged(path, f'its file "{file}" is missing')

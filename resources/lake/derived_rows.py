@@ -1,4 +1,4 @@
-"""Rows of a Delta table that are made of the rows of another one, or of its own: files -> batches -> files.
+"""Makes rows of a Delta table from stored rows, its own or another table's: files -> batches -> files.
 
 In: a table that delta-rs reaches, and a function of batches. Out: files that a committer adds to a table. A runner
 holds one batch at a time. Raises OSError, and what delta-rs and the function raise.
@@ -51,7 +51,7 @@ def table_rows(
 
 
 def rows_without(batches: Iterable[pa.RecordBatch], rows: Numbers) -> Iterator[pa.RecordBatch]:
-    """The rows of a file except some, by their numbers."""
+    """The rows of a file except those with the numbers `rows`."""
     gone, begin = np.sort(rows), 0
     for batch in batches:
         end = begin + batch.num_rows
@@ -66,9 +66,9 @@ def rows_without(batches: Iterable[pa.RecordBatch], rows: Numbers) -> Iterator[p
 def rows_at(
     store: Store, file: str, schema: pa.Schema, rows: Numbers
 ) -> Iterator[tuple[slice, pa.RecordBatch]]:
-    """Rows of a file by their numbers, ascending: those of a batch each, and which of the numbers they are.
+    """Read the rows of a file that have these ascending numbers, batch by batch.
 
-    Row groups without any of them are not read.
+    Yields the part of `rows` that a batch has, and the batch. Row groups without any of the rows are not read.
     """
     if not len(rows):
         return
@@ -77,7 +77,7 @@ def rows_at(
     within = np.searchsorted(ends, rows, "right")
     chosen = np.unique(within)
     sizes = np.diff(ends, prepend=0)[chosen]
-    # The numbers that the rows have among those of the groups which are read.
+    # Only some groups are read: the rows get their numbers within these.
     skipped = (ends[chosen] - sizes) - (np.cumsum(sizes) - sizes)
     rows, begin = rows - skipped[np.searchsorted(chosen, within)], 0
     for batch in store.batches(file, schema, chosen.tolist()):

@@ -1,4 +1,4 @@
-"""Finds rows of a Delta table without a key: a runner reads all of the table's files.
+"""Finds rows in a Delta table that has no key: a runner reads all of its files.
 
 In: a table, and digests of rows (`pgsieve.decoding.changes.digests`). Out: the rows with these digests, file
 by file. Raises errors of delta-rs and Arrow.
@@ -24,7 +24,7 @@ _FOUND = pa.schema([("file", pa.int64()), ("row", pa.int64()), ("sought", pa.int
 def row_matches(
     table: DeltaTable, path: str, store: Store, sought: Sought, schema: pa.Schema, runner: Executors
 ) -> list[FileMatches]:
-    """The rows of a table with some digests over the columns of a schema; `keys` of a match are indices of digests."""
+    """The rows whose columns have one of some digests. A match's `keys` are indices into the digests."""
     files = pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist()
     names = [unquote(file["path"]) for file in files]
     located = runner.written(_Reading(store, path, schema, names, sought), len(names), schema=_FOUND)

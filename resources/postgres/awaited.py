@@ -1,8 +1,8 @@
-"""The transactions that a new slot, the snapshot that it exports, or a lock of a table wait for; and for how long one may.
+"""The transactions for which a new slot, its exported snapshot, or a table's lock waits, and how long it may wait.
 
-In: the session that waits. Out: who it is that it waits for. A slot begins once every transaction that was running has ended, in whatever
-database of the cluster, prepared ones too (SnapBuildWaitSnapshot() in src/backend/replication/logical/snapbuild.c). A table
-can be captured unless a transaction has a lock of it that conflicts, and read unless that is ACCESS EXCLUSIVE (section 13.3.1).
+In: a session that waits. Out: the transactions for which it waits. A new slot waits for all transactions that run in
+any database of the cluster, prepared ones too (SnapBuildWaitSnapshot() in src/backend/replication/logical/snapbuild.c).
+To capture a table waits for every conflicting lock, to read it only for ACCESS EXCLUSIVE (section 13.3.1).
 """
 
 import logging
@@ -19,12 +19,12 @@ from pgsieve.resources.postgres.errors import PassingFaultError, SourceError
 if TYPE_CHECKING:
     from pgsieve.resources.postgres.source import Source
 
-#: How long a copy waits where other work waits with it, and how long once that has had its turn.
+#: How long a copy waits while other work waits for it, and how long when no other work is left.
 BRIEF_SECONDS, PATIENT_SECONDS = 3.0, 20.0
-#: So long it is waited for a lock of a table whose expressions are to be read, or analysed.
+#: How long the reading of a table's expressions waits for a lock.
 LOCK_SECONDS = 1.0
-#: So often it is looked for whom a session waits; and after so long a line says so.
-LOOK_SECONDS, TOLD_SECONDS = 1.0, 5.0
+#: How often the cause of a wait is queried, and after what time the log names it.
+LOOK_SECONDS, LOG_SECONDS = 1.0, 5.0
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ _AWAITED = _HOLDERS.format(
         or (held.database, held.relation) = (waiting.database, waiting.relation)
         and coalesce(held.pid, 0) = any(pg_blocking_pids(waiting.pid)))"""
 )
-#: The locks that forbid reading. Also one that is only waited for: what comes later waits behind it.
+#: The locks that forbid reading, granted or not: a later request waits behind one that is not granted.
 _EXCLUSIVE = """select * from pg_locks where locktype = 'relation' and mode = 'AccessExclusiveLock' and relation >= 16384
    and database = (select oid from pg_database where datname = current_database())"""
 _LOCKING = _HOLDERS.format(held=f"({_EXCLUSIVE}) held")
@@ -54,7 +54,7 @@ _HELD = "select exists (select from pg_locks where granted and virtualtransactio
 
 
 class SnapshotAwaitedError(PassingFaultError):
-    """A snapshot, or a table, is to be had only once transactions have ended; `transactions` are their virtual ids."""
+    """A snapshot or a lock needs the end of other transactions; `transactions` are their virtual ids."""
 
     def __init__(self, message: str, transactions: Sequence[str]) -> None:
         super().__init__(message, hint="end the transaction, or wait until it has ended")
@@ -63,15 +63,15 @@ class SnapshotAwaitedError(PassingFaultError):
 
 @contextmanager
 def awaiting(source: "Source", session: psycopg.Connection[Any], seconds: float | None) -> Iterator[None]:
-    """Within the block, let the session's statement wait for transactions for this many seconds at most, None for ever.
+    """Within the block the session's statement waits for transactions up to `seconds`, or without limit (None).
 
-    After a while the log names what it waits for. After the time limit it raises SnapshotAwaitedError: a
-    server process that is only abandoned would go on waiting, and keep its slot.
+    After a while the log names the transactions. At the time limit the statement is cancelled, and the block raises
+    SnapshotAwaitedError: the server process would otherwise keep waiting, and keep its slot.
     """
     over, given_up = Event(), list[SnapshotAwaitedError]()
 
     def look() -> None:
-        told, since = False, time.monotonic()
+        is_logged, since = False, time.monotonic()
         while not over.wait(LOOK_SECONDS):
             message, transactions = "", list[str]()
             with suppress(SourceError):  # Without a second session it goes on waiting.
@@ -82,9 +82,9 @@ def awaiting(source: "Source", session: psycopg.Connection[Any], seconds: float 
                 given_up.append(SnapshotAwaitedError(message, transactions))
                 session.cancel_safe()
                 return
-            if not told and time.monotonic() - since >= TOLD_SECONDS:
+            if not is_logged and time.monotonic() - since >= LOG_SECONDS:
                 _LOGGER.warning("%s", message)
-                told = True
+                is_logged = True
 
     looking = Thread(target=look, daemon=True)
     looking.start()
@@ -100,7 +100,7 @@ def awaiting(source: "Source", session: psycopg.Connection[Any], seconds: float 
 
 
 def _awaited(source: "Source", session: psycopg.Connection[Any]) -> tuple[str, list[str]]:
-    """For whom a session waits, in words, and the virtual ids of the transactions."""
+    """The transactions for which a session waits, as text and by their virtual ids."""
     with source.connect() as connection:
         rows = connection.execute(_AWAITED, [session.info.backend_pid]).fetchall()
     return _waiting_for(source, rows), [row[1] for row in rows]
@@ -121,7 +121,7 @@ def _described(row: tuple[Any, ...]) -> str:
 
 
 def locked_exclusively(connection: psycopg.Connection[Any]) -> dict[int, str]:
-    """The tables of the database that cannot even be read now, and who has locked each, or is about to, in words."""
+    """The tables of the database that cannot be read now, and the holders of their locks, as text."""
     locked: dict[int, list[str]] = {}
     for row in connection.execute(_LOCKING).fetchall():
         locked.setdefault(row[0], []).append(_described(row))
@@ -129,7 +129,7 @@ def locked_exclusively(connection: psycopg.Connection[Any]) -> dict[int, str]:
 
 
 def lock_awaited(source: "Source", relations: Collection[int]) -> SnapshotAwaitedError | None:
-    """What a copy waits for that a lock of some relations has kept from reading; None where they are free again."""
+    """The error of a copy that a lock on some relations prevents; None if they are no longer locked."""
     with source.connect() as connection:
         rows = [row for row in connection.execute(_LOCKING).fetchall() if row[0] in relations]
     return SnapshotAwaitedError(_waiting_for(source, rows), [row[1] for row in rows]) if rows else None

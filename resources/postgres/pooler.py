@@ -74,12 +74,12 @@ def some_pooler(host: str | None) -> Pooler:
 
 
 def is_pooled(connection: psycopg.Connection[Any]) -> bool:
-    """Whether the server process is not the one named at connection: a pooler reports a number of its own there."""
+    """Whether a pooler is between: it reports a process number of its own when a session begins."""
     return _process(connection) != connection.info.backend_pid
 
 
 def shares_processes(connection: psycopg.Connection[Any], connect: Connect) -> bool:
-    """Whether a second session gets this session's server process, or takes it: the pooler is in transaction mode."""
+    """Whether the pooler is in transaction mode: two sessions then use one server process, or exchange theirs."""
     before = _process(connection)
     with connect() as other, other.transaction():
         return _process(other) == before or _process(connection) != before

@@ -101,7 +101,7 @@ def exported_snapshot(source: Source, seconds: float | None = None) -> Iterator[
         assert name is not None
         assert time is not None
         yield Snapshot(name.decode(), parse_lsn(lsn.decode()), time.decode())
-        # Whether the session was still there does not matter: who imported the snapshot has it.
+        # The session may end now: others that imported the snapshot keep it.
         connection.close()
 
 

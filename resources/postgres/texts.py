@@ -1,9 +1,9 @@
 r"""Reads texts of the system catalogs exactly, including names that are invalid in the database's encoding.
 
-In: a session within a transaction. Out: a cursor that reads every text, and the list of illegible ones. Where
-a server has to convert such a byte or, in a database in SQL_ASCII, to validate it, it refuses the whole
-result (section 23.3). So texts are read in the database's own encoding, and decoded here: those in SQL_ASCII
-as UTF-8. A byte that is part of no character becomes an escape, `caf\xe9`.
+In: a session within a transaction. Out: a cursor that reads every text, and the list of illegible ones. A
+server refuses a whole result if it cannot convert one byte of it, or cannot validate it in a database in
+SQL_ASCII (section 23.3). So texts are read in the database's own encoding and decoded here, SQL_ASCII as
+UTF-8. A byte that is part of no character becomes an escape, `caf\xe9`.
 """
 
 import json
@@ -20,14 +20,14 @@ _TEXTS = ("text", "name", '"char"', "varchar", "bpchar")
 
 
 class Texts:
-    """A cursor that reads texts, with `as_bytes` in the encoding of the database, and records the illegible ones."""
+    """A cursor that reads texts and records the illegible ones; `as_bytes` asks for the database's encoding."""
 
     def __init__(self, connection: psycopg.Connection[Any], *, as_bytes: bool) -> None:
         if as_bytes:
             connection.execute(
                 "select set_config('client_encoding', current_setting('server_encoding'), true)"
             )
-        #: Texts, as they are shown, with bytes that are part of no character.
+        #: Texts with bytes that are part of no character, in their escaped form.
         self.illegible: set[str] = set()
         self.cursor = connection.cursor()
         codec, texts = _codec(connection), self

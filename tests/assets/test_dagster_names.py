@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from pgsieve.assets.dagster_names import (
     component,
+    groups_of_distinct_names,
     identifier,
     output_names,
     partition_table,
     table_partition,
-    told_apart,
 )
 
 #: What PostgreSQL allows in a name: anything but NUL, 63 bytes.
@@ -66,7 +66,7 @@ def test_no_two_tables_meet_in_an_op(tables: set[tuple[str, str]]) -> None:
     assert len(keys) == len(tables)
     outputs = output_names(keys)
     assert len(set(outputs.values())) == len(tables)
-    groups = told_apart(keys)
+    groups = groups_of_distinct_names(keys)
     assert {key: name for group in groups for key, name in group.items()} == keys
     for group in groups:
         for named in (dg.AssetKey.to_python_identifier, lambda key: "_".join(key.path).replace("-", "_")):

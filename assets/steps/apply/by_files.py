@@ -186,17 +186,17 @@ class _Deciding:
             if pending.truncated_at is None:
                 runner = lake.policy.runner(lake.records.size(self.path))
                 matches[:] = self.committer.row_matches(self.path, sought, self.schema, runner)
-            held = np.zeros(len(sought), np.int64)
+            counts = np.zeros(len(sought), np.int64)
             for match in matches:
-                held += np.bincount(match.keys, minlength=len(sought))
-            return held
+                counts += np.bincount(match.keys, minlength=len(sought))
+            return counts
 
         with lake.access.refusing(self.log):
             digests = stored_digests(lake.store, self.groups, self.schema, lake.policy.runner(pending.size))
         changes = KeylessChanges.of(digests, pending.ends, pending.since)
-        became = changes.became(holds)
-        net = became.net
-        gone = self._going.gone(going(matches, net.going[became.looked_up]))
+        outcome = changes.outcome(holds)
+        net = outcome.net
+        gone = self._going.gone(going(matches, net.going[outcome.looked_up]))
         if gone is None:
             return None
         come, went = changes.places[net.coming], int(net.going.sum())

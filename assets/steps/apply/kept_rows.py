@@ -1,8 +1,8 @@
 """Ended rows that a replica keeps (`deletes: soft`), and their metadata.
 
-In: the net change of a batch, and the places of its keys' rows in the replica. Out: the replica's rows that end, file by
-file, which are written again with other metadata; and the metadata of new rows that end within the batch. Raises Arrow's
-errors.
+A row ends by a DELETE, by a TRUNCATE, or by an UPDATE that moves it out of the row filter. In: the net change of a
+batch, and where the replica has the rows of its keys. Out: the replica's rows that end, file by file, to be written
+again with other metadata; and the metadata of new rows that end within the batch. Raises Arrow's errors.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ from pgsieve.resources.lake.stores.store import Store, joined
 
 @dataclass(frozen=True)
 class KeptRows:
-    """Ended rows of a file: their numbers, ascending, and for each the number of its metadata in `ended`."""
+    """Ended rows of a file: their ascending numbers; `which` has for each the row of `ended` with its metadata."""
 
     name: str
     rows: Numbers
@@ -40,18 +40,19 @@ class KeptRows:
         fields = pa.schema([schema.field(name) for name in self.ended.column_names])
         ended = conformed(self.ended, fields)
         for which, rows in rows_at(store, joined(path, self.name), schema, self.rows):
-            said, kept = ended.take(pa.array(self.which[which])), rows
+            metadata, kept = ended.take(pa.array(self.which[which])), rows
             for name in fields.names:
                 place = schema.get_field_index(name)
-                kept = kept.set_column(place, schema.field(place), _whole(said[name]))
+                kept = kept.set_column(place, schema.field(place), _whole(metadata[name]))
             yield stamp.of(kept)
 
 
 @dataclass(frozen=True)
 class Endings:
-    """How a batch ends rows that are kept. `remains`: the keys of the net change that have a row afterwards.
+    """The rows that a batch ends, and that the replica keeps.
 
-    `emptied` are all living rows of the replica, where a TRUNCATE ends them.
+    `remains` marks the keys of the net change that have a row afterwards. `emptied` are all living rows of the
+    replica if a TRUNCATE ends them, otherwise none.
     """
 
     keyed: KeyedChanges
@@ -60,18 +61,18 @@ class Endings:
     emptied: Sequence[FileMatches]
 
     @property
-    def _said(self) -> pa.Table:
-        """The metadata of an ended row by the change that ends it; the last row is that of the first TRUNCATE."""
+    def _metadata(self) -> pa.Table:
+        """The metadata of ended rows: a row for each change that ends one, the first TRUNCATE last."""
         assert self.keyed.ended is not None
         return pa.concat_tables([each for each in (self.keyed.ended, self.keyed.emptied) if each is not None])
 
     def replaced(self, leaving: Sequence[FileMatches]) -> tuple[list[FileMatches], list[KeptRows]]:
-        """The rows that are removed, and the ended rows among them that are written again; `leaving` have keys of the batch."""
-        net, said, others = self.net, self._said, self.keyed.keys.num_rows
+        """The rows to remove, and those of them to write again as ended; `leaving` are the rows with keys of the batch."""
+        net, metadata, others = self.net, self._metadata, self.keyed.keys.num_rows
         stands = self.remains & (net.last == NONE)
         ended_by = np.full(others + 1, NONE)
         ended_by[net.keys[stands]] = net.ended[stands]
-        ended_by[others] = said.num_rows - 1
+        ended_by[others] = metadata.num_rows - 1
         gone, kept = _together(leaving, self.emptied, others), list[KeptRows]()
         for match in gone:
             order = np.argsort(match.rows)
@@ -80,7 +81,7 @@ class Endings:
             if stays.any():
                 changes, which = np.unique(by[stays], return_inverse=True)
                 kept.append(
-                    KeptRows(match.name, match.rows[order][stays], which, said.take(pa.array(changes)))
+                    KeptRows(match.name, match.rows[order][stays], which, metadata.take(pa.array(changes)))
                 )
         return gone, kept
 
@@ -89,14 +90,14 @@ class Endings:
         net = self.net
         at = np.flatnonzero(self.remains & (net.last != NONE) & (net.ended != NONE))
         at = at[np.argsort(net.last[at])]
-        said = self._said.take(pa.array(net.ended[at]))
-        said = conformed(said, pa.schema([schema.field(name) for name in said.column_names]))
+        metadata = self._metadata.take(pa.array(net.ended[at]))
+        metadata = conformed(metadata, pa.schema([schema.field(name) for name in metadata.column_names]))
         places = self.keyed.places[net.last[at]]
-        return [Completion(name, places, _whole(said[name])) for name in said.column_names]
+        return [Completion(name, places, _whole(metadata[name])) for name in metadata.column_names]
 
 
 def _together(leaving: Sequence[FileMatches], emptied: Sequence[FileMatches], key: int) -> list[FileMatches]:
-    """The rows of both, file by file; rows of `emptied` alone have this key."""
+    """The rows of both, file by file. A row that is only in `emptied` gets the key `key`."""
     others = {match.name: replace(match, keys=np.full(len(match.rows), key)) for match in emptied}
     gone = list[FileMatches]()
     for match in leaving:

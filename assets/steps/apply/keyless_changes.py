@@ -21,12 +21,12 @@ from pgsieve.resources.lake.delta.key_lookup import FileMatches
 from pgsieve.resources.lake.executors import Executors, Guard
 from pgsieve.resources.lake.stores.store import RowGroup, Store, parted
 
-#: How many of each of some rows the replica has.
+#: Counts the rows of the replica that have one of some digests.
 Holds = Callable[[Sought], Numbers]
 
 
 def changes_of(row: pa.DataType) -> pa.Schema:
-    """The columns to read from changes, with rows of this type or digests of them."""
+    """The columns to read from changes; `row` is the type of a row, or of its digest."""
     kinds = dict.fromkeys(PLACED, pa.int64()) | {"operation": pa.string()}
     return pa.schema(kinds | dict.fromkeys(SIDES, row))
 
@@ -70,28 +70,28 @@ class KeylessChanges:
 
     @property
     def places(self) -> Numbers:
-        """The places of the changes."""
+        """The place of each change in the batch."""
         return self.rows.places[self.rows.effective :]
 
-    def became(self, holds: Holds) -> "Became":
+    def outcome(self, holds: Holds) -> "Outcome":
         """The resulting change of the multiset.
 
-        First only the rows are looked up that must be there; if one of them is missing, all rows to delete
-        are looked up.
+        First it looks up only the rows that the replica must have. If one of these is missing, it looks up all
+        rows to delete.
         """
         changes, count = self.rows.since_truncate, self.rows.keys.num_rows
         olds = sides(changes)[0]
         for wanted in (np.flatnonzero(needed(changes, count)), np.unique(olds[olds != NONE])):
-            held = np.zeros(count, np.int64)
+            counts = np.zeros(count, np.int64)
             if len(wanted):
-                held[wanted] = holds(Sought(self.rows.keys.take(pa.array(wanted))))
-            became = multiset_change(changes, held)
-            if not became.missing:
+                counts[wanted] = holds(Sought(self.rows.keys.take(pa.array(wanted))))
+            net = multiset_change(changes, counts)
+            if not net.missing:
                 break
-        return Became(became, held, wanted)
+        return Outcome(net, counts, wanted)
 
     def places_of_old(self, rows: Numbers) -> Numbers:
-        """For each of some rows, by their numbers, the place of a change that has it as its old row."""
+        """The place of a change that removes each of these rows; rows are numbers."""
         olds = sides(self.rows.since_truncate)[0]
         place = np.full(self.rows.keys.num_rows, NONE)
         place[olds[olds != NONE]] = self.places[olds != NONE]
@@ -99,16 +99,16 @@ class KeylessChanges:
 
 
 @dataclass(frozen=True)
-class Became:
-    """The change of a multiset, the replica's number of each row that was looked up, and the numbers of those rows."""
+class Outcome:
+    """The change of a multiset; `counts` says how often the replica has each row that was `looked_up`."""
 
     net: MultisetChange
-    held: Numbers
+    counts: Numbers
     looked_up: Numbers
 
 
 def going(matches: Sequence[FileMatches], counts: Numbers) -> list[FileMatches]:
-    """The first of some rows of files: of each key, as many as `counts` says."""
+    """The first matches of each key, as many as `counts` says."""
     left, chosen = counts.copy(), list[FileMatches]()
     for match in matches:
         order = np.argsort(match.rows)

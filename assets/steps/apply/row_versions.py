@@ -57,11 +57,11 @@ class FollowingVersions:
     def begin(
         self, states: Mapping[Name, TableState], repaired: Collection[Name] = frozenset()
     ) -> dict[Name, str]:
-        """Find out how far the versions of all tables are; returns the problems of tables with unreadable ones.
+        """Determine how far the versions of all tables are; returns the problems of tables with unreadable ones.
 
-        Versions go on from where they are if they have no gap: nobody has put them back, nor repaired their replica, since the
-        newest cut, and they reach the position that it records, or began at that cut, or with a later copy. Other versions
-        begin anew with the present rows.
+        Versions continue if they have no gap. Then neither they nor their replica were put back or repaired since the
+        newest cut; and they reach the position that the cut records, or began at the cut or a later copy. Other
+        versions begin anew with the present rows.
         """
         failed = dict[Name, str]()
         for name, state in states.items():

@@ -68,15 +68,15 @@ class ReplicaWriter:
         if not pending.sent("update", "delete"):
             return self._append(changes.effective().select("new.*"), pending.sent("insert"))
         digested = changes.digested()
-        became = digested.became(changes.holds)
-        net = became.net
+        outcome = digested.outcome(changes.holds)
+        net = outcome.net
         come = changes.rows_at("new", digested.places[net.coming], np.ones(len(net.coming), np.int64))
         went, came = int(net.going.sum()), len(net.coming)
         if not went:
             return self._append(come.select("row.*"), came, net.missing)
         # All rows equal to a deleted one are deleted, and the remaining ones are inserted again.
         going = np.flatnonzero(net.going)
-        places, stay = digested.places_of_old(going), (became.held - net.going)[going]
+        places, stay = digested.places_of_old(going), (outcome.counts - net.going)[going]
         gone = changes.rows_at("old", places, np.ones(len(places), np.int64))
         again = changes.rows_at("old", places[stay > 0], stay[stay > 0])
         source = gone.select(F.lit("delete").alias("action"), "row").unionByName(

@@ -65,10 +65,10 @@ class Difference:
 class Sides:
     """The publisher's rows at a snapshot, and the replica's of one version.
 
-    `chunks` makes the queries that select expressions of the table's published rows. `selected` are those of
-    the copy, named c0, c1, ... `row_hash` is None where the server's hashes differ from pgsieve's, and for a
-    table without columns. `kept` are the metadata columns where deleted rows are kept: only living rows are
-    compared.
+    `chunks` makes queries that select expressions of the table's published rows. `selected` are the expressions
+    that a copy selects, named c0, c1, ... `row_hash` is None where the server's hashes differ from pgsieve's, and
+    for a table without columns. `kept` are the metadata columns of a replica that keeps deleted rows; deleted
+    rows are not compared.
     """
 
     lake: Lake
@@ -110,7 +110,7 @@ class Sides:
         queries = [checksums_query(q) for q in self.chunks([_hash_column(row_hash)]).queries]
         publisher = Checksums()
         with ThreadPoolExecutor(CONNECTIONS) as pool:
-            answers = [pool.submit(self._asked, query) for query in queries]
+            answers = [pool.submit(self._read, query) for query in queries]
             replica = self._replica_checksums(row_hash)
             for answer in answers:
                 for batch in answer.result():
@@ -134,10 +134,10 @@ class Sides:
         return rows.select(*(F.col(quoted(c.name)) for c in self.columns))
 
     def _local(self, size: int) -> LocalRecords | None:
-        """The reader of this many bytes of the replica in this process."""
+        """What reads `size` bytes of the replica in this process; None if Spark has to read them."""
         return self.lake.policy.reader(self.path, size)
 
-    def _asked(self, query: str) -> list[pa.RecordBatch]:
+    def _read(self, query: str) -> list[pa.RecordBatch]:
         return list(read_chunk(self.conninfo, self.snapshot.name, query))
 
     def _replica_checksums(self, row_hash: RowHash) -> Checksums:
@@ -176,7 +176,7 @@ class Sides:
         return Difference(replica_rows + int(counts["surplus"]), replica_rows, int(counts["rows"]), sample)
 
     def _few(self, local: LocalRecords, chosen: Chosen | None) -> Difference:
-        """The same for few rows, which are compared in this process."""
+        """The rows that differ, by this process: for few rows."""
         schema = replica_schema(self.columns)
         batches = [
             batch
@@ -194,7 +194,7 @@ class Sides:
 
 
 def _sampled(differences: pa.Table) -> list[dict[str, Any]]:
-    """Rows with their values as PostgreSQL prints them, as Python does not have every date."""
+    """Rows with their values as PostgreSQL prints them: Python lacks some of its dates."""
     counts = differences["count"].to_pylist()
     names = [name for name in differences.column_names if name != "count"]
     texts = zip(*(shown(differences[name]) for name in names), strict=True)

@@ -65,12 +65,12 @@ class TableConsistency:
         return self.problem is None and self.differing == 0
 
 
-#: How often tables are compared again that are altered meanwhile.
+#: How often a table is compared that was altered during the comparison.
 ATTEMPTS = 3
 ALTERED = "its columns changed on the publisher; run again to copy it"
 HIDDEN = (
-    "row-level security hides rows of it from the source's role, which is sent them when they change: it can be compared"
-    " with BYPASSRLS, or a policy for the role that lets every row pass"
+    "row-level security hides some of its rows from the source's role, but replication sends these rows too: to compare it,"
+    " give the role BYPASSRLS, or a policy that lets every row pass"
 )
 REWRITTEN = "it was rewritten, by TRUNCATE or ALTER TABLE, while its rows were read; check it again"
 
@@ -113,7 +113,7 @@ class Moment:
         return None
 
     def rewritten(self, names: Collection[Name]) -> list[Name]:
-        """Those of some tables whose files are others by now: the snapshot may have found no row in them."""
+        """The tables that were rewritten since: the snapshot may see no row of a rewritten table."""
         if not names:
             return []
         after = read_catalog(self.connection)
@@ -121,7 +121,7 @@ class Moment:
 
     @contextmanager
     def refusing(self, name: Name, doing: str) -> Iterator[None]:
-        """Name the table where one of the sides cannot be read, or the replica cannot be written."""
+        """Errors of the block, which reads both sides or writes the replica, name the table."""
         qualified = self.tables[name].table.qualified
         with (
             self.lake.access.refusing(qualified),
@@ -171,13 +171,12 @@ def at_one_lsn(subscription: Subscription, lake: Lake, log: Log) -> Iterator[Mom
     """Export a snapshot, bring the subscription up to its LSN, and keep both for the block."""
     feed = subscription.feed
     feed.source.check_ready()
-    # Another seed each time: a difference that one check misses is found by the next.
+    # Each check has another seed: hashes that collide in one check differ in the next.
     seed = secrets.randbits(64)
     with feed.source.connect() as connection, ExitStack() as stack:
         catalog = feed.with_defined(read_catalog(connection))
         tables = subscription.tables(catalog)
-        # No process reads the slot beyond the snapshot before the subscription is there, nor applies more
-        # afterwards.
+        # The locks keep other processes from reading the slot, or applying changes, beyond the snapshot.
         with feed.exclusively():
             snapshot = stack.enter_context(exported_snapshot(feed.source, PATIENT_SECONDS))
             stack.enter_context(feed.source.exclusively(subscription.name))
@@ -203,8 +202,9 @@ def check_consistency(
 ) -> list[TableConsistency]:
     """Compare replica tables (all, or `only` some) with the publisher at one LSN.
 
-    A table that is altered or rewritten while it is compared is compared again, at a later LSN. `warn`
-    receives warnings of partitions whose changes are not sent, and of tables that differ whose publications leave operations out.
+    A table that is altered or rewritten during its comparison is compared again, at a later LSN. `warn` receives
+    two kinds of warnings: the changes of some partitions are not sent; a table differs because its publications
+    leave operations out.
     """
     results: dict[Name, TableConsistency] = {}
     warnings: dict[str, None] = {}
@@ -233,13 +233,13 @@ def _unpublished(replicated: ReplicatedTable) -> str | None:
     if not missing:
         return None
     return (
-        f'table "{replicated.table.qualified}": its publications publish no {", ".join(missing)}, so the replica keeps the rows'
-        " that these change; `pgsieve check --repair` brings it up to date"
+        f'table "{replicated.table.qualified}": its publications publish no {", ".join(missing)}, so the replica lacks'
+        " these changes; `pgsieve check --repair` brings it up to date"
     )
 
 
 def while_altered(step: Callable[[Names], Collection[Name]], names: Names) -> None:
-    """Run a step for some tables, and again for those that it returns because they were altered meanwhile."""
+    """Run a step for some tables. It returns those that were altered meanwhile; they have another turn."""
     for _ in range(ATTEMPTS):
         names = step(names)
         if not names:

@@ -43,11 +43,10 @@ _TURN_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """A former answer about a slot: the time of the first waiting transaction in `since`, None without one.
+class _Answer:
+    """The server's answer about a slot: `since` is when the first waiting transaction committed, None without one.
 
-    It was given for these publications, for a slot that was confirmed up to `confirmed`, and for WAL up to
-    `upto`.
+    The slot was confirmed up to `confirmed`, and WAL was there up to `upto`.
     """
 
     confirmed: int
@@ -56,12 +55,12 @@ class _Asked:
     since: datetime | None
 
     def holds(self, confirmed: int, publications: tuple[str, ...], upto: int) -> bool:
-        """Whether the answer is still the same."""
+        """Whether the answer is still valid."""
         same = (self.confirmed, self.publications) == (confirmed, publications)
         return same and (self.since is not None or self.upto == upto)
 
 
-_FIRST: dict[tuple[Source, str], _Asked] = {}
+_FIRST: dict[tuple[Source, str], _Answer] = {}
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,7 @@ def unapplied_since(progress: ReplicaProgress, durable: int) -> tuple[int, datet
     subscription, lake = progress.subscription, progress.lake
     cut = Cuts(lake, subscription.name).last()
     if cut is not None and cut.lsn >= durable:
-        return cut.lsn, None  # The tables that record what is beyond a cut need not be read.
+        return cut.lsn, None  # The cut has everything: no other record need be read.
     applied, transformed = progress.applied_up_to(), progress.transformed_up_to()
     if applied >= transformed:
         applied = progress.complete_up_to(transformed)
@@ -118,13 +117,10 @@ def unapplied_since(progress: ReplicaProgress, durable: int) -> tuple[int, datet
 def unread_since(
     connection: psycopg.Connection[Any], lake: Lake, feed: Feed, state: SlotState, *, peeking: bool = True
 ) -> datetime | None:
-    """Since when the first transaction that the change log lacks has waited in the slot.
+    """When the first transaction committed that waits in the slot and is not in the change log; None without one.
 
-    None where none does.
-
-    For a slot that another process reads, and without `peeking`, this is the longest possible wait. Peeking
-    needs the turn to read the slot: otherwise a process that wants to read the slot for an apply would be
-    refused meanwhile.
+    For a slot that another process reads, and without `peeking`, this is the earliest possible time. Peeking
+    waits for the lock on the slot: without it, a step that reads the slot meanwhile would fail.
     """
     if peeking and not state.active:
         try:
@@ -150,18 +146,18 @@ def _first_commit(lake: Lake, feed: Feed, applied: int) -> datetime | None:
 def _waiting(connection: psycopg.Connection[Any], feed: Feed, state: SlotState) -> datetime | None:
     """The time of the first transaction that waits in the slot.
 
-    For the answer the server decodes from the slot's restart_lsn, which may be much earlier (section 49.2.2).
-    So one of the subscriptions that share a slot asks for all. The answer stays true until the slot is
-    confirmed, or, without a waiting transaction, until something is written.
+    The server decodes from the slot's restart_lsn, which may be much earlier (section 49.2.2). So the
+    subscriptions that share a slot share one answer. It is valid until the slot is confirmed or, if no
+    transaction waits, until WAL is written.
     """
     catalog, lsn = feed.with_defined(present_catalog(connection)), flushed_lsn(connection)
     names = tuple(feed.published_part(catalog).slot_publications(catalog))
-    asked = _FIRST.get((feed.source, feed.slot))
-    if asked is None or not asked.holds(state.confirmed_lsn, names, lsn):
+    answer = _FIRST.get((feed.source, feed.slot))
+    if answer is None or not answer.holds(state.confirmed_lsn, names, lsn):
         with feed.exclusively(_TURN_SECONDS):
             since = _first_waiting(connection, feed, names, lsn)
-        asked = _FIRST[feed.source, feed.slot] = _Asked(state.confirmed_lsn, names, lsn, since)
-    return asked.since
+        answer = _FIRST[feed.source, feed.slot] = _Answer(state.confirmed_lsn, names, lsn, since)
+    return answer.since
 
 
 def _first_waiting(

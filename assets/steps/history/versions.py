@@ -1,8 +1,8 @@
-"""The versions of a table's rows, in a Delta table beside its replica: its path and columns, and how it begins anew.
+"""The versions of a table's rows (`scd2`), in a Delta table of their own, and their new beginning after a copy.
 
-In: a copied table, its replica. Out: a commit that ends the present versions and begins those of the replica's
-rows, with the position of these. `pgsieve.assets.steps.apply.row_versions` writes the changes in between. Raises
-LakeError and OverrunError.
+In: a copied table, its replica. Out: a commit, at the replica's position, that ends all present versions and
+begins one for each row of the replica. `pgsieve.assets.steps.apply.row_versions` writes the changes between
+copies. Raises LakeError and OverrunError.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -42,7 +42,7 @@ from pgsieve.resources.lake.gone_rows import Going, Gone
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.store import Store, joined
 
-#: Ended versions up to this many bytes stay in memory until the others of their file are written.
+#: Ended versions up to this many bytes stay in memory while a file's other versions are written.
 _HELD_BYTES = 64 * 1024 * 1024
 
 
@@ -50,7 +50,7 @@ def versions_problem(lake: Lake, definition: Definition, replica: str) -> tuple[
     """Why no versions of a table's rows can be kept, and what to do; None where they can. `replica` is its path."""
     if not definition.key:
         return (
-            "it has no key that tells which row is another version of which",
+            "it has no key, which would say which rows are versions of one row",
             "give it a primary key or a replica identity",
         )
     if definition.deleted:
@@ -82,7 +82,7 @@ class StoredVersions:
 
     @cached_property
     def committer(self) -> ByFiles:
-        """The committer of the table; raises LakeError where others have altered it."""
+        """The committer of the table; raises LakeError if another writer has altered the table."""
         committer = self.lake.policy.file_committer(self.path, self.schema)
         if not isinstance(committer, ByFiles):
             raise _altered(self.path)
@@ -138,26 +138,26 @@ class VersionTable:
 
     @property
     def shown(self) -> str:
-        """What messages call them."""
+        """The name of the versions in messages."""
         return f"the versions of {quote_qualified(*self.name)}"
 
     def begun(self, log: Log, lsn: int, time: datetime | None, *, once: bool) -> bool:
-        """Begin them anew, as `begin_anew`, and log it, or why it is not possible; returns whether they are there."""
-        known = self.lake.records.exists(self.path)
+        """Call `begin_anew`, and log the result or the problem; returns whether there are versions."""
+        existed = self.lake.records.exists(self.path)
         try:
             begun = self.begin_anew(lsn, time, once=once)
         except TABLE_ERRORS as error:
             log(f"{self.shown} do not begin: {explained(self.lake, error, self.name)}")
             return False
         if begun:
-            anew = "are ended, and begin anew" if known else "begin"
+            anew = "are ended, and begin anew" if existed else "begin"
             log(f"{self.shown} {anew} at {format_lsn(lsn)} with the present rows of its replica")
         return True
 
     def begin_anew(self, lsn: int, time: datetime | None, *, once: bool = True) -> bool:
-        """End all present versions before an LSN, and begin those of the replica's rows; returns whether it did.
+        """End all present versions before an LSN, and begin one for each row of the replica; returns whether it did.
 
-        The replica has the rows of this LSN. `once`: only where the versions have not reached this position.
+        The replica has the rows of this LSN. With `once` it does nothing if the versions have reached this position.
         """
         self._end_former(lsn, time)
         self.follow_columns()
@@ -214,7 +214,7 @@ class VersionTable:
 
 def _altered(path: str) -> LakeError:
     return LakeError(
-        f'Delta table "{path}": others have altered it, so that pgsieve cannot write it any more',
+        f'Delta table "{path}": another writer has altered it, so pgsieve cannot write it any more',
         hint="move its folder elsewhere: a resync of the table begins it anew",
         sqlstate="55000",
     )
@@ -223,13 +223,16 @@ def _altered(path: str) -> LakeError:
 def present_rows(
     local: LocalRecords, path: str, among: Sequence[FileMatches] | None = None
 ) -> list[FileMatches]:
-    """The present versions among some in a table, file by file; among all (None) in the order of their rows, and their keys are 0."""
+    """The present versions, file by file: those of `among`, or all of the table in the order of rows, with key 0."""
     return local.flagged(path, Flag(CURRENT, is_set=True, lacking=TO_LSN), among)
 
 
 @dataclass(frozen=True)
 class _OldFile:
-    """A file with rows that commits end, by their numbers, in order. `is_replaced`: its other rows are written again, too."""
+    """A file with rows that end: their ascending numbers, and for each the number of the commit that ends it.
+
+    `is_replaced` says that its other rows are written again, too.
+    """
 
     name: str
     rows: Numbers
@@ -239,7 +242,7 @@ class _OldFile:
 
 @dataclass(frozen=True)
 class _OldRows:
-    """Writes the rows of files again that commits end, as ended versions, and other rows apart from them. Travels to executors."""
+    """Writes rows that end again, as ended versions, and other rows into files of their own. Travels to executors."""
 
     store: Store
     folder: str
@@ -302,7 +305,7 @@ class VersionChange:
         commits: Commits,
         size: int,
     ) -> "VersionChange":
-        """The end of these rows, for changes of so many bytes; raises LakeError where files cannot be changed."""
+        """The end of these rows by changes of `size` bytes; raises LakeError if the files cannot be changed."""
         lake, committer = table.lake, table.committer
         with lake.access.refusing(table.path):
             columns = lake.columns(table.path) if lake.records.exists(table.path) else table.schema.names

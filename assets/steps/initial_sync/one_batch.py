@@ -1,7 +1,7 @@
 """The copy of a batch: some tables at one exported snapshot, several at a time, then the states that follow.
 
-In: the tables. Out: `CopiedBatch`, with what became of each table, and those that met a fault that passes by itself.
-Raises SnapshotAwaitedError where the snapshot waits for open transactions, and what is the lake's fault.
+In: the tables. Out: `CopiedBatch`, with the result of each table, and the tables to try again after a passing fault.
+Raises SnapshotAwaitedError if the snapshot waits for open transactions, and errors of the lake.
 """
 
 from collections.abc import Mapping, Sequence
@@ -48,7 +48,7 @@ _READERS = 4
 
 @dataclass(frozen=True)
 class CopiedBatch:
-    """The result of a batch: tables copied, and those that met a passing fault, with the first of these faults."""
+    """The result of a batch: copied tables, tables to try `again` after a passing fault, and the first such fault."""
 
     copied: list[Copied]
     again: list[Name]
@@ -57,7 +57,7 @@ class CopiedBatch:
 
 @dataclass(frozen=True)
 class _Selection:
-    """The published tables of a batch, the problems for which some cannot be replicated, and those that are locked."""
+    """The published tables of a batch; why some of them cannot be replicated; which are locked."""
 
     published: Mapping[Name, ReplicatedTable]
     problems: Mapping[Name, PgsieveError]
@@ -77,9 +77,9 @@ class _Selection:
 
 @dataclass(frozen=True)
 class BatchCopy:
-    """The copy of some tables at one new snapshot, which waits `seconds` for transactions that are open.
+    """The copy of some tables at one new snapshot, which waits up to `seconds` for open transactions.
 
-    The tables' states announce the snapshot first: a replica that has it is complete, whenever that is found.
+    The tables' states first record the snapshot. Later runs take a replica at its LSN for complete.
     """
 
     subscription: Subscription
@@ -102,7 +102,7 @@ class BatchCopy:
             with exported_snapshot(source, self.seconds) as snapshot:
                 reach(Failpoint.SNAPSHOT_EXPORTED)
                 with source.connect() as connection:
-                    # The definitions are those of the snapshot: later changes of them are followed.
+                    # Definitions are read as of the snapshot: the next step follows later ones.
                     server = read_catalog(connection, snapshot.name)
                     catalog = sound_catalog(connection, self.subscription, server)
                     selection = self._selected(connection, catalog, names)
@@ -114,7 +114,7 @@ class BatchCopy:
                 conninfo = source.executor_conninfo()
                 states = self._announced(selection, catalog, snapshot, former)
                 reach(Failpoint.COPY_PLANNED)
-                # Each reader has a session on the publisher, of which a role may have few; writers wait for the lake.
+                # A reader needs a session, and a role may have few. A writer needs none while it waits for the lake.
                 reading = Semaphore(_READERS)
                 copy = SnapshotCopy(self.subscription, self.lake, snapshot, conninfo, self.log, reading)
                 copied, broken_off = self._copied(copy, planned)
@@ -126,7 +126,7 @@ class BatchCopy:
         except PgsieveError as error:
             if not passes(error):
                 raise
-            # A finished copy is found at the next snapshot, or by the next run.
+            # The next snapshot, or the next run, recognises a finished copy.
             return CopiedBatch([], left, error)
         self._make_ready(copied, states, after)
         waiting = [_waiting(name, snapshot, error) for name, error in selection.problems.items()]

@@ -74,17 +74,17 @@ class Copied:
     problem: str | None = None
     #: The publisher's name of each column of the table.
     published: Mapping[str, str] = field(default_factory=dict)
-    #: Another process has copied the table later, or applies to it: its state is from that process.
+    #: Another process has copied the table later, or applies changes to it. Its state is that process's.
     overrun: bool = False
     #: The transactions that the table's snapshot waits for, by their ids.
     awaits: tuple[str, ...] = ()
-    #: The problem is no matter of the table's own data: the next run copies the table again.
+    #: The table's data do not cause the problem: the next run copies the table again.
     again: bool = False
 
 
 @dataclass(frozen=True)
 class PlannedTable:
-    """A table to copy, in chunks, and the definition of the replica that it has already; None: it was never copied."""
+    """A table to copy, in chunks. `former` defines its present replica; None if it was never copied."""
 
     replicated: ReplicatedTable
     chunks: Chunks
@@ -101,12 +101,12 @@ class Progress:
 
     def __init__(self, table: str, parts: int, size: int, log: Log) -> None:
         self._table, self._parts, self._size, self._log = table, parts, size, log
-        self._told = time.monotonic()
+        self._reported = time.monotonic()
 
-    def hear(self, done: int) -> None:
+    def report(self, done: int) -> None:
         """Record the number of copied parts."""
-        if done < self._parts and time.monotonic() - self._told >= TELL_SECONDS:
-            self._told = time.monotonic()
+        if done < self._parts and time.monotonic() - self._reported >= TELL_SECONDS:
+            self._reported = time.monotonic()
             self._log(
                 f"{self._table}: {done} of {self._parts} parts copied, of {self._size / 1024**2:,.1f} MiB in all"
             )
@@ -138,7 +138,7 @@ def select_list(subscription: Subscription, replicated: ReplicatedTable) -> list
 
 @dataclass(frozen=True)
 class _Written:
-    """A replica after its copy: the rows copied, its version, and whether it is another process's by now."""
+    """A replica after its copy: the rows copied, its version, and whether another process has written it since."""
 
     rows: int = 0
     version: int = 0
@@ -149,7 +149,7 @@ class _Written:
 class SnapshotCopy:
     """The copies of a subscription's tables at one exported snapshot.
 
-    `log` gets the progress every half minute. `reading` is entered while the publisher is read.
+    `log` gets the progress every half minute. A copy enters `reading` while it reads the publisher.
     """
 
     subscription: Subscription
@@ -160,7 +160,7 @@ class SnapshotCopy:
     reading: AbstractContextManager[object]
 
     def copied(self, planned: PlannedTable) -> Copied:
-        """Copy a table; its own problem, or another process that copied it later, is in the result."""
+        """Copy a table. The result says which problem the table has, or that another process copied it later."""
         started = time.monotonic()
         replicated, table = planned.replicated, planned.replicated.table
         types = self.subscription.replica_types(replicated)
@@ -193,7 +193,7 @@ class SnapshotCopy:
         path = lake.paths.replica(self.subscription.name, table.schema, table.name)
         # Without copy_data a table that comes back continues with its present rows.
         if not self.subscription.copy_data and lake.records.exists(path):
-            # As a copy would: a replica below its state's LSN is taken for one that was put back.
+            # A copy would raise the position, too. A replica below its state's LSN counts as put back from a backup.
             lake.hold_position(path, self.snapshot.lsn)
             return _Written(version=lake.records.head(path).version)
         chunks = planned.chunks if self.subscription.copy_data else Chunks([], 0)
@@ -209,7 +209,7 @@ class SnapshotCopy:
                     self.snapshot.lsn, overwrite=True, metadata={"copied": True}, properties=properties
                 )
                 rows = self._write_copy(path, committer, selected, commit, progress)
-            # A table that existed before kept its own.
+            # A table that existed before the copy has kept its former properties.
             if properties:
                 again_after_conflict(lake.set_properties)(path, properties)
         reach(Failpoint.TABLE_COPIED)
@@ -219,13 +219,13 @@ class SnapshotCopy:
     def _committer(self, planned: PlannedTable, selected: SelectedRows, size: int) -> Committer:
         """The committer of the copy, once there is room for it.
 
-        Raises OverrunError and PgsieveError where it must not be written.
+        Raises OverrunError and PgsieveError if the replica must not be written.
 
-        The checks here are of one moment: the copy's commit finds later writes.
+        The checks here can miss later writes by other processes: the commit of the copy detects these.
         """
         lake, table, schema = self.lake, planned.replicated.table, selected.schema
         name = (table.schema, table.name)
-        # A store is not asked for versions of rows that no run can have begun, and that this copy does not begin.
+        # Without a former copy and without `scd2` there are no versions of rows: the store need not be asked.
         has_versions = planned.former is not None or bool(self.subscription.histories.of(name).scd2)
         replica = ReplacedReplica(
             lake, self.subscription.name, name, planned.generation, has_versions=has_versions
@@ -291,7 +291,9 @@ class SnapshotCopy:
 
         def written() -> pa.Table:
             with self.reading:
-                return copied_files(self.lake.executors, selected, path, self.lake.store, size, progress.hear)
+                return copied_files(
+                    self.lake.executors, selected, path, self.lake.store, size, progress.report
+                )
 
         files = committer.commit(written, path, selected.schema, commit)
         return sum(json.loads(file["stats"])["numRecords"] for file in files)
@@ -307,9 +309,9 @@ class SnapshotCopy:
 
 
 def _of_reading(replicated: ReplicatedTable, error: PgsieveError) -> PgsieveError:
-    """The error of a row, or foreign table, that the server cannot read, with the expression and the remedy.
+    """Add the expression and the remedy to an error of a row, or foreign table, that the server cannot read.
 
-    Any other error as it is.
+    Returns any other error as it is.
     """
     if is_of_foreign_table(error):
         what = f'cannot read table "{replicated.table.qualified}" ({error.message})'
@@ -327,7 +329,7 @@ def _of_reading(replicated: ReplicatedTable, error: PgsieveError) -> PgsieveErro
 
 
 def is_beyond(lake: Lake, path: str, lsn: int) -> bool:
-    """Whether a replica has more than what committed before an LSN."""
+    """Whether a replica has changes that committed at or after an LSN."""
     return (lake.records.position(path) or 0) > lsn
 
 

@@ -1,8 +1,9 @@
 """What each table of a subscription is made of at an LSN: a Delta version of its replica, and slices of its change history.
 
-In: the records of a subscription. Out: `Base` for each table that a subscriber had then. A version holds what committed before its
-position; changes of the history that committed from there on and before the LSN are lacking. They are whole where no retention took any, and
-where the table was not copied again in between. Raises MomentError, with the reason, where that cannot be known: no row is guessed.
+In: the records of a subscription. Out: a `Base` for each table that a subscriber had at the LSN. A version has the
+transactions that committed before its position; the history has the later ones. The history is complete unless
+retention deleted a part, or the table was copied again in between. Raises MomentError, with the reason, where the
+records do not prove that: no row is guessed.
 """
 
 from collections.abc import Sequence
@@ -28,9 +29,9 @@ from pgsieve.resources.lake.stores.store import joined
 
 @dataclass(frozen=True)
 class Base:
-    """A version of a replica that holds what committed before `since`, and the slices of `history` with what came then.
+    """A version of a replica with all that committed before `since`, and the slices of `history` with the rest.
 
-    `state` is the table's state with the definition that this version and these slices have.
+    `state` is the table's state whose definition this version and these slices have.
     """
 
     path: str
@@ -47,7 +48,7 @@ class Base:
 
     @property
     def definition(self) -> Definition:
-        """That of the version."""
+        """The definition of the version."""
         assert self.state.definition is not None
         return self.state.definition
 
@@ -72,21 +73,21 @@ def bases(moment: Moment) -> list[Base]:
         )
     before = next((cut for cut in reversed(cuts) if cut.lsn <= lsn), None)
     after = next((cut for cut in cuts if cut.lsn > lsn), None)
-    look = _Look(moment, before, after)
-    found = [base for name, kept in states.items() if (base := look.base(name, kept)) is not None]
-    if not found:
+    search = _Search(moment, before, after)
+    tables = [base for name, kept in states.items() if (base := search.base(name, kept)) is not None]
+    if not tables:
         oldest = f"; the oldest cut that is kept is of {format_lsn(cuts[0].lsn)}" if cuts else ""
         raise MomentError(
-            f'subscription "{subscription}": no table was copied by {format_lsn(lsn)}, or no cut of then is kept{oldest}',
+            f'subscription "{subscription}": no table was copied by {format_lsn(lsn)}, or no cut of that time is kept{oldest}',
             hint="how long cuts are kept is `retention.versions` in pgsieve.yaml",
             sqlstate="22023",
         )
-    return found
+    return tables
 
 
 @dataclass(frozen=True)
-class _Look:
-    """Looks for what tables are made of: `before` is the last cut at or before the moment, `after` the first one beyond."""
+class _Search:
+    """Finds the base of each table; `before` is the last cut at or before the moment, `after` the first one later."""
 
     moment: Moment
     before: Cut | None
@@ -107,7 +108,8 @@ class _Look:
             return None
         if ready is None:
             raise self._unreadable(
-                name, "what its columns were is not recorded any more: `pgsieve maintain` of before kept less"
+                name,
+                "the record of its columns at that time is gone: an earlier version's `pgsieve maintain` deleted it",
             )
         path = self._lake.paths.replica(self.moment.subscription, *name)
         if self.before is not None and held is not None and not copied and self.before.lsn == self.moment.lsn:
@@ -121,7 +123,7 @@ class _Look:
         local = self._local(name)
         version, position = self._newest_version(name, local, path, held)
         if not ready.lsn <= position <= self.moment.lsn:
-            raise self._unreadable(name, "the version of its replica that was the newest then is gone")
+            raise self._unreadable(name, "its replica's version of that time is gone")
         if held != version:
             self._refuse_vacuumed(name, local, path, version)
         state = self._defined(name, kept, ready, self._lake.columns_at(path, version))
@@ -130,14 +132,14 @@ class _Look:
         return self._with_slices(base, kept) if since < self.moment.lsn else base
 
     def _with_slices(self, base: Base, kept: Sequence[TableState]) -> Base:
-        """The base with the slices of its history, which are whole."""
+        """The base with the slices of its history. Raises MomentError unless they are complete."""
         name, lake = base.name, self._lake
         ends = self._slices(name, base)
         deleted = SubscriptionRecord(lake, self.moment.subscription).state().deleted_up_to
         if deleted is None:
             raise self._unreadable(
                 name,
-                "whether its changes are all kept is not known of a lake of before; `pgsieve maintain` notes what is",
+                "an earlier version of pgsieve did not record which changes it deleted; `pgsieve maintain` records it from now on",
             )
         if base.since < deleted:
             raise self._unreadable(
@@ -149,7 +151,7 @@ class _Look:
         return Base(base.path, base.version, base.state, base.since, base.history, lacking)
 
     def _slices(self, name: Name, base: Base) -> list[int]:
-        """The slices of a history with changes since its base; a slice that ends at a copy may have copied rows alone."""
+        """The slices of a history with changes since its base: a slice that ends at a copy may have only copied rows."""
         records = self._lake.records
         ends = records.slices(base.history, base.since)
         copied = {r["slice"] for r in records.rows(base.history, f"{IS_SNAPSHOT} and slice > {base.since:d}")}
@@ -167,9 +169,9 @@ class _Look:
     def _refuse_gap(
         self, name: Name, ready: TableState, kept: Sequence[TableState], ends: Sequence[int]
     ) -> None:
-        """Raise where the history may lack changes: the table did not follow any more, until it was copied again.
+        """Raise if the history may lack changes, because changes were not applied until the next copy.
 
-        It follows as long as its state says so. What was written before it ceased to is whole up to the end of the last slice.
+        They are applied while the state says so. Until then the history is complete up to the end of its last slice.
         """
         limit = None if self.after is None else self.after.states
         known = [state for state in kept if limit is None or state.version <= limit]
@@ -185,7 +187,7 @@ class _Look:
             )
             raise self._unreadable(
                 name,
-                f"it was set aside or left the publications, {until}: its changes in between are not known",
+                f"it was set aside or left the publications, {until}: its changes in between are lost",
             )
 
     def _newest_version(
@@ -217,7 +219,7 @@ class _Look:
         return positions[version]
 
     def _refuse_vacuumed(self, name: Name, local: LocalRecords, path: str, version: int) -> None:
-        """Raise where files are gone of a version that no cut has kept."""
+        """Raise if files of the version are deleted, which may happen to a version outside of the cuts."""
         with self._lake.access.refusing(path):
             files = files_of(local.as_of(path, version))
         if not all(self._lake.store.has(joined(path, file)) for file in files):
@@ -228,7 +230,7 @@ class _Look:
     def _defined(
         self, name: Name, kept: Sequence[TableState], ready: TableState, columns: Sequence[str]
     ) -> TableState:
-        """The state whose definition a version with these columns has, and the changes after it; the user's may be among them."""
+        """The state whose definition fits a version with these columns, which may include columns that a user added."""
         limit = None if self.after is None else self.after.states
         defined = [
             (state, set(state.definition.names))
@@ -241,7 +243,7 @@ class _Look:
         equal = [state for state, names in defined if names == set(columns)]
         within = [state for state, names in defined if names < set(columns)]
         if not (equal or within):
-            raise self._unreadable(name, "which columns it had then is not recorded any more")
+            raise self._unreadable(name, "the record of its columns at that time is gone")
         return [*equal, *within][0]
 
     def _history(self, name: Name, state: TableState) -> str:

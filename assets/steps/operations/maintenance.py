@@ -146,7 +146,7 @@ class _SubscriptionTables:
         paths = list(histories(self.lake.paths.changes, name, states))
         expired = {path: maintainer.expired(path, applied, kept) for path in paths}
         record = SubscriptionRecord(self.lake, name)
-        # Of a lake that was maintained before this was recorded, nobody knows what it had.
+        # A lake without this record may have lost any applied change to earlier maintenance.
         unknown = applied if record.state().deleted_up_to is None else 0
         record.note_deleted(max((*expired.values(), unknown)))
         for path, upto in expired.items():
@@ -192,9 +192,9 @@ class _SubscriptionTables:
         return refused
 
     def remove_versions(self, states: Mapping[Name, TableState], since: datetime, version: int) -> bool:
-        """Remove the replicas' versions, and the cuts, of before `since`; `version` is that of the newest table state.
+        """Remove the replicas' versions and the cuts from before `since`; `version` is that of the newest table state.
 
-        False, and nothing is removed, where a replica is ahead of the cuts.
+        Returns False, and removes nothing, if a replica is ahead of the cuts.
         """
         if not self._renew_cut(since, version):
             return False

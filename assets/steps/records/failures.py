@@ -44,7 +44,7 @@ _PASSING = (
     LockedTableError,
 )
 
-#: What a copy puts right, whatever was wrong: the hints of these are for who reads or writes the table by itself.
+#: Errors that the next copy cures: their hints are only for other readers and writers of the table.
 CURED_BY_COPY = (DamagedTableError, RefusedTableError)
 
 #: Errors that a table's own data or definition can cause; any other error is a fault, and stops the run.

@@ -44,12 +44,15 @@ class SubscriptionDisabledError(PgsieveError):
 
 @dataclass(frozen=True)
 class SubscriptionState:
-    """Whether a subscription is enabled, and why not; the finish LSN it skips, and what became of the last one.
+    """Whether a subscription is enabled, and why not; the finish LSN to skip, and the result of the last skip.
 
-    `folders` is the template of the replicas' folders, `properties` what pgsieve.yaml last said of their Delta properties (JSON),
-    `clustered` how their rows were last clustered (JSON), `database` the one that they are of (`Database` as text); None where
-    nothing was ever said or done. `deleted_up_to` is the LSN up to which maintenance may have deleted slices of change histories;
-    None in a lake of before it said so.
+    Each of these is None until it is first recorded:
+
+    - `folders`: the template of the replicas' folders
+    - `properties`: their Delta properties in pgsieve.yaml, as JSON
+    - `clustered`: the last clustering of their rows, as JSON
+    - `database`: the database that they replicate (`Database` as text)
+    - `deleted_up_to`: the LSN up to which maintenance may have deleted slices of change histories
     """
 
     enabled: bool = True
@@ -123,7 +126,7 @@ class SubscriptionRecord:
             self.set(replace(state, deleted_up_to=upto))
 
     def disable(self, reason: str) -> None:
-        """Let nothing more be copied or applied, until somebody enables the subscription."""
+        """Let nothing more be copied or applied until the subscription is enabled."""
         self.set(replace(self.state(), enabled=False, reason=reason))
 
     def enable(self) -> bool:

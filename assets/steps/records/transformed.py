@@ -55,7 +55,7 @@ TRANSFORMED = pa.schema(
 class TableChanges:
     """A slice's changes of one table, counted before and after the transformation; `size` is the slice's bytes.
 
-    `sent_as` counts what became of those that came. Slices of before it was recorded have none.
+    `sent_as` counts the results of the changes that came; it is empty in slices from before this was recorded.
     `through` are the partitions that the changes of a partition root came through, as far as the publisher says.
     """
 

@@ -1,7 +1,7 @@
 """Marks rows of a Delta table as deleted in this process: deletion vectors, and the commit that adds them.
 
-In: a table's log, and the rows of each file to delete. Out: one commit, in which each of these files has a
-deletion vector with those rows and the ones marked before. delta-rs reads deletion vectors but commits none.
+In: a table's log, and the rows of each file to delete. Out: one commit, which gives each file a deletion vector of
+these rows and those marked before. delta-rs reads deletion vectors but commits none.
 So the log's entry is written here, as Delta's protocol has it (Deletion Vectors; Deletion Vector Format; Add
 File and Remove File). The vectors are durable before the entry is made; those of a failed commit are left to
 VACUUM. Raises OSError, CommitFailedError where another writer was faster, and UnmarkableError.
@@ -35,8 +35,7 @@ Rows = npt.NDArray[np.int64]
 FEATURE, PROPERTY = "deletionVectors", "delta.enableDeletionVectors"
 
 _VERSION, _MAGIC = 1, 1681511377
-#: The same 85 digits in the order of RFC 1924, as Python has them, and in that of ZeroMQ's Z85, as Delta has
-#: them.
+#: The digits of base 85: Python's (RFC 1924), and Delta's (ZeroMQ's Z85), which have another order.
 _RFC_1924 = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
 _Z85 = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 
@@ -79,9 +78,9 @@ def deleted_rows(table: DeltaTable) -> dict[str, Rows]:
 
 
 def _named(path: str, names: Collection[str]) -> str:
-    """Which of some files, named relative to the table's folder, is at a path.
+    """The name, relative to the table's folder, of the file at a path.
 
-    Delta-rs encodes the path as a URL.
+    delta-rs gives the path as an encoded URL.
     """
     parts = unquote(path).split("/")
     for first in range(len(parts) - 1, -1, -1):
@@ -98,7 +97,7 @@ def commit_marked(
     others: Sequence[Action],
     time_ms: int,
 ) -> None:
-    """Commit to the version `version` of a table: rows `marked`, files `added` (`add` actions), and `others`.
+    """Commit on top of a version: mark rows, add files (`added` are `add` actions), and do the `others`.
 
     Raises CommitFailedError where another writer was faster.
     """
@@ -168,7 +167,7 @@ def added_files(log: Log, version: int, wanted: Collection[str]) -> dict[str, Ac
 def enable(log: Log, table: DeltaTable, information: Action) -> None:
     """Enable deletion vectors in a table, by a commit that only changes its properties and features.
 
-    It is not made by delta-rs, which would add the feature of variants too, and many readers refuse that.
+    delta-rs would also add the feature of variants, which many readers refuse.
     Raises as `commit_marked` does.
     """
     version, protocol = table.version(), table.protocol()
@@ -202,6 +201,6 @@ def vector_file(descriptor: Action | None) -> tuple[str, int] | None:
     *folder, digits = descriptor["pathOrInlineDv"][:-20], descriptor["pathOrInlineDv"][-20:]
     octets = base64.b85decode(digits.encode().translate(bytes.maketrans(_Z85, _RFC_1924)))
     name = f"deletion_vector_{uuid.UUID(bytes=octets)}.bin"
-    # Its bytes stand between their number and a checksum, of four bytes each.
+    # Four bytes with its size precede it, and a checksum of four bytes follows.
     size = int(descriptor.get("offset") or 0) + 4 + int(descriptor["sizeInBytes"]) + 4
     return "/".join([*filter(None, folder), name]), size

@@ -1,7 +1,7 @@
 """Finds which keys a Delta table has, reading as few of its files as their statistics allow.
 
-In: a table, and keys as Arrow columns. Out: the keys that the table has. For keys beyond the bounds of every
-file, such as growing keys that are appended, nothing is read. Raises errors of delta-rs and Arrow.
+In: a table, and keys as Arrow columns. Out: the keys that the table has. No file is read for keys beyond the
+bounds of every file, such as new values of a serial column. Raises errors of delta-rs and Arrow.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -26,18 +26,18 @@ from pgsieve.resources.lake.stores.store import Store, is_shadowed, joined
 Bounds = tuple[pa.Scalar, pa.Scalar]
 Key = tuple[object, ...]
 
-#: The keys of this many files are searched at once; each file may have tens of megabytes of keys.
-_BESIDE = 2
+#: This many files are searched in parallel; the keys of a file may take tens of megabytes.
+_PARALLEL = 2
 
-#: Delta may cut statistics of times to milliseconds, also the greatest one (Per-file Statistics of its
-#: protocol).
+#: Delta may cut statistics of times to milliseconds. So a file's greatest time may be above its statistic
+#: (Per-file Statistics of its protocol).
 _CUT = pa.scalar(1_000, pa.duration("us"))
 
 
 def key_values(columns: Sequence[pa.ChunkedArray]) -> Iterator[Key]:
-    """The rows of key columns as tuples that are equal where the keys are.
+    """The rows of key columns as tuples: equal keys give equal tuples.
 
-    Times become numbers, for which Python has room.
+    Times become numbers, since Python's own times end earlier.
     """
     return zip(*(_plain(column).to_pylist() for column in columns), strict=True)
 
@@ -55,7 +55,7 @@ def bounds_of(keys: pa.Table) -> Mapping[str, Bounds]:
 def rows_of(
     table: DeltaTable, path: str, store: Store, keys: pa.Table, schema: pa.Schema
 ) -> tuple[npt.NDArray[np.int64], pa.Table]:
-    """The indices of those keys that a table has, and its rows with these keys in the same order.
+    """The indices of the keys that a table has, and its rows with these keys in the same order.
 
     The columns of `keys` have the table's names, as `schema` does. The rows have the columns of `schema`.
     """
@@ -71,10 +71,10 @@ def rows_of(
 
 @dataclass(frozen=True)
 class FileMatches:
-    """Rows of a file that have one of some keys: their numbers in the file, and the indices of their keys in the same order.
+    """The matches in a file: the numbers of its matching rows, and for each row the index of its key.
 
-    `name` is the file relative to the table's folder, `path` is as in the table's log. `deleted` are rows
-    that a deletion vector leaves out; none of them is among the others.
+    `name` is the file relative to the table's folder, `path` is as in the table's log. `deleted` are the rows
+    that a deletion vector marks; none of them is in `rows`.
     """
 
     name: str
@@ -85,7 +85,7 @@ class FileMatches:
     deleted: npt.NDArray[np.int64]
 
     def of_keys(self, concerned: npt.NDArray[np.bool_]) -> "FileMatches":
-        """The matches of some of the keys."""
+        """The matches of the keys in this mask."""
         chosen = concerned[self.keys]
         return replace(self, rows=self.rows[chosen], keys=self.keys[chosen])
 
@@ -99,13 +99,16 @@ def matches_among(
     most_bytes: int | None,
     lacking: str | None = None,
 ) -> list[FileMatches] | None:
-    """The rows of a table with some keys, file by file; None where they are in too many bytes of files.
+    """The rows of a table that have one of these keys, file by file; None if that needs too many bytes of files.
 
-    `among` are parts of the keys with bounds of their own: only files whose bounds may include a key of a
-    part are read. The result is None if the files with matches have more than `most_bytes`, if the files to
-    read have more than twice as many (then none is read), or if files have to be read and the table is not
-    plain. Without `most_bytes` there is no limit, and files may have deletion vectors. Files in which every
-    row has a value of the column `lacking` are not read.
+    `among` divides the keys into parts with bounds of their own. A file is read if its bounds overlap a part's,
+    and if it may have a NULL in the column `lacking`. With `most_bytes` the result is None in three cases:
+
+    - the files with matches have more bytes than that
+    - the files to read have more than twice as many; then none is read
+    - files have to be read, and the table is not plain
+
+    Without `most_bytes` there is no limit, and files may have deletion vectors.
     """
     parts = [keys.filter(pa.array(part)) for part in among if part.any()]
     near = {name for part in parts for name in files_within(table, bounds_of(part), lacking)}
@@ -152,18 +155,18 @@ def _matched_files(
     actions = pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist()
     files = [(unquote(each["path"]), each["path"], each["size_bytes"]) for each in actions]
     files = [file for file in files if file[0] in names]
-    with ThreadPoolExecutor(_BESIDE) as pool:
-        # A few at a time, as a caller that has enough reads no more.
-        for begin in range(0, len(files), _BESIDE):
-            found = pool.map(matches_in, *zip(*files[begin : begin + _BESIDE], strict=True))
-            yield from (match for match in found if len(match.rows))
+    with ThreadPoolExecutor(_PARALLEL) as pool:
+        # A few at a time: the caller may stop early.
+        for begin in range(0, len(files), _PARALLEL):
+            matches = pool.map(matches_in, *zip(*files[begin : begin + _PARALLEL], strict=True))
+            yield from (match for match in matches if len(match.rows))
 
 
 @dataclass(frozen=True)
 class Flag:
-    """Rows in which a boolean column is true, or is not: NULL is not true.
+    """Selects rows by a boolean column: true if `is_set`, otherwise false or NULL.
 
-    Files in which every row has a value of the column `lacking` have no such row.
+    A selected row has NULL in the column `lacking`.
     """
 
     column: str
@@ -174,7 +177,7 @@ class Flag:
 def flagged_rows(
     table: DeltaTable, path: str, store: Store, flag: Flag, among: Sequence[FileMatches] | None
 ) -> list[FileMatches]:
-    """The rows with a flag, file by file, in order; `among` some rows of a table, or all (None), whose keys are 0."""
+    """The rows with a flag, file by file, in order: those of `among`, or all rows of the table, with key 0."""
     schema, found = pa.schema([(flag.column, pa.bool_())]), list[FileMatches]()
     for match in every_file(table, flag.lacking) if among is None else among:
         flags = [batch.column(0) for batch in store.batches(joined(path, match.name), schema)]
@@ -191,7 +194,7 @@ def flagged_rows(
 
 
 def every_file(table: DeltaTable, lacking: str | None = None) -> list[FileMatches]:
-    """The files of a table that may have a NULL in `lacking`, without any row."""
+    """The files of a table that may have a NULL in `lacking`, each as a match without rows."""
     deleted, none = deleted_rows(table), np.empty(0, np.int64)
     may = None if lacking is None else set(files_within(table, {}, lacking))
     files = pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist()
@@ -226,7 +229,7 @@ def _numbered(rows: pa.Table, label: str) -> pa.Table:
 def _candidates(
     table: DeltaTable, path: str, store: Store, keys: pa.Table, schema: pa.Schema
 ) -> Iterator[pa.Table]:
-    """Rows that may have one of some keys, including all that do, with the columns of a schema."""
+    """All rows that have one of the keys, and some that have none, with the columns of a schema."""
     bounds = bounds_of(keys)
     if not keys.num_rows or not (files := files_within(table, bounds)):
         return
@@ -263,9 +266,9 @@ def files_within(table: DeltaTable, bounds: Mapping[str, Bounds], lacking: str |
 def _batches(
     table: DeltaTable, store: Store, files: Sequence[str], schema: pa.Schema, bounds: Mapping[str, Bounds]
 ) -> Iterator[pa.RecordBatch]:
-    """Columns of these files.
+    """The schema's columns of these files.
 
-    Of all files where some rows are deleted, or a dataset does not have all columns.
+    It reads all files of the table if rows are marked as deleted, or if some column is not in the files.
     """
     marked = pa.table(table.deletion_vectors().read_all()).num_rows
     if marked or table.metadata().partition_columns or is_shadowed(schema.names):

@@ -1,8 +1,8 @@
 """An archive of the classes that Spark loads at its start: it halves the CPU time of a JVM until its first job.
 
 In: a session's settings. Out: a file beside the jars (`pgsieve.resources.lake.jars`), made once, and the Java
-option that names it. Java itself checks that the file belongs to this Java and these jars, and otherwise does
-without it. So does pgsieve where the file cannot be kept.
+option that names it. Java checks that the file belongs to this Java and these jars, and otherwise ignores it.
+If the file cannot be kept, pgsieve works without it.
 
 https://docs.oracle.com/en/java/javase/17/docs/specs/man/java.html#application-class-data-sharing
 """
@@ -24,7 +24,7 @@ _PROGRAM = "pgsieve.resources.lake.archived_session"
 
 
 def kept_folder() -> Path:
-    """The folder of jars and archive: PGSIEVE_JARS, else the virtual environment, which is made anew when versions change."""
+    """The folder of jars and archive: PGSIEVE_JARS, else the virtual environment: a new version of Spark comes with a new one."""
     return Path(os.environ.get(FOLDER_VARIABLE) or sys.prefix)
 
 
@@ -85,7 +85,7 @@ def archiving_options(made: Path) -> str:
 
 
 def copy_archive(folder: Path) -> None:
-    """Copy the archive, where there is one, into a folder that has none of its name. Raises OSError."""
+    """Copy the archive, if there is one, into a folder that lacks it. Raises OSError."""
     file = archive_file()
     if file.is_file() and not (folder / file.name).exists():
         made = folder / f".{file.name}.{os.getpid()}"

@@ -159,7 +159,7 @@ def test_what_retention_took_is_refused(counters: Counters) -> None:
         record.path, lake.local.table(record.path).slice(0, 1).drop_columns(["version", "deleted_up_to"])
     )
     assert record.state().deleted_up_to is None
-    assert "not known of a lake of before" in counters.refusal(late)
+    assert "did not record which changes it deleted" in counters.refusal(late)
     counters.maintain(FOREVER)
     assert "are deleted" in counters.refusal(late)
     newest = counters.add()
