@@ -31,7 +31,7 @@ The type of a replica's column, by its PostgreSQL type. `python scripts/type_tab
 | text, varchar, name, char(n) | string | char(n) with its padding blanks |
 | bytea | binary | |
 | date | date | years before 1 and after 9999 are exact |
-| timestamp, timestamp with time zone | timestamp_ntz, timestamp | to January 294247, where Spark's end |
+| timestamp, timestamp with time zone | timestamp_ntz, timestamp | to January 294247, Spark's last |
 | arrays of PostgreSQL's own types | array of what the element is | one dimension that begins at 1, NULL elements included; others set the table aside |
 | uuid, json, jsonb and every other type: enums, domains, ranges, interval, time, money … | string | PostgreSQL's own text |
 
