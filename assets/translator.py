@@ -41,10 +41,9 @@ class AssetKind(StrEnum):
 class PgsieveAsset:
     """What an asset stands for, with its names.
 
-    `name` is the feed's for the change log and its maintenance: the source's, or the slot's where a
-    subscription has one of its own. `subscription`, `schema` and `table` are None where there is none.
-    `row_filter` is None where it is not known, and `none` where there is none. `path` are the groups below the
-    source's or subscription's in which one of many tables is shown.
+    `name` is the feed's for the change log and its maintenance: the source's name, or the slot's if a subscription
+    has its own slot. `subscription`, `schema` and `table` are None where the asset has none. `row_filter` is None if
+    it is not known, and `none` if there is none. `path` groups many tables below their source or subscription.
     """
 
     kind: AssetKind
@@ -108,13 +107,13 @@ def of_source_table(source: str, name: Name, path: GroupPath = ()) -> PgsieveAss
     return PgsieveAsset(AssetKind.SOURCE_TABLE, source, source, schema=name[0], table=name[1], path=path)
 
 
-#: What an asset is made of. Which engine made it is different each time: materialisations say it.
+#: What an asset consists of. Its materialisations say which engine made it.
 _KINDS = {
     AssetKind.SOURCE_TABLE: {"postgres", "table"},
     AssetKind.INITIAL_SYNC: {"postgres", "deltalake"},
     AssetKind.CHANGE_LOG: {"postgres", "deltalake"},
 }
-#: In groups of their own, so that a group of steps has some assets, however many tables there are.
+#: Tables have groups of their own, so that the groups of the steps stay small.
 _TABLES = {AssetKind.SOURCE_TABLE, AssetKind.REPLICA, AssetKind.CUT}
 
 

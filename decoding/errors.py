@@ -128,7 +128,7 @@ class UnsupportedTypeError(PgsieveError):
 
 
 class UnsupportedBinaryError(PgsieveError):
-    """A value in binary format of a type whose text does not follow from it.
+    """A value in binary format from which the text of its type does not follow.
 
     Names the column, never the value.
     """

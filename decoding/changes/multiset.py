@@ -36,13 +36,13 @@ class MultisetChange:
 
 
 def sides(changes: KeyChanges) -> tuple[Numbers, Numbers]:
-    """The rows before and after; an UPDATE that changes nothing has its row as the old one too."""
+    """The rows before and after; an UPDATE that changes nothing has one row on both sides."""
     stays = (changes.operations == UPDATE) & (changes.old == NONE)
     return np.where(stays, changes.new, changes.old), changes.new
 
 
 def needed(changes: KeyChanges, rows: int) -> Numbers:
-    """How many of each row must be there before the changes, so that every change finds its row; `rows` is their number."""
+    """How many of each row the replica must have for every change to find its row; `rows` is the number of rows."""
     old, new = sides(changes)
     least = np.zeros(rows, np.int64)
     # An UPDATE deletes the old row before it inserts the new one.
@@ -57,7 +57,7 @@ def needed(changes: KeyChanges, rows: int) -> Numbers:
 
 
 def multiset_change(changes: KeyChanges, held: Numbers) -> MultisetChange:
-    """The change of a multiset that has `held` of each row."""
+    """The change of a multiset that has each row as often as `held` says."""
     old, new = sides(changes)
     lost = np.zeros(len(old), np.bool_)
     if (needed(changes, len(held)) > held).any():
@@ -72,7 +72,7 @@ def multiset_change(changes: KeyChanges, held: Numbers) -> MultisetChange:
 
 
 def first_of(rows: Numbers, left: Numbers) -> Mask:
-    """Which of some rows, by their numbers, are the first of each number; `left` is the wanted count, and is reduced."""
+    """Mask the first occurrences of each row; `left` says how many are wanted, and is reduced."""
     order = np.argsort(rows, kind="stable")
     ordered = rows[order]
     begins = np.flatnonzero(np.diff(ordered, prepend=NONE))

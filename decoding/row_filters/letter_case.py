@@ -38,8 +38,7 @@ class Words:
 class CaseMapping:
     """The case of letters under one collation; characters that do not change are not listed.
 
-    `words` is None where initcap was not asked for. `refusal` says why there is no such mapping; '' where
-    there is one.
+    `words` is None if initcap was not requested. `refusal` says why there is no mapping; it is '' if there is one.
     """
 
     lower: Changes = ("", "")
@@ -70,7 +69,7 @@ class CaseMapping:
         return "".join(sorted(variant for variant in variants if not first <= variant <= last))
 
     def is_plain_in_ascii(self) -> bool:
-        """Whether ASCII letters have their English case; they do not in Turkish."""
+        """Whether ASCII letters have the case of English; in Turkish they do not."""
         text = "".join(map(chr, range(1, 128)))
         return (self.changed("lower", text), self.changed("upper", text)) == (text.lower(), text.upper())
 
@@ -92,7 +91,7 @@ def only_ascii(collation: str, _function: CaseFunction) -> CaseMapping | None:
 
 
 def of_server(recorded: Mapping[str, CaseMapping]) -> CaseMappings:
-    """The mappings that the server was asked for, by collation, and those that need no server."""
+    """The mappings that the server returned, by collation, and those that need no server."""
 
     def mapping(collation: str, function: CaseFunction) -> CaseMapping | None:
         asked_for = recorded.get(collation)
@@ -106,7 +105,7 @@ def of_server(recorded: Mapping[str, CaseMapping]) -> CaseMappings:
 
 
 class NeededMappings:
-    """Records which mappings are requested: for each collation whether initcap is."""
+    """Records the requested mappings: for each collation, whether initcap is among them."""
 
     def __init__(self) -> None:
         self.collations: dict[str, bool] = {}

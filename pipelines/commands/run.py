@@ -1,8 +1,8 @@
 """`pgsieve run`: materialise a subscription's assets up to the source's current LSN, and return the results.
 
-The same assets that the UI materialises, through Dagster, in this process: first the initial sync of the
-tables that need one, then change log, transformation and replicas. Runs are recorded where `pgsieve ui` shows
-them. An error ends only the part of the subscriptions that it concerns.
+It materialises the UI's assets through Dagster, in this process: first the initial sync of the tables that need one,
+then change log, transformation and replicas. `pgsieve ui` shows its runs. An error ends only the subscriptions that
+it concerns.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -47,7 +47,7 @@ from pgsieve.resources.postgres.kept_sessions import sessions_kept
 
 T = TypeVar("T")
 
-#: A table whose columns change while its feed is drained is copied again at once, at most this often.
+#: If a table's columns change while its feed is drained, the run copies it again, at most this often.
 _ROUNDS = 3
 #: A line of progress names at most this many subscriptions.
 _NAMED = 3
@@ -67,9 +67,9 @@ def take_over(config: Config, selected: Sequence[SubscriptionConfig]) -> None:
 
 
 def run(config: Config, selected: Sequence[SubscriptionConfig], progress: Progress) -> RunSummary:
-    """Run the selected subscriptions; durable work is kept, whatever failed.
+    """Run the selected subscriptions; durable work is kept if some fail.
 
-    Disabled ones are left out, and named; where there is no other, SubscriptionDisabledError is raised.
+    Disabled ones are left out, and named. If all are disabled, it raises SubscriptionDisabledError.
     """
     declared = project(config)
     subscriptions, failures = [declared.subscriptions[s.name] for s in selected], Failures()
@@ -93,7 +93,7 @@ def _of_whole(lake: Lake, subscriptions: Sequence[Subscription]) -> list[str]:
 
 
 def _asked_first(lake: Lake, subscriptions: Sequence[Subscription]) -> list[str]:
-    """The tables of pgsieve's own that every run reads; on an object store they are opened in parallel."""
+    """The tables of pgsieve's own that every run reads first; on an object store they are opened in parallel."""
     states = [each(lake, s.name).path for s in subscriptions for each in (TableStates, Transformed)]
     feeds = {s.feed.name: s.feed for s in subscriptions}.values()
     return [
@@ -106,7 +106,7 @@ def _asked_first(lake: Lake, subscriptions: Sequence[Subscription]) -> list[str]
 def enabled_ones(
     declared: Project, subscriptions: Sequence[Subscription], failures: Failures
 ) -> list[Subscription]:
-    """The enabled ones among the subscriptions; raises SubscriptionDisabledError where none is enabled."""
+    """The enabled subscriptions; raises SubscriptionDisabledError if none is enabled."""
     lake = declared.lake.open()
     states = failures.each(
         subscriptions, lambda s: (s, SubscriptionRecord(lake, s.name).refuse_other_folders())
@@ -153,10 +153,10 @@ def apply_together(
     *,
     unless: Callable[[Exception], bool] = never,
 ) -> None:
-    """Materialise the transformations, and the replica tables for which they, or a copy, have changes.
+    """Materialise the transformations, and the replica tables that have changes from them or from a copy.
 
-    It is one run of Dagster for all subscriptions, as a run costs more than most steps; an error of one ends
-    no other's. Raises an error for which `unless` holds.
+    All subscriptions share one run of Dagster, since a run costs more than most steps. An error of one ends no
+    other's. Raises an error for which `unless` holds.
     """
     going = [m for m in failures.each(materializers, Materializer.if_enabled, unless=unless) if m is not None]
     with reads_shared() if len(going) > 1 else nullcontext():
@@ -185,7 +185,7 @@ def _materialize_each(
     failures: Failures,
     unless: Callable[[Exception], bool],
 ) -> None:
-    """Materialise an asset of each subscription, in one run; `what` names the work, and is followed by their names.
+    """Materialise an asset of each subscription, in one run; `what` names the work in messages.
 
     The `work` of one asset's step runs while Dagster records the steps of others.
     """

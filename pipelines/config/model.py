@@ -97,9 +97,9 @@ class _Section(BaseModel):
 class SparkConfig(_Section):
     """Where Spark runs: `master` is any Spark master URL or a Spark Connect address; `conf` is passed on.
 
-    With `threads[N]`, N threads of pgsieve replace Spark. Where the master is local, `engine` decides whether
-    runs use the warm engine: `use` uses one that serves, `start` starts one if none does, `off` uses none. An
-    engine ends when it was unused for `engine_idle`.
+    With `threads[N]`, N threads of pgsieve replace Spark. If the master is local, `engine` decides whether runs use
+    the warm engine: `use` uses a running one, `start` starts one if none runs, `off` uses none. An engine ends after
+    `engine_idle` without use.
     """
 
     master: Filled = "local[*]"
@@ -255,7 +255,7 @@ class Config(_Section):
 
     @property
     def state_folder(self) -> Path:
-        """The folder of what pgsieve keeps on this machine only (the UI's own records).
+        """The folder of records that stay on this machine, such as the UI's.
 
         The lake has all else.
         """
@@ -290,7 +290,7 @@ _NO_SOURCE = "is not a source of this file"
 
 
 def _broken_references(config: Config) -> Iterator[tuple[Location, str, str]]:
-    """Problems between sections that are right by themselves: place, message, hint."""
+    """Problems between sections that are valid by themselves: place, message, hint."""
     for name, message, hint in config.storage.misplaced(config.lake):
         yield ("storage", name), message, hint
     yield from _same_but_for_case("sources", config.sources)

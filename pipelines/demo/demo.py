@@ -98,7 +98,7 @@ SMALL_DATA = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.shuffle.partitions": "1",
-    # Compiled once, not again and better; its code exceeds the 48 MB that such a JVM has for it.
+    # One quick compilation, without a second, better one. The default code cache of 48 MB would be too small.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m",
 }
 
@@ -224,7 +224,7 @@ def _changing(config: Config, step: Step) -> Sequence[SubscriptionConfig]:
 
 @contextmanager
 def _database(subscriber: EmbeddedServer, name: str) -> Iterator[psycopg.Connection[Any]]:
-    """A new database for each built-in subscription: t1 is in both, and would be copied twice into one."""
+    """A new database for each built-in subscription: t1 is in two, and one database would get its rows twice."""
     with session(subscriber) as connection:
         connection.execute(f"create database {quote(name)}")
     with session(subscriber, dbname=name) as connection:

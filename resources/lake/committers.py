@@ -33,7 +33,7 @@ _LOGGER = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class InProcess:
-    """Commits by delta-rs of few rows, which pass through this process."""
+    """Commits few rows by delta-rs; the rows pass through this process."""
 
     local: LocalRecords
     access: LakeAccess
@@ -51,7 +51,7 @@ class InProcess:
 
 @dataclass(frozen=True)
 class ByFiles:
-    """Commits by this process of files that a runner wrote, for many rows that need no Spark expression.
+    """Commits files that a runner wrote, by this process: for many rows that need no Spark expression.
 
     `vectors` says whether the user wants deletion vectors in large tables.
     """
@@ -97,12 +97,10 @@ class ByFiles:
         return files
 
     def marked_files(self, path: str, matches: Sequence[FileMatches], base: int) -> list[Marked] | None:
-        """The files that have `matches`, with these rows marked, for `commit_marked`.
+        """The files that have `matches`, with these rows marked, for `commit_marked`; None if rows cannot be marked.
 
-        None where rows cannot be marked.
-
-        A table without deletion vectors gets them, and then OverrunError is raised, as where its version is
-        not `base`.
+        A table without deletion vectors gets them, which makes a new version. Then, and if the version is not `base`,
+        it raises OverrunError.
         """
         with self.access.refusing(path):
             try:
@@ -118,12 +116,12 @@ class ByFiles:
     def row_matches(
         self, path: str, sought: Sought, schema: pa.Schema, runner: Executors
     ) -> list[FileMatches]:
-        """Where a table has rows with some digests over the columns of a schema; `keys` of a match are indices of digests."""
+        """The rows of a table whose columns have one of some digests. A match's `keys` are indices into the digests."""
         with self.access.refusing(path):
             return row_matches(self.local.table_at(path), path, self.local.store, sought, schema, runner)
 
     def takes_rewriting(self, path: str, columns: Collection[str]) -> bool:
-        """Whether files of a table may be replaced by others with fewer rows; `columns` are those of its rows."""
+        """Whether a commit may replace files of a table by files with fewer rows; `columns` are those of its rows."""
         with self.access.refusing(path):
             return row_removal.takes_rewriting(self.local, path, columns)
 

@@ -57,7 +57,7 @@ _TABLES, _TABLES_FAR_AWAY = 4, 8
 
 @dataclass(frozen=True)
 class StoredSlices:
-    """The row groups that have the rows of some slices, and maybe others, and the columns of their table."""
+    """The row groups that contain the rows of some slices, perhaps with other rows, and their table's columns."""
 
     groups: Sequence[RowGroup]
     schema: pa.Schema
@@ -98,9 +98,9 @@ class Lake:
         )
 
     def at(self, uri: str, *, temporary: bool = False) -> "Lake":
-        """Another lake, that is read and written by the same engines; in the same store with the same options.
+        """Another lake with the same engines; in the same store it has the same options.
 
-        `temporary`: nothing that is written there has to outlive this process.
+        `temporary`: nothing in it has to outlive this process.
         """
         beside = self._storage.beside(uri)
         return Lake(uri, self._session, self._settings, beside, temporary=temporary)
@@ -141,11 +141,10 @@ class Lake:
             return [each.result() for each in [pool.submit(copy_context().run, one, item) for item in items]]
 
     def consistent_read(self, *paths: str) -> AbstractContextManager[None]:
-        """Within the block this thread asks each table of an object store only once for its newest version.
+        """Within the block this thread reads the newest version of each table on an object store only once.
 
-        The tables at `paths` are asked at once, in parallel. Nothing is written to them within the block.
-        Nothing may be decided in it that a commit of another process could make wrong: a later write checks
-        again.
+        It reads those of the tables at `paths` at once, in parallel. The block must not write to these tables. It
+        decides only what a later write checks again, since another process may commit meanwhile.
         """
         return nullcontext() if self.local is None else self._tables.consistent_read(paths)
 
@@ -233,9 +232,10 @@ class Lake:
         columns: Sequence[str] | None = None,
         every: bool = False,
     ) -> pa.Table | None:
-        """The rows of some slices in the order of their changes, if they are few: about `size` bytes (None: many).
+        """The rows of some slices in the order of their changes, if they are few.
 
-        None where only Spark may read them. `every` as in `slices_of`.
+        `size` is about how many bytes they have, None means many. Returns None if they are many, or if only Spark may
+        read them. `every` as in `slices_of`.
         """
         if self.local is None or not self.policy.is_small(size):
             return None
@@ -313,7 +313,7 @@ class Lake:
                 comment_by_spark(self.spark, path, lacking, of_columns, self.records.position(path))
 
     def set_properties(self, path: str, properties: Mapping[str, str]) -> int | None:
-        """Set Delta properties of a table; returns the version before, None where it has them already."""
+        """Set Delta properties of a table. Returns the version before; None if the table has them already."""
         with self.access.refusing(path):
             lacking = dict(properties.items() - self._properties(path).items())
             if not lacking:
@@ -326,9 +326,9 @@ class Lake:
             return version
 
     def take_any_row(self, path: str) -> None:
-        """Remove from a table what other writers added to make it refuse rows; rows and position stay.
+        """Remove CHECK constraints and the append-only property from a table; rows and position stay.
 
-        pgsieve sets neither on any table: CHECK constraints, and the append-only property.
+        Only other writers set these.
         """
         with self.access.refusing(path):
             properties = self._properties(path)
@@ -354,7 +354,7 @@ class Lake:
         return properties
 
     def hold_position(self, path: str, position: int) -> None:
-        """Record a position in a table that keeps its rows, by a commit without rows."""
+        """Record a position in a table by a commit without rows."""
         with self.access.refusing(path):
             if local := self.policy.reached(path):
                 local.append(path, local.arrow_schema(path).empty_table(), position)
@@ -381,9 +381,9 @@ class Lake:
         into: str | None = None,
         position: int | None = None,
     ) -> None:
-        """Replace a table's rows by what `change` makes of them, in one commit that keeps the position; `base` as in `write`.
+        """Replace a table's rows by the result of `change`, in one commit that keeps the position.
 
-        `into` is another table that gets the rows, `position` the one that it has then.
+        `into` is another table that gets the rows, with the position `position`. `base` as in `write`.
         """
         size, target = (self.records.size(path) if self.local else None), into or path
         commit = Commit(position, overwrite=True, base=base)

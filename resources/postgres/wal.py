@@ -87,7 +87,7 @@ def flushed_lsn(connection: psycopg.Connection[Any]) -> int:
 
 
 def _flushed_record(connection: psycopg.Connection[Any]) -> int | None:
-    """`current_lsn`, or None where it may lie within a record: between two pages the second of which has been written to."""
+    """`current_lsn`, or None if it may lie within a record: between two pages of which the second has been written."""
     row = connection.execute(
         "select lsn::text, (case when pg_is_in_recovery() then lsn else pg_current_wal_insert_lsn() end - lsn)::bigint,"
         " current_setting('wal_block_size')::int, pg_size_bytes(current_setting('wal_segment_size'))"
@@ -103,10 +103,10 @@ def _flushed_record(connection: psycopg.Connection[Any]) -> int | None:
 
 
 def next_transaction(connection: psycopg.Connection[Any]) -> int:
-    """The transaction identifier that is assigned next: a transaction with a later one has changed nothing by now.
+    """The transaction identifier that is assigned next: no transaction with it or a later one has changed anything yet.
 
-    age() counts from it (xid_age() in src/backend/utils/adt/xid.c). A snapshot's xmax may be that of a
-    running transaction.
+    age() counts from it (xid_age() in src/backend/utils/adt/xid.c). A snapshot's xmax may be that of a running
+    transaction.
     """
     row = connection.execute("select age('3'::xid) + 3::bigint").fetchone()
     assert row is not None

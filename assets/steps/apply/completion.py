@@ -65,7 +65,7 @@ def net_rows(places: Numbers, net: NetChange, remains: Mask) -> NetRows:
 
 @dataclass(frozen=True)
 class Completion:
-    """The values of a column for rows at some places in ascending order."""
+    """The values of a column for the rows at some places, in ascending order."""
 
     column: str
     places: Numbers
@@ -113,8 +113,8 @@ def completions(
 ) -> Iterator[tuple[Numbers, Sequence[Completion]]]:
     """The places of rows, part by part, with the values that the rows lack.
 
-    `groups` have the changes. `matches` say where the replica at `path` has the rows of keys. `schema` has
-    the columns.
+    `groups` have the changes. `matches` say in which rows of the replica at `path` the keys are. `schema` has the
+    columns.
     """
     lacking = _Lacking(store, path, groups, slices, matches, schema)
     waiting = [(0, len(rows))]
@@ -164,7 +164,7 @@ class _Lacking:
     def _from_changes(
         self, only: pa.Schema, sent: Numbers, wanted: Numbers, held: _Held
     ) -> Iterator[tuple[Numbers, pa.Array]]:
-        """Numbers of rows, and their values from changes; several rows may take the value of one change."""
+        """The numbers of rows, and their values from changes; several rows may take one change's value."""
         if not len(wanted):
             return
         wanted = wanted[np.argsort(sent[wanted], kind="stable")]
@@ -183,9 +183,9 @@ class _Lacking:
     def _from_replica(
         self, only: pa.Schema, base: Numbers, wanted: Numbers, held: _Held
     ) -> Iterator[tuple[Numbers, pa.Array]]:
-        """Numbers of rows, and their values from the replica's rows with the keys `base`.
+        """The numbers of rows, and their values from the replica's rows with the keys `base`.
 
-        Several rows may take the value of one key: each tenure of a row that moves on has it.
+        Several rows may take one key's value: a row that moves has it in each tenure.
         """
         if not len(wanted):
             return
@@ -220,5 +220,5 @@ def _parted(numbers: Numbers, chosen: Mask) -> tuple[Numbers, Numbers]:
 
 
 def _ranges(begin: Numbers, count: Numbers) -> Numbers:
-    """The numbers of ranges with these beginnings and lengths, one range after the other."""
+    """The numbers in ranges with these beginnings and lengths, one range after the other."""
     return np.repeat(begin - (np.cumsum(count) - count), count) + np.arange(int(count.sum()))

@@ -18,7 +18,7 @@ from pgsieve.resources.lake.delta.records import TableHead
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.storage import is_uri
 
-#: Nothing to go back to exists before this version: a copy creates the table empty, and then fills it.
+#: A table cannot be put back to before this version: a copy creates it empty, and then fills it.
 _FIRST = 1
 
 
@@ -27,8 +27,8 @@ def states_without_damaged(
 ) -> dict[Name, TableState]:
     """Set aside the tables whose replica is damaged, and return the states.
 
-    A table that is not published any more keeps its state. For the `changed` tables, which are about to be
-    written, the whole log is read.
+    A table that is no longer published keeps its state. The search reads the whole log of the `changed` tables, which
+    are about to be written.
     """
     record = TableStates(lake, subscription.name)
     if cut is not None:
@@ -56,13 +56,12 @@ def states_without_damaged(
 
 @dataclass
 class KnownVersions:
-    """The version of each table that has all applied changes and no RESTORE: of a cut, a later copy, or an apply.
+    """For each table a version with all applied changes and without RESTORE: of a cut, a later copy, or an apply.
 
-    `path_of` is the path of a table's replica, or of the versions of its rows; `versions` are those that the cut names.
+    `path_of` is the path of a table's replica, or of the versions of its rows; `versions` are those in the cut.
 
-    The check at the start of a step holds for the version that it saw. An apply that continues from a later
-    version checks the commits in between: the next cut would name that version, and no later check would look
-    before it.
+    The check at the start of a step holds for the version that it saw. An apply that continues from a later version
+    checks the commits in between: the next cut would name that version, and no later check would look before it.
     """
 
     lake: Lake
@@ -110,7 +109,8 @@ def is_put_back(
 ) -> bool:
     """Whether a table was put back behind its version in a cut, or behind a position that it has had.
 
-    None stands for what is not known, or not read. Without a later commit, the first only lists the table's folder twice.
+    None stands for what is not known, or not read. If there is no later commit, the check only lists the table's
+    folder twice.
     """
     if version is not None and lake.records.is_restored(path, version, entry_bytes):
         return True
@@ -138,10 +138,7 @@ def _damage(
 
 
 def altered_columns(lake: Lake, path: str, definition: Definition) -> str | None:
-    """Which columns the replica lacks because they were dropped or renamed in the lake.
-
-    None where it has all.
-    """
+    """The replica's columns that another writer dropped or renamed; None if it has all."""
     try:
         columns = lake.columns(path)
     except LakeError:

@@ -1,11 +1,10 @@
-"""The catalog as of a slice: the catalog by which pgoutput would decide, where this process decides.
+"""The catalog as of a slice, by which this process filters and routes changes as pgoutput would.
 
-In: a feed that captures unfiltered changes. Its catalog is recorded each time that it is found altered
-(`Catalogs.append`). Where one catalog is proven to hold for a whole slice (`Catalogs.unaltered`,
-`Unaltered.covers`), the slice is evaluated by that catalog (`Catalogs.of_slice`). For any other slice the
-publisher itself has to decide. `as_published` is the feed of the publisher's decisions for one subscription,
-read from the same slot before it is advanced. Its slices are listed before the feed's own slice is committed.
-After a crash in between, the next run replaces the listed slice by a longer one with the same begin
+In: a feed that captures unfiltered changes. Its catalog is recorded whenever it was altered (`Catalogs.append`). If
+one catalog is proven to hold for a whole slice (`Catalogs.unaltered`, `Unaltered.covers`), it decides the slice
+(`Catalogs.of_slice`). Otherwise the publisher has to decide. `as_published` is the feed of the publisher's decisions
+for one subscription, read from the same slot before it is advanced. Its slices are listed before the feed's own slice
+is committed. After a crash in between, the next run replaces the listed slice by a longer one with the same begin
 (`AlteredSlices`).
 """
 
@@ -27,11 +26,11 @@ from pgsieve.resources.postgres.alterations import Look, examined_catalog, look
 from pgsieve.resources.postgres.present_catalog import present_catalog
 from pgsieve.resources.postgres.slot import slot_state
 
-#: One row per recorded catalog: it decides from `lsn` and `transaction` on, for the `subscriptions` that the
-#: slot was read for. `known` are the relations of which this is proven. `captured` is a digest of what the
-#: slot captures, and `alike` says whether that holds for older transactions too. The server keeps removed
-#: catalog rows for a while: those in `gone` were removed by transactions that had ended, those in `unsure`
-#: perhaps by transactions still in progress. Older lakes have only the first four columns.
+#: One row per recorded catalog. It is proven to decide from `lsn` and `transaction` on, for changes of the relations
+#: `known`, and for the `subscriptions` for which the slot was read. `captured` is a digest of what the slot captures;
+#: `alike` says whether it also holds for older transactions. The server keeps removed catalog rows for a while: the
+#: transactions that removed those in `gone` had ended, those of `unsure` may be in progress. Older lakes have only the
+#: first four columns.
 CATALOGS = pa.schema(
     {
         "lsn": pa.int64(),
@@ -48,14 +47,14 @@ CATALOGS = pa.schema(
     }
 )
 
-#: The slices [begin, slice) that a subscription has as the publisher decided.
+#: The slices [begin, slice) that the publisher decided for a subscription.
 ALTERED = pa.schema({"subscription": pa.string(), "begin": pa.int64(), "slice": pa.int64()})
 
 
 def read_examined(connection: psycopg.Connection[Any], feed: Feed) -> tuple[Look, Catalog]:
-    """The publisher's catalog, and a look: what in it and in pgsieve.yaml decides what the feed's subscriptions get.
+    """The publisher's catalog, and a look: everything in it and in pgsieve.yaml that decides what the feed's subscriptions get.
 
-    The look is empty where the publisher filters, as it is not needed there.
+    The look is empty if the publisher filters, since then it is not needed.
     """
     if feed.filtered:
         return Look("", ""), present_catalog(connection)
@@ -113,9 +112,9 @@ class Catalogs:
         return self.lake.paths.catalogs(self.feed.name)
 
     def is_recorded(self, seen: Look) -> bool:
-        """Whether the last recorded catalog is that of this look, and records all that is known now.
+        """Whether the last record has this look, and records all that is known now.
 
-        True where the publisher filters, as no record is needed there.
+        True if the publisher filters: no record is needed.
         """
         newest = None if self.feed.filtered else self._newest()
         if newest is None or not _is_same(newest, seen):
@@ -124,7 +123,7 @@ class Catalogs:
         return not unknown or (unknown <= {*newest["unsure"]} and not _gone(newest, seen) & unknown)
 
     def unread_subscriptions(self) -> set[str]:
-        """The subscriptions that the slot was not yet read for when a catalog was last recorded."""
+        """The subscriptions for which the slot had not been read when a catalog was last recorded."""
         newest = None if self.feed.filtered else self._newest()
         return set() if newest is None else self.feed.subscriptions.keys() - set(newest["subscriptions"])
 
@@ -160,13 +159,10 @@ class Catalogs:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def unaltered(self, connection: psycopg.Connection[Any], position: int) -> "Unaltered | None":
-        """What of a slice that begins at `position` is proven to be decided by one catalog.
+        """The part of a slice that begins at `position` for which one catalog is proven to decide; None without one.
 
-        None where nothing is.
-
-        A later alteration than this call is not seen: the messages read from the slot have to be older. The
-        slot must not have been confirmed beyond `position`: it makes the server keep catalog rows that were
-        removed since.
+        The call does not see later alterations: read the slot's messages before it. The slot must not be confirmed
+        beyond `position`, because it makes the server keep the catalog rows that were removed since.
         """
         if self.feed.filtered:
             return Unaltered(None, None)
@@ -265,7 +261,7 @@ class AlteredSlices:
         return self.lake.paths.altered(self.feed.name)
 
     def append(self, subscription: str, begin: int, end: int) -> None:
-        """List a slice that the subscription has as published; its messages are durable."""
+        """List a slice that the subscription has as published. Its messages are durable already."""
         row = {"subscription": subscription, "begin": begin, "slice": end}
         self.lake.records.append(self.path, pa.Table.from_pylist([row], ALTERED))
 

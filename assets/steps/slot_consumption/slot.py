@@ -1,7 +1,7 @@
-"""The slot that a feed reads, compared with what Delta has of it; and a new slot in place of a lost one.
+"""Compares a feed's slot with Delta's position, and replaces a lost slot.
 
-In: the slot and cluster as they are, and as the feed's table `feed` records them. Out: SlotError subclasses
-that name the gap and the command which closes it, or a new slot after which every table is copied again.
+In: the present slot and cluster, and their record in the feed's table `feed`. Out: SlotError subclasses that name the
+gap and the command that closes it, or a new slot, after which every table is copied again.
 """
 
 from collections.abc import Iterable, Mapping
@@ -57,13 +57,12 @@ def present_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed)
 
 
 def take_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake) -> SlotState | None:
-    """Take the feed's slot; None where it does not exist yet.
+    """Take the feed's slot; None if it does not exist yet.
 
     Raises the errors of `refuse_other_publisher`, and SlotError on a gap or a lost record.
 
-    A slot without `failover` is altered where it should have it. A new cluster or timeline is recorded. On a
-    promoted standby, Delta's position has to be within the server's history, and a server must not be behind
-    that position.
+    A slot that lacks a wanted `failover` gets it. A new cluster or timeline is recorded. On a promoted standby,
+    Delta's position has to be within the server's history, and a server must not be behind that position.
     """
     newest = refuse_other_publisher(connection, feed, lake)
     state, durable = slot_state(connection, feed.slot), _known_position(lake, feed)
@@ -104,7 +103,7 @@ class ChangeLogLostError(SlotError):
 
 
 class FeedLostError(SlotError):
-    """The record of the cluster is gone, beside a change log and replicas: they may be of another server."""
+    """The record of the cluster is gone, but a change log and replicas are there: they may come from another server."""
 
 
 def _from_a_backup_or_copied(feed: Feed) -> str:
@@ -132,7 +131,7 @@ def _known_position(lake: Lake, feed: Feed) -> int | None:
 
 
 def _has_copies(lake: Lake, feed: Feed) -> bool:
-    """Whether a replica relies on the slot: a slot that has not begun yet has none."""
+    """Whether a replica relies on the slot; none relies on a slot that has not begun."""
     return any(
         s.state == SyncState.READY
         for name in feed.subscriptions
@@ -143,10 +142,10 @@ def _has_copies(lake: Lake, feed: Feed) -> bool:
 def refuse_other_publisher(
     connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake
 ) -> Mapping[str, Any]:
-    """The record of the feed's cluster; called before the lake is read as this feed's, or altered.
+    """The record of the feed's cluster. Commands call this before they read or alter the feed's tables.
 
-    Raises OtherClusterError, or OtherDatabaseError: two databases of a cluster may have a slot each, and
-    their LSNs do compare. Raises SlotNotOwnedError.
+    Raises OtherClusterError, or OtherDatabaseError: two databases of a cluster may have a slot each, and their LSNs
+    do compare. Raises SlotNotOwnedError.
     """
     newest = refuse_other_cluster(connection, feed, lake)
     refuse_other_database(connection, lake, feed.subscriptions)
@@ -284,7 +283,9 @@ def begin_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, l
             Prepared(lake, feed).begin(start)
         ChangeLog(lake, feed).record_position(start)
     except Exception:
-        if ChangeLog(lake, feed).position() != start:  # Otherwise only the answer was lost.
+        if (
+            ChangeLog(lake, feed).position() != start
+        ):  # Otherwise the commit succeeded, and only its answer was lost.
             drop_slot(connection, feed.source.name, feed.slot)
         raise
 
@@ -292,17 +293,17 @@ def begin_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, l
 def forget_copies(lake: Lake, subscriptions: Iterable[str]) -> None:
     """Have ready tables copied again.
 
-    The record of what the last copy read is kept, so that changes of it are noticed.
+    The definition of the last copy stays, so that later changes of it are noticed.
     """
     for name in subscriptions:
         states = TableStates(lake, name).newest().values()
-        # Also a copy that a run committed without marking the table ready.
+        # DATA_SYNC with an LSN: a run may have committed the copy and died before it marked the table ready.
         copied = [
             s for s in states if s.state == SyncState.READY or (s.state == SyncState.DATA_SYNC and s.lsn)
         ]
         again = [TableState(*s.name, SyncState.INITIALIZE, definition=s.definition) for s in copied]
         TableStates(lake, name).append(again)
-    # Otherwise later changes of these tables would be left out.
+    # A power cut must not lose the states: later changes of these tables would be left out.
     lake.access.make_durable()
 
 

@@ -27,7 +27,7 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.shared_reads import SharedReads, shared_reads
 from pgsieve.resources.lake.stores.store import Reader, RowGroup, Store, parted
 
-#: The ordinal of an order key before those of all changes of a transaction.
+#: An ordinal that sorts before all changes of a transaction.
 FIRST = -1
 _TRUNCATE = "T"
 _CHANGES = ("I", "U", "D")
@@ -37,7 +37,7 @@ _CHOSEN_BY = ("slice", "commit_lsn", "ordinal", "kind", "relation_id")
 
 @dataclass(frozen=True)
 class Choice:
-    """Some messages: between two order keys, without one transaction's, and of the changes only those of some relations.
+    """Selects messages: between two order keys, except one transaction's, and only changes of some relations.
 
     A field that is None does not restrict them.
     """
@@ -48,9 +48,9 @@ class Choice:
     relations: frozenset[int] | None = None
 
     def of_frame(self, messages: DataFrame) -> DataFrame:
-        """These messages, by Spark."""
+        """The selected messages, by Spark."""
         rows, lsn = messages, F.col("commit_lsn")
-        # The mask decides. Spark only spares it what it need not see; files have bounds of the LSN.
+        # The mask decides. These conditions let Spark skip files, which have bounds of the LSN.
         if self.relations is not None:
             rows = rows.where(F.col("relation_id").isin(sorted(self.relations)))
         if self.after is not None:
@@ -60,11 +60,11 @@ class Choice:
         return rows.mapInArrow(partial(_chosen, self), rows.schema)
 
     def of_table(self, messages: pa.Table) -> pa.Table:
-        """These messages, in this process."""
+        """The selected messages, by this process."""
         return messages.filter(pa.array(self.mask(messages)))
 
     def mask(self, messages: pa.Table | pa.RecordBatch) -> npt.NDArray[np.bool_]:
-        """A mask of these among some messages."""
+        """The mask of the selected messages."""
         lsn, ordinal = (np.asarray(messages[name]) for name in ("commit_lsn", "ordinal"))
         chosen = np.ones(messages.num_rows, np.bool_)
         if self.relations is not None:
@@ -86,7 +86,7 @@ def _chosen(choice: Choice, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Re
 
 @dataclass(frozen=True)
 class StoredBatch:
-    """Messages of a row group, and a key of everything they depend on: it is equal for another reader with the same choice."""
+    """Messages of a row group. Readers with equal keys get equal messages."""
 
     messages: pa.RecordBatch
     key: Hashable
@@ -94,7 +94,7 @@ class StoredBatch:
 
 @dataclass(frozen=True)
 class StoredMessages:
-    """Messages where they are stored: row groups of a change log, which may have others too.
+    """The row groups of a change log that contain the messages, perhaps with others.
 
     It is sent to executors.
     """
@@ -106,17 +106,17 @@ class StoredMessages:
     shared: SharedReads = field(default_factory=partial(SharedReads, 0), compare=False, repr=False)
 
     def sources(self, parallelism: int) -> "list[Source]":
-        """The messages in parts, of which `parallelism` are transformed at a time; no single part has many."""
+        """The messages in parts of limited size; `parallelism` parts are transformed at a time."""
         return [_Groups(self, groups) for groups in parted(self.groups, parallelism)]
 
     def batches(self, groups: Sequence[RowGroup], columns: Sequence[str]) -> Iterator[StoredBatch]:
-        """Columns of the messages in some row groups, in their order; little is read of a group without any."""
+        """Columns of the messages in some row groups, in order. Of a group without any it reads only what selects."""
         for group, read in self.store.readers(groups):
             at, names = (group.file, group.number), tuple(columns)
             chosen = self.shared.get((at, self.ends, self.choices), partial(self._chosen, read, at)).column(0)
             if not chosen.true_count:
                 continue
-            # The same messages, whichever reader chooses them, and by whatever columns.
+            # Equal masks choose equal messages, whatever the choice was made of.
             key = (at, names, chosen.buffers()[1].to_pybytes())
             yield StoredBatch(self.shared.get(key, partial(_rows, read, names, chosen)), key)
 
@@ -190,10 +190,8 @@ Readable = FewMessages | StoredMessages
 class Messages:
     """Messages of the change log, in the form in which they can be read.
 
-    `table` has them where they are few, else it is None. `stored` is where executors can read them by
-    themselves.
-
-    Where they are neither, only Spark reads them; `frame` is made when Spark is asked.
+    `table` has them if they are few, `stored` if executors can read their files. Otherwise both are None, and only
+    Spark reads them. `frame` is made when Spark is needed.
     """
 
     def __init__(
@@ -298,7 +296,7 @@ def messages_of(lake: Lake, path: str, ends: Collection[int], size: int | None) 
 
     if table is not None:
         return Messages(frame, table)
-    # Now, as lost files must be reported now.
+    # Read now, so that lost files are reported now.
     if (stored := lake.stored_slices(path, ends, every=True)) is not None:
         return Messages(
             frame, stored=StoredMessages(lake.store, stored.groups, frozenset(ends), shared=shared_reads())

@@ -52,10 +52,8 @@ def readings_of(
 def _is_of(subscription: Subscription, part: Part, since: Order, definition: Definition) -> bool:
     """Whether a version is the replica's.
 
-    Where the publisher filtered, it may be of a table that had the name before the copy.
-
-    Where the publisher filtered, it may be of a table that had the name before the copy. A table that has the
-    name for a while after it is the replica's for that time, as a subscriber finds its table by its name
+    If the publisher filtered, it may be of a table that had the name before the copy. A table that has the name for a
+    while after the copy is the replica's for that time, as a subscriber finds its table by name
     (logicalrep_rel_open() in src/backend/replication/logical/relation.c).
     """
     relation_id = part.version.relation.relation_id
@@ -105,7 +103,7 @@ def _reading(
 def _filter_columns(
     subscription: Subscription, part: Part, definition: Definition, used: frozenset[str]
 ) -> FilterColumns:
-    """The columns that filters read: PostgreSQL's filter does not know the types that the user chose for the replica."""
+    """The columns that filters read, with PostgreSQL's types instead of those that the user chose for the replica."""
     columns, added = _typed_columns(replace(subscription, types={}), part, definition)
     own = subscription.published_names(part.sent.publish_as)
     named = RelationColumns(tuple(own.get(name, name) for name in columns.names), columns.types)
@@ -127,9 +125,9 @@ def _types(
 def arriving_columns(
     subscription: Subscription, part: Part, definition: Definition
 ) -> tuple[RelationColumns, Sequence[AddedColumn]]:
-    """The columns of a relation version under their present names, and those that it does not have yet.
+    """The columns of a relation version under their present names, and the replica's columns that it lacks.
 
-    Raises SchemaChangedError for a version that neither the definition nor the one before it explains.
+    Raises SchemaChangedError if neither the definition nor the one before it explains the version.
     """
     columns, added = _typed_columns(subscription, part, definition)
     arriving = {name: t.spark for name, t in zip(columns.names, columns.types, strict=True)}
@@ -181,7 +179,7 @@ def _present_columns(
 
 
 def _refuse_another_identity(part: Part, names: Sequence[str], definition: Definition) -> None:
-    """Raise where old tuples lack what finds the replica's rows: a key, or the whole row.
+    """Raise if old tuples lack what identifies the replica's rows: a key, or the whole row.
 
     A leaf has its own identity: see `_refuse_unfound`.
     """
@@ -201,15 +199,15 @@ def _refuse_another_identity(part: Part, names: Sequence[str], definition: Defin
 
 
 def _by_leaves(part: Part, definition: Definition) -> bool:
-    """Whether the rows of a partition tree are found by a key that its leaves share, and not by the key of its root."""
+    """Whether a partition tree's rows are found by a key that its leaves share, not by the root's key."""
     return part.root_key is not None and not (definition.key and set(definition.key) == part.root_key)
 
 
 def _refuse_unfound(subscription: Subscription, part: Part, since: Order, definition: Definition) -> None:
-    """Raise where a leaf does not send what finds the replica's rows, because it was altered, or is no leaf any more.
+    """Raise if a leaf was altered or detached, and does not send what identifies the replica's rows.
 
-    The definition is of the leaves' present identities. A leaf that was described before the copy, and not
-    since, was altered before it.
+    The definition has the leaves' present identities. A leaf that was described before the copy, and not since, was
+    altered before it.
     """
     for leaf in part.leaves if _by_leaves(part, definition) else ():
         over = leaf.end is not None and leaf.end <= since

@@ -96,8 +96,8 @@ class Transformation:
         subscription, lake = self.subscription, self.lake
         transformed = Transformed(lake, subscription.name)
         skip = SubscriptionRecord(lake, subscription.name).refuse_disabled().skip_lsn
-        # Before any state: a process that changes a state writes a version of its own here, so this plan does not
-        # outlive it.
+        # Read before any state: a process that changes a state also commits here, so a plan from older states
+        # fails.
         head = lake.records.head(transformed.path)
         begin, base = head.position or 0, head.version
         cut = Cuts(lake, subscription.name).last()
@@ -109,7 +109,7 @@ class Transformation:
         if hold_back(subscription, lake, table_problems(subscription, present)):
             return
         if SchemaChanges(subscription, lake, lsn, begin, self.log).follow(present):
-            # A process that transforms beside this one begins anew, and so does this one.
+            # The definitions have changed: this process begins anew, and so does any other that transforms.
             self.run(results)
             return
         for end, reader, catalog in slices_to_read(lake, subscription, present, after=begin):
@@ -152,7 +152,7 @@ class Transformation:
         SubscriptionRecord(self.lake, self.subscription.name).disable(problem)
 
     def _note_altered(self, end: int, *, skipping: bool) -> None:
-        """Record that rows of a slice may have been decided by publications that are no more, or skipped."""
+        """Record that other publications may have decided rows of a slice, or that some were skipped."""
         contents = summarized_slice(self.lake, self.subscription.feed, end)
         truncated = {oid for _, truncate in contents.truncates for oid in truncate.relation_ids}
         changed = contents.changed | truncated
@@ -164,7 +164,7 @@ class Transformation:
         self._states.note_altered(altered)
 
     def _set_aside_what_is_behind(self, begin: int) -> None:
-        """Set aside the tables whose next changes the change log had, and no longer has."""
+        """Set aside the tables whose next changes were deleted from the change log."""
         name, states = self.subscription.name, self._states
         deleted = FeedRecord(self.lake, self.subscription.feed).deleted_up_to()
         if begin >= deleted:
@@ -191,7 +191,7 @@ class _Held:
 
 @dataclass(frozen=True)
 class _SliceTransformation:
-    """The transformation of what a subscription reads of a slice; `base` is the version of `_transformed` that it goes on from."""
+    """The transformation of the part of a slice that a subscription reads; `base` is the version of `_transformed` before it."""
 
     reader: SliceReader
     held: _Held
@@ -281,7 +281,7 @@ class _SliceTransformation:
             )
         changes = SentChanges(readings, truncates, contents.end, definition.key, schema)
         if position >= contents.end:
-            # Written by a run that died: what became of all that came is counted once more.
+            # A run that died has written the changes: only the counts are made again.
             sent_as = changes.attempted(lake, definition.columns, result.size)
             return _counted(result, sent_as, [_tally(lake, path, contents.end, definition.key)])
         readable = changes.readable
@@ -350,7 +350,7 @@ def _tally_of(counts: Mapping[str, Any]) -> Tally:
 
 
 def _counted(result: TableChanges, sent_as: SentCounts, tallies: Sequence[Tally]) -> TableChanges:
-    """The result with what became of the changes that came, and the tallies of those that are sent."""
+    """The result with counts of the changes that came, and tallies of those that are sent."""
     return replace(
         result,
         sent_as=sent_as,

@@ -1,8 +1,8 @@
 """A row filter's tree as a Python function of a row.
 
-In: a tree. Out: a `Program`, whose function takes a row's values and gives the filter's. The functions raise
-where PostgreSQL does, and not for parts that it does not evaluate. Operands are evaluated from the left, all
-of them, except those that AND, OR, CASE and COALESCE do not reach (section 4.2.14; ExecInterpExpr() in
+In: a tree. Out: a `Program`, whose function takes a row's values and returns the filter's. The functions raise where
+PostgreSQL raises, and skip the parts that PostgreSQL skips. All operands are evaluated, from the left, except those
+that AND, OR, CASE and COALESCE do not reach (section 4.2.14; ExecInterpExpr() in
 src/backend/executor/execExprInterp.c).
 """
 
@@ -33,8 +33,8 @@ Evaluate: TypeAlias = Callable[[Row], Any]
 class Program:
     """A compiled tree.
 
-    `evaluate` takes a row: the values of `columns`, which have these types, in their order, and `room` places
-    for values that are kept while the row is evaluated.
+    `evaluate` takes a row: the values of `columns` in their order, and `room` places for values that are kept while
+    the row is evaluated.
     """
 
     columns: dict[str, int]
@@ -170,7 +170,7 @@ class _Compiler:
     # Comparisons.
 
     def _ranked(self, left: Node, right: Node) -> list[Evaluate]:
-        """Both sides as the values by which they are compared."""
+        """Both sides as the values that comparison uses."""
         sides = zip((left, right), _rank_functions(left, right), strict=True)
         return [_applied(function, self.compile(side)) for side, function in sides]
 
@@ -282,7 +282,7 @@ def _applied(function: Callable[[Any], Any] | None, operand: Evaluate) -> Evalua
 
 
 def _strict(function: Callable[..., Any], operands: Sequence[Evaluate]) -> Evaluate:
-    """A function of operands, all of them evaluated, that is NULL where one of them is."""
+    """A strict function: it evaluates all operands, and is NULL if one of them is NULL."""
     if len(operands) == 1:
         (only,) = operands
 
@@ -316,7 +316,7 @@ def _not_distinct(left: Evaluate, right: Evaluate) -> Evaluate:
 
 
 def _connected(operands: Sequence[Evaluate], decided: bool) -> Evaluate:
-    """AND and OR, as far as the first operand that decides."""
+    """AND or OR, up to the first operand that decides."""
 
     def evaluate(row: Row) -> bool | None:
         result: bool | None = not decided
@@ -365,7 +365,7 @@ def _coalesce(operands: Sequence[Evaluate]) -> Evaluate:
 def _extreme(
     choose: Callable[..., Any], operands: Sequence[Evaluate], key: Callable[[Any], Any] | None
 ) -> Evaluate:
-    """GREATEST or LEAST; the first of equal values, whose display scale counts."""
+    """GREATEST or LEAST. Of equal values it returns the first, with its display scale."""
 
     def evaluate(row: Row) -> Any:
         values = [operand(row) for operand in operands]
@@ -398,7 +398,7 @@ def _case(branches: Sequence[tuple[Evaluate, Evaluate]], default: Evaluate) -> E
 
 
 def _array_position(items: Evaluate, sought: Evaluate) -> Evaluate:
-    """The one function that is called with NULL."""
+    """array_position, the only function that is called with NULL."""
 
     def evaluate(row: Row) -> int | None:
         array, value = items(row), sought(row)
@@ -438,7 +438,7 @@ def _element_ranks(array_oid: int) -> Callable[[list[Any]], list[Any]]:
 
 
 def _compares(node: Node, operator: str, subject: Node) -> TypeGuard[nodes.Comparison]:
-    """Whether it compares a subject with a constant of its type."""
+    """Whether an expression compares a subject with a constant of the subject's type."""
     return (
         isinstance(node, nodes.Comparison)
         and node.operator == operator

@@ -80,7 +80,7 @@ def constraints_in(properties: Mapping[str, str]) -> list[str]:
 def takes_files(table: DeltaTable, schema: pa.Schema, *, overwrite: bool) -> bool:
     """Whether files of this schema can be added to a table: it has these columns.
 
-    Other columns of the table are NULL in the new rows; with an overwrite there may be none. A table that is
+    Other columns of the table are NULL in the new rows; an overwrite must have all columns. A table that is
     partitioned, or has constraints on rows, takes no files.
     """
     if not _takes_any_row(table):
@@ -104,7 +104,7 @@ def takes_changes(table: DeltaTable, columns: Collection[str]) -> bool:
 def takes_marks(table: DeltaTable) -> bool:
     """Whether rows of a table may be marked in deletion vectors, or this can be enabled.
 
-    Writer versions 3 to 6 have duties that no list of features names.
+    No feature names all requirements of writer versions 3 to 6.
     """
     configuration = table.metadata().configuration
     return (
@@ -116,9 +116,9 @@ def takes_marks(table: DeltaTable) -> bool:
 
 
 def _takes_any_row(table: DeltaTable) -> bool:
-    """Whether files can be written without checking any row: the table has no partitions, constraints or computed values.
+    """Whether files can be written without checking rows: the table has no partitions, constraints or computed values.
 
-    Writer versions 3 to 6 list no features that would say so (Delta's protocol, Writer Version Requirements).
+    Writer versions 3 to 6 name no features (Delta's protocol, Writer Version Requirements).
     """
     metadata, fields = table.metadata(), table.schema().fields
     return not (
