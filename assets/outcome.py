@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 import dagster as dg
 
 from pgsieve.assets.dagster_names import Name
-from pgsieve.assets.steps.done import AHEAD
+from pgsieve.assets.steps.done import PREFETCH_LOG
 from pgsieve.assets.steps.records.sequences import Sequences
 from pgsieve.assets.steps.records.subscription_state import SubscriptionState, disabled_error
 from pgsieve.assets.steps.records.table_states import SyncState, TableState
@@ -73,7 +73,7 @@ class _Forwards(logging.Handler):
         self._log = log
 
     def emit(self, record: logging.LogRecord) -> None:
-        if AHEAD.get() is None:
+        if PREFETCH_LOG.get() is None:
             self._log.log(record.levelno, record.getMessage())
 
 
@@ -85,7 +85,7 @@ def tell_step(record: logging.LogRecord) -> None:
 
 
 @contextmanager
-def heard(handler: logging.Handler) -> Iterator[None]:
+def receiving_records(handler: logging.Handler) -> Iterator[None]:
     """Let a handler receive the records of pgsieve's own loggers within the block."""
     logger = logging.getLogger(_LOGGERS)
     # Without any handler Python prints warnings on stderr. Adding this handler alone would end that.
@@ -126,7 +126,7 @@ def as_step(
         logger.setLevel(logging.INFO)
     context.log.addFilter(_VISIBLE)
     try:
-        with heard(_Forwards(context.log)):
+        with receiving_records(_Forwards(context.log)):
             yield
     except PgsieveError as error:
         raise StepFailedError(error) from error

@@ -401,7 +401,7 @@ def _metadata(
     version = cut.tables.get(name) if cut else None
     copied = state.definition.published if state.definition else None
     row_filter = table.row_filter or (written_filter(copied.row_filters) if copied else None)
-    known = {
+    properties = {
         "LSN": format_lsn(cut.lsn) if cut else None,
         # As text: Dagster plots each number.
         "Delta version": None if version is None else str(version),
@@ -418,6 +418,6 @@ def _metadata(
         "insert_exists": applied.insert_exists,
         "update_exists": applied.update_exists,
         **transformed(result.sent_as.get(name, {})),
-        **{name: value for name, value in known.items() if value is not None},
+        **{name: value for name, value in properties.items() if value is not None},
         **standard(rows=lake.count(path), table=quote_qualified(*name), uri=path),
     }

@@ -17,7 +17,9 @@ T = TypeVar("T")
 Done = Callable[[Log], tuple[T, Work]]
 
 #: Receives log records of work that is done for a later step; None in the step that is running.
-AHEAD: ContextVar[Callable[[logging.LogRecord], None] | None] = ContextVar("ahead", default=None)
+PREFETCH_LOG: ContextVar[Callable[[logging.LogRecord], None] | None] = ContextVar(
+    "prefetch_log", default=None
+)
 
 
 def done_before(result: T) -> Done[T]:

@@ -117,11 +117,11 @@ class Cursor:
                 return self._data[start:end]
         return self.byten(self.i32(f"length of {what}"), what)  # Raises the fitting error.
 
-    def flags(self, what: str, *, known: int) -> int:
+    def flags(self, what: str, *, allowed: int) -> int:
         """Read a byte of flags, none of them outside `known`."""
         value = self.u8(what)
-        if value & ~known:
-            self.fail(f"{what} with no bit outside 0x{known:02x}, not 0x{value:02x}", back=1)
+        if value & ~allowed:
+            self.fail(f"{what} with no bit outside 0x{allowed:02x}, not 0x{value:02x}", back=1)
         return value
 
     def valid_xid(self, what: str) -> int:

@@ -50,20 +50,20 @@ def needed(changes: KeyChanges, rows: int) -> Numbers:
     if len(events):
         events.sort()
         row, steps = events >> _EVENT_BITS, np.where(events & 1, 1, -1)
-        held, begins = np.cumsum(steps), np.flatnonzero(np.diff(row, prepend=NONE))
-        before = np.repeat(held[begins] - steps[begins], np.diff(begins, append=len(row)))
-        least[row[begins]] = np.minimum.reduceat(held - before, begins)
+        running, begins = np.cumsum(steps), np.flatnonzero(np.diff(row, prepend=NONE))
+        before = np.repeat(running[begins] - steps[begins], np.diff(begins, append=len(row)))
+        least[row[begins]] = np.minimum.reduceat(running - before, begins)
     return np.maximum(-least, 0)
 
 
-def multiset_change(changes: KeyChanges, held: Numbers) -> MultisetChange:
+def multiset_change(changes: KeyChanges, present: Numbers) -> MultisetChange:
     """The change of a multiset that has each row as often as `held` says."""
     old, new = sides(changes)
     lost = np.zeros(len(old), np.bool_)
-    if (needed(changes, len(held)) > held).any():
-        lost = _lost(old, new, held)
+    if (needed(changes, len(present)) > present).any():
+        lost = _lost(old, new, present)
         old, new = np.where(lost, NONE, old), np.where(lost, NONE, new)
-    counts = np.zeros(len(held), np.int64)
+    counts = np.zeros(len(present), np.int64)
     np.add.at(counts, new[new != NONE], 1)
     np.subtract.at(counts, old[old != NONE], 1)
     return MultisetChange(
@@ -89,12 +89,12 @@ def _events(rows: Numbers, comes: int) -> Numbers:
     return (rows[places] << _EVENT_BITS) | (places << 1) | comes
 
 
-def _lost(old: Numbers, new: Numbers, held: Numbers) -> Mask:
+def _lost(old: Numbers, new: Numbers, present: Numbers) -> Mask:
     """The changes that find no row.
 
     Such a change inserts no row for a later one, so the changes are followed one by one.
     """
-    counts, lost = held.tolist(), np.zeros(len(old), np.bool_)
+    counts, lost = present.tolist(), np.zeros(len(old), np.bool_)
     for change, (gone, come) in enumerate(zip(old.tolist(), new.tolist(), strict=True)):
         if gone != NONE:
             if not counts[gone]:

@@ -372,9 +372,9 @@ def _lost_moves(changes: KeyChanges, present: Mask) -> Numbers:
     old, new = changes.old[begun_or_ended].tolist(), changes.new[begun_or_ended].tolist()
     for change, left, begun in zip(begun_or_ended.tolist(), old, new, strict=True):
         if left != NONE:
-            found = exists[left]
+            is_there = exists[left]
             exists[left] = 0
-            if not found:
+            if not is_there:
                 if begun != NONE:
                     lost.append(change)
                 continue

@@ -47,7 +47,7 @@ class RelationColumn:
     def read(cls, cursor: Cursor) -> RelationColumn:
         """Read one column of a Relation message."""
         return cls(
-            is_key=bool(cursor.flags("column flags", known=_PART_OF_KEY)),
+            is_key=bool(cursor.flags("column flags", allowed=_PART_OF_KEY)),
             name=cursor.cstr("column name"),
             type_oid=cursor.u32("column type"),
             type_modifier=cursor.i32("type modifier"),
@@ -207,7 +207,7 @@ class Truncate:
     def read(cls, cursor: Cursor, xid: int | None) -> Truncate:
         """Read what follows the type byte."""
         count = cursor.i32("number of relations")
-        options = cursor.flags("truncate options", known=_CASCADE | _RESTART_IDENTITY)
+        options = cursor.flags("truncate options", allowed=_CASCADE | _RESTART_IDENTITY)
         cursor.fits(count, "relations", item_size=4)
         relation_ids = tuple([cursor.u32("relation id") for _ in range(count)])
         return cls(relation_ids, bool(options & _CASCADE), bool(options & _RESTART_IDENTITY), xid)
@@ -238,7 +238,7 @@ class LogicalMessage:
     def read(cls, cursor: Cursor, xid: int | None) -> LogicalMessage:
         """Read what follows the type byte."""
         return cls(
-            transactional=bool(cursor.flags("message flags", known=_TRANSACTIONAL)),
+            transactional=bool(cursor.flags("message flags", allowed=_TRANSACTIONAL)),
             lsn=cursor.u64("message LSN"),
             prefix=cursor.cstr("message prefix"),
             content=cursor.sized("message content"),

@@ -67,7 +67,7 @@ class PrimaryKeepalive:
     def read(cls, cursor: Cursor) -> PrimaryKeepalive:
         """Read what follows the type byte."""
         wal_end, send_time = cursor.u64("end of WAL"), cursor.i64("send time")
-        return cls(wal_end, send_time, bool(cursor.flags("reply request", known=_YES)))
+        return cls(wal_end, send_time, bool(cursor.flags("reply request", allowed=_YES)))
 
     def write(self, out: Writer) -> None:
         """Write what follows the type byte."""
@@ -96,7 +96,7 @@ class StandbyStatusUpdate:
             flushed=cursor.u64("flushed LSN"),
             applied=cursor.u64("applied LSN"),
             client_time=cursor.i64("client time"),
-            reply_requested=bool(cursor.flags("reply request", known=_YES)),
+            reply_requested=bool(cursor.flags("reply request", allowed=_YES)),
         )
 
     def write(self, out: Writer) -> None:

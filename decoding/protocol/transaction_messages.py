@@ -57,7 +57,7 @@ class Commit:
     @classmethod
     def read(cls, cursor: Cursor) -> Commit:
         """Read what follows the type byte."""
-        cursor.flags("flags", known=_NO_FLAGS)
+        cursor.flags("flags", allowed=_NO_FLAGS)
         return cls(cursor.u64("commit LSN"), cursor.u64("end LSN"), cursor.i64("commit time"))
 
     def write(self, out: Writer) -> None:
@@ -101,7 +101,7 @@ class StreamStart:
     def read(cls, cursor: Cursor) -> StreamStart:
         """Read what follows the type byte."""
         xid = cursor.valid_xid("xid")
-        return cls(xid, bool(cursor.flags("first segment", known=_FIRST_SEGMENT)))
+        return cls(xid, bool(cursor.flags("first segment", allowed=_FIRST_SEGMENT)))
 
     def write(self, out: Writer) -> None:
         """Write what follows the type byte."""
@@ -139,7 +139,7 @@ class StreamCommit:
     def read(cls, cursor: Cursor) -> StreamCommit:
         """Read what follows the type byte."""
         xid = cursor.u32("xid")
-        cursor.flags("flags", known=_NO_FLAGS)
+        cursor.flags("flags", allowed=_NO_FLAGS)
         return cls(xid, cursor.u64("commit LSN"), cursor.u64("end LSN"), cursor.i64("commit time"))
 
     def write(self, out: Writer) -> None:
@@ -227,7 +227,7 @@ class Prepare:
     @classmethod
     def read(cls, cursor: Cursor) -> Prepare:
         """Read what follows the type byte."""
-        cursor.flags("flags", known=_NO_FLAGS)
+        cursor.flags("flags", allowed=_NO_FLAGS)
         return cls(*_read_prepared(cursor, "prepare", Cursor.valid_xid))
 
     def write(self, out: Writer) -> None:
@@ -252,7 +252,7 @@ class CommitPrepared:
     @classmethod
     def read(cls, cursor: Cursor) -> CommitPrepared:
         """Read what follows the type byte."""
-        cursor.flags("flags", known=_NO_FLAGS)
+        cursor.flags("flags", allowed=_NO_FLAGS)
         return cls(*_read_prepared(cursor, "commit"))
 
     def write(self, out: Writer) -> None:
@@ -278,7 +278,7 @@ class RollbackPrepared:
     @classmethod
     def read(cls, cursor: Cursor) -> RollbackPrepared:
         """Read what follows the type byte."""
-        cursor.flags("flags", known=_NO_FLAGS)
+        cursor.flags("flags", allowed=_NO_FLAGS)
         return cls(
             prepare_end_lsn=cursor.valid_lsn("prepare end LSN"),
             rollback_end_lsn=cursor.valid_lsn("rollback end LSN"),
@@ -314,7 +314,7 @@ class StreamPrepare:
     @classmethod
     def read(cls, cursor: Cursor) -> StreamPrepare:
         """Read what follows the type byte."""
-        cursor.flags("flags", known=_NO_FLAGS)
+        cursor.flags("flags", allowed=_NO_FLAGS)
         return cls(*_read_prepared(cursor, "prepare", Cursor.valid_xid))
 
     def write(self, out: Writer) -> None:

@@ -201,8 +201,8 @@ def init(
         role=role,
         via_root=via_root,
     )
-    connection, found = connected(options)
-    report = initialise(file, connection, found, chosen(found, options), force=force)
+    connection, survey = connected(options)
+    report = initialise(file, connection, survey, chosen(survey, options), force=force)
     console.print_result(report, reports.print_init, in_json=as_json)
     if report.validation.problems:
         raise typer.Exit(FOUND)

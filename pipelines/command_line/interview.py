@@ -79,7 +79,7 @@ def connected(options: Options) -> tuple[Connection, Survey]:
     return connection, survey(connection, source)
 
 
-def chosen(found: Survey, options: Options) -> Choice:
+def chosen(survey: Survey, options: Options) -> Choice:
     """What to replicate, under which names; partition trees as their roots, unless the options say otherwise."""
     publications, tables, via_root = options.publications, options.tables, options.via_root
     if publications and tables:
@@ -88,44 +88,44 @@ def chosen(found: Survey, options: Options) -> Choice:
             hint="tables get a publication in pgsieve.yaml; publications of the server have their own",
         )
     if not publications and not tables:
-        publications, tables = _asked_for(found)
-    names = [each.name for each in found.publications]
+        publications, tables = _asked_for(survey)
+    names = [each.name for each in survey.publications]
     for name in publications:
         if name not in names:
             raise unknown("publication", name, names)
-    selected = tuple(_table(found, table) for table in tables)
+    selected = tuple(_table(survey, table) for table in tables)
     trees = [f"{each.schema}.{each.name}" for each in selected if each.partitioned]
     if via_root is None and trees and _is_asked():
         via_root = _confirmed(f"publish {', '.join(trees)} as one table each, not as its partitions")
-    source_name = options.source or safe_name(found.database)
+    source_name = options.source or safe_name(survey.database)
     proposed = safe_name(publications[0] if publications else f"{source_name}_replica")
     return Choice(
         source=source_name,
         subscription=options.subscription or proposed,
         lake=options.lake,
-        role=options.role or proposed_role(found),
+        role=options.role or proposed_role(survey),
         publications=tuple(publications),
         tables=selected,
         via_root=via_root is not False,
     )
 
 
-def _asked_for(found: Survey) -> tuple[list[str], list[str]]:
+def _asked_for(survey: Survey) -> tuple[list[str], list[str]]:
     """Publications or tables: the user's answer, else every publication."""
-    published = [each.name for each in found.publications if each.tables]
-    everything = [f'"{table.schema}"."{table.name}"' for table in found.tables]
+    published = [each.name for each in survey.publications if each.tables]
+    everything = [f'"{table.schema}"."{table.name}"' for table in survey.tables]
     if not _is_asked():
         if not published:
             raise PgsieveError(
-                f'database "{found.database}" has no publication with tables',
+                f'database "{survey.database}" has no publication with tables',
                 hint="name tables with --table, or create a publication",
             )
         return published, []
-    reports.print_survey(found.publications, found.tables)
+    reports.print_survey(survey.publications, survey.tables)
     if published:
         return _split(_answer("publications, separated by commas", ", ".join(published))), []
     if not everything:
-        raise PgsieveError(f'database "{found.database}" has no tables', hint="name another database")
+        raise PgsieveError(f'database "{survey.database}" has no tables', hint="name another database")
     answer = _answer("no publication yet; tables to publish by pgsieve.yaml, separated by commas", "all")
     return [], everything if answer == "all" else _split(answer)
 
@@ -134,14 +134,14 @@ def _split(answer: str) -> list[str]:
     return [part.strip() for part in answer.split(",") if part.strip()]
 
 
-def _table(found: Survey, name: str) -> SurveyedTable:
+def _table(survey: Survey, name: str) -> SurveyedTable:
     try:
         schema, table = parse_qualified(name, 2)
     except ValueError as error:
         raise PgsieveError(
             f"table {name}: {error}", hint="write it as in SQL, with its schema: public.orders"
         ) from None
-    tables = {(each.schema, each.name): each for each in found.tables}
+    tables = {(each.schema, each.name): each for each in survey.tables}
     if (schema, table) not in tables:
         raise unknown("table", name, [f"{s}.{t}" for s, t in list(tables)[:20]])
     return tables[schema, table]

@@ -257,13 +257,13 @@ def _print_problem(name: str, problem: str) -> None:
 
 def _progress_of(subscription: SubscriptionStatus) -> str:
     """How far behind a subscription is, and when it was last up to date; empty before the first run."""
-    told = []
+    parts = []
     if subscription.seconds_behind is not None:
         waiting = timedelta(seconds=round(subscription.seconds_behind))
-        told.append(f"{waiting} behind" if subscription.seconds_behind else "up to date")
+        parts.append(f"{waiting} behind" if subscription.seconds_behind else "up to date")
     if subscription.last_success is not None:
-        told.append(f"everything was last found applied at {subscription.last_success}")
-    return "; ".join(told)
+        parts.append(f"everything was last found applied at {subscription.last_success}")
+    return "; ".join(parts)
 
 
 def print_check(report: CheckReport) -> None:

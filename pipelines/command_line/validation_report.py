@@ -46,8 +46,8 @@ def print_validation(report: ValidationReport) -> None:
             *(Text(f"{each.rstrip(';')};") for each in report.statements),
         )
     if not report.problems:
-        told = f"nothing is refused, {counted(len(report.warnings), 'warning')}"
-        print_out(Text(told if report.warnings else "no problems", style="bold green"))
+        summary = f"nothing is refused, {counted(len(report.warnings), 'warning')}"
+        print_out(Text(summary if report.warnings else "no problems", style="bold green"))
 
 
 def _print_problem(kind: str, style: str, problem: ValidationProblem) -> None:

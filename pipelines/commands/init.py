@@ -213,13 +213,13 @@ def safe_name(text: str) -> str:
     return name[:40] or "replica"
 
 
-def proposed_role(found: Survey) -> str:
+def proposed_role(survey: Survey) -> str:
     """The role that replicates: the one that asked, unless it is a superuser."""
-    return "pgsieve" if found.superuser or found.managed == "rds_replication" else found.user
+    return "pgsieve" if survey.superuser or survey.managed == "rds_replication" else survey.user
 
 
 def initialise(
-    file: Path, connection: Connection, found: Survey, choice: Choice, *, force: bool = False
+    file: Path, connection: Connection, survey: Survey, choice: Choice, *, force: bool = False
 ) -> InitReport:
     """Write pgsieve.yaml and, beside it, the SQL for the role, unless validate finds a problem.
 
@@ -234,12 +234,12 @@ def initialise(
     config = parse_config(asked, file, environ)  # Raises before anything is written.
     validation = validate(config, rights=False)  # The statements grant what the role lacks.
     own = connection
-    if choice.role != found.user:
+    if choice.role != survey.user:
         own = replace(connection, conninfo=make_conninfo(connection.conninfo, user=choice.role))
     _write(file, _configuration(own, choice, variable), force=force)
     written = None
     if not validation.problems:
-        granted = role_statements(found, choice, config, validation)
+        granted = role_statements(survey, choice, config, validation)
         _write(statements, granted, force=force)
         written = statements.absolute()
     return InitReport(config.path, written, variable, choice.role, validation, choice.inserts_only)
@@ -309,28 +309,28 @@ def _publications(choice: Choice) -> dict[str, object]:
     return defined
 
 
-def role_statements(found: Survey, choice: Choice, config: Config, validation: ValidationReport) -> str:
+def role_statements(survey: Survey, choice: Choice, config: Config, validation: ValidationReport) -> str:
     """The SQL that gives the role exactly the rights in docs/operations.md.
 
     It creates the capture publications too.
     """
     role, subscription = quote_identifier(choice.role), config.subscriptions[choice.subscription]
-    tables = _replicated(found, choice, config)
+    tables = _replicated(survey, choice, config)
     sequences = [(s.schema, s.name) for received in validation.subscriptions for s in received.sequences]
     schemas = sorted({schema for schema, _ in (*tables, *sequences)})
     lines = [
-        f"-- What the role {role} needs for pgsieve in the database {quote_identifier(found.database)}, and no more.",
+        f"-- What the role {role} needs for pgsieve in the database {quote_identifier(survey.database)}, and no more.",
         "-- Run it as the owner of the tables, or as an administrator. It holds no password: in psql, set one with",
         f"-- \\password {choice.role}",
         "",
     ]
-    exists = choice.role == found.user
+    exists = choice.role == survey.user
     if not exists:
-        login = "LOGIN" if found.managed else "LOGIN REPLICATION"
+        login = "LOGIN" if survey.managed else "LOGIN REPLICATION"
         lines.append(f"CREATE ROLE {role} {login};  -- leave it out where the role is there")
-    if found.managed:
-        lines.append(f"GRANT {found.managed} TO {role};")
-    elif exists and not (found.replication or found.superuser):
+    if survey.managed:
+        lines.append(f"GRANT {survey.managed} TO {role};")
+    elif exists and not (survey.replication or survey.superuser):
         lines.append(f"ALTER ROLE {role} REPLICATION;")
     lines += [f"GRANT USAGE ON SCHEMA {quote_identifier(schema)} TO {role};" for schema in schemas]
     lines += [f"GRANT SELECT ON {quote_qualified(*table)} TO {role};" for table in tables]
@@ -345,10 +345,10 @@ def role_statements(found: Survey, choice: Choice, config: Config, validation: V
     return "\n".join(lines) + "\n"
 
 
-def _replicated(found: Survey, choice: Choice, config: Config) -> list[tuple[str, str]]:
+def _replicated(survey: Survey, choice: Choice, config: Config) -> list[tuple[str, str]]:
     """The tables that the copy reads."""
     subscription = project(config).subscriptions[choice.subscription]
-    return sorted(subscription.tables(subscription.feed.with_defined(found.catalog)))
+    return sorted(subscription.tables(subscription.feed.with_defined(survey.catalog)))
 
 
 def unknown(kind: str, name: str, names: Sequence[str]) -> PgsieveError:

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from typing import Generic, TypeVar
 
-from pgsieve.assets.outcome import heard, tell_step
-from pgsieve.assets.steps.done import AHEAD, Done
+from pgsieve.assets.outcome import receiving_records, tell_step
+from pgsieve.assets.steps.done import PREFETCH_LOG, Done
 from pgsieve.assets.steps.log import Log
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.kept_sessions import kept_sessions
@@ -38,8 +38,8 @@ def prefetched_work(lake: Lake, work: Mapping[Key, Callable[[Log], T]]) -> Itera
         yield {}
         return
     lake.release_tables()
-    with heard(_Heard()), ThreadPoolExecutor(1, "pgsieve-work") as pool:
-        done = {key: _Ahead(pool, lake, act) for key, act in work.items()}
+    with receiving_records(_PrefetchedRecords()), ThreadPoolExecutor(1, "pgsieve-work") as pool:
+        done = {key: _Prefetched(pool, lake, act) for key, act in work.items()}
         try:
             yield done
         except BaseException:
@@ -52,22 +52,22 @@ def prefetched_work(lake: Lake, work: Mapping[Key, Callable[[Log], T]]) -> Itera
             raise
 
 
-class _Heard(logging.Handler):
+class _PrefetchedRecords(logging.Handler):
     """Keeps the log records of a step's work until the step runs, as meanwhile another step is running."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        if (hear := AHEAD.get()) is not None:
-            hear(record)
+        if (keep := PREFETCH_LOG.get()) is not None:
+            keep(record)
 
 
-class _Ahead(Generic[T]):
+class _Prefetched(Generic[T]):
     """The work of one step, and its log until the step runs."""
 
     def __init__(self, pool: ThreadPoolExecutor, lake: Lake, act: Callable[[Log], T]) -> None:
         self._lines: list[str | logging.LogRecord] = []
 
         def work() -> tuple[T, Work]:
-            AHEAD.set(self._lines.append)
+            PREFETCH_LOG.set(self._lines.append)
             try:
                 with measured() as took:
                     result = act(self._lines.append)

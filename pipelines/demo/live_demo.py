@@ -82,8 +82,8 @@ def live_demo(
             ready(LiveDemo(group, config.path, server.conninfo(), log))
         # Not before: the first run starts Spark, and all would wait for the processor.
         opened.enter_context(traffic(server.conninfo()))
-        told, show = opened.enter_context(logged(log))
-        runs = threading.Thread(target=_runs, args=(config, told, show, stop), name="runs", daemon=True)
+        log_line, show = opened.enter_context(logged(log))
+        runs = threading.Thread(target=_runs, args=(config, log_line, show, stop), name="runs", daemon=True)
         runs.start()
         opened.callback(runs.join, _STOP_SECONDS)
         while not stop.wait_awake(1.0):

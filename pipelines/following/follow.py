@@ -272,7 +272,7 @@ class _Follower:
     def _read(self) -> None:
         """Append and apply slices until a table has to be copied, or no subscription is left."""
         with (
-            StreamedFeed(self._feed, self._declared.lake.open(), self._heard) as streamed,
+            StreamedFeed(self._feed, self._declared.lake.open(), self._note_progress) as streamed,
             self._pulse.watched(streamed),
         ):
             self._streamed = streamed
@@ -303,7 +303,7 @@ class _Follower:
             return are_open(self._feed.source, transactions)
         return True
 
-    def _heard(self, _: str) -> None:
+    def _note_progress(self, _: str) -> None:
         """Record that a step makes progress."""
         self._pulse.step()
 

@@ -85,10 +85,10 @@ class Pulse:
     @property
     def connected(self) -> bool:
         """Whether the server has sent something lately."""
-        heard = self.streamed.heard if self.streamed else None
+        last = self.streamed.last_message_at if self.streamed else None
         # While a slice is applied the stream is not read here: its own thread keeps the connection.
-        return heard is not None and (
-            self.applying_since is not None or time.monotonic() - heard < _SILENCE_SECONDS
+        return last is not None and (
+            self.applying_since is not None or time.monotonic() - last < _SILENCE_SECONDS
         )
 
     @property

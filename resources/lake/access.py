@@ -229,8 +229,8 @@ def _named(path: str, error: Exception) -> LakeError:
         return damaged(path, "its log lacks an entry or a checkpoint")
     file = illegible_file(error)
     if is_illegible(error):
-        said = first_line(error) if file is None else "its checkpoint is no Parquet file, or is not whole"
-        return damaged_log(path, said)
+        problem = first_line(error) if file is None else "its checkpoint is no Parquet file, or is not whole"
+        return damaged_log(path, problem)
     if file is not None:
         named = f'its file "{file}"' if file else "one of its files"
         return damaged(path, f"{named} cannot be read: it is no Parquet file, or is not whole")

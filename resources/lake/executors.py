@@ -33,7 +33,7 @@ Guard = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 #: The column by which a session numbers parts.
 _NUMBERS = pa.schema({"id": pa.int64()})
 #: Called with the number of parts that are written.
-Hear = Callable[[int], None]
+OnProgress = Callable[[int], None]
 #: Reads a part by its number, passes its rows through the guard, and yields its results: a row (`WRITTEN`) for each file.
 Part = Callable[[int, Guard], Iterable[pa.RecordBatch]]
 
@@ -66,11 +66,11 @@ class Executors(Protocol):
         """How many parts run at a time."""
 
     def written(
-        self, part: Part, parts: int, hear: Hear | None = None, schema: pa.Schema = WRITTEN
+        self, part: Part, parts: int, on_progress: OnProgress | None = None, schema: pa.Schema = WRITTEN
     ) -> pa.Table:
         """Run all parts, several at a time; returns their rows.
 
-        `hear` is called with the progress, where it is known.
+        `on_progress` is called with the progress, where it is known.
         """
 
     def prepare(self) -> None:
@@ -139,10 +139,10 @@ class SparkExecutors:
         return int(splits[1]) if splits else 1
 
     def written(
-        self, part: Part, parts: int, hear: Hear | None = None, schema: pa.Schema = WRITTEN
+        self, part: Part, parts: int, on_progress: OnProgress | None = None, schema: pa.Schema = WRITTEN
     ) -> pa.Table:
         """As in `Executors`; only Spark knows the progress before all parts are written."""
-        del hear
+        del on_progress
 
         def write(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             forget_archives()
@@ -179,7 +179,7 @@ class Threads:
         self._waiting: set[Event] = set()
 
     def written(
-        self, part: Part, parts: int, hear: Hear | None = None, schema: pa.Schema = WRITTEN
+        self, part: Part, parts: int, on_progress: OnProgress | None = None, schema: pa.Schema = WRITTEN
     ) -> pa.Table:
         """As in `Executors`; where a part fails the others end with their next batch."""
         ended = Event()
@@ -199,8 +199,8 @@ class Threads:
         try:
             for done, each in enumerate(as_completed(writing), 1):
                 rows += each.result()
-                if hear is not None:
-                    hear(done)
+                if on_progress is not None:
+                    on_progress(done)
         finally:
             ended.set()
             # No thread writes, or reads a snapshot, once this has returned.
@@ -223,14 +223,14 @@ class _Inline:
     number = 1
 
     def written(
-        self, part: Part, parts: int, hear: Hear | None = None, schema: pa.Schema = WRITTEN
+        self, part: Part, parts: int, on_progress: OnProgress | None = None, schema: pa.Schema = WRITTEN
     ) -> pa.Table:
         """As in `Executors`."""
         rows: list[pa.RecordBatch] = []
         for number in range(parts):
             rows += part(number, iter)
-            if hear is not None:
-                hear(number + 1)
+            if on_progress is not None:
+                on_progress(number + 1)
         return noted(DRIVER, parts, pa.Table.from_batches(rows, schema))
 
     def prepare(self) -> None:

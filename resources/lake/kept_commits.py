@@ -26,7 +26,7 @@ from pgsieve.resources.lake.stores.store import Store
 
 #: The store has to decide between this many pairs, as a store that only looks before it writes still does so
 #: for most pairs; at most this many are tried, and this many at a time.
-_SEEN, _TRIED, _BESIDE = 24, 160, 8
+_SEEN, _TRIED, _PARALLEL = 24, 160, 8
 _SCHEMA = Schema.from_arrow(pa.schema([("number", pa.int64())]))
 #: delta-rs's message where there is a table before it comes to the commit.
 _EARLIER = "table already exists"
@@ -79,10 +79,10 @@ def check_commits_are_kept(lake: str, store: Store, endpoint: str, *, record: bo
 def _pairs_told_apart(lake: str, folder: str, store: Store, endpoint: str) -> int:
     """How many pairs of commits met in the store, and were decided by it."""
     seen = tried = 0
-    with ThreadPoolExecutor(2 * _BESIDE) as pool:
+    with ThreadPoolExecutor(2 * _PARALLEL) as pool:
         while seen < _SEEN and tried < _TRIED:
             # In parallel: each pair takes some twenty requests in sequence.
-            numbers = range(tried, min(tried + min(_BESIDE, _SEEN - seen), _TRIED))
+            numbers = range(tried, min(tried + min(_PARALLEL, _SEEN - seen), _TRIED))
             pairs = [
                 [pool.submit(_made, f"{folder}/{number}", store, together) for _ in range(2)]
                 for number, together in ((number, Barrier(2)) for number in numbers)

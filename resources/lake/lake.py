@@ -102,8 +102,8 @@ class Lake:
 
         `temporary`: nothing in it has to outlive this process.
         """
-        beside = self._storage.beside(uri)
-        return Lake(uri, self._session, self._settings, beside, temporary=temporary)
+        storage = self._storage.beside(uri)
+        return Lake(uri, self._session, self._settings, storage, temporary=temporary)
 
     @property
     def uri(self) -> str:

@@ -207,8 +207,10 @@ class _BySpark:
 
     def files(self) -> list[tuple[int, int]]:
         """When each file was written, in milliseconds, and its size."""
-        told = ("file_path", "file_modification_time", "file_size")
-        files = self.lake.current(self.path).select(*(F.col(f"_metadata.{name}") for name in told)).distinct()
+        fields = ("file_path", "file_modification_time", "file_size")
+        files = (
+            self.lake.current(self.path).select(*(F.col(f"_metadata.{name}") for name in fields)).distinct()
+        )
         times = files.select(F.unix_millis("file_modification_time").alias("time"), "file_size").collect()
         return [(int(row["time"]), int(row["file_size"])) for row in times]
 

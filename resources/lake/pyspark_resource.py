@@ -47,7 +47,7 @@ def pyspark_resource(
 
     @cache
     def session() -> SparkSession:
-        return _beside(chosen, engine)
+        return _session_of(chosen, engine)
 
     class ProjectSpark(PgsieveSpark):
         """The Spark of a project.
@@ -77,7 +77,7 @@ def pyspark_resource(
     return ProjectSpark(**fields)
 
 
-def _beside(own: PySparkResource | LazyPySparkResource, engine: SparkEngine) -> SparkSession:
+def _session_of(own: PySparkResource | LazyPySparkResource, engine: SparkEngine) -> SparkSession:
     """A session in the application of the project's resource, but with settings of its own."""
     silence_client()
     ship_by_value()

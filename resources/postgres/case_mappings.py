@@ -128,7 +128,7 @@ def _asked(connection: psycopg.Connection[Any], collation: str, *, words: bool, 
         return CaseMapping(refusal="it makes several characters of one")
     mapping = CaseMapping(_changes(lowered), _changes(uppered))
     for _, low, up in rows:
-        if list(low) != list(_beside(low[0], "a")) or list(up) != list(_beside(up[0], "A")):
+        if list(low) != list(_with_neighbour(low[0], "a")) or list(up) != list(_with_neighbour(up[0], "A")):
             return CaseMapping(refusal=_IN_CONTEXT)
     if words:
         in_words = _words(connection, collate)
@@ -138,7 +138,7 @@ def _asked(connection: psycopg.Connection[Any], collation: str, *, words: bool, 
     return mapping if _holds(mapping, blocks) else CaseMapping(refusal=_IN_CONTEXT)
 
 
-def _beside(character: str, letter: str) -> Iterator[str]:
+def _with_neighbour(character: str, letter: str) -> Iterator[str]:
     """A character alone and beside letters, as `_CHARACTERS` asks for it."""
     yield character
     yield f"{letter}{character}{letter}"

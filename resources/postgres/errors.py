@@ -121,8 +121,8 @@ _CONNECTION_FAILURE = "08006"
 
 def sqlstate_of_connection(error: psycopg.Error) -> str:
     """The SQLSTATE of an error that ended a connection attempt."""
-    told = (state for words, state in _NO_SESSION.items() if re.search(words, str(error)))
-    return error.sqlstate or next(told, _CONNECTION_FAILURE)
+    states = (state for words, state in _NO_SESSION.items() if re.search(words, str(error)))
+    return error.sqlstate or next(states, _CONNECTION_FAILURE)
 
 
 @contextmanager

@@ -28,26 +28,26 @@ def failing_table(connection: psycopg.Connection[Any], query: str) -> str | None
     After one evaluation for a change, the failure may come from the filter on its other row, or from sending
     the row. The latter has other SQLSTATEs.
     """
-    said: list[str] = []
+    messages: list[str] = []
 
-    def hear(diagnostic: psycopg.errors.Diagnostic) -> None:
+    def collect(diagnostic: psycopg.errors.Diagnostic) -> None:
         message = diagnostic.message_primary or ""
         if message.startswith(_AFTER):
-            said.append(message)
+            messages.append(message)
         elif message.endswith(_BEFORE):
-            said[:] = [message]
+            messages[:] = [message]
 
-    connection.add_notice_handler(hear)
+    connection.add_notice_handler(collect)
     try:
         with connection.transaction():
             connection.execute("set local client_min_messages = debug3")
             connection.execute(f"select count(*) from ({query}) m")
     except psycopg.Error as error:
         state = error.sqlstate or ""
-        is_certain = state.startswith("22") and (len(said) == 1 or state not in _OF_SENDING)
-        return said[0].removeprefix('table "').removesuffix(_BEFORE) if said and is_certain else None
+        is_certain = state.startswith("22") and (len(messages) == 1 or state not in _OF_SENDING)
+        return messages[0].removeprefix('table "').removesuffix(_BEFORE) if messages and is_certain else None
     finally:
-        connection.remove_notice_handler(hear)
+        connection.remove_notice_handler(collect)
     return None
 
 

@@ -133,7 +133,7 @@ class Receiver:
         self._octets, self._lengths = bytearray(), array("i")
         self._position = self._handed_position = self._reported = start_lsn
         self._reported_at = self._handed_at = -math.inf
-        self._heard_at = time.monotonic()
+        self._last_message_at = time.monotonic()
         self._answer_wanted = False
         self._thread = threading.Thread(target=self._run, name="pgsieve-receiver", daemon=True)
         self._thread.start()
@@ -196,7 +196,7 @@ class Receiver:
             (resting if full else reading).poll(self._pause() * 1000)
             self._wakeup.clear()
             if full:
-                self._heard_at = time.monotonic()
+                self._last_message_at = time.monotonic()
             else:
                 if read < _FEW_BYTES:
                     time.sleep(_COALESCE_SECONDS)
@@ -237,14 +237,14 @@ class Receiver:
         if messages:
             self._octets += octets
             self._lengths.extend(map(len, messages))
-            self._heard_at = time.monotonic()
+            self._last_message_at = time.monotonic()
         if length < 0:
             raise self._end_of_copy()
         return len(octets)
 
     def _control(self, message: memoryview) -> None:
         """A message too short for data: a keepalive, or one that is ignored."""
-        self._heard_at = time.monotonic()
+        self._last_message_at = time.monotonic()
         envelope = decode_envelope(message)
         if isinstance(envelope, PrimaryKeepalive):
             self._position = max(self._position, envelope.wal_end)
@@ -266,10 +266,10 @@ class Receiver:
 
     def _report(self, now: float) -> None:
         """Report the position to the server, and request an answer if nothing came since the last report."""
-        if now >= self._heard_at + self._silence_seconds:
+        if now >= self._last_message_at + self._silence_seconds:
             raise psycopg.OperationalError(f"the server has been silent for {self._silence_seconds:g} s")
         confirmed = self._confirmed
-        silent = self._heard_at < self._reported_at
+        silent = self._last_message_at < self._reported_at
         written = max(self._handed_position, confirmed)
         self._pgconn.put_copy_data(status_update(written, confirmed, reply_requested=silent))
         self._pgconn.flush()

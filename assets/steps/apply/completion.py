@@ -25,7 +25,7 @@ from pgsieve.resources.lake.stores.store import RowGroup, Store, joined
 
 #: Missing values up to this many bytes are kept in memory at once. For more, the changes are read again for
 #: each part.
-HELD_BYTES = 64 * 1024 * 1024
+MEMORY_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class _TooManyError(Exception):
 
 
 @dataclass
-class _Held:
+class _Budget:
     """How many more bytes may be in memory."""
 
     bytes: int
@@ -120,13 +120,13 @@ def completions(
     waiting = [(0, len(rows))]
     while waiting:
         begin, end = waiting.pop()
-        part, held = rows.part(begin, end), _Held(HELD_BYTES)
+        part, budget = rows.part(begin, end), _Budget(MEMORY_BYTES)
         try:
-            completed = [lacking.completion(name, part, held) for name in rows.sent]
+            completed = [lacking.completion(name, part, budget) for name in rows.sent]
         except _TooManyError:
             if end - begin == 1:
-                held = _Held(2**63)
-                completed = [lacking.completion(name, part, held) for name in rows.sent]
+                budget = _Budget(2**63)
+                completed = [lacking.completion(name, part, budget) for name in rows.sent]
             else:
                 middle = (begin + end) // 2
                 waiting += [(middle, end), (begin, middle)]
@@ -145,24 +145,24 @@ class _Lacking:
     matches: Sequence[FileMatches]
     schema: pa.Schema
 
-    def completion(self, name: str, rows: NetRows, held: _Held) -> Completion:
+    def completion(self, name: str, rows: NetRows, budget: _Budget) -> Completion:
         """The values of a column for the rows whose own change left it out; raises _TooManyError."""
         sent, only = rows.sent[name], pa.schema([self.schema.field(name)])
         lacks = np.flatnonzero(sent != rows.places)
         of_changes, of_replica = lacks[sent[lacks] != NONE], lacks[sent[lacks] == NONE]
         of_replica, of_none = _parted(of_replica, rows.base[of_replica] != NONE)
-        found = [
-            *self._from_changes(only, sent, of_changes, held),
-            *self._from_replica(only, rows.base, of_replica, held),
+        parts = [
+            *self._from_changes(only, sent, of_changes, budget),
+            *self._from_replica(only, rows.base, of_replica, budget),
             (of_none, pa.nulls(len(of_none), only.field(name).type)),
         ]
-        numbers = np.concatenate([each for each, _ in found])
+        numbers = np.concatenate([each for each, _ in parts])
         order = np.argsort(numbers)
-        values = pa.concat_arrays([each for _, each in found]).take(pa.array(order))
+        values = pa.concat_arrays([each for _, each in parts]).take(pa.array(order))
         return Completion(name, rows.places[numbers[order]], values)
 
     def _from_changes(
-        self, only: pa.Schema, sent: Numbers, wanted: Numbers, held: _Held
+        self, only: pa.Schema, sent: Numbers, wanted: Numbers, budget: _Budget
     ) -> Iterator[tuple[Numbers, pa.Array]]:
         """The numbers of rows, and their values from changes; several rows may take one change's value."""
         if not len(wanted):
@@ -178,10 +178,10 @@ class _Lacking:
                 chosen = np.repeat(order, times)
                 rows = pa.table({name: field_of(read([f"new.{name}"])["new"], name).take(pa.array(chosen))})
                 numbers = wanted[_ranges(begin, times)]
-                yield numbers, held.take(_values(rows, only))
+                yield numbers, budget.take(_values(rows, only))
 
     def _from_replica(
-        self, only: pa.Schema, base: Numbers, wanted: Numbers, held: _Held
+        self, only: pa.Schema, base: Numbers, wanted: Numbers, budget: _Budget
     ) -> Iterator[tuple[Numbers, pa.Array]]:
         """The numbers of rows, and their values from the replica's rows with the keys `base`.
 
@@ -197,14 +197,14 @@ class _Lacking:
             times = end - begin
             if times.any():
                 rows = np.repeat(match.rows[order], times)
-                yield wanted[_ranges(begin, times)], self._rows(match, rows, only, held)
+                yield wanted[_ranges(begin, times)], self._rows(match, rows, only, budget)
 
-    def _rows(self, match: FileMatches, rows: Numbers, only: pa.Schema, held: _Held) -> pa.Array:
+    def _rows(self, match: FileMatches, rows: Numbers, only: pa.Schema, budget: _Budget) -> pa.Array:
         taken, begin = [_values(only.empty_table(), only)], 0
         for batch in self.store.batches(joined(self.path, match.name), only):
             first, last = np.searchsorted(rows, (begin, begin + batch.num_rows))
             chosen = batch.take(pa.array(rows[first:last] - begin))
-            taken.append(held.take(_values(pa.Table.from_batches([chosen]), only)))
+            taken.append(budget.take(_values(pa.Table.from_batches([chosen]), only)))
             begin += batch.num_rows
         return pa.concat_arrays(taken)
 

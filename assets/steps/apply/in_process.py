@@ -121,8 +121,8 @@ class FewChangesWriter:
         expected = int(np.count_nonzero(net.expected))
         if (expected or kept) and not pending.truncated_at:
             counts = self.local.merge(self.path, source, merge, self.end, pending.head.version)
-            known = pending.counted(net, present) if kept else None
-            return merged(self.lake, self.path, pending, self.end, counts, expected, known)
+            tally = pending.counted(net, present) if kept else None
+            return merged(self.lake, self.path, pending, self.end, counts, expected, tally)
         upserts = source.filter(pc.equal(source["action"], "upsert"))
         return self._append(
             pa.table({name: upserts[merge.values[name]] for name in columns}), upserts.num_rows

@@ -103,7 +103,7 @@ class KeyedChanges:
         sent = {name: is_sent[part] for name, is_sent in every.sent.items()}
         return KeyChanges(every.operations[part], every.old[part], every.new[part], sent)
 
-    def present(self, found: Callable[[pa.Table], Numbers]) -> Mask:
+    def present(self, lookup: Callable[[pa.Table], Numbers]) -> Mask:
         """Whether the replica has a row of each key that matters; one element more, for no key.
 
         `found` returns for a table of keys the numbers of those that the replica has.
@@ -112,7 +112,7 @@ class KeyedChanges:
         wanted = np.flatnonzero(matters if self.ended is None else matters | expected)
         present = np.zeros(self.keys.num_rows + 1, np.bool_)
         if len(wanted):
-            present[wanted[found(self.keys.take(pa.array(wanted)))]] = True
+            present[wanted[lookup(self.keys.take(pa.array(wanted)))]] = True
         return present
 
     def said(self, ended: Numbers, stamp: Stamp) -> pa.Table:

@@ -41,7 +41,7 @@ class ReplicaProgress:
                 copied[lake.paths.replica(subscription, *name)] = name, cut.tables[name]
         with lake.consistent_read(*copied):
             return names | {
-                name for path, (name, held) in copied.items() if lake.records.version(path) != held
+                name for path, (name, version) in copied.items() if lake.records.version(path) != version
             }
 
     def transformed_up_to(self) -> int:

@@ -127,14 +127,14 @@ class _Apply:
             states = TableStates(self._lake, self._subscription.name).newest()
         if followed := follow_layout(self._subscription, self._lake, states.values()):
             # The rows are the cut's, one version later.
-            held = cut.tables if cut else {}
+            versions = cut.tables if cut else {}
             renew_cut(
                 self._lake,
                 self._subscription,
                 {
                     n: now
                     for n, (before, now) in followed.items()
-                    if (held.get(n), now) == (before, before + 1)
+                    if (versions.get(n), now) == (before, before + 1)
                 },
             )
             self.result.cut = Cuts(self._lake, self._subscription.name).last()
@@ -174,7 +174,7 @@ class _Apply:
             self._follow_versions(changes, batch.decided)
             tables = f"{counted(len(plans), 'table')} of {self._subscription.name}"
             self._log(f"applied everything up to {format_lsn(batch.end)} to {tables}")
-            self._replicas.hear(changes)
+            self._replicas.note_histories(changes)
             self._cut(batch.end)
         progress = ReplicaProgress(self._subscription, self._lake)
         self._cut(progress.complete_up_to(max(self._transformed, *slices, 0)))
@@ -281,7 +281,7 @@ class _Replicas:
         self._versions[name] = now.version
         self._reached = max(self._reached, now.position or 0)
 
-    def hear(self, changes: Sequence[TableChanges]) -> None:
+    def note_histories(self, changes: Sequence[TableChanges]) -> None:
         """Record that the histories have the changes of a batch."""
         self._histories |= {change.name: change.slice for change in changes}
 
@@ -311,13 +311,13 @@ class _Replicas:
 
         False where one is beyond the LSN.
         """
-        held = self._cut.tables if self._cut else {}
+        versions = self._cut.tables if self._cut else {}
         paths = {}
         for name, state in self.states.items():
             if state.state != SyncState.READY:
                 continue
             newer = self._cut is None or not self._cut.is_after(state)
-            if name not in self._versions or (newer and self._versions[name] == held.get(name)):
+            if name not in self._versions or (newer and self._versions[name] == versions.get(name)):
                 paths[name] = self._lake.paths.replica(self._subscription.name, *name)
         heads = dict(zip(paths, self._lake.heads(list(paths.values())), strict=True))
         if any((head.position or 0) > lsn for head in heads.values()):
@@ -340,8 +340,8 @@ def _is_copied_by_others(states: Mapping[Name, TableState], begun: Collection[Na
 def _record(lake: Lake, subscription: Subscription, result: ApplyResult, wanted: Cut) -> None:
     """Write a cut, unless it is the one that stands there already."""
     last, tables = result.cut, wanted.tables
-    known = (tables, wanted.versioned, wanted.scd2)
-    if not tables or (last and (last.tables, last.versioned, last.scd2) == known):
+    contents = (tables, wanted.versioned, wanted.scd2)
+    if not tables or (last and (last.tables, last.versioned, last.scd2) == contents):
         return
     cuts = Cuts(lake, subscription.name)
     made = cuts.made(wanted.lsn, tables, wanted.states, last)

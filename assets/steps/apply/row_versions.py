@@ -76,15 +76,15 @@ class FollowingVersions:
 
     def _begin(self, table: VersionTable, state: TableState, *, is_repaired: bool) -> None:
         lake, cut, name, path = self._lake, self._cut, state.name, table.path
-        held = cut if cut is not None and name in cut.tables and state.lsn <= cut.lsn else None
-        since = state.lsn if held is None else held.versioned.get(name, held.lsn)
-        version = None if held is None else held.scd2.get(name)
+        of_cut = cut if cut is not None and name in cut.tables and state.lsn <= cut.lsn else None
+        since = state.lsn if of_cut is None else of_cut.versioned.get(name, of_cut.lsn)
+        version = None if of_cut is None else of_cut.scd2.get(name)
         head = lake.records.head(path) if lake.records.exists(path) else TableHead()
         if head.position is None or is_repaired or is_put_back(lake, path, version, since):
-            if state.state != SyncState.READY or (held is None and not is_repaired):
+            if state.state != SyncState.READY or (of_cut is None and not is_repaired):
                 return
             replica = lake.records.position(lake.paths.replica(table.subscription, *name))
-            lsn = max(state.lsn, replica or 0, head.position or 0, held.lsn if held is not None else 0)
+            lsn = max(state.lsn, replica or 0, head.position or 0, of_cut.lsn if of_cut is not None else 0)
             if not table.begun(self._log, lsn, datetime.now(UTC), once=False):
                 return
             head, version = lake.records.head(path), None
@@ -150,7 +150,7 @@ def lacking_versions(
 
 
 @dataclass(frozen=True)
-class _Became:
+class _Outcome:
     """The outcome of changes for versions; a TRUNCATE counts as a DELETE of each key.
 
     `commit_of` and `places` are the commit and the place of each change. `matches` are the present versions of the
@@ -190,12 +190,12 @@ class VersionsWriter:
         changes = lake.stored_slices(self.log, pending.ends, every=True)
         if changes is None:
             raise LakeError(f'Delta table "{self.log}": only Spark reads it', sqlstate="55000")
-        became = self._became(changes.groups)
-        ending, until = self._ending(became)
-        change = VersionChange.of(self._stored, ending, until, became.commits, pending.size)
+        outcome = self._outcome(changes.groups)
+        ending, until = self._ending(outcome)
+        change = VersionChange.of(self._stored, ending, until, outcome.commits, pending.size)
 
         def new() -> list[pa.Table]:
-            return list(self._written(became, changes.groups))
+            return list(self._written(outcome, changes.groups))
 
         change.commit(self._stored, new, end, pending.head.version)
 
@@ -203,7 +203,7 @@ class VersionsWriter:
     def _stored(self) -> StoredVersions:
         return self.table.stored
 
-    def _became(self, groups: Sequence[RowGroup]) -> _Became:
+    def _outcome(self, groups: Sequence[RowGroup]) -> _Outcome:
         lake, files = self.table.lake, list(dict.fromkeys(group.file for group in groups))
         with lake.access.refusing(self.log):
             keyed = self._keyed(files)
@@ -219,7 +219,7 @@ class VersionsWriter:
         commit_of = commits.numbers(lsns)
         truncated = int(commits.numbers(np.array(keyed.truncated[:1]))[0]) if keyed.truncated else None
         versions = row_versions(changes, commit_of, present)
-        return _Became(versions, commit_of, places, commits, matches, truncated)
+        return _Outcome(versions, commit_of, places, commits, matches, truncated)
 
     def _keyed(self, files: Sequence[str]) -> KeyedChanges:
         """The changes by their keys: those that decided what became of the replica, where it lacked the same ones."""
@@ -250,46 +250,46 @@ class VersionsWriter:
             assert matches is not None
             return present_rows(local, path, matches)
 
-    def _ending(self, became: _Became) -> tuple[list[FileMatches], list[Numbers]]:
+    def _ending(self, outcome: _Outcome) -> tuple[list[FileMatches], list[Numbers]]:
         """The present versions that end, file by file, and the numbers of their last commits."""
-        ends = became.versions.ends
-        if became.truncated is None:
-            matches = [match.of_keys(ends != NONE) for match in became.matches]
+        ends = outcome.versions.ends
+        if outcome.truncated is None:
+            matches = [match.of_keys(ends != NONE) for match in outcome.matches]
             matches = [match for match in matches if len(match.rows)]
             return matches, [ends[match.keys] for match in matches]
-        of_keys = {match.name: match for match in became.matches}
+        of_keys = {match.name: match for match in outcome.matches}
         every, until = list[FileMatches](), list[Numbers]()
         with self.table.lake.access.refusing(self.table.path):
             every += present_rows(self._stored.committer.local, self.table.path)
         for match in every:
             # Keys without a change end with the first TRUNCATE.
-            ended = np.full(len(match.rows), became.truncated, np.int64)
-            if (found := of_keys.get(match.name)) is not None:
-                ended[np.searchsorted(match.rows, found.rows)] = ends[found.keys]
+            ended = np.full(len(match.rows), outcome.truncated, np.int64)
+            if (match_of_keys := of_keys.get(match.name)) is not None:
+                ended[np.searchsorted(match.rows, match_of_keys.rows)] = ends[match_of_keys.keys]
             until.append(ended)
         return every, until
 
-    def _written(self, became: _Became, groups: Sequence[RowGroup]) -> Iterator[pa.Table]:
+    def _written(self, outcome: _Outcome, groups: Sequence[RowGroup]) -> Iterator[pa.Table]:
         """Let the runner write the versions that begin; those that end within the batch get files of their own."""
-        table, versions = self.table, became.versions
+        table, versions = self.table, outcome.versions
         lake, size = table.lake, self._stored.committer.file_bytes(table.path, {})
         stamp = Stamp(table.definition.metadata_column(APPLIED_AT))
         runner, is_present = lake.policy.runner(self.pending.size), versions.until == NONE
         for chosen in (is_present, ~is_present):
             at = np.flatnonzero(chosen)
-            at = at[np.argsort(became.places[versions.last[at]])]
+            at = at[np.argsort(outcome.places[versions.last[at]])]
             if not len(at):
                 continue
-            places = became.places[versions.last[at]]
+            places = outcome.places[versions.last[at]]
             sent = {
-                name: np.where(of[at] == NONE, NONE, became.places[of[at]])
+                name: np.where(of[at] == NONE, NONE, outcome.places[of[at]])
                 for name, of in versions.sent.items()
             }
             rows = NetRows(places, sent, versions.base[at])
             validity = Validity(
-                places, became.commit_of[versions.last[at]], versions.until[at], became.commits
+                places, outcome.commit_of[versions.last[at]], versions.until[at], outcome.commits
             )
-            read = lake.store, table.path, groups, self.pending.ends, became.matches
+            read = lake.store, table.path, groups, self.pending.ends, outcome.matches
             for kept, completed in completions(*read, rows, table.columns):
                 parts = parted(groups, runner.number)
                 of_changes = ChosenRows(

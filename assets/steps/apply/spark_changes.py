@@ -92,9 +92,9 @@ class SparkChanges:
 
     def holds(self, sought: Sought) -> Numbers:
         """How many rows of each digest the replica has."""
-        held = np.zeros(len(sought), np.int64)
+        numbers = np.zeros(len(sought), np.int64)
         if self.pending.truncated_at is not None:
-            return held
+            return numbers
         schema = pa.schema([("place", pa.int64())])
 
         def found(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -105,8 +105,8 @@ class SparkChanges:
         columns = (F.col(quoted(n)).alias(f"c{i}") for i, n in enumerate(self.definition.names))
         rows = self.lake.current(self.path).select(*columns)
         counts = rows.mapInArrow(found, spark_schema(schema)).groupBy("place").count().toArrow()
-        held[np.asarray(counts["place"])] = np.asarray(counts["count"])
-        return held
+        numbers[np.asarray(counts["place"])] = np.asarray(counts["count"])
+        return numbers
 
     def rows_at(self, side: str, places: Numbers, times: Numbers) -> DataFrame:
         """The rows (`row`) of some changes before or after them, each repeated as `times` says."""
@@ -156,7 +156,7 @@ class SparkChanges:
             merge_source(net, keeps=keyed.ended is not None),
             np.append(keyed.places[keyed.effective :], 0),
         )
-        said = keyed.said(of.ended, self._stamp)
+        metadata = keyed.said(of.ended, self._stamp)
 
         def place(change: Numbers) -> pa.Array:
             return pa.array(places[change], mask=change == NONE)
@@ -169,7 +169,7 @@ class SparkChanges:
                 **{f"s{i}": place(of.sent[name]) for i, name in enumerate(unsent)},
                 **{merge.unknown[name]: of.keeps[name] for name in unsent},
                 "last": place(of.last),
-                **{e: said[name] for name, e in says.items()},
+                **{e: metadata[name] for name, e in says.items()},
                 "is_ended": of.ended != NONE,
                 "action": of.actions,
                 "expected": of.expected,
@@ -220,9 +220,9 @@ class SparkChanges:
 
     def _emptied(self, says: pa.Table, others: DataFrame, merge: Merge) -> DataFrame:
         """The living rows that a TRUNCATE ends, except those of `others`; `says` is their metadata then."""
-        (said,) = self._stamp.of(says).to_pylist()
+        (metadata,) = self._stamp.of(says).to_pylist()
         living = self.living().select(*(F.col(quoted(name)).alias(k) for name, k in merge.key.items()))
-        values = {v: F.lit(said.get(name)) for name, v in merge.values.items()}
+        values = {v: F.lit(metadata.get(name)) for name, v in merge.values.items()}
         return living.join(others, list(merge.key.values()), "left_anti").select(
             *merge.key.values(),
             *(value.cast(others.schema[v].dataType).alias(v) for v, value in values.items()),

@@ -56,8 +56,8 @@ class ReplicaWriter:
             rows = upserts.select(*(F.col(v).alias(name) for name, v in merge.values.items()))
             return self._append(rows, int(np.count_nonzero(net.upserted)))
         counts = self._execute(checkpointed(source), merge.clauses(quoted))
-        known = pending.counted(net, present) if kept else None
-        return merged(self.lake, self.path, pending, self.end, counts, expected, known)
+        tally = pending.counted(net, present) if kept else None
+        return merged(self.lake, self.path, pending, self.end, counts, expected, tally)
 
     def _execute(self, source: DataFrame, clauses: Clauses) -> Mapping[str, int]:
         return merge_by_spark(self.lake, self.path, source, clauses, self._base)

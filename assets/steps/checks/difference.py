@@ -41,9 +41,11 @@ def differing_rows(expected: DataFrame, replica: DataFrame, columns: Sequence[st
 def differing_row_counts(expected: DataFrame, replica: DataFrame, columns: Sequence[str]) -> DataFrame:
     """Each `row` whose `expected` and `held` counts differ; -0.0 is not 0.0 here."""
 
-    def side(frame: DataFrame, held: int) -> DataFrame:
+    def side(frame: DataFrame, is_replica: int) -> DataFrame:
         row = F.struct(*(F.col(quoted(name)).alias(name) for name in columns))
-        return frame.select(row.alias("row"), F.lit(1 - held).alias("expected"), F.lit(held).alias("held"))
+        return frame.select(
+            row.alias("row"), F.lit(1 - is_replica).alias("expected"), F.lit(is_replica).alias("held")
+        )
 
     both = side(expected, 0).unionByName(side(replica, 1))
     return (

@@ -142,10 +142,11 @@ def _with_deleted(sides: Sides, net: DataFrame) -> tuple[DataFrame, Clauses]:
     says = {"deleted_at": F.current_timestamp(), "filtered": F.lit(False)}
 
     def rows(side: str, action: str) -> DataFrame:
-        said = says if action == "end" else {"filtered": F.lit(False)}
+        metadata = says if action == "end" else {"filtered": F.lit(False)}
         values = {name: field("row", name) for name in names}
         values |= {
-            name: said.get(kind, F.lit(None)).cast(metadata_type(kind).spark) for name, kind in kinds.items()
+            name: metadata.get(kind, F.lit(None)).cast(metadata_type(kind).spark)
+            for name, kind in kinds.items()
         }
         values |= {name: F.lit(action == "end") for name, kind in kinds.items() if kind == DELETED}
         return net.where(f"{side} > 0").select(

@@ -43,7 +43,7 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.store import Store, joined
 
 #: Ended versions up to this many bytes stay in memory while a file's other versions are written.
-_HELD_BYTES = 64 * 1024 * 1024
+_MEMORY_BYTES = 64 * 1024 * 1024
 
 
 def versions_problem(lake: Lake, definition: Definition, replica: str) -> tuple[str, str] | None:
@@ -261,7 +261,7 @@ class _OldRows:
         yield from self._written(guard(ended(each, file.until[at], self.commits) for at, each in rows))
 
     def _replaced(self, file: _OldFile, guard: Guard) -> Iterator[pa.RecordBatch]:
-        held, written = list[pa.RecordBatch](), list[pa.RecordBatch]()
+        ends, written = list[pa.RecordBatch](), list[pa.RecordBatch]()
 
         def others() -> Iterator[pa.RecordBatch]:
             begin = size = 0
@@ -269,11 +269,11 @@ class _OldRows:
                 first, last = np.searchsorted(file.rows, (begin, begin + batch.num_rows))
                 at, begin = file.rows[first:last] - begin, begin + batch.num_rows
                 if len(at):
-                    held.append(ended(batch.take(pa.array(at)), file.until[first:last], self.commits))
-                    size += held[-1].nbytes
-                if size > _HELD_BYTES:
-                    written.extend(self._written(held))
-                    held.clear()
+                    ends.append(ended(batch.take(pa.array(at)), file.until[first:last], self.commits))
+                    size += ends[-1].nbytes
+                if size > _MEMORY_BYTES:
+                    written.extend(self._written(ends))
+                    ends.clear()
                     size = 0
                 if len(at) < batch.num_rows:
                     stays = np.ones(batch.num_rows, np.bool_)
@@ -282,7 +282,7 @@ class _OldRows:
 
         yield from self._written(others())
         yield from written
-        yield from self._written(held)
+        yield from self._written(ends)
 
     def _written(self, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return write_files(self.folder, self.schema, rows, store=self.store, size=self.size)

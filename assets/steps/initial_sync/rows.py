@@ -20,7 +20,7 @@ from pgsieve.decoding.values.replica_output import shown
 from pgsieve.decoding.values.types import ColumnType, from_copy
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.parquet_files import write_files
-from pgsieve.resources.lake.executors import Executors, Guard, Hear
+from pgsieve.resources.lake.executors import Executors, Guard, OnProgress
 from pgsieve.resources.lake.stores.store import Store
 from pgsieve.resources.postgres.errors import LockedTableError, PassingFaultError
 from pgsieve.resources.postgres.sessions import Conninfo
@@ -78,13 +78,13 @@ def copied_files(
     folder: str,
     store: Store,
     size: int,
-    hear: Hear | None = None,
+    on_progress: OnProgress | None = None,
 ) -> pa.Table:
     """The same rows, written by the executors into files of about `size` bytes of the replica's folder.
 
     One row (`WRITTEN`) per file.
 
-    `hear` is called with the number of finished queries.
+    `on_progress` is called with the number of finished queries.
     """
     schema = selected.schema
 
@@ -96,7 +96,7 @@ def copied_files(
         # No commit has the files of an interrupted reading.
         return read_again(partial(written, number, guard))
 
-    return executors.written(copy, len(selected.queries), hear)
+    return executors.written(copy, len(selected.queries), on_progress)
 
 
 def read_again(chunk: Callable[[], Iterable[pa.RecordBatch]]) -> list[pa.RecordBatch]:

@@ -99,12 +99,12 @@ class _Search:
 
     def base(self, name: Name, kept: Sequence[TableState]) -> Base | None:
         """What a table is made of; None where a subscriber did not have it then."""
-        held = self.before.tables.get(name) if self.before is not None else None
+        of_cut = self.before.tables.get(name) if self.before is not None else None
         ready = next(
             (s for s in reversed(kept) if s.state == SyncState.READY and s.lsn <= self.moment.lsn), None
         )
         copied = ready is not None and (self.before is None or ready.lsn > self.before.lsn)
-        if held is None and not copied:
+        if of_cut is None and not copied:
             return None
         if ready is None:
             raise self._unreadable(
@@ -112,22 +112,27 @@ class _Search:
                 "the record of its columns at that time is gone: an earlier version's `pgsieve maintain` deleted it",
             )
         path = self._lake.paths.replica(self.moment.subscription, *name)
-        if self.before is not None and held is not None and not copied and self.before.lsn == self.moment.lsn:
-            state = self._defined(name, kept, ready, self._lake.columns_at(path, held))
-            return Base(path, held, state, self.moment.lsn, self._history(name, state))
-        return self._with_changes(name, path, kept, ready, None if copied else held)
+        if (
+            self.before is not None
+            and of_cut is not None
+            and not copied
+            and self.before.lsn == self.moment.lsn
+        ):
+            state = self._defined(name, kept, ready, self._lake.columns_at(path, of_cut))
+            return Base(path, of_cut, state, self.moment.lsn, self._history(name, state))
+        return self._with_changes(name, path, kept, ready, None if copied else of_cut)
 
     def _with_changes(
-        self, name: Name, path: str, kept: Sequence[TableState], ready: TableState, held: int | None
+        self, name: Name, path: str, kept: Sequence[TableState], ready: TableState, of_cut: int | None
     ) -> Base:
         local = self._local(name)
-        version, position = self._newest_version(name, local, path, held)
+        version, position = self._newest_version(name, local, path, of_cut)
         if not ready.lsn <= position <= self.moment.lsn:
             raise self._unreadable(name, "its replica's version of that time is gone")
-        if held != version:
+        if of_cut != version:
             self._refuse_vacuumed(name, local, path, version)
         state = self._defined(name, kept, ready, self._lake.columns_at(path, version))
-        since = max(position, self.before.lsn) if self.before is not None and held is not None else position
+        since = max(position, self.before.lsn) if self.before is not None and of_cut is not None else position
         base = Base(path, version, state, since, self._history(name, state))
         return self._with_slices(base, kept) if since < self.moment.lsn else base
 
@@ -174,8 +179,8 @@ class _Search:
         They are applied while the state says so. Until then the history is complete up to the end of its last slice.
         """
         limit = None if self.after is None else self.after.states
-        known = [state for state in kept if limit is None or state.version <= limit]
-        if known and known[-1].applies and known[-1].lsn == ready.lsn:
+        recorded = [state for state in kept if limit is None or state.version <= limit]
+        if recorded and recorded[-1].applies and recorded[-1].lsn == ready.lsn:
             return
         again = min(
             (s.lsn for s in kept if s.lsn > self.moment.lsn and s.version > ready.version), default=None
@@ -191,14 +196,14 @@ class _Search:
             )
 
     def _newest_version(
-        self, name: Name, local: LocalRecords, path: str, held: int | None
+        self, name: Name, local: LocalRecords, path: str, of_cut: int | None
     ) -> tuple[int, int]:
         """The newest version whose position is at or before the LSN, and the position; positions ascend."""
         if not self._lake.records.exists(path):
             raise self._unreadable(name, "its replica is gone")
         newest = self._lake.records.version(path)
         high = newest if self.after is None else min(self.after.tables.get(name, newest), newest)
-        low, positions = held or 0, dict[int, int]()
+        low, positions = of_cut or 0, dict[int, int]()
         while low < high:
             middle = (low + high + 1) // 2
             if self._position(local, path, middle, positions) <= self.moment.lsn:

@@ -74,10 +74,10 @@ def _lsn_at(states: TableStates, time: datetime) -> int:
     paths = [path for path in changes if lake.records.exists(path)]
     micros = round(time.timestamp() * 1_000_000)
     later = _bounds(lake, paths, "least", "commit_time > {time}", micros)
-    said = f'subscription "{subscription}" at {time.isoformat(" ")}'
+    subject = f'subscription "{subscription}" at {time.isoformat(" ")}'
     if not later:
         raise MomentError(
-            f"{said}: no commit after that time has been replicated, so earlier ones may still arrive",
+            f"{subject}: no commit after that time has been replicated, so earlier ones may still arrive",
             hint="`pgsieve run` reads on; without a time, the newest rows are those of the replicas, and of the newest cut's LSN",
             sqlstate="22023",
         )
@@ -85,7 +85,7 @@ def _lsn_at(states: TableStates, time: datetime) -> int:
     before = _bounds(lake, paths, "greatest", f"commit_lsn < {first:d}", micros)
     if not before:
         raise MomentError(
-            f"{said}: the first change that is kept, at LSN {format_lsn(first)}, is later",
+            f"{subject}: the first change that is kept, at LSN {format_lsn(first)}, is later",
             hint="name an LSN; how long changes are kept is `retention.changes` in pgsieve.yaml",
             sqlstate="22023",
         )

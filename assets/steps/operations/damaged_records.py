@@ -39,8 +39,8 @@ def replace_damaged_records(subscription: Subscription, lake: Lake) -> list[str]
     with feed.exclusively(), feed.source.exclusively(name):
         damaged = [p for p in (states.path, transformed, *feeds, *others) if _is_damaged(lake, p)]
         if cuts.path not in damaged:
-            known = [p for p in (*of_feed(lake, feed), *of_subscription(lake, name)) if p not in damaged]
-            damaged += put_back(lake, known, newest_cuts(lake, feed))
+            readable = [p for p in (*of_feed(lake, feed), *of_subscription(lake, name)) if p not in damaged]
+            damaged += put_back(lake, readable, newest_cuts(lake, feed))
         if states.path not in damaged and _is_put_back(states, cuts):
             damaged.append(states.path)
         if states.path in damaged:

@@ -207,8 +207,8 @@ class Catalogs:
 
 
 def _is_same(recorded: dict[str, Any], seen: Look) -> bool:
-    known = recorded.get("known") is not None
-    return known and seen.is_like(recorded["digest"], recorded["relations"])
+    has_relations = recorded.get("known") is not None
+    return has_relations and seen.is_like(recorded["digest"], recorded["relations"])
 
 
 def _gone(recorded: dict[str, Any], seen: Look) -> frozenset[int]:

@@ -71,7 +71,7 @@ class Peek:
 class Reading:
     """One reading of a slot, from `begin` on: each of the `ends` ends a slice.
 
-    A second session reads the slices that end at `beside`. A `prepared` reading is one slice and keeps the
+    A second session reads the slices that end at `second_ends`. A `prepared` reading is one slice and keeps the
     prepared transactions that wait for their second phase. With `unaltered`, each slice must contain only
     changes that one catalog has decided.
     """
@@ -79,7 +79,7 @@ class Reading:
     peek: Peek
     begin: int
     ends: Sequence[int]
-    beside: Sequence[int] = ()
+    second_ends: Sequence[int] = ()
     prepared: bool = False
     unaltered: Unaltered | None = None
 
@@ -151,7 +151,7 @@ def append_slices(
 ) -> Iterator[tuple[int, bool]]:
     """Append the slices of a reading, each in one commit; yields each end, and whether the slice had rows.
 
-    The slices `beside` are left out where the server does not advance a copy of the slot. In a lake that only
+    The slices that end at `second_ends` are left out where the server does not advance a copy of the slot. In a lake that only
     Spark reaches, a reading is one slice. Raises OverrunError where another process has appended after
     `after`, or committed to the version `base`; UnprovenError before the first slice that is not `unaltered`.
     """
@@ -181,16 +181,16 @@ def _read(
     peek, ends = reading.peek, [*reading.ends]
     # Opened before the second one: where there is only one session left, it has to be this one.
     session = opened.enter_context(opened.enter_context(peek.conninfo.adbc()).cursor())
-    copy = opened.enter_context(copied_slot(peek.conninfo, peek.feed.slot)) if reading.beside else None
+    copy = opened.enter_context(copied_slot(peek.conninfo, peek.feed.slot)) if reading.second_ends else None
     if copy is None:
-        ends += reading.beside
+        ends += reading.second_ends
     messages = batches_of(session, peek.query(ends[-1]))
     # A transaction that waits for its second phase has no rows yet.
     slices = _written(lake, peek.feed, messages, reading.begin, ends, assembler, empty=reading.prepared)
     if copy is None:
         return slices
-    rest = _written_beside(lake, peek, copy, ends[-1], reading.beside)
-    return chain(slices, opened.enter_context(prefetched(rest, len(reading.beside), copy.stop)))
+    rest = _written_by_second_session(lake, peek, copy, ends[-1], reading.second_ends)
+    return chain(slices, opened.enter_context(prefetched(rest, len(reading.second_ends), copy.stop)))
 
 
 def _written(
@@ -223,7 +223,7 @@ def _written(
         yield end, _write(lake, feed, chain(begun, messages), end) if empty or begun else None
 
 
-def _written_beside(
+def _written_by_second_session(
     lake: Lake, peek: Peek, copy: SlotCopy, begin: int, ends: Sequence[int]
 ) -> Iterator[tuple[int, WrittenSlice | None]]:
     """The same for a copy of the slot, from `begin` on; none where the server does not advance it there."""

@@ -19,7 +19,7 @@ from pgsieve.decoding.protocol.messages import Begin, decode
 #: A reading has at most this many slices: the server keeps what it has decoded in a temporary file.
 MOST_SLICES = 8
 #: Below this size one session reads all: a second one would first have to be made ready.
-BESIDE_BYTES = 64 * 1024 * 1024
+SECOND_SESSION_BYTES = 64 * 1024 * 1024
 #: Readings do not get smaller than this; after a failure this many have to succeed before they grow.
 LEAST_BYTES, _SUCCESSES = 4 * 1024 * 1024, 4
 

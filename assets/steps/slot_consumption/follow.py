@@ -106,13 +106,13 @@ class StreamedFeed:
             )
             self._parallel = options.arguments(version).get("streaming") == "parallel"
             self._session = _Session(self._parallel)
-            self._held: tuple[Prepare, ...] = ()
+            self._waiting: tuple[Prepare, ...] = ()
             self._confirmed_at = time.monotonic()
             self._altered = self._ended = False
             #: Bytes of messages that have arrived; and when the server last sent something, None without a
             #: connection.
             self.received = 0
-            self.heard: float | None = None
+            self.last_message_at: float | None = None
             #: When this process last checked whether another one waits for a turn.
             self._looked_at = time.monotonic()
             self._opened = opened.pop_all()
@@ -153,7 +153,7 @@ class StreamedFeed:
                 raise
             self._log(f"another process has read the slot {self._feed.slot} meanwhile")
         except SourceError as error:
-            if self.heard is None or not is_refusal(error):
+            if self.last_message_at is None or not is_refusal(error):
                 raise
             # A single transaction may be impossible to send: a drain finds it, or raises the real error.
             self._log(error.message)
@@ -166,7 +166,7 @@ class StreamedFeed:
                 case Started():
                     self._begin(item)
                 case Received():
-                    self.heard = time.monotonic()
+                    self.last_message_at = time.monotonic()
                     self.received += item.messages.nbytes
                     for messages in self._session.assembler.assemble(item.messages.column("data")):
                         self._session.waiting.add(messages)
@@ -241,12 +241,12 @@ class StreamedFeed:
 
     def _begin(self, started: Started) -> None:
         """A connection starts: the server sends again all that was not appended."""
-        self.heard = time.monotonic()
+        self.last_message_at = time.monotonic()
         FeedRecord(self._lake, self._feed).note_timeline(started.timeline)
         self._session.close()
         self._session = _Session(self._parallel)
         if self._prepared:
-            self._held = Prepared(self._lake, self._feed).restore(self._session.assembler)
+            self._waiting = Prepared(self._lake, self._feed).restore(self._session.assembler)
         self.position = started.lsn
 
     def _is_awaited(self) -> bool:
@@ -265,7 +265,7 @@ class StreamedFeed:
         """Confirm to the server that everything before `lsn` is durable in the change log."""
         if self._prepared:
             assembler = self._session.assembler
-            self._held = Prepared(self._lake, self._feed).save(assembler, lsn, self._held)
+            self._waiting = Prepared(self._lake, self._feed).save(assembler, lsn, self._waiting)
         self._lake.access.make_durable()
         self._durable, self._confirmed_at = lsn, time.monotonic()
         self._stream.confirm(lsn)

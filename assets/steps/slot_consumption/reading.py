@@ -31,7 +31,7 @@ from pgsieve.assets.steps.slot_consumption.as_published import (
     published_feeds,
     published_up_to,
 )
-from pgsieve.assets.steps.slot_consumption.backlog import BESIDE_BYTES, Stride, halves
+from pgsieve.assets.steps.slot_consumption.backlog import SECOND_SESSION_BYTES, Stride, halves
 from pgsieve.assets.steps.slot_consumption.slot import present_slot
 from pgsieve.assets.steps.slot_consumption.two_phase import keeps_prepared, recover_prepared
 from pgsieve.assets.steps.slot_consumption.unsendable import OtherWays, unsendable
@@ -182,11 +182,11 @@ class _SlotReader:
         if own:
             base = self._append_as_published(own, ends[0], head)
             ends = [self._end]
-        beside = list[int]()
-        if not (is_single or own) and self._pays_beside():
-            ends, beside = halves(begin, ends)
+        second_ends = list[int]()
+        if not (is_single or own) and self._pays_second_session():
+            ends, second_ends = halves(begin, ends)
         unaltered = None if is_asked else self._unaltered
-        reading = Reading(self._peek, begin, ends, beside, prepared=self._prepared, unaltered=unaltered)
+        reading = Reading(self._peek, begin, ends, second_ends, prepared=self._prepared, unaltered=unaltered)
         is_whole = self._append(reading, base, recording=self._recording or bool(own))
         # Once for everything that was read: after a small reading, this too decodes from restart_lsn.
         if begin < self.position:
@@ -273,7 +273,7 @@ class _SlotReader:
         slot, options = self._feed.slot, self._peek.options
         confirm(self._connection, self._feed.source, slot, self.position, options, make_durable)
 
-    def _pays_beside(self) -> bool:
+    def _pays_second_session(self) -> bool:
         """Whether a second session may read in parallel, and is worth it.
 
         It is not worth it where both would mostly decode what a long transaction holds back. A failover slot
@@ -281,7 +281,7 @@ class _SlotReader:
         19.6.2), and a temporary copy does not.
         """
         size = self._end - self.position
-        if not self._moves_copies or size < BESIDE_BYTES:
+        if not self._moves_copies or size < SECOND_SESSION_BYTES:
             return False
         state = slot_state(self._connection, self._feed.slot)
         return (

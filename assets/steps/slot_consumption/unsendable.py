@@ -120,10 +120,10 @@ class OtherWays:
             self._append_transaction(refused, position, reached, own)
         return reached
 
-    def _way(self, reading: Peek, end: int) -> Peek | None:
+    def _accepted(self, reading: Peek, end: int) -> Peek | None:
         """How the server can send up to `end` what a reading asks for; None where it cannot."""
-        ways = [reading, replace(reading, options=replace(reading.options, binary=True))]
-        return next((way for way in ways if _refusal(self.connection, way, end) is None), None)
+        peeks = [reading, replace(reading, options=replace(reading.options, binary=True))]
+        return next((peek for peek in peeks if _refusal(self.connection, peek, end) is None), None)
 
     def _captured(self, refused: SourceError, end: int) -> tuple[Peek | None, list[str]]:
         """How the server can send the captured changes, or None.
@@ -145,14 +145,14 @@ class OtherWays:
         left_out = [name for name in asked if name not in there]
         if not present_catalog(self.connection).publications.keys() >= {*left_out}:
             raise refused
-        return self._way(reading(there), end) if there else None, left_out
+        return self._accepted(reading(there), end) if there else None, left_out
 
-    def _append_captured(self, way: Peek, begin: int, end: int, base: int | None) -> None:
-        reading = Reading(way, begin, [end], prepared=self.prepared)
+    def _append_captured(self, peek: Peek, begin: int, end: int, base: int | None) -> None:
+        reading = Reading(peek, begin, [end], prepared=self.prepared)
         for _, holds in append_slices(self.lake, reading, begin, base):
             if not holds:
-                ChangeLog(self.lake, way.feed).record_position(end, begin, base)
-        self.log(f"change log of {way.feed.name} holds everything before {format_lsn(end)}")
+                ChangeLog(self.lake, peek.feed).record_position(end, begin, base)
+        self.log(f"change log of {peek.feed.name} holds everything before {format_lsn(end)}")
 
     def _base(self, own: Sequence[Feed], begin: int, end: int) -> int | None:
         """The version after which a slice is appended that is also appended to `own`; see `alone`."""
@@ -169,23 +169,23 @@ class OtherWays:
         """
         feed, lake = self.peek.feed, self.lake
         captured, left_out = self._captured(refused, end)
-        ways = [self._way(peek_as_published(self.peek, each), end) for each in own]
-        if captured is None or None in ways:
+        peeks = [self._accepted(peek_as_published(self.peek, each), end) for each in own]
+        if captured is None or None in peeks:
             self._refuse_waiting(begin, refused)
         base = self._base(own, begin, end)
         if captured is None and feed.filtered:
             self._set_aside_failing(begin, end)
         changed = None if captured is None else self._changed(captured, end)
         lacking = set() if captured is not None and not left_out else set(feed.subscriptions)
-        for each, way in zip(own, ways, strict=True):
+        for each, peek in zip(own, peeks, strict=True):
             (name,) = each.subscriptions
-            if way is None:
+            if peek is None:
                 lacking.discard(name)
                 relations = None if changed is None else changed | self._listed(left_out)
                 self._copy_again(name, relations, refused, begin, end)
                 append_nothing(lake, each, end)
                 list_as_published(lake, feed, each, begin, end)
-            elif append_as_published(lake, way, feed, begin, end):
+            elif append_as_published(lake, peek, feed, begin, end):
                 lacking.discard(name)
         for name in sorted(lacking):
             relations = None if captured is None else self._listed(left_out)

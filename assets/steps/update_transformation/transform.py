@@ -132,7 +132,7 @@ class Transformation:
                 if reader is not subscription or window.skipped is not None:
                     self._note_altered(end, skipping=window.skipped is not None)
                 try:
-                    changes = _SliceTransformation(part, _Held(begin, cut), base).changes(work)
+                    changes = _SliceTransformation(part, _Reached(begin, cut), base).changes(work)
                 except TABLE_ERRORS as error:
                     if not subscription.disable_on_error:
                         raise
@@ -182,7 +182,7 @@ class Transformation:
 
 
 @dataclass(frozen=True)
-class _Held:
+class _Reached:
     """The LSN up to which slices are transformed, and the newest cut, which knows the histories' positions."""
 
     begin: int
@@ -194,7 +194,7 @@ class _SliceTransformation:
     """The transformation of the part of a slice that a subscription reads; `base` is the version of `_transformed` before it."""
 
     reader: SliceReader
-    held: _Held
+    reached: _Reached
     base: int
 
     def changes(self, work: Work) -> list[TableChanges]:
@@ -272,10 +272,10 @@ class _SliceTransformation:
         with lake.consistent_read():
             position = lake.records.position(path) or 0
             committer = lake.policy.file_committer(path, schema)
-        if self.held.cut is not None:
-            self.held.cut.refuse_earlier_history(path, state, position)
+        if self.reached.cut is not None:
+            self.reached.cut.refuse_earlier_history(path, state, position)
         # The copied rows of a whole history have the position of the copy.
-        if max(self.held.begin, state.lsn) < position < contents.end:
+        if max(self.reached.begin, state.lsn) < position < contents.end:
             raise SchemaChangedError(
                 f"changes up to {format_lsn(position)} only were written by a run that ended amid a slice"
             )

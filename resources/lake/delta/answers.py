@@ -16,21 +16,21 @@ class Answers:
     """The answers about one table."""
 
     #: Of which version they are, and they; one value, as threads may ask side by side.
-    _held: tuple[Hashable, dict[str, Any]] = field(default_factory=lambda: (None, {}))
+    _kept: tuple[Hashable, dict[str, Any]] = field(default_factory=lambda: (None, {}))
 
     def of(self, version: Hashable, question: str, ask: Callable[[], Answer]) -> Answer:
         """The answer of `ask` about a version; `question` identifies it."""
-        known: dict[str, Answer] = self._of(version)
-        if question not in known:
-            known[question] = ask()
-        return known[question]
+        answers: dict[str, Answer] = self._of(version)
+        if question not in answers:
+            answers[question] = ask()
+        return answers[question]
 
     def learn(self, version: Hashable, question: str, answer: object) -> None:
         """Record a known answer about a version."""
         self._of(version)[question] = answer
 
     def _of(self, version: Hashable) -> dict[str, Any]:
-        held = self._held
-        if version != held[0]:
-            held = self._held = version, {}
-        return held[1]
+        kept = self._kept
+        if version != kept[0]:
+            kept = self._kept = version, {}
+        return kept[1]

@@ -263,9 +263,11 @@ class Commits:
     ) -> tuple[str | None, dict[str, str]]:
         """The description that a table still lacks, None where it has it, and those of its columns."""
         table = self.table_at(path)
-        held = {field.name: (field.metadata or {}).get(COMMENT, "") for field in table.schema().fields}
+        present = {field.name: (field.metadata or {}).get(COMMENT, "") for field in table.schema().fields}
         lacking = {
-            name: columns.get(name, "") for name, comment in held.items() if columns.get(name, "") != comment
+            name: columns.get(name, "")
+            for name, comment in present.items()
+            if columns.get(name, "") != comment
         }
         wanted = description or ""
         return None if (table.metadata().description or "") == wanted else wanted, lacking

@@ -73,7 +73,7 @@ class LocalRecords(Commits):
 
     def release_tables(self) -> None:
         """Release this thread's open tables for other threads: it uses none of them at the moment."""
-        self._tables.lend()
+        self._tables.release()
 
     def rows(self, path: str, where: str = "true") -> list[dict[str, Any]]:
         """The rows of a small table that fulfil an SQL condition; empty where there is no table."""
@@ -272,5 +272,5 @@ class LocalRecords(Commits):
 
         None where its properties do not say.
         """
-        said = self.table_at(path).metadata().configuration.get(PROPERTY)
-        return None if said is None else said.lower() == "true"
+        setting = self.table_at(path).metadata().configuration.get(PROPERTY)
+        return None if setting is None else setting.lower() == "true"

@@ -315,10 +315,10 @@ def _of_a_store(lines: Sequence[str]) -> str:
         if not (arrow := _ARROW.match(line)) or "<" in line or _STATUS.match(words[-1]):
             break
         words.append(line[arrow.end() :])
-    told = _REQUEST.sub(r"\1", ": ".join(word.partition("<")[0].strip().rstrip(":") for word in words))
-    told = _BODY.sub(r"\1", told)
+    text = _REQUEST.sub(r"\1", ": ".join(word.partition("<")[0].strip().rstrip(":") for word in words))
+    text = _BODY.sub(r"\1", text)
     code = _CODE.search("\n".join(lines))
-    return told + (f" ({code[1]})" if code else "")
+    return text + (f" ({code[1]})" if code else "")
 
 
 def told(error: BaseException) -> str:

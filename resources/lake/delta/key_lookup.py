@@ -178,19 +178,19 @@ def flagged_rows(
     table: DeltaTable, path: str, store: Store, flag: Flag, among: Sequence[FileMatches] | None
 ) -> list[FileMatches]:
     """The rows with a flag, file by file, in order: those of `among`, or all rows of the table, with key 0."""
-    schema, found = pa.schema([(flag.column, pa.bool_())]), list[FileMatches]()
+    schema, matches = pa.schema([(flag.column, pa.bool_())]), list[FileMatches]()
     for match in every_file(table, flag.lacking) if among is None else among:
         flags = [batch.column(0) for batch in store.batches(joined(path, match.name), schema)]
         is_set = np.concatenate([np.empty(0, np.bool_), *(np.asarray(f.fill_null(False)) for f in flags)])
         chosen = is_set == flag.is_set
         if among is None:
             rows = np.setdiff1d(np.flatnonzero(chosen), match.deleted)
-            found.append(replace(match, rows=rows, keys=np.zeros(len(rows), np.int64)))
+            matches.append(replace(match, rows=rows, keys=np.zeros(len(rows), np.int64)))
         else:
-            found.append(
+            matches.append(
                 replace(match, rows=match.rows[chosen[match.rows]], keys=match.keys[chosen[match.rows]])
             )
-    return [match for match in found if len(match.rows)]
+    return [match for match in matches if len(match.rows)]
 
 
 def every_file(table: DeltaTable, lacking: str | None = None) -> list[FileMatches]:

@@ -30,7 +30,7 @@ from pgsieve.resources.lake.stores.store import Store, joined
 Action = dict[str, Any]
 
 #: This many entries are read at a time: on a store each is a request.
-_BESIDE = 16
+_PARALLEL = 16
 _LAST_CHECKPOINT = "_last_checkpoint"
 #: The fields of an action that are maps.
 _MAPS = frozenset({"partitionValues", "tags", "configuration", "options"})
@@ -179,10 +179,10 @@ class Log:
         a checkpoint.
         """
         last = self._last_checkpoint(version)
-        with ThreadPoolExecutor(_BESIDE) as pool:
+        with ThreadPoolExecutor(_PARALLEL) as pool:
             # A few at a time, as a caller that has enough reads no more.
-            for begin in range(version, last, -_BESIDE):
-                numbers = range(begin, max(begin - _BESIDE, last), -1)
+            for begin in range(version, last, -_PARALLEL):
+                numbers = range(begin, max(begin - _PARALLEL, last), -1)
                 for number, entry in zip(numbers, pool.map(self._entry, numbers), strict=True):
                     if entry is None:
                         raise UnmarkableError(f"version {number} is missing in the log of {self.path}")

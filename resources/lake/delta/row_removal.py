@@ -65,9 +65,9 @@ def marked_files(commits: Commits, path: str, matches: Sequence[FileMatches], ba
     """
     log = _log(commits, path)
     log.files.refuse_unmakeable()
-    found = deletion_vectors.added_files(log, base, {match.name for match in matches})
+    added = deletion_vectors.added_files(log, base, {match.name for match in matches})
     return [
-        Marked(found[match.name], np.union1d(match.deleted, match.rows).astype(np.int64)) for match in matches
+        Marked(added[match.name], np.union1d(match.deleted, match.rows).astype(np.int64)) for match in matches
     ]
 
 

@@ -239,8 +239,8 @@ class SparkRecords:
         """
         row = self._session().sql(f"describe detail delta.{quoted(path)}").first()
         assert row is not None
-        said = row["properties"].get(PROPERTY)
-        return None if said is None else bool(said == "true")
+        setting = row["properties"].get(PROPERTY)
+        return None if setting is None else bool(setting == "true")
 
 
 @contextmanager

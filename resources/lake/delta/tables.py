@@ -5,7 +5,7 @@ costs several times as much as a commit, and two looks at its log show whether a
 newest. On an object store, opening takes several requests in sequence, and a check takes one. So a caller
 that asks several questions before it writes asks all of them of one moment there (`Tables.consistent_read`). Each
 thread has its own tables, as delta-rs changes the table that it commits with. A thread that has finished
-releases them for others (`Tables.lend`). Raises delta-rs's errors, OSError, and DamagedTableError where the
+releases them for others (`Tables.release`). Raises delta-rs's errors, OSError, and DamagedTableError where the
 newest entry of a log is incomplete.
 """
 
@@ -45,7 +45,7 @@ def shared_tables(options: tuple[tuple[str, str], ...]) -> "Tables":
 
 
 @dataclass(slots=True)
-class _Held:
+class _OpenTable:
     """An open table; `answers` are the results of queries of one version."""
 
     table: DeltaTable
@@ -84,7 +84,7 @@ class Tables:
         self._threads = threading.local()
         self._lock = threading.Lock()
         #: Tables that no thread uses.
-        self._idle = OrderedDict[str, _Held]()
+        self._idle = OrderedDict[str, _OpenTable]()
         #: Paths without a table on an object store: one check finds that there still is none.
         self._absent = set[str]()
         #: Counts removals: a table that was opened before may be another one.
@@ -103,7 +103,7 @@ class Tables:
                     raise
                 return True
         try:
-            return self._held(path) is not None or (_has_log(path) and DeltaTable.is_deltatable(path))
+            return self._newest(path) is not None or (_has_log(path) and DeltaTable.is_deltatable(path))
         except DamagedTableError:
             return True  # As below.
 
@@ -139,26 +139,28 @@ class Tables:
         with self._lock:
             self._idle.update({path: mine.pop(path) for path in paths if path in mine})
 
-        def look(path: str) -> "dict[str, _Held | Exception | None]":
+        def look(path: str) -> "dict[str, _OpenTable | Exception | None]":
             try:
                 table = self.open_if_any(path)
                 if ask is not None and table is not None:
                     ask(path, table)
             except Exception as error:  # noqa: BLE001 - of whoever asks for the table
                 return {path: error}
-            held = self._mine().pop(path, None)
+            opened = self._mine().pop(path, None)
             # An existing table that is not open yet is opened when it is used.
-            return {path: held} if held is not None or table is None else {}
+            return {path: opened} if opened is not None or table is None else {}
 
         with ThreadPoolExecutor(min(_LOOKS, len(paths)), "pgsieve-look") as pool:
             for each in pool.map(look, paths):
                 seen |= each
-        mine |= {path: held for path, held in seen.items() if path in paths and isinstance(held, _Held)}
+        mine |= {
+            path: opened for path, opened in seen.items() if path in paths and isinstance(opened, _OpenTable)
+        }
 
     def open_if_any(self, path: str) -> DeltaTable | None:
         """The newest version of a table; None where there is none."""
-        if (held := self._held(path)) is not None:
-            return held.table
+        if (opened := self._newest(path)) is not None:
+            return opened.table
         seen = self._seen()
         if seen is not None and path in seen:
             return None
@@ -180,25 +182,25 @@ class Tables:
 
     def open(self, path: str) -> DeltaTable:
         """The newest version of a table."""
-        held = self._held(path)
-        return self._opened(path) if held is None else held.table
+        opened = self._newest(path)
+        return self._opened(path) if opened is None else opened.table
 
-    def _held(self, path: str) -> _Held | None:
+    def _newest(self, path: str) -> _OpenTable | None:
         """An open table of this thread, or of none, at its newest version; None where there is none."""
         seen, mine = self._seen(), self._mine()
         if seen is not None and path in seen:
-            if isinstance(known := seen[path], Exception):
-                raise known
-            return known
-        held = mine.pop(path, None)
-        if held is None:
+            if isinstance(outcome := seen[path], Exception):
+                raise outcome
+            return outcome
+        opened = mine.pop(path, None)
+        if opened is None:
             with self._lock:
-                held = self._idle.pop(path, None)
-        if held is None or not held.follows(self.log_of(path)):
+                opened = self._idle.pop(path, None)
+        if opened is None or not opened.follows(self.log_of(path)):
             return None
-        mine[path] = held
-        self._note(path, held)
-        return held
+        mine[path] = opened
+        self._note(path, opened)
+        return opened
 
     def log_of(self, path: str) -> LogEntries:
         """The reader of a table's log entries."""
@@ -213,13 +215,13 @@ class Tables:
         stamp = log.since(version, version).get(version)
         if stamp is not None:
             log.refuse_damaged(version, stamp)
-            held = mine[path] = _Held(table, (version, stamp))
-            self._note(path, held)
+            opened = mine[path] = _OpenTable(table, (version, stamp))
+            self._note(path, opened)
             if not is_uri(path) and len(mine) > _HELD:
                 mine.popitem(last=False)
         return table
 
-    def lend(self) -> None:
+    def release(self) -> None:
         """Release this thread's open tables for other threads: it uses none of them at the moment."""
         mine = self._mine()
         if seen := self._seen():
@@ -238,16 +240,16 @@ class Tables:
         self, path: str, table: DeltaTable, query: str, rows: Callable[[], list[dict[str, Any]]]
     ) -> list[dict[str, Any]]:
         """The result of a query of a small table, which runs once per version of an open table; `query` identifies it."""
-        held = self._mine().get(path)
-        if held is None or held.table is not table:
+        opened = self._mine().get(path)
+        if opened is None or opened.table is not table:
             return rows()
-        return [dict(row) for row in held.answers.of(table.version(), query, rows)]
+        return [dict(row) for row in opened.answers.of(table.version(), query, rows)]
 
     def learn(self, path: str, table: DeltaTable, query: str, rows: list[dict[str, Any]]) -> None:
         """Record the result of a query for a version that this thread has committed with a table."""
-        held = self._mine().get(path)
-        if held is not None and held.table is table:
-            held.answers.learn(table.version(), query, rows)
+        opened = self._mine().get(path)
+        if opened is not None and opened.table is table:
+            opened.answers.learn(table.version(), query, rows)
 
     def forget(self) -> None:
         """Open all tables anew: some have been removed."""
@@ -255,27 +257,27 @@ class Tables:
             self._removals += 1
             self._idle.clear()
 
-    def _mine(self) -> OrderedDict[str, _Held]:
+    def _mine(self) -> OrderedDict[str, _OpenTable]:
         """The open tables of this thread."""
         if getattr(self._threads, "removals", None) != self._removals:
-            self._threads.tables, self._threads.removals = OrderedDict[str, _Held](), self._removals
+            self._threads.tables, self._threads.removals = OrderedDict[str, _OpenTable](), self._removals
             if seen := getattr(self._threads, "seen", None):
                 seen.clear()
-        tables: OrderedDict[str, _Held] = self._threads.tables
+        tables: OrderedDict[str, _OpenTable] = self._threads.tables
         return tables
 
-    def _seen(self) -> "dict[str, _Held | Exception | None] | None":
+    def _seen(self) -> "dict[str, _OpenTable | Exception | None] | None":
         """The results of this thread's checks in its present moment: tables, None without one, errors.
 
         None outside a moment.
         """
         self._mine()  # A removed table does not exist any more.
-        seen: dict[str, _Held | Exception | None] | None = getattr(self._threads, "seen", None)
+        seen: dict[str, _OpenTable | Exception | None] | None = getattr(self._threads, "seen", None)
         return seen
 
-    def _note(self, path: str, held: _Held) -> None:
+    def _note(self, path: str, opened: _OpenTable) -> None:
         if is_uri(path) and (seen := self._seen()) is not None:
-            seen[path] = held
+            seen[path] = opened
 
 
 @retry(

@@ -138,11 +138,11 @@ class EngineFolder:
 
     def write_private(self, name: str, text: str) -> None:
         """Write a file that only its owner can read, atomically."""
-        beside = f"{name}.new"
+        temporary = f"{name}.new"
         with self.opened() as folder:
             with suppress(FileNotFoundError):
-                os.unlink(beside, dir_fd=folder)
-            new = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
+                os.unlink(temporary, dir_fd=folder)
+            new = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
             with os.fdopen(new, "w", encoding="utf-8") as file:
                 file.write(text)
-            os.replace(beside, name, src_dir_fd=folder, dst_dir_fd=folder)
+            os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)

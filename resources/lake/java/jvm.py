@@ -207,8 +207,8 @@ def _gateway(settings: Mapping[str, str], end_seconds: float) -> Iterator[None]:
     It ends with this process.
     """
     master, folder = settings["spark.master"], private_folder()
-    configured, found = files(settings, folder, _SHORT_LIVED), folder / "gateway"
-    found.unlink(missing_ok=True)
+    configured, gateway = files(settings, folder, _SHORT_LIVED), folder / "gateway"
+    gateway.unlink(missing_ok=True)
     with (folder / _LOG).open("wb") as file:
         # It may quote values: it reaches the terminal only where more than errors is requested.
         log = file if settings.get(_LOG_LEVEL, "") in _QUIET else None
@@ -217,7 +217,7 @@ def _gateway(settings: Mapping[str, str], end_seconds: float) -> Iterator[None]:
                 *(submit_command(master), "--properties-file", str(configured), "--load-spark-defaults"),
                 *shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell")),
             ],
-            env=environment(master) | {"SPARK_CONNECT_MODE": "0", _INFORMED: str(found)},
+            env=environment(master) | {"SPARK_CONNECT_MODE": "0", _INFORMED: str(gateway)},
             # The JVM ends when this is closed: with this process, however that ends.
             stdin=subprocess.PIPE,
             stdout=log,
@@ -226,11 +226,11 @@ def _gateway(settings: Mapping[str, str], end_seconds: float) -> Iterator[None]:
             start_new_session=True,
         )
     atexit.register(_end, process, end_seconds)
-    while process.poll() is None and not found.is_file():
+    while process.poll() is None and not gateway.is_file():
         time.sleep(_WAIT_SECONDS)
-    if not found.is_file():
+    if not gateway.is_file():
         raise JavaEndedError(_last_words(folder / _LOG))
-    port, secret = _address(found.read_bytes())
+    port, secret = _address(gateway.read_bytes())
     os.environ |= {_PORT: str(port), _SECRET: secret}
     try:
         yield
@@ -238,10 +238,10 @@ def _gateway(settings: Mapping[str, str], end_seconds: float) -> Iterator[None]:
         del os.environ[_PORT], os.environ[_SECRET]
 
 
-def _address(told: bytes) -> tuple[int, str]:
+def _address(answer: bytes) -> tuple[int, str]:
     """The address and the secret of a gateway, from an int, a length in network byte order, and text."""
-    port, length = struct.unpack_from(">ii", told)
-    return port, told[8 : 8 + length].decode()
+    port, length = struct.unpack_from(">ii", answer)
+    return port, answer[8 : 8 + length].decode()
 
 
 def _end(process: "subprocess.Popen[bytes]", seconds: float) -> None:

@@ -57,8 +57,8 @@ def embedded_s3(folder: Path, key: str, secret: str) -> Iterator[str]:
 
 
 def _program() -> str:
-    beside = Path(sys.executable).with_name("weed")
-    program = str(beside) if beside.exists() else shutil.which("weed")
+    local = Path(sys.executable).with_name("weed")
+    program = str(local) if local.exists() else shutil.which("weed")
     if program is None:
         raise EmbeddedS3Error(
             "an S3 server of its own needs SeaweedFS, which is not installed",

@@ -71,9 +71,9 @@ def misread(lake: str) -> tuple[str, str] | None:
     The message shows only single characters of the address, as it may have credentials.
     """
     if not is_uri(lake):
-        if found := _AMBIGUOUS_IN_FOLDERS.search(lake):
+        if match := _AMBIGUOUS_IN_FOLDERS.search(lake):
             return (
-                f"is a path with {found[0]!r}, which delta-rs reads as something else",
+                f"is a path with {match[0]!r}, which delta-rs reads as something else",
                 "take another folder",
             )
         return None
@@ -86,9 +86,9 @@ def misread(lake: str) -> tuple[str, str] | None:
             f"write it as {scheme}://BUCKET/PATH; credentials and the server's address belong into `storage`"
         )
         return "has no bucket, or something else beside its name", hint
-    if found := _AMBIGUOUS.search(path):
+    if match := _AMBIGUOUS.search(path):
         return (
-            f"has {found[0]!r} in its path, which not every engine takes for a part of a name",
+            f"has {match[0]!r} in its path, which not every engine takes for a part of a name",
             "take another path",
         )
     if {"", ".", ".."} & set(path.rstrip("/").split("/")) and path.strip("/"):
@@ -120,8 +120,8 @@ def misread_endpoint(endpoint: str) -> tuple[str, str] | None:
         )
     if not re.match(r"(?i)https?://", endpoint):
         return "does not begin with http:// or https://", hint
-    found = _SERVER.fullmatch(endpoint)
-    if found is None or int(found["port"] or 0) > _LAST_PORT:
+    match = _SERVER.fullmatch(endpoint)
+    if match is None or int(match["port"] or 0) > _LAST_PORT:
         return "is not the address of a server", hint
     return None
 
@@ -268,14 +268,14 @@ class Storage:
         Keys are given in any case, for other users of delta-rs's options. But a token expires, and where
         delta-rs reads the profile itself, it reads it again.
         """
-        profile, told = AwsProfile.of(environ), {}
+        profile, options = AwsProfile.of(environ), {}
         if profile.region and not self._region(environ):
-            told["aws_region"] = profile.region
+            options["aws_region"] = profile.region
         has_keys = "access_key_id" in self.options or any(environ.get(name) for name in _BEFORE_PROFILES)
         if not has_keys and (endpoint or not profile.ends):
             remember(*profile.secrets)
-            told |= profile.keys
-        return told
+            options |= profile.keys
+        return options
 
     def _region(self, environ: Mapping[str, str]) -> str | None:
         return self.options.get("region") or environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION")

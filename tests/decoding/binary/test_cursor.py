@@ -118,7 +118,7 @@ def test_sized_bytes_stay_within_the_message(data, offset):
 
 @pytest.mark.parametrize("value", [0, 1, 2, 3])
 def test_known_flags_pass(value):
-    assert Cursor(bytes([value]), "Truncate").flags("options", known=3) == value
+    assert Cursor(bytes([value]), "Truncate").flags("options", allowed=3) == value
 
 
 @pytest.mark.parametrize("value", [4, 0x80, 0xFF])
@@ -126,7 +126,7 @@ def test_unknown_flags_are_refused_at_their_own_offset(value):
     with pytest.raises(
         ProtocolError, match=f"at offset 1: expected options with no bit outside 0x03, not 0x{value:02x}"
     ):
-        Cursor(bytes([0, value]), "Truncate", offset=1).flags("options", known=3)
+        Cursor(bytes([0, value]), "Truncate", offset=1).flags("options", allowed=3)
 
 
 def test_unset_lsn_and_xid_are_refused_at_their_own_offset():

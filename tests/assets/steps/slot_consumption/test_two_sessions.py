@@ -57,7 +57,7 @@ def server(postgres_version: int) -> Iterator[EmbeddedServer]:
 @pytest.fixture
 def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
     """A lake, into which whatever waits is read by two sessions, and confirmed as much is."""
-    monkeypatch.setattr(reading, "BESIDE_BYTES", 0)
+    monkeypatch.setattr(reading, "SECOND_SESSION_BYTES", 0)
     monkeypatch.setattr(confirmation, "STREAMED_BYTES", 0)
     return Lake(str(tmp_path), no_session)
 
@@ -133,7 +133,7 @@ def test_two_sessions_read_what_one_reads(
             write(connection, numbers)
             drained(two, lake)
         assert connection.execute(COPIES).fetchone() == (0,)
-    monkeypatch.setattr(reading, "BESIDE_BYTES", 2**40)
+    monkeypatch.setattr(reading, "SECOND_SESSION_BYTES", 2**40)
     drained(one, lake)
     assert changes(lake, two).equals(changes(lake, one))
     assert slices(lake, one) == 1
@@ -174,7 +174,7 @@ def test_what_a_copy_would_have_read_is_read_from_the_slot_where_it_is_refused(
         assert drain(unmoved, lake, [], told.append).slices == 2
     assert len([line for line in told if "does not move a copy" in line]) == (refused == "moving")
     assert not [line for line in told if "smaller parts" in line]
-    monkeypatch.setattr(reading, "BESIDE_BYTES", 2**40)
+    monkeypatch.setattr(reading, "SECOND_SESSION_BYTES", 2**40)
     drained(one, lake)
     assert changes(lake, unmoved).equals(changes(lake, one))
 
@@ -227,7 +227,7 @@ def test_what_a_session_that_is_ended_leaves_is_read_again(
         # The first session's slices are durable where only the second has ended.
         assert slices(lake, cut) == (0 if ended == "first" else 1)
         drained(cut, lake)
-    monkeypatch.setattr(reading, "BESIDE_BYTES", 2**40)
+    monkeypatch.setattr(reading, "SECOND_SESSION_BYTES", 2**40)
     drained(one, lake)
     assert changes(lake, cut).equals(changes(lake, one))
 

@@ -59,7 +59,7 @@ def test_threads_share_the_tables_that_none_works_with(tmp_path: Path, opened: l
 
     def of_another_thread() -> tuple[int, int]:
         table = held.open(path)
-        held.lend()
+        held.release()
         return id(table), table.version()
 
     with ThreadPoolExecutor(1) as pool:
@@ -68,7 +68,7 @@ def test_threads_share_the_tables_that_none_works_with(tmp_path: Path, opened: l
             "while one works with it, it is its own"
         )
         assert len(opened) == 2
-        held.lend()
+        held.release()
         append(tmp_path / "t", 2)
         assert pool.submit(of_another_thread).result()[1] == 1
     assert held.open(path).version() == 1
