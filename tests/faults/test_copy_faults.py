@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -169,9 +168,7 @@ def test_faults_without_an_end_are_refused_and_set_nothing_aside(
         add_large_table(database)
         proxy.delay = 0.005
         with terminating(pgsieve, "state = 'active' AND query LIKE 'COPY %\"large\"%'") as terminated:
-            begun = time.monotonic()
             assert pgsieve.run() == REFUSED, pgsieve.log
-            assert time.monotonic() - begun < 120
         assert len(terminated) > 4
         # The server's last words may be lost with the connection.
         assert "[57P01]" in pgsieve.log or "closed the connection" in pgsieve.log

@@ -32,9 +32,9 @@ def test_like(pattern: str, matching: list[str], others: list[str]) -> None:
 
 
 def test_like_does_not_look_twice() -> None:
-    start = time.monotonic()
+    start = time.process_time()
     assert not like("%a%a%a%a%a%a%a%a%a%b")("a" * 3000)
-    assert time.monotonic() - start < 5
+    assert time.process_time() - start < 5
 
 
 @pytest.mark.parametrize(
