@@ -9,7 +9,7 @@ import dagster as dg
 import pytest
 
 from pgsieve.assets.outcome import as_step
-from pgsieve.assets.steps.done import AHEAD, done_before
+from pgsieve.assets.steps.done import PREFETCH_LOG, done_before
 from pgsieve.assets.steps.log import Log
 from pgsieve.pipelines.commands.prefetched_work import prefetched_work
 from pgsieve.resources.lake.lake import Lake
@@ -75,7 +75,7 @@ def test_what_is_logged_is_in_the_log_of_its_own_step(lake: Lake) -> None:
         (entry.step_key, entry.level, entry.user_message) for entry in logs if "waits" in entry.user_message
     ]
     assert said == [("a", logging.WARNING, "a waits"), ("b", logging.WARNING, "b waits")]
-    assert AHEAD.get() is None
+    assert PREFETCH_LOG.get() is None
 
 
 def test_one_alone_works_in_its_step(lake: Lake) -> None:
