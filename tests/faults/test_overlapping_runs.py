@@ -63,7 +63,7 @@ def test_processes_that_overlap_at_random_lose_and_repeat_nothing(
     chosen, rounds, end = random.Random(seed), 0, time.monotonic() + budget
     writer = Writer.of(named)
     conf = MARKING if writer.marking else NOT_SMALL if writer.batches == "large" else None
-    master = request.getfixturevalue("master") if writer.way == "spark" else "threads[2]"
+    master = request.getfixturevalue("master") if writer.runner == "spark" else "threads[2]"
     store = request.getfixturevalue("s3_server") if writer.on_s3 else None
     name = f"overlapping_{named.replace(' ', '_')}"
     with site(name, publisher_server, tmp_path, master, store=store, conf=conf) as (pgsieve, database):

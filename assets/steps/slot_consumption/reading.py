@@ -34,7 +34,7 @@ from pgsieve.assets.steps.slot_consumption.as_published import (
 from pgsieve.assets.steps.slot_consumption.backlog import SECOND_SESSION_BYTES, Stride, halves
 from pgsieve.assets.steps.slot_consumption.slot import present_slot
 from pgsieve.assets.steps.slot_consumption.two_phase import keeps_prepared, recover_prepared
-from pgsieve.assets.steps.slot_consumption.unsendable import OtherWays, unsendable
+from pgsieve.assets.steps.slot_consumption.unsendable import Fallback, unsendable
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
@@ -255,9 +255,9 @@ class _SlotReader:
 
     def _read_otherwise(self, fault: PgsieveError) -> None:
         self._confirm()
-        ways = OtherWays(self._connection, self._lake, self._peek, self._log, prepared=self._prepared)
+        fallback = Fallback(self._connection, self._lake, self._peek, self._log, prepared=self._prepared)
         try:
-            self.position = ways.read(fault, self.position, self._end)
+            self.position = fallback.read(fault, self.position, self._end)
             self.slices += 1
         except OverrunError as error:
             self._count_overrun(error)

@@ -78,8 +78,8 @@ def _refusal(connection: psycopg.Connection[Any], reading: Peek, end: int) -> So
 
 
 @dataclass(frozen=True)
-class OtherWays:
-    """How to read a slot past a change that the server has refused to send."""
+class Fallback:
+    """Reads a slot past a change that the server has refused to send."""
 
     connection: psycopg.Connection[Any]
     lake: Lake
@@ -90,8 +90,7 @@ class OtherWays:
     def read(self, fault: PgsieveError, position: int, end: int) -> int:
         """Append what can be sent before `end`, or else what can be sent of the first transaction.
 
-        Returns the new position. The slot is at `position`. Raises `fault` where the server has not refused
-        to send something.
+        Returns the new position. The slot is at `position`. Raises `fault` if the server has refused nothing.
         """
         # Here nothing is known of the catalog: the publisher decides.
         own = published_feeds(self.lake, self.peek.feed)
@@ -121,7 +120,7 @@ class OtherWays:
         return reached
 
     def _accepted(self, reading: Peek, end: int) -> Peek | None:
-        """How the server can send up to `end` what a reading asks for; None where it cannot."""
+        """The first peek with which the server sends everything up to `end`, as it is or in binary format; None without one."""
         peeks = [reading, replace(reading, options=replace(reading.options, binary=True))]
         return next((peek for peek in peeks if _refusal(self.connection, peek, end) is None), None)
 
