@@ -14,16 +14,16 @@ from pgsieve.resources.work import Work
 
 NO_COMMENTS = Comments()
 
-#: What stands for a row filter where there is none.
+#: Shown for a table without a row filter.
 NO_FILTER = "none"
-#: The most relations that are listed, those with the most changes: a partition tree may have thousands.
+#: At most this many relations are listed, those with the most changes: a partition tree may have thousands.
 SHOWN_RELATIONS = 100
 #: How long a step took, how far the replicas are behind, and how much WAL the slot retains.
 SECONDS, LAG_SECONDS, LAG_BYTES = "seconds", "lag in seconds", "lag in bytes"
 
 
 def replica_version(lsn: int, version: int | None) -> dg.DataVersion:
-    """The version of a replica as an asset: its readers are stale only where its rows may have changed."""
+    """The version of a replica as an asset: it changes only if rows may have changed, so readers are stale only then."""
     return dg.DataVersion(f"{format_lsn(lsn)} {version}")
 
 
@@ -33,7 +33,7 @@ def spent(work: Work) -> dict[str, Any]:
 
 
 def transformed(counts: SentCounts) -> dict[str, Any]:
-    """How many UPDATEs were sent as what, the number of relations with changes, and a table of both by relation and row filter."""
+    """The numbers of UPDATEs by what they were sent as, the number of relations with changes, and a table of both."""
     origins = by_origin(counts)
     records = [
         dg.TableRecord(

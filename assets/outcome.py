@@ -32,7 +32,7 @@ T = TypeVar("T")
 _LOGGERS = "pgsieve"
 
 
-#: Stands in the place of a schema's name.
+#: Takes the place of a schema's name in the key of a sequence.
 _SEQUENCES = ""
 
 
@@ -66,7 +66,7 @@ class StepFailedError(dg.Failure):
 
 
 class _Forwards(logging.Handler):
-    """Passes on to a run's log what pgsieve's own loggers say."""
+    """Passes the messages of pgsieve's own loggers on to a run's log."""
 
     def __init__(self, log: logging.Logger) -> None:
         super().__init__(logging.INFO)
@@ -78,7 +78,7 @@ class _Forwards(logging.Handler):
 
 
 def tell_step(record: logging.LogRecord) -> None:
-    """Write to the log of the running step a record that was made for it in advance."""
+    """Write a record that was made in advance to the log of the running step."""
     for handler in logging.getLogger(_LOGGERS).handlers:
         if isinstance(handler, _Forwards):
             handler.emit(record)
@@ -102,7 +102,7 @@ def receiving_records(handler: logging.Handler) -> Iterator[None]:
 
 
 class _Visible(logging.Filter):
-    """Removes from a record the characters that control a terminal: names of a database are in it."""
+    """Removes characters that control a terminal from a record, since it may have names of a database."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         record.msg, record.args = visible(record.getMessage()), ()
@@ -118,7 +118,7 @@ def as_step(
 ) -> Iterator[None]:
     """The block is a step: pgsieve's messages go to the run's log, and an error becomes the run's own failure.
 
-    For an error that is no Failure, Dagster shows and tells sensors only "Error occurred while executing op".
+    Of any other error than a Failure, Dagster shows only "Error occurred while executing op", also to sensors.
     """
     logger = logging.getLogger(_LOGGERS)
     level = logger.level
@@ -140,9 +140,9 @@ def _ignore(_: object) -> None:
 
 @dataclass(frozen=True)
 class StepCallbacks(Generic[T]):
-    """The functions that a command has called with the outcome of a step in its own process.
+    """A command's functions for the outcome of a step in its own process.
 
-    `report` gets what the step did, `spend` the work that this took, `fail` the error that failed it.
+    `report` gets the step's results, `spend` the costs of its work, `fail` the error that failed it.
     """
 
     report: Callable[[T], None] = _ignore
@@ -166,9 +166,9 @@ NO_CALLBACKS: StepCallbacks[Any] = StepCallbacks()
 def wrong_with(
     subscription: str, lake: Lake, states: Mapping[Name, TableState], whole: SubscriptionState
 ) -> dict[Name | None, str]:
-    """What is wrong with a subscription: each table that is set aside, and a disabled subscription by the key None.
+    """The problems of a subscription: each table that is set aside, and by the key None that it is disabled.
 
-    A sequence that cannot be read has a name that no table can have (`of_tables` leaves these out).
+    A sequence that cannot be read has a key that no table can have (`of_tables` leaves these out).
     """
     wrong: dict[Name | None, str] = {
         name: visible(f"{quote_qualified(*name)} is set aside: {state.reason}")

@@ -1,8 +1,7 @@
-"""Messages that have to wait, on disk once they are many: Arrow batches in, the same batches out.
+"""Messages that have to wait, in memory or, if they are many, on disk: Arrow batches in, the same batches out.
 
-Each number, such as a transaction's, has a temporary file of its own, which is in memory up to
-`MEMORY_BYTES`. PostgreSQL's apply worker does the same with streamed transactions
-(src/backend/replication/logical/worker.c).
+Each number, such as a transaction's, has a temporary file of its own, which stays in memory up to `MEMORY_BYTES`.
+PostgreSQL's apply worker does the same with streamed transactions (src/backend/replication/logical/worker.c).
 """
 
 import os
@@ -44,7 +43,7 @@ class FileSpool:
         file.writer.write_batch(messages)
 
     def read(self, number: int) -> Iterator[pa.RecordBatch]:
-        """The messages under a number; nothing may be appended to them until all are read."""
+        """The messages under a number. Append nothing to them until all are read."""
         file = self._files.get(number)
         if file is None:
             return

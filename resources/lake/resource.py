@@ -19,8 +19,8 @@ from pgsieve.resources.lake.unsynced import recover
 
 #: A Spark setting of pgsieve: batches of a local lake up to this size are written without Spark.
 SMALL_BYTES = "spark.pgsieve.smallBytes"
-#: Another one: in replicas up to this size files are written again without deleted rows; in larger ones rows
-#: are marked.
+#: A Spark setting of pgsieve: in replicas up to this size files are rewritten without deleted rows; in larger ones
+#: rows are marked.
 REWRITTEN_BYTES = "spark.pgsieve.rewrittenBytes"
 
 

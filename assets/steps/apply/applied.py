@@ -12,12 +12,12 @@ from pgsieve.resources.lake.lake import Lake
 
 @dataclass(frozen=True)
 class Applied:
-    """What was done to one replica table: rows by kind, its Delta version with the position, and conflicts seen.
+    """The result for one replica table: rows by kind, its Delta version with the position, and conflicts.
 
-    `missing` counts rows that an UPDATE or DELETE expected and did not find (update_missing and
-    delete_missing in PostgreSQL's terms, section 29.8), `insert_exists` and `update_exists` changes that met a row of
-    their key; the first is of the transaction at `conflict_lsn`. `damaged` says that the problem is a file that is missing,
-    `overrun` that another process works on the table, which may lack the batch. `through` are partitions, as of `TableChanges`.
+    `missing` counts rows that an UPDATE or DELETE expected and did not find (update_missing and delete_missing in
+    PostgreSQL's terms, section 29.8). `insert_exists` and `update_exists` count changes that met a row of their key;
+    the transaction of the first one ends at `conflict_lsn`. `damaged` says that a file is missing. `overrun` says
+    that another process works on the table, which may lack the batch. `through` are partitions, as in `TableChanges`.
     """
 
     schema: str
@@ -64,7 +64,7 @@ class Pending:
 
     @property
     def since(self) -> int:
-        """Earlier changes have been copied.
+        """The LSN from which changes count: the copy has the earlier ones.
 
         A slice that was transformed for an older copy may contain them too.
         """
@@ -90,12 +90,12 @@ class Pending:
 
     @property
     def unchanged(self) -> frozenset[str]:
-        """The columns that some change left out as unchanged."""
+        """The columns that some change did not send because they were unchanged."""
         return frozenset(column for c in self.slices for column in c.unchanged)
 
     @property
     def through(self) -> tuple[str, ...]:
-        """The partitions that changes came through."""
+        """The partitions through which changes came."""
         return tuple(sorted({partition for c in self.slices for partition in c.through}))
 
     def sent(self, *operations: str) -> int:
@@ -108,7 +108,7 @@ class Pending:
 
 
 def heads(lake: Lake, subscription: str, names: Iterable[Name]) -> dict[Name, TableHead]:
-    """The versions and positions of some replicas of a subscription, all read together."""
+    """The versions and positions of some replicas of a subscription, read together."""
     paths = {name: lake.paths.replica(subscription, *name) for name in names}
     return dict(zip(paths, lake.heads(list(paths.values())), strict=True))
 
@@ -119,7 +119,7 @@ def outcome(lake: Lake, path: str, pending: Pending, end: int, **counts: int) ->
     `counts` are numbers of rows, by the fields of `Applied`.
     """
     head = lake.records.head(path)
-    # Where there was nothing to write, another process's write is not the batch.
+    # Without anything to write, a newer version is another process's, not the batch's.
     if (head.position or 0) < end:
         head = pending.head
     return Applied(
@@ -143,9 +143,10 @@ def merged(
     expected: int,
     kept: Mapping[str, int] | None = None,
 ) -> Applied:
-    """The same for a MERGE: rows by kind of change (none where its position was reached), and how many were expected.
+    """The result of a MERGE; `counts` are its rows by kind of change, none if the position was already reached.
 
-    `kept` are its rows by kind where ended rows are kept: a MERGE counts those as updated.
+    `expected` is how many rows it should change. `kept` are the rows by kind in a replica that keeps ended rows: a
+    MERGE counts these as updated.
     """
     if kept is not None:
         return outcome(lake, path, pending, end, **(kept if counts else {}))

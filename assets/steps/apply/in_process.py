@@ -1,8 +1,7 @@
 """Apply to one replica table in this process: few transformed changes -> its net change, in one commit by delta-rs.
 
-In: a batch's changes as an Arrow table in their order. Out: `Applied`. `by_files` comes first; this is for
-tables that cannot be written by files. `writer` does the same by Spark, with any number of changes. Raises
-LakeError.
+In: a batch's changes as an Arrow table, in order. Out: `Applied`. It serves tables whose files `by_files` cannot
+write. `writer` does the same by Spark, with any number of changes. Raises LakeError.
 """
 
 from collections.abc import Sequence
@@ -49,7 +48,7 @@ class FewChanges:
 def few_changes(
     lake: Lake, path: str, log: str, definition: Definition, pending: Pending
 ) -> FewChanges | None:
-    """A batch's changes, where this process may merge them into the replica; None where Spark has to.
+    """A batch's changes, if this process may merge them into the replica; None if Spark has to.
 
     `path` is the replica, `log` its transformed changes.
     """
@@ -62,7 +61,7 @@ def few_changes(
     types = dict(definition.columns)
     key = [types[name] for name in definition.key] if finds_rows else []
     replica_size = lake.records.size(path) if finds_rows and not truncated else 0
-    # A MERGE needs less memory for a replica than changes need for as many bytes.
+    # A byte of the replica takes less memory in a MERGE than a byte of the changes.
     size = max(pending.size, replica_size // MERGED)
     committer = lake.policy.committer(path, definition.names, size, overwrite=truncated, key=key)
     if not isinstance(committer, InProcess):
@@ -96,8 +95,7 @@ class FewChangesWriter:
         return self._keyed(changes)
 
     def _effective(self, changes: pa.Table) -> pa.Table:
-        # A slice that was transformed for an older copy contains changes that a later one, within it, has
-        # copied.
+        # A slice that was transformed for an older copy may contain changes that a later copy already has.
         since = pc.greater_equal(changes["commit_lsn"], self.pending.since)
         changes = changes.filter(pc.and_(since, pc.not_equal(changes["operation"], "truncate")))
         if self.pending.truncated_at:
@@ -129,7 +127,7 @@ class FewChangesWriter:
         )
 
     def _present(self, keyed: KeyedChanges) -> Mask:
-        """Which of the keys that matter the replica has."""
+        """The keys that matter and that the replica has, as a mask."""
         if self.pending.truncated_at:
             return np.zeros(keyed.keys.num_rows + 1, np.bool_)
         return keyed.present(lambda keys: self.few.found(self.path, keys, self.definition.deleted))
@@ -174,7 +172,7 @@ class FewChangesWriter:
         return Stamp(self.definition.metadata_column(APPLIED_AT))
 
     def _rows(self, changes: pa.Table, columns: Sequence[str]) -> pa.Table:
-        """The rows after the changes, as applied now; NULL in all columns where a change has none."""
+        """The rows after the changes, as applied now; a change without a new row has NULL in all columns."""
         rows = pa.table({name: field_of(changes["new"], name) for name in columns})
         return self._stamp.of(rows)
 

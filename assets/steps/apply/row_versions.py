@@ -41,7 +41,8 @@ from pgsieve.resources.work import called
 class FollowingVersions:
     """The versions of the rows of a subscription's tables during an apply.
 
-    `positions` are those of tables whose versions have no gap, `tables` their Delta versions up to which none was put back.
+    `positions` are those of tables whose versions have no gap; `tables` are their Delta versions that are known not
+    to be put back.
     """
 
     def __init__(self, subscription: Subscription, lake: Lake, cut: Cut | None, log: Log) -> None:
@@ -101,9 +102,9 @@ class FollowingVersions:
         behind: Collection[Name],
         decided: Mapping[Name, DecidedKeys],
     ) -> dict[Name, str]:
-        """Bring the versions up to changes that the replicas have, unless these are behind; returns the problems by table.
+        """Bring the versions up to the changes that the replicas have, except those `behind`; returns the problems by table.
 
-        `decided` are changes by their keys, which decided what became of replicas.
+        `decided` are the changes by their keys that the apply has used.
         """
         own = [c for c in changes if c.name in self.positions and c.name not in behind]
 
@@ -132,7 +133,7 @@ class FollowingVersions:
         VersionsWriter(table, log, pending, state.lsn, decided).apply()
         reach(Failpoint.REPLICA_COMMITTED)
         now = lake.records.head(table.path)
-        # Else the next run finds out, from the version that the cut goes on to name.
+        # Otherwise the next run compares with the version that the cut still names.
         if self._known.leave(state, pending.head, now):
             self.tables[state.name] = now.version
 
@@ -167,9 +168,9 @@ class _Outcome:
 
 @dataclass(frozen=True)
 class VersionsWriter:
-    """Writes the changes of a batch to the versions of one table; `log` has them, `copied` is the LSN of the copy.
+    """Writes the changes of a batch, which are in `log`, to the versions of one table.
 
-    `decided` are changes by their keys, perhaps these.
+    `copied` is the LSN of the copy. `decided` are changes by their keys, perhaps of this batch.
     """
 
     table: VersionTable
@@ -179,7 +180,7 @@ class VersionsWriter:
     decided: DecidedKeys | None = None
 
     def apply(self) -> None:
-        """Write them in one commit; its position is the end of the last slice."""
+        """Write the versions in one commit; its position is the end of the last slice."""
         table, pending, end, lake = self.table, self.pending, self.pending.ends[-1], self.table.lake
         if may_be_of_other_key(table.definition, pending):
             # Rows may have been equal in the present key at that time. After a crash the replica may be ahead.
@@ -222,7 +223,7 @@ class VersionsWriter:
         return _Outcome(versions, commit_of, places, commits, matches, truncated)
 
     def _keyed(self, files: Sequence[str]) -> KeyedChanges:
-        """The changes by their keys: those that decided what became of the replica, where it lacked the same ones."""
+        """The changes by their keys: those that the replica's apply used, if it lacked the same changes."""
         table, pending, decided = self.table, self.pending, self.decided
         if decided is not None and (decided.slices, decided.since) == (pending.ends, self.since):
             return decided.keyed
@@ -235,7 +236,7 @@ class VersionsWriter:
 
     @property
     def since(self) -> int:
-        """The LSN from which changes count: earlier ones are in the copy."""
+        """The LSN from which changes count: the copy has the earlier ones."""
         return max(self.copied, self.pending.since)
 
     def _matches(self, keyed: KeyedChanges) -> Sequence[FileMatches]:

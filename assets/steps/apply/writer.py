@@ -31,7 +31,7 @@ class ReplicaWriter:
     pending: Pending
     end: int
     size: int
-    #: Where the batch has not been searched for conflicts.
+    #: The search for conflicts that the batch still needs.
     search: ConflictSearch | None
 
     def keyed(self, changes: SparkChanges) -> Applied:
@@ -96,7 +96,7 @@ class ReplicaWriter:
 
     @property
     def _base(self) -> int:
-        """The replica's version from which the batch was planned: it is written to no other."""
+        """The version of the replica from which the batch was planned; no other version may be written."""
         return self.pending.head.version
 
     def _applied(self, **counts: int) -> Applied:

@@ -1,7 +1,8 @@
-"""Moments as users name them: an LSN, or a time -> the LSN before which all that counts had committed.
+"""Moments as users name them: an LSN, or a time -> the LSN before which everything that counts had committed.
 
-A time is the last commit at or before it, in the order of the WAL, before the first commit that is later: what PostgreSQL's
-recovery_target_time stops at. It is known from the change histories, so only between two commits that these have. Raises MomentError.
+A time means all transactions, in the order of the WAL, before the first one that committed later: recovery with
+PostgreSQL's recovery_target_time stops there. The change histories have the commit times, so a time must lie between
+two of their commits. Raises MomentError.
 
 Source: recoveryStopsBefore() in src/backend/access/transam/xlogrecovery.c.
 """
@@ -32,8 +33,7 @@ class MomentError(PgsieveError):
 class Moment:
     """An LSN as of which the replicas of a subscription are read.
 
-    Up to `complete` nothing is lacking that the feed has, where that is known; slices and cuts tell of less where nothing was
-    changed.
+    The feed's data are known to be complete up to `complete`; slices and cuts may end earlier if nothing was changed.
     """
 
     lake: Lake
@@ -43,7 +43,7 @@ class Moment:
 
     @classmethod
     def of(cls, lake: Lake, subscription: str, moment: str | datetime) -> "Moment":
-        """A moment as users name it: an LSN as PostgreSQL writes it, or a time with its time zone, in ISO 8601 where it is text."""
+        """A moment as users name it: an LSN as PostgreSQL writes it, or a time with its time zone, as text in ISO 8601."""
         if isinstance(moment, str):
             if "/" in moment:
                 return cls(lake, subscription, parse_lsn(moment))
@@ -89,14 +89,14 @@ def _lsn_at(states: TableStates, time: datetime) -> int:
             hint="name an LSN; how long changes are kept is `retention.changes` in pgsieve.yaml",
             sqlstate="22023",
         )
-    # Whatever is copied after that commit is of a later moment.
+    # A later copy belongs to a later moment.
     return max(before) + 1
 
 
 def _bounds(
     lake: Lake, paths: Sequence[str], bound: Literal["least", "greatest"], where: str, micros: int
 ) -> list[int]:
-    """The least or the greatest commit LSN of each history that has changes for which a condition holds."""
+    """The least or the greatest commit LSN of each history with changes that meet a condition."""
     bounds, where = [], f"{where} and {IS_CHANGE}"
     for path in paths:
         with lake.access.refusing(path):
