@@ -8,9 +8,10 @@ Name = tuple[str, str]
 
 @dataclass(frozen=True)
 class KeptHistory:
-    """The histories of one table. None: as the subscription says, else not kept.
+    """The histories of one table. None means the subscription's choice, or no history.
 
-    `initial`: the change history has the copied rows, too. `scd2`: a table has the versions of rows with their validity.
+    `initial`: the change history has the copied rows, too. `scd2`: a table has the versions of rows with their
+    validity.
     """
 
     initial: bool | None = None
@@ -22,7 +23,7 @@ class KeptHistory:
         return bool(self.initial or self.scd2)
 
     def over(self, other: "KeptHistory") -> "KeptHistory":
-        """The union of this choice and another one, which counts where this says nothing."""
+        """Return this choice, and the other one's where it is None."""
         return KeptHistory(
             other.initial if self.initial is None else self.initial,
             other.scd2 if self.scd2 is None else self.scd2,

@@ -41,9 +41,9 @@ BATCH_CHANGES = 4_000_000
 
 @dataclass
 class ApplyResult:
-    """What an apply did to each table, and the cut it ended at; `cut` is None where there is none yet.
+    """The result of an apply for each table, and the cut at its end; `cut` is None if there is none yet.
 
-    `sent_as` says of the tables what became of the changes since the cut before, also where nothing was sent.
+    `sent_as` counts for each table the changes since the previous cut by what they were sent as, also those not sent.
     """
 
     tables: dict[Name, Applied] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class ApplyResult:
 
 
 def batches_of(ends: Sequence[int]) -> Iterable[Sequence[int]]:
-    """The batches of some slices."""
+    """Divide slices into batches."""
     return [ends[i : i + BATCH_SLICES] for i in range(0, len(ends), BATCH_SLICES)]
 
 
@@ -77,10 +77,10 @@ def apply(
     *,
     cut_into: Callable[[Sequence[int]], Iterable[Sequence[int]]] = batches_of,
 ) -> ApplyResult:
-    """Apply the transformed slices that the replicas lack, and write a cut where anything changed.
+    """Apply the transformed slices that the replicas lack, and write a cut if anything changed.
 
-    `only` restricts it to some tables; then no cut is written, as the others stay behind. `cut_into` makes
-    batches of the slices; the rows are the same whatever the batches are.
+    `only` restricts it to some tables; then no cut is written, as the others stay behind. `cut_into` divides the
+    slices into batches; the rows do not depend on it.
     """
     lake.access.begin_writing()
     with subscription.feed.source.exclusively(subscription.name):
@@ -90,7 +90,7 @@ def apply(
 
 
 class _Apply:
-    """An apply of the slices that are transformed: what they are, the replicas, and what is done so far."""
+    """An apply of the transformed slices: the slices, the replicas, and the results so far."""
 
     def __init__(self, subscription: Subscription, lake: Lake, log: Log, only: Sequence[Name] | None) -> None:
         self._subscription, self._lake, self._log, self._only = subscription, lake, log, only
@@ -99,7 +99,7 @@ class _Apply:
         self._transformed = record.position()
         self._slices = record.slices(self.result.cut.lsn if self.result.cut else 0)
         states = self._followed()
-        # A table that another process makes ready meanwhile would lack the batches before.
+        # A table that another process makes ready later would lack earlier batches.
         self._begun = {n for n, s in states.items() if s.applies}
         self.result.sent_as = self._sent_as(states)
         #: Whether a cut can be written: no table is left out, and no other process works on one.
@@ -110,7 +110,7 @@ class _Apply:
         self._begin_row_versions()
 
     def _begin_row_versions(self) -> None:
-        """Find out how far the versions of rows are; the next cut names replicas with repaired rows, which have new ones."""
+        """Determine how far the versions of rows are; the next cut names replicas with repaired rows, which have new ones."""
         replicas, subscription = self._replicas, self._subscription.name
         for name in self._repaired:
             head = self._lake.records.head(self._lake.paths.replica(subscription, *name))
@@ -118,7 +118,7 @@ class _Apply:
         self._set_aside(replicas.row_versions.begin(replicas.states, self._repaired))
 
     def _followed(self) -> dict[Name, TableState]:
-        """The states of the tables, whose replicas have the layout that the configuration says."""
+        """The states of the tables after their replicas have got the configured layout."""
         changed = {c.name for changes in self._slices.values() for c in changes if c.changed}
         cut = self.result.cut
         states = states_without_damaged(self._subscription, self._lake, cut, changed)
@@ -141,7 +141,7 @@ class _Apply:
         return states
 
     def _sent_as(self, states: Mapping[Name, TableState]) -> dict[Name, SentCounts]:
-        """What became of the changes since the copies of tables, also where nothing was sent."""
+        """The changes since the copies of tables by what they were sent as, also those not sent."""
         counts = dict[Name, SentCounts]()
         for change in (c for changes in self._slices.values() for c in changes if c.name in self._begun):
             if change.slice > states[change.name].lsn:
@@ -170,7 +170,7 @@ class _Apply:
                     return
             self._apply_batch(batch, plans)
             if self._is_disabled():
-                return  # Its replicas hold what they held, or the whole batch; no cut tells of it.
+                return  # Each replica has none or all of the batch, and no cut has it.
             self._follow_versions(changes, batch.decided)
             tables = f"{counted(len(plans), 'table')} of {self._subscription.name}"
             self._log(f"applied everything up to {format_lsn(batch.end)} to {tables}")
@@ -180,7 +180,7 @@ class _Apply:
         self._cut(progress.complete_up_to(max(self._transformed, *slices, 0)))
 
     def _plans(self, batch: Batch) -> list[Plan]:
-        """What the tables lack of a batch; one that was put back meanwhile is set aside."""
+        """The changes of a batch that tables lack; a table that was put back meanwhile is set aside."""
         plans, ahead, states = batch.planned(self._only)
         self._replicas.states = states
         self._alone = self._alone and not _is_copied_by_others(states, self._begun)
@@ -190,7 +190,7 @@ class _Apply:
         return [plan for plan in plans if plan.pending.name not in aside]
 
     def _apply_batch(self, batch: Batch, plans: Sequence[Plan]) -> None:
-        """Apply what the tables lack; one that fails is set aside, or disables the subscription."""
+        """Apply a batch to the tables that lack it; a table that fails is set aside, or disables the subscription."""
         stood = {plan.pending.name: plan.pending.head for plan in plans}
         for done in batch.applied(plans):
             applied = done
@@ -230,7 +230,7 @@ class _Apply:
         return self._subscription.disable_on_error and any(a.problem and not a.damaged for a in tables)
 
     def _cut(self, lsn: int) -> None:
-        """Write a cut of an LSN, where no other process works on the tables."""
+        """Write a cut of an LSN if no other process works on the tables."""
         if self._alone:
             self._replicas.cut(self.result, lsn)
 
@@ -261,7 +261,7 @@ class _Replicas:
     def leave(self, name: Name, before: TableHead | None, now: TableHead) -> str | None:
         """Continue from a version of a table.
 
-        Returns the problem, and sets the table aside, where it was put back.
+        If the table was put back, it is set aside, and the problem is returned.
         """
         problem = self._problem(name, before, now)
         self._go_on(name, now, problem)
@@ -286,12 +286,12 @@ class _Replicas:
         self._histories |= {change.name: change.slice for change in changes}
 
     def set_aside(self, name: Name, problem: str) -> None:
-        """Apply nothing more to a table."""
+        """Set a table aside: nothing more is applied to it."""
         self.states[name] = self.states[name].with_problem(self._subscription.name, problem)
         TableStates(self._lake, self._subscription.name).append([self.states[name]])
 
     def cut(self, result: ApplyResult, lsn: int) -> None:
-        """Write a cut of an LSN that no table is beyond."""
+        """Write a cut of an LSN if no table is beyond it."""
         copied = max((s.lsn for s in self.states.values() if s.state == SyncState.READY), default=0)
         if max(copied, self._reached) <= lsn and self._look_at_copied(lsn):
             ready = [name for name, state in self.states.items() if state.state == SyncState.READY]
@@ -307,9 +307,9 @@ class _Replicas:
             self._cut = result.cut
 
     def _look_at_copied(self, lsn: int) -> bool:
-        """Read the versions of tables that were copied, or followed their definition, since the cut.
+        """Read the versions of tables that were copied since the cut, or followed their definition.
 
-        False where one is beyond the LSN.
+        False if one is beyond the LSN.
         """
         versions = self._cut.tables if self._cut else {}
         paths = {}
@@ -338,7 +338,7 @@ def _is_copied_by_others(states: Mapping[Name, TableState], begun: Collection[Na
 
 
 def _record(lake: Lake, subscription: Subscription, result: ApplyResult, wanted: Cut) -> None:
-    """Write a cut, unless it is the one that stands there already."""
+    """Write a cut, unless the newest cut has the same contents."""
     last, tables = result.cut, wanted.tables
     contents = (tables, wanted.versioned, wanted.scd2)
     if not tables or (last and (last.tables, last.versioned, last.scd2) == contents):
@@ -357,7 +357,7 @@ def _record(lake: Lake, subscription: Subscription, result: ApplyResult, wanted:
 
 
 def renew_cut(lake: Lake, subscription: Subscription, versions: Mapping[Name, int]) -> None:
-    """Write the newest cut again where some tables have its LSN in another Delta version."""
+    """Write the newest cut again if some tables have its LSN in another Delta version."""
     if (cut := Cuts(lake, subscription.name).last()) is not None:
         renewed = {name: versions.get(name, version) for name, version in cut.tables.items()}
         _record(lake, subscription, ApplyResult(cut=cut), replace(cut, tables=renewed))

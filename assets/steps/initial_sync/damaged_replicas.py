@@ -1,6 +1,6 @@
 """Makes room for a copy of a damaged replica: removes its unreadable log, and cuts that would name other rows.
 
-It also removes constraints that others have added to the replica, which would refuse rows.
+It also removes constraints that other writers have added to the replica.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Damage:
 
 @dataclass(frozen=True)
 class ReplacedReplica:
-    """A table's replica that a copy is to replace; the change history of this generation continues after the copy.
+    """The replica that a copy is to replace; the change history of this generation continues after the copy.
 
     `has_versions`: there may be versions of its rows, or there will be.
     """
@@ -48,9 +48,9 @@ class ReplacedReplica:
     def damage(self) -> Damage:
         """What obstructs the copy.
 
-        The change history and the versions of rows begin anew where their log is unreadable. A table that begins anew,
-        or was put back, uses version numbers again that cuts have named, and those cuts would name other rows. The same
-        holds for the table states.
+        A change history, or a table of versions of rows, with an unreadable log begins anew. A table that begins
+        anew, or was put back, uses version numbers again, so older cuts would name other rows. The same holds for the
+        table states.
         """
         lake, paths = self.lake, [self.path, self.history]
         if self.has_versions:

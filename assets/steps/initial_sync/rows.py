@@ -59,7 +59,7 @@ class SelectedRows:
 
 
 def copied_rows(spark: SparkSession, selected: SelectedRows) -> DataFrame:
-    """The selected rows, one partition a query."""
+    """The selected rows; each query gives one partition."""
     schema, queries = ddl((c.name, c.type.spark) for c in selected.columns), len(selected.queries)
     if not queries:
         return spark.createDataFrame([], schema)
@@ -80,9 +80,7 @@ def copied_files(
     size: int,
     on_progress: OnProgress | None = None,
 ) -> pa.Table:
-    """The same rows, written by the executors into files of about `size` bytes of the replica's folder.
-
-    One row (`WRITTEN`) per file.
+    """The same rows, written by the executors into files of about `size` bytes; returns a row (`WRITTEN`) per file.
 
     `on_progress` is called with the number of finished queries.
     """
@@ -100,7 +98,7 @@ def copied_files(
 
 
 def read_again(chunk: Callable[[], Iterable[pa.RecordBatch]]) -> list[pa.RecordBatch]:
-    """All of a chunk, read again where a fault passes; raises SnapshotLostError, LockedTableError where that would not help."""
+    """All rows of a chunk, read again after a passing fault; raises SnapshotLostError or LockedTableError if that cannot help."""
     for reading in range(_READINGS - 1):
         try:
             return list(chunk())

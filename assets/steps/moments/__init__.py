@@ -1,5 +1,5 @@
-"""A subscription's replicas as they were at any moment: a cut, or a cut and the changes up to there.
+"""A subscription's replicas as they were at any moment: at a cut, or at a cut plus later changes.
 
-`moment` says which LSN a time is, `bases` from which versions and changes each table comes, `reading` makes tables of them by the
-apply's own functions, in a folder beside the lake; `restore` puts them somewhere to stay. No replica is written to.
+`moment` turns a time into an LSN. `bases` finds the version and the changes for each table. `reading` makes tables of
+them by the apply's own functions, in a temporary folder; `restore` makes permanent ones. No replica is written to.
 """

@@ -29,7 +29,7 @@ from pgsieve.resources.lake.lake import Lake, StoredSlices
 def put_slice(lake: Lake, into: Lake, base: Base, end: int, lsn: int, history: str) -> TableChanges:
     """Copy the rows of the slice at `end` that committed before `lsn` into a history of another lake.
 
-    There the slice ends at the LSN, if not earlier. Returns what a run records of these rows.
+    There the slice ends at `end` or, if that is earlier, at the LSN. Returns what a run records of these rows.
     """
     stored = lake.stored_slices(base.history, [end], every=True)
     if stored is None:

@@ -1,7 +1,7 @@
-"""The initial copy as a whole: the feed's slot is made ready, tables are copied, and the slot is drained between batches.
+"""The initial copy as a whole: it makes the feed's slot ready, copies tables, and drains the slot between batches.
 
-In: the tables to copy. Out: the result for each. The slot exists before the first snapshot, so nothing
-between the two is missing; the WAL that it retains meanwhile is bounded.
+In: the tables to copy. Out: the result for each. The slot exists before the first snapshot, so no change is lost
+between the two; the WAL that it retains meanwhile is bounded.
 """
 
 from collections.abc import Collection
@@ -42,11 +42,11 @@ def copy_tables(
     lacking: bool = False,
     seconds: float = PATIENT_SECONDS,
 ) -> list[Copied]:
-    """Copy the named tables as `pgsieve.assets.steps.initial_sync.copy` does, from a slot that is ready.
+    """Copy the named tables as `pgsieve.assets.steps.initial_sync.copy` does, after the slot is ready.
 
-    `lacking` leaves out tables that need no copy any more, now that it is this process's turn. Where other
-    transactions are open, it waits for this many `seconds`, and leaves the tables to a later copy. Raises
-    SubscriptionDisabledError where the subscription is disabled, and the errors of making the slot ready.
+    `lacking` leaves out tables that another process has copied before this one began. The copy waits for open
+    transactions up to `seconds`, and leaves their tables to a later copy. Raises SubscriptionDisabledError if the
+    subscription is disabled, and the errors of making the slot ready.
     """
     if not names:
         return []
@@ -82,7 +82,7 @@ class _RetainedWal:
     log: Log
 
     def bound(self, more: bool) -> None:
-        """Report how much it is; if it is much, and `more` batches follow, drain the slot."""
+        """Report how much WAL is retained; if it is much, and `more` batches follow, drain the slot."""
         feed = self.subscription.feed
         try:
             with feed.source.connect() as connection:

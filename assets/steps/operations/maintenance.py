@@ -1,10 +1,9 @@
 """Keeps a lake from growing without end: retention, compaction and vacuum of a feed's and a subscription's tables.
 
-In: the Delta tables, and the retention of applied changes. Out: the same tables, smaller. Changes that some
-subscription of the feed has not applied, as its Delta tables say, are never deleted. Nor is a file that is
-needed by a recent version, or by a version in a kept cut. Each commit is atomic and independent of the one
-before, so maintenance is simply repeated after a kill. It may run beside a run: of two writers of a replica
-the slower begins again.
+In: the Delta tables, and the retention of applied changes. Out: the same tables, smaller. Maintenance never deletes
+changes that a subscription of the feed has not applied, nor files of a recent version or of a version in a kept cut.
+Each commit is atomic and independent of the others, so maintenance is repeated after a kill. It may run beside a run:
+of two writers of a replica the slower begins again.
 """
 
 import math
@@ -107,8 +106,8 @@ def maintain_subscription(
 ) -> list[MaintainedTable]:
     """Maintain the change history, the replicas with their cuts, and the records of a subscription.
 
-    Raises ClusteringError, once everything else is done, where a replica cannot be clustered as its layout
-    says. `only` leaves out the history and the replicas of other tables: nothing was written to them.
+    If a replica cannot be clustered as its layout says, ClusteringError is raised after all other work. `only` leaves
+    out the other tables' histories and replicas, which nothing has written.
     """
     with _maintaining(subscription.feed, subscription.name, lake, retention) as maintainer:
         SubscriptionRecord(lake, subscription.name).refuse_other_folders()
@@ -160,8 +159,8 @@ class _SubscriptionTables:
         lake, name, maintain = self.lake, self.subscription.name, self.maintainer.maintain
         cuts, states = Cuts(lake, name), TableStates(lake, name)
         cut = cuts.last()
-        # A change after the newest cut shows the next cut that its table has changed; a slice without changes
-        # shows the position.
+        # The next cut needs the changes after the newest one to know the changed tables, and a slice without changes
+        # for the position.
         applied_rows = f"slice <= {cut.lsn if cut else 0:d} or (slice < {applied:d} and inserts is null)"
         maintain(Transformed(lake, name).path, applied_rows)
         of_cuts = {cut.states for cut in cuts.kept() if cut.states is not None}
@@ -198,7 +197,7 @@ class _SubscriptionTables:
         """
         if not self._renew_cut(since, version):
             return False
-        # The cut is removed first, so that no reader finds it, then its files.
+        # The cut goes first, so that no reader uses it, then its files.
         cuts = Cuts(self.lake, self.subscription.name).path
         self.maintainer.maintain(cuts, self.maintainer.expired_cuts(cuts, since), since=since)
         for table, state in states.items():
@@ -221,12 +220,12 @@ class _SubscriptionTables:
         paths = {name: self._replica(name) for name in cut.tables}
         now = datetime.now(UTC)
         young = since <= cut.at <= now  # The age of a later cut is unknown.
-        # In this order: a commit of a run in between is noticed by its position.
+        # Read in this order, so that the position shows a commit of a run in between.
         versions = {name: records.version(path) for name, path in paths.items()}
         if any(
             (records.position(path) or 0) > cut.lsn
             or records.is_restored(path, cut.tables[name], cut.entries.get(name))
-            # The next run lets histories follow, for which it looks at what came after the cut.
+            # The histories follow in the next run, which reads the changes after the cut.
             or (self.subscription.histories.of(name).any and records.is_repaired(path, cut.tables[name]))
             for name, path in paths.items()
         ):
@@ -241,13 +240,10 @@ class _SubscriptionTables:
 
 
 def superseded(counting: Collection[int]) -> str | None:
-    """A condition for superseded rows of records, by the versions that still count.
+    """A condition for superseded rows of records, by the versions that still count; None if there is nothing to delete.
 
-    None where nothing is to be deleted.
-
-    Rows are only ever added with later versions, so a superseded row stays so, whatever is written meanwhile.
-    Rows in one commit with a counting row stay too, so the number of commits with rows is bounded. Rows older
-    than the column stay.
+    Rows are only added with later versions, so a superseded row stays superseded. Other rows of a commit with a
+    counting row stay, so the number of commits with rows is bounded. Rows older than the column `version` stay.
     """
     kept = sorted(version for version in counting if version >= 0)
     if not kept:
@@ -276,7 +272,7 @@ class _Maintainer:
         return max((end for end in self._lake.records.slices(path, 0) if end <= applied), default=0)
 
     def expired_cuts(self, path: str, since: datetime) -> str | None:
-        """A condition for the cuts from before `since`, and for earlier ones, whatever the clock of their writer said."""
+        """A condition for the cuts from before `since` and for all earlier ones, whatever time their writers' clocks had."""
         if not self._lake.records.exists(path):
             return None
         return f"at < {{since}} or lsn < {maintenance(self._lake, path).last_before(since):d}"
@@ -333,10 +329,9 @@ class _Maintainer:
 
 @contextmanager
 def _maintaining(feed: Feed, what: str, lake: Lake, retention: Retention) -> Iterator[_Maintainer]:
-    """A maintainer of tables that no other process maintains at the moment, as the work of one of two would be wasted.
+    """A maintainer with a lock, so that two processes do not do the same work.
 
-    Where the source is not reachable, it works without the lock. Raises the errors of
-    `refuse_other_publisher`.
+    If the source does not answer, it works without the lock. Raises the errors of `refuse_other_publisher`.
     """
     with ExitStack() as locked:
         with suppress(SourceUnreachableError):
