@@ -203,7 +203,7 @@ class Subscription:
             )
         if metadata and not replicated.key and {"update", "delete"} & replicated.operations:
             return PgsieveError(
-                f'table "{replicated.table.qualified}" has no key, and rows that are told apart by their values alone have no'
+                f'table "{replicated.table.qualified}" has no key, and rows that differ by their values alone have no'
                 " metadata of their own",
                 hint="give it a key, publish INSERTs of it only, or say `columns: {}` for it in `tables` of the layout in pgsieve.yaml",
                 sqlstate="0A000",

@@ -1,10 +1,10 @@
-"""Metadata columns: what a replica says of each of its rows beside the table's columns, as ordinary columns of its changes.
+"""Metadata columns: a replica's data about each of its rows, as ordinary columns of its changes.
 
-In: which metadata (`METADATA`), and changes of one relation version. Out: values for their new rows, and for the old ones that are kept
-where they end. Raises nothing.
+In: the chosen metadata (`METADATA`), and changes of one relation version. Out: values for their new rows, and for
+deleted rows that are kept. Raises nothing.
 
-A row that was copied has the snapshot's LSN and time and no commit; the first change of it replaces all. When it was applied is
-known to the apply only, which puts it in (`Stamp`).
+A copied row has the snapshot's LSN and time and no commit; its first change replaces all of them. Only the apply
+knows when a row was applied, and adds it (`Stamp`).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class MetadataColumns:
     source: str | None = None
 
     def values(self, name: str, changes: Mapping[str, pa.Array], count: int) -> pa.Array:
-        """The values of a column for the new rows of so many changes, which have the columns `changes`."""
+        """The values of a column for the new rows of `count` changes, which have the columns `changes`."""
         kind = self.kinds[name]
         arrow = metadata_type(kind).arrow
         if kind in _OF_CHANGES:

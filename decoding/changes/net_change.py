@@ -242,10 +242,11 @@ def row_versions(changes: KeyChanges, commits: Numbers, present: Mask) -> RowVer
 
 
 def with_deletes(changes: KeyChanges, truncates: Sequence[int], keys: int) -> tuple[KeyChanges, Numbers]:
-    """The changes with DELETEs in the place of each TRUNCATE, and for each of them the number that it had.
+    """The changes with DELETEs in the place of each TRUNCATE, and the number of each change or TRUNCATE.
 
-    `truncates` has for each TRUNCATE the number of changes before it, in order. The first one deletes all of so many
-    keys, a later one those with changes since. A DELETE has the number of its TRUNCATE, which follow those of changes.
+    `truncates` has for each TRUNCATE the number of changes before it, in order. The first one deletes all `keys`
+    keys, a later one those with changes since. A DELETE has the number of its TRUNCATE; these numbers follow those of
+    changes.
     """
     at, deleted, which, begin = list[Numbers](), list[Numbers](), list[Numbers](), 0
     for number, end in enumerate(truncates, len(changes.operations)):

@@ -75,7 +75,7 @@ class Transformation:
     metadata: MetadataColumns = field(default_factory=MetadataColumns)
 
     def changes(self, messages: Iterable[Encoded], counts: Counter[SentAs]) -> Iterator[pa.RecordBatch]:
-        """What the subscription gets, in the columns of `schema` but for the slice; what became of all that came is counted.
+        """The subscription's changes, in the columns of `schema` except the slice; `counts` gets how many were sent as what.
 
         See `made`.
         """

@@ -87,10 +87,9 @@ class Layout:
         return any(oid != self.oid for oid, _ in self.files)
 
     def is_rewritten(self, after: Catalog) -> bool:
-        """Whether the files are others in a later state of the catalog.
+        """Whether a later state of the catalog has other files for the table.
 
-        After TRUNCATE, and after an ALTER TABLE that rewrites rows, an older snapshot finds no row (section
-        13.6).
+        After TRUNCATE, and after an ALTER TABLE that rewrites rows, an older snapshot finds no row (section 13.6).
         """
         table = after.tables.get(self.oid)
         return table is None or Layout.of(table, after).files != self.files

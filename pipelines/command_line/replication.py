@@ -68,7 +68,7 @@ StallLimit = Annotated[
         "--stall-limit",
         min=0,
         metavar="SECONDS",
-        help="With --follow: end with an error where for so long nothing moves though something waits; 0: never.",
+        help="With --follow: end with an error after this time without progress while changes wait; 0: never.",
     ),
 ]
 

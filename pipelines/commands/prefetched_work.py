@@ -20,7 +20,7 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.kept_sessions import kept_sessions
 from pgsieve.resources.work import Work, measured
 
-#: How often work that should end is told so.
+#: How often the end of the work in progress is requested again.
 _LOOK_SECONDS = 0.2
 
 Key = TypeVar("Key", bound=Hashable)

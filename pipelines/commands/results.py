@@ -71,9 +71,9 @@ class AppliedTable:
 
 @dataclass(frozen=True, slots=True)
 class TransformedTable:
-    """What a run transformed of one table: the changes that came through a relation (`source`, the table or a partition).
+    """The changes of one table that a run transformed and that came through one relation (`source`, the table or a partition).
 
-    `row_filter` decided; None: there is none. The others say what became of `updates`.
+    `row_filter` decided, None without one. The other fields count what `updates` were sent as.
     """
 
     schema: str
@@ -101,12 +101,12 @@ class Spent:
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionRun:
-    """What a run did for one subscription, from the LSN before it to the LSN of its cut.
+    """The result of a run for one subscription, from the LSN before it to the LSN of its cut.
 
-    `changed` is false when there was nothing new; a problem is a table set aside, a sequence that cannot be read, or the
-    subscription disabled, with the reason. `notice` says what became of the LSN to skip. `spent` is what the work took, of all its steps but the slot's.
-    `warnings` name partitions whose changes are not sent, and what becomes of their rows.
-    `transformed` says what became of the changes that came, also where nothing was sent.
+    `changed` is false if there was nothing new. A problem is a table set aside, a sequence that cannot be read, or
+    the subscription disabled, with the reason. `notice` says whether the LSN to skip was skipped. `spent` are the
+    costs of all steps except the slot's. `warnings` name partitions whose changes are not sent, and the effect on
+    their rows. `transformed` counts the changes that came, also those not sent.
     """
 
     name: str

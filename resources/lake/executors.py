@@ -40,7 +40,7 @@ Part = Callable[[int, Guard], Iterable[pa.RecordBatch]]
 
 #: Spark splits a range of this many numbers among all cores; its plan gives the number of parts.
 _MANY, _SPLITS = 1_000_000, re.compile(r"splits=(\d+)")
-#: A warning is logged where a cluster has not ended the first job of a session after so many seconds.
+#: If a cluster has not ended the first job of a session after this many seconds, a warning is logged.
 _SILENT_SECONDS = 20
 _NO_EXECUTOR = (
     "Spark has run nothing for %d seconds: the cluster may have no free executor. The master's page shows which applications have"

@@ -36,7 +36,7 @@ class Gone:
 
 @dataclass(frozen=True)
 class Going:
-    """Decides how rows of a table with these columns are deleted, for changes of so many bytes."""
+    """Decides how rows of a table with these columns are deleted, for changes of `size` bytes."""
 
     lake: Lake
     committer: ByFiles

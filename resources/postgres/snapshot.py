@@ -136,9 +136,9 @@ def chunk_queries(
 ) -> "Chunks":
     """The queries that together select a table's published rows, one per ctid range of each of its leaves.
 
-    `expressions` are the select list, `parallelism` says how many queries are run at a time for a table of so many bytes. Row filters
-    are ORed and run on the server (section 29.4.5). Raises LockedTableError. A partition tree whose leaves are not the role's to read as they are is
-    selected from its root in one query, as a built-in subscription copies it.
+    `expressions` are the select list; `parallelism` gives the number of parallel queries for a table's bytes. Row filters
+    are ORed and run on the server (section 29.4.5). If the role may not read the leaves of a partition tree, one query
+    selects from its root, as a built-in subscription does. Raises LockedTableError.
     """
     table = replicated.table
     parts = (

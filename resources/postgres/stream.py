@@ -61,10 +61,9 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class StreamLimits:
-    """The limits of a stream: bytes that wait for the consumer, and seconds of each patience.
+    """The limits of a stream: bytes that wait for the consumer, and time limits in seconds.
 
-    It tries so long to connect at the start, to connect again, and it takes a server that is silent for so
-    long as gone.
+    They apply to the first connection, to each reconnection, and to the silence of a server before it counts as gone.
     """
 
     buffer_bytes: int = BUFFER_BYTES

@@ -60,7 +60,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class DecidedKeys:
-    """The changes of some slices since an LSN by their keys, which decided what became of a replica."""
+    """The changes of some slices since an LSN by their keys, from which an apply has made a replica."""
 
     slices: Sequence[int]
     since: int

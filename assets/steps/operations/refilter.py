@@ -1,8 +1,8 @@
-"""Filtering again: a subscription's replicas made of another's rows, or of its own, without the publisher's.
+"""Filtering again: makes a subscription's replicas from another's, or from its own, without rows of the publisher.
 
-In: a subscription whose publications, row filters or column lists are others than its replicas came of, or that is new; the catalog; and
-subscriptions of the same source. Out: which tables can be made, of which replica and from which LSN on, or why not; and these replicas,
-as a copy at that LSN would have them. A replica is taken for what it should have only where all that has ever decided its rows is known
+In: a subscription that is new, or whose publications, row filters or column lists have changed; the catalog; and
+subscriptions of the same source. Out: for each table the replica and LSN that it can be made from, or why not; and
+the new replicas, equal to copies at that LSN. A replica is used only if everything that has decided its rows is known
 (`Definition.unaltered`). Raises PgsieveError.
 """
 
@@ -70,9 +70,10 @@ def moment_of(lake: Lake, source: Subscription) -> int:
 
 @dataclass(frozen=True)
 class Refilter:
-    """Makes the replicas of a subscription of what `sources`, in this order, have.
+    """Makes the replicas of a subscription from those of `sources`, in this order.
 
-    The catalog is of now, with the subscription's publications; with each source comes the same with that one's.
+    `catalog` is the present one, with the subscription's publications; each source has the present catalog with its
+    own.
     """
 
     subscription: Subscription

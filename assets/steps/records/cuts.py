@@ -147,10 +147,10 @@ class Cuts:
         return self.lake.paths.replica(self.subscription, *name)
 
     def made(self, lsn: int, tables: Mapping[Name, int], states: int | None, last: Cut | None) -> Cut:
-        """A cut of now.
+        """A cut of the present state.
 
-        It takes over from the `last` cut the bytes of log entries, so that they are not looked up again, and the positions
-        and versions of change histories, versions of rows and own tables.
+        From the `last` cut it takes the bytes of log entries, so that they are not read again, and the positions and
+        versions of change histories, versions of rows and own tables.
         """
         entries = {}
         for name, version in tables.items():

@@ -157,7 +157,7 @@ class SubscriptionRecord:
             f'subscription "{self.subscription}": its replicas are in folders named "{recorded}", and pgsieve.yaml says'
             f' "{folders}"',
             hint=f'say `folders: "{recorded}"` again; or `pgsieve drop {self.subscription}` and `pgsieve run'
-            f" {self.subscription}`, which copies all tables into folders of the new names and leaves those of before as they"
+            f" {self.subscription}`, which copies all tables into folders of the new names and leaves the former ones as they"
             " are (`drop --delete-tables` deletes them)",
             sqlstate="55000",
         )

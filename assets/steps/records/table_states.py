@@ -241,9 +241,9 @@ class TableStates:
         )
 
     def counting_versions(self, moments: Iterable[int]) -> set[int]:
-        """The versions of the rows that count: of each table the newest, and the newest with a definition.
+        """The versions of the rows that count: for each table the newest, and the newest with a definition.
 
-        Those of now, and those of `moments`, when the newest row had one of these versions.
+        They count now, and as of each of `moments`, which are versions of the newest row at that time.
         """
         versions: dict[Name, tuple[list[int], list[int]]] = {}
         for row in in_order(self.lake.records.rows(self.path)):

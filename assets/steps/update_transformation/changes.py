@@ -40,7 +40,7 @@ _Share = tuple[Transformation, Source]
 
 @dataclass(frozen=True)
 class WrittenChanges:
-    """Files of changes (rows of `WRITTEN`), and what became of those that came."""
+    """Files of changes (rows of `WRITTEN`), and how many changes were sent as what."""
 
     files: pa.Table
     sent_as: SentCounts
@@ -138,7 +138,7 @@ class SentChanges:
         return ReadableChanges(read, self.truncates, self.end, self.key, self.schema)
 
     def attempted(self, lake: Lake, columns: Sequence[tuple[str, str]], size: int) -> SentCounts:
-        """Have them made by whoever makes so many bytes of changes, and keep nothing; `columns` as `frame` has them."""
+        """Make the changes with the runner for `size` bytes, and keep only their counts; `columns` as in `frame`."""
         if (readable := self.readable) is not None:
             return readable.attempt(lake.policy.runner(size))
         made = self.frame(lake, columns)
@@ -164,7 +164,7 @@ class SentChanges:
 
 @dataclass(frozen=True)
 class ChangesFrame:
-    """Changes that Spark makes, with `MOVES` and `CAME_AS`; what became of them is known once something has asked for the rows."""
+    """Changes that Spark makes, with `MOVES` and `CAME_AS`; their counts are known after an action on the rows."""
 
     rows: DataFrame
     observed: Sequence["_Observed"]
@@ -251,7 +251,7 @@ def _changes(shares: Sequence[_Share], counts: Counter[SentAs]) -> Iterator[pa.R
 
 
 def _counted(counts: SentCounts) -> pa.RecordBatch:
-    """No file: what became of the changes of a part, of which maybe nothing is sent."""
+    """A row without a file: the counts of a part's changes, of which perhaps none is sent."""
     return pa.RecordBatch.from_pylist([{"size": 0, "tally": json.dumps(as_rows(counts))}], WRITTEN)
 
 

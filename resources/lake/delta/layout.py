@@ -1,6 +1,6 @@
 """The layout of replicas: their folders, the order of rows, the size of files, Delta properties.
 
-In: what `layout` of pgsieve.yaml says. Out: the layout of each table, and what its Delta table is told. Raises nothing.
+In: what `layout` of pgsieve.yaml says. Out: the layout of each table, and its Delta properties. Raises nothing.
 
 https://docs.delta.io/latest/table-properties.html
 """

@@ -169,7 +169,7 @@ class Store:
         if groups is not None:
             fragment = fragment.subset(row_group_ids=list(groups))
         dataset = ds.FileSystemDataset([fragment], schema, fragment.format)
-        # By default so many batches are read ahead that their rows may have gigabytes.
+        # The default prefetches batches with up to gigabytes of rows.
         yield from dataset.to_batches(batch_readahead=2, fragment_readahead=1)
 
     def _fragment(self, path: str) -> ds.ParquetFileFragment:
