@@ -70,10 +70,9 @@ class KeyChanges:
         return moved
 
     def lookups(self, keys: int) -> tuple[Mask, Mask]:
-        """Which of the keys are expected before the changes, and for which it matters whether the replica has them.
+        """The keys that must have a row before the changes, and those whose row in the replica matters.
 
-        It matters where a row begins before one ends, which must be the key's only row, and where a move
-        needs its row.
+        It matters if a row begins before one ends, since it must be the key's only row, and if a move needs its row.
         """
         begun = _first(np.where((self.operations == INSERT) | self.moves, self.new, NONE), keys)
         ended = _first(self.old, keys)
@@ -159,11 +158,10 @@ class _Tenures:
 
 
 def net_changes(changes: KeyChanges, present: Mask, *, keeps: bool = False) -> tuple[NetChange, int | None]:
-    """The outcome for each key, and the first change that meets a row of its key (None: no change does).
+    """The outcome for each key, and the first change that conflicts with a row of its key, None without one.
 
-    `present` says for each key whether the replica has a row of it. After a conflict the net change means
-    nothing. With `keeps` the last row of each key that ends stays as it was. Then `present` has to be known for
-    every key.
+    `present` says for each key whether the replica has a row of it. After a conflict the net change is meaningless.
+    With `keeps`, the last row of each key that ends stays; then `present` must be known for every key.
     """
     changes = _without_lost_moves(changes, present)
     tenures = _tenures(changes)
@@ -193,11 +191,11 @@ def net_changes(changes: KeyChanges, present: Mask, *, keeps: bool = False) -> t
 
 @dataclass(frozen=True)
 class RowVersions:
-    """The versions of rows that changes make, one for each key and commit that leaves a row, and earlier ones that they end.
+    """The versions of rows that changes make, one for each key and commit that leaves a row, and the earlier versions that they end.
 
-    Each array but `ends` has one element a version. `keys`, `last`, `sent` and `base` are as in `NetChange`; `until` is
-    the number of the commit that ends the version, `NONE` for the present one. `ends` has for each key the commit that
-    ends the row from before the changes.
+    Each array except `ends` has one element per version. `keys`, `last`, `sent` and `base` are as in `NetChange`.
+    `until` is the number of the commit that ends the version, `NONE` for the present one. `ends` has for each key the
+    commit that ends the row from before the changes.
     """
 
     keys: Numbers
@@ -350,7 +348,7 @@ def _conflict(tenures: _Tenures, origin: Numbers, base: Numbers, present: Mask) 
 
 
 def _without_lost_moves(changes: KeyChanges, present: Mask) -> KeyChanges:
-    """The changes with a DELETE of the old key for each move that finds no row: it has the same effect, and misses a row."""
+    """The changes, with a DELETE of the old key for each move that finds no row: the effect is the same, and a row is missing."""
     if not changes.moves.any():
         return changes
     tenures = _tenures(changes)

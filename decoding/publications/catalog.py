@@ -181,10 +181,11 @@ class Publication:
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """The publisher's tables by oid, at one moment; `types` is what users' types are made of, by oid.
+    """The publisher's tables by oid, at one moment; `types` defines users' types, by oid.
 
-    `names` has a digest of all names of a kind that values of some types print (`NAMES_OF` of decoding/values/printed_names.py).
-    `locked` are the tables whose row filters and generation expressions are unknown because of a lock, and its holder.
+    `names` has a digest of all names of a kind that values of some types print (`NAMES_OF` of
+    decoding/values/printed_names.py). `locked` are the tables whose row filters and generation expressions are
+    unknown because of a lock, and its holder.
     """
 
     tables: Mapping[int, Table]
@@ -287,11 +288,11 @@ def _agreed_columns(publications: Sequence[Publication], table: Table) -> tuple[
 def published_relation(
     table: Table, publications: Sequence[Publication], catalog: Catalog
 ) -> PublishedRelation | None:
-    """What `publications` together send of changes to `table` (a plain table or a leaf); None is nothing.
+    """The part of changes to `table` (a plain table or a leaf) that `publications` together send; None if they send nothing.
 
-    The publish-as relation is the topmost that any publication asks for; only the publications that ask
-    for that one contribute row filters and column lists, while operations are the union over all
-    (get_rel_sync_entry). Raises PublicationError for column lists that disagree.
+    The publish-as relation is the topmost that any publication asks for; only the publications that ask for that one
+    contribute row filters and column lists, while operations are the union over all (get_rel_sync_entry). Raises
+    PublicationError for column lists that disagree.
     """
     placed = [(p, at) for p in publications if (at := published_as(p, table, catalog)) is not None]
     # A partitioned table is itself published only under publish_via_partition_root.

@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 from pgsieve.pipelines.commands.sequences import CheckedSequence, ListedSequence
 from pgsieve.pipelines.commands.validation_results import ValidationReport
 
-#: Stands for what only a source that does not answer could say.
+#: The value of a field that only a source can tell, if it does not answer.
 UNKNOWN: Literal["unknown"] = "unknown"
 
 

@@ -234,7 +234,7 @@ def refuse_set_back(
     New commits of such a server would have positions that Delta already has, and would be left out. A standby
     is not checked: after a restart it replays what it had replayed before.
     """
-    # Asked after `durable` was read: another process may advance it meanwhile.
+    # Read after `durable`: another process may advance that meanwhile.
     row = connection.execute(
         "select case when not pg_is_in_recovery() then pg_current_wal_insert_lsn() end::text"
     ).fetchone()
