@@ -17,6 +17,7 @@ from scripts.resolve_constraints import supported
 ROOT = Path(__file__).resolve().parents[1]
 
 
+@pytest.mark.slow
 def test_pips_reason_is_printed_and_its_status_kept(tmp_path: Path) -> None:
     """A real pip, which finds nothing to build pgsieve with."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)

@@ -16,6 +16,8 @@ import pytest
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.servers import drop_slots
 
+pytestmark = pytest.mark.slow
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "dagster_project"
 DATABASE = "example_project"
 TABLES = """

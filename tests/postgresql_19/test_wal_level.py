@@ -17,6 +17,8 @@ from tests.fixtures.servers import TEST_SETTINGS, new_server
 from tests.fixtures.shop import Shop
 from tests.fixtures.standby import standby_of
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def publisher_server(publisher_19: EmbeddedServer) -> Iterator[EmbeddedServer]:

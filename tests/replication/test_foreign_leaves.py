@@ -31,6 +31,7 @@ def publisher_server(decoding_server: EmbeddedServer) -> EmbeddedServer:
     return decoding_server
 
 
+@pytest.mark.slow
 def test_rows_of_foreign_leaves_are_copied_and_their_changes_are_not_sent(scenario: Scenario) -> None:
     scenario.tables(
         "CREATE TABLE tree (id int, v text) PARTITION BY RANGE (id);"

@@ -49,6 +49,8 @@ from pgsieve.resources.postgres.source import Source
 from pgsieve.resources.postgres.wal import current_lsn
 from tests.fixtures.lakes import no_session
 
+pytestmark = pytest.mark.slow
+
 _ACTIVE = "select 1 from pg_replication_slots where database = %s and active"
 
 

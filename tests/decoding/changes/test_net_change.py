@@ -72,6 +72,7 @@ def _merged(
     return rows
 
 
+@pytest.mark.slow
 def test_random_histories_leave_what_one_change_after_the_other_does() -> None:
     moves = 0
     for seed in range(2000):
@@ -115,6 +116,7 @@ def test_rows_that_are_kept_end_as_they_were_last() -> None:
     assert kept > 500
 
 
+@pytest.mark.slow
 def test_random_changes_meet_the_conflict_that_following_them_meets() -> None:
     conflicts = 0
     for seed in range(3000):

@@ -247,6 +247,7 @@ def test_an_interrupt_is_130_as_in_a_shell():
     assert CliRunner().invoke(_failing(KeyboardInterrupt()), ["fail"]).exit_code == 130
 
 
+@pytest.mark.slow
 def test_jars_are_copied_for_a_machine_without_network(invoke, tmp_path, monkeypatch):
     monkeypatch.delenv("PGSIEVE_JARS", raising=False)
     report = json.loads(invoke("jars", "copy", "--json").stdout)

@@ -15,6 +15,8 @@ from sqlalchemy import Connection
 from pgsieve.pipelines.commands import event_log
 from pgsieve.pipelines.commands.event_log import connections_kept
 
+pytestmark = pytest.mark.slow
+
 KEY = dg.AssetKey("a")
 
 

@@ -26,6 +26,8 @@ from pgsieve.resources.lake.delta.queries import queried
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.servers import drop_slots, own_database
 
+pytestmark = pytest.mark.slow
+
 _numbers = itertools.count(1)
 WIDE = {"tables": [{"table": "public.orders"}, {"table": "public.notes"}]}
 

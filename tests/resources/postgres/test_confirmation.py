@@ -17,6 +17,8 @@ from pgsieve.resources.postgres.source import Source
 from pgsieve.resources.postgres.wal import flushed_lsn
 from tests.fixtures.servers import DECODINGS_LOGGED, TEST_SETTINGS, decodings, new_server
 
+pytestmark = pytest.mark.slow
+
 OPTIONS = PgoutputOptions(publications=("p",))
 
 

@@ -15,6 +15,8 @@ from pgsieve.resources.postgres.wal import current_lsn, flushed_lsn, inserted_ls
 from tests.fixtures.oracle import wait_until
 from tests.fixtures.servers import TEST_SETTINGS, new_server
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def server(postgres_version: int) -> Iterator[EmbeddedServer]:

@@ -13,6 +13,8 @@ from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.present_catalog import present_catalog
 from tests.fixtures.servers import new_server
 
+pytestmark = pytest.mark.slow
+
 TABLES = """
     CREATE SCHEMA s; CREATE TABLE s.x (a int PRIMARY KEY);
     CREATE TYPE mood AS ENUM ('good', 'bad'); CREATE TYPE pair AS (a int, b text); CREATE TABLE pairs (p pair);

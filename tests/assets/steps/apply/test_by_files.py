@@ -230,6 +230,7 @@ def _done(applied: Applied) -> tuple[int, ...]:
     return applied.inserted, applied.updated, applied.deleted, applied.missing
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", [("k",), ("t", "k")])
 def test_random_changes_leave_what_one_after_the_other_does(tmp_path: Path, key: tuple[str, ...]) -> None:
     conflicts = 0

@@ -25,6 +25,8 @@ from tests.assets.steps.apply.test_by_files import (
     update,
 )
 
+pytestmark = pytest.mark.slow
+
 _METADATA = [(name, kind) for kind, name in OF_KEPT.items()]
 _ALL = [*_COLUMNS, *((each.name, each.type) for each in metadata_schema(_METADATA))]
 _LIVES = {"_deleted": False, "_filtered": False, "_deleted_at": None}

@@ -22,6 +22,8 @@ from pgsieve.resources.lake.lake import Lake
 from tests.assets.steps.apply.test_by_files import Change, Changes, Row, delete, insert, update
 from tests.fixtures.lakes import no_session
 
+pytestmark = pytest.mark.slow
+
 _COLUMNS = (("n", pa.int64()), ("f", pa.float64()), ("t", pa.string()), ("l", pa.list_(pa.float64())))
 _KEYLESS = Definition(
     (("n", "bigint"), ("f", "double"), ("t", "string"), ("l", "array<double>")), (), Layout(1, (), 4, ())

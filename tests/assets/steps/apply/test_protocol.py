@@ -14,6 +14,8 @@ from itertools import combinations_with_replacement
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 RUN = ("copy if needed", "drain", "transform", "transform", "apply")
 RESYNC = ("copy", "drain", "transform", "apply")
 WRITES, DEATHS = 3, 1

@@ -42,6 +42,8 @@ from pgsieve.resources.postgres.source import Source
 from tests.fixtures.pgsieve_replica import engine
 from tests.fixtures.servers import own_database
 
+pytestmark = pytest.mark.slow
+
 ROWS = 100_000
 _numbers = itertools.count(1)
 

@@ -39,6 +39,8 @@ from pgsieve.resources.postgres.source import Source
 from tests.fixtures.pgsieve_replica import engine
 from tests.fixtures.servers import own_database
 
+pytestmark = pytest.mark.slow
+
 _numbers = itertools.count(1)
 FOREVER = Retention(None, None, timedelta(days=7))
 

@@ -143,6 +143,7 @@ def test_what_another_process_commits_meanwhile_is_neither_lost_nor_doubled(
     assert other_process().position(path) == other_process().position(alone)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_compactions_and_writers_at_random_leave_what_was_written(tmp_path: Path, seed: int) -> None:
     path, drawn = written(str(tmp_path / "t")), random.Random(seed)
