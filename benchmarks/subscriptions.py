@@ -4,6 +4,7 @@ In: numbers of subscriptions. Each has a row filter that pgsieve evaluates, and 
 INSERTs wait in the slot, in 50 transactions; then one `pgsieve run` as a process brings all of them up to date. Out: the medians
 of `--rounds`, in which the numbers take turns: wall clock, and in brackets CPU of the run; CPU of the publisher's sessions; the
 ratios to the first number; and the most memory that a run had.
+`--master` is Spark's, as in pgsieve.yaml; with `--engine start` all runs share a warm engine, whose CPU is not counted.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,6 +36,7 @@ class Site:
     server: EmbeddedServer
     folder: Path
     number: int
+    spark: Mapping[str, str]
     rows: int = 0
     seconds: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
@@ -56,6 +59,7 @@ class Site:
                 )
         written = {
             "lake": f"./lake_{self.number}",
+            "spark": dict(self.spark),
             "sources": {self.name: {"conninfo": self.server.conninfo(dbname=self.name)}},
             "subscriptions": {
                 f"s{n}": {"source": self.name, "publications": [f"p{n}"]} for n in range(self.number)
@@ -80,8 +84,16 @@ class Site:
         self.publisher_cpu.append(self._publisher_cpu() - publisher)
 
     def _run(self) -> None:
+        self._command("run")
+
+    def end(self) -> None:
+        """End the warm engine, if there is one."""
+        if self.spark["engine"] == "start":
+            self._command("engine", "stop")
+
+    def _command(self, *words: str) -> None:
         command = [sys.executable, "-m", "pgsieve.pipelines.command_line.cli", "-c", str(self._configuration)]
-        subprocess.run([*command, "run"], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([*command, *words], check=True, stdout=subprocess.DEVNULL)
 
     @property
     def _configuration(self) -> Path:
@@ -100,13 +112,13 @@ def _children_cpu() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def main(numbers: list[int], rows: int, rounds: int) -> None:
-    """Measure with so many subscriptions each."""
+def main(numbers: list[int], rows: int, rounds: int, spark: Mapping[str, str]) -> None:
+    """Measure with so many subscriptions each; `spark` is the configuration's."""
     with (
         tempfile.TemporaryDirectory() as folder,
         EmbeddedServer(Path(folder) / "data", settings={**SETTINGS, "fsync": "off"}) as server,
     ):
-        sites = [Site(server, Path(folder), number) for number in numbers]
+        sites = [Site(server, Path(folder), number, spark) for number in numbers]
         for site in sites:
             site.begin()
         for _ in range(rounds):
@@ -117,6 +129,7 @@ def main(numbers: list[int], rows: int, rounds: int) -> None:
                     f" {site.publisher_cpu[-1]:.1f} s, load average {os.getloadavg()[0]:.1f}",
                     flush=True,
                 )
+        sites[0].end()
         first = [statistics.median(values) for values in (sites[0].seconds, sites[0].publisher_cpu)]
         for site in sites:
             wall, publisher = statistics.median(site.seconds), statistics.median(site.publisher_cpu)
@@ -134,5 +147,8 @@ if __name__ == "__main__":
     parser.add_argument("numbers", type=int, nargs="+")
     parser.add_argument("--rows", type=int, default=500_000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--master", default="local[*]")
+    parser.add_argument("--engine", choices=("off", "use", "start"), default="off")
     arguments = parser.parse_args()
-    main(arguments.numbers, arguments.rows, arguments.rounds)
+    spark = {"master": arguments.master, "engine": arguments.engine}
+    main(arguments.numbers, arguments.rows, arguments.rounds, spark)

@@ -1,8 +1,17 @@
-"""The number of parts that work is divided into: by its bytes, and so that parallel workers share it evenly.
+"""The parts that work is divided into, and their number: by its bytes, and so that parallel workers share it evenly.
 
 In: bytes, the most that one part should have, and how many parts run at a time. Out: a number. Raises
 nothing.
 """
+
+from collections.abc import Callable, Iterable, Iterator
+
+import pyarrow as pa
+
+#: Passes batches on as long as their result is wanted.
+Guard = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+#: Reads a part by its number, passes its rows through the guard, and yields its results: a row (`WRITTEN`) for each file.
+Part = Callable[[int, Guard], Iterable[pa.RecordBatch]]
 
 #: This many bytes are worth a part of their own.
 LEAST_BYTES = 4 * 1024 * 1024

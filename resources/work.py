@@ -5,7 +5,7 @@ and a `Work`. Both belong to a thread's context; code that continues in other th
 there.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -14,6 +14,8 @@ from time import monotonic
 from typing import Any
 
 from pyspark.sql import SparkSession
+
+from pgsieve.decoding.wording import counted
 
 #: The calling thread, for small work.
 DRIVER = "driver"
@@ -44,7 +46,11 @@ class Work:
 
 
 _MEASURED: ContextVar[tuple[Work, ...]] = ContextVar("measured", default=())
-_CALLED: ContextVar[tuple[str, str] | None] = ContextVar("called", default=None)
+#: A job's name: whose it is, and what it does.
+Name = tuple[str, str]
+_CALLED: ContextVar[Name | None] = ContextVar("called", default=None)
+#: A name says whose a job is of at most this many, and how many they are of more.
+_NAMED = 3
 
 
 @contextmanager
@@ -68,11 +74,24 @@ def note(engine: str, tasks: int, size: int) -> None:
 @contextmanager
 def called(owner: str, what: str) -> Iterator[None]:
     """Have Spark's UI name the jobs of the block `owner: what`, and group the jobs of an owner."""
-    token = _CALLED.set((owner, f"{owner}: {what}"))
+    token = _CALLED.set((owner, what))
     try:
         yield
     finally:
         _CALLED.reset(token)
+
+
+def called_here() -> Name | None:
+    """The name of the next jobs of this thread."""
+    return _CALLED.get()
+
+
+def common_name(names: Collection[Name]) -> Name:
+    """The name of a job that does all of this."""
+    owners, actions = (list(dict.fromkeys(each)) for each in zip(*names, strict=True))
+    more = f", and {len(actions) - 1} more" if len(actions) > 1 else ""
+    owner = ", ".join(owners) if len(owners) <= _NAMED else counted(len(owners), "subscription")
+    return owner, actions[0] + more
 
 
 def named_here(session: SparkSession) -> SparkSession:
@@ -82,7 +101,7 @@ def named_here(session: SparkSession) -> SparkSession:
     """
     if (name := _CALLED.get()) is None:
         return session
-    owner, text = name
+    owner, text = name[0], ": ".join(name)
     if isinstance(session, SparkSession):
         session.sparkContext.setJobGroup(owner, text)
         return session

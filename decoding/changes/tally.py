@@ -36,6 +36,12 @@ def count_changes(batch: pa.RecordBatch, key: Sequence[str], tally: Tally) -> No
     tally["unchanged"] = sorted({*tally.get("unchanged", ()), *left_out})
 
 
+def count_whole_changes(batch: pa.RecordBatch, key: Sequence[str], tally: Tally) -> None:
+    """The same for a batch with all columns of its changes, whose `bytes` in memory are added, too."""
+    count_changes(batch, key, tally)
+    tally["bytes"] = tally.get("bytes", 0) + batch.nbytes
+
+
 def key_changes(batch: pa.RecordBatch, key: Sequence[str]) -> pa.BooleanArray:
     """Which changes are UPDATEs that move their row to another key: none without a key."""
     if not key:

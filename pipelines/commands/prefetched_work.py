@@ -1,9 +1,10 @@
-"""Prefetches the work of steps: one thread does it in order, while Dagster records the steps before.
+"""Prefetches the work of steps, in order, while Dagster records the steps before.
 
 In: the work of each step. Out: for each a function that waits for its result (`Done`). To record a step takes
 Dagster as long as a small one works, in Python; most of the work waits for a server, or runs without Python's
-lock. There is one such thread, so no more memory is needed at a time than without it. Raises nothing; each
-step raises the error of its work.
+lock. One thread does it. Where callers share jobs of Spark, some more wait for these, and still one works at a time: so
+no more memory, and no more sessions of the publisher, are needed than without them. Raises nothing; each step raises
+the error of its work.
 """
 
 import logging
@@ -17,7 +18,9 @@ from pgsieve.assets.outcome import receiving_records, tell_step
 from pgsieve.assets.steps.done import PREFETCH_LOG, Done
 from pgsieve.assets.steps.log import Log
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.shared_jobs import shared_jobs
 from pgsieve.resources.postgres.kept_sessions import kept_sessions
+from pgsieve.resources.strands import Strand, Turn
 from pgsieve.resources.work import Work, measured
 
 #: How often the end of the work in progress is requested again.
@@ -31,15 +34,16 @@ T = TypeVar("T")
 def prefetched_work(lake: Lake, work: Mapping[Key, Callable[[Log], T]]) -> Iterator[Mapping[Key, Done[T]]]:
     """Do the work of each step, in this order; a single step does its own work, and so is not here.
 
-    The thread ends with the block. If the block fails, the work in progress is ended soon, and no further
+    The threads end with the block. If the block fails, the work in progress is ended soon, and no further
     work begins.
     """
     if len(work) < 2:
         yield {}
         return
     lake.release_tables()
-    with receiving_records(_PrefetchedRecords()), ThreadPoolExecutor(1, "pgsieve-work") as pool:
-        done = {key: _Prefetched(pool, lake, act) for key, act in work.items()}
+    threads, turn = lake.executors.callers if shared_jobs() is not None else 1, Turn()
+    with receiving_records(_PrefetchedRecords()), ThreadPoolExecutor(threads, "pgsieve-work") as pool:
+        done = {key: _Prefetched(pool, lake, act, Strand(turn)) for key, act in work.items()}
         try:
             yield done
         except BaseException:
@@ -63,13 +67,13 @@ class _PrefetchedRecords(logging.Handler):
 class _Prefetched(Generic[T]):
     """The work of one step, and its log until the step runs."""
 
-    def __init__(self, pool: ThreadPoolExecutor, lake: Lake, act: Callable[[Log], T]) -> None:
+    def __init__(self, pool: ThreadPoolExecutor, lake: Lake, act: Callable[[Log], T], strand: Strand) -> None:
         self._lines: list[str | logging.LogRecord] = []
 
         def work() -> tuple[T, Work]:
             PREFETCH_LOG.set(self._lines.append)
             try:
-                with measured() as took:
+                with strand.going_on(), measured() as took:
                     result = act(self._lines.append)
                 return result, took
             finally:

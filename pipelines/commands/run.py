@@ -6,7 +6,7 @@ it concerns.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from functools import cache, partial
 from typing import TypeVar
 
@@ -42,6 +42,7 @@ from pgsieve.pipelines.config.model import Config, SubscriptionConfig
 from pgsieve.pipelines.project import Project, project
 from pgsieve.pipelines.published import published_tables
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.shared_jobs import jobs_shared
 from pgsieve.resources.lake.stores.shared_reads import reads_shared
 from pgsieve.resources.postgres.kept_sessions import sessions_kept
 
@@ -159,7 +160,11 @@ def apply_together(
     other's. Raises an error for which `unless` holds.
     """
     going = [m for m in failures.each(materializers, Materializer.if_enabled, unless=unless) if m is not None]
-    with reads_shared() if len(going) > 1 else nullcontext():
+    with ExitStack() as shared:
+        if len(going) > 1:
+            shared.enter_context(reads_shared())
+            shared.enter_context(jobs_shared())
+            shared.enter_context(going[0].subscription.feed.source.locks_shared())
         assets = {m: m.table_changes for m in going}
         _materialize_each("transform for", assets, Materializer.transformed, failures, unless)
 

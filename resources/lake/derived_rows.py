@@ -15,8 +15,9 @@ from pgsieve.decoding.changes.net_change import Numbers
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.key_lookup import every_file
 from pgsieve.resources.lake.delta.parquet_files import write_files
-from pgsieve.resources.lake.executors import Executors, Guard
+from pgsieve.resources.lake.executors import Executors
 from pgsieve.resources.lake.stores.store import Store, joined
+from pgsieve.resources.parts import Guard
 
 #: Makes batches. Travels to executors.
 Batches = Callable[[], Iterable[pa.RecordBatch]]

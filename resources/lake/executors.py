@@ -12,9 +12,9 @@ Python's lock, so threads keep as many cores busy.
 import logging
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed, wait
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from threading import Event, Thread, Timer
 from typing import Protocol
@@ -26,16 +26,16 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from pgsieve.resources.lake.delta.parquet_files import WRITTEN
-from pgsieve.resources.work import DRIVER, engine_of, named_here, note
+from pgsieve.resources.lake.shared_jobs import Asked, PartsOfMany, shared_jobs, tasks_of
+from pgsieve.resources.lake.stores.shared_reads import begin_part
+from pgsieve.resources.parts import Part
+from pgsieve.resources.strands import waiting
+from pgsieve.resources.work import DRIVER, called, called_here, common_name, engine_of, named_here, note
 
-#: Passes batches on as long as their result is wanted.
-Guard = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 #: The column by which a session numbers parts.
 _NUMBERS = pa.schema({"id": pa.int64()})
 #: Called with the number of parts that are written.
 OnProgress = Callable[[int], None]
-#: Reads a part by its number, passes its rows through the guard, and yields its results: a row (`WRITTEN`) for each file.
-Part = Callable[[int, Guard], Iterable[pa.RecordBatch]]
 
 
 #: Spark splits a range of this many numbers among all cores; its plan gives the number of parts.
@@ -60,6 +60,9 @@ def spark_schema(schema: pa.Schema) -> StructType:
 
 class Executors(Protocol):
     """The interface of a runner that writes files of a lake."""
+
+    #: How many callers may wait for rows at a time, so that one job does what they ask for (`shared_jobs`).
+    callers: int
 
     @property
     def number(self) -> int:
@@ -119,6 +122,8 @@ class SparkExecutors:
     `cores` are those of the session where its master names them; else the session is asked.
     """
 
+    callers = 16
+
     def __init__(self, session: Callable[[], SparkSession], cores: int | None = None) -> None:
         self._session, self._cores = session, cores
         self._has_begun = self._is_preparing = False
@@ -143,18 +148,45 @@ class SparkExecutors:
     ) -> pa.Table:
         """As in `Executors`; only Spark knows the progress before all parts are written."""
         del on_progress
+        if not parts:
+            return schema.empty_table()
+        with waiting():
+            rows = self._shared(part, parts) if schema.equals(WRITTEN) else None
+            if rows is None:
+                rows = self._run(part, parts, schema)
+        return noted(engine_of(self._session()), parts, rows)
+
+    def _run(self, part: Part, parts: int, schema: pa.Schema) -> pa.Table:
+        """Run parts as a job, a task each."""
 
         def write(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             forget_archives()
             for batch in numbers:
                 for number in batch.column(0).to_pylist():
+                    begin_part()
                     yield from part(number, iter)
 
-        if not parts:
-            return schema.empty_table()
         session = named_here(self._session())
-        rows = session.range(0, parts, 1, parts).mapInArrow(write, spark_schema(schema)).toArrow()
-        return noted(engine_of(session), parts, rows)
+        return session.range(0, parts, 1, parts).mapInArrow(write, spark_schema(schema)).toArrow()
+
+    def _shared(self, part: Part, parts: int) -> pa.Table | None:
+        """Run parts in a job that callers share; None where none is shared, or these, or the job, have failed."""
+        jobs = shared_jobs()
+        return jobs and jobs.rows(Asked(part, parts, called_here()), self._run_together)
+
+    def _run_together(self, job: Sequence[Asked]) -> Sequence[pa.Table | None]:
+        """Run the parts of some callers as one job; a caller that is alone gets its error."""
+        if len(job) == 1:
+            return [self._run(job[0].part, job[0].parts, WRITTEN)]
+        together = PartsOfMany([asked.part for asked in job], tasks_of(job, self.number), WRITTEN)
+        names = [asked.name for asked in job if asked.name is not None]
+        with called(*common_name(names)) if names else nullcontext():
+            try:
+                rows = self._run(together, len(together.tasks), together.written)
+            except Exception as error:  # noqa: BLE001 - each has its parts run alone, and gets its own error.
+                _LOGGER.debug("%d callers share no job: %s", len(job), error)
+                return [None] * len(job)
+        return together.of_callers(rows)
 
     def prepare(self) -> None:
         """As in `Executors`: starts the session, and its first job."""
@@ -168,11 +200,15 @@ class SparkExecutors:
             begin(self._session(), self.number)
 
     def stop(self) -> None:
-        """As in `Executors`."""
+        """As in `Executors`: Spark ends the running jobs, and callers begin no further one that they share."""
+        if (jobs := shared_jobs()) is not None:
+            jobs.stop()
 
 
 class Threads:
     """Threads of this process, a fixed number for all callers together."""
+
+    callers = 1
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -220,7 +256,7 @@ class Threads:
 class _Inline:
     """The calling thread, for small work: one part after the other."""
 
-    number = 1
+    callers = number = 1
 
     def written(
         self, part: Part, parts: int, on_progress: OnProgress | None = None, schema: pa.Schema = WRITTEN

@@ -46,6 +46,7 @@ from pgsieve.resources.lake.spark_writes import (
 )
 from pgsieve.resources.lake.stores.storage import Storage, is_uri, storage_of
 from pgsieve.resources.lake.stores.store import RowGroup, Store
+from pgsieve.resources.strands import waiting, working
 from pgsieve.resources.work import engine_of, named_here, note
 
 Item = TypeVar("Item")
@@ -132,12 +133,13 @@ class Lake:
 
         def one(item: Item) -> Done:
             try:
-                return act(item)
+                with working():
+                    return act(item)
             finally:
                 self.release_tables()
 
         self.release_tables()
-        with ThreadPoolExecutor(self.parallelism) as pool:
+        with waiting(), ThreadPoolExecutor(self.parallelism) as pool:
             return [each.result() for each in [pool.submit(copy_context().run, one, item) for item in items]]
 
     def consistent_read(self, *paths: str) -> AbstractContextManager[None]:

@@ -15,8 +15,9 @@ from deltalake import DeltaTable
 from pgsieve.decoding.changes.digests import Sought
 from pgsieve.resources.lake.delta.deletion_vectors import deleted_rows
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
-from pgsieve.resources.lake.executors import Executors, Guard
+from pgsieve.resources.lake.executors import Executors
 from pgsieve.resources.lake.stores.store import Store, joined
+from pgsieve.resources.parts import Guard
 
 _FOUND = pa.schema([("file", pa.int64()), ("row", pa.int64()), ("sought", pa.int64())])
 

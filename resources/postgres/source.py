@@ -6,7 +6,7 @@ correct: unreachable server, wrong settings, missing rights.
 
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
@@ -65,6 +65,10 @@ _LOGGER = logging.getLogger(__name__)
 
 #: The locks of this thread of work.
 _HELD: ContextVar[Mapping[tuple["Source", str], Turn]] = ContextVar("locks", default=MappingProxyType({}))
+#: The session that takes free locks of a source.
+_LOCKING: ContextVar[tuple["Source", psycopg.Connection[tuple[Any, ...]]] | None] = ContextVar(
+    "locking", default=None
+)
 
 
 @dataclass(frozen=True)
@@ -138,8 +142,22 @@ class Source:
         if (turn := _HELD.get().get(key)) is not None:
             yield turn
             return
+        with self._taken(what, seconds) as turn:
+            _HELD.set({**_HELD.get(), key: turn})
+            try:
+                yield turn
+            finally:
+                _HELD.set({k: held for k, held in _HELD.get().items() if k != key})
+                turn.give()
+
+    @contextmanager
+    def _taken(self, what: str, seconds: float | None) -> Iterator[Turn]:
+        """A lock that is taken, as in `exclusively`."""
+        if (free := self._taken_if_free(what)) is not None:
+            yield free
+            return
         with self.connect() as connection:
-            turn = Turn(connection, f"pgsieve {what}")
+            turn = Turn(connection, _lock_name(what))
             try:
                 turn.take(1.0 if seconds is None else seconds)
             except psycopg.errors.LockNotAvailable:
@@ -152,12 +170,27 @@ class Source:
                     ) from None
                 _LOGGER.warning('waiting for "%s" of source "%s": %s', what, self.name, holders)
                 turn.take(0.0)
-            _HELD.set({**_HELD.get(), key: turn})
-            try:
-                yield turn
-            finally:
-                _HELD.set({k: held for k, held in _HELD.get().items() if k != key})
-                turn.give()
+            yield turn
+
+    @contextmanager
+    def locks_shared(self) -> Iterator[None]:
+        """Within the block, and the threads of its work, one session takes all locks that are free: a role may have few."""
+        with ExitStack() as opened:
+            # An error that lasts is that of each who asks for a lock.
+            with suppress(SourceError):
+                token = _LOCKING.set((self, opened.enter_context(self.connect())))
+                opened.callback(_LOCKING.reset, token)
+            yield
+
+    def _taken_if_free(self, what: str) -> Turn | None:
+        """A free lock, taken by the session for these; None without one, or where the lock is not free."""
+        source, connection = _LOCKING.get() or (None, None)
+        if connection is None or source != self:
+            return None
+        turn = Turn(connection, _lock_name(what))
+        with suppress(psycopg.Error):  # The session was lost.
+            return turn if turn.take_if_free() else None
+        return None
 
     def executor_conninfo(self) -> Conninfo:
         """How executors, whose environment (PGPASSWORD, service files) may differ, open sessions."""
@@ -257,6 +290,10 @@ class Source:
                 hint=pooler.hint,
                 sqlstate="0A000",
             )
+
+
+def _lock_name(what: str) -> str:
+    return f"pgsieve {what}"
 
 
 def decoding_is_switched(connection: psycopg.Connection[Any]) -> bool:

@@ -40,6 +40,11 @@ class Turn:
         self.connection.execute(sql.SQL("set lock_timeout = {}").format(round(seconds * 1000)))
         self.connection.execute(sql.SQL("select pg_advisory_lock({})").format(self._key))
 
+    def take_if_free(self) -> bool:
+        """Take the lock, unless another session has it, or waits for it."""
+        row = self.connection.execute(sql.SQL("select pg_try_advisory_lock({})").format(self._key)).fetchone()
+        return row == (True,)
+
     def give(self) -> None:
         """Release the lock; where the session was lost it is free already."""
         with suppress(psycopg.Error):

@@ -38,10 +38,10 @@ from pgsieve.resources.lake.delta.key_lookup import FileMatches, Flag
 from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.derived_rows import rows_without
-from pgsieve.resources.lake.executors import Guard
 from pgsieve.resources.lake.gone_rows import Going, Gone
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.store import Reader, RowGroup, Store, joined, parted
+from pgsieve.resources.parts import Guard
 
 #: The most bytes that the keys of a batch may have in memory. Spark also collects them in this process, in
 #: more memory.

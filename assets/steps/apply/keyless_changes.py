@@ -18,8 +18,9 @@ from pgsieve.decoding.changes.multiset import MultisetChange, first_of, multiset
 from pgsieve.decoding.changes.net_change import NONE, Numbers
 from pgsieve.resources.lake.delta.conforming import conformed
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
-from pgsieve.resources.lake.executors import Executors, Guard
+from pgsieve.resources.lake.executors import Executors
 from pgsieve.resources.lake.stores.store import RowGroup, Store, parted
+from pgsieve.resources.parts import Guard
 
 #: Counts the rows of the replica that have one of some digests.
 Holds = Callable[[Sought], Numbers]

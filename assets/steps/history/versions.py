@@ -37,10 +37,10 @@ from pgsieve.resources.lake.delta.key_lookup import FileMatches, Flag
 from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.derived_rows import WrittenRows, rows_at, table_rows
-from pgsieve.resources.lake.executors import Guard
 from pgsieve.resources.lake.gone_rows import Going, Gone
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.store import Store, joined
+from pgsieve.resources.parts import Guard
 
 #: Ended versions up to this many bytes stay in memory while a file's other versions are written.
 _MEMORY_BYTES = 64 * 1024 * 1024

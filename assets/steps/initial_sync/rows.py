@@ -20,8 +20,9 @@ from pgsieve.decoding.values.replica_output import shown
 from pgsieve.decoding.values.types import ColumnType, from_copy
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.parquet_files import write_files
-from pgsieve.resources.lake.executors import Executors, Guard, OnProgress
+from pgsieve.resources.lake.executors import Executors, OnProgress
 from pgsieve.resources.lake.stores.store import Store
+from pgsieve.resources.parts import Guard
 from pgsieve.resources.postgres.errors import LockedTableError, PassingFaultError
 from pgsieve.resources.postgres.sessions import Conninfo
 from pgsieve.resources.postgres.snapshot import SnapshotLostError, read_chunk

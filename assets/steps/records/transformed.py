@@ -53,7 +53,9 @@ TRANSFORMED = pa.schema(
 
 @dataclass(frozen=True)
 class TableChanges:
-    """A slice's changes of one table, counted before and after the transformation; `size` is the slice's bytes.
+    """A slice's changes of one table, counted before and after the transformation.
+
+    `size` is at most the slice's bytes, and where it is known that of the changes that are sent.
 
     `sent_as` counts the results of the changes that came; it is empty in slices from before this was recorded.
     `through` are the partitions that the changes of a partition root came through, as far as the publisher says.

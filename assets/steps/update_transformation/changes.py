@@ -23,12 +23,13 @@ from pgsieve.assets.steps.update_transformation.messages import FewMessages, Rea
 from pgsieve.assets.steps.update_transformation.relation_versions import Reading
 from pgsieve.decoding.changes.columns import ENCODED_COLUMNS, ROW_OPERATIONS, SIDES
 from pgsieve.decoding.changes.sent_as import SentAs, SentCounts, added, as_rows, from_rows
-from pgsieve.decoding.changes.tally import Tally, count_changes, key_changes
+from pgsieve.decoding.changes.tally import Tally, count_whole_changes, key_changes
 from pgsieve.decoding.changes.transform import Encoded, Transformation, in_slice, truncates
 from pgsieve.resources.lake.delta.parquet_files import WRITTEN, write_files
-from pgsieve.resources.lake.executors import Executors, Guard
+from pgsieve.resources.lake.executors import Executors
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.store import Store
+from pgsieve.resources.parts import Guard
 
 #: Whether a change moves its row to another key, and the operation that it came as: what Spark counts, and does not write.
 MOVES, CAME_AS = "moves", "came_as"
@@ -62,15 +63,15 @@ class ReadableChanges:
     def written(self, runner: Executors, folder: str, store: Store) -> WrittenChanges:
         """Write them into files of a folder by the runner.
 
-        A file's tally counts its changes by operation, its `key_changes`, and by name the columns that some
-        change left out as unchanged (`unchanged`).
+        A file's tally counts its changes by operation, their `bytes`, its `key_changes`, and by name the columns that
+        some change left out as unchanged (`unchanged`).
         """
         parts, end, key, schema = self._parts(runner), self.end, self.key, self.schema
         emptied = [truncates(self.truncates, schema)] if self.truncates else []
         last = len(parts) - 1
 
         def count(batch: pa.RecordBatch, tally: Tally) -> None:
-            count_changes(batch, key, tally)
+            count_whole_changes(batch, key, tally)
 
         def write(number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
             counts = Counter[SentAs]()

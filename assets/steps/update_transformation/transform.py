@@ -350,9 +350,14 @@ def _tally_of(counts: Mapping[str, Any]) -> Tally:
 
 
 def _counted(result: TableChanges, sent_as: SentCounts, tallies: Sequence[Tally]) -> TableChanges:
-    """The result with counts of the changes that came, and tallies of those that are sent."""
+    """The result with counts of the changes that came, and tallies of those that are sent.
+
+    `size` is that of the sent changes where it is counted and smaller: a row filter may leave few of many changes.
+    """
+    is_counted = all("bytes" in tally for tally in tallies)
     return replace(
         result,
+        size=min(result.size, sum(tally["bytes"] for tally in tallies)) if is_counted else result.size,
         sent_as=sent_as,
         sent={o: sum(tally.get(o, 0) for tally in tallies) for o in ROW_OPERATIONS},
         key_changes=sum(tally["key_changes"] for tally in tallies),

@@ -2,7 +2,7 @@
 
 In: a reading, by a key with all that it depends on. Out: its result, computed once as long as there is room.
 The first results are kept, as later readers read in the same order. Raises the reading's errors. A Python
-worker of Spark keeps its own results, for the next task of the same run.
+worker of Spark keeps its own results, for the readers of the same part, and for the next task of the same run.
 """
 
 from collections.abc import Callable, Hashable, Iterator
@@ -24,7 +24,7 @@ class SharedReads:
     """
 
     def __init__(self, room: int = BYTES, name: str | None = None) -> None:
-        self._room, self._name = room, name
+        self._whole, self._room, self._name = room, room, name
         self._kept: dict[Hashable, pa.RecordBatch] = {}
         self._lock = Lock()
 
@@ -41,6 +41,13 @@ class SharedReads:
                 self._kept[key] = made
         return made
 
+    def make_room(self) -> None:
+        """Let everything go where less than half of the room is left: from now on others are read."""
+        with self._lock:
+            if self._room < self._whole // 2:
+                self._room = self._whole
+                self._kept.clear()
+
     def __reduce__(self) -> tuple[Callable[[str | None], "SharedReads"], tuple[str | None]]:
         return _of_worker, (self._name,)
 
@@ -56,6 +63,14 @@ def _of_worker(name: str | None) -> SharedReads:
 
 
 _BY_NAME: dict[str, SharedReads] = {}
+
+
+def begin_part() -> None:
+    """Make room in a Python worker, whose next readers read another part of the row groups."""
+    for reads in _BY_NAME.values():
+        reads.make_room()
+
+
 _SHARED: ContextVar[SharedReads | None] = ContextVar("reads", default=None)
 
 

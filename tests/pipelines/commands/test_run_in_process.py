@@ -7,6 +7,7 @@ import os
 
 import pytest
 
+from pgsieve.assets.steps.records.transformed import Transformed
 from tests.fixtures import commands
 from tests.fixtures.s3_server import S3Server
 from tests.fixtures.shop import Shop
@@ -108,10 +109,10 @@ def test_rows_of_a_large_replica_are_marked_and_checked_without_java(
 
 @pytest.mark.drawn
 def test_what_one_table_gets_decides_who_runs_it_and_not_the_slice(shop: Shop) -> None:
-    """Three commands, each a process."""
+    """Three commands, each a process. Where a row filter leaves few of many changes, the apply's are few."""
     shop.configure(spark={"engine": "off", "conf": {"spark.pgsieve.smallBytes": "40000"}})
     shop.database.execute("create table bulk (id int primary key, n int, note text)")
-    shop.database.execute("alter publication q add table bulk")
+    shop.database.execute("alter publication q add table bulk where (id <= 20)")
     run_without_java(shop)
     # One slice for both subscriptions: what is much in it is the other's.
     shop.database.execute("insert into bulk select i, i, repeat('x', 100) from generate_series(1, 2000) i")
@@ -121,9 +122,12 @@ def test_what_one_table_gets_decides_who_runs_it_and_not_the_slice(shop: Shop) -
     shop.database.execute("insert into stock values (9, 9)")
     shop.configure(spark={"master": "threads[2]", "conf": {"spark.pgsieve.smallBytes": "40000"}})
     (two,) = json.loads(run_without_java(shop, "run", "two", "--json"))["subscriptions"]
-    # Its small table, in the driver; its large one, by threads.
+    # Its small table, in the driver; the messages of its large one, by threads.
     assert two["spent"]["engine"] == "driver + threads"
     assert two["spent"]["tasks"] > 0
     assert two["spent"]["bytes"] > 0
     assert shop.ids("two", "stock")[-1] == 9
-    assert len(shop.ids("two", "bulk")) == 2000
+    assert len(shop.ids("two", "bulk")) == 20
+    (bulk,) = (c for s in Transformed(shop.lake, "two").slices(0).values() for c in s if c.table == "bulk")
+    assert (bulk.received["insert"], bulk.sent["insert"]) == (2000, 20)
+    assert 20 * 100 < bulk.size < 20 * 1000

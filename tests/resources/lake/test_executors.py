@@ -16,13 +16,13 @@ from pgsieve.resources.lake.delta.parquet_files import WRITTEN
 from pgsieve.resources.lake.executors import (
     INLINE,
     Executors,
-    Guard,
     SparkExecutors,
     Threads,
 )
 from pgsieve.resources.lake.masters import cores_of, threads_of
 from pgsieve.resources.lake.resource import SMALL_BYTES, LakeResource
 from pgsieve.resources.lake.session import SparkEngine
+from pgsieve.resources.parts import Guard
 
 _WAIT_SECONDS = 30.0
 

@@ -13,7 +13,8 @@ import pyarrow as pa
 import pytest
 
 from pgsieve.resources.lake.delta.parquet_files import WRITTEN
-from pgsieve.resources.lake.executors import Guard, SparkExecutors, forget_archives
+from pgsieve.resources.lake.executors import SparkExecutors, forget_archives
+from pgsieve.resources.parts import Guard
 from tests.fixtures.pgsieve_replica import engine
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from contextlib import ExitStack
 
 import psycopg
 import pytest
 
 from pgsieve.resources.postgres.embedded import EmbeddedServer
+from pgsieve.resources.postgres.errors import SourceUnreachableError
 from pgsieve.resources.postgres.source import Source
 from tests.fixtures.oracle import wait_until
 
@@ -62,3 +64,40 @@ def test_a_lock_that_is_lost_with_its_session_is_no_error(publisher_server: Embe
         source.exclusively("sales"),
     ):
         assert database.execute(rob).rowcount == 1
+
+
+def test_locks_that_are_free_are_taken_by_one_session_and_others_as_ever(
+    publisher_server: EmbeddedServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    source, elsewhere = (Source("shop", publisher_server.conninfo()) for _ in range(2))
+    locks = (
+        "select pid, count(*) from pg_locks where locktype = 'advisory' and granted group by pid order by 2"
+    )
+    names, had = ("a", "b", "c"), threading.Event()
+
+    def wait() -> None:
+        with source.locks_shared(), source.exclusively("b"):
+            had.set()
+
+    with psycopg.connect(publisher_server.conninfo(), autocommit=True) as database:
+        with source.locks_shared(), ExitStack() as held:
+            turns = [held.enter_context(source.exclusively(name)) for name in names]
+            assert [number for _, number in database.execute(locks)] == [3]
+            waiting = threading.Thread(target=wait)
+            waiting.start()
+            wait_until(turns[1].is_awaited, lambda: "it is not awaited")
+            assert not turns[0].is_awaited()
+            # Once its session is gone, others are taken by sessions of their own.
+            database.execute(
+                "select pg_terminate_backend(pid) from pg_locks where locktype = 'advisory' and granted"
+            )
+            assert had.wait(30)
+            with source.exclusively("d"):
+                assert [number for _, number in database.execute(locks)] == [1]
+            with elsewhere.exclusively("d"):
+                pass
+        waiting.join(30)
+        wait_until(lambda: database.execute(locks).rowcount == 0, lambda: "a lock is left")
+    gone = Source("gone", "host=127.0.0.1 port=1 dbname=x")
+    with gone.locks_shared(), pytest.raises(SourceUnreachableError), gone.exclusively("a"):
+        pass

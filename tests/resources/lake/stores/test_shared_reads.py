@@ -38,6 +38,17 @@ def test_another_process_keeps_reads_of_its_own_until_those_of_the_next_run_come
     assert made == [3, 2, 1, 4]
 
 
+def test_a_worker_makes_room_for_another_part_where_less_than_half_is_left() -> None:
+    made: list[int] = []
+    shared = SharedReads(8 * 150)
+    for rows, kept in ((70, True), (30, False), (20, True), (40, False)):
+        shared.get(rows, partial(_batch, made, rows))
+        shared.make_room()
+        made.clear()
+        shared.get(rows, partial(_batch, made, rows))
+        assert (not made) == kept, rows
+
+
 def test_without_a_block_nothing_is_kept_here_or_in_another_process() -> None:
     made: list[int] = []
     for shared in (shared_reads(), pickle.loads(pickle.dumps(shared_reads()))):

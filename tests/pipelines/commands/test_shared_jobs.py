@@ -1,0 +1,118 @@
+"""`pgsieve run` of many subscriptions of a slot by Spark: they share its jobs, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+
+import pytest
+
+from pgsieve.assets.steps.records.transformed import Transformed
+from pgsieve.resources.failpoints import VARIABLE, Failpoint
+from tests.fixtures import commands
+from tests.fixtures.shop import Shop
+
+pytestmark = pytest.mark.slow
+
+_NUMBER = 6
+#: The fourth of so many subscriptions gets there.
+_KILLED = [
+    f"{point}:4"
+    for point in (
+        Failpoint.CHANGES_WRITTEN,
+        Failpoint.SLICE_TRANSFORMED,
+        Failpoint.REPLICA_COMMITTED,
+        Failpoint.CUT_WRITTEN,
+    )
+]
+_SPARK = {"master": "local[2]", "engine": "off", "conf": {"spark.pgsieve.smallBytes": "-1"}}
+
+
+def _begin(shop: Shop) -> None:
+    """Six subscriptions with row filters that share the rows of `orders`, and one whose filter cannot be evaluated."""
+    shop.configure(subscriptions={})
+    for number in range(_NUMBER):
+        shop.database.execute(
+            f"create publication p{number} for table orders where (id % {_NUMBER} = {number}), stock"
+        )
+    shop.database.execute("create publication bad for table notes where (10 / n > 0), stock")
+    names = [*(f"p{number}" for number in range(_NUMBER)), "bad"]
+    shop.configure(
+        subscriptions={name: {"source": "shop", "publications": [name]} for name in names}, spark={}
+    )
+    shop.copy()
+    shop.configure(spark=_SPARK)
+
+
+def _change(shop: Shop, first: int) -> None:
+    """INSERTs, UPDATEs that move rows from one subscription to another, and DELETEs; and UPDATEs of what all have."""
+    shop.database.execute(
+        f"insert into orders select i, i from generate_series({first}, {first + 59}) i;"
+        f"update orders set id = id + 61 where id between {first} and {first + 6};"
+        f"delete from orders where id between {first + 20} and {first + 25};"
+        f"update stock set n = n + 1; insert into stock values ({first}, 1)"
+    )
+
+
+def _check(shop: Shop) -> None:
+    ids = [row for (row,) in shop.database.execute("select id from orders order by 1")]
+    stock = shop.database.execute("select id, n from stock order by 1").fetchall()
+    for number in range(_NUMBER):
+        name = f"p{number}"
+        assert shop.ids(name, "orders") == [i for i in ids if i % _NUMBER == number]
+        rows = shop.table(name, "stock").to_pyarrow_table().sort_by("id").to_pylist()
+        assert [(row["id"], row["n"]) for row in rows] == stock
+
+
+def _run(shop: Shop, code: int, failpoint: str = "none") -> None:
+    done = commands.run("-c", str(shop.path), "run", environment={**os.environ, VARIABLE: failpoint})
+    assert done.returncode == code, done.stdout + done.stderr
+
+
+@pytest.mark.drawn
+@pytest.mark.spark
+def test_subscriptions_share_jobs_and_what_fails_is_its_own_tables(shop: Shop) -> None:
+    """A run by Spark."""
+    _begin(shop)
+    for first in (100, 200, 300):
+        _change(shop, first)
+    shop.database.execute("insert into notes values (7, 5), (8, 0)")
+    told = {each.name: each for each in shop.run().subscriptions}
+    _check(shop)
+    assert [name for name, each in told.items() if each.problems] == ["bad"]
+    assert "division by zero" in str(told["bad"].problems)
+    assert shop.ids("bad", "stock") == shop.ids("p0", "stock")
+    for name, each in told.items():
+        assert each.spent.engine == "Spark, local", name
+        assert each.spent.tasks >= 3
+        assert each.spent.bytes > 0
+        assert each.spent.seconds > 0
+    sent = Counter[str]()
+    for number in range(_NUMBER):
+        for changes in Transformed(shop.lake, f"p{number}").slices(0).values():
+            for change in (c for c in changes if c.table == "orders"):
+                assert change.received == {"insert": 180, "update": 21, "delete": 18}
+                sent += Counter(change.sent)
+    # An UPDATE that moves a row from one filter to another is a DELETE there and an INSERT here.
+    assert (sent["insert"], sent["update"], sent["delete"]) == (180 + 21, 0, 18 + 21)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_a_run_of_many_that_is_killed_is_made_good_by_the_next(shop: Shop) -> None:
+    """Eight processes that start Spark."""
+    _begin(shop)
+    for first, failpoint in enumerate(_KILLED, 1):
+        _change(shop, 100 * first)
+        _run(shop, -signal.SIGKILL, failpoint)
+        _change(shop, 1000 + 100 * first)
+        _run(shop, 0)
+        _check(shop)
+        for number in range(_NUMBER):
+            inserted = Counter(
+                row["new"]["id"]
+                for row in shop.lake.records.rows(shop.lake.paths.changes(f"p{number}", "public", "orders"))
+                if row["operation"] == "insert"
+            )
+            assert set(inserted.values()) <= {1}, "a change is there twice"

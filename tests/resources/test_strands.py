@@ -1,0 +1,96 @@
+"""Strands of work: one works at a time, with all of its threads, and another as soon as all of these wait."""
+
+from __future__ import annotations
+
+from contextvars import copy_context
+from threading import Event, Thread
+
+from pgsieve.resources.strands import Strand, Turn, waiting, working
+from tests.fixtures.oracle import wait_until
+
+_SECONDS = 60
+
+
+def test_a_strand_works_while_another_waits_and_not_while_it_works() -> None:
+    turn, said = Turn(), list[str]()
+    began, answered, other_worked = Event(), Event(), Event()
+
+    def first() -> None:
+        with Strand(turn).going_on():
+            said.append("first begins")
+            with waiting():
+                began.set()
+                answered.wait(_SECONDS)
+            # The other has to end before.
+            assert other_worked.is_set()
+            said.append("first ends")
+
+    def other() -> None:
+        began.wait(_SECONDS)
+        with Strand(turn).going_on():
+            said.append("other begins")
+            answered.set()
+            # The first wants to go on.
+            wait_until(lambda: turn._asked == 3, lambda: "it does not ask for the turn")
+            said.append("other ends")
+            other_worked.set()
+
+    threads = [Thread(target=first), Thread(target=other)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(_SECONDS)
+    assert said == ["first begins", "other begins", "other ends", "first ends"]
+    assert not turn.is_taken
+
+
+def test_a_strand_has_the_turn_as_long_as_one_of_its_threads_works() -> None:
+    turn, waits, works = Turn(), Event(), Event()
+    ends = {"waits": Event(), "works": Event()}
+
+    def one_that_waits() -> None:
+        with working(), waiting():
+            waits.set()
+            ends["waits"].wait(_SECONDS)
+
+    def one_that_works() -> None:
+        with working():
+            works.set()
+            ends["works"].wait(_SECONDS)
+
+    with Strand(turn).going_on():
+        threads = [Thread(target=copy_context().run, args=(act,)) for act in (one_that_waits, one_that_works)]
+        with waiting():
+            for each, begun in zip(threads, (waits, works), strict=True):
+                each.start()
+                begun.wait(_SECONDS)
+            assert turn.is_taken
+            ends["works"].set()
+            threads[1].join(_SECONDS)
+            assert not turn.is_taken
+            ends["waits"].set()
+            threads[0].join(_SECONDS)
+        assert turn.is_taken
+    assert not turn.is_taken
+
+
+def test_strands_get_the_turn_in_the_order_in_which_they_ask() -> None:
+    turn, worked = Turn(), list[int]()
+
+    def work(number: int) -> None:
+        with Strand(turn).going_on():
+            worked.append(number)
+
+    with Strand(turn).going_on():
+        threads = [Thread(target=work, args=(number,)) for number in range(8)]
+        for number, each in enumerate(threads, 2):
+            each.start()
+            wait_until(lambda asked=number: turn._asked == asked, lambda: "it does not ask for the turn")
+    for each in threads:
+        each.join(_SECONDS)
+    assert worked == list(range(8))
+
+
+def test_outside_of_a_strand_there_is_no_turn() -> None:
+    with working(), waiting():
+        pass
