@@ -138,18 +138,25 @@ def _followed(
     metrics_at: tuple[str, int] | None,
     stall_limit: float | None,
 ) -> tuple[Failure, ...]:
-    """Follow the subscriptions; returns the failures at the end. A stalled follower ends the process."""
+    """Follow the subscriptions; returns the failures at the end. A follower whose threads go on ends the process."""
     from pgsieve.pipelines.following.follow import follow
-    from pgsieve.pipelines.following.watch import StalledError
+    from pgsieve.pipelines.following.watch import BrokenOffError, StalledError
 
     try:
         with console.progress() as progress:
-            return follow(settings, selected, progress, tell, metrics_at=metrics_at, stall_limit=stall_limit)
+            try:
+                return follow(
+                    settings, selected, progress, tell, metrics_at=metrics_at, stall_limit=stall_limit
+                )
+            except BrokenOffError as error:
+                progress.tell(error.message)
+                code = 0
     except StalledError as error:
         refuse(ctx, error)
-        console.log_as_text()
-        sys.stdout.flush()
-        os._exit(REFUSED)  # Not sys.exit, which would wait for the stalled threads.
+        code = REFUSED
+    console.log_as_text()
+    sys.stdout.flush()
+    os._exit(code)  # Not sys.exit, which would wait for these threads.
 
 
 def _explain(settings: Config, selected: Sequence[SubscriptionConfig], *, as_json: bool) -> None:

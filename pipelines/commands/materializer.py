@@ -133,10 +133,11 @@ class Materializer:
         self.awaiting |= {(c.schema, c.table): c.awaits for c in copied if c.awaits or c.again}
         self.copied += [CopiedTable(c.schema, c.table, c.rows, c.seconds) for c in copied if not c.problem]
 
-    def try_again(self) -> None:
-        """Copy the tables that waited for other transactions, with more patience."""
-        self.awaiting.clear()
-        self.patient = True
+    def try_again(self, names: Sequence[Name]) -> None:
+        """Copy some of the tables that waited, with more patience for other transactions."""
+        for name in names:
+            del self.awaiting[name]
+        self.patient |= bool(names)
 
     def has_to_copy(self) -> bool:
         """Whether some table needs a copy."""

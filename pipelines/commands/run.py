@@ -131,7 +131,7 @@ def run_feed(feed: Feed, reading: Sequence[Materializer], failures: Failures) ->
             break
     if waiting := [each for each in reading if any(each.awaiting.values()) and each.name not in failures]:
         for each in waiting:
-            each.try_again()
+            each.try_again(list(each.awaiting))
         _run_round(feed, reading, failures)
 
 

@@ -1,7 +1,8 @@
 """`pgsieve run --follow`: repeat the steps of a run, as changes arrive, until it is stopped.
 
 Each feed has a thread, which reads it through the streaming replication protocol. The changes of a slice are
-applied before the next slice is appended. SIGTERM and SIGINT end it at a commit boundary. A subscription that
+applied before the next slice is appended. SIGTERM and SIGINT end it at a commit boundary, or within a step that
+takes too long, such as one of an engine that hangs. A subscription that
 fails is left out until the command is started again. The others go on; after the last one of a feed, the feed
 is not read any more. A fault of the server or the network that passes is no failure: a feed that was followed
 once is followed again. Copies are Dagster runs. Slices are reported to Dagster every few minutes
@@ -41,10 +42,11 @@ from pgsieve.pipelines.commands.status import brief_status
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig
 from pgsieve.pipelines.following.follow_report import FollowReport
 from pgsieve.pipelines.following.metrics import FollowMetrics
-from pgsieve.pipelines.following.watch import Pulse, StalledError, Watch, serving
+from pgsieve.pipelines.following.watch import BrokenOffError, Pulse, StalledError, Watch, serving
 from pgsieve.pipelines.project import Project, project
 from pgsieve.resources.lake.delta.errors import SparkLostError
 from pgsieve.resources.postgres.awaited import are_open
+from pgsieve.resources.postgres.foreign_servers import refuse_unanswering
 from pgsieve.resources.postgres.kept_sessions import sessions_kept
 from pgsieve.resources.postgres.wal import current_lsn
 from pgsieve.resources.tracing import span
@@ -64,6 +66,8 @@ _CUT_SECONDS = 60.0
 
 #: How often to check whether the transactions that a copy waits for have ended.
 _AWAITED_SECONDS = 2.0
+#: How often to ask again a foreign server that a copy waits for.
+_FOREIGN_SECONDS = 60.0
 
 #: Tables are maintained after this many slices.
 MAINTAIN_SLICES = 500
@@ -75,6 +79,8 @@ _logger = logging.getLogger(__name__)
 STALL_SECONDS = 1800.0
 #: How long the other feeds have to reach a commit boundary when one has stalled.
 _GRACE_SECONDS = 10.0
+#: How long all feeds have to reach a commit boundary after a signal. Kubernetes kills after 30 seconds.
+STOP_SECONDS = 20.0
 
 
 def follow(
@@ -90,8 +96,8 @@ def follow(
 
     `tell` gets the results, one slice at a time, and each failure when it happens. `metrics_at` is a host and
     a port for metrics, `stall_limit` in seconds, None for none. Raises SubscriptionDisabledError where every
-    subscription is disabled, StalledError where a feed has stalled: its thread may still be running, so the
-    caller has to end the process.
+    subscription is disabled, StalledError where a feed has stalled, BrokenOffError where one that was stopped goes
+    on: its thread may still be running, so the caller has to end the process.
     """
     declared = project(config)
     # The metrics server starts first: an address that is not available is refused before anything is done.
@@ -114,7 +120,7 @@ def follow(
         dagster = opened.enter_context(instance(config))
         following = _Following(declared, dagster, progress, tell, failures, watch, metrics)
         followers = [_Follower(following, feed, names) for feed in feeds]
-        opened.enter_context(_stopped_by_signals(followers))
+        stopping = opened.enter_context(_stopped_by_signals(followers))
         # Not in the main thread: there Dagster would end a run in progress on the signal. Daemons, as a
         # stalled thread would never end.
         threads = [threading.Thread(target=follower.follow, daemon=True) for follower in followers]
@@ -123,6 +129,7 @@ def follow(
         try:
             while _are_working(threads, _AWAKE_SECONDS):
                 watch.check()
+                stopping.check()
         except StalledError:
             for follower in followers:
                 follower.stop()
@@ -145,15 +152,32 @@ def _is_behind(feed: Feed, pulse: Pulse) -> bool:
         return pulse.streamed is not None and current_lsn(connection) > pulse.streamed.position
 
 
+@dataclass
+class _Stopping:
+    """When a signal came to end the process; None before."""
+
+    since: float | None = None
+
+    def check(self) -> None:
+        """Raise BrokenOffError where the feeds have not ended in time: what they wait for may never come."""
+        if self.since is not None and time.monotonic() - self.since >= STOP_SECONDS:
+            raise BrokenOffError(
+                f"ended after {STOP_SECONDS:g} s in the middle of a slice or a copy; nothing is lost, and the next run goes on"
+            )
+
+
 @contextmanager
-def _stopped_by_signals(followers: Sequence["_Follower"]) -> Iterator[None]:
+def _stopped_by_signals(followers: Sequence["_Follower"]) -> Iterator[_Stopping]:
+    stopping = _Stopping()
+
     def stop(_number: int, _frame: FrameType | None) -> None:
+        stopping.since = stopping.since or time.monotonic()
         for follower in followers:
             follower.stop()
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield
+        yield stopping
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -233,8 +257,8 @@ class _Follower:
         with self._turn:
             started = self._materializers()
             for each in started:
-                if each.awaiting and not self._awaits(set(chain(*each.awaiting.values()))):
-                    each.try_again()
+                awaits = {ids: self._awaits(ids) for ids in set(each.awaiting.values())}
+                each.try_again([name for name, ids in each.awaiting.items() if not awaits[ids]])
             self._each(started, Materializer.copy)
             apply_together(started, self._failures, unless=self._tries_again)
             self._tell_of(started)
@@ -290,18 +314,30 @@ class _Follower:
                             self._maintain()
 
     def _copy_later(self, streamed: StreamedFeed) -> None:
-        """End the stream once the transactions that a copy waits for have ended: then the tables are copied."""
-        awaited = [ids for tables in self._awaiting.values() if (ids := set(chain(*tables.values())))]
-        while awaited and self._streamed is streamed and not self._stopped.wait(_AWAITED_SECONDS):
-            if not all(map(self._awaits, awaited)):
+        """End the stream once that is over which a copy waits for: then the tables are copied."""
+        awaiting = list(chain.from_iterable(tables.items() for tables in self._awaiting.values()))
+        transactions = {ids for _, ids in awaiting if ids}
+        foreign, asked = {name for name, ids in awaiting if not ids}, time.monotonic()
+        while awaiting and self._streamed is streamed and not self._stopped.wait(_AWAITED_SECONDS):
+            over = not all(map(self._awaits, transactions))
+            if foreign and time.monotonic() - asked >= _FOREIGN_SECONDS:
+                over, asked = over or any(map(self._answers, foreign)), time.monotonic()
+            if over:
                 streamed.stop()
                 return
 
-    def _awaits(self, transactions: set[str]) -> bool:
+    def _awaits(self, transactions: tuple[str, ...]) -> bool:
         """Whether some of these transactions are still open, as far as the server can be asked."""
         with suppress(PgsieveError):  # The stream gets the same error.
             return are_open(self._feed.source, transactions)
         return True
+
+    def _answers(self, name: Name) -> bool:
+        """Whether the foreign servers that have rows of a table answer by now."""
+        with suppress(PgsieveError):
+            refuse_unanswering(self._feed.source, name)
+            return True
+        return False
 
     def _note_progress(self, _: str) -> None:
         """Record that a step makes progress."""

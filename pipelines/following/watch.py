@@ -32,6 +32,10 @@ class StalledError(PgsieveError):
     """Something waits, and nothing moves."""
 
 
+class BrokenOffError(PgsieveError):
+    """The process has to end, and a feed has reached no commit boundary in time."""
+
+
 @dataclass
 class Pulse:
     """The activity of one feed's thread; written by that thread, read by others.

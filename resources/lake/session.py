@@ -37,6 +37,7 @@ from pgsieve.resources.lake.java.class_archive import archive_file
 from pgsieve.resources.lake.masters import cores_of, threads_of
 from pgsieve.resources.lake.stores import log_store
 from pgsieve.resources.lake.stores.storage import Storage, storage_of
+from pgsieve.resources.limited import limited
 from pgsieve.resources.passwords import remember
 
 #: Settings a session may change at any time; set on Spark Connect too.
@@ -87,6 +88,8 @@ _ALONE = re.compile(r"local(\[.*\])?")
 
 #: So often the engine is asked again: four seconds.
 _ENGINE_RETRIES = 4
+#: How long a server may take to end a session.
+_END_SECONDS = 5.0
 
 _LOGGER = logging.getLogger(__name__)
 #: Tables are processed in parallel: the first that needs Spark starts it, and the others wait for it.
@@ -244,9 +247,10 @@ def _retry(session: SparkSession, times: int) -> None:
 
 
 def _end(session: SparkSession) -> None:
-    """End a session; a server that is gone is not asked again and again."""
+    """End a session; a server that is gone is not asked again and again, and one that hangs not for long."""
     _retry(session, 0)
-    session.stop()
+    with suppress(TimeoutError), limited(_END_SECONDS):
+        session.stop()
 
 
 class SparkEngine(dg.ConfigurableResource["SparkEngine"]):

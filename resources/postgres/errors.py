@@ -59,10 +59,14 @@ class UntestedServerError(SourceError):
 #: intervention and statement_timeout, a session's other timeouts, serialization failure, deadlock,
 #: lock_timeout (appendix A).
 _PASSING = ("08", "53", "57", "25P03", "25P04", "40001", "40P01", "55P03")
-#: Connection exceptions.
-_CONNECTION = "08"
+#: Connection exceptions, and the one that wrappers of foreign data have for it (fdw_unable_to_establish_connection).
+_CONNECTION = ("08", "HV00N")
 #: That of lock_timeout.
 LOCKED_OUT = "55P03"
+#: The hint of a ForeignServerError.
+OF_FOREIGN_SERVER = (
+    "see to it that the other server answers, or detach the partition that is its foreign table"
+)
 
 
 def is_passing(error: BaseException) -> bool:
@@ -96,8 +100,7 @@ def source_error(error: BaseException, message: str) -> SourceError:
     """The error of pgsieve for a driver's error, of which nothing more is known."""
     sqlstate = getattr(error, "sqlstate", None)
     if is_of_foreign_server(error):
-        hint = "see to it that the other server answers, or detach the partition that is its foreign table"
-        return ForeignServerError(message, hint=hint, sqlstate=sqlstate)
+        return ForeignServerError(message, hint=OF_FOREIGN_SERVER, sqlstate=sqlstate)
     if is_passing(error):
         return PassingFaultError(message, hint="run again: nothing is lost", sqlstate=sqlstate)
     return SourceError(message, sqlstate=sqlstate)

@@ -5,11 +5,23 @@ The publisher is an installed server: the wheel has no foreign data wrapper that
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
 import pytest
 
+from pgsieve.pipelines.commands.results import RunSummary
+from pgsieve.pipelines.config.model import load_config
+from pgsieve.pipelines.following.follow import follow
+from pgsieve.resources.postgres import foreign_servers
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.oracle import Scenario
-from tests.fixtures.shop import Shop
+from tests.fixtures.shop import Quiet, Shop
 
 WRAPPER = """
 CREATE EXTENSION postgres_fdw;
@@ -51,34 +63,101 @@ def test_rows_of_foreign_leaves_are_copied_and_their_changes_are_not_sent(scenar
     scenario.check(expect={"tree": [*copied, "3|here"]})
 
 
-FAR_TREE = """
-CREATE TABLE tree (id int, v text) PARTITION BY RANGE (id);
+FAR_TREES = """
+CREATE SERVER mute FOREIGN DATA WRAPPER postgres_fdw OPTIONS (host '{0.host}', port '{0.port}', dbname '{0.dbname}');
+CREATE USER MAPPING FOR CURRENT_USER SERVER mute OPTIONS (user '{0.user}', password_required 'false');
+CREATE TABLE tree (id int, v text) PARTITION BY RANGE (id); CREATE TABLE silent (id int, v text) PARTITION BY RANGE (id);
 CREATE TABLE tree_1 PARTITION OF tree FOR VALUES FROM (0) TO (20);
+CREATE TABLE silent_1 PARTITION OF silent FOR VALUES FROM (0) TO (20);
 CREATE FOREIGN TABLE tree_2 PARTITION OF tree FOR VALUES FROM (20) TO (30) SERVER itself OPTIONS (table_name 'far');
-ALTER SERVER itself OPTIONS (SET port '1');
-INSERT INTO tree VALUES (1, 'here');
-CREATE PUBLICATION far FOR TABLE tree WITH (publish_via_partition_root, publish = 'insert')
+CREATE FOREIGN TABLE silent_2 PARTITION OF silent FOR VALUES FROM (20) TO (30) SERVER mute OPTIONS (table_name 'far');
+INSERT INTO tree VALUES (1, 'here'); INSERT INTO silent VALUES (1, 'here');
+CREATE PUBLICATION far FOR TABLE tree, silent WITH (publish_via_partition_root, publish = 'insert')
 """
 
 
-def test_a_foreign_server_that_does_not_answer_stops_no_other_table(shop: Shop) -> None:
-    """In both modes; the next run copies the table, as a subscriber tries it again."""
-    shop.database.execute(WRAPPER.format(shop.database.info) + ";" + FAR_TREE)
+@dataclass
+class _Far:
+    """Two subscriptions, in both modes, to plain tables and two trees with rows on other servers."""
+
+    shop: Shop
+
+    @contextmanager
+    def unanswered(self) -> Iterator[Callable[[], None]]:
+        """One server refuses connections, the other one accepts them and says nothing; until the block ends, or its function is called."""
+        with socket.create_server(("127.0.0.1", 0), backlog=64) as mute:
+            self._move(1, mute.getsockname()[1])
+
+            def answering() -> None:
+                self._move(self.shop.database.info.port, self.shop.database.info.port)
+                mute.close()
+
+            yield answering
+            answering()
+
+    def _move(self, itself: int, mute: int) -> None:
+        for server, port in {"itself": itself, "mute": mute}.items():
+            self.shop.database.execute(f"ALTER SERVER {server} OPTIONS (SET port '{port}')")
+
+
+@pytest.fixture
+def far(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> _Far:
+    monkeypatch.setattr(foreign_servers, "ANSWER_SECONDS", 0.5)
+    shop.database.execute((WRAPPER + ";" + FAR_TREES).format(shop.database.info))
     both = {"source": "shop", "publications": ["p", "far"]}
     shop.configure(subscriptions={"one": both, "two": {**both, "row_filter": "publisher"}})
-    shop.copy()
-    shop.database.execute("INSERT INTO orders VALUES (5, 0); INSERT INTO tree VALUES (2, 'here')")
-    code, output = shop.cli("run")
-    assert code == 1, output
-    reason = 'cannot read table "public.tree" (could not connect to server "itself")'
-    assert output.count(f"problem: public.tree is to be copied: {reason}") == 2, output
-    assert shop.cli("status")[1].count(f"public.tree: {reason}") == 2
-    assert shop.ids("one", "orders") == shop.ids("two", "orders") == [2, 3, 4, 5], output
-    shop.database.execute(f"ALTER SERVER itself OPTIONS (SET port '{shop.database.info.port}')")
+    return _Far(shop)
+
+
+def test_a_foreign_server_that_does_not_answer_stops_no_other_table(far: _Far) -> None:
+    """In both modes; the next run copies the table, as a subscriber tries it again."""
+    shop, reasons = far.shop, {"tree": 'could not connect to server "itself"'}
+    reasons["silent"] = "the server of public.silent_2 does not answer"
+    with far.unanswered():
+        shop.copy()
+        shop.database.execute("INSERT INTO orders VALUES (5, 0); INSERT INTO tree VALUES (2, 'here')")
+        code, output = shop.cli("run")
+        assert code == 1, output
+        shown = shop.cli("status")[1]
+        for table, reason in reasons.items():
+            told = f'cannot read table "public.{table}" ({reason})'
+            assert output.count(f"problem: public.{table} is to be copied: {told}") == 2, output
+            assert shown.count(f"public.{table}: {told}") == 2, shown
+        assert shop.ids("one", "orders") == shop.ids("two", "orders") == [2, 3, 4, 5], output
     assert (ran := shop.cli("run"))[0] == 0, ran
-    assert shop.ids("one", "tree") == shop.ids("two", "tree") == [1, 2, 21, 22]
-    shop.database.execute("ALTER SERVER itself OPTIONS (SET port '1')")
-    code, output = shop.cli("check")
-    assert code == 1, output
-    assert output.count('public.tree: not compared, could not connect to server "itself"') == 2
-    assert "not compared: 2 of 6 tables" in output
+    for table, ids in {"tree": [1, 2, 21, 22], "silent": [1, 21, 22]}.items():
+        assert shop.ids("one", table) == shop.ids("two", table) == ids
+    with far.unanswered():
+        code, output = shop.cli("check")
+        assert code == 1, output
+        for table, reason in reasons.items():
+            assert output.count(f"public.{table}: not compared, {reason}") == 2, output
+        assert "not compared: 4 of 8 tables" in output
+
+
+def test_a_follower_copies_once_the_foreign_server_answers(
+    far: _Far, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Changes of other tables go on meanwhile."""
+    monkeypatch.setattr("pgsieve.pipelines.following.follow._FOREIGN_SECONDS", 0.0)
+    shop, config = far.shop, load_config(far.shop.path)
+    waiting = [(name, table) for name in ("one", "two") for table in ("tree", "silent")]
+    told = []
+
+    def tell(summary: RunSummary) -> None:
+        told.append(summary)
+        if len(told) == 1:
+            shop.database.execute("INSERT INTO orders VALUES (5, 0)")
+        elif all(shop.ids(name, "orders")[-1] == 5 for name in ("one", "two")):
+            answering()
+        if {shop.state(*each) for each in waiting} == {"ready"}:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    late = threading.Timer(100, os.kill, [os.getpid(), signal.SIGTERM])
+    late.start()
+    try:
+        with far.unanswered() as answering:
+            assert follow(config, config.selected([]), Quiet(), tell) == ()
+    finally:
+        late.cancel()
+    assert [shop.ids(*each) for each in waiting] == [[1, 21, 22]] * 4

@@ -35,6 +35,7 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.awaited import PATIENT_SECONDS
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.errors import refusing
+from pgsieve.resources.postgres.foreign_servers import refuse_unanswering
 from pgsieve.resources.postgres.sessions import Conninfo
 from pgsieve.resources.postgres.snapshot import (
     Chunks,
@@ -254,6 +255,8 @@ def _compared(moment: Moment, name: Name, log: Log) -> TableConsistency:
     log(f"comparing {replicated.table.qualified} of {subscription}")
     try:
         with moment.refusing(name, "compare"):
+            if replicated.table.unsent_leaves:
+                refuse_unanswering(moment.subscription.feed.source, name)
             return _result(replicated, lsn, moment.sides(name).difference())
     except LakeError as error:
         problem = copy_again(subscription, name, reason(moment.lake, error))

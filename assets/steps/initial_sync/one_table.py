@@ -49,6 +49,7 @@ from pgsieve.resources.lake.delta.layout import FILE_BYTES_PROPERTY
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.errors import ForeignServerError, SourceError, refusing
+from pgsieve.resources.postgres.foreign_servers import refuse_unanswering
 from pgsieve.resources.postgres.sessions import Conninfo
 from pgsieve.resources.postgres.snapshot import Chunks, Snapshot
 from pgsieve.resources.postgres.source import quote
@@ -196,6 +197,9 @@ class SnapshotCopy:
             # A copy would raise the position, too. A replica below its state's LSN counts as put back from a backup.
             lake.hold_position(path, self.snapshot.lsn)
             return _Written(version=lake.records.head(path).version)
+        if table.unsent_leaves and self.subscription.copy_data:
+            with self.reading:
+                refuse_unanswering(self.subscription.feed.source, (table.schema, table.name))
         chunks = planned.chunks if self.subscription.copy_data else Chunks([], 0)
         key = set(map(self.subscription.replica_name, planned.replicated.key))
         columns = [ReplicaColumn(name, t, name in key) for name, t in types.items()]

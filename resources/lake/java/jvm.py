@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from pgsieve.resources.lake.java import class_archive
 from pgsieve.resources.lake.java.login import AGENT
+from pgsieve.resources.limited import limited
 from pgsieve.resources.private_folder import private_folder
 
 if TYPE_CHECKING:
@@ -53,7 +54,8 @@ _LOG = "spark.log"
 _INFORMED = "_PYSPARK_DRIVER_CONN_INFO_PATH"
 _PORT, _SECRET = "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"
 _WAIT_SECONDS = 0.05
-_END_SECONDS = 10.0
+#: How long a session may take to stop, which may ask a cluster that is gone; and then its JVM to end.
+_STOP_SECONDS, _END_SECONDS = 5.0, 10.0
 #: For a JVM that runs for seconds: its best compiler would cost more time at the start than it saves.
 _SHORT_LIVED = {JAVA_OPTIONS: "-XX:TieredStopAtLevel=1"}
 
@@ -113,6 +115,9 @@ def files(settings: Mapping[str, str], folder: Path, own: Mapping[str, str]) -> 
     chosen = f"{own.get(JAVA_OPTIONS, '')} {settings.get(JAVA_OPTIONS, '')}"
     is_local = settings["spark.master"].startswith("local")
     options += [*(class_archive.options(chosen) if is_local else []), *shlex.split(chosen)]
+    # Spark's launcher breaks characters beyond these in options (parseOptionString() in CommandBuilderUtils.java).
+    if max(str(folder)) > "\uffff":
+        folder = private_folder("/tmp")  # noqa: S108 - a folder of this user's in there
     java = _written(folder / "java.options", "\n".join(map(_quoted, options)))
     written = {**settings, **own, JAVA_OPTIONS: f"-XX:VMOptionsFile={_escaped(str(java))}"}
     if not os.access(_home(), os.W_OK):
@@ -252,10 +257,10 @@ def _end(process: "subprocess.Popen[bytes]", seconds: float) -> None:
     from pyspark import SparkContext
 
     assert process.stdin is not None
-    with suppress(Exception):
+    with suppress(Exception), limited(_STOP_SECONDS):
         if (context := SparkContext._active_spark_context) is not None:  # noqa: SLF001 - the one of this process
             context.stop()
-    with suppress(Exception):
+    with suppress(Exception), limited(_STOP_SECONDS):
         # Otherwise the garbage collector would send requests to a JVM that is gone.
         if (gateway := SparkContext._gateway) is not None:  # noqa: SLF001
             gateway.shutdown()

@@ -46,7 +46,7 @@ def test_a_connection_that_was_cut_passes_however_libpq_tells_it(publisher_serve
             connection.execute("select 1")
 
 
-@pytest.mark.parametrize("sqlstate", ["08000", "08001", "08003", "08006", "08P01"])
+@pytest.mark.parametrize("sqlstate", ["08000", "08001", "08003", "08006", "08P01", "HV00N"])
 def test_a_lost_connection_is_another_servers_where_the_session_goes_on(
     publisher_server: EmbeddedServer, sqlstate: str
 ) -> None:
