@@ -67,7 +67,7 @@ def project() -> Iterator[Path]:
 def test_a_run_needs_nothing_of_the_machine_and_leaves_nothing_there(shop: Shop, project: Path) -> None:
     """Two runs, and a JVM, in processes of another user."""
     shop.path = project / "pgsieve.yaml"
-    temporary = project / "temporary ü😀 files"
+    temporary = project / "temporary ü files"
     copy_jars(project / "jars", [delta_packages()])
     temporary.mkdir()
     shop.configure(lake="./lakeé")

@@ -61,7 +61,7 @@ _SHORT_LIVED = {JAVA_OPTIONS: "-XX:TieredStopAtLevel=1"}
 
 
 class JavaEndedError(Exception):
-    """The JVM ended before it could be used; the text is the last that it printed."""
+    """The JVM ended before it could be used, or cannot be started; the text is the last that it printed, or the reason."""
 
 
 def environment(master: str) -> dict[str, str]:
@@ -115,9 +115,6 @@ def files(settings: Mapping[str, str], folder: Path, own: Mapping[str, str]) -> 
     chosen = f"{own.get(JAVA_OPTIONS, '')} {settings.get(JAVA_OPTIONS, '')}"
     is_local = settings["spark.master"].startswith("local")
     options += [*(class_archive.options(chosen) if is_local else []), *shlex.split(chosen)]
-    # Spark's launcher breaks characters beyond these in options (parseOptionString() in CommandBuilderUtils.java).
-    if max(str(folder)) > "\uffff":
-        folder = private_folder("/tmp")  # noqa: S108 - a folder of this user's in there
     java = _written(folder / "java.options", "\n".join(map(_quoted, options)))
     written = {**settings, **own, JAVA_OPTIONS: f"-XX:VMOptionsFile={_escaped(str(java))}"}
     if not os.access(_home(), os.W_OK):
@@ -212,6 +209,11 @@ def _gateway(settings: Mapping[str, str], end_seconds: float) -> Iterator[None]:
     It ends with this process.
     """
     master, folder = settings["spark.master"], private_folder()
+    # Spark's launcher breaks characters beyond these (parseOptionString() in CommandBuilderUtils.java).
+    if max(str(folder)) > "\uffff":
+        raise JavaEndedError(
+            f"Spark cannot use the temporary folder {folder}: set TMPDIR to one of usual characters"
+        )
     configured, gateway = files(settings, folder, _SHORT_LIVED), folder / "gateway"
     gateway.unlink(missing_ok=True)
     with (folder / _LOG).open("wb") as file:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from pgsieve.resources.lake.java import jvm
 from pgsieve.resources.lake.java.jvm import environment, files
 from pgsieve.resources.private_folder import private_folder
 from tests.fixtures.pgsieve_replica import engine
@@ -100,3 +101,14 @@ def test_a_session_tells_other_users_nothing() -> None:
     ]
     assert len(addresses) == 3
     assert set(addresses) == {"[::ffff:127.0.0.1]"}
+
+
+def test_a_folder_that_sparks_launcher_cannot_pass_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(jvm, "private_folder", lambda: tmp_path / "😀")
+    with (
+        pytest.raises(jvm.JavaEndedError, match="set TMPDIR"),
+        jvm._gateway({"spark.master": "local"}, 1.0),
+    ):
+        pass
