@@ -3,6 +3,7 @@
 A message names the object, what is wrong and what to do; it never contains a cell value or a password.
 
     PgsieveError
+        BrokenOffError                pipelines.following.watch
         CatalogNameError              assets.steps.operations.registration
         ClusteringError               assets.steps.validation.layouts
         ConfigError                   pipelines.config.file
@@ -11,7 +12,6 @@ A message names the object, what is wrong and what to do; it never contains a ce
         EndpointError                 resources.lake.stores.storage
         EngineError                   resources.lake.engine.record
         ExecutorError                 resources.lake.delta.errors
-        BrokenOffError                pipelines.following.watch
         FilterValueError              decoding.row_filters.strings
         FoldersChangedError           assets.steps.records.subscription_state
         InvalidLsnError               decoding.lsn
