@@ -308,7 +308,8 @@ def from_binary(values: pa.Array, type: ColumnType, column: str) -> pa.Array:  #
     except NoOutputError:
         raise UnsupportedBinaryError(
             f'column "{column}" has a value in binary format, of a type whose text does not follow from that',
-            hint="read the slot of this table without `binary`",
+            hint="read the slot without `binary`; where pgsieve.yaml does not set it, the server cannot print the value as text:"
+            " correct the value at the publisher, or leave its column out by a column list",
             sqlstate="0A000",
         ) from None
 

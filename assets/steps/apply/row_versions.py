@@ -19,10 +19,16 @@ from pgsieve.assets.steps.apply.by_files import ChosenRows, RowsTask, Validity, 
 from pgsieve.assets.steps.apply.completion import NetRows, completions
 from pgsieve.assets.steps.apply.damaged import KnownVersions, is_put_back
 from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges, keyed_changes, stored_changes
-from pgsieve.assets.steps.history.versions import StoredVersions, VersionChange, VersionTable, present_rows
+from pgsieve.assets.steps.history.versions import (
+    StoredVersions,
+    VersionChange,
+    VersionTable,
+    present_rows,
+    why_not_kept,
+)
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.records.cuts import Cut
-from pgsieve.assets.steps.records.failures import TABLE_ERRORS, explained
+from pgsieve.assets.steps.records.failures import TABLE_ERRORS
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState
 from pgsieve.assets.steps.records.transformed import TableChanges
 from pgsieve.assets.steps.subscription import Subscription
@@ -72,7 +78,7 @@ class FollowingVersions:
             try:
                 self._begin(table, state, is_repaired=name in repaired)
             except TABLE_ERRORS as error:
-                failed[name] = explained(self._lake, error, name)
+                failed[name] = why_not_kept(self._lake, error, name, table.path)
         return failed
 
     def _begin(self, table: VersionTable, state: TableState, *, is_repaired: bool) -> None:
@@ -115,7 +121,7 @@ class FollowingVersions:
                         states[name], [c for c in own if c.name == name], decided.get(name)
                     )
             except TABLE_ERRORS as error:
-                return name, explained(self._lake, error, name)
+                return name, why_not_kept(self._lake, error, name, self._path(states[name]))
             return name, None
 
         done = self._lake.in_parallel(follow, list(dict.fromkeys(change.name for change in own)))

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from pgsieve.assets.steps.log import Log
-from pgsieve.assets.steps.records.failures import TABLE_ERRORS, explained
+from pgsieve.assets.steps.records.failures import CURED_BY_COPY, TABLE_ERRORS, explained
 from pgsieve.assets.steps.records.table_states import Name, TableState
 from pgsieve.assets.steps.subscription import Definition, Subscription, defined_types
 from pgsieve.decoding.changes.net_change import Numbers
@@ -44,6 +44,8 @@ from pgsieve.resources.parts import Guard
 
 #: Ended versions up to this many bytes stay in memory while a file's other versions are written.
 _MEMORY_BYTES = 64 * 1024 * 1024
+#: What to do with versions that cannot be read or written: earlier versions are nowhere else, so pgsieve deletes none.
+_MOVE = "move its folder elsewhere: a copy of the table begins it anew"
 
 
 def versions_problem(lake: Lake, definition: Definition, replica: str) -> tuple[str, str] | None:
@@ -147,7 +149,7 @@ class VersionTable:
         try:
             begun = self.begin_anew(lsn, time, once=once)
         except TABLE_ERRORS as error:
-            log(f"{self.shown} do not begin: {explained(self.lake, error, self.name)}")
+            log(f"{self.shown} do not begin: {why_not_kept(self.lake, error, self.name, self.path)}")
             return False
         if begun:
             anew = "are ended, and begin anew" if existed else "begin"
@@ -212,10 +214,20 @@ class VersionTable:
         again_after_conflict(end)()
 
 
+def why_not_kept(lake: Lake, error: Exception, name: Name, path: str) -> str:
+    """Why a table's versions in `path` cannot be kept, and what to do before a copy helps: it makes other files anew, not these.
+
+    Raises as `reason` does.
+    """
+    problem = explained(lake, error, name)
+    is_own = isinstance(error, CURED_BY_COPY) and error.message.startswith(f'Delta table "{path}"')
+    return f"{problem}; {_MOVE}" if is_own else problem
+
+
 def _altered(path: str) -> LakeError:
     return LakeError(
         f'Delta table "{path}": another writer has altered it, so pgsieve cannot write it any more',
-        hint="move its folder elsewhere: a resync of the table begins it anew",
+        hint=_MOVE,
         sqlstate="55000",
     )
 

@@ -14,10 +14,10 @@ from typing import Any
 import pyarrow as pa
 
 from pgsieve.assets.steps.history.copied import begin_history
-from pgsieve.assets.steps.history.versions import VersionTable
+from pgsieve.assets.steps.history.versions import VersionTable, why_not_kept
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.records.columns import ddl
-from pgsieve.assets.steps.records.failures import TABLE_ERRORS, explained
+from pgsieve.assets.steps.records.failures import TABLE_ERRORS
 from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates
 from pgsieve.assets.steps.records.transformed import Transformed
 from pgsieve.assets.steps.subscription import (
@@ -177,7 +177,7 @@ class SchemaChanges:
             else:
                 versions.begin_anew(begun.lsn, now, once=False)
         except TABLE_ERRORS as error:
-            problem = explained(lake, error, state.name)
+            problem = why_not_kept(lake, error, state.name, versions.path)
             raise SchemaChangedError(f"the versions of its rows do not follow it: {problem}") from None
 
 

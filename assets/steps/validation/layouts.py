@@ -58,7 +58,8 @@ def shared_folders(subscription: Subscription, names: Collection[Name]) -> dict[
     return {
         name: SharedFolderError(
             f"tables {' and '.join(quote_qualified(*each) for each in tables)} would have the same folder, {folder}",
-            hint=f'use {{schema}} in `folders` of the layout of subscription "{subscription.name}" in pgsieve.yaml',
+            hint=f"rename one of them, or take it out of the publications; for other `folders` in pgsieve.yaml first"
+            f" `pgsieve drop {subscription.name}`",
             sqlstate="42P07",
         )
         for folder, tables in sharing.items()

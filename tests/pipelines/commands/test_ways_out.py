@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pytest
@@ -175,6 +175,14 @@ TROUBLES: Sequence[_Trouble] = (
         "quote_ident(b) = 'x' and id > 0",
     ),
 )
+#: A type of which the server prints no value.
+_MUTE = """
+create type mute;
+create function mute_in(cstring) returns mute language internal strict immutable as 'int4in';
+create function mute_out(mute) returns cstring language internal strict stable as 'enum_out';
+create function mute_send(mute) returns bytea language internal strict stable as 'int4send';
+create type mute (input = mute_in, output = mute_out, send = mute_send, internallength = 4, passedbyvalue)
+"""
 
 
 @pytest.mark.drawn
@@ -214,3 +222,71 @@ def test_what_a_reason_says_brings_the_table_back(shop: Shop) -> None:
     for command in ("run", "check"):
         code, printed = shop.cli(command)
         assert code == 0, printed
+
+
+@pytest.mark.drawn
+def test_what_a_reason_says_of_a_subscription_brings_its_tables_back(shop: Shop, tmp_path: Path) -> None:
+    """Layouts, modes, versions of rows, and values that the server cannot print: a dozen commands."""
+    shop.database.execute("""
+    create schema a; create table a.same (id int primary key); create schema b; create table b.same (id int primary key);
+    create publication flat for table a.same, b.same, notes;
+    create table spelled (id int primary key, b text); alter table spelled replica identity full;
+    insert into spelled values (1, 'x'), (2, 'y');
+    create publication filtered for table spelled where (quote_ident(b) = 'x'), notes""")
+    shop.database.execute(f"""{_MUTE};
+    create table copied (id int primary key, m mute); insert into copied values (1, '1');
+    create table sent (id int primary key, m mute); create publication printed for table copied, sent""")
+    subscriptions: dict[str, dict[str, Any]] = {
+        "flat": {"layout": {"folders": "{table}"}, "publications": ["flat"]},
+        "filtered": {"publications": ["filtered"]},
+        "versions": {"history": "scd2", "publications": ["p"]},
+        "printed": {"publications": ["printed"]},
+    }
+
+    def configured(name: str, **changes: Any) -> None:
+        subscriptions[name].update(changes)
+        shop.configure(subscriptions={n: {"source": "shop", **s} for n, s in subscriptions.items()})
+
+    def states(subscription: str) -> dict[str, str]:
+        newest = TableStates(shop.lake, subscription).newest().values()
+        return {f"{s.schema}.{s.table}": s.state.value for s in newest}
+
+    configured("flat")
+    code, printed = shop.cli("run")
+    assert code == 1, printed
+    assert states("flat") == {"a.same": "i", "b.same": "i", "public.notes": "r"}
+    assert states("filtered") == {"public.spelled": "i", "public.notes": "r"}
+    assert states("versions") == {"public.orders": "r", "public.notes": "r"}
+    assert "rename one of them, or take it out of the publications" in printed
+    assert "for other `folders` in pgsieve.yaml first `pgsieve drop flat`" in printed
+    assert "use row_filter: publisher; it is copied by the first run after that is mended" in printed
+    assert states("printed") == {"public.copied": "e", "public.sent": "r"}
+    assert "correct the value at the publisher, or leave its column out by a column list; `pgsieve" in printed
+    versions = Path(shop.lake.paths.versions("versions", "public", "orders", 0))
+    for file in versions.glob("*.parquet"):
+        file.write_bytes(file.read_bytes()[:10])
+    shop.database.execute("update orders set n = 20 where id = 2; alter table b.same rename to other")
+    shop.database.execute("insert into sent values (1, '1')")  # It is sent in binary format.
+    code, printed = shop.cli("run")
+    assert code == 1, printed
+    assert states("flat") == {"a.same": "r", "b.other": "r", "public.notes": "r", "b.same": "x"}
+    assert states("filtered") == {"public.spelled": "i", "public.notes": "r"}
+    assert states("versions") == {"public.orders": "e", "public.notes": "r"}
+    assert "is no Parquet file, or is not whole; move its folder elsewhere: " in printed
+    assert states("printed") == {"public.copied": "e", "public.sent": "e"}
+    assert "where pgsieve.yaml does not set it, the server cannot print the value as text: correct" in printed
+    versions.rename(tmp_path / "damaged")
+    shop.database.execute("delete from copied; delete from sent")
+    for command in ("resync versions public.orders", "resync printed"):
+        code, printed = shop.cli(*command.split())
+        assert code == 0, printed
+    shop.database.execute("update orders set n = 30 where id = 2")
+    configured("filtered", row_filter="publisher")
+    assert shop.cli("drop", "flat")[0] == 0
+    configured("flat", layout={"folders": "{schema}_{table}"})
+    for command in ("run", "check"):
+        code, printed = shop.cli(command)
+        assert code == 0, printed
+    assert {state for each in subscriptions for state in states(each).values()} <= {"r", "x"}
+    rows = DeltaTable(versions).to_pyarrow_table(columns=["id", "n", "is_current"]).to_pylist()
+    assert sorted((r["n"], r["is_current"]) for r in rows if r["id"] == 2) == [(20, False), (30, True)]
