@@ -41,7 +41,11 @@ def maintenance_schedule(
 def _schedule(job: UnresolvedAssetJobDefinition, cron: str, *, running: bool) -> dg.ScheduleDefinition:
     status = dg.DefaultScheduleStatus.RUNNING if running else dg.DefaultScheduleStatus.STOPPED
     return dg.ScheduleDefinition(
-        name=f"{job.name}_schedule", job=job, cron_schedule=cron, default_status=status
+        name=f"{job.name}_schedule",
+        job=job,
+        cron_schedule=cron,
+        default_status=status,
+        description=job.description,
     )
 
 

@@ -97,6 +97,7 @@ def test_by_themselves_they_keep_their_names(silent: Path) -> None:
         "sales_copies",
         "published_tables",
     }
+    assert all(each.description for each in (*defs.jobs, *defs.schedules, *defs.sensors))
 
 
 def test_no_source_is_asked_while_they_load(silent: Path) -> None:
