@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import signal
 
+from hypothesis import HealthCheck, settings
+
 # A script's shell has what it starts in the background ignore SIGINT, Dagster gives SIGTERM what SIGINT has, and children inherit
 # both: none of those that tests start would end by a signal.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Beside other work an example may take any time.
+settings.register_profile("any load", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any load")
 
 pytest_plugins = [
     "tests.fixtures.chromium",

@@ -54,14 +54,13 @@ def mutated(draw, name):
 
 
 @pytest.mark.parametrize("name", TARGETS)
-@settings(deadline=None)
 @given(st.data())
 def test_what_servers_sent_is_refused_or_taken_when_mutated(name, data):
     TARGETS[name](data.draw(mutated(name)))
 
 
 @pytest.mark.parametrize("name", ["messages", "session", "envelope"])
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.data())
 def test_memory_is_bounded_by_the_bytes(name, data):
     """A value of one byte is an object of some words; nothing is as large as a count or a length says."""

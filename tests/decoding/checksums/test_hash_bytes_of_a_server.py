@@ -35,7 +35,7 @@ def connection(publisher_server: EmbeddedServer) -> Iterator[psycopg.Connection]
         yield connection
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.binary(max_size=80), max_size=20), _SEEDS)
 def test_values_of_any_length_side_by_side_have_the_hashes_of_the_server(
     connection: psycopg.Connection, values: list[bytes], seed: int
@@ -69,7 +69,7 @@ def _batch(rows: list[tuple[int | None, str | None]]) -> pa.RecordBatch:
     )
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(_ROWS, _SEEDS, st.randoms())
 def test_segments_have_the_checksums_of_the_server_in_any_order_of_rows(
     connection: psycopg.Connection, rows: list[tuple[int | None, str | None]], seed: int, r: object

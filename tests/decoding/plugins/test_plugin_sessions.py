@@ -191,7 +191,7 @@ def sessions(draw: st.DrawFn) -> Session:
     return session
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(sessions())
 @pytest.mark.parametrize("streaming", [True, False])
 @pytest.mark.parametrize("two_phase", [True, False])
@@ -204,7 +204,7 @@ def test_a_plugin_is_called_in_the_order_of_the_interface(
     assert calls(registered(*names), session.messages) == session.lines[streaming, two_phase]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(sessions(), st.data())
 def test_messages_in_another_order_are_decoded_or_refused(session: Session, draw: st.DataObject) -> None:
     messages = list(session.messages)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pgsieve.decoding.errors import ProtocolError
@@ -80,7 +80,6 @@ def test_random_bytes_are_accepted_or_refused(data):
 LSNS, TIMES = st.integers(0, 2**63 - 1), st.integers(-(2**63), 2**63 - 1)
 
 
-@settings(deadline=None)  # the first example loads parts of Arrow
 @given(
     st.lists(
         st.builds(XLogData, LSNS, LSNS, TIMES, st.binary(min_size=1, max_size=40))

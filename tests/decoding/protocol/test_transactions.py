@@ -133,7 +133,6 @@ OPTIONS = [
 @pytest.mark.drawn
 @settings(
     max_examples=12,
-    deadline=None,
     suppress_health_check=list(HealthCheck),
 )
 @given(phases=st.lists(st.lists(STEPS, min_size=5, max_size=30), min_size=1, max_size=3), seed=st.integers(0))
@@ -262,7 +261,7 @@ def test_what_a_streamed_prepared_transaction_describes_is_described_for_those_t
         assert passed == [encode(m) for m in (begin, described, change, commit)]
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=1000)
 @given(st.lists(ANYTHING, max_size=12), st.integers(0))
 def test_messages_in_any_order_are_assembled_or_refused(messages, seed):
     with FileSpool() as spool:

@@ -143,14 +143,12 @@ def array(changes, kind=None):
 SOME = st.none() | st.sets(st.sampled_from(COLUMNS.names))
 
 
-@settings(deadline=None)
 @given(st.lists(CHANGES, max_size=20), st.sampled_from([pa.binary(), pa.large_binary()]), SOME, SOME)
 def test_columns_are_what_the_messages_hold(changes, kind, old_columns, new_columns):
     decoded = decode_changes(array(changes, kind), COLUMNS, old_columns=old_columns, new_columns=new_columns)
     check(changes, decoded, old_columns, new_columns)
 
 
-@settings(deadline=None)
 @given(st.lists(CHANGES, min_size=2, max_size=10), st.data())
 def test_slices_of_a_batch(changes, data):
     start = data.draw(st.integers(0, len(changes) - 1))
@@ -158,14 +156,13 @@ def test_slices_of_a_batch(changes, data):
     check(changes[start : start + count], decode_changes(array(changes).slice(start, count), COLUMNS))
 
 
-@settings(deadline=None, max_examples=8)
+@settings(max_examples=8)
 @given(st.lists(CHANGES, min_size=1, max_size=4), st.integers(8191, 8195))
 def test_batches_longer_than_a_walk(changes, count):
     changes = (changes * count)[:count]
     check(changes, decode_changes(array(changes), COLUMNS))
 
 
-@settings(deadline=None)
 @given(st.lists(CHANGES, min_size=1, max_size=4), st.data())
 def test_damaged_messages_are_protocol_errors(changes, data):
     """Whatever the message decoder refuses is refused, and what it takes is decoded to the same."""
@@ -337,7 +334,6 @@ def test_headers():
     assert scanned([SESSION]) == (with_unix_time(EXPECTED), False)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, len(SESSION))))
 def test_headers_of_batches_cut_anywhere(cuts):
     places = [0, *sorted(cuts), len(SESSION)]

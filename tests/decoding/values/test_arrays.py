@@ -47,7 +47,6 @@ def converted(convert, values, oid):
     return array.to_pylist()
 
 
-@settings(deadline=None)
 @given(ARRAYS)
 @example([None, ["\\", '\\"', None], [], ["NULL", "null", "", "\\\\"], None])
 def test_strings(arrays):
@@ -62,7 +61,6 @@ def test_strings(arrays):
     assert converted(from_text, semicolons, BOX_ARRAY) == arrays
 
 
-@settings(deadline=None)
 @given(st.lists(st.none() | st.lists(st.none() | st.integers(-(2**31), 2**31 - 1), max_size=5), max_size=6))
 def test_numbers(arrays):
     texts = [None if a is None else printed([None if e is None else str(e) for e in a]) for a in arrays]
@@ -112,7 +110,7 @@ def test_bytes_that_are_no_array(value):
         converted(from_binary, [value], INT4_ARRAY)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.lists(st.text(st.sampled_from('{},"\\aNUL ')), max_size=4))
 def test_text_that_is_no_array_is_an_error_of_pgsieves(values):
     """Whatever is taken for arrays is as many lists."""

@@ -61,7 +61,7 @@ def test_every_keyword_is_quoted_as_the_server_quotes_it(server, request):
     assert [(word, quote_identifier(word, version)) for word, _ in rows] == rows
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(TEXT, min_size=30, max_size=60))
 def test_text_is_quoted_as_the_server_quotes_it(session, texts):
     rows = session.execute(
@@ -75,7 +75,7 @@ def test_text_is_quoted_as_the_server_quotes_it(session, texts):
 FIRST, LAST = -211813488000000000, 9223371331200000000 - 1  # 4714-11-24 BC, and the end of the year 294276
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     st.lists(
         st.integers(FIRST, LAST)

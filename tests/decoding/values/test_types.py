@@ -277,13 +277,11 @@ def test_infinities_are_beyond_everything_that_postgresql_has():
     assert -(2**63) < TIMESTAMP_MINUS_INFINITY < days_since_epoch(-4713, 11, 24) * DAY
 
 
-@settings(deadline=None)
 @given(st.dates())
 def test_days_since_epoch(day):
     assert days_since_epoch(day.year, day.month, day.day) == day.toordinal() - dt.date(1970, 1, 1).toordinal()
 
 
-@settings(deadline=None)
 @given(st.lists(st.none() | st.binary(max_size=20)), st.data())
 @example([b"\\", None, b"\\x41", b""], None)
 def test_bytea_in_both_formats(values, data):
@@ -299,13 +297,11 @@ def test_bytea_in_both_formats(values, data):
     assert text(BYTEA, *(None if v is None else escaped(v) for v in values)) == values
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats()))
 def test_double(values):
     assert list(map(repr, text(FLOAT8, *map(repr, values)))) == list(map(repr, values))
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.decimals(allow_nan=False, allow_infinity=False, places=10, min_value=-(10**20), max_value=10**20)
@@ -334,7 +330,6 @@ POSTGRES_TIMESTAMPS = st.integers(-2_440_588 * DAY, TIMESTAMP_INFINITY - 1) | st
 
 
 @pytest.mark.parametrize(("oid", "zone"), [(TIMESTAMP, ""), (TIMESTAMPTZ, "+00")])
-@settings(deadline=None)
 @given(values=st.lists(st.sampled_from([-math.inf, math.inf, None]) | POSTGRES_TIMESTAMPS, max_size=12))
 def test_timestamps_in_text_and_send_format(oid, zone, values):
     names = {-math.inf: "-infinity", math.inf: "infinity", None: None}
@@ -350,7 +345,6 @@ def test_timestamps_in_text_and_send_format(oid, zone, values):
     assert numbers(array) == expected
 
 
-@settings(deadline=None)
 @given(values=st.lists(st.sampled_from([-math.inf, math.inf, None]) | st.integers(-2_440_588, 2_145_042_905)))
 def test_dates_in_text_and_send_format(values):
     names = {-math.inf: "-infinity", math.inf: "infinity", None: None}
@@ -398,7 +392,7 @@ def numeric_sent(value: Decimal) -> bytes:
 @pytest.mark.parametrize(
     ("precision", "scale"), [(1, 0), (4, 4), (17, 6), (18, 0), (18, 18), (19, 3), (38, 10)]
 )
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(data=st.data())
 def test_decimal_in_send_format(precision, scale, data):
     """What fits is the number, what does not is refused, in binary as in text."""
@@ -468,7 +462,7 @@ def test_types_that_users_make_are_printed_by_what_they_are_made_of(defined, oid
         from_binary(pa.array([sent]), column_type(oid, -1), "c")
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(
     oid=st.sampled_from([*BUILTIN_TYPES, *ELEMENTS]),
     values=st.lists(st.none() | st.binary(max_size=40), max_size=3),

@@ -75,7 +75,7 @@ def spoiled(draw: st.DrawFn) -> str:
 @example("!!set {a, b}")
 @example("sources: &s {a: {publications: *s}}")
 @example("<<: {lake: x}")
-@settings(max_examples=int(os.environ.get("PGSIEVE_EXAMPLES", "400")), deadline=None)
+@settings(max_examples=int(os.environ.get("PGSIEVE_EXAMPLES", "400")))
 def test_any_text_is_a_config_or_a_config_error(text):
     result = outcome(text, A="x")
     if isinstance(result, ConfigError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pyarrow as pa
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pgsieve.assets.steps.checks.difference import few_differing_rows
@@ -43,7 +43,6 @@ def _counter(rows: list[_Row]) -> Counter[_Key]:
     )
 
 
-@settings(deadline=None)
 @given(_ROWS, _ROWS)
 def test_few_rows_are_compared_as_multisets(expected: list[_Row], replica: list[_Row]) -> None:
     differing = few_differing_rows(_table(expected), _table(replica)).to_pylist()

@@ -129,7 +129,7 @@ def shop(tmp_path: Path) -> Shop:
 PROGRESS = st.lists(st.integers(0, 3), min_size=4, max_size=4).map(lambda steps: sorted(steps, reverse=True))
 
 
-@settings(max_examples=3, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+@settings(max_examples=3, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 @given(progress=st.tuples(PROGRESS, PROGRESS), sent=st.lists(st.booleans(), min_size=4, max_size=4))
 def test_what_a_subscription_has_not_applied_is_kept(tmp_path_factory, progress, sent) -> None:
     shop = Shop(tmp_path_factory.mktemp("lake"))

@@ -91,7 +91,7 @@ class Consumer:
 
 
 @pytest.mark.drawn
-@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=5, suppress_health_check=list(HealthCheck))
 @given(phases=st.lists(st.lists(STEPS, min_size=5, max_size=30), min_size=1, max_size=3))
 def test_both_transports_leave_the_same_changes(server, tmp_path_factory, phases) -> None:
     folder = tmp_path_factory.mktemp("lakes")
