@@ -135,6 +135,7 @@ def test_a_foreign_server_that_does_not_answer_stops_no_other_table(far: _Far) -
         assert "not compared: 4 of 8 tables" in output
 
 
+@pytest.mark.drawn
 def test_a_follower_copies_once_the_foreign_server_answers(
     far: _Far, monkeypatch: pytest.MonkeyPatch
 ) -> None:
