@@ -231,22 +231,37 @@ def _provided(code_version: str) -> dict[str, str]:
 def unasked(
     context: dg.AssetExecutionContext, result: dg.MaterializeResult[None], inputs: Iterable[dg.AssetKey]
 ) -> dg.AssetMaterialization:
-    """The event for an asset that a step has materialised without being asked for it; `inputs` are the asset's inputs."""
+    """The event for an asset that a step has materialised without being asked for it; `inputs` are the asset's inputs.
+
+    Dagster shows an asset as failed until a run that planned it materialises it, so this run plans one that is shown so.
+    """
     assert result.asset_key is not None
     assert result.data_version is not None
+    if _is_shown_failed(context.instance, result.asset_key):
+        plan(context, [result.asset_key])
     tags = {DATA_VERSION_TAG: result.data_version.value, **_provided(context.run_id)}
     tags |= inputs_of_now(context.instance, inputs)
     return dg.AssetMaterialization(result.asset_key, metadata=result.metadata, tags=tags)
 
 
 def plan(context: dg.AssetExecutionContext, keys: Iterable[dg.AssetKey]) -> None:
-    """Have Dagster show these assets as failed by this run: the run fails because of them."""
+    """Have Dagster show these assets as planned by this run: as failed by it, unless it materialises them."""
     step = context.get_step_execution_context().step.key
     for key in keys:
         planned = DagsterEvent.build_asset_materialization_planned_event(
             context.job_name, step, AssetMaterializationPlannedData(key)
         )
         context.instance.report_dagster_event(planned, context.run_id)
+
+
+def _is_shown_failed(dagster: dg.DagsterInstance, key: dg.AssetKey) -> bool:
+    """Whether the last run that planned an asset has failed without materialising it."""
+    for record in dagster.get_asset_records([key]):
+        entry = record.asset_entry
+        run = dagster.get_run_by_id(entry.last_run_id) if entry.last_run_id else None
+        made = entry.last_materialization_record
+        return run is not None and run.is_failure and (made is None or made.run_id != run.run_id)
+    return False
 
 
 def _is_reported(
