@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,10 +25,9 @@ from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.s3_server import S3Server
 from tests.fixtures.servers import drop_slots
 from tests.fixtures.spark_servers import (
-    SMALL_DATA,
+    configured_cluster,
     connect_server,
     python_without_pgsieve,
-    standalone_cluster,
 )
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
@@ -142,24 +141,6 @@ def _write(database: psycopg.Connection, number: int) -> None:
     database.execute("delete from items where id = %s", [number - 5])
 
 
-@contextmanager
-def _cluster(folder: Path, workers: int = 2) -> Iterator[tuple[str, dict[str, str]]]:
-    """A standalone cluster of so many workers; its address and what a session there needs."""
-    with standalone_cluster(folder / "cluster", workers) as master:
-        yield (
-            master,
-            {
-                "spark.pyspark.python": str(python_without_pgsieve(folder)),
-                "spark.driver.host": "127.0.0.1",
-                "spark.driver.memory": "1g",
-                "spark.executor.memory": "800m",
-                "spark.cores.max": "2",
-                **SMALL_DATA,
-                "spark.executor.extraJavaOptions": SMALL_DATA["spark.driver.extraJavaOptions"],
-            },
-        )
-
-
 def _lose_executors(folder: Path, ended: threading.Event) -> None:
     """Kill executors of a cluster in a folder that run Python; a few: else the application may wait for others for good."""
     lost: set[str] = set()
@@ -183,7 +164,7 @@ def test_a_standalone_cluster_replicates_also_where_executors_are_lost(
     lake: _Lake,
     tmp_path: Path,
 ) -> None:
-    with _cluster(tmp_path) as (master, conf):
+    with configured_cluster(tmp_path) as (master, conf):
         pgsieve = _Pgsieve(tmp_path, lake, publisher_server, master, conf)
         _replicates(pgsieve, lake, database)
         _write(database, 14)
@@ -208,7 +189,7 @@ def test_a_run_says_that_it_waits_for_executors(
     publisher_server: EmbeddedServer, database: psycopg.Connection, tmp_path: Path
 ) -> None:
     """Long: a session may be silent for twenty seconds before it is said."""
-    with _cluster(tmp_path, workers=0) as (master, conf):
+    with configured_cluster(tmp_path, workers=0) as (master, conf):
         pgsieve = _Pgsieve(tmp_path, _Lake(str(tmp_path / "lake")), publisher_server, master, conf)
         running = pgsieve.start("run")
         assert running.stdout is not None
