@@ -26,7 +26,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from pgsieve.resources.lake.delta.parquet_files import WRITTEN
-from pgsieve.resources.lake.shared_jobs import Asked, PartsOfMany, shared_jobs, tasks_of
+from pgsieve.resources.lake.shared_jobs import PartsOfMany, Request, shared_jobs, tasks_of
 from pgsieve.resources.lake.stores.shared_reads import begin_part
 from pgsieve.resources.parts import Part
 from pgsieve.resources.strands import waiting
@@ -172,14 +172,14 @@ class SparkExecutors:
     def _shared(self, part: Part, parts: int) -> pa.Table | None:
         """Run parts in a job that callers share; None where none is shared, or these, or the job, have failed."""
         jobs = shared_jobs()
-        return jobs and jobs.rows(Asked(part, parts, called_here()), self._run_together)
+        return jobs and jobs.rows(Request(part, parts, called_here()), self._run_together)
 
-    def _run_together(self, job: Sequence[Asked]) -> Sequence[pa.Table | None]:
+    def _run_together(self, job: Sequence[Request]) -> Sequence[pa.Table | None]:
         """Run the parts of some callers as one job; a caller that is alone gets its error."""
         if len(job) == 1:
             return [self._run(job[0].part, job[0].parts, WRITTEN)]
-        together = PartsOfMany([asked.part for asked in job], tasks_of(job, self.number), WRITTEN)
-        names = [asked.name for asked in job if asked.name is not None]
+        together = PartsOfMany([request.part for request in job], tasks_of(job, self.number), WRITTEN)
+        names = [request.name for request in job if request.name is not None]
         with called(*common_name(names)) if names else nullcontext():
             try:
                 rows = self._run(together, len(together.tasks), together.written)

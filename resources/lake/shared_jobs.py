@@ -24,8 +24,8 @@ _CALLER, _FAILED = "caller", "failed"
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
-    """The parts that a caller asks for, what it is called, and their rows once they are there; None where they failed."""
+class Request:
+    """A caller's request: its parts, how many they are, and the name of a job. `rows` get their rows, or None where they fail."""
 
     part: Part
     parts: int
@@ -34,45 +34,45 @@ class Asked:
 
 
 #: Runs what some callers ask for in one job, and returns the rows of each.
-Run = Callable[[Sequence[Asked]], Sequence[pa.Table | None]]
+Run = Callable[[Sequence[Request]], Sequence[pa.Table | None]]
 
 
 class SharedJobs:
     """One job at a time, of all that is asked for when it begins."""
 
     def __init__(self) -> None:
-        self._changed, self._waiting = Condition(), list[Asked]()
+        self._changed, self._waiting = Condition(), list[Request]()
         self._is_running = self._is_ending = False
 
-    def rows(self, mine: Asked, run: Run) -> pa.Table | None:
+    def rows(self, request: Request, run: Run) -> pa.Table | None:
         """The rows of what a caller asks for: by a job that its own thread runs, or another caller's."""
-        if job := self._next(mine):
+        if job := self._next(request):
             try:
-                for asked, rows in zip(job, run(job), strict=True):
-                    asked.rows.set_result(rows)
+                for each, rows in zip(job, run(job), strict=True):
+                    each.rows.set_result(rows)
             finally:
                 self._end(job)
-        return mine.rows.result()
+        return request.rows.result()
 
-    def _next(self, mine: Asked) -> Sequence[Asked]:
-        """What the calling thread has to run: nothing where another thread runs `mine`."""
+    def _next(self, request: Request) -> Sequence[Request]:
+        """The requests that the calling thread has to run: none where another thread runs `request`."""
         with self._changed:
-            self._waiting.append(mine)
+            self._waiting.append(request)
             self._changed.wait_for(
-                lambda: not self._is_running or mine not in self._waiting or self._is_ending
+                lambda: not self._is_running or request not in self._waiting or self._is_ending
             )
             if self._is_ending:
                 raise CancelledError
-            if mine not in self._waiting:
+            if request not in self._waiting:
                 return ()
             job, self._waiting, self._is_running = self._waiting, [], True
             return job
 
-    def _end(self, job: Sequence[Asked]) -> None:
-        """Let the next job begin; what this one has not done has failed."""
-        for asked in job:
-            if not asked.rows.done():
-                asked.rows.set_result(None)
+    def _end(self, job: Sequence[Request]) -> None:
+        """Let the next job begin; requests without rows have failed."""
+        for each in job:
+            if not each.rows.done():
+                each.rows.set_result(None)
         with self._changed:
             self._is_running = False
             self._changed.notify_all()
@@ -84,18 +84,18 @@ class SharedJobs:
             self._changed.notify_all()
 
 
-def tasks_of(job: Sequence[Asked], parallelism: int) -> Sequence[Sequence[tuple[int, int]]]:
+def tasks_of(job: Sequence[Request], parallelism: int) -> Sequence[Sequence[tuple[int, int]]]:
     """The tasks of a job: of each the parts that it runs, one after the other, as numbers of a caller and of its part.
 
     There are as many as the greatest caller has parts, and where that is less as are run at a time. Parts at the same place
     of their callers come together: these often read the same rows (`stores.shared_reads`).
     """
     parts = sorted(
-        (number / asked.parts, caller, number)
-        for caller, asked in enumerate(job)
-        for number in range(asked.parts)
+        (number / request.parts, caller, number)
+        for caller, request in enumerate(job)
+        for number in range(request.parts)
     )
-    number = max(min(parallelism, len(parts)), *(asked.parts for asked in job))
+    number = max(min(parallelism, len(parts)), *(request.parts for request in job))
     tasks: list[list[tuple[int, int]]] = [[] for _ in range(number)]
     for place, (_, caller, part) in enumerate(parts):
         tasks[place * number // len(parts)].append((caller, part))

@@ -15,8 +15,8 @@ import pytest
 from pgsieve.resources.lake.delta.parquet_files import WRITTEN
 from pgsieve.resources.lake.executors import INLINE, SparkExecutors, Threads
 from pgsieve.resources.lake.shared_jobs import (
-    Asked,
     PartsOfMany,
+    Request,
     SharedJobs,
     jobs_shared,
     shared_jobs,
@@ -32,13 +32,13 @@ def _rows(name: str, parts: int = 1) -> pa.Table:
     return pa.Table.from_pylist([{"path": f"{name} {n}", "size": 10 + n} for n in range(parts)], WRITTEN)
 
 
-def _asked(name: str, parts: int = 1) -> Asked:
+def _asked(name: str, parts: int = 1) -> Request:
     def part(number: int, _: Guard) -> Iterator[pa.RecordBatch]:
         if name.startswith("bad") and number == parts - 1:
             raise ValueError(name)
         yield from _rows(name, parts).slice(number, 1).to_batches()
 
-    return Asked(part, parts, None)
+    return Request(part, parts, None)
 
 
 def _waiting(jobs: SharedJobs, number: int) -> None:
@@ -49,9 +49,9 @@ class _Slow:
     """Runs jobs, each once it is let go."""
 
     def __init__(self) -> None:
-        self.jobs, self.running, self.let_go = list[Sequence[Asked]](), Event(), Event()
+        self.jobs, self.running, self.let_go = list[Sequence[Request]](), Event(), Event()
 
-    def __call__(self, job: Sequence[Asked]) -> Sequence[pa.Table | None]:
+    def __call__(self, job: Sequence[Request]) -> Sequence[pa.Table | None]:
         self.jobs.append(job)
         self.running.set()
         assert self.let_go.wait(60)
@@ -73,7 +73,7 @@ def test_what_is_asked_for_while_a_job_runs_is_done_by_the_next_one() -> None:
 
 
 def test_of_a_job_that_fails_nobody_gets_rows_and_the_next_one_begins() -> None:
-    def run(job: Sequence[Asked]) -> Sequence[pa.Table | None]:
+    def run(job: Sequence[Request]) -> Sequence[pa.Table | None]:
         if job[0] is failing:
             raise ValueError("failed")
         return [_rows("a")]
