@@ -16,6 +16,7 @@ from deltalake import DeltaTable
 from pgsieve.assets.steps.kept_histories import KeptHistories, KeptHistory
 from pgsieve.assets.steps.records.cuts import Cuts
 from pgsieve.assets.steps.records.table_states import TableStates
+from pgsieve.resources.lake.delta.queries import queried
 from tests.fixtures.oracle import Rows, Scenario
 from tests.fixtures.pgsieve_replica import PgsieveReplica
 from tests.fixtures.schema_changes import alter, copies, replicas
@@ -99,7 +100,7 @@ def _check(replica: PgsieveReplica, table: str, key: str) -> list[Row]:
             [{name: row.get(name) for name in now.column_names} for row in rows]
         ), lsn
     for cut in Cuts(replica.lake, "sub").kept():
-        then = DeltaTable(path, version=cut.tables["public", table]).to_pyarrow_table()
+        then = queried(DeltaTable(path, version=cut.tables["public", table]), "select * from t")
         rows = _after(versions, cut.lsn - 1, then.column_names)
         assert _sorted(rows) == _sorted(then.to_pylist()), f"at the cut of {cut.lsn}"
         assert ("public", table) in cut.versioned
@@ -215,7 +216,7 @@ def test_histories_follow_their_tables(scenario: Scenario) -> None:
             )
             for cut in Cuts(replica.lake, "sub").kept()[-2:]:
                 path = replica.lake.paths.replica("sub", "public", "t")
-                then = DeltaTable(path, version=cut.tables["public", "t"]).to_pyarrow_table()
+                then = queried(DeltaTable(path, version=cut.tables["public", "t"]), "select * from t")
                 # At the cut where its table followed, versions have the columns that it has had since.
                 names = [name for name in now.column_names if name in then.column_names]
                 rows = _after(versions, cut.lsn - 1, names)
