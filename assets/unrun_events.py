@@ -256,12 +256,10 @@ def plan(context: dg.AssetExecutionContext, keys: Iterable[dg.AssetKey]) -> None
 
 def _is_shown_failed(dagster: dg.DagsterInstance, key: dg.AssetKey) -> bool:
     """Whether the last run that planned an asset has failed without materialising it."""
-    for record in dagster.get_asset_records([key]):
-        entry = record.asset_entry
-        run = dagster.get_run_by_id(entry.last_run_id) if entry.last_run_id else None
-        made = entry.last_materialization_record
-        return run is not None and run.is_failure and (made is None or made.run_id != run.run_id)
-    return False
+    planned = dagster.get_latest_planned_materialization_info(key)
+    run = dagster.get_run_by_id(planned.run_id) if planned else None
+    made = dagster.get_latest_materialization_event(key)
+    return run is not None and run.is_failure and (made is None or made.run_id != run.run_id)
 
 
 def _is_reported(

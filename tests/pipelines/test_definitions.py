@@ -226,12 +226,12 @@ def _red(shop: Shop, dagster: dg.DagsterInstance) -> set[str]:
     """The assets that Dagster's pages show as failed: by their last run, or by one of the checks that each run evaluates."""
     graph = pgsieve.build_definitions(shop.path).resolve_asset_graph()
     red = set()
-    for record in dagster.get_asset_records(sorted(graph.materializable_asset_keys)):
-        entry = record.asset_entry
-        run = entry.last_run_id and dagster.get_run_by_id(entry.last_run_id)
-        made = entry.last_materialization_record
+    for key in graph.materializable_asset_keys:
+        planned = dagster.get_latest_planned_materialization_info(key)
+        run = dagster.get_run_by_id(planned.run_id) if planned else None
+        made = dagster.get_latest_materialization_event(key)
         if run and run.is_failure and (made is None or made.run_id != run.run_id):
-            red.add(entry.asset_key.to_user_string())
+            red.add(key.to_user_string())
     last = dagster.event_log_storage.get_latest_asset_check_execution_by_key(sorted(graph.asset_check_keys))
     for key, check in last.items():
         if isinstance(check.evaluation, dg.AssetCheckEvaluation) and not check.evaluation.passed:
