@@ -118,8 +118,10 @@ class Published:
     def beside(self) -> Iterator[Session]:
         """Another session."""
         session = Session(self.conninfo)
-        yield session
-        session.close()
+        try:
+            yield session
+        finally:
+            session.close()
 
     def close(self) -> None:
         """Let the server forget the slots."""
@@ -256,13 +258,14 @@ def test_of_what_is_altered_and_undone_between_two_looks_the_publisher_decides(
 
 def test_a_transaction_that_is_older_than_the_catalog_is_decided_by_the_publisher(published) -> None:
     # pgoutput decides by the catalog as of a change: the slice of a commit may begin long after it.
+    published.settle()
     with published.beside() as older:
         older("BEGIN; INSERT INTO t VALUES (1)")
         published.run("ALTER TABLE t SET (fillfactor = 90); ALTER TABLE s.x ADD c int")
         published.consume()
         published.consume()
         ends = published.altered()
-        published.run("INSERT INTO s.x VALUES (1)")
+        published.run("INSERT INTO s.x VALUES (10)")
         published.consume()
         assert published.altered() == ends, "what began since is not asked again"
         older("COMMIT")
@@ -398,6 +401,7 @@ def test_a_truncate_of_all_leaves_is_not_taken_for_one_of_their_root(server, tmp
     published.consume()
     assert published.kept() == published.sent()
     assert "Truncate" in str(published.sent())
+    published.settle()
     ends = published.altered()
     published.run("TRUNCATE r1; TRUNCATE t; INSERT INTO r VALUES (12)")
     published.consume()
