@@ -7,7 +7,7 @@ receive, problems with PostgreSQL's SQLSTATE, and the SQL that a role with more 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from itertools import starmap
 from typing import Any
 
@@ -267,41 +267,37 @@ def _received(
                 if before is None
                 else replace(before, relations=(*before.relations, quote_qualified(table.schema, table.name)))
             )
-    newest = cache(Cuts(lake, subscription.name).last)
-    refiltering = cache(
-        lambda: Refilter(subscription, [(each, catalog) for each in sources()], lake, catalog)
-    )
-
-    def refilter_from(table: Name, since_copy: Sequence[str]) -> str | None:
-        state = states.get(table)
-        if state is not None and state.applies and not since_copy:
-            return None
-        (plan,) = refiltering().planned([table])
-        return plan.source
+    tables, cuts = subscription.tables(catalog), Cuts(lake, subscription.name).kept()
+    definitions = {name: subscription.definition(each, catalog) for name, each in tables.items()}
+    since_copy = {name: changes_since_copy(states.get(name), each) for name, each in definitions.items()}
+    lacking = [name for name in tables if since_copy[name] or name not in states or not states[name].applies]
+    refilter_from = dict[Name, str | None]()
+    if lacking:
+        refilter = Refilter(subscription, [(each, catalog) for each in sources()], lake, catalog)
+        refilter_from = {plan.name: plan.source for plan in refilter.planned(lacking)}
 
     def received(table: Name, replicated: ReplicatedTable) -> ReceivedTable:
-        definition = subscription.definition(replicated, catalog)
         renamed = {name: subscription.replica_name(name) for name in replicated.columns}
-        histories = expected_histories(subscription, lake, table, states.get(table), definition, newest)
-        since_copy = changes_since_copy(states.get(table), definition)
+        histories = expected_histories(
+            subscription, lake, table, states.get(table), definitions[table], cuts[-1] if cuts else None
+        )
         return ReceivedTable(
             *table,
             columns=replicated.columns,
             row_filter=_any_of(replicated.row_filters),
             changes=tuple(changes.get(replicated.table.oid, {}).values()),
-            since_copy=since_copy,
+            since_copy=since_copy[table],
             metadata=subscription.metadata(replicated.table),
             renamed={own: other for own, other in renamed.items() if other != own},
             histories=tuple(histories),
-            refilter_from=refilter_from(table, since_copy),
+            refilter_from=refilter_from.get(table),
         )
 
-    oldest = next(iter(Cuts(lake, subscription.name).kept()), None)
     return ReceivedTables(
         subscription.name,
-        tuple(starmap(received, subscription.tables(catalog).items())),
+        tuple(starmap(received, tables.items())),
         listed(sequences[subscription.name]),
-        None if oldest is None else format_lsn(oldest.lsn),
+        format_lsn(cuts[0].lsn) if cuts else None,
     )
 
 

@@ -1,6 +1,6 @@
 """The histories of a table in words, for `pgsieve validate`: what will be kept, and why not. Raises LakeError."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 from pgsieve.assets.steps.history.versions import VersionTable, versions_problem
@@ -16,9 +16,9 @@ def expected_histories(
     name: Name,
     state: TableState | None,
     definition: Definition,
-    newest: Callable[[], Cut | None],
+    newest: Cut | None,
 ) -> Iterator[str]:
-    """What will be kept of a table; `definition` is that of the table as it is published now, `newest` reads the newest cut."""
+    """What will be kept of a table; `definition` is that of the table as it is published now, `newest` the newest cut."""
     kept = subscription.histories.of(name)
     copied = state if state is not None and state.applies else None
     if kept.initial:
@@ -28,7 +28,7 @@ def expected_histories(
             yield copy_again(subscription.name, name, "the change history lacks the copied rows")
     present = replace(copied or TableState(*name, SyncState.INITIALIZE), definition=definition)
     if kept.scd2:
-        yield from _expected_versions(subscription, lake, present, newest if copied is not None else None)
+        yield from _expected_versions(subscription, lake, present, newest, is_copied=copied is not None)
     elif copied is not None and copied.definition is not None:
         path = lake.paths.versions(subscription.name, *name, copied.definition.history.generation)
         if lake.records.exists(path):
@@ -36,9 +36,8 @@ def expected_histories(
 
 
 def _expected_versions(
-    subscription: Subscription, lake: Lake, state: TableState, newest: Callable[[], Cut | None] | None
+    subscription: Subscription, lake: Lake, state: TableState, newest: Cut | None, *, is_copied: bool
 ) -> Iterator[str]:
-    """`newest` as above; None where the table is not copied yet."""
     table = VersionTable.kept(subscription, lake, state)
     if table is None:
         assert state.definition is not None
@@ -47,8 +46,8 @@ def _expected_versions(
         assert problem is not None
         yield f"no versions of its rows are kept: {problem[0]}; {problem[1]}"
         return
-    cut = newest() if newest is not None else None
-    if newest is None or (lake.records.exists(table.path) and cut and state.name in cut.versioned):
+    is_followed = newest is not None and state.name in newest.versioned
+    if not is_copied or (is_followed and lake.records.exists(table.path)):
         yield f'versions of its rows in "{table.path}"'
     else:
         yield f'versions of its rows in "{table.path}", which begin at the newest cut with the next run'

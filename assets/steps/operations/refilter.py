@@ -94,11 +94,13 @@ class Refilter:
 
     def _plans(self, names: Sequence[Name]) -> Iterator[tuple[Refiltering, _Chosen | None]]:
         tables = self.subscription.tables(self.catalog)
+        states = {source.name: TableStates(self.lake, source.name).newest() for source, _ in self.sources}
         for name in names or tables:
             reasons = []
             for source, catalog in self.sources:
+                state = states[source.name].get(name)
                 try:
-                    chosen = self._chosen(name, tables.get(name), source, catalog)
+                    chosen = self._chosen(tables.get(name), source, catalog, state)
                 except PgsieveError as error:
                     reasons.append(f"{source.name}: {error.message}")
                     continue
@@ -108,27 +110,30 @@ class Refilter:
                 yield Refiltering(name, None, "; ".join(reasons)), None
 
     def _chosen(
-        self, name: Name, replicated: ReplicatedTable | None, source: Subscription, catalog: Catalog
+        self,
+        replicated: ReplicatedTable | None,
+        source: Subscription,
+        catalog: Catalog,
+        state: TableState | None,
     ) -> _Chosen:
-        """The replica of a source, if the rows are all in it; raises PgsieveError with the reason."""
+        """The replica of a source, in this state, if the rows are all in it; raises PgsieveError with the reason."""
         if replicated is None:
             raise PgsieveError("the table is not published")
         if replicated.leaves:
             raise PgsieveError("a partition tree is only copied")
         if not self.subscription.copy_data:
             raise PgsieveError("`copy_data: false` begins without rows")
-        state = TableStates(self.lake, source.name).newest().get(name)
         if state is None or state.state != SyncState.READY or state.definition is None:
             meaning = (state.state if state else SyncState.INITIALIZE).meaning
             raise PgsieveError(f"its replica is not ready: {meaning}")
         held = state.definition
-        self._refuse_unknown(source, catalog, state, held)
+        self._refuse_unknown(source, catalog, state, held, replicated.table.replica_identity)
         wanted = self.subscription.definition(replicated, self.catalog)
         if wanted.metadata:
             raise PgsieveError("metadata columns and deleted rows that are kept begin with a copy")
         if source.layout.plain_names != self.subscription.layout.plain_names:
             raise PgsieveError("`names` of the layouts differ, so its columns have other names")
-        kept = self.subscription.histories.of(name)
+        kept = self.subscription.histories.of(state.name)
         if kept.initial or kept.scd2:
             raise PgsieveError("`history` begins with the rows of a copy")
         if held.layout != wanted.layout:
@@ -138,9 +143,9 @@ class Refilter:
         return _Chosen(source, state, self._filters(source, replicated, held), replicated, wanted)
 
     def _refuse_unknown(
-        self, source: Subscription, catalog: Catalog, state: TableState, held: Definition
+        self, source: Subscription, catalog: Catalog, state: TableState, held: Definition, identity: str
     ) -> None:
-        """Raise where a replica may have other rows than a copy of what was published then."""
+        """Raise where a replica may have other rows than a copy of what was published then; `identity` is the table's now."""
         if source.feed.filtered:
             raise PgsieveError("its publisher filters: what it published between two runs is not known")
         if not held.unaltered or held.published is None:
@@ -157,7 +162,6 @@ class Refilter:
             raise PgsieveError(
                 "its own rows came under publications of the server, of which changes may still be to come"
             )
-        identity = self.catalog.tables[held.layout.oid].replica_identity
         if held.published.row_filters is not None and identity != "f":
             self._refuse_unsent(source, state, held)
 

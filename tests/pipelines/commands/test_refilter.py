@@ -220,6 +220,18 @@ def test_what_is_not_certain_is_refused_with_the_reason(views: Views) -> None:
     assert views.rows("narrower") == views.published("amount > 20 and id > 5")
 
 
+def test_a_table_that_was_made_anew_is_no_other_ones_replica(views: Views) -> None:
+    views.define(emea={"tables": [{"table": "public.orders", "where": "region = 'EMEA'"}]})
+    views.database.execute(
+        "drop table orders; create table orders (id int primary key, region text not null, amount int);"
+        "alter table orders replica identity full"
+    )
+    assert views.validated("emea")[0] == {"orders": None}
+    ((source, reason),) = views.refilter("emea", "--plan", code=1).values()
+    assert source is None
+    assert "does not follow the table's present definition yet" in str(reason)
+
+
 def test_a_value_that_was_not_sent_is_not_taken_for_null(views: Views) -> None:
     few = {"tables": [{"table": "public.notes", "where": "id < 5"}]}
     fewer = {"tables": [{"table": "public.notes", "where": "id < 5 and id > 0"}]}
