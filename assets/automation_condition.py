@@ -1,4 +1,4 @@
-"""A Dagster automation condition for the user's own assets that read replicas: at a cut.
+"""A Dagster automation condition that runs the user's own assets at each new cut.
 
 In: a subscription's name. Out: a Dagster automation condition. Nothing here raises.
 """
@@ -11,9 +11,8 @@ import dagster as dg
 def at_cut(subscription: str, *, key: dg.AssetKey | None = None) -> dg.AutomationCondition[dg.AssetKey]:
     """True once for each new cut of a subscription: all replicas agree, and at least one of them has changed.
 
-    It waits until the run that wrote the cut has ended, and the asset's own run too. `key` is the key of the
-    cut's asset, where a translator has changed it. The asset needs neither the cut nor all of the replicas
-    among its deps.
+    It waits until the run that wrote the cut has ended, and the asset's own run too. Pass the key of the cut's asset
+    as `key` if a translator changed it. The asset's deps may leave out the cut and some of the replicas.
     """
     # Dagster's operators accept more types than their annotations say.
     condition: Any = dg.AutomationCondition

@@ -1,8 +1,8 @@
 """Asset checks: consistency, row filters, freshness and state of replica tables, health of slots.
 
-The checks of a subscription's tables are one op. There are several ops only where Dagster could not tell two
-tables apart. Some checks are evaluated by the steps in each run (`assets/slot_consumption.py`,
-`assets/partition_roots.py`). Functions here make their results.
+One op evaluates a check for all tables of a subscription, or several ops where Dagster would give two tables the
+same name. Each run evaluates some checks in its steps (`assets/slot_consumption.py`, `assets/partition_roots.py`);
+functions here make their results.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -34,7 +34,7 @@ Keys = Mapping[dg.AssetKey, Name]
 #: Checks that each run evaluates.
 SYNC_STATE, FRESHNESS = "sync_state", "freshness"
 #: Metadata of the check `sync_state` of a cut.
-_TOLD = "runs have failed for"
+_REPORTED = "runs have failed for"
 
 #: A slot that retains more WAL than this is reported by the slot-health check and the lag sensor.
 LAG_ALARM_BYTES = 1024 * 1024 * 1024
@@ -48,10 +48,10 @@ def _by_key(subscription: Subscription, tables: Tables, naming: Naming) -> Keys:
     return {naming.key(of_replica(subscription, table)): name for name, table in tables.items()}
 
 
-def _each_apart(
+def _in_ops(
     name: str, keys: Keys, checks: Callable[[str, Keys], dg.AssetChecksDefinition]
 ) -> list[dg.AssetChecksDefinition]:
-    """The checks of some tables, in as many ops as are needed to tell the tables apart: `name`, `<name>_2`, ..."""
+    """The checks of some tables, in ops called `name`, `<name>_2`, ...: Dagster can tell the tables of an op apart."""
     return [
         checks(name if number == 1 else f"{name}_{number}", group)
         for number, group in enumerate(groups_of_distinct_names(keys), 1)
@@ -97,7 +97,7 @@ def consistency_checks(
 
         return consistency
 
-    return _each_apart(naming.name(f"{subscription.name}_consistency"), tables_by_key, checks)
+    return _in_ops(naming.name(f"{subscription.name}_consistency"), tables_by_key, checks)
 
 
 def _result(key: dg.AssetKey, compared: TableConsistency) -> dg.AssetCheckResult:
@@ -132,7 +132,7 @@ def conformity_checks(
 ) -> list[dg.AssetChecksDefinition]:
     """`row_filter_conformity`: no row of the replica fails the row filter.
 
-    A table has this check where it has a row filter that can be evaluated here.
+    Only tables with a row filter that pgsieve can evaluate have this check.
     """
     checkable = {
         name: table
@@ -157,10 +157,10 @@ def conformity_checks(
 
         return conformity
 
-    return _each_apart(naming.name(f"{subscription.name}_conformity"), tables_by_key, checks)
+    return _in_ops(naming.name(f"{subscription.name}_conformity"), tables_by_key, checks)
 
 
-#: Why rows may fail although nothing is broken.
+#: The reason why rows of a correct replica may fail.
 _ALTERED = (
     "the row filter or its publications were altered since the table was copied: rows that were there before stay, as in"
     " PostgreSQL, until `pgsieve resync`"
@@ -206,11 +206,11 @@ def freshness_checks(
                 measured = check_freshness(subscription, lake)
                 states = TableStates(lake, subscription.name).newest()
             for key in _selected(context):
-                yield check_of_freshness_of(key, subscription, measured, states.get(keys[key]))
+                yield check_of_table_freshness(key, subscription, measured, states.get(keys[key]))
 
         return freshness
 
-    return _each_apart(naming.name(f"{subscription.name}_freshness"), tables_by_key, checks)
+    return _in_ops(naming.name(f"{subscription.name}_freshness"), tables_by_key, checks)
 
 
 def sync_state_checks(
@@ -243,7 +243,7 @@ def sync_state_checks(
 
         return sync_state
 
-    return _each_apart(naming.name(f"{subscription.name}_sync_state"), tables_by_key, checks)
+    return _in_ops(naming.name(f"{subscription.name}_sync_state"), tables_by_key, checks)
 
 
 def check_of_state(
@@ -266,7 +266,7 @@ def check_of_states(
     whole: SubscriptionState,
     reported: Iterable[str] = (),
 ) -> dg.AssetCheckResult:
-    """`sync_state` of all tables of a subscription together: a warning where they only wait for a copy.
+    """`sync_state` of all tables of a subscription together: a warning if tables only wait for a copy.
 
     `reported` are the problems that have failed a run before; see `reported_problems`.
     """
@@ -287,7 +287,7 @@ def check_of_states(
             "tables ready": sum(s.state == SyncState.READY for s in states.values()),
             "tables waiting": len(waiting) - len(aside),
             "tables set aside": len(aside),
-            **({_TOLD: dg.MetadataValue.json(sorted(reported))} if reported else {}),
+            **({_REPORTED: dg.MetadataValue.json(sorted(reported))} if reported else {}),
         },
     )
 
@@ -299,7 +299,7 @@ def reported_problems(dagster: dg.DagsterInstance, key: dg.AssetKey) -> set[str]
         dg.AssetCheckKey(key, SYNC_STATE), limit=1, status=evaluated
     )
     evaluation = records[0].evaluation if records else None
-    kept = evaluation.metadata.get(_TOLD) if evaluation else None
+    kept = evaluation.metadata.get(_REPORTED) if evaluation else None
     return (
         set(kept.value) if isinstance(kept, dg.JsonMetadataValue) and isinstance(kept.value, list) else set()
     )
@@ -324,7 +324,7 @@ def check_of_freshness(
     )
 
 
-def check_of_freshness_of(
+def check_of_table_freshness(
     key: dg.AssetKey, subscription: Subscription, measured: Freshness | str, state: TableState | None
 ) -> dg.AssetCheckResult:
     """`freshness` of one table; a table that is not ready receives no changes."""

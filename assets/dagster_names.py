@@ -1,7 +1,7 @@
 """PostgreSQL's names in Dagster: parts of asset keys, Dagster partition keys, names of inputs and outputs.
 
 In: names of schemas and tables as the catalog has them. Out: text that Dagster accepts everywhere, and that
-reads back as the same name. Dagster makes the names of inputs and outputs from asset keys. These names allow
+`identifier` turns back into the name. Dagster makes the names of inputs and outputs from asset keys. These names allow
 only `[A-Za-z0-9_]`, and `AssetKey.to_python_identifier` turns `-` into `_`. Only `identifier` raises, for
 text that `component` never writes.
 """
@@ -21,7 +21,7 @@ _WRITTEN = re.compile(r"-([0-9A-F]+)-")
 def component(identifier: str) -> str:
     """An identifier as a part of an asset key: ASCII letters, digits and `_` stay, another character becomes `-CODE-`.
 
-    CODE is its code point: `order items` becomes `order-20-items`. Two identifiers never become the same
+    CODE is the character's code point: `order items` becomes `order-20-items`. Two identifiers never become the same
     text.
     """
     return _SPECIAL.sub(lambda special: f"-{ord(special.group()):X}-", identifier)

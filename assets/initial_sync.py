@@ -35,7 +35,7 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.awaited import PATIENT_SECONDS
 from pgsieve.resources.work import Work, measured
 
-#: Tag of a run that was started because tables lacked a copy. Another run may copy them before it begins.
+#: Tag of a run that was started because tables lacked a copy. Another run may copy them before this run begins.
 LACKING = "pgsieve/lacking"
 
 #: The events of the op.
@@ -71,10 +71,10 @@ def initial_sync_asset(
 ) -> dg.AssetsDefinition:
     """The asset `<subscription>/initial_sync`: materialising a partition copies that table anew.
 
-    `tell` gets the progress of a long copy, as the run's log does. The copy waits for other transactions for
-    this many `seconds`. A run with the tag LACKING copies only those of its tables that still lack a copy
-    when it begins. A table that cannot be copied is not materialised, and fails the run after the others are
-    copied. With `names`, a template, the replicas are registered in the catalog last.
+    `tell` gets the progress of a long copy, which also goes to the run's log. The copy waits at most `seconds` for
+    other transactions. A run with the tag LACKING copies only the tables that still lack a copy when it begins. A
+    table that cannot be copied is not materialised, and fails the run after the others are copied. At the end the
+    replicas are registered in the catalog if `names`, the template of their names, is given.
     """
     data = of_subscription(subscription, AssetKind.INITIAL_SYNC)
     key = naming.key(data)
@@ -104,7 +104,7 @@ def initial_sync_asset(
             can_subset=True,
         )
         def initial_sync(context: dg.AssetExecutionContext) -> Iterator[Event]:
-            with as_step(context), callbacks.telling():
+            with as_step(context), callbacks.reporting_errors():
                 lake = opened(context, naming)
                 tables, work = copied(context, lake)
                 callbacks.spend(work)
@@ -146,7 +146,7 @@ def _problems(copied: Sequence[Copied]) -> dict[Name, str]:
 def _replica(
     context: dg.AssetExecutionContext, subscription: Subscription, naming: Naming, copied: Copied
 ) -> dg.AssetMaterialization:
-    """The materialization of a replica by its copy; later ones are by increments."""
+    """The materialization of a replica after its copy; increments report the later ones."""
     name = copied.schema, copied.table
     publications = tuple(subscription.feed.subscriptions[subscription.name])
     table = PublishedTable(*name, publications, copied.row_filter or NO_FILTER)

@@ -47,9 +47,9 @@ class PgsieveLake(LakeResource):
         return frames(Moment.of(self.open(), subscription, moment), scratch)
 
     def tables_at(self, subscription: str, moment: str | datetime) -> dict[str, DeltaTable]:
-        """The same as tables of the package `deltalake`, without a JVM; only for lakes that delta-rs reaches.
+        """The same replicas as tables of the package `deltalake`, without a JVM; only for lakes that delta-rs reaches.
 
-        Clones are made beside the lake or on this machine, and are gone with this process.
+        The tables are clones beside the lake or on this machine, and are deleted when this process ends.
         """
         tables = tables_at(Moment.of(self.open(), subscription, moment))
         return {each.qualified: each.table() for each in tables}

@@ -23,7 +23,7 @@ SECONDS, LAG_SECONDS, LAG_BYTES = "seconds", "lag in seconds", "lag in bytes"
 
 
 def replica_version(lsn: int, version: int | None) -> dg.DataVersion:
-    """The version of a replica as an asset: it changes only if rows may have changed, so readers are stale only then."""
+    """The data version of a replica: it changes only if rows may have changed, so readers become stale only then."""
     return dg.DataVersion(f"{format_lsn(lsn)} {version}")
 
 
@@ -33,7 +33,7 @@ def spent(work: Work) -> dict[str, Any]:
 
 
 def transformed(counts: SentCounts) -> dict[str, Any]:
-    """The numbers of UPDATEs by what they were sent as, the number of relations with changes, and a table of both."""
+    """How many UPDATEs were sent as which operation, how many relations had changes, and a table of both."""
     origins = by_origin(counts)
     records = [
         dg.TableRecord(

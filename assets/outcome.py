@@ -1,6 +1,6 @@
 """How an incomplete step ends: as a failure whose description gives the reason.
 
-In: what is wrong with a subscription, or the error of a step. Out: `IncompleteError`, raised after all other
+In: the problems of a subscription, or the error of a step. Out: `IncompleteError`, raised after all other
 work is done, or `StepFailedError`. Both fail the run, so a sensor of failed runs sees it, and Dagster shows
 their descriptions before any traceback. Nothing is rolled back: applied changes stay applied. A problem fails
 one increment. Later increments succeed while it is the only problem, and the check `sync_state` keeps
@@ -32,7 +32,7 @@ T = TypeVar("T")
 _LOGGERS = "pgsieve"
 
 
-#: Takes the place of a schema's name in the key of a sequence.
+#: Stands for the schema in the key of a sequence's problem.
 _SEQUENCES = ""
 
 
@@ -78,7 +78,7 @@ class _Forwards(logging.Handler):
 
 
 def tell_step(record: logging.LogRecord) -> None:
-    """Write a record that was made in advance to the log of the running step."""
+    """Write a record of prefetched work to the log of the running step."""
     for handler in logging.getLogger(_LOGGERS).handlers:
         if isinstance(handler, _Forwards):
             handler.emit(record)
@@ -118,7 +118,7 @@ def as_step(
 ) -> Iterator[None]:
     """The block is a step: pgsieve's messages go to the run's log, and an error becomes the run's own failure.
 
-    Of any other error than a Failure, Dagster shows only "Error occurred while executing op", also to sensors.
+    If the error is not a Failure, Dagster shows only "Error occurred while executing op", also to sensors.
     """
     logger = logging.getLogger(_LOGGERS)
     level = logger.level
@@ -150,7 +150,7 @@ class StepCallbacks(Generic[T]):
     fail: Callable[[Exception], None] = _ignore
 
     @contextmanager
-    def telling(self) -> Iterator[None]:
+    def reporting_errors(self) -> Iterator[None]:
         """Call `fail` with the error that fails the block: Dagster keeps only the text of an error."""
         try:
             yield
@@ -163,27 +163,27 @@ class StepCallbacks(Generic[T]):
 NO_CALLBACKS: StepCallbacks[Any] = StepCallbacks()
 
 
-def wrong_with(
+def problems_of(
     subscription: str, lake: Lake, states: Mapping[Name, TableState], whole: SubscriptionState
 ) -> dict[Name | None, str]:
-    """The problems of a subscription: each table that is set aside, and by the key None that it is disabled.
+    """The problems of a subscription, by table; the key None has the problem that the subscription is disabled.
 
-    A sequence that cannot be read has a key that no table can have (`of_tables` leaves these out).
+    A sequence that cannot be read has a key that no table can have (`of_tables` leaves these keys out).
     """
-    wrong: dict[Name | None, str] = {
+    problems: dict[Name | None, str] = {
         name: visible(f"{quote_qualified(*name)} is set aside: {state.reason}")
         for name, state in sorted(states.items())
         if state.state == SyncState.SET_ASIDE
     }
     if not whole.enabled:
         error = disabled_error(subscription, whole)
-        wrong[None] = f"{error.message} ({error.hint})"
-    return wrong | {(_SEQUENCES, each): each for each in Sequences(lake, subscription).problems()}
+        problems[None] = f"{error.message} ({error.hint})"
+    return problems | {(_SEQUENCES, each): each for each in Sequences(lake, subscription).problems()}
 
 
-def of_tables(wrong: Mapping[Name | None, str]) -> set[Name | None]:
+def of_tables(problems: Mapping[Name | None, str]) -> set[Name | None]:
     """The keys of problems with tables or with the whole subscription.
 
     Without such a problem a cut is complete.
     """
-    return {name for name in wrong if name is None or name[0] != _SEQUENCES}
+    return {name for name in problems if name is None or name[0] != _SEQUENCES}

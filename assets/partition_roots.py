@@ -4,16 +4,15 @@ Changes are already keyed by the published table. The UPDATE transformation has 
 to their root (`pgsieve.assets.steps.update_transformation.slice_contents`,
 `pgsieve.decoding.publications.routing`).
 
-A run is asked for the cut only, and records the tables that it changed: if a run fails, Dagster shows every
-asset that it was asked for as failed. A table that had nothing to do, or is set aside, keeps its record;
-the check `sync_state` distinguishes the two. Tables that a user selected are materialised as long as they are
-ready. Every run that has brought all tables up to date materialises the cut, whether or not there were
-changes.
+If a run fails, Dagster shows every asset that the run was asked for as failed. So a run is asked for the cut only,
+and records the tables that it changed. A table that had nothing to do, or is set aside, keeps its record; the check
+`sync_state` distinguishes the two. Tables that a user selected are materialised if they are ready. Every run that
+has brought all tables up to date materialises the cut, whether or not there were changes.
 
-The checks `sync_state` and `freshness` of the cut cover all tables, and are evaluated in each run. Those of
-single tables are reported where they have changed: for tables that the run recorded, and for tables with a
-new problem. A table that is set aside, or a disabled subscription, fails one run once everything else is
-done, and each later run in which a user selects it.
+The checks `sync_state` and `freshness` of the cut cover all tables, and are evaluated in each run. The checks of a
+single table are reported only if the run recorded the table, or if it has a new problem. A table that is set aside,
+or a disabled subscription, fails one run after everything else is done. It also fails each later run in which a user
+selects it.
 """
 
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -26,9 +25,9 @@ from pgsieve.assets.checks import (
     FRESHNESS,
     SYNC_STATE,
     check_of_freshness,
-    check_of_freshness_of,
     check_of_state,
     check_of_states,
+    check_of_table_freshness,
     reported_problems,
 )
 from pgsieve.assets.dagster_names import Name, output_names
@@ -40,7 +39,7 @@ from pgsieve.assets.outcome import (
     StepCallbacks,
     as_step,
     of_tables,
-    wrong_with,
+    problems_of,
 )
 from pgsieve.assets.published import PublishedTable, Tables, written_filter
 from pgsieve.assets.steps.apply.applied import Applied
@@ -60,7 +59,7 @@ from pgsieve.assets.unrun_events import (
     measured_freshness,
     plan,
     report_checks,
-    shown_as_unwell,
+    tables_shown_failed,
     unasked,
 )
 from pgsieve.decoding.changes.sent_as import added
@@ -88,8 +87,8 @@ def replica_tables_asset(
 ) -> dg.AssetsDefinition:
     """The assets `<subscription>/<schema>/<table>`, and `<subscription>/cut`: changes are applied to each replica.
 
-    `done` is the result of an apply outside of the step, and the cut before it: the step only reports it.
-    `unchanged` are tables that belong to the cut too, but have no changes. `freshness_policy` is the cut's.
+    `done` returns the result of an apply that ran outside of the step, and the cut before it: then the step only
+    reports. `unchanged` are tables of the cut without changes. `freshness_policy` is the cut's.
     """
     assets = _ReplicaAssets(subscription, tables, naming, unchanged, freshness_policy)
 
@@ -107,7 +106,7 @@ def replica_tables_asset(
         pool=f"subscription_{subscription.name}",
     )
     def replica_tables(context: dg.AssetExecutionContext) -> Iterator[Event]:
-        with as_step(context), callbacks.telling():
+        with as_step(context), callbacks.reporting_errors():
             lake, request = opened(context, naming), _Request(assets, context)
             (before, result), work = request.applied(lake) if done is None else done(context.log.info)
             callbacks.spend(work)
@@ -130,12 +129,12 @@ class _ReplicaAssets:
         freshness_policy: dg.FreshnessPolicy | None,
     ) -> None:
         self.subscription, self.tables, self.naming = subscription, tables, naming
-        #: The tables by their keys, and the keys of those without changes.
+        #: The tables by key, and the keys of the tables without changes.
         self.names = {naming.key(of_replica(subscription, table)): name for name, table in tables.items()}
         self.unchanged = {naming.key(of_replica(subscription, table)) for table in unchanged.values()}
         cut_data = of_subscription(subscription, AssetKind.CUT)
         self.cut = naming.key(cut_data)
-        #: The names of their outputs by their keys.
+        #: The names of the outputs by key.
         self.outputs = output_names([*self.names, self.cut])
         changes = naming.key(of_subscription(subscription, AssetKind.TABLE_CHANGES))
         groups = paths(tables)
@@ -149,7 +148,7 @@ class _ReplicaAssets:
         self._specs[self.cut] = (
             cut if freshness_policy is None else cut.replace_attributes(freshness_policy=freshness_policy)
         )
-        #: The tables or cut behind each output.
+        #: The assets upstream of each output.
         self.upstream = {
             self.outputs[key]: {dep.asset_key for dep in spec.deps if dep.asset_key != key}
             for key, spec in self._specs.items()
@@ -184,11 +183,11 @@ class _Request:
         self.assets, self.context = assets, context
         selected = context.selected_asset_keys
         self.is_of_assets = bool(selected)
-        #: The keys of the selected tables by their names.
+        #: The keys of the selected tables, by table.
         self.chosen = {assets.names[key]: key for key in sorted(selected & assets.names.keys())}
         self.with_cut = assets.cut in selected
         self.is_of_all = self.with_cut or len(self.chosen) == len(assets.names)
-        #: The keys of the tables that it may materialise.
+        #: The keys of the tables that the run may materialise, by table.
         self.tables = {name: key for key, name in assets.names.items()} if self.with_cut else self.chosen
 
     def applied(self, lake: Lake) -> tuple[tuple[Cut | None, ApplyResult], Work]:
@@ -213,11 +212,11 @@ class _Increment:
         name, instance = self._subscription.name, self._context.instance
         self._states = TableStates(lake, name).newest()
         self._whole = SubscriptionRecord(lake, name).state()
-        self._wrong = wrong_with(name, lake, self._states, self._whole)
-        self._reported = reported_problems(instance, self._assets.cut) if self._wrong else set[str]()
+        self._problems = problems_of(name, lake, self._states, self._whole)
+        self._reported = reported_problems(instance, self._assets.cut) if self._problems else set[str]()
         reported = self._reported if request.is_of_all else None
-        self._failing = _failing(self._wrong, request.chosen, reported) if request.is_of_assets else {}
-        self._new = self._materialised(before, shown_as_unwell(instance, set(request.tables.values())))
+        self._failing = _failing(self._problems, request.chosen, reported) if request.is_of_assets else {}
+        self._new = self._materialised(before, tables_shown_failed(instance, set(request.tables.values())))
         self._behind = measured_freshness(self._subscription, lake)
         #: Metadata that all assets of the run have.
         self._run_metadata = {**spent(work), **lag(self._behind)}
@@ -240,11 +239,11 @@ class _Increment:
     def events(self) -> Iterator[Event]:
         """The run's events for Dagster.
 
-        Raises IncompleteError at its end where something is wrong that fails the run.
+        Raises IncompleteError after the last event if a problem fails the run.
         """
         yield from self._replicas()
         report_checks(self._context.instance, list(self._checks_of_tables()))
-        if self._request.with_cut and self._result.cut and not of_tables(self._wrong):
+        if self._request.with_cut and self._result.cut and not of_tables(self._problems):
             yield self._cut(self._result.cut)
         yield from self._checks_of_cut()
         if self._failing:
@@ -254,7 +253,7 @@ class _Increment:
             raise IncompleteError(self._subscription.name, list(self._failing.values()))
 
     def _replicas(self) -> Iterator[Event]:
-        """The replicas that the run has materialised, whether or not it was asked for them."""
+        """The replicas that the run has materialised, also those that it was not asked for."""
         lake, assets, tables = self._lake, self._assets, self._request.tables
         comments = _comments(self._subscription, list(self._new))
         paths = {name: lake.paths.replica(self._subscription.name, *name) for name in self._new}
@@ -292,7 +291,7 @@ class _Increment:
 
     def _checks_of_tables(self) -> Iterator[dg.AssetCheckResult]:
         """The checks of tables whose results have changed."""
-        of_others = self._wrong.keys() - self._failing.keys() - self._request.chosen.keys()
+        of_others = self._problems.keys() - self._failing.keys() - self._request.chosen.keys()
         silent = (_ready(self._states) - self._new.keys()) | of_others
         for name, key in self._request.tables.items():
             if name in silent:
@@ -301,7 +300,7 @@ class _Increment:
             if state is None or state.state != SyncState.READY:
                 self._context.log.error(f"{quote_qualified(*name)} is {_meaning(state)}: {_reason(state)}")
             yield check_of_state(key, state)
-            yield check_of_freshness_of(key, self._subscription, self._behind, state)
+            yield check_of_table_freshness(key, self._subscription, self._behind, state)
 
     def _cut(self, cut: Cut) -> Event:
         """The cut, with the versions of inputs that this run has not materialised."""
@@ -318,7 +317,7 @@ class _Increment:
         """The checks of the cut that the run is asked for."""
         for check in sorted(self._context.selected_asset_check_keys):
             if check.name == SYNC_STATE:
-                reported = self._reported.intersection(self._wrong.values()) | set(self._failing.values())
+                reported = self._reported.intersection(self._problems.values()) | set(self._failing.values())
                 yield check_of_states(self._assets.cut, self._states, self._whole, reported)
             else:
                 yield check_of_freshness(self._assets.cut, self._subscription, self._behind)
@@ -327,7 +326,7 @@ class _Increment:
 def _comments(subscription: Subscription, names: Sequence[Name]) -> Mapping[Name, Comments]:
     """The publisher's comments on tables and their columns.
 
-    Empty where it does not answer, as they only explain.
+    Empty if the publisher does not answer, since comments only explain.
     """
     if not names:
         return {}
@@ -339,16 +338,16 @@ def _comments(subscription: Subscription, names: Sequence[Name]) -> Mapping[Name
 
 
 def _failing(
-    wrong: Mapping[Name | None, str], chosen: Container[Name], reported: Container[str] | None
+    problems: Mapping[Name | None, str], chosen: Container[Name], reported: Container[str] | None
 ) -> dict[Name | None, str]:
-    """The problems for which a run fails: those of the tables that it was asked for, and all new ones.
+    """The problems for which a run fails: all of the tables that a user selected, and all new ones.
 
     A problem is new if no run has failed for it, so that it is not in `reported`. `reported` is None for a run of
-    selected tables: such a run fails for them and for problems of the subscription.
+    selected tables: such a run fails for these tables and for problems of the whole subscription.
     """
     return {
         name: problem
-        for name, problem in wrong.items()
+        for name, problem in problems.items()
         if (name is not None and name in chosen)
         or (name is None if reported is None else problem not in reported)
     }

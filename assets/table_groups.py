@@ -1,8 +1,8 @@
-"""Where many tables are shown in Dagster: in groups below their group, of which each has some.
+"""Groups for many tables in Dagster: below their group, each with some of the tables.
 
-Dagster's graph draws every asset of an expanded group in one column. In: the names of tables. Out: for each the path of groups
-below its source's or subscription's. Few tables have none. A path depends on the table's own name and on how the others begin, so
-it mostly stays when tables come and go.
+Dagster's graph draws every asset of an expanded group in one column. In: the names of tables. Out: for each table the
+path of groups below the group of its source or subscription; a few tables need none. A path depends on the table's own
+name and on how other names begin, so it mostly stays when tables come and go.
 """
 
 import re
@@ -14,7 +14,7 @@ import dagster as dg
 
 from pgsieve.assets.dagster_names import Name
 
-#: So many fit on a screen.
+#: This many tables fit on a screen.
 _MOST = 30
 _SPECIAL = re.compile(r"[^A-Za-z0-9_]")
 
@@ -22,7 +22,7 @@ GroupPath = tuple[str, ...]
 
 
 def paths(names: Iterable[Name]) -> Mapping[Name, GroupPath]:
-    """The groups of tables below their own: by schema if there are several, and by how the names of tables begin."""
+    """The group path of each table: its schema if there are several, and the beginnings of its name."""
     tables = sorted(set(names))
     if len(tables) <= _MOST:
         return dict.fromkeys(tables, ())
@@ -37,7 +37,7 @@ def paths(names: Iterable[Name]) -> Mapping[Name, GroupPath]:
 
 
 def _by_beginning(tables: list[Name]) -> dict[Name, GroupPath]:
-    """Sorted tables of a schema by the first character in which their names differ, as often as it takes."""
+    """Divide sorted tables of a schema by the first character that distinguishes names, until all groups are small."""
     if len(tables) <= _MOST:
         return dict.fromkeys(tables, ())
     first, last = tables[0][1], tables[-1][1]
@@ -58,7 +58,7 @@ def _label(text: str) -> str:
 
 
 def within(group: str, path: GroupPath) -> str:
-    """The name of a group below another; before Dagster had such groups, the other's."""
+    """The name of the group at a path below a group; the group's own name if Dagster has no such groups."""
     return "/".join((group, *path)) if _NESTED else group
 
 

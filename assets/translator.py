@@ -107,7 +107,7 @@ def of_source_table(source: str, name: Name, path: GroupPath = ()) -> PgsieveAss
     return PgsieveAsset(AssetKind.SOURCE_TABLE, source, source, schema=name[0], table=name[1], path=path)
 
 
-#: What an asset consists of. Its materialisations say which engine made it.
+#: The kinds that Dagster shows for an asset. Its materialisations say which engine made it.
 _KINDS = {
     AssetKind.SOURCE_TABLE: {"postgres", "table"},
     AssetKind.INITIAL_SYNC: {"postgres", "deltalake"},
@@ -173,13 +173,13 @@ def _description(data: PgsieveAsset) -> str:
             )
         case AssetKind.CHANGE_LOG_MAINTENANCE:
             return (
-                "Deletes what every subscription has applied and is old enough from the change log, compacts it,"
+                "Deletes old slices that every subscription has applied from the change log, compacts it,"
                 " and removes the files of old versions."
             )
         case AssetKind.MAINTENANCE:
             return (
-                "Deletes what is applied and old enough from the change history, old cuts first and then the"
-                " versions that they name; compacts the tables."
+                "Deletes old applied changes from the change history, and old cuts before the versions that they"
+                " name; compacts the tables."
             )
 
 
@@ -191,7 +191,7 @@ def _qualified(data: PgsieveAsset) -> str:
 
 @dataclass(frozen=True)
 class Naming:
-    """The names of everything that pgsieve declares: `prefix` is that of jobs, schedules, sensors, ops and resources.
+    """The names of everything that pgsieve declares; `prefix` begins the names of jobs, schedules, sensors, ops.
 
     Without one only the resources have a prefix, `pgsieve`. Raises PgsieveError for a prefix that is invalid
     in Dagster's names, and where a translator gives two assets one key.

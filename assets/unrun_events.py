@@ -35,7 +35,7 @@ from pgsieve.assets.checks import (
     reported_problems,
 )
 from pgsieve.assets.metadata import LAG_SECONDS
-from pgsieve.assets.outcome import of_tables, wrong_with
+from pgsieve.assets.outcome import of_tables, problems_of
 from pgsieve.assets.steps.checks.freshness import Freshness, check_freshness
 from pgsieve.assets.steps.records.cuts import Cut, Cuts
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
@@ -54,7 +54,7 @@ _MOST_INPUTS = 100
 
 
 def data_version(cut: Cut) -> dg.DataVersion:
-    """The version of a cut as an asset: it changes only with the replicas."""
+    """The data version of a cut: it changes only with the replicas."""
     return dg.DataVersion(f"{format_lsn(cut.lsn)} {cut.at.isoformat()}")
 
 
@@ -101,7 +101,7 @@ def report_checks(dagster: dg.DagsterInstance, results: Sequence[dg.AssetCheckRe
         )
 
 
-def shown_as_unwell(dagster: dg.DagsterInstance, keys: Collection[dg.AssetKey]) -> set[dg.AssetKey]:
+def tables_shown_failed(dagster: dg.DagsterInstance, keys: Collection[dg.AssetKey]) -> set[dg.AssetKey]:
     """The tables whose check `sync_state` failed the last time.
 
     A run with another Dagster instance may have made one ready since.
@@ -121,9 +121,9 @@ def report_cut(
 ) -> None:
     """Report the cut and its checks for a subscription that has nothing to apply, as an increment's run does.
 
-    Each report makes Dagster's records grow. So the cut is reported only where a fourth of `freshness` has
-    passed since the last report, the cut is another one, or a table has another state. `behind` is how far
-    the replicas are behind, where the caller knows.
+    Each report makes Dagster's records grow. So the cut is reported only if a fourth of `freshness` has passed since
+    the last report, if the cut is another one, or if a table has another state. `behind` is how far the replicas are
+    behind, if the caller has measured it.
     """
     cuts, states_of = Cuts(lake, subscription.name), TableStates(lake, subscription.name)
     record = SubscriptionRecord(lake, subscription.name)
@@ -134,14 +134,14 @@ def report_cut(
         states, whole = states_of.newest(), record.state()
     key = naming.key(of_subscription(subscription, AssetKind.CUT))
     version = data_version(cut)
-    wrong = wrong_with(subscription.name, lake, states, whole)
-    # For the other problems a run has still to fail.
-    reported = reported_problems(dagster, key).intersection(wrong.values()) if wrong else set()
+    problems = problems_of(subscription.name, lake, states, whole)
+    # A run has yet to fail for the other problems.
+    reported = reported_problems(dagster, key).intersection(problems.values()) if problems else set()
     state = check_of_states(key, states, whole, reported)
     if _is_reported(dagster, subscription, state, version):
         return
     measured = measured_freshness(subscription, lake) if behind is None else behind
-    if not of_tables(wrong):
+    if not of_tables(problems):
         dagster.report_runless_asset_event(
             dg.AssetMaterialization(
                 key,
@@ -162,17 +162,17 @@ def disabled_before(
 ) -> bool:
     """Whether a subscription is disabled and a run has failed for it.
 
-    A disabled one's check `sync_state` is reported.
+    If it is disabled, its check `sync_state` is reported.
     """
     whole = SubscriptionRecord(lake, subscription.name).state()
     if whole.enabled:
         return False
     states = TableStates(lake, subscription.name).newest()
     key = naming.key(of_subscription(subscription, AssetKind.CUT))
-    wrong, reported = wrong_with(subscription.name, lake, states, whole), reported_problems(dagster, key)
-    failed_for = reported.intersection(wrong.values()) | {wrong[None]}
+    problems, reported = problems_of(subscription.name, lake, states, whole), reported_problems(dagster, key)
+    failed_for = reported.intersection(problems.values()) | {problems[None]}
     report_checks(dagster, [check_of_states(key, states, whole, failed_for)])
-    return wrong[None] in reported
+    return problems[None] in reported
 
 
 def inputs_of_before(
@@ -233,7 +233,8 @@ def unasked(
 ) -> dg.AssetMaterialization:
     """The event for an asset that a step has materialised without being asked for it; `inputs` are the asset's inputs.
 
-    Dagster shows an asset as failed until a run that planned it materialises it, so this run plans one that is shown so.
+    Dagster shows an asset as failed until a run that planned it materialises it. So this run plans an asset that is
+    shown as failed.
     """
     assert result.asset_key is not None
     assert result.data_version is not None

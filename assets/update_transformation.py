@@ -19,8 +19,8 @@ from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.decoding.visible import visible
 from pgsieve.resources.work import measured
 
-#: The same in each run: changes are appended, and most are not of the table that is looked at. A version of its own for each
-#: run would have Dagster call every replica "unsynced" that has nothing to apply. The check `freshness` knows what waits.
+#: The same in each run: changes are appended, and most are of other tables than a reader's. With a new version in each
+#: run, Dagster would call every replica without changes "unsynced". The check `freshness` knows what waits.
 _APPENDED = dg.DataVersion("appended")
 
 
@@ -33,9 +33,9 @@ def table_changes_asset(
 ) -> dg.AssetsDefinition:
     """The asset `<subscription>/table_changes`: decode, filter, transform.
 
-    `done` is what a command transforms outside of the step: there is nothing left but to tell it. What a table fails with is only
-    logged here: the replicas come after this, and end the run as failed. A run fails for a disabled subscription, and those after it
-    leave it out.
+    `done` returns the changes that a command has transformed outside of the step: then the step only reports them. A
+    table's problem is only logged here: the step of the replicas, which comes later, fails the run. One run fails for a
+    disabled subscription; later runs leave it out.
     """
     data = of_subscription(subscription, AssetKind.TABLE_CHANGES)
     upstream = [naming.key(of_feed(subscription.feed, AssetKind.CHANGE_LOG))]
@@ -48,7 +48,7 @@ def table_changes_asset(
     )
     def table_changes(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[None]]:
         log = context.log.info
-        with as_step(context), callbacks.telling():
+        with as_step(context), callbacks.reporting_errors():
             if done is None:
                 lake = opened(context, naming)
                 if disabled_before(context.instance, subscription, lake, naming):

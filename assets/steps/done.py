@@ -1,4 +1,4 @@
-"""A result with its log lines, for work that was done before its step, or by a thread that works ahead of it.
+"""A result with its log lines, for work that was done before its step began.
 
 In: a function that receives the log lines, one at a time. Out: the result, and the time it took. Raises the
 error of the work.

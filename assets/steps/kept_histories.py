@@ -23,7 +23,7 @@ class KeptHistory:
         return bool(self.initial or self.scd2)
 
     def over(self, other: "KeptHistory") -> "KeptHistory":
-        """Return this choice, and the other one's where it is None."""
+        """The values of this choice, or of the other one where they are None."""
         return KeptHistory(
             other.initial if self.initial is None else self.initial,
             other.scd2 if self.scd2 is None else self.scd2,

@@ -1,4 +1,4 @@
-"""What is replicated: subscriptions and the feeds they read.
+"""Subscriptions, the feeds that they read, and the definitions of their replicas.
 
 A feed is one replication slot and its change log: the source's, shared by all its subscriptions with
 `row_filter: pipeline`, or a subscription's own with `row_filter: publisher`. `pipelines` makes them from the
@@ -89,7 +89,7 @@ class Feed:
         """The publications of one subscription; raises PublicationError where one is missing, or refused."""
         for name in self.subscriptions[subscription]:
             if name in self.defined and name not in catalog.publications:
-                self.defined[name].resolve(catalog)  # Raises what is wrong with it.
+                self.defined[name].resolve(catalog)  # Raises the publication's error.
         return catalog.select(self.subscriptions[subscription])
 
     def published_part(self, catalog: Catalog) -> "Feed":
@@ -123,7 +123,7 @@ class Feed:
         """The names of the publications with which the slot is read."""
         if self.filtered:
             return tuple(dict.fromkeys(p for names in self.subscriptions.values() for p in names))
-        # Also those that are planned no more: they have the changes from the time when they were.
+        # Former capture publications too: they have the changes from the time when they were planned.
         existing = [name for name in self.capture_names() if name in catalog.publications]
         planned = [self.capture + publication.suffix for publication in self.planned_capture(catalog)]
         return tuple(dict.fromkeys([*planned, *existing])) if planned else ()
@@ -211,7 +211,7 @@ class Subscription:
         return None
 
     def replica_name(self, column: str) -> str:
-        """The name in the replica of a column of the publisher's, or of the replica."""
+        """The name in the replica of a column, which is given by its name at the publisher or in the replica."""
         return snake(column) if self.layout.plain_names else column
 
     def refuse_shared_names(self, table: Table) -> None:
@@ -295,7 +295,11 @@ class History:
     whole: bool = False
 
     def with_columns(self, columns: Iterable[tuple[str, str]]) -> "History":
-        """The history with these columns; names that Spark takes for one must be one column of one type."""
+        """The history with these columns.
+
+        It begins anew if one of them has another type, or a name in other letter case, than a former column; or if
+        only one of the two sets of columns needs column mapping.
+        """
         columns = tuple(columns)
         by_name = {name.lower(): (name, spark) for name, spark in self.columns}
         mapped = bool(column_mapping(name for name, _ in columns))
@@ -444,15 +448,15 @@ def planned_sources(former: Definition, present: Definition) -> tuple[ColumnSour
     if all(source.former is None for source in planned) and present != former:
         raise SchemaChangedError("no column is left of the former ones")
     if former.kept and not present.kept:
-        raise SchemaChangedError("rows that are deleted are kept no more")
+        raise SchemaChangedError("deleted rows are no longer kept")
     if present.kept and former.key_numbers != present.key_numbers:
         raise SchemaChangedError("its key changed, and rows that were deleted may share the new one")
-    # Of former rows only one thing is known: they live.
+    # All former rows live.
     lives = dict.fromkeys((kind for _, kind in present.metadata if kind in FLAGS), "f")
     metadata = (
-        ColumnSource(name, held, None if held else lives.get(kind))
+        ColumnSource(name, source, None if source else lives.get(kind))
         for name, kind in present.metadata
-        for held in (former.metadata_column(kind),)
+        for source in (former.metadata_column(kind),)
     )
     return (*planned, *metadata)
 
@@ -460,7 +464,7 @@ def planned_sources(former: Definition, present: Definition) -> tuple[ColumnSour
 def defined_types(
     subscription: Subscription, table: tuple[str, str], definition: Definition
 ) -> list[tuple[str, pa.DataType]]:
-    """The replica's columns with the types that they would arrive with, where nothing does."""
+    """The replica's columns with the types in which their values would arrive."""
     types = []
     for name, _ in definition.table_columns:
         column = definition.layout.named(name)

@@ -11,7 +11,7 @@ import dagster as dg
 from pgsieve.assets.checks import reported_problems
 from pgsieve.assets.dagster_names import table_partition
 from pgsieve.assets.initial_sync import LACKING, initial_sync_asset, range_tags, stretches, tables_partitions
-from pgsieve.assets.outcome import StepCallbacks, wrong_with
+from pgsieve.assets.outcome import StepCallbacks, problems_of
 from pgsieve.assets.partition_roots import replica_tables_asset
 from pgsieve.assets.published import Tables, partitioned
 from pgsieve.assets.steps.apply.progress import ReplicaProgress
@@ -199,10 +199,10 @@ class Materializer:
     def _newly_set_aside(self) -> set[Name]:
         """The tables that are set aside and for which no run has failed."""
         states, whole = TableStates(self.lake, self.name).newest(), SubscriptionRecord(self.lake, self.name)
-        wrong = wrong_with(self.name, self.lake, states, whole.state())
+        problems = problems_of(self.name, self.lake, states, whole.state())
         key = NAMING.key(of_subscription(self.subscription, AssetKind.CUT))
-        reported = reported_problems(self.dagster, key) if wrong else set()
-        return {name for name, problem in wrong.items() if name is not None and problem not in reported}
+        reported = reported_problems(self.dagster, key) if problems else set()
+        return {name for name, problem in problems.items() if name is not None and problem not in reported}
 
     def report(self) -> None:
         """Report the cut where no asset has changes: a dropped table is not in the next one."""

@@ -119,7 +119,7 @@ def outcome(lake: Lake, path: str, pending: Pending, end: int, **counts: int) ->
     `counts` are numbers of rows, by the fields of `Applied`.
     """
     head = lake.records.head(path)
-    # Without anything to write, a newer version is another process's, not the batch's.
+    # If the batch had nothing to write, a newer version is another process's.
     if (head.position or 0) < end:
         head = pending.head
     return Applied(
@@ -145,8 +145,8 @@ def merged(
 ) -> Applied:
     """The result of a MERGE; `counts` are its rows by kind of change, none if the position was already reached.
 
-    `expected` is how many rows it should change. `kept` are the rows by kind in a replica that keeps ended rows: a
-    MERGE counts these as updated.
+    `expected` is how many rows it should change. `kept` are the rows by kind in a replica that keeps ended rows, since
+    a MERGE counts these as updated.
     """
     if kept is not None:
         return outcome(lake, path, pending, end, **(kept if counts else {}))

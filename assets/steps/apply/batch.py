@@ -47,9 +47,8 @@ def lacking_changes(
 class Plan:
     """The changes of a batch that a replica lacks, and the state of its table.
 
-    `examined` says that none of them meets a row of its key.
-
-    `decided` is what looking for one has found out already, where it is not too much to be held.
+    `examined` says that no change meets a row of its key. `decided` are the changes as this examination decided them,
+    if they fit in memory.
     """
 
     pending: Pending
@@ -60,7 +59,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class DecidedKeys:
-    """The changes of some slices since an LSN by their keys, from which an apply has made a replica."""
+    """The changes of some slices since an LSN by their keys, as the apply of a replica used them."""
 
     slices: Sequence[int]
     since: int
@@ -71,7 +70,7 @@ class DecidedKeys:
 class Batch:
     """Consecutive slices up to `end`, as the changes of their tables, oldest first.
 
-    Of the tables `shared`, `decided` gets the changes by their keys, as long as there is room: others use them too.
+    `decided` gets the changes by their keys of the `shared` tables, as far as they fit in memory: other steps use them.
     """
 
     subscription: str
@@ -86,8 +85,8 @@ class Batch:
     ) -> tuple[list[Plan], dict[Name, TableHead], dict[Name, TableState]]:
         """The plans of the tables, the heads of tables that have some of the batch already, and all states.
 
-        A run that died, was restricted to some tables, or works at the same time leaves tables ahead: no cut
-        has their versions.
+        A table is ahead of the cut if a run died, was restricted to some tables, or still works. No cut names its
+        version.
         """
         lake, name = self.lake, self.subscription
         tables: dict[Name, list[TableChanges]] = {}
@@ -95,19 +94,19 @@ class Batch:
             tables.setdefault(change.name, []).append(change)
         # In this order: a process that changes a state writes to the replica afterwards, and this plan is for
         # no later version.
-        stand = heads(lake, name, tables)
+        present_heads = heads(lake, name, tables)
         states = TableStates(lake, name).newest()
-        todo, ahead = [], {}
+        todo, advanced = [], {}
         for table, changes in tables.items():
-            state, head = states.get(table), stand[table]
+            state, head = states.get(table), present_heads[table]
             if state is None or not state.applies or changes[-1].slice <= state.lsn:
                 continue
             lacking = lacking_changes(changes, state, head)
             if len(lacking) < len([c for c in changes if c.slice > state.lsn]):
-                ahead[table] = head
+                advanced[table] = head
             if lacking and (only is None or table in only):
                 todo.append(Plan(Pending(lacking, head), state))
-        return todo, ahead, states
+        return todo, advanced, states
 
     def applied(self, todo: Sequence[Plan]) -> list[Applied]:
         """Apply the plans; a table that fails has its problem in the result."""
@@ -133,7 +132,7 @@ class Batch:
         return [*self._applied_before_conflicts(applied), *applied]
 
     def _applied_before_conflicts(self, applied: Sequence[Applied]) -> list[Applied]:
-        """Apply what comes before the slice with a conflict, and nothing of that slice or later, wherever batches end."""
+        """Apply the changes before the slice with a conflict: so it does not matter where batches end."""
         earlier: list[Applied] = []
         for name, at in ((a.name, a.conflict_lsn) for a in applied):
             changes = [c for c in self.changes if at is not None and c.name == name and c.slice <= at]
@@ -143,16 +142,16 @@ class Batch:
         return earlier
 
     def examined(self, todo: Sequence[Plan]) -> tuple[list[Plan], tuple[KeyConflictError, Applied] | None]:
-        """The plans after an examination.
+        """The plans after an examination, and the first conflict of all tables with its result.
 
-        And the first conflict of all tables, before anything is applied, with its result.
+        Nothing is applied.
         """
 
         def one(plan: Plan) -> tuple[Plan, KeyConflictError | None]:
             try:
                 decided = _refuse(_conflict_search(self.subscription, self.lake, plan))
             except KeyConflictError as conflict:
-                # The row may be another process's, which has applied the same change.
+                # The row may come from another process that has applied the same change.
                 path = self.lake.paths.replica(self.subscription, *plan.pending.name)
                 return plan, None if is_overrun(self.lake, path, plan.pending.head) else conflict
             except TABLE_ERRORS:
@@ -161,9 +160,9 @@ class Batch:
                 decided = None
             return replace(plan, examined=True, decided=decided), None
 
-        looked_through = self.lake.in_parallel(one, todo)
-        plans = [plan for plan, _ in looked_through]
-        conflicts = [(error, plan) for plan, error in looked_through if error]
+        outcomes = self.lake.in_parallel(one, todo)
+        plans = [plan for plan, _ in outcomes]
+        conflicts = [(error, plan) for plan, error in outcomes if error]
         if not conflicts:
             return plans, None
         error, plan = min(conflicts, key=lambda failed: failed[0].commit_lsn)
@@ -180,7 +179,10 @@ class Batch:
     def _applied_to(
         self, plan: Plan, commit: Callable[[ConflictSearch, Plan, int], Applied | None]
     ) -> Applied | Plan:
-        """Apply a plan to its table, or where another process was faster what is lacking then; that where it is not committed."""
+        """Apply a plan to its table; returns the plan that nothing could commit.
+
+        If another process was faster, the changes that are still lacking are planned and applied.
+        """
         name, path = plan.pending.name, self.lake.paths.replica(self.subscription, *plan.pending.name)
         plans, definition = [plan], plan.state.definition
 
@@ -274,9 +276,9 @@ def is_overrun(lake: Lake, path: str, head: TableHead) -> bool:
 
 
 def _refuse(search: ConflictSearch) -> ManyChanges | None:
-    """Raise KeyConflictError where there is a conflict.
+    """Raise KeyConflictError if there is a conflict.
 
-    Else return the decided changes, where files are written.
+    Otherwise returns the decided changes if they are applied by files.
     """
     with _alone(search):
         many = many_changes(search.lake, search.path, search.log, search.definition, search.pending)
@@ -288,7 +290,7 @@ def _refuse(search: ConflictSearch) -> ManyChanges | None:
 
 
 def _alone(search: ConflictSearch) -> AbstractContextManager[Any]:
-    """The turn of a table that keeps all cores busy; few changes need none."""
+    """The lock for applies that keep all cores busy; few changes need none."""
     return nullcontext() if search.lake.policy.is_small(search.pending.size) else _ONE_AT_A_TIME
 
 

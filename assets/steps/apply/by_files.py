@@ -54,7 +54,7 @@ class Net:
 
     `counts` are the rows by kind, as in `outcome`. `changes` says whether there is anything to commit. `ended`
     are the metadata of new rows that have ended, `kept` the deleted rows that are inserted again as ended ones.
-    `keyed` are the changes by their keys, of which it was made.
+    `keyed` are the changes by their keys, from which the net change was made.
     """
 
     come: NetRows
@@ -75,9 +75,10 @@ class Net:
 
 @dataclass(frozen=True)
 class ManyChanges:
-    """A batch's changes as they are stored; `schema` has the columns of the rows. Without a net change there are INSERTs alone.
+    """A batch's changes as they are stored; `schema` has the columns of the rows. `net` is None if all are INSERTs.
 
-    `stamp` is the column that says when rows were applied, if there is one. `empties`: none of the replica's rows stays.
+    `stamp` is the column that says when rows were applied, if there is one. `empties` says that the replica keeps none
+    of its rows.
     """
 
     committer: ByFiles
@@ -96,7 +97,7 @@ class ManyChanges:
 def many_changes(
     lake: Lake, path: str, log: str, definition: Definition, pending: Pending
 ) -> ManyChanges | None:
-    """A batch's changes, where they are applied by files; None where Delta in Spark has to commit them.
+    """A batch's changes, if they are applied by files; None if Delta in Spark has to commit them.
 
     `path` is the replica, `log` its transformed changes.
     """
@@ -133,7 +134,7 @@ class _Deciding:
     schema: pa.Schema
 
     def keyed(self) -> Net | None:
-        """The outcome for the keys; None also where they have too many bytes."""
+        """The outcome for the keys; None also if the keys have too many bytes."""
         pending, lake, kept = self.pending, self.lake, self.definition.kept
         keys = pa.schema([self.schema.field(name) for name in self.definition.key])
         with lake.access.refusing(self.log):
@@ -151,7 +152,7 @@ class _Deciding:
         if _empties(self.definition, pending):
             before, matches = np.zeros_like(before), []
         remains = net.upserted | (net.updated & before[net.base])
-        # A key keeps its row where only a lost move begins one, and its ended row where no row comes.
+        # Where ended rows are kept, the row of a key leaves only if another row of the key comes.
         concerned = np.zeros_like(before)
         concerned[net.keys[remains] if kept else net.keys] = True
         leaving = [match.of_keys(concerned) for match in matches if concerned[match.keys].any()]
@@ -221,7 +222,7 @@ def _empties(definition: Definition, pending: Pending) -> bool:
 
 
 def may_be_of_other_key(definition: Definition, pending: Pending) -> bool:
-    """Whether some changes may be of the table's former key: rows may have been equal in the present one then."""
+    """Whether some changes may have the table's former key: two of their rows may be equal in the present key."""
     former = definition.former
     if former is None or former.key == definition.key_numbers:
         return False
@@ -296,7 +297,7 @@ class FilesWriter:
 
 @dataclass(frozen=True)
 class Validity:
-    """The commits that begin and end versions of rows, by the places of their changes, in order; see `row_versions`."""
+    """The commits that begin and end versions of rows, by the ascending places of their changes (`row_versions`)."""
 
     places: Numbers
     begun: Numbers
@@ -311,10 +312,10 @@ class Validity:
 
 @dataclass(frozen=True)
 class ChosenRows:
-    """Changes whose rows come: those at the places `kept`, in order, or all INSERTs since an LSN, and after a TRUNCATE.
+    """The changes whose rows come: those at the places `kept`, or all INSERTs since an LSN and after a TRUNCATE.
 
-    `completed` are values of columns that these changes left out. `stamp` is the time at which the rows are applied.
-    `validity` makes versions of the rows.
+    `kept` is in ascending order. `completed` are values of columns that these changes left out. `stamp` is the time at
+    which the rows are applied. `validity` makes versions of the rows.
     """
 
     slices: Sequence[int]
@@ -326,7 +327,7 @@ class ChosenRows:
     validity: Validity | None = None
 
     def schema(self, rows: pa.Schema) -> pa.Schema:
-        """What rows with these columns have in the files."""
+        """The columns of the files for rows with these columns."""
         return rows if self.validity is None else pa.schema([*rows, *VALIDITY])
 
     def rows(self, read: Reader, kind: pa.DataType) -> pa.RecordBatch | None:
@@ -398,9 +399,9 @@ class RowsTask:
 
 
 def is_in(places: Numbers, kept: Numbers) -> Mask:
-    """Which places are among the kept ones, in order."""
+    """Which places are among the `kept` ones, which are in ascending order."""
     if not len(kept):
         return np.zeros(len(places), np.bool_)
     at = np.minimum(np.searchsorted(kept, places), len(kept) - 1)
-    found: Mask = kept[at] == places
-    return found
+    match: Mask = kept[at] == places
+    return match

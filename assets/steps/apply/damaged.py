@@ -74,7 +74,7 @@ class KnownVersions:
         """Continue from a version that is known to be whole."""
         self._left[state.name, state.version] = version
 
-    def leave(self, state: TableState, before: TableHead | None, now: TableHead) -> bool:
+    def advance(self, state: TableState, before: TableHead | None, now: TableHead) -> bool:
         """Continue from a later version; `before` is the table's head when the batch began.
 
         Returns whether that is possible: False where the table was put back.
@@ -107,7 +107,7 @@ class KnownVersions:
 def is_put_back(
     lake: Lake, path: str, version: int | None, position: int | None, entry_bytes: int | None = None
 ) -> bool:
-    """Whether a table was put back behind its version in a cut, or behind a position that it has had.
+    """Whether a table was put back to before its version in a cut, or to before a position that it has had.
 
     None stands for what is not known, or not read. If there is no later commit, the check only lists the table's
     folder twice.

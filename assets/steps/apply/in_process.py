@@ -25,7 +25,7 @@ from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.work import DRIVER, note
 
-#: A replica of a key may have this many times the bytes that may pass through this process.
+#: A replica with a key may have this many times the bytes of the changes that pass through this process.
 MERGED = 4
 
 
@@ -36,8 +36,8 @@ class FewChanges:
     rows: pa.Table
     local: LocalRecords
 
-    def found(self, path: str, keys: pa.Table, deleted: str | None) -> Numbers:
-        """The numbers of the keys that a living row of the replica has; `deleted` as in `living`."""
+    def present_keys(self, path: str, keys: pa.Table, deleted: str | None) -> Numbers:
+        """The numbers of the keys that a living row of the replica has; the column `deleted` marks ended rows."""
         if deleted is None:
             return self.local.rows_of(path, keys, keys.schema)[0]
         numbers, rows = self.local.rows_of(path, keys, keys.schema.append(pa.field(deleted, pa.bool_())))
@@ -130,29 +130,29 @@ class FewChangesWriter:
         """The keys that matter and that the replica has, as a mask."""
         if self.pending.truncated_at:
             return np.zeros(keyed.keys.num_rows + 1, np.bool_)
-        return keyed.present(lambda keys: self.few.found(self.path, keys, self.definition.deleted))
+        return keyed.present(lambda keys: self.few.present_keys(self.path, keys, self.definition.deleted))
 
     def _source(
         self, changes: pa.Table, schema: pa.Schema, keyed: KeyedChanges, net: NetChange, merge: Merge
     ) -> pa.Table:
         """The net change as the source of a MERGE."""
         of = merge_source(net, keeps=keyed.ended is not None)
-        # A row that comes from another key takes values that were not sent from the replica.
+        # A row that comes from another key takes its unsent values from the replica.
         bases = np.flatnonzero(of.base != NONE)
         numbers, base = self.local.rows_of(self.path, keyed.keys.take(pa.array(of.base[bases])), schema)
         base_of = np.full(len(of.keys), NONE)
         base_of[bases[numbers]] = changes.num_rows + np.arange(len(numbers))
         rows = pa.concat_tables([self._rows(changes, schema.names), base])
 
-        says = keyed.said(of.ended, self._stamp)
+        endings = keyed.ended_metadata(of.ended, self._stamp)
 
         def value(name: str) -> pa.ChunkedArray:
             places = of.sent.get(name, of.last)
             places = np.where(places == NONE, base_of, places)
             values = rows[name].take(pa.array(places, mask=places == NONE))
             return (
-                pc.if_else(pa.array(of.ended != NONE), says[name].cast(values.type), values)
-                if name in says.column_names
+                pc.if_else(pa.array(of.ended != NONE), endings[name].cast(values.type), values)
+                if name in endings.column_names
                 else values
             )
 

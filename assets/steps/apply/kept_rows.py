@@ -23,7 +23,7 @@ from pgsieve.resources.lake.stores.store import Store, joined
 
 @dataclass(frozen=True)
 class KeptRows:
-    """Ended rows of a file: their ascending numbers; `which` has for each the row of `ended` with its metadata."""
+    """Ended rows of a file: their ascending numbers, and in `which` for each the row of `ended` with its metadata."""
 
     name: str
     rows: Numbers

@@ -3,9 +3,9 @@
 So a replica with a key never has two rows of one key. In: a batch's transformed changes of one table, its
 replica. Out: nothing, or KeyConflictError as PostgreSQL's conflicts insert_exists and update_exists (section
 29.8, CheckAndReportConflict() in src/backend/executor/execReplication.c). All changes of the batch count,
-also those that a later one or a TRUNCATE undoes, so it makes no difference where batches end.
+even if a later change or a TRUNCATE undoes them, so it makes no difference where batches end.
 
-Only the keys are read, and of the replica only the files whose statistics allow for one of them.
+The search reads only the keys, and only the replica's files whose statistics allow one of them.
 `pgsieve.decoding.changes.net_change` decides.
 """
 
@@ -54,8 +54,8 @@ class KeyConflictError(PgsieveError):
 class ConflictSearch:
     """The search for a batch's first conflict: `path` is the replica, `log` its transformed changes.
 
-    A table without a key has no conflicts. Where another run has applied the changes meanwhile, they meet
-    their own rows: the write is then left out by its position.
+    A table without a key has no conflicts. If another run has applied the changes meanwhile, they meet their own
+    rows: that is no conflict, and the position leaves the write out.
     """
 
     lake: Lake
@@ -65,7 +65,7 @@ class ConflictSearch:
     pending: Pending
 
     def refuse(self, few: FewChanges | None = None) -> None:
-        """Raise KeyConflictError where there is a conflict; `few` are the changes, if they have been read."""
+        """Raise KeyConflictError if there is a conflict; `few` are the changes, if they have been read."""
         if not self._may_be:
             return
         with self._not_applied():
@@ -94,13 +94,13 @@ class ConflictSearch:
         try:
             yield
         except KeyConflictError:
-            # Read after the rows: changes that are not applied now were not applied when the rows were read.
+            # The position is read after the rows: if it lacks the changes now, the rows did not have them either.
             if (self.lake.records.position(self.path) or 0) < self.pending.ends[0]:
                 raise
 
     @property
     def _other_key_until(self) -> int:
-        """The LSN up to which changes may be of a former key: rows may have been equal in the present one then."""
+        """The LSN up to which changes may have a former key: two of their rows may be equal in the present key."""
         former = self.definition.former
         return former.until if former and former.key != self.definition.key_numbers else 0
 
@@ -123,11 +123,11 @@ class ConflictSearch:
         assert keyed is not None
         with self.lake.access.refusing(self.path):
             deleted = self.definition.deleted
-            present = keyed.present(lambda keys: few.found(self.path, keys, deleted))
+            present = keyed.present(lambda keys: few.present_keys(self.path, keys, deleted))
         return keyed.net(present)[1]
 
     def _by_spark(self) -> KeyConflict | None:
-        """The same, where only Spark reads the changes and the replica."""
+        """The first conflict, if only Spark reads the changes and the replica."""
         with self.lake.access.refusing(self.path):
             changes = SparkChanges(self.lake, self.path, self.log, self.definition, self.pending)
             keyed = changes.keyed()

@@ -32,11 +32,12 @@ from pgsieve.decoding.changes.net_change import (
 from pgsieve.resources.lake.delta.conforming import conformed
 from pgsieve.resources.lake.stores.store import Store
 
-#: Their places are the numbers of `net_change`.
+#: An operation's place is its number in `net_change`.
 _OPERATIONS = pa.array(ROW_OPERATIONS)
-#: The columns that are read of a change besides its rows and its unchanged columns.
+#: The columns that are read of a change, besides its rows and its unchanged columns.
 PLACED = ("slice", "number", "commit_lsn", "ordinal", "operation")
 _IN_ORDER = [("commit_lsn", "ascending"), ("ordinal", "ascending")]
+#: How many bits of a change's place are its number in the slice; the bits above are the slice's number in the batch.
 _TURN = 56
 
 
@@ -106,7 +107,7 @@ class KeyedChanges:
     def present(self, lookup: Callable[[pa.Table], Numbers]) -> Mask:
         """Whether the replica has a row of each key that matters; one element more, for no key.
 
-        `found` returns for a table of keys the numbers of those that the replica has.
+        `lookup` gets a table of keys, and returns the numbers of the keys that the replica has.
         """
         expected, matters = self.lookups
         wanted = np.flatnonzero(matters if self.ended is None else matters | expected)
@@ -115,8 +116,8 @@ class KeyedChanges:
             present[wanted[lookup(self.keys.take(pa.array(wanted)))]] = True
         return present
 
-    def said(self, ended: Numbers, stamp: Stamp) -> pa.Table:
-        """The metadata of ended rows, by the changes that ended them (NONE: NULL); without columns where ended rows go."""
+    def ended_metadata(self, ended: Numbers, stamp: Stamp) -> pa.Table:
+        """The metadata of rows by the changes that end them (NONE: NULL); no columns if ended rows are not kept."""
         if self.ended is None:
             return pa.table({})
         return stamp.of(self.ended.take(pa.array(ended, mask=ended == NONE)))
@@ -127,11 +128,10 @@ class KeyedChanges:
         return KeyConflict(inserts, key, int(lsns[change]), int(lsns[0]))
 
     def net(self, present: Mask) -> tuple[NetChange, KeyConflict | None]:
-        """The outcome for each key of the effective changes, with places counted from the first of them.
+        """The outcome for each key, and the first conflict.
 
-        And the first conflict.
-
-        `present` says for each key whether the replica has a row of it before.
+        Only the changes after the last TRUNCATE are effective; places count from the first of them. `present` says for
+        each key whether the replica had a row of it before.
         """
         conflict: KeyConflict | None = None
         for begin, end in zip((0, *self.truncates), (*self.truncates, len(self.places)), strict=True):
@@ -143,10 +143,7 @@ class KeyedChanges:
 
 
 def places_of(changes: pa.Table, slices: Sequence[int]) -> Numbers:
-    """The places of changes in some slices, ascending in the order of the changes.
-
-    -1 for those of other slices.
-    """
+    """The places of changes in some slices, ascending in the order of the changes; -1 for changes of other slices."""
     # A TRUNCATE has no number, and must not have the place of a change.
     slice_of, number = np.asarray(changes["slice"]), np.asarray(changes["number"].fill_null((1 << _TURN) - 1))
     places = np.full(len(slice_of), -1, np.int64)
@@ -159,7 +156,8 @@ def places_of(changes: pa.Table, slices: Sequence[int]) -> Numbers:
 class _Part:
     """The changes of a file.
 
-    `keys` are those of INSERTs, UPDATEs and DELETEs, `moved` the former ones of the UPDATEs `moves`.
+    `keys` are the keys of the INSERTs, UPDATEs and DELETEs. `moves` are the UPDATEs that sent an old key, `moved` the
+    old keys.
     """
 
     places: Numbers
@@ -184,7 +182,7 @@ class _Part:
 def stored_changes(
     store: Store, files: Iterable[str], keys: pa.Schema, unsent: Sequence[str], kept: Metadata = ()
 ) -> Iterator[pa.Table]:
-    """The columns of a change history's files that `keyed_changes` needs, as rows may be large."""
+    """The columns of a change history's files that `keyed_changes` needs; the others may be large."""
     read = [*PLACED, *(f"{side}.{name}" for side in ("new", "old") for name in keys.names)]
     read += ["commit_time", *(f"old.{name}" for name, _ in kept)] if kept else []
     return (store.columns(file, [*read, "unchanged"] if unsent else read) for file in files)
@@ -199,12 +197,10 @@ def keyed_changes(
     most_bytes: int | None = None,
     kept: Metadata = (),
 ) -> KeyedChanges | None:
-    """The row changes of a change history that committed at or after `since`.
+    """The row changes of a change history that committed at or after `since`; None if their keys have more bytes.
 
-    None where their keys have more bytes.
-
-    `keys` has the names and types of the key, `unsent` the columns that some change left out, `kept` the metadata columns where
-    rows that end are kept.
+    `keys` has the names and types of the key, `unsent` the columns that some change left out. `kept` are the metadata
+    columns of a table whose ended rows are kept.
     """
     parts, size = [_part(_no_changes(keys, kept), keys, unsent, slices, since, kept)], 0
     for part in changes:
@@ -220,7 +216,7 @@ def keyed_changes(
     operations = np.concatenate([part.operations for part in parts])
     new, old = np.where(operations == DELETE, NONE, numbers[:count]), np.full(count, NONE, np.int64)
     old[operations == DELETE] = numbers[:count][operations == DELETE]
-    # Under REPLICA IDENTITY FULL an UPDATE also has the old key where it did not change.
+    # Under REPLICA IDENTITY FULL an UPDATE sends the old key even if the key did not change.
     differs = numbers[count:] != new[moves]
     old[moves[differs]] = numbers[count:][differs]
     sent = [np.concatenate([part.sent[n] for part in parts]) for n in range(len(unsent))]
@@ -284,7 +280,7 @@ def _part(
 
 
 def _sent(unchanged: pa.ChunkedArray, unsent: Sequence[str]) -> list[Mask]:
-    """Which changes sent each of some columns; `unchanged` names those that a change left out."""
+    """Which changes sent each of some columns; `unchanged` names the columns that a change left out."""
     lists = unchanged.combine_chunks()
     owners, names = np.asarray(pc.list_parent_indices(lists)), lists.flatten()
     masks = []
@@ -296,7 +292,7 @@ def _sent(unchanged: pa.ChunkedArray, unsent: Sequence[str]) -> list[Mask]:
 
 
 def _distinct(keys: pa.Table, numbers: Numbers) -> pa.Table:
-    """One row for each number, in their order."""
+    """One key for each number, in the order of the numbers."""
     first = np.zeros(int(numbers.max(initial=-1)) + 1, np.int64)
     first[numbers[::-1]] = np.arange(len(numbers))[::-1]
     return keys.take(pa.array(first))

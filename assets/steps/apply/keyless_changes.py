@@ -22,7 +22,7 @@ from pgsieve.resources.lake.executors import Executors
 from pgsieve.resources.lake.stores.store import RowGroup, Store, parted
 from pgsieve.resources.parts import Guard
 
-#: Counts the rows of the replica that have one of some digests.
+#: Counts the replica's rows for each of some digests.
 Holds = Callable[[Sought], Numbers]
 
 
@@ -92,7 +92,7 @@ class KeylessChanges:
         return Outcome(net, counts, wanted)
 
     def places_of_old(self, rows: Numbers) -> Numbers:
-        """The place of a change that removes each of these rows; rows are numbers."""
+        """For each of these rows, which are numbers, the place of a change that removes it."""
         olds = sides(self.rows.since_truncate)[0]
         place = np.full(self.rows.keys.num_rows, NONE)
         place[olds[olds != NONE]] = self.places[olds != NONE]

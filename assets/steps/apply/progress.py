@@ -51,8 +51,8 @@ class ReplicaProgress:
     def complete_up_to(self, transformed: int) -> int:
         """The LSN before which everything has been transformed: the change log's end, unless it has further slices.
 
-        Slices are known up to `transformed`; those that another process has transformed since then are not
-        applied.
+        The caller has read the slices up to `transformed`. Slices that another process has transformed since then are
+        not applied.
         """
         lake, feed = self.lake, self.subscription.feed
         durable = ChangeLog(lake, feed).position() or 0
@@ -61,14 +61,14 @@ class ReplicaProgress:
         waiting = lake.records.slices(ChangeLog(lake, feed).path, transformed) or any(
             end > transformed for end in AlteredSlices(lake, feed).ends(self.subscription.name, durable)
         )
-        # Read last: a slice that was not transformed was in the change log, if it existed at all.
+        # This position is read last: a slice that was not transformed before is in the change log, if it exists.
         overtaken = self.transformed_up_to() > transformed
         return transformed if waiting or overtaken else durable
 
     def applied_up_to(self) -> int:
         """The LSN before which no slice has a change that a replica, or the versions of its rows, lack.
 
-        At least the newest cut's; beyond it as long as nothing is to be applied.
+        It is at least the newest cut's LSN, and moves on over later slices that have no such change.
         """
         lake, name = self.lake, self.subscription.name
         cut = Cuts(lake, name).last()
@@ -79,10 +79,10 @@ class ReplicaProgress:
             for end, changes in Transformed(lake, name).slices(upto).items()
         }
         changed = {change.name for changes in slices.values() for change in changes}
-        stand = heads(lake, name, sorted(changed))
+        present_heads = heads(lake, name, sorted(changed))
         for end, changes in slices.items():
             if any(
-                lacking_changes([change], states[change.name], stand[change.name])
+                lacking_changes([change], states[change.name], present_heads[change.name])
                 or lacking_versions(self.subscription, lake, states[change.name], [change])
                 for change in changes
             ):

@@ -43,7 +43,8 @@ BATCH_CHANGES = 4_000_000
 class ApplyResult:
     """The result of an apply for each table, and the cut at its end; `cut` is None if there is none yet.
 
-    `sent_as` counts for each table the changes since the previous cut by what they were sent as, also those not sent.
+    `sent_as` counts the changes of each table since the previous cut by the operation that they were sent as. It also
+    counts changes that were not sent.
     """
 
     tables: dict[Name, Applied] = field(default_factory=dict)
@@ -56,8 +57,8 @@ def batches_of(ends: Sequence[int]) -> Iterable[Sequence[int]]:
     return [ends[i : i + BATCH_SLICES] for i in range(0, len(ends), BATCH_SLICES)]
 
 
-def held_at_once(ends: Sequence[int], slices: Mapping[int, Sequence[TableChanges]]) -> list[Sequence[int]]:
-    """A batch in parts in which no table has more than `BATCH_CHANGES`, or which are one slice with changes."""
+def parts_in_memory(ends: Sequence[int], slices: Mapping[int, Sequence[TableChanges]]) -> list[Sequence[int]]:
+    """Divide a batch into parts: in each no table has more than `BATCH_CHANGES`, unless one slice has more."""
     parts, counts = list[list[int]](), Counter[Name]()
     for end in ends:
         more = Counter({c.name: sum(c.sent.values()) for c in slices[end]})
@@ -110,11 +111,11 @@ class _Apply:
         self._begin_row_versions()
 
     def _begin_row_versions(self) -> None:
-        """Determine how far the versions of rows are; the next cut names replicas with repaired rows, which have new ones."""
+        """Determine how far the versions of rows are; they begin anew for replicas with repaired rows."""
         replicas, subscription = self._replicas, self._subscription.name
         for name in self._repaired:
             head = self._lake.records.head(self._lake.paths.replica(subscription, *name))
-            replicas.leave(name, None, head)
+            replicas.advance(name, None, head)
         self._set_aside(replicas.row_versions.begin(replicas.states, self._repaired))
 
     def _followed(self) -> dict[Name, TableState]:
@@ -126,7 +127,7 @@ class _Apply:
         if note_partial(self._subscription.name, self._lake, [states[n] for n in self._repaired], self._log):
             states = TableStates(self._lake, self._subscription.name).newest()
         if followed := follow_layout(self._subscription, self._lake, states.values()):
-            # The rows are the cut's, one version later.
+            # The new version has the same rows as the cut's.
             versions = cut.tables if cut else {}
             renew_cut(
                 self._lake,
@@ -141,7 +142,7 @@ class _Apply:
         return states
 
     def _sent_as(self, states: Mapping[Name, TableState]) -> dict[Name, SentCounts]:
-        """The changes since the copies of tables by what they were sent as, also those not sent."""
+        """The changes since the copies of tables by the operation that they were sent as, also changes not sent."""
         counts = dict[Name, SentCounts]()
         for change in (c for changes in self._slices.values() for c in changes if c.name in self._begun):
             if change.slice > states[change.name].lsn:
@@ -151,7 +152,7 @@ class _Apply:
     def run(self, cut_into: Callable[[Sequence[int]], Iterable[Sequence[int]]]) -> None:
         """Apply batch by batch, with a cut after each; with `disable_on_error` it ends with the first error."""
         slices = self._slices
-        batches = deque(part for ends in cut_into(list(slices)) for part in held_at_once(ends, slices))
+        batches = deque(part for ends in cut_into(list(slices)) for part in parts_in_memory(ends, slices))
         while batches:
             ends = batches.popleft()
             changes = [c for e in ends for c in slices[e] if c.changed and c.name in self._begun]
@@ -181,21 +182,21 @@ class _Apply:
 
     def _plans(self, batch: Batch) -> list[Plan]:
         """The changes of a batch that tables lack; a table that was put back meanwhile is set aside."""
-        plans, ahead, states = batch.planned(self._only)
+        plans, advanced, states = batch.planned(self._only)
         self._replicas.states = states
         self._alone = self._alone and not _is_copied_by_others(states, self._begun)
-        aside = {name for name, head in ahead.items() if self._replicas.leave(name, None, head)}
+        aside = {name for name, head in advanced.items() if self._replicas.advance(name, None, head)}
         left_out = {n for n in states if self._only is not None and n not in self._only}
         self._behind = aside | left_out
         return [plan for plan in plans if plan.pending.name not in aside]
 
     def _apply_batch(self, batch: Batch, plans: Sequence[Plan]) -> None:
         """Apply a batch to the tables that lack it; a table that fails is set aside, or disables the subscription."""
-        stood = {plan.pending.name: plan.pending.head for plan in plans}
+        former_heads = {plan.pending.name: plan.pending.head for plan in plans}
         for done in batch.applied(plans):
             applied = done
             if done.problem is None:
-                put_back = self._replicas.leave(done.name, stood[done.name], done.head)
+                put_back = self._replicas.advance(done.name, former_heads[done.name], done.head)
                 applied = replace(done, problem=put_back, damaged=put_back is not None)
                 self._alone = self._alone and not done.overrun
             elif self._subscription.disable_on_error and not done.damaged:
@@ -255,26 +256,26 @@ class _Replicas:
         histories = cut.histories.items() if cut else ()
         self._histories = {n: at for n, at in histories if n in states and cut and cut.is_after(states[n])}
         self.row_versions = FollowingVersions(subscription, lake, cut, log)
-        #: The greatest position of those that were looked at.
+        #: The greatest position of the replicas that were looked at.
         self._reached = 0
 
-    def leave(self, name: Name, before: TableHead | None, now: TableHead) -> str | None:
+    def advance(self, name: Name, before: TableHead | None, now: TableHead) -> str | None:
         """Continue from a version of a table.
 
         If the table was put back, it is set aside, and the problem is returned.
         """
         problem = self._problem(name, before, now)
-        self._go_on(name, now, problem)
+        self._continue(name, now, problem)
         return problem
 
     def _problem(self, name: Name, before: TableHead | None, now: TableHead) -> str | None:
         state = self.states[name]
-        return None if self._known.leave(state, before, now) else put_back(self._path(state))
+        return None if self._known.advance(state, before, now) else put_back(self._path(state))
 
     def _path(self, state: TableState) -> str:
         return self._lake.paths.replica(self._subscription.name, *state.name)
 
-    def _go_on(self, name: Name, now: TableHead, problem: str | None) -> None:
+    def _continue(self, name: Name, now: TableHead, problem: str | None) -> None:
         if problem is not None:
             self.set_aside(name, problem)
             return
@@ -325,12 +326,12 @@ class _Replicas:
         # Each check waits for a store's answers.
         problems = self._lake.in_parallel(lambda name: self._problem(name, None, heads[name]), list(heads))
         for name, problem in zip(heads, problems, strict=True):
-            self._go_on(name, heads[name], problem)
+            self._continue(name, heads[name], problem)
         return True
 
 
 def _is_copied_by_others(states: Mapping[Name, TableState], begun: Collection[Name]) -> bool:
-    """Whether a table was copied meanwhile: it lacks slices before the copy's LSN, and a cut would say that all are applied."""
+    """Whether another process has copied a table: batches left it out that a cut would call applied."""
     return any(
         s.state == SyncState.FINISHED_COPY or (s.state == SyncState.READY and n not in begun)
         for n, s in states.items()

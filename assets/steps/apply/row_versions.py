@@ -47,8 +47,8 @@ from pgsieve.resources.work import called
 class FollowingVersions:
     """The versions of the rows of a subscription's tables during an apply.
 
-    `positions` are those of tables whose versions have no gap; `tables` are their Delta versions that are known not
-    to be put back.
+    `positions` are the positions of versions without a gap, by table. `tables` are the Delta versions of these tables;
+    none of them was put back.
     """
 
     def __init__(self, subscription: Subscription, lake: Lake, cut: Cut | None, log: Log) -> None:
@@ -140,7 +140,7 @@ class FollowingVersions:
         reach(Failpoint.REPLICA_COMMITTED)
         now = lake.records.head(table.path)
         # Otherwise the next run compares with the version that the cut still names.
-        if self._known.leave(state, pending.head, now):
+        if self._known.advance(state, pending.head, now):
             self.tables[state.name] = now.version
 
 
@@ -189,7 +189,7 @@ class VersionsWriter:
         """Write the versions in one commit; its position is the end of the last slice."""
         table, pending, end, lake = self.table, self.pending, self.pending.ends[-1], self.table.lake
         if may_be_of_other_key(table.definition, pending):
-            # Rows may have been equal in the present key at that time. After a crash the replica may be ahead.
+            # By the present key, two rows may have been equal then. After a crash the replica may be ahead.
             reached = lake.records.position(lake.paths.replica(table.subscription, *table.name)) or 0
             table.begin_anew(max(end, reached), datetime.now(UTC))
             return
@@ -249,7 +249,7 @@ class VersionsWriter:
         """The present versions of the keys, file by file."""
         path, lake = self.table.path, self.table.lake
         expected, matters = keyed.lookups
-        # No INSERT meets a row; only after a lost move may a key have one that is not expected.
+        # No INSERT meets a row. Only after a lost move may a key have a row that is not expected.
         among = (expected, matters) if keyed.changes.moves.any() else (expected,)
         with lake.access.refusing(path):
             local = self._stored.committer.local

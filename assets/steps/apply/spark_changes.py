@@ -27,7 +27,7 @@ from pgsieve.resources.lake.delta.records import quoted
 from pgsieve.resources.lake.executors import spark_schema
 from pgsieve.resources.lake.lake import Lake
 
-#: Up to this many changes in a batch, the outcome of their keys is sent to every executor.
+#: In batches of up to this many changes, the outcome of their keys is sent to every executor.
 BROADCAST_ROWS = 4_000_000
 #: Types whose bounds can be given to Spark as literals: with them it skips files.
 _LITERAL = {"tinyint", "smallint", "int", "bigint", "string"}
@@ -97,19 +97,19 @@ class SparkChanges:
             return numbers
         schema = pa.schema([("place", pa.int64())])
 
-        def found(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        def matched(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in batches:
                 yield pa.RecordBatch.from_arrays([pa.array(sought.within(batch)[1])], schema=schema)
 
         # mapInArrow takes a name with a dot for a path.
         columns = (F.col(quoted(n)).alias(f"c{i}") for i, n in enumerate(self.definition.names))
         rows = self.lake.current(self.path).select(*columns)
-        counts = rows.mapInArrow(found, spark_schema(schema)).groupBy("place").count().toArrow()
+        counts = rows.mapInArrow(matched, spark_schema(schema)).groupBy("place").count().toArrow()
         numbers[np.asarray(counts["place"])] = np.asarray(counts["count"])
         return numbers
 
     def rows_at(self, side: str, places: Numbers, times: Numbers) -> DataFrame:
-        """The rows (`row`) of some changes before or after them, each repeated as `times` says."""
+        """The rows before or after some changes, as the column `row`; each is repeated as `times` says."""
         names = self.definition.names
         wanted = self.lake.spark.createDataFrame(pa.table({"wanted": places, "times": times}))
         row = F.struct(*(field(side, name).alias(name) for name in names)).alias("row")
@@ -121,13 +121,13 @@ class SparkChanges:
 
     def present(self, keyed: KeyedChanges) -> Mask:
         """Whether the replica has a row of each key that matters."""
-        return keyed.present(self._found)
+        return keyed.present(self._present_keys)
 
     def living(self) -> DataFrame:
         """The living rows of the replica."""
         return living_rows(self.lake.current(self.path), self.definition.deleted)
 
-    def _found(self, keys: pa.Table) -> Numbers:
+    def _present_keys(self, keys: pa.Table) -> Numbers:
         names = [f"k{i}" for i in range(keys.num_columns)]
         types = dict(self.definition.columns)
         near = self.living().select(
@@ -139,24 +139,24 @@ class SparkChanges:
                 if values:
                     near = near.where(F.col(name).between(F.lit(values[0]), F.lit(values[-1])))
         wanted = keys.rename_columns(names).append_column("key", pa.array(np.arange(keys.num_rows)))
-        found = self.lake.spark.createDataFrame(wanted).join(near, names, "left_semi").select("key")
-        return np.asarray(found.toArrow()["key"]).astype(np.int64)
+        present = self.lake.spark.createDataFrame(wanted).join(near, names, "left_semi").select("key")
+        return np.asarray(present.toArrow()["key"]).astype(np.int64)
 
     def merge_source(self, keyed: KeyedChanges, net: NetChange, merge: Merge) -> DataFrame:
         """The net change as the source of a MERGE: `merge` has its columns.
 
-        Besides the keys and `action`, the DataFrame of the decided keys has the place of the change with the
-        row (`last`), and for the n-th column that some change left out the place of the change that sent it
-        (`s0`, `s1`, …). A row that comes from another key takes values that no change sent from the replica's
-        row of the key `b0`, `b1`, …. The metadata of a row that has ended are `e0`, `e1`, ….
+        The DataFrame of the decided keys has more columns. `last` is the place of the change with the row. `s0`, …
+        are the places of the changes that sent the columns which some change left out. If no change sent a value, a
+        row that comes from another key takes it from the replica's row of the key `b0`, …. `e0`, … are the metadata
+        of a row that has ended.
         """
         key, columns, unsent = self.definition.key, self.definition.names, sorted(merge.unknown)
-        says = {name: f"e{i}" for i, (name, _) in enumerate(self.definition.kept)}
+        endings = {name: f"e{i}" for i, (name, _) in enumerate(self.definition.kept)}
         of, places = (
             merge_source(net, keeps=keyed.ended is not None),
             np.append(keyed.places[keyed.effective :], 0),
         )
-        metadata = keyed.said(of.ended, self._stamp)
+        metadata = keyed.ended_metadata(of.ended, self._stamp)
 
         def place(change: Numbers) -> pa.Array:
             return pa.array(places[change], mask=change == NONE)
@@ -169,20 +169,20 @@ class SparkChanges:
                 **{f"s{i}": place(of.sent[name]) for i, name in enumerate(unsent)},
                 **{merge.unknown[name]: of.keeps[name] for name in unsent},
                 "last": place(of.last),
-                **{e: metadata[name] for name, e in says.items()},
+                **{e: metadata[name] for name, e in endings.items()},
                 "is_ended": of.ended != NONE,
                 "action": of.actions,
                 "expected": of.expected,
             }
         )
-        takes_along = bool((of.base != NONE).any())
+        has_bases = bool((of.base != NONE).any())
         decided = self.lake.spark.createDataFrame(table)
         changes = self.effective().where("new is not null")
         placed = changes.select(place_of(self.pending.ends).alias("place"), "new")
         few = self.pending.sent("insert", "update", "delete") <= BROADCAST_ROWS
         rows = placed.join(F.broadcast(decided) if few else decided, F.col("place") == F.col("last"))
         values = {name: field("new", name) for name in columns}
-        if takes_along:
+        if has_bases:
             whole = F.struct(*(F.col(quoted(n)).alias(n) for n in unsent)).alias("whole")
             base = self.lake.current(self.path).select(
                 *(F.col(quoted(k)).alias(f"r{i}") for i, k in enumerate(key)), whole
@@ -192,9 +192,9 @@ class SparkChanges:
         for i, name in enumerate(unsent):
             sent = placed.select(F.col("place").alias(f"p{i}"), field("new", name).alias(f"sent{i}"))
             rows = rows.join(sent, F.col(f"s{i}") == F.col(f"p{i}"), "left")
-            kept = field("whole", name) if takes_along else F.lit(None)
+            kept = field("whole", name) if has_bases else F.lit(None)
             values[name] = F.when(F.col(f"s{i}").isNotNull(), F.col(f"sent{i}")).otherwise(kept)
-        for name, e in says.items():
+        for name, e in endings.items():
             values[name] = F.when(F.col("is_ended"), F.col(e)).otherwise(values[name])
         changed = rows.select(
             *merge.key.values(),
@@ -203,7 +203,9 @@ class SparkChanges:
             "action",
             "expected",
         )
-        ended = {v: F.col(says[name]) if name in says else F.lit(None) for name, v in merge.values.items()}
+        ended = {
+            v: F.col(endings[name]) if name in endings else F.lit(None) for name, v in merge.values.items()
+        }
         gone = decided.where("last is null").select(
             *merge.key.values(),
             *(value.cast(changed.schema[v].dataType).alias(v) for v, value in ended.items()),
@@ -218,9 +220,9 @@ class SparkChanges:
             else source.unionByName(self._emptied(keyed.emptied, source, merge))
         )
 
-    def _emptied(self, says: pa.Table, others: DataFrame, merge: Merge) -> DataFrame:
-        """The living rows that a TRUNCATE ends, except those of `others`; `says` is their metadata then."""
-        (metadata,) = self._stamp.of(says).to_pylist()
+    def _emptied(self, ended: pa.Table, others: DataFrame, merge: Merge) -> DataFrame:
+        """The living rows that a TRUNCATE ends, except those of `others`; `ended` is their metadata."""
+        (metadata,) = self._stamp.of(ended).to_pylist()
         living = self.living().select(*(F.col(quoted(name)).alias(k) for name, k in merge.key.items()))
         values = {v: F.lit(metadata.get(name)) for name, v in merge.values.items()}
         return living.join(others, list(merge.key.values()), "left_anti").select(

@@ -83,8 +83,10 @@ class ReplicaWriter:
             again.unionByName(come).select(F.lit("insert").alias("action"), "row")
         )
         counts = self._execute(checkpointed(source), keyless_merge(source, self.definition.names))
-        put_back = counts.get("inserted", 0) - came
-        return self._applied(inserted=came, deleted=counts.get("deleted", 0) - put_back, missing=net.missing)
+        reinserted = counts.get("inserted", 0) - came
+        return self._applied(
+            inserted=came, deleted=counts.get("deleted", 0) - reinserted, missing=net.missing
+        )
 
     def _append(self, rows: DataFrame, count: int, missing: int = 0) -> Applied:
         truncated, names = self.pending.truncated_at is not None, self.definition.names

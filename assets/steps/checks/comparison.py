@@ -1,7 +1,7 @@
 """Compares one table on both sides at one LSN: which of its segments differ, and in which rows.
 
-The server adds up the hashes of the rows that it selects at the snapshot, pgsieve those of the replica, both
-segment by segment. Only the rows of segments that differ are read and compared, value by value. Small tables
+For each segment, the server adds up the hashes of the rows that it selects at the snapshot, and pgsieve those of the
+replica's rows. Only the rows of segments that differ are read and compared, value by value. Small tables
 are compared directly, and so are all tables where the server's hashes differ from pgsieve's (on a big-endian
 machine).
 """
@@ -63,7 +63,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Sides:
-    """The publisher's rows at a snapshot, and the replica's of one version.
+    """The publisher's rows at a snapshot, and the rows of one version of the replica.
 
     `chunks` makes queries that select expressions of the table's published rows. `selected` are the expressions
     that a copy selects, named c0, c1, ... `row_hash` is None where the server's hashes differ from pgsieve's, and
@@ -126,7 +126,7 @@ class Sides:
 
     @property
     def _deleted(self) -> str | None:
-        """The column that says whether a row has ended, as in `living`."""
+        """The column that says whether a row has ended, if the replica keeps ended rows."""
         return column_of(self.kept, DELETED)
 
     def _replica(self) -> DataFrame:
@@ -134,7 +134,7 @@ class Sides:
         return rows.select(*(F.col(quoted(c.name)) for c in self.columns))
 
     def _local(self, size: int) -> LocalRecords | None:
-        """What reads `size` bytes of the replica in this process; None if Spark has to read them."""
+        """The reader of `size` bytes of the replica in this process; None if Spark has to read them."""
         return self.lake.policy.reader(self.path, size)
 
     def _read(self, query: str) -> list[pa.RecordBatch]:

@@ -43,9 +43,9 @@ Filters = tuple[str, ...] | None
 
 @dataclass(frozen=True)
 class TableConformity:
-    """One table's rows, those that fail its row filter, and keys of some of them.
+    """How many rows a table has, how many fail its row filter, and keys of some that fail.
 
-    `altered` says that there was another filter since the copy, `problem` why the filter cannot be evaluated.
+    `altered` says that another filter applied since the copy, `problem` why the filter cannot be evaluated.
     """
 
     rows: int = 0
@@ -56,7 +56,7 @@ class TableConformity:
 
 
 def applicable_filters(subscription: Subscription, replicated: ReplicatedTable, catalog: Catalog) -> Filters:
-    """The row filters of which each row of a replica passes one; None where any row is allowed."""
+    """The row filters for a replica: each of its rows passes at least one. None if any row is allowed."""
     publications = subscription.feed.publications(catalog, subscription.name)
     filters: dict[str, None] = {}
     sources = [replicated.row_filters]
@@ -85,7 +85,10 @@ def parsed_filters(
     texts: Sequence[str],
     mappings: CaseMappings | None = None,
 ) -> list[RowFilter]:
-    """Row filters as they are evaluated over a replica; raises PgsieveError where it has not their columns, in PostgreSQL's types."""
+    """Row filters as they are evaluated over a replica.
+
+    Raises PgsieveError if the replica lacks one of their columns, or has it in another type.
+    """
     table = replicated.table
     filters = [table_filter(table, text, mappings) for text in texts]
     plain = {

@@ -66,7 +66,7 @@ class TableConsistency:
         return self.problem is None and self.differing == 0
 
 
-#: How often a table is compared that was altered during the comparison.
+#: How often a table is compared at most, if it is altered during each comparison.
 ATTEMPTS = 3
 ALTERED = "its columns changed on the publisher; run again to copy it"
 HIDDEN = (
@@ -114,7 +114,7 @@ class Moment:
         return None
 
     def rewritten(self, names: Collection[Name]) -> list[Name]:
-        """The tables that were rewritten since: the snapshot may see no row of a rewritten table."""
+        """The tables that were rewritten since the snapshot, which may see none of their rows."""
         if not names:
             return []
         after = read_catalog(self.connection)
@@ -229,7 +229,7 @@ def check_consistency(
 
 
 def _unpublished(replicated: ReplicatedTable) -> str | None:
-    """Why rows differ: a subscriber is sent the published operations only (29.1)."""
+    """A warning that rows differ since the publications leave operations out (29.1); None if they publish all."""
     missing = [f"{operation.upper()}s" for operation in OPERATIONS if operation not in replicated.operations]
     if not missing:
         return None
@@ -240,7 +240,7 @@ def _unpublished(replicated: ReplicatedTable) -> str | None:
 
 
 def while_altered(step: Callable[[Names], Collection[Name]], names: Names) -> None:
-    """Run a step for some tables. It returns those that were altered meanwhile; they have another turn."""
+    """Run a step for some tables. It returns the tables that were altered meanwhile, and runs again for these."""
     for _ in range(ATTEMPTS):
         names = step(names)
         if not names:
@@ -283,7 +283,7 @@ def _result(replicated: ReplicatedTable, lsn: int, difference: Difference) -> Ta
 
 
 def _key_text(replicated: ReplicatedTable, values: Sequence[str], count: int) -> str:
-    """A differing row by its key only; a table without one shows no value at all."""
+    """A differing row as text: its key, or no value at all if the table has no key."""
     side = "missing from the replica" if count > 0 else "only in the replica"
     if not replicated.key:
         return f"a row {side}"

@@ -38,7 +38,7 @@ from pgsieve.resources.postgres.slot import (
 from pgsieve.resources.postgres.source import Source
 from pgsieve.resources.postgres.wal import current_lsn, flushed_lsn
 
-#: A look at the slot waits at most this long for its turn: another process may use the slot for long.
+#: A look at the slot waits at most this long for the slot's lock: another process may hold it for long.
 _TURN_SECONDS = 5.0
 
 
@@ -119,8 +119,8 @@ def unread_since(
 ) -> datetime | None:
     """When the first transaction committed that waits in the slot and is not in the change log; None without one.
 
-    For a slot that another process reads, and without `peeking`, this is the earliest possible time. Peeking
-    waits for the lock on the slot: without it, a step that reads the slot meanwhile would fail.
+    If another process reads the slot, or without `peeking`, this is the earliest possible time. A peek takes the
+    slot's lock: otherwise a step that reads the slot at the same time would fail.
     """
     if peeking and not state.active:
         try:
@@ -179,7 +179,7 @@ def _first_waiting(
 
 
 def _read(connection: psycopg.Connection[Any], lake: Lake, feed: Feed, durable: int) -> datetime | None:
-    """The longest time that a transaction may have waited for another process: a reader commits within ten seconds."""
+    """The earliest time at which a waiting transaction may have committed: a reader commits within ten seconds."""
     if current_lsn(connection) <= durable or lake.local is None:
         return None
     with lake.access.refusing(path := ChangeLog(lake, feed).path):

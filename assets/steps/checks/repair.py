@@ -1,9 +1,9 @@
 """Repair: makes replicas equal to the publisher's filtered tables, by the rows that differ.
 
 At the LSN of a new snapshot the segments that differ are read from both sides
-(`pgsieve.assets.steps.checks.comparison`). Each row that one side has more often is deleted and inserted as
-often as the publisher has it: one Delta commit per table. Where deleted rows are kept, it is marked as deleted
-instead. A repair moves no position, as the rows are those of the replica's LSN. So it can be repeated, and no
+(`pgsieve.assets.steps.checks.comparison`). Each row that one side has more often is deleted, and inserted as
+often as the publisher has it: one Delta commit per table. In a replica that keeps deleted rows, the row is marked as
+deleted instead. A repair moves no position, as it writes the rows of the replica's LSN. So it can be repeated, and no
 change that is applied before or after it is left out. Histories of rows follow, and the newest cut gets the new
 versions.
 """
@@ -71,7 +71,7 @@ def repair(subscription: Subscription, lake: Lake, names: Collection[Name], log:
                 name: repaired.version for name, repaired in done.items() if repaired.version is not None
             }
             if any(repaired.inserted or repaired.deleted for repaired in done.values()):
-                # Histories follow as they do after a process that died here.
+                # Histories follow, as they would in the next run if this process died here.
                 apply(subscription, lake, log)
             renew_cut(lake, subscription, versions)
         results.update(done)
@@ -98,14 +98,14 @@ def _repaired(moment: Moment, name: Name, log: Log) -> Repaired:
             return Repaired(*name, lsn, problem=REWRITTEN)
         inserted, deleted = (0, 0) if net is None else _merged(sides, net, lsn)
         head = lake.records.head(sides.path)
-        # A cut of a version that follows a RESTORE would hide the RESTORE: the compared version is gone.
+        # A cut must name no version after a RESTORE, which it would hide from later checks.
         is_known = head.version == sides.version or not lake.records.is_restored(sides.path, sides.version)
     version = head.version if is_known and (head.position or 0) <= lsn else None
     return Repaired(*name, lsn, inserted, deleted, version)
 
 
 def _net(sides: Sides) -> DataFrame | None:
-    """The rows that one side has more often; None where there is none."""
+    """The rows that one side has more often; None if the sides are equal."""
     chosen = sides.differing()
     if chosen is not None and not chosen.segments.any():
         return None

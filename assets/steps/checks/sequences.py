@@ -3,7 +3,7 @@
 In: a subscription. Out: one `SequenceComparison` per sequence. A publisher's sequence moves on after each
 refresh, as it does with a subscriber of PostgreSQL 19. So a recorded value counts as equal if it is or was
 the publisher's value: on 19 if its page LSN is older, before 19 if the publisher's value lies beyond it in
-the direction of the increment. A sequence differs that was not recorded, or is not published any more.
+the direction of the increment. A sequence that was not recorded, or is no longer published, counts as different.
 """
 
 from dataclasses import dataclass

@@ -28,9 +28,9 @@ CHANGES_PROPERTIES = {"delta.dataSkippingNumIndexedCols": "4"}
 def begin_history(
     lake: Lake, subscription: str, state: TableState, schema: pa.Schema, time: datetime | None
 ) -> None:
-    """Begin the change history of a table with the replica's rows, which are those at the state's LSN, once.
+    """Begin the change history of a table with the replica's rows at the state's LSN, if that was not done before.
 
-    `schema` is that of the changes.
+    `schema` is the schema of the changes.
     """
     definition = state.definition
     assert definition is not None

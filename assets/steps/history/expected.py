@@ -18,7 +18,7 @@ def expected_histories(
     definition: Definition,
     newest: Cut | None,
 ) -> Iterator[str]:
-    """What will be kept of a table; `definition` is that of the table as it is published now, `newest` the newest cut."""
+    """What will be kept of a table, in sentences; `definition` is the present one, `newest` the newest cut."""
     kept = subscription.histories.of(name)
     copied = state if state is not None and state.applies else None
     if kept.initial:

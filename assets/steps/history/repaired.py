@@ -39,7 +39,7 @@ def _has_history(subscription: Subscription, lake: Lake, state: TableState) -> b
 
 
 def note_partial(subscription: str, lake: Lake, states: Iterable[TableState], log: Log) -> bool:
-    """Record of tables that their change histories are not whole any more, and say so; returns whether one was."""
+    """Record and log that change histories are no longer whole; returns whether one was whole before."""
     partial = list[TableState]()
     for state in states:
         definition = state.definition

@@ -44,7 +44,7 @@ from pgsieve.resources.parts import Guard
 
 #: Ended versions up to this many bytes stay in memory while a file's other versions are written.
 _MEMORY_BYTES = 64 * 1024 * 1024
-#: What to do with versions that cannot be read or written: earlier versions are nowhere else, so pgsieve deletes none.
+#: The hint for versions that cannot be read or written: earlier versions are nowhere else, so pgsieve deletes none.
 _MOVE = "move its folder elsewhere: a copy of the table begins it anew"
 
 
@@ -121,7 +121,7 @@ class VersionTable:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of present versions; the Delta table also has those of earlier ones."""
+        """The columns of present versions; the Delta table also has columns of earlier versions."""
         return versions_schema(zip(self.columns.names, self.columns.types, strict=True))
 
     @property
@@ -130,7 +130,7 @@ class VersionTable:
         return StoredVersions(self.lake, self.path, self.schema)
 
     def follow_columns(self) -> None:
-        """Add the columns that the replica has got, NULL in all versions."""
+        """Add the replica's new columns, which are NULL in all versions."""
         lake, local = self.lake, self.lake.local
         if local is None or not lake.records.exists(self.path):
             return
@@ -215,7 +215,7 @@ class VersionTable:
 
 
 def why_not_kept(lake: Lake, error: Exception, name: Name, path: str) -> str:
-    """Why a table's versions in `path` cannot be kept, and what to do before a copy helps: it makes other files anew, not these.
+    """Why a table's versions in `path` cannot be kept, and what to do first: a copy makes other files anew, not these.
 
     Raises as `reason` does.
     """
@@ -254,7 +254,7 @@ class _OldFile:
 
 @dataclass(frozen=True)
 class _OldRows:
-    """Writes rows that end again, as ended versions, and other rows into files of their own. Travels to executors."""
+    """Writes the rows that end as ended versions, and other rows into files of their own. It is sent to executors."""
 
     store: Store
     folder: str

@@ -47,18 +47,17 @@ from pgsieve.resources.postgres.source import quote
 
 #: The most that is copied at one snapshot, which holds back the publisher's vacuum. A larger table has its own snapshot.
 BATCH_TABLES, BATCH_BYTES = 64, 16 * 1024**3
-#: How often in a row a copy may meet a passing fault. The first pause before the next attempt; each is twice as long as
-#: the one before.
+#: After this many passing faults in a row a copy gives up. The first pause before the next attempt; each later pause is
+#: twice as long.
 _ATTEMPTS, _PAUSE_SECONDS = 5, 1.0
 
 
 def tables_to_copy(subscription: Subscription, lake: Lake, warn: Log = quiet) -> list[Name]:
     """The published tables that have no replica yet, or whose definition the replica cannot follow in place.
 
-    Tables that are not published any more are marked so. Tables set aside stay so until a copy is requested.
-    Tables that cannot be replicated as they are published now wait, as do those that the role may not read.
-    `warn` receives warnings of partitions whose changes are not sent. Raises problems that concern all of
-    them.
+    Tables that are no longer published are marked so. Tables that are set aside stay so until a copy is requested.
+    Tables wait if they cannot be replicated as they are published now, or if the role may not read them. `warn`
+    receives warnings of partitions whose changes are not sent. Raises the problems that concern all tables.
     """
     with subscription.feed.source.connect() as connection:
         catalog = sound_catalog(connection, subscription, present_catalog(connection))
@@ -85,7 +84,7 @@ def lacking_copy(
     tables: Mapping[Name, ReplicatedTable],
     states: Mapping[Name, TableState],
 ) -> tuple[dict[Name, ReplicatedTable], dict[Name, PgsieveError]]:
-    """The published tables that the next run is to copy, and the errors of those that cannot be replicated or read."""
+    """The published tables that the next run is to copy, and the errors of tables that cannot be replicated or read."""
     problems = table_problems(subscription, catalog)
     needed = {
         name: table
@@ -127,13 +126,11 @@ class InitialCopy:
     def of_tables(
         self, sizes: Mapping[Name, int], between: Callable[[bool], None], *, lacking: bool = False
     ) -> list[Copied]:
-        """Copy tables, given with their bytes, a batch of them at one new snapshot.
+        """Copy tables in batches, each at a new snapshot; `sizes` has their bytes. A table that fails is set aside.
 
-        A table that fails is set aside.
-
-        The feed's slot is ready. `between` is called after each batch, with whether there are more. `lacking`
-        leaves out tables that need no copy any more, now that it is this process's turn. Tables that another
-        process copies meanwhile are not copied again.
+        The feed's slot is ready. `between` is called after each batch, and gets whether more batches follow. `lacking`
+        leaves out tables that need no copy any more when this process gets the lock. Tables that another process
+        copies meanwhile are not copied again.
 
         A table that an earlier run copied, before it died, is made ready now. A passing fault sets no table
         aside: its tables are copied again, at another snapshot. If it persists, they stay to be copied, and the
@@ -149,7 +146,7 @@ class InitialCopy:
             try:
                 outcome = self._alone(batch, since, progress)
             except SnapshotAwaitedError as error:
-                # Changes of other tables, and of other subscriptions, do not wait with it.
+                # Other tables and other subscriptions do not wait for this snapshot.
                 return [*copied, *deferred(self._states, waiting, error, self.log)]
             copied += outcome.copied
             waiting = [name for name in waiting if name not in batch] + outcome.again
@@ -185,9 +182,9 @@ class InitialCopy:
             return names, newest_version(self._states.newest().values())
 
     def _alone(self, names: Sequence[Name], since: int, progress: str) -> CopiedBatch:
-        """Copy some tables alone: changes that are transformed meanwhile leave them out, and would be missing afterwards.
+        """Copy some tables under the subscription's lock: slices that are transformed meanwhile leave them out.
 
-        Those that another process has made ready `since` this one began are left out.
+        Tables that another process has made ready after the version `since` of the states are left out.
         """
         batch = BatchCopy(self.subscription, self.lake, self.log, self.seconds)
         try:
@@ -215,7 +212,7 @@ def _given_up(subscription: Subscription, waiting: Sequence[Name], fault: Pgsiev
     return PassingFaultError(
         f'source "{subscription.feed.source.name}": cannot copy table {first}{more} of subscription'
         f' "{subscription.name}" now: {fault.message}',
-        hint="run again once the server and the network are well: what is copied stays copied",
+        hint="run again once the server and the network are well: copied tables stay copied",
         sqlstate=fault.sqlstate,
     )
 

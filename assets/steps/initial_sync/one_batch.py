@@ -96,7 +96,7 @@ class BatchCopy:
         return Readiness(self.subscription, self.lake, self.log)
 
     def of_tables(self, names: Sequence[Name], progress: str) -> CopiedBatch:
-        """Copy the tables, and make them ready. `progress` is for the log: how many tables are copied already."""
+        """Copy the tables, and make them ready. `progress` says in the log how many tables are copied already."""
         source, former, left = self.subscription.feed.source, self._states.newest(), list(names)
         try:
             with exported_snapshot(source, self.seconds) as snapshot:
@@ -138,7 +138,7 @@ class BatchCopy:
     def _selected(
         self, connection: psycopg.Connection[Any], catalog: Catalog, names: Sequence[Name]
     ) -> _Selection:
-        """The tables that are not ready by an earlier run's copy."""
+        """The tables of a batch, except those that an earlier run's copy made ready."""
         left = set(names) - self._readiness.settle(names, catalog)
         published = {n: t for n, t in self.subscription.tables(catalog).items() if n in left}
         problems = {n: e for n, e in table_problems(self.subscription, catalog).items() if n in left}

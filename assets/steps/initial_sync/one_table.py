@@ -2,8 +2,8 @@
 
 The commit has the snapshot's LSN.
 
-In: a planned table and the snapshot. Out: `Copied`, with the problem where the table's own data or replica fails. Raises
-what passes by itself, and what is the lake's fault.
+In: a planned table and the snapshot. Out: `Copied`, with the problem if the table's own data or replica fails. Raises
+passing faults, and faults of the lake.
 """
 
 import json

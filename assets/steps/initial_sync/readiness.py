@@ -46,7 +46,7 @@ def announced(
     former: TableState | None,
     snapshot: Snapshot,
 ) -> TableState:
-    """The state of a table that is about to be copied: it holds once the replica has the snapshot."""
+    """The state of a table that is about to be copied; it becomes true when the replica has the snapshot."""
     definition = subscription.definition(replicated, catalog)
     history = former.definition.history if former and former.definition else History()
     whole = bool(subscription.histories.of(_name(replicated)).initial)
@@ -90,7 +90,7 @@ def state_after(
     """
     name = (copied.schema, copied.table)
     if copied.problem and not copied.again:
-        if subscription.disable_on_error:  # That process copies the table when it continues.
+        if subscription.disable_on_error:  # The table is copied once the subscription is enabled again.
             return TableState(*name, SyncState.INITIALIZE, reason=copied.problem)
         return TableState(*name, SyncState.INITIALIZE).with_problem(subscription.name, copied.problem)
     state = announced[name]
@@ -140,8 +140,9 @@ class Readiness:
     def declare(self, states: Sequence[TableState]) -> Declared:
         """Record the states after a copy, and begin histories that have copied rows.
 
-        A table is ready when all later slices are transformed for it. A process that transformed one meanwhile,
-        without the lock, has left the table out, or has begun anew after the fence and found that it is copied.
+        A table is ready when all later slices are transformed for it. A process that lost the lock may have
+        transformed a slice meanwhile. Then it has left the table out; or the fence has made it begin anew, and it
+        has found the table copied.
         """
         if not states:
             return Declared()
@@ -192,7 +193,7 @@ class Readiness:
 
 
 def _holds(lake: Lake, path: str, lsn: int) -> bool:
-    """Whether a replica is at an LSN; an unreadable one is made again."""
+    """Whether a replica is at an LSN; False for an unreadable one, which is copied again."""
     try:
         return lake.records.position(path) == lsn
     except LakeError as error:

@@ -27,8 +27,7 @@ from pgsieve.resources.postgres.errors import LockedTableError, PassingFaultErro
 from pgsieve.resources.postgres.sessions import Conninfo
 from pgsieve.resources.postgres.snapshot import SnapshotLostError, read_chunk
 
-#: How often a chunk is read at most, where faults pass and the snapshot lives; the first pause, doubled each
-#: time.
+#: How often a chunk is read at most, after passing faults; the first pause, which doubles each time.
 _READINGS, _PAUSE_SECONDS = 4, 0.25
 
 
@@ -81,7 +80,7 @@ def copied_files(
     size: int,
     on_progress: OnProgress | None = None,
 ) -> pa.Table:
-    """The same rows, written by the executors into files of about `size` bytes; returns a row (`WRITTEN`) per file.
+    """The selected rows, written by the executors into files of about `size` bytes; returns a row (`WRITTEN`) per file.
 
     `on_progress` is called with the number of finished queries.
     """
@@ -99,7 +98,7 @@ def copied_files(
 
 
 def read_again(chunk: Callable[[], Iterable[pa.RecordBatch]]) -> list[pa.RecordBatch]:
-    """All rows of a chunk, read again after a passing fault; raises SnapshotLostError or LockedTableError if that cannot help."""
+    """All rows of a chunk; reads it again after a passing fault, unless the snapshot is lost or the table is locked."""
     for reading in range(_READINGS - 1):
         try:
             return list(chunk())

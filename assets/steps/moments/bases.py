@@ -1,9 +1,9 @@
-"""What each table of a subscription is made of at an LSN: a Delta version of its replica, and slices of its change history.
+"""The base of each table of a subscription at an LSN: a Delta version of its replica, and slices of its change history.
 
 In: the records of a subscription. Out: a `Base` for each table that a subscriber had at the LSN. A version has the
 transactions that committed before its position; the history has the later ones. The history is complete unless
-retention deleted a part, or the table was copied again in between. Raises MomentError, with the reason, where the
-records do not prove that: no row is guessed.
+retention deleted a part, or the table was copied again in between. Raises MomentError with the reason if the records
+do not prove that it is complete: no row is guessed.
 """
 
 from collections.abc import Sequence
@@ -54,7 +54,7 @@ class Base:
 
 
 def bases(moment: Moment) -> list[Base]:
-    """What the tables of a subscription are made of at a moment."""
+    """The bases of a subscription's tables at a moment."""
     lake, subscription, lsn = moment.lake, moment.subscription, moment.lsn
     cuts = Cuts(lake, subscription).kept()
     states = TableStates(lake, subscription).kept()
@@ -67,7 +67,7 @@ def bases(moment: Moment) -> list[Base]:
         )
     if lsn > reached:
         raise MomentError(
-            f'subscription "{subscription}": LSN {format_lsn(lsn)} has not been read yet, only all before {format_lsn(reached)}',
+            f'subscription "{subscription}": LSN {format_lsn(lsn)} has not been read yet: pgsieve has read up to {format_lsn(reached)}',
             hint=f"`pgsieve run {subscription}` reads on; if nothing was committed since, the rows are those of the newest cut",
             sqlstate="22023",
         )
@@ -98,7 +98,7 @@ class _Search:
         return self.moment.lake
 
     def base(self, name: Name, kept: Sequence[TableState]) -> Base | None:
-        """What a table is made of; None where a subscriber did not have it then."""
+        """The base of a table; None if a subscriber did not have the table at that moment."""
         of_cut = self.before.tables.get(name) if self.before is not None else None
         ready = next(
             (s for s in reversed(kept) if s.state == SyncState.READY and s.lsn <= self.moment.lsn), None
@@ -174,9 +174,9 @@ class _Search:
     def _refuse_gap(
         self, name: Name, ready: TableState, kept: Sequence[TableState], ends: Sequence[int]
     ) -> None:
-        """Raise if the history may lack changes, because changes were not applied until the next copy.
+        """Raise MomentError if the history may lack changes because none were applied until the next copy.
 
-        They are applied while the state says so. Until then the history is complete up to the end of its last slice.
+        Changes are applied as long as the state says so. Without that, the history is complete up to its last slice.
         """
         limit = None if self.after is None else self.after.states
         recorded = [state for state in kept if limit is None or state.version <= limit]
@@ -269,6 +269,6 @@ class _Search:
         return MomentError(
             f'subscription "{self.moment.subscription}": table "{quote_qualified(*name)}" cannot be read as of'
             f" {format_lsn(self.moment.lsn)}: {reason}",
-            hint=f"the nearest cuts, at which it can: {', '.join(cuts)}" if cuts else "choose a later LSN",
+            hint=f"it can be read at the nearest cuts: {', '.join(cuts)}" if cuts else "choose a later LSN",
             sqlstate=sqlstate,
         )

@@ -1,8 +1,9 @@
-"""The replicas of a subscription as they were at an LSN, as Delta tables: where nothing is lacking the replica's own version, else a clone.
+"""The replicas of a subscription as they were at an LSN, as Delta tables: the replicas' own versions, or clones.
 
-In: what the tables are made of (`bases`), and a folder for clones. A clone is a version of a replica in another folder, beside
-the lacking changes of its history: the apply's own functions bring these into it, as a run would. Out: `TableAt` for each table.
-Raises MomentError where a change cannot be applied, as it could not be in the replica, and LakeError.
+In: the bases of the tables, and a folder for clones. A table that lacks no change is the replica's own version. For
+other tables a version is cloned into the folder, with the lacking changes of the history beside it; the apply's own
+functions bring these into the clone, as a run would. Out: `TableAt` for each table. Raises MomentError if a change
+cannot be applied, which the replica could not apply either, and LakeError.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,7 @@ from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
 from pgsieve.assets.steps.apply.batch import Batch
-from pgsieve.assets.steps.apply.replica_tables import batches_of, held_at_once
+from pgsieve.assets.steps.apply.replica_tables import batches_of, parts_in_memory
 from pgsieve.assets.steps.moments.bases import Base, bases
 from pgsieve.assets.steps.moments.moment import Moment, MomentError
 from pgsieve.assets.steps.moments.slices import put_slice
@@ -89,10 +90,11 @@ def read_at(
 ) -> dict[str, DataFrame]:
     """The replicas of a subscription as they were at any moment: DataFrames by table, as in `public.orders`.
 
-    `lake` is the path or URI of pgsieve.yaml. The moment is an LSN as PostgreSQL writes it (`16/B374D848`: what committed before it)
-    or a time with its zone (what committed up to it). Tables that changed since the cut before are brought up to the moment in clones,
-    which are gone with this process; where the lake is in an object store and Spark on other machines, name a folder for them there
-    with `scratch`, and remove it afterwards. Raises MomentError with the reason where the lake does not hold the moment any more.
+    `lake` is the path or URI of pgsieve.yaml. The moment is an LSN as PostgreSQL writes it (`16/B374D848`: all that
+    committed before it) or a time with its zone (all that committed up to it). Tables that changed since the cut before
+    the moment are read from clones, which are deleted when this process ends. If the lake is in an object store and
+    Spark runs on other machines, name a folder for the clones there with `scratch`, and remove it afterwards. Raises
+    MomentError with the reason if the lake does not hold the moment any more.
     """
     return frames(Moment.of(Lake(lake, lambda: spark), subscription, moment), scratch)
 
@@ -105,7 +107,8 @@ def frames(moment: Moment, scratch: str | None = None) -> dict[str, DataFrame]:
 def tables_at(moment: Moment, scratch: str | None = None, only: Name | None = None) -> list[TableAt]:
     """The tables of a subscription as of a moment, or `only` one of them.
 
-    Clones of those that lack changes are made in a folder below `scratch`; where none is given they are gone with this process.
+    Tables that lack changes are cloned into a folder below `scratch`. Without it, the clones are deleted when this
+    process ends.
     """
     lake, made, lacking = moment.lake, list[TableAt](), list[Base]()
     for base in bases(moment):
@@ -122,17 +125,17 @@ def tables_at(moment: Moment, scratch: str | None = None, only: Name | None = No
 
 
 def _scratch_of(lake: Lake) -> Path:
-    """Where clones are made: in the lake, where files get a second name and Spark's executors find them; else on this machine."""
+    """The folder for clones: in the lake, where files can be linked and executors reach them; else on this machine."""
     if not is_uri(lake.uri):
         try:
             return private_folder(f"{lake.uri}/{_CLONES}")
-        except OSError:  # Who may only read the lake.
+        except OSError:  # This user may only read the lake.
             pass
     return private_folder()
 
 
 def remove_left_clones(lake: Lake) -> None:
-    """Remove the clones of processes that were killed: they would keep files that a replica has no more."""
+    """Remove the clones of processes that were killed: they would keep files that no replica has any more."""
     if not is_uri(lake.uri):
         remove_left(Path(lake.uri, _CLONES))
 
@@ -153,7 +156,7 @@ def brought(moment: Moment, chosen: Sequence[Base], into: Lake) -> list[TableAt]
 
 
 def _cloned(moment: Moment, into: Lake, base: Base) -> list[TableChanges]:
-    """Make a table's clone, and beside it the part of the history that it lacks; the changes in that, a slice each."""
+    """Make a table's clone, and beside it the history that it lacks; returns the changes of that, slice by slice."""
     lake, subscription = moment.lake, moment.subscription
     assert lake.local is not None
     path = into.paths.replica(subscription, *base.name)
@@ -165,11 +168,11 @@ def _cloned(moment: Moment, into: Lake, base: Base) -> list[TableChanges]:
 
 
 def _apply(subscription: str, into: Lake, changes: Sequence[TableChanges]) -> None:
-    """Apply changes as a run does, in batches; raises MomentError where some cannot be."""
+    """Apply changes as a run does, in batches; raises MomentError if some cannot be applied."""
     slices: dict[int, list[TableChanges]] = {}
     for change in sorted(changes, key=lambda each: each.slice):
         slices.setdefault(change.slice, []).append(change)
-    for ends in (part for batch in batches_of(list(slices)) for part in held_at_once(batch, slices)):
+    for ends in (part for batch in batches_of(list(slices)) for part in parts_in_memory(batch, slices)):
         batch = Batch(subscription, into, ends[-1], [change for end in ends for change in slices[end]])
         todo, _, _ = batch.planned(None)
         for applied in batch.applied(todo):

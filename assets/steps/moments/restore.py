@@ -1,8 +1,9 @@
 """The replicas of a subscription as they were at an LSN, put into another folder to stay there.
 
-In: a lake, an LSN, and the address of a folder that is empty. Out: plain Delta tables at `<folder>/<subscription>/<schema>/<table>`, of
-which nothing replicates: a slot never goes back, so no run could go on from there. Raises MomentError, and leaves nothing then; killed
-amid, it leaves `_pgsieve` in the folder, which only what is whole lacks.
+In: a lake, an LSN, and the address of an empty folder. Out: plain Delta tables at
+`<folder>/<subscription>/<schema>/<table>`. Nothing replicates into them: a slot never goes back, so no run could go on
+from there. Raises MomentError, and then leaves nothing. If it is killed, it leaves `_pgsieve` in the folder, which a
+complete restore does not have.
 """
 
 from pathlib import Path
@@ -38,7 +39,7 @@ def restore(moment: Moment, folder: str) -> list[TableAt]:
             into.local.remove(path)
         raise
     into.access.make_durable()
-    # What the changes were applied with.
+    # The history and the states by which the changes were applied.
     for path in (f"{into.uri}/{subscription}/_changes", into.paths.table_states(subscription)):
         into.local.remove(path)
     into.access.make_durable()
@@ -47,7 +48,7 @@ def restore(moment: Moment, folder: str) -> list[TableAt]:
 
 
 def _refuse_filled(lake: Lake, into: Lake) -> None:
-    """Raise MomentError where a folder has anything, or is of the lake, or the lake of it."""
+    """Raise MomentError if a folder is not empty, is within the lake, or contains the lake."""
     ours, theirs = (f"{each.uri.rstrip('/')}/" for each in (lake, into))
     if ours.startswith(theirs) or theirs.startswith(ours):
         raise MomentError(
@@ -60,6 +61,6 @@ def _refuse_filled(lake: Lake, into: Lake) -> None:
     if names:
         raise MomentError(
             f'folder "{into.uri}" is not empty',
-            hint=f"choose an empty one; one with `{OWN_FOLDER}` in it is of a restore that did not end: remove it",
+            hint=f"choose an empty one; if it has `{OWN_FOLDER}`, a restore into it did not end: remove it",
             sqlstate="55000",
         )

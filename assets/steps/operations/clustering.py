@@ -27,7 +27,7 @@ class Clusterings:
     _done: dict[Name, tuple[tuple[str, ...], int]] = field(default_factory=dict)
 
     def is_due(self, name: Name, by: Sequence[str], files: Sequence[File]) -> bool:
-        """Whether a replica of these files is due: it was never clustered, by other columns, or with few of its present rows."""
+        """Whether a replica with these files is due: not clustered yet, or by other columns, or many bytes are new."""
         clustered_by, until = self._kept().get(name, ((), 0))
         new = sum(size for time, size in files if time > until)
         return bool(files) and (clustered_by != tuple(by) or new >= NEW_PART * sum(size for _, size in files))

@@ -1,4 +1,4 @@
-"""Removes damaged tables of pgsieve's own, so that they are made again, and copies what they recorded.
+"""Removes damaged tables of pgsieve's own, which are then made again; the tables that they recorded are copied again.
 
 In: a subscription. Out: the paths of the tables. Raises LakeError where only Spark reaches the lake: then the
 user has to remove the folder. The change log is not among them: it is replaced with its slot.
@@ -22,10 +22,9 @@ from pgsieve.resources.lake.lake import Lake
 def replace_damaged_records(subscription: Subscription, lake: Lake) -> list[str]:
     """Remove the unreadable tables of a subscription and its feed.
 
-    All tables are copied again whose copies they recorded.
-
-    Without table states nothing counts as copied. A subscription's own state is that of a new one then: enabled, and skipping nothing.
-    Cuts, slices, registered names and sequences are begun anew, and nothing is copied for them.
+    The tables whose copies they recorded are copied again. Without table states no table counts as copied. If the
+    subscription's own record is removed, it counts as new: enabled, and skipping nothing. Cuts, slices, registered
+    names and sequences begin anew, and nothing is copied for them.
     """
     feed, name = subscription.feed, subscription.name
     record, states, cuts = SubscriptionRecord(lake, name), TableStates(lake, name), Cuts(lake, name)

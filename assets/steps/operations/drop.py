@@ -1,8 +1,8 @@
 """Drops a subscription: what pgsieve made for it on the server, and its progress in the lake.
 
 In: a subscription, and the other subscriptions of its feed that are in use. Out: nothing of it is left on the
-server; its tables in the lake stay unless their deletion is requested. The server comes first: after a kill
-in between, it can be repeated. Raises SourceError where the server is gone or refuses, OtherClusterError and
+server; its tables in the lake stay unless their deletion is requested. The server comes first, so that a drop can be
+repeated after a kill. Raises SourceError where the server is gone or refuses, OtherClusterError and
 OtherDatabaseError where it is another one.
 """
 
@@ -72,7 +72,7 @@ def drop_subscription(
     if delete_tables:
         _refuse_lake_within(lake, name)
     others = tuple(s for s in feed.subscriptions if s != name and TableStates(lake, s).is_in_use())
-    # A lake that refuses does so while the subscription is whole.
+    # If the lake refuses to be written, it does so here, while the subscription is whole.
     if TableStates(lake, name).is_in_use():
         lake.access.try_writing()
     done = Dropped(None, kept_for=others)
@@ -131,7 +131,7 @@ def _drop_on_server(
         altered, gone = _shrink_to(connection, rest, catalog)
         return Dropped(None, altered, gone, kept_for=tuple(others))
     slot = feed.slot if drop_slot(connection, feed.source.name, feed.slot) else None
-    # Read first: pgsieve's own ones are recognized by their comments.
+    # The comments are read first: they tell which publications are pgsieve's own.
     foreign = () if feed.filtered else foreign_capture(connection, feed.capture, catalog)
     altered, gone = _shrink(connection, feed, (), catalog)
     return Dropped(slot, altered, gone, tuple(foreign))
@@ -142,9 +142,7 @@ def _shrink_to(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Reduce the capture to the needs of the remaining subscriptions.
 
-    Nothing changes where one of them is refused now.
-
-    The needs of a refused subscription are unknown.
+    Nothing changes if one of them is refused now, since its needs are unknown.
     """
     try:
         sound, catalog = sound_part(connection, rest, catalog)

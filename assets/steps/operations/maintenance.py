@@ -87,7 +87,7 @@ def maintain_feed(
             for path in (lake.paths.change_log(owner), lake.paths.slices(owner)):
                 maintainer.maintain(path, f"slice <= {upto:d}" if upto else None)
         maintainer.maintain(AlteredSlices(lake, feed).path, f"slice <= {upto:d}" if upto else None)
-        # The newest catalog of that time is the one for the slices which follow.
+        # The newest of the catalogs up to there still holds for the slices after it.
         record = Catalogs(lake, feed).path
         catalogs = [row["lsn"] for row in lake.records.rows(record) if row["lsn"] <= upto]
         maintainer.maintain(record, f"lsn < {max(catalogs):d}" if catalogs else None)
@@ -191,7 +191,7 @@ class _SubscriptionTables:
         return refused
 
     def remove_versions(self, states: Mapping[Name, TableState], since: datetime, version: int) -> bool:
-        """Remove the replicas' versions and the cuts from before `since`; `version` is that of the newest table state.
+        """Remove the replicas' versions and the cuts from before `since`; `version` is the version of the newest state.
 
         Returns False, and removes nothing, if a replica is ahead of the cuts.
         """
@@ -201,7 +201,7 @@ class _SubscriptionTables:
         cuts = Cuts(self.lake, self.subscription.name).path
         self.maintainer.maintain(cuts, self.maintainer.expired_cuts(cuts, since), since=since)
         for table, state in states.items():
-            # During a long copy, files become older than that before any version needs them.
+            # During a long copy, files become old enough before any version needs them.
             if state.state != SyncState.DATA_SYNC:
                 self.maintainer.vacuum(self._replica(table))
         # Commits of maintenance are behind the cut too: a run skips a replica whose version is the cut's.
@@ -302,10 +302,7 @@ class _Maintainer:
             self.vacuum(path, record=record)
 
     def compact(self, path: str, rows: int = 0, by: Sequence[str] = ()) -> None:
-        """Compact a table from which this many rows have been deleted.
-
-        Its rows are clustered by some columns.
-        """
+        """Compact a table from which `rows` rows have been deleted, and cluster its rows `by` some columns."""
         if self._lake.records.exists(path):
             files = self._again(path, lambda table: table.compact(by))
             self.done.append(MaintainedTable(path, rows, files))
@@ -313,8 +310,7 @@ class _Maintainer:
     def vacuum(self, path: str, *, record: bool = False) -> None:
         """Remove the files of versions that are old enough; for pgsieve's own records sooner."""
         if self._lake.records.exists(path):
-            # A file that no version needs may be needed by the version to which a power cut would put the
-            # table back.
+            # A power cut may put the table back to a version that needs a file which no version needs now.
             self._lake.access.make_durable()
             hours = self._record_hours if record else self._hours
             self._again(path, lambda table: table.vacuum(hours))

@@ -33,7 +33,7 @@ from pgsieve.resources.lake.rewriting import RowChange
 
 @dataclass(frozen=True)
 class Refiltering:
-    """Of which subscription's replica a table can be made; `reason` says why of none."""
+    """The subscription from whose replica a table can be made; `reason` says why there is none."""
 
     name: Name
     source: str | None
@@ -116,7 +116,7 @@ class Refilter:
         catalog: Catalog,
         state: TableState | None,
     ) -> _Chosen:
-        """The replica of a source, in this state, if the rows are all in it; raises PgsieveError with the reason."""
+        """The replica of a source, in this state, if it has all wanted rows; raises PgsieveError with the reason."""
         if replicated is None:
             raise PgsieveError("the table is not published")
         if replicated.leaves:
@@ -126,8 +126,8 @@ class Refilter:
         if state is None or state.state != SyncState.READY or state.definition is None:
             meaning = (state.state if state else SyncState.INITIALIZE).meaning
             raise PgsieveError(f"its replica is not ready: {meaning}")
-        held = state.definition
-        self._refuse_unknown(source, catalog, state, held, replicated.table.replica_identity)
+        of_source = state.definition
+        self._refuse_unknown(source, catalog, state, of_source, replicated.table.replica_identity)
         wanted = self.subscription.definition(replicated, self.catalog)
         if wanted.metadata:
             raise PgsieveError("metadata columns and deleted rows that are kept begin with a copy")
@@ -136,41 +136,41 @@ class Refilter:
         kept = self.subscription.histories.of(state.name)
         if kept.initial or kept.scd2:
             raise PgsieveError("`history` begins with the rows of a copy")
-        if held.layout != wanted.layout:
+        if of_source.layout != wanted.layout:
             raise PgsieveError("its replica does not follow the table's present definition yet")
-        if lacking := [column for column, _ in set(wanted.columns) - set(held.table_columns)]:
+        if lacking := [column for column, _ in set(wanted.columns) - set(of_source.table_columns)]:
             raise PgsieveError(f"it lacks columns, or has them in another type: {', '.join(sorted(lacking))}")
-        return _Chosen(source, state, self._filters(source, replicated, held), replicated, wanted)
+        return _Chosen(source, state, self._filters(source, replicated, of_source), replicated, wanted)
 
     def _refuse_unknown(
-        self, source: Subscription, catalog: Catalog, state: TableState, held: Definition, identity: str
+        self, source: Subscription, catalog: Catalog, state: TableState, of_source: Definition, identity: str
     ) -> None:
-        """Raise where a replica may have other rows than a copy of what was published then; `identity` is the table's now."""
+        """Raise if a replica may have other rows than a copy then; `identity` is the present replica identity."""
         if source.feed.filtered:
             raise PgsieveError("its publisher filters: what it published between two runs is not known")
-        if not held.unaltered or held.published is None:
+        if not of_source.unaltered or of_source.published is None:
             raise PgsieveError(
-                "since its copy what is published of it was altered, or a transaction skipped; or an earlier pgsieve copied it"
+                "since its copy its publications were altered, or a transaction was skipped; or an earlier pgsieve copied it"
             )
-        publications = [catalog.publications.get(name) for name in held.published.publications]
+        publications = [catalog.publications.get(name) for name in of_source.published.publications]
         if not all(p is not None and p.operations == frozenset(OPERATIONS) for p in publications):
             raise PgsieveError("not all of its publications publish all operations")
         if (
             source.name == self.subscription.name
-            and not set(held.published.publications) <= source.feed.defined.keys()
+            and not set(of_source.published.publications) <= source.feed.defined.keys()
         ):
             raise PgsieveError(
-                "its own rows came under publications of the server, of which changes may still be to come"
+                "its rows came through publications on the server, and further changes may still come through these"
             )
-        if held.published.row_filters is not None and identity != "f":
-            self._refuse_unsent(source, state, held)
+        if of_source.published.row_filters is not None and identity != "f":
+            self._refuse_unsent(source, state, of_source)
 
-    def _refuse_unsent(self, source: Subscription, state: TableState, held: Definition) -> None:
-        """Raise where an UPDATE may have become an INSERT without values that were not sent: a copy would have them."""
+    def _refuse_unsent(self, source: Subscription, state: TableState, of_source: Definition) -> None:
+        """Raise if an UPDATE may have become an INSERT without its unsent values: a copy would have these."""
         deleted = SubscriptionRecord(self.lake, source.name).state().deleted_up_to
-        path = self.lake.paths.changes(source.name, *state.name, held.history.generation)
+        path = self.lake.paths.changes(source.name, *state.name, of_source.history.generation)
         local = self.lake.local
-        if deleted is None or deleted > state.lsn or local is None or held.history.generation:
+        if deleted is None or deleted > state.lsn or local is None or of_source.history.generation:
             raise PgsieveError(
                 "whether UPDATEs became INSERTs without unchanged values is not known any more"
             )
@@ -182,15 +182,15 @@ class Refilter:
                 raise PgsieveError("some UPDATEs became INSERTs without values that were not sent")
 
     def _filters(
-        self, source: Subscription, replicated: ReplicatedTable, held: Definition
+        self, source: Subscription, replicated: ReplicatedTable, of_source: Definition
     ) -> tuple[Node, ...] | None:
-        """The wanted row filters; raises where rows that pass them may not have passed those of the replica."""
-        wanted, had = replicated.row_filters, held.published.row_filters if held.published else None
+        """The wanted row filters; raises if rows that pass them may not have passed the replica's."""
+        wanted, had = replicated.row_filters, of_source.published.row_filters if of_source.published else None
         if wanted is None and had is None:
             return None
         if wanted is None:
-            raise PgsieveError("rows are wanted that its row filter left out")
-        replicated = _holding(source, replicated, held)
+            raise PgsieveError("its row filter left out rows that are wanted")
+        replicated = _holding(source, replicated, of_source)
         trees = tuple(row_filter.tree for row_filter in parsed_filters(source, replicated, wanted))
         if had is not None:
             passed = [
@@ -198,11 +198,11 @@ class Refilter:
             ]
             for tree in trees:
                 if not any(each <= set(_conjuncts(tree)) for each in passed):
-                    raise PgsieveError("it is not certain that all rows which are wanted pass its row filter")
+                    raise PgsieveError("it is not certain that all wanted rows pass its row filter")
         return trees
 
     def _make(self, name: Name, chosen: _Chosen) -> int:
-        """Make a replica, between two states: where this dies in between, the next run copies the table."""
+        """Make a replica; if this process dies meanwhile, the next run copies the table."""
         lake, target = self.lake, self.subscription.name
         lsn = moment_of(lake, chosen.source)
         states, record = TableStates(lake, target), Transformed(lake, target)
@@ -214,18 +214,18 @@ class Refilter:
         path, source = (lake.paths.replica(each, *name) for each in (target, chosen.source.name))
         before = lake.records.head(source)
         head = before if path == source else lake.records.head(path)
-        begun = "it was to be filtered again, which did not end; the next run copies it"
+        begun = "filtering it again did not end; the next run copies it"
         states.append([TableState(*name, SyncState.INITIALIZE, reason=begun)])
         lake.access.make_durable()
         record.fence()
-        held = chosen.state.definition or made
-        had = _holding(chosen.source, replicated, held)
+        of_source = chosen.state.definition or made
+        had = _holding(chosen.source, replicated, of_source)
         passing = _Passing(
             chosen.filters,
             had.columns,
             _arrow(chosen.source, had),
             _arrow(self.subscription, _holding(self.subscription, replicated, made)),
-            held.deleted,
+            of_source.deleted,
         )
         lake.rewrite(
             source,
@@ -243,12 +243,12 @@ class Refilter:
         return lake.count(path)
 
     def _refuse_gap(self, lsn: int) -> None:
-        """Raise where changes from the LSN on may not come, or were transformed without the table."""
+        """Raise if changes from the LSN on may not come, or were transformed without the table."""
         feed, name = self.subscription.feed, self.subscription.name
         begun = ChangeLog(self.lake, feed).position()
         if begun is None or begun > lsn or Transformed(self.lake, name).position() > lsn:
             raise PgsieveError(
-                f'subscription "{name}": its slot begins, or was read, beyond {format_lsn(lsn)}, where the rows are of',
+                f'subscription "{name}": its slot begins, or was read, beyond {format_lsn(lsn)}, the LSN of the rows',
                 hint="`pgsieve run` reads the other subscription on; or `pgsieve run` of this one copies its tables",
                 sqlstate="55000",
             )
@@ -256,9 +256,9 @@ class Refilter:
 
 @dataclass(frozen=True)
 class _Passing:
-    """Of rows with the columns `read` those that pass one of some filters, with the columns of a schema.
+    """The rows that pass one of the filters: it reads the columns of `read`, and returns the columns of `schema`.
 
-    `published` has the names that filters have for the columns. Deleted rows do not pass; `deleted` as in `living`.
+    `published` are the columns' names in the filters. Rows that the column `deleted` marks do not pass.
     """
 
     filters: tuple[Node, ...] | None
@@ -273,7 +273,7 @@ class _Passing:
         return [*self.read.names, *([] if self.deleted is None else [self.deleted])]
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows of a batch."""
+        """The rows of a batch that pass."""
         rows = living(batch, self.read, self.deleted)
         if self.filters is not None:
             named = rows.rename_columns(self.published)
@@ -296,7 +296,7 @@ def _arrow(subscription: Subscription, replicated: ReplicatedTable) -> pa.Schema
 
 
 def _conjuncts(tree: Node) -> Iterator[Node]:
-    """What all has to hold for a tree to hold."""
+    """The conditions that AND joins in a tree."""
     if isinstance(tree, Logical) and tree.connective == "AND":
         for operand in tree.operands:
             yield from _conjuncts(operand)

@@ -1,4 +1,4 @@
-"""What has changed of a table since it was copied, and which tables a `resync` copies again.
+"""The changes of a table's definition since it was copied, and the tables that a `resync` copies again.
 
 In: the recorded definitions and the publisher's catalog. Out: for each table its state, and its differences
 as `then → now`. As in PostgreSQL, an altered row filter or publication copies nothing by itself: copied rows
@@ -28,10 +28,7 @@ class Outdated:
 def tables_to_resync(
     subscription: Subscription, states: Mapping[Name, TableState], names: Sequence[Name]
 ) -> list[Outdated]:
-    """The named tables, with their states.
-
-    Without names, tables that are not ready or whose publication has changed since their copy.
-    """
+    """The named tables with their states; without names, the tables not ready or changed since their copy."""
     with subscription.feed.source.connect() as connection:
         catalog = subscription.feed.with_defined(read_catalog(connection))
     tables = subscription.tables(catalog)
@@ -61,7 +58,7 @@ def _described(state: TableState | None) -> str:
 def present_changes(
     subscription: Subscription, state: TableState | None, replicated: ReplicatedTable, catalog: Catalog
 ) -> tuple[str, ...]:
-    """What has changed since a table was copied; for a table that cannot be replicated as it is, the reason."""
+    """The changes of a table since it was copied; the reason, if it cannot be replicated as it is."""
     try:
         return changes_since_copy(state, subscription.definition(replicated, catalog))
     except UnsupportedTypeError as error:
@@ -69,7 +66,7 @@ def present_changes(
 
 
 def changes_since_copy(state: TableState | None, now: Definition) -> tuple[str, ...]:
-    """What has changed since the table was copied, as far as the copy recorded it."""
+    """The changes of a table since it was copied, as far as the copy recorded them."""
     if state is None or state.definition is None:
         return ()
     then = state.definition

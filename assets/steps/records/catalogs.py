@@ -28,9 +28,9 @@ from pgsieve.resources.postgres.slot import slot_state
 
 #: One row per recorded catalog. It is proven to decide from `lsn` and `transaction` on, for changes of the relations
 #: `known`, and for the `subscriptions` for which the slot was read. `captured` is a digest of what the slot captures;
-#: `alike` says whether it also holds for older transactions. The server keeps removed catalog rows for a while: the
-#: transactions that removed those in `gone` had ended, those of `unsure` may be in progress. Older lakes have only the
-#: first four columns.
+#: `alike` says whether it also holds for older transactions. The server keeps removed catalog rows for a while: `gone`
+#: are rows whose removal was final, `unsure` rows whose removal was in progress. Older lakes have only the first four
+#: columns.
 CATALOGS = pa.schema(
     {
         "lsn": pa.int64(),
@@ -52,7 +52,7 @@ ALTERED = pa.schema({"subscription": pa.string(), "begin": pa.int64(), "slice": 
 
 
 def read_examined(connection: psycopg.Connection[Any], feed: Feed) -> tuple[Look, Catalog]:
-    """The publisher's catalog, and a look: everything in it and in pgsieve.yaml that decides what the feed's subscriptions get.
+    """The publisher's catalog, and a look: a digest of all in it and in pgsieve.yaml that decides the feed's changes.
 
     The look is empty if the publisher filters, since then it is not needed.
     """
@@ -75,7 +75,7 @@ def _with_configuration(feed: Feed, seen: Look) -> Look:
 
 
 def _known(feed: Feed, catalog: Catalog) -> list[int]:
-    """The relations that are published or captured, and those of their partition trees."""
+    """The relations that are published or captured, and all relations of their partition trees."""
     names = [*_publications(feed), *feed.capture_names()]
     chosen = [catalog.publications[name] for name in names if name in catalog.publications]
     listed = {t.oid for t in catalog.tables.values() if any(p.contains(t) for p in chosen)}
@@ -86,7 +86,7 @@ def _known(feed: Feed, catalog: Catalog) -> list[int]:
 
 
 def decided_by_server(feed: Feed, subscription: str) -> bool:
-    """Whether the catalog's history decides what a subscription gets; the WAL has no history of pgsieve.yaml."""
+    """Whether the server can decide what a subscription gets: it has no history of publications in pgsieve.yaml."""
     return not feed.filtered and not feed.defined.keys() & set(feed.subscriptions[subscription])
 
 
@@ -128,7 +128,7 @@ class Catalogs:
         return set() if newest is None else self.feed.subscriptions.keys() - set(newest["subscriptions"])
 
     def append(self, lsn: int, transaction: int, seen: Look, catalog: Catalog, restart_lsn: int) -> None:
-        """Record the catalog, and that the slot captures all that it publishes from `lsn` and `transaction` on.
+        """Record the catalog; the slot captures all that the catalog publishes from `lsn` and `transaction` on.
 
         The next transactions that the slot sends began after `restart_lsn`, and may have begun before the
         present capture.
@@ -162,7 +162,7 @@ class Catalogs:
         """The part of a slice that begins at `position` for which one catalog is proven to decide; None without one.
 
         The call does not see later alterations: read the slot's messages before it. The slot must not be confirmed
-        beyond `position`, because it makes the server keep the catalog rows that were removed since.
+        beyond `position`, because the slot makes the server keep the catalog rows that were removed since.
         """
         if self.feed.filtered:
             return Unaltered(None, None)
@@ -238,11 +238,11 @@ class Unaltered:
 
     @property
     def is_all(self) -> bool:
-        """Whether it covers everything: the publisher filters."""
+        """Whether everything is covered, since the publisher filters."""
         return self.since is None and self.relations is None
 
     def covers(self, transactions: Iterable[int], relations: Iterable[int]) -> bool:
-        """Whether it covers the transactions and changed relations of a slice."""
+        """Whether the transactions and changed relations of a slice are covered."""
         if self.relations is not None and not self.relations.issuperset(relations):
             return False
         return self.since is None or all(_is_later(xid, self.since) for xid in transactions)

@@ -44,7 +44,7 @@ class ChangeLog:
         return self.lake.records.position(self.path)
 
     def record_position(self, position: int, after: int | None = None, base: int | None = None) -> None:
-        """Record a position without changes between `after` and it, in a commit of its own.
+        """Record a position, in a commit of its own; there are no changes between `after` and the position.
 
         Raises OverrunError where another process has read on from there, or has written after the version
         `base`.

@@ -37,7 +37,7 @@ def field(struct: str, name: str) -> Column:
 
 
 def living_rows(rows: DataFrame, deleted: str | None) -> DataFrame:
-    """As `pgsieve.decoding.changes.metadata_columns.living`, in Spark."""
+    """The rows that have not ended, as `pgsieve.decoding.changes.metadata_columns.living` gives them, in Spark."""
     return rows if deleted is None else rows.where(~F.coalesce(F.col(quoted(deleted)), F.lit(False)))
 
 

@@ -1,7 +1,7 @@
 """Cuts of a subscription: LSNs at which all its replicas agree, with their Delta versions, and reads at a cut.
 
-They are in the Delta table `_cuts`, which is only appended to. A cut states: these versions have exactly what
-committed before this LSN. It stays true for later LSNs until the next cut. `read_at_cut` is for users.
+They are in the Delta table `_cuts`, to which rows are only appended. A cut says that these versions have exactly what
+committed before its LSN. That stays true for later LSNs until the next cut. `read_at_cut` is for users.
 """
 
 import re
@@ -46,7 +46,7 @@ class Cut:
     - `histories` are the positions that change histories had reached at least.
     - `records` are the versions of pgsieve's own tables, by the tables' identifiers.
     - `versioned` are the tables with all versions of their rows up to the cut, and the positions of these.
-    - `scd2` are the Delta versions up to which no table of these was put back.
+    - `scd2` are the Delta versions of these tables; none of them was put back.
     """
 
     lsn: int
@@ -81,10 +81,7 @@ class Cut:
 
 
 def version_in(cut: Cut | None, versions: Mapping[Name, int], state: TableState) -> int | None:
-    """A table's version among those of a cut that is later than the copy.
-
-    An earlier cut says nothing about the copied table.
-    """
+    """A table's version in a cut that is later than the table's copy; None for an earlier cut, which lacks the copy."""
     is_later = cut is not None and (cut.is_after(state) or cut.lsn > state.lsn)
     return versions.get(state.name) if is_later else None
 
@@ -223,7 +220,7 @@ def read_at_cut(
     """The replicas of a subscription as they were at one LSN: DataFrames by table, such as `public.orders`.
 
     `lake` is the path or URI of pgsieve.yaml. Reads the newest cut, or the newest at or before `lsn` (as
-    PostgreSQL writes it, `16/B374D848`). Raises LakeError where there is no such cut yet, or not any more.
+    PostgreSQL writes it, `16/B374D848`). Raises LakeError if there is no such cut yet, or no longer.
     """
     cuts = Cuts(Lake(lake, lambda: spark), subscription)
     return cuts.frames(cuts.newest(lsn))

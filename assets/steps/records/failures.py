@@ -35,7 +35,7 @@ from pgsieve.resources.postgres.errors import (
 )
 from pgsieve.resources.postgres.snapshot import AlteredTableError, SnapshotLostError
 
-#: How an executor names them.
+#: Faults that pass by themselves; an executor reports them by the names of these classes.
 _PASSING = (
     PassingFaultError,
     SourceUnreachableError,
@@ -52,19 +52,19 @@ TABLE_ERRORS = (PgsieveError, *SPARK_ERRORS)
 
 
 def passes(error: BaseException) -> bool:
-    """Whether a fault of a server, a store, the network or Spark passes by itself: the same may succeed later."""
+    """Whether a fault of a server, a store, the network or Spark passes by itself: a later attempt may succeed."""
     if isinstance(error, ExecutorError):
         return error.kind in {kind.__name__ for kind in _PASSING}
     return isinstance(error, (*_PASSING, SparkLostError, StoreUnavailableError))
 
 
 def is_locked_out(error: PgsieveError) -> bool:
-    """Whether a table could not be read as another session has locked it."""
+    """Whether a table could not be read because another session has locked it."""
     return _is(error, LockedTableError)
 
 
 def is_of_foreign_table(error: PgsieveError) -> bool:
-    """Whether a table could not be read as another server, which has rows of it, does not answer the publisher."""
+    """Whether a table could not be read because a foreign server with rows of it did not answer the publisher."""
     return _is(error, ForeignServerError)
 
 
@@ -103,7 +103,7 @@ def explained(lake: Lake, error: Exception, name: tuple[str, str], commit_lsn: i
 
 
 def _remedy(error: Exception) -> str | None:
-    """What has to be done; None where a copy alone helps."""
+    """The remedy; None if a copy alone helps."""
     if isinstance(error, PgsieveError):
         return None if isinstance(error, CURED_BY_COPY) else error.hint
     try:
@@ -123,7 +123,7 @@ def is_damage(error: Exception) -> bool:
 
 
 def first_failing(commits: Sequence[int], fails: Callable[[int], bool]) -> int | None:
-    """The first transaction with which the transformation fails; `fails` says whether it does up to one of them."""
+    """The first transaction with which the transformation fails; `fails` says whether it fails up to a transaction."""
     first = bisect_left(commits, True, key=fails)
     return commits[first] if first < len(commits) else None
 

@@ -1,4 +1,4 @@
-"""The feed's table `feed`: what Delta has of a slot.
+"""The feed's table `feed`: the lake's record of a slot.
 
 Slot consumption writes it, and maintenance before it deletes slices. A row has the cluster and timeline of
 the LSNs, whether the slot was given up, and up to which LSN slices are deleted. The newest row counts.

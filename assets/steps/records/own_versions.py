@@ -52,7 +52,7 @@ def put_back(lake: Lake, paths: Iterable[str], cuts: Iterable[Cut | None]) -> It
 
 
 def newest_cuts(lake: Lake, feed: Feed) -> list[Cut | None]:
-    """The newest cut of each subscription of a feed; none for one whose cuts cannot be read."""
+    """The newest cut of each subscription of a feed, except subscriptions whose cuts cannot be read."""
     cuts = list[Cut | None]()
     for name in feed.subscriptions:
         try:

@@ -2,7 +2,7 @@
 
 The slot is confirmed past a PREPARE long before its COMMIT PREPARED comes. So prepared transactions have to
 be as durable as the change log: they are in a table that is written after each slice, with the slice's end as
-its position, and before the slot is confirmed. Where it is behind the change log, a run died between the two
+its position, and before the slot is confirmed. If the table is behind the change log, a run died between the two
 commits, and the slot still has what is missing.
 """
 
@@ -62,10 +62,10 @@ class Prepared:
     ) -> tuple[Prepare, ...]:
         """Write the transactions that wait at `position` to the table; returns them.
 
-        `former` are its present ones.
+        `former` are the transactions that the table has now.
         """
         local, waiting = self._local(), assembler.prepared
-        # It is never behind the change log.
+        # After a power cut the table must not be ahead of the change log.
         self.lake.access.make_durable()
         with self.lake.access.refusing(self.path):
             if waiting == former and local.exists(self.path):
@@ -78,7 +78,7 @@ class Prepared:
     def begin(self, position: int) -> None:
         """Begin the table for a slot from which nothing has been received."""
         self._local().write(self.path, PREPARED.empty_table(), Commit(position, overwrite=True))
-        # Beside a change log it always exists.
+        # A change log never exists without this table.
         self.lake.access.make_durable()
 
     def _local(self) -> LocalRecords:

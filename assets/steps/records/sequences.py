@@ -1,6 +1,6 @@
 """The table `_sequences` of a subscription: the published sequences' values, as they were last read at the publisher.
 
-Every reader of the slot writes it, and `resync`, only where a value has changed. The newest row of a sequence
+Every reader of the slot writes it, as does `resync`, if a value has changed. The newest row of a sequence
 counts: the row with the greatest `version`. Its `published` is false where the sequence has left the
 publications, or is gone.
 """

@@ -45,9 +45,9 @@ def slice_summary() -> list[Column]:
 
 
 class SliceSummary:
-    """The same as `slice_summary`, for batches that pass through this process.
+    """Makes the same summary from batches that pass through this process.
 
-    `expect` gets the least number of bytes of one table.
+    `expect` gets a lower bound for the bytes of the largest table.
     """
 
     def __init__(self, expect: Callable[[int], None]) -> None:

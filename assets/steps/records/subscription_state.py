@@ -80,7 +80,7 @@ def disabled_error(subscription: str, state: SubscriptionState) -> SubscriptionD
 class SubscriptionRecord:
     """The table `_subscription` of one subscription.
 
-    Every step that stops at an error writes it, and `skip` and `enable`.
+    Every step that stops at an error writes it, as do `skip` and `enable`.
     """
 
     lake: Lake
@@ -121,7 +121,7 @@ class SubscriptionRecord:
         self.lake.records.append_versioned(self.path, pa.Table.from_pylist([row], SUBSCRIPTION))
 
     def note_deleted(self, upto: int) -> None:
-        """Record that slices of change histories are deleted, before they are: what is before them cannot be read at any moment more."""
+        """Record that slices of change histories will be deleted: the moments before their end become unreadable."""
         if (state := self.state()).deleted_up_to is None or upto > state.deleted_up_to:
             self.set(replace(state, deleted_up_to=upto))
 
@@ -165,7 +165,7 @@ class SubscriptionRecord:
     def refuse_disabled(self) -> SubscriptionState:
         """The state of an enabled subscription; raises SubscriptionDisabledError for a disabled one.
 
-        Raises as `refuse_other_folders` too.
+        Also raises the errors of `refuse_other_folders`.
         """
         state = self.refuse_other_folders()
         if not state.enabled:

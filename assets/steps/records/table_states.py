@@ -1,7 +1,7 @@
 """Table sync states of a subscription, like pg_subscription_rel (section 51.54).
 
-Kept in the Delta table `_table_states`, appended to, the newest row of a table counting: newest by the
-Delta version that it came with, as clocks of several hosts disagree. `SyncState` says which step writes which state.
+They are in the Delta table `_table_states`, to which rows are only appended. The newest row of a table counts: the row
+with the newest Delta version, since clocks of several hosts disagree. `SyncState` says which step writes which state.
 A run that dies while copying leaves `d`, and the table is copied anew.
 """
 
@@ -31,7 +31,7 @@ class SyncState(StrEnum):
     #: transformation and its schema changes, a new slot, `pgsieve resync`; with a reason where the user has
     #: to correct the table first.
     INITIALIZE = "i"
-    #: Set by the copy: without an LSN when it begins, then with that of the snapshot, before the replica is
+    #: Set by the copy: without an LSN when it begins, then with the snapshot's LSN, before the replica is
     #: written.
     DATA_SYNC = "d"
     #: Set by the copy once the replica has the snapshot; later slices may still be transformed without the
@@ -144,7 +144,7 @@ _read: dict[str, tuple[tuple[str, int], dict[Name, TableState]]] = {}
 
 
 def newest_version(states: Iterable[TableState]) -> int:
-    """The version of the newest of some states: others that come later have later ones."""
+    """The version of the newest of some states; states that are written later have later versions."""
     return max((state.version for state in states), default=-1)
 
 
@@ -189,11 +189,11 @@ class TableStates:
         return {name: _state(rows[-1]) for name, rows in self._kept().items()}
 
     def kept(self) -> dict[Name, list[TableState]]:
-        """The states of each table that are kept, oldest first: the newest, and those that tables had at the cuts that are kept."""
+        """The recorded states of each table, oldest first: the newest one, and the states at the cuts that are kept."""
         return {name: [_state(row) for row in rows] for name, rows in self._kept().items()}
 
     def _kept(self) -> dict[Name, list[Mapping[str, Any]]]:
-        """The rows of each table, oldest first; one without a definition has that of the one before."""
+        """The rows of each table, oldest first; a row without a definition gets the definition of the row before."""
         kept: dict[Name, list[Mapping[str, Any]]] = {}
         for row in in_order(self.lake.records.rows(self.path)):
             rows = kept.setdefault((row["schema"], row["table"]), [])
@@ -203,7 +203,7 @@ class TableStates:
         return kept
 
     def note_altered(self, altered: Callable[[TableState], bool] = lambda _: True) -> None:
-        """Record of tables that their replicas may have other rows than a copy would: see `Definition.unaltered`.
+        """Record that replicas may have other rows than a copy would: see `Definition.unaltered`.
 
         Raises OverrunError where another process has written a state meanwhile.
         """
@@ -261,9 +261,9 @@ class TableStates:
         }
 
     def append(self, states: Iterable[TableState], base: int | None = None) -> None:
-        """Append states, all in one commit; the last one that is given of a table counts.
+        """Append states, all in one commit; of several states of a table the last one counts.
 
-        Replicas that they say are there are made durable before. Raises OverrunError where the table has another version than `base`.
+        Replicas that count as copied are made durable first. Raises OverrunError if the table's version is not `base`.
         """
         newest, now = {state.name: state for state in states}.values(), datetime.now(UTC)
         rows = [

@@ -1,4 +1,4 @@
-"""The subscription's table `_transformed`: per slice and table what the UPDATE transformation sent.
+"""The subscription's table `_transformed`: the changes that the UPDATE transformation sent, by slice and table.
 
 The UPDATE transformation writes it, one slice per commit, whose position is the slice's end. The apply reads
 it.
@@ -55,7 +55,7 @@ TRANSFORMED = pa.schema(
 class TableChanges:
     """A slice's changes of one table, counted before and after the transformation.
 
-    `size` is at most the slice's bytes, and where it is known that of the changes that are sent.
+    `size` is the bytes of the changes that are sent, if they are known; otherwise at most the slice's bytes.
 
     `sent_as` counts the results of the changes that came; it is empty in slices from before this was recorded.
     `through` are the partitions that the changes of a partition root came through, as far as the publisher says.

@@ -122,7 +122,7 @@ def _write(lake: Lake, feed: Feed, messages: Iterable[pa.Array], end: int) -> Wr
     """Write the files of a slice; raises errors of the messages, else LakeError."""
     passed, path = SliceSummary(lake.policy.expect), ChangeLog(lake, feed).path
     try:
-        # Not as one stream through delta-rs, which needs more memory than one process should for its slices.
+        # One stream through delta-rs would need more memory than a process should use for its slices.
         with lake.access.refusing(path), prefetched(passed.of(change_log_rows(messages, end))) as rows:
             files = write_files(path, CHANGE_LOG, rows, store=lake.store, encodings=_ENCODINGS)
             written = [file for batch in files for file in batch.to_pylist()]
@@ -179,7 +179,7 @@ def _read(
 ) -> Iterator[tuple[int, WrittenSlice | None]]:
     """The slices of a reading with their ends, None for an empty one; `opened` closes its sessions."""
     peek, ends = reading.peek, [*reading.ends]
-    # Opened before the second one: where there is only one session left, it has to be this one.
+    # This session is opened before the second one: if only one is left, it has to be this one.
     session = opened.enter_context(opened.enter_context(peek.conninfo.adbc()).cursor())
     copy = opened.enter_context(copied_slot(peek.conninfo, peek.feed.slot)) if reading.second_ends else None
     if copy is None:
@@ -226,7 +226,7 @@ def _written(
 def _written_by_second_session(
     lake: Lake, peek: Peek, copy: SlotCopy, begin: int, ends: Sequence[int]
 ) -> Iterator[tuple[int, WrittenSlice | None]]:
-    """The same for a copy of the slot, from `begin` on; none where the server does not advance it there."""
+    """The slices of a copy of the slot, from `begin` on; none if the server does not advance the copy to there."""
     with FileSpool() as spool, suppress(CopyRefusedError):
         batches = copy.read(begin, lambda name: peek.query(ends[-1], slot=name))
         yield from _written(lake, peek.feed, batches, begin, ends, TransactionAssembler(spool), empty=False)
@@ -243,15 +243,15 @@ def _append_by_executor(lake: Lake, peek: Peek, begin: int, end: int, after: int
 
 
 def _drained_by_executor(lake: Lake, peek: Peek, begin: int, end: int, after: int, base: int | None) -> bool:
-    """The same for a slot that has something."""
+    """Append the slice of a slot that has changes, by Spark."""
     feed = peek.feed
     drained = drained_messages(lake.spark, peek.conninfo, peek.query(end), begin, end)
-    # After the session, whose kind decides the observation's kind.
+    # It is made after the session, whose kind decides the observation's kind.
     summary = Observation()
     path = ChangeLog(lake, feed).path
     observed = drained.observe(summary, *slice_summary())
     lake.write(observed, path, Commit(end, base=base, after=after), options=_FILE_OPTIONS)
-    # Otherwise it is made from the slice when that is read: Spark 4.0 observes an array as a Java object.
+    # Otherwise the summary is made when the slice is read: Spark 4.0 observes an array as a Java object.
     if isinstance(summary.get.get("relations"), list):
         Slices(lake, feed).append(end, summary.get)
     return True

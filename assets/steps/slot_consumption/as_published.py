@@ -23,7 +23,7 @@ from pgsieve.resources.postgres.missing_publications import UNDEFINED
 
 
 def published_up_to(lake: Lake, own: Sequence[Feed]) -> int:
-    """Where the slices end that an interrupted run has already read as published.
+    """The end of the last slice that an interrupted run has already read as published.
 
     The next slice has to contain all of them.
     """
@@ -31,9 +31,9 @@ def published_up_to(lake: Lake, own: Sequence[Feed]) -> int:
 
 
 def published_feeds(lake: Lake, feed: Feed) -> tuple[Feed, ...]:
-    """The feeds to read besides after an alteration: one per subscription, with the changes that the publisher sends to it.
+    """The feeds to read too after an alteration: one per subscription, with the changes that the publisher sends to it.
 
-    None while a prepared transaction waits, as it was received as captured.
+    Empty while a prepared transaction waits: it was received as captured.
     """
     path = Prepared(lake, feed).path
     if lake.local and lake.records.exists(path) and lake.records.count(path):
@@ -41,12 +41,12 @@ def published_feeds(lake: Lake, feed: Feed) -> tuple[Feed, ...]:
     return tuple(as_published(feed, name) for name in feed.subscriptions if decided_by_server(feed, name))
 
 
-def alone(lake: Lake, feed: Feed, own: Sequence[Feed], head: TableHead, end: int) -> int:
-    """The change log's version after which a slice is appended that the subscriptions `own` have as published.
+def version_to_append_to(lake: Lake, feed: Feed, own: Sequence[Feed], head: TableHead, end: int) -> int:
+    """The version of the change log to which a slice is appended that the feeds `own` have as published.
 
-    Rows that they have of a slice which is not in the change log, because a run died or has yet to commit it,
-    must not be followed by that version. A commit without rows makes a new version. Raises OverrunError where
-    another process was faster.
+    They may have rows of a slice that is not in the change log: a run died, or is about to commit it. Then a commit
+    without rows makes a new version, which the other run does not expect. Raises OverrunError if another process was
+    faster.
     """
     path, position = ChangeLog(lake, feed).path, head.position or 0
     reached = max(ChangeLog(lake, each).position() or 0 for each in own)
@@ -59,11 +59,9 @@ def alone(lake: Lake, feed: Feed, own: Sequence[Feed], head: TableHead, end: int
 
 
 def append_as_published(lake: Lake, published: Peek, feed: Feed, begin: int, end: int) -> bool:
-    """Append the changes that the publisher sends to one subscription of a feed.
+    """Append the changes that the publisher sends to one subscription of a feed; False if it cannot decode them.
 
     The slot has to be where the slice begins.
-
-    False where the publisher cannot decode them.
     """
     own = published.feed
     try:

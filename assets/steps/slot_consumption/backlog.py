@@ -94,11 +94,9 @@ def transactions_from(
 ) -> TransactionsInOrder:
     """The transactions that commit at or after `begin`.
 
-    Descriptions of relations by earlier ones are recorded.
-
-    After a crash, a server may have an advanced slot back where it was at the last checkpoint
-    (pg_replication_slot_advance(), table 9.99 of PostgreSQL's manual). Then it sends again transactions that
-    this reader already has.
+    The descriptions of relations in earlier transactions are recorded. Such transactions are sent again if a server
+    has put an advanced slot back to the last checkpoint after a crash (pg_replication_slot_advance(), table 9.99 of
+    PostgreSQL's manual).
     """
     transactions = TransactionsInOrder(messages)
     for sent_again in map(relations.described, transactions.before(begin)):
@@ -107,10 +105,7 @@ def transactions_from(
 
 
 def _first_from(messages: pa.Array, end: int) -> int:
-    """The row where the first transaction begins that commits at or after `end`.
-
-    The number of rows where there is none.
-    """
+    """The row where the first transaction begins that commits at or after `end`; the number of rows without one."""
 
     def is_later(row: int) -> bool:
         begin = decode(messages[row].as_py())

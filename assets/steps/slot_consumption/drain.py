@@ -27,7 +27,7 @@ def drain(
 ) -> Drained:
     """Append the feed's committed transactions to its change log, confirm them, and refresh the published sequences.
 
-    Drains to the LSN current at its start, or to `upto`.
+    It drains to the LSN at its start, or to `upto`.
     """
     source = feed.source
     source.check_ready()

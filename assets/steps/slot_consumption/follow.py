@@ -339,7 +339,7 @@ class WaitingTransactions:
             remaining -= min(remaining, len(batch))
 
     def drop(self) -> None:
-        """Drop them: they are durable. Messages after the last Commit keep waiting."""
+        """Drop the committed transactions, which are durable. Messages after the last Commit keep waiting."""
         self._dropped_at = time.monotonic()
         before, passed = self._number, 0
         incomplete = self._rows - self._complete

@@ -34,9 +34,10 @@ from pgsieve.resources.postgres.slot import refusal
 def publish_set_aside(
     connection: psycopg.Connection[Any], feed: Feed, lake: Lake, catalog: Catalog, log: Log
 ) -> None:
-    """Have the publication list the tables with a row filter that are set aside; it is dropped where there is none.
+    """Have the publication list the tables that are set aside and have a row filter; drop it if there are none.
 
-    Where the role may not, or another publication has the name, transactions that fail have other tables copied again.
+    If the role may not do so, or a publication of the user has the name, a transaction that fails has all tables
+    copied again.
     """
     (subscription,) = feed.subscriptions
     tables = [r.table for r in _set_aside(feed, lake, catalog).values() if r.row_filters is not None]
@@ -62,7 +63,7 @@ def publish_set_aside(
 
 
 def past_filters(connection: psycopg.Connection[Any], peek: Peek, lake: Lake, end: int) -> Peek | None:
-    """How to read the slot up to `end` past the tables that are set aside; None where it must not be read so."""
+    """How to read the slot up to `end` past the tables that are set aside; None if it cannot be read so."""
     feed, catalog = peek.feed, present_catalog(connection)
     publication = catalog.publications.get(feed.unfiltered)
     if not feed.filtered or publication is None:

@@ -25,11 +25,11 @@ from pgsieve.assets.steps.slot_consumption.appending import (
     at_once,
 )
 from pgsieve.assets.steps.slot_consumption.as_published import (
-    alone,
     append_as_published,
     peek_as_published,
     published_feeds,
     published_up_to,
+    version_to_append_to,
 )
 from pgsieve.assets.steps.slot_consumption.backlog import SECOND_SESSION_BYTES, Stride, halves
 from pgsieve.assets.steps.slot_consumption.slot import present_slot
@@ -126,7 +126,7 @@ class _SlotReader:
         state, durable = present_slot(slot.connection, slot.feed), self._change_log.position()
         #: What commits before this is in the change log.
         self.position = state.confirmed_lsn if durable is None else durable
-        #: Where the reading ends that is tried.
+        #: The end of the present reading.
         self._end = self.position
         self.slices = self._overruns = 0
         # Read after the target, so that every alteration before the target is seen.
@@ -188,7 +188,7 @@ class _SlotReader:
         unaltered = None if is_asked else self._unaltered
         reading = Reading(self._peek, begin, ends, second_ends, prepared=self._prepared, unaltered=unaltered)
         is_whole = self._append(reading, base, recording=self._recording or bool(own))
-        # Once for everything that was read: after a small reading, this too decodes from restart_lsn.
+        # One confirmation for the whole reading: even after a small one, it decodes from restart_lsn.
         if begin < self.position:
             self._confirm()
             reach(Failpoint.SLOT_CONFIRMED)
@@ -204,19 +204,19 @@ class _SlotReader:
         return True
 
     def _append_as_published(self, own: Sequence[Feed], end: int, head: TableHead) -> int:
-        """Append one slice to each of `own`, before the feed has it; the version that the feed's slice is appended to."""
+        """Append one slice to each of `own`, before the feed has it; returns the version for the feed's slice."""
         self._end = max(end, published_up_to(self._lake, own))
-        # Before any append: what all have is one slice.
+        # Checked before the first append: all of them get the same slice.
         if (refused := unsendable(self._connection, self._peek, own, self._end)) is not None:
             raise refused
-        base = alone(self._lake, self._feed, own, head, self._end)
+        base = version_to_append_to(self._lake, self._feed, own, head, self._end)
         for each in own:
             published = peek_as_published(self._peek, each)
             append_as_published(self._lake, published, self._feed, self.position, self._end)
         return base
 
     def _append(self, reading: Reading, base: int | None, *, recording: bool) -> bool:
-        """Append the slices of a reading; False where the last holds nothing, and its position is of no use."""
+        """Append the slices of a reading; False if the last one is empty, and its position of no use."""
         slices = (
             append_slices(self._lake, reading, self.position, base)
             if self._slot.publications
@@ -243,7 +243,7 @@ class _SlotReader:
         )
 
     def _read_again(self, fault: PgsieveError) -> None:
-        """Read in smaller parts what a passing fault met, and in another way what the server cannot send; else raises the fault."""
+        """Read again: smaller parts after a passing fault, in another way what the server cannot send; else raise."""
         if isinstance(fault, SourceUnreachableError | LakeError):
             raise fault
         if not passes(fault):
@@ -263,7 +263,7 @@ class _SlotReader:
             self._count_overrun(error)
 
     def _count_overrun(self, error: OverrunError) -> None:
-        """Let another process have read the slot meanwhile; raises the error where that was so too often."""
+        """Count that another process has read the slot meanwhile; raises the error if that happened too often."""
         self._overruns += 1
         if self._overruns == _OVERRUNS:
             raise error

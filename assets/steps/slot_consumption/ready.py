@@ -43,11 +43,12 @@ from pgsieve.resources.postgres.wal import flushed_lsn, inserted_lsn, next_trans
 def ready_slot(
     connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake, copying: str | None = None
 ) -> tuple[Feed, Catalog, tuple[str, ...]]:
-    """Make the feed's capture publications and slot where they are missing; its sound part, the catalog and publications.
+    """Make the feed's capture publications and slot if they are missing; returns its sound part, catalog, publications.
 
-    What this call created is dropped again when a later part of it fails. Where a lock keeps a table from being captured, or its row
-    filter from being read, the publisher decides meanwhile; not where the subscription `copying` has publications of pgsieve.yaml.
-    Raises SlotError for a slot that does not fit what Delta holds, SnapshotAwaitedError and LockedTableError for such a lock.
+    If a later part of the call fails, it drops the objects that it has created. A lock may keep a table from being
+    captured, or its row filter from being read. Then the publisher decides meanwhile, unless the subscription `copying`
+    has publications of pgsieve.yaml. Raises SlotError for a slot that does not fit Delta's position; and for a lock,
+    if the publisher may not decide, SnapshotAwaitedError or LockedTableError.
     """
     seen, catalog = read_examined(connection, feed)
     sound, server = sound_part(connection, feed, catalog)
@@ -70,7 +71,7 @@ def ready_slot(
             publish_set_aside(connection, sound, lake, server, quiet)
         elif not _captured(connection, sound, server, publisher_decides=decides):
             names, recorded = tuple(n for n in names if n not in created), True
-        if not recorded:  # With what is captured by now.
+        if not recorded:  # The look has to include the new capture.
             seen, catalog = read_examined(connection, sound)
             recorded = _is_unread(sound, catalog, publisher_decides=decides)
         captured, transaction = inserted_lsn(connection), next_transaction(connection)
@@ -81,12 +82,12 @@ def ready_slot(
         if not recorded:
             if durable is not None and connection.info.server_version < 180000:
                 _drain_before_created(connection, feed, lake, names)
-            # Changes of a subscription that was removed from pgsieve.yaml meanwhile are missing.
+            # A subscription that was not in pgsieve.yaml for a while lacks the changes of that time.
             unread = Catalogs(lake, sound).unread_subscriptions()
             forget_copies(lake, unread)
             restart_lsn = captured if state is None else state.restart_lsn
             Catalogs(lake, sound).append(captured, transaction, seen, catalog, restart_lsn)
-            # It decides the slices that follow.
+            # The record decides the slices that follow.
             lake.access.make_durable()
             reach(Failpoint.CATALOG_RECORDED)
     except Exception:
@@ -125,13 +126,13 @@ def readable_publications(
 ) -> tuple[str, ...]:
     """The publications with which a stream is read.
 
-    Where nothing is captured, as for sequences alone, it is an empty one that is created for it.
+    If nothing is captured, as for sequences alone, an empty publication is created.
     """
     if publications:
         return publications
     empty = CapturePublication("", OPERATIONS, via_root=False, tables=())
     names = ensure_capture(connection, feed.source.name, feed.capture, [empty], catalog)
-    # WAL from before its creation is read without it, as below.
+    # WAL from before its creation is read without it, as in `_drain_before_created`.
     if connection.info.server_version < 180000:
         slot = ReadySlot(connection, feed, lake, ())
         drain_to(slot, flushed_lsn(connection), quiet, recording=True)
@@ -145,7 +146,7 @@ def _captured(
     *,
     publisher_decides: bool,
 ) -> bool:
-    """Make the capture publications as planned; false where a lock keeps a table from that, and the publisher may decide."""
+    """Make the capture publications as planned; False if a lock keeps a table out, and the publisher may decide."""
     try:
         with awaiting(feed.source, connection, BRIEF_SECONDS):
             ensure_capture(connection, feed.source.name, feed.capture, feed.planned_capture(catalog), catalog)
@@ -158,7 +159,7 @@ def _captured(
 
 
 def _is_unread(feed: Feed, catalog: Catalog, *, publisher_decides: bool) -> bool:
-    """Whether the row filter of a locked table is not known, so that the publisher has to decide; raised where it may not."""
+    """Whether a lock hides a row filter, so that the publisher decides; raises the lock's error if it may not."""
     catalog = feed.with_defined(catalog)
     locked = [error for name in feed.subscriptions for _, error in locked_tables(feed, name, catalog)]
     if locked and not publisher_decides:
@@ -169,9 +170,10 @@ def _is_unread(feed: Feed, catalog: Catalog, *, publisher_decides: bool) -> bool
 def _drain_before_created(
     connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake, publications: Sequence[str]
 ) -> None:
-    """Read what was written before some of the capture publications were there without those.
+    """Read the WAL from before some of the capture publications existed, without these publications.
 
-    Before 18 pgoutput refuses to decode such changes (`missing_publications`). Of transactions that are still open `unsendable` takes care.
+    Before 18 pgoutput refuses to decode it with them (`missing_publications`). `unsendable` reads transactions that are
+    still open.
     """
     target, version = flushed_lsn(connection), connection.info.server_version
 

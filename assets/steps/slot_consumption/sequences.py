@@ -38,7 +38,7 @@ def received_sequences(
 def refresh_sequences(connection: psycopg.Connection[Any], feed: Feed, lake: Lake) -> None:
     """Record the changed values of sequences that the feed's subscriptions receive.
 
-    A disabled one keeps its values.
+    The values of a disabled subscription stay.
     """
     for name in feed.subscriptions:
         try:

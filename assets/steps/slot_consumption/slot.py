@@ -310,7 +310,7 @@ def forget_copies(lake: Lake, subscriptions: Iterable[str]) -> None:
 def replace_lost_slot(feed: Feed, lake: Lake, *, take_over: bool = False) -> SlotError | None:
     """Replace a slot that is missing, invalidated, or ahead of Delta.
 
-    Returns what was wrong, None where nothing is.
+    Returns the error that the slot had, None if it had none.
 
     It can be repeated after a crash: the slot is then missing, or ahead of Delta. Raises the errors of
     `refuse_other_publisher`, and SlotAheadError unless `take_over`: another lake may rely on the slot, and

@@ -24,12 +24,12 @@ from pgsieve.assets.steps.records.prepared import Prepared
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
 from pgsieve.assets.steps.slot_consumption.appending import Peek, Reading, append_slices
 from pgsieve.assets.steps.slot_consumption.as_published import (
-    alone,
     append_as_published,
     append_nothing,
     list_as_published,
     peek_as_published,
     published_feeds,
+    version_to_append_to,
 )
 from pgsieve.assets.steps.slot_consumption.past_filters import failing_name, past_filters, publish_set_aside
 from pgsieve.assets.steps.subscription import Feed
@@ -57,10 +57,7 @@ _STEP = 256
 def unsendable(
     connection: psycopg.Connection[Any], peek: Peek, own: Sequence[Feed], end: int
 ) -> SourceError | None:
-    """Why the server cannot send up to `end` the captured changes, or those that `own` get as published.
-
-    None where it can.
-    """
+    """The server's refusal to send up to `end` the captured changes, or the changes of `own`; None if it sends them."""
     captured = refusal(connection, peek.feed.source.name, peek.feed.slot, peek.query(end))
     if captured is not None:
         return captured
@@ -69,7 +66,7 @@ def unsendable(
 
 
 def _refusal(connection: psycopg.Connection[Any], reading: Peek, end: int) -> SourceError | None:
-    """Why the server cannot send up to `end`.
+    """The server's refusal to send up to `end`; None if it sends everything.
 
     A publication that did not exist yet is no reason: see `append_as_published`.
     """
@@ -120,14 +117,14 @@ class Fallback:
         return reached
 
     def _accepted(self, reading: Peek, end: int) -> Peek | None:
-        """The first peek with which the server sends everything up to `end`, as it is or in binary format; None without one."""
+        """The first peek with which the server sends all up to `end`, as it is or in binary; None if there is none."""
         peeks = [reading, replace(reading, options=replace(reading.options, binary=True))]
         return next((peek for peek in peeks if _refusal(self.connection, peek, end) is None), None)
 
     def _captured(self, refused: SourceError, end: int) -> tuple[Peek | None, list[str]]:
-        """How the server can send the captured changes, or None.
+        """A peek with which the server sends the captured changes, or None; and the publications that it leaves out.
 
-        And the publications that it knows now and did not know then.
+        It leaves out publications that exist now and did not exist then.
 
         A transaction may be older than a publication. Before PostgreSQL 18 the server decodes it without that
         publication, or not at all. Raises `refused` where a publication is gone.
@@ -154,12 +151,12 @@ class Fallback:
         self.log(f"change log of {peek.feed.name} holds everything before {format_lsn(end)}")
 
     def _base(self, own: Sequence[Feed], begin: int, end: int) -> int | None:
-        """The version after which a slice is appended that is also appended to `own`; see `alone`."""
+        """The version after which a slice is appended that is also appended to `own`; see `version_to_append_to`."""
         path = ChangeLog(self.lake, self.peek.feed).path
         head = self.lake.records.head(path)
         if (head.position or begin) != begin:
             raise OverrunError(path)
-        return alone(self.lake, self.peek.feed, own, head, end) if own else None
+        return version_to_append_to(self.lake, self.peek.feed, own, head, end) if own else None
 
     def _append_transaction(self, refused: SourceError, begin: int, end: int, own: Sequence[Feed]) -> None:
         """Append a slice of one transaction, as far as it can be sent.
@@ -216,9 +213,9 @@ class Fallback:
     def _copy_again(
         self, subscription: str, changed: Collection[int] | None, refused: SourceError, begin: int, end: int
     ) -> None:
-        """Have the tables of a subscription copied again that the transaction may have changed.
+        """Have tables of a subscription copied again that the transaction may have changed.
 
-        All tables without `changed`.
+        `changed` are the relations that it changed; None stands for all tables.
         """
         names = None if changed is None else self._tables(subscription, changed)
         states = TableStates(self.lake, subscription)
@@ -238,8 +235,8 @@ class Fallback:
     def _set_aside_failing(self, begin: int, end: int) -> None:
         """Set aside the table whose row filter fails, and have its later changes left out.
 
-        A table that was copied after the transaction does not need it: the user has corrected the rows and copied the table, and the
-        correction may fail, too, as the filter is evaluated for the old row.
+        A table that was copied after the transaction does not need it: the user has corrected the rows and copied the
+        table. The correction may fail, too, since the filter is evaluated for the old row.
         """
         feed, lake = self.peek.feed, self.lake
         (subscription,) = feed.subscriptions
@@ -267,9 +264,9 @@ class Fallback:
         return {oid for table in listed for oid in (table.oid, *table.leaves)}
 
     def _tables(self, subscription: str, changed: Collection[int]) -> set[Name]:
-        """The tables of a subscription that the relations belonged to, in the catalogs before and now.
+        """The tables of a subscription that the relations belong to, in the former and the present catalog.
 
-        For relations in neither catalog, all tables that have partitions.
+        If a relation is in neither, all tables that have partitions are included.
         """
         feed = self.peek.feed
         recorded = Catalogs(self.lake, feed).newest()
@@ -326,5 +323,5 @@ def _last(begin: int, end: int, near: int, sends: Callable[[int], bool]) -> int:
 
 
 def _takes_changes(state: TableState, end: int) -> bool:
-    """Whether a table takes changes before `end`: it is not copied later, and its copy is not of a later time."""
+    """Whether a table takes changes before `end`: it is or is being copied, at an earlier LSN."""
     return state.lsn < end and (state.transforms or state.state == SyncState.DATA_SYNC)

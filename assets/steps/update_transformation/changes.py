@@ -31,7 +31,7 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.store import Store
 from pgsieve.resources.parts import Guard
 
-#: Whether a change moves its row to another key, and the operation that it came as: what Spark counts, and does not write.
+#: Columns that Spark counts and does not write: whether a change moves its row to another key, and how the change came.
 MOVES, CAME_AS = "moves", "came_as"
 #: The order key of a TRUNCATE, and its commit time where the change log has it.
 Emptied = tuple[int, int, datetime | None]
@@ -41,7 +41,7 @@ _Share = tuple[Transformation, Source]
 
 @dataclass(frozen=True)
 class WrittenChanges:
-    """Files of changes (rows of `WRITTEN`), and how many changes were sent as what."""
+    """Files of changes (rows of `WRITTEN`), and the numbers of changes by the operations that they were sent as."""
 
     files: pa.Table
     sent_as: SentCounts
@@ -49,9 +49,9 @@ class WrittenChanges:
 
 @dataclass(frozen=True)
 class ReadableChanges:
-    """Changes made from messages that are read without a plan of Spark: parts of these, and each part's transformation.
+    """Changes whose messages are read without Spark, each part of the messages with its transformation.
 
-    Otherwise as `SentChanges`.
+    Other fields are as in `SentChanges`.
     """
 
     read: Sequence[tuple[Transformation, Readable]]
@@ -61,7 +61,7 @@ class ReadableChanges:
     schema: pa.Schema
 
     def written(self, runner: Executors, folder: str, store: Store) -> WrittenChanges:
-        """Write them into files of a folder by the runner.
+        """Let the runner write the changes into files of a folder.
 
         A file's tally counts its changes by operation, their `bytes`, its `key_changes`, and by name the columns that
         some change left out as unchanged (`unchanged`).
@@ -90,7 +90,7 @@ class ReadableChanges:
         return WrittenChanges(rows.filter(is_file), _sum(rows.filter(pc.invert(is_file))))
 
     def attempt(self, runner: Executors) -> SentCounts:
-        """Have them made, and keep nothing: for what that raises, and for what becomes of them."""
+        """Make the changes, and keep only their counts: for the errors that this raises."""
         parts = self._parts(runner)
 
         def make(number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
@@ -102,7 +102,7 @@ class ReadableChanges:
         return _sum(runner.written(make, len(parts)))
 
     def _parts(self, runner: Executors) -> list[Sequence[_Share]]:
-        """The parts of the work: one for few changes, which get one file, or some row groups of one relation version each."""
+        """The parts of the work: one for few changes, which get one file, else some row groups of a version each."""
         shares = [
             (transformation, source)
             for transformation, messages in self.read
@@ -117,7 +117,7 @@ class ReadableChanges:
 class SentChanges:
     """A subscription's changes of a table in the slice that ends at `end`, and its TRUNCATEs.
 
-    `schema` is that of its changes, `key` its key.
+    `schema` is the schema of the changes, `key` the table's key.
     """
 
     readings: Sequence[Reading]
@@ -128,7 +128,7 @@ class SentChanges:
 
     @property
     def readable(self) -> ReadableChanges | None:
-        """The same, to be made by a runner; None where only Spark can read some of the messages."""
+        """The same changes, made by a runner; None if only Spark can read some of the messages."""
         read = [
             (reading.transformation, messages)
             for reading in self.readings
@@ -147,7 +147,7 @@ class SentChanges:
         return made.sent_as()
 
     def frame(self, lake: Lake, columns: Sequence[tuple[str, str]]) -> "ChangesFrame":
-        """Let Spark make them; `columns` are the replica's, with their Spark types."""
+        """Let Spark make the changes; `columns` are the replica's, with their Spark types."""
         ddl = f"{changes_ddl(columns)}, {MOVES} boolean, {CAME_AS} string"
         session, observed = lake.spark, list[_Observed]()
         places = [
@@ -171,12 +171,12 @@ class ChangesFrame:
     observed: Sequence["_Observed"]
 
     def sent_as(self) -> SentCounts:
-        """What became of the changes that came."""
+        """The numbers of changes by the operations that they were sent as."""
         return added(*(each.counts() for each in self.observed))
 
 
 class _Observed:
-    """Counts what becomes of the messages of a reading while Spark passes them on: those that come, and those that are sent."""
+    """Counts the messages of a reading, and the changes that are sent for them, while Spark passes them on."""
 
     def __init__(self, transformation: Transformation) -> None:
         self._origin = transformation.origin
@@ -197,7 +197,7 @@ class _Observed:
         return changes.observe(self._sent, *counts)
 
     def counts(self) -> SentCounts:
-        """What was counted; a message that came and is not sent became nothing."""
+        """The counts; a message for which no change is sent counts as not sent."""
         came, sent, counts = self._came.get, self._sent.get, Counter[SentAs]()
         for operation in ROW_OPERATIONS:
             left = came.get(operation) or 0
@@ -211,7 +211,7 @@ class _Observed:
 
 
 def written_changes(rows: DataFrame, key: Sequence[str]) -> DataFrame:
-    """Changes that are written already, in the form that Spark counts: operations, unchanged columns, and `MOVES`."""
+    """Written changes in the form that Spark counts: operations, unchanged columns, and `MOVES`."""
 
     def counted(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -252,7 +252,7 @@ def _changes(shares: Sequence[_Share], counts: Counter[SentAs]) -> Iterator[pa.R
 
 
 def _counted(counts: SentCounts) -> pa.RecordBatch:
-    """A row without a file: the counts of a part's changes, of which perhaps none is sent."""
+    """A row without a file: the counts of a part's changes, also if none is sent."""
     return pa.RecordBatch.from_pylist([{"size": 0, "tally": json.dumps(as_rows(counts))}], WRITTEN)
 
 

@@ -110,7 +110,7 @@ class StoredMessages:
         return [_Groups(self, groups) for groups in parted(self.groups, parallelism)]
 
     def batches(self, groups: Sequence[RowGroup], columns: Sequence[str]) -> Iterator[StoredBatch]:
-        """Columns of the messages in some row groups, in order. Of a group without any it reads only what selects."""
+        """Columns of the messages in some row groups, in order. A group without messages is read only to choose."""
         for group, read in self.store.readers(groups):
             at, names = (group.file, group.number), tuple(columns)
             chosen = self.shared.get((at, self.ends, self.choices), partial(self._chosen, read, at)).column(0)
@@ -285,7 +285,7 @@ class Messages:
 
 
 def messages_of(lake: Lake, path: str, ends: Collection[int], size: int | None) -> Messages:
-    """The messages of some slices, `size` bytes (None: many).
+    """The messages of some slices, which have `size` bytes; None stands for many.
 
     Raises DamagedTableError where one of them is lost.
     """

@@ -80,7 +80,7 @@ def _reading(
             raise _copied_again(part, "columns of its row filter changed")
         read = _filter_columns(subscription, part, definition, used)
     source = quote_qualified(relation.namespace or "pg_catalog", relation.name)
-    # Of a tree that is published as its root only a message of a leaf says which one it is.
+    # In a tree that is published as its root, only the message of a leaf names the leaf.
     is_root = part.root_key is not None and relation.relation_id == definition.layout.oid
     transformation = Transformation(
         columns,

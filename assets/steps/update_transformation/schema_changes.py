@@ -1,6 +1,6 @@
 """Schema changes: a replica follows its table's definition in place where no row has to be read again.
 
-In: the tables' definitions in the catalog, and those of the replicas. The change of a replica's columns is
+In: the tables' definitions in the catalog, and the replicas' definitions. The change of a replica's columns is
 one commit at most. Added columns that are NULL only change metadata. Any other change (a value for all rows,
 a name, a column less) rewrites the replica from itself. A table that cannot follow is marked to be copied
 again. Positions do not change: the rows are those of the same LSN.
@@ -103,9 +103,9 @@ class SchemaChanges:
     def _evolve(self, state: TableState, evolved: Definition, projection: Projection) -> None:
         """Change the replica, between two states: after a crash in between, the table is copied again.
 
-        A process that transforms at the same moment has the former definition, or leaves the table out. A fence
-        before and one after make it begin anew, and what it recorded before the second one has the table copied
-        again.
+        A process that transforms at the same moment has the former definition, or leaves the table out. A fence before
+        the change and one after it make that process begin anew. If it recorded a slice before the second fence, the
+        table is copied again.
         """
         assert state.definition is not None
         lake, states, record = self.lake, self._states, Transformed(self.lake, self.subscription.name)
@@ -136,10 +136,10 @@ class SchemaChanges:
             raise OverrunError(self._states.path)
 
     def _refuse_unapplied(self, state: TableState) -> None:
-        """Raise where there are changes that the replica may lack, with the former columns and key.
+        """Raise SchemaChangedError if the replica may lack changes with the former columns and key.
 
-        They may be in the history alone, from a run that died before it could record the slice: a later run takes
-        them from there.
+        Such changes may be in the history alone, if a run died before it could record the slice. A later run takes them
+        from there.
         """
         assert state.definition is not None
         lake, name = self.lake, self.subscription.name
@@ -153,7 +153,7 @@ class SchemaChanges:
         if (lake.records.position(history) or 0) > max(self.transformed, state.lsn) or any(
             (row["schema"], row["table"]) == state.name and _changes(row) for row in rows
         ):
-            raise SchemaChangedError("changes of the time before are still to be applied")
+            raise SchemaChangedError("earlier changes are still to be applied")
 
     def _follow_in_histories(self, state: TableState, evolved: Definition, *, is_added: bool) -> None:
         """Let the histories follow a replica that has all transformed changes.
@@ -182,7 +182,7 @@ class SchemaChanges:
 
 
 def _is_altered(subscription: Subscription, replicated: ReplicatedTable | None, state: TableState) -> bool:
-    """Whether something else is published of a table than its replica was copied of: changes of others may come."""
+    """Whether a replica may have other rows than a new copy: what is published of the table changed since its copy."""
     published = state.definition.published if state.definition else None
     return (
         subscription.feed.options.origin != "any"
@@ -194,7 +194,7 @@ def _is_altered(subscription: Subscription, replicated: ReplicatedTable | None, 
 def former_definition(followed: Definition, present: Definition, transformed: int, lsn: int) -> Former:
     """The former definition that changes before `lsn` may have.
 
-    It is the present one, or one before it that changes may still have.
+    It is the one before the change, or an earlier one that changes may still have.
     """
     former = followed.former
     if former is None or former.until <= transformed:

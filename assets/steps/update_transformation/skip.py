@@ -54,14 +54,14 @@ class Skip:
             )
         if is_begun(TableStates(self.lake, name), done):
             raise PgsieveError(
-                f'subscription "{name}": a run ended amid what follows {format_lsn(done)}',
+                f'subscription "{name}": a run ended amid the slice that follows {format_lsn(done)}',
                 hint=f"`pgsieve run {name}` finishes it",
                 sqlstate="55000",
             )
         self._record.set(replace(state, skip_lsn=lsn, notice=None))
 
     def clear(self, skip: int | None, window: Window, log: Log, *, applied: bool) -> int | None:
-        """Clear the LSN to skip after the window it is in, or after one of which something was applied.
+        """Clear the LSN to skip after the window that contains it, or after a window with applied changes.
 
         Returns the present LSN.
         """
@@ -92,7 +92,7 @@ class Skip:
 
 
 def is_begun(states: TableStates, done: int) -> bool:
-    """Whether a run died after it had transformed some tables beyond `done`: then that slice cannot be cut."""
+    """Whether a run died after it had transformed some tables beyond `done`: then that slice cannot be divided."""
     lake = states.lake
     histories = (
         (lake.paths.changes(states.subscription, *s.name, s.definition.history.generation), s.lsn)

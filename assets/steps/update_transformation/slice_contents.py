@@ -54,10 +54,10 @@ class SliceContents:
 def slices_to_read(
     lake: Lake, subscription: Subscription, present: Catalog, after: int
 ) -> Iterator[tuple[int, Subscription | None, Catalog]]:
-    """The ends of the slices beyond an LSN, in order, each with the subscription as it reads it, and the catalog then.
+    """The ends of the slices beyond an LSN, in order, each with the subscription that reads it, and its catalog.
 
-    `present` is the catalog now, for slices without a recorded one. After an alteration the subscription
-    reads what the publisher sent. None: the slot was not read for it at that time.
+    `present` is the present catalog, for slices without a recorded one. After an alteration the subscription reads the
+    slice as the publisher sent it. It is None if the slot was not read for the subscription at that time.
     """
     feed, name = subscription.feed, subscription.name
     published = replace(subscription, feed=as_published(feed, name))
@@ -71,7 +71,7 @@ def slices_to_read(
             yield end, published, present
         elif decided_by_server(feed, name) and (recorded := Catalogs(lake, feed).of_slice(end)):
             catalog, readers = recorded
-            # A type may be newer, within a value of an older one. The meaning of an oid never changes.
+            # A value of an older type may contain a newer type. The meaning of an oid never changes.
             catalog = replace(catalog, types={**catalog.types, **present.types})
             yield end, subscription if name in readers else None, catalog
         else:
@@ -79,7 +79,7 @@ def slices_to_read(
 
 
 def summarized_slice(lake: Lake, feed: Feed, end: int) -> SliceContents:
-    """The contents of a slice: as recorded when it was drained, else (a run died in between) recorded now from its messages."""
+    """The contents of a slice as they were recorded; if a run died before it recorded them, they are recorded now."""
     slices = Slices(lake, feed)
     row = slices.row(end)
     if row is None:
@@ -117,11 +117,12 @@ def _summary(lake: Lake, path: str, end: int) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class Part:
-    """The messages of one relation version, what the subscription gets of them, and what users' types are made of.
+    """The messages of one relation version, what the subscription gets of them, and the definitions of users' types.
 
-    Of a partition tree that is published as its root, `root_key` is the root's own key, and `leaves` are the descriptions
-    of the leaves that UPDATE and DELETE may be of: a session describes each, when it comes and when it is altered, before
-    its next change, whatever that is sent as (maybe_send_schema() of pgoutput.c). So `partitions` are those that changes came
+    If a partition tree is published as its root, `root_key` is the root's own key, and `leaves` are the descriptions of
+    the leaves that UPDATEs and DELETEs may belong to. A session describes a leaf when it comes or is altered, before
+    the leaf's next change, whatever that change is sent as (maybe_send_schema() of pgoutput.c). So `partitions`,
+    through which changes came, lack those that the session described in an earlier slice.
     through: of the session's later slices only those that it had not described before.
     """
 
@@ -208,7 +209,7 @@ def _partitions(root: Table, version: RelationVersion, contents: SliceContents) 
 
 
 def _as_published(relation: Relation) -> PublishedRelation:
-    """Where the publisher filtered, all changes that arrive are sent, under the name with which they arrive."""
+    """A relation of a publisher that filters: all changes that arrive are sent, under the relation's own name."""
     table = Table(
         oid=relation.relation_id,
         schema=relation.namespace or "pg_catalog",

@@ -74,7 +74,7 @@ def transform(subscription: Subscription, lake: Lake, log: Log) -> list[TableCha
     results: list[TableChanges] = []
     lake.access.begin_writing()
     with subscription.feed.source.exclusively(subscription.name):
-        # Where another process has transformed a slice meanwhile, or copied a table, the rest begins anew.
+        # If another process has transformed a slice or copied a table meanwhile, the rest begins anew.
         again_after_conflict(Transformation(subscription, lake, log).run)(results)
     return results
 
@@ -183,7 +183,7 @@ class Transformation:
 
 @dataclass(frozen=True)
 class _Reached:
-    """The LSN up to which slices are transformed, and the newest cut, which knows the histories' positions."""
+    """The LSN up to which slices are transformed, and the newest cut, which has the histories' positions."""
 
     begin: int
     cut: Cut | None
@@ -224,7 +224,7 @@ class _SliceTransformation:
     def _state_after(self, error: Exception, work: Work, name: Name) -> tuple[TableState, str]:
         """The state of a table after the error of its transformation, and the reason.
 
-        Raises the error where it disables the subscription, or is the lake's.
+        Raises the error if it disables the subscription, or is a fault of the lake.
         """
         subscription, lake = self.reader.subscription, self.reader.lake
         state, at = work.tables[name], None
@@ -277,7 +277,7 @@ class _SliceTransformation:
         # The copied rows of a whole history have the position of the copy.
         if max(self.reached.begin, state.lsn) < position < contents.end:
             raise SchemaChangedError(
-                f"changes up to {format_lsn(position)} only were written by a run that ended amid a slice"
+                f"a run ended amid a slice, and wrote its changes only up to {format_lsn(position)}"
             )
         changes = SentChanges(readings, truncates, contents.end, definition.key, schema)
         if position >= contents.end:
@@ -293,7 +293,7 @@ class _SliceTransformation:
 def _write_files(
     lake: Lake, committer: ByFiles, path: str, result: TableChanges, changes: ReadableChanges, position: int
 ) -> TableChanges:
-    """Let the runner for this many bytes write files of a table's changes, and commit them once."""
+    """Let the runner for this many bytes write the files of a table's changes, and commit them once."""
     sent_as: SentCounts = {}
 
     def written() -> pa.Table:

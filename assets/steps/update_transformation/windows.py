@@ -56,7 +56,7 @@ def next_window(skip: int | None, begin: int, end: int) -> Window:
 
 @dataclass(frozen=True)
 class TableWork:
-    """What is to be transformed of a window for one table; `contents` has its part of the window's bytes as the size."""
+    """The work of a window for one table; the size of `contents` is the table's share of the window's bytes."""
 
     state: TableState
     contents: SliceContents
@@ -74,13 +74,13 @@ class Work:
     parts: Mapping[Name, Sequence[Part]]
     emptied: Mapping[Name, Sequence[Emptied]]
     messages: Messages
-    #: For a large window the tables that get few changes, with about how many bytes, and the changes of all
-    #: of them.
+    #: For a large window the tables that get few changes, each with about how many bytes; and the changes of
+    #: all these tables.
     sizes: Mapping[Name, int]
     few: Messages | None
 
     def of_table(self, name: Name, messages: Messages) -> TableWork:
-        """What is to be transformed for a table: of all `messages`, unless it gets few changes."""
+        """The work for a table: it reads all `messages`, unless the table gets few changes."""
         contents = self.contents
         if self.few is not None and name in self.sizes:
             messages, contents = self.few, replace(contents, size=self.sizes[name])
@@ -129,10 +129,7 @@ class SliceReader:
 def _few(
     lake: Lake, contents: SliceContents, messages: Messages, parts: Mapping[Name, Sequence[Part]]
 ) -> tuple[Mapping[Name, int], Messages | None]:
-    """The tables of a large window that get few changes, as many as are few together.
-
-    Each with its share of the bytes.
-    """
+    """The tables of a large window that get few changes together, with their shares of the bytes; their messages."""
     numbers = messages.numbers()
     of = {name: frozenset(part.version.relation.relation_id for part in some) for name, some in parts.items()}
     shares = {

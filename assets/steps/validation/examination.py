@@ -112,9 +112,7 @@ class Examination:
         return replace(entry, filter_columns=read)
 
     def obstacle(self, subscription: str) -> PgsieveError | None:
-        """Why nothing of a subscription can be replicated.
-
-        None for one that is sound except for some of its tables.
+        """Why nothing of a subscription can be replicated; None if it is sound except for some of its tables.
 
         The publisher itself refuses an UPDATE that its own publication does not allow; the same rule is
         applied here to a publication that pgsieve.yaml defines.
@@ -148,19 +146,19 @@ class Examination:
                 yield error
 
     def filter_problems(self, subscription: str) -> Iterator[PgsieveError]:
-        """The row filters that cannot be evaluated, of a subscription whose publications are sound."""
+        """The errors of row filters that cannot be evaluated, for a subscription whose publications are sound."""
         with suppress(PublicationError):
-            for _, error in filters_beyond_spark(self._feed, subscription, self.catalog):
+            for _, error in unevaluable_filters(self._feed, subscription, self.catalog):
                 yield error
 
     def locked_tables(self, subscription: str) -> Iterator[PgsieveError]:
-        """The tables of which not all is known, of a subscription whose publications are sound."""
+        """The errors of tables that are locked, for a subscription whose publications are sound."""
         with suppress(PublicationError):
             for _, error in locked_tables(self._feed, subscription, self.catalog):
                 yield error
 
     def unfound_rows(self, subscription: str) -> Iterator[PgsieveError]:
-        """The tables with rows that no change would find, of a subscription whose publications are sound."""
+        """The errors of tables with rows that no change would find, for a subscription whose publications are sound."""
         with suppress(PublicationError):
             for _, error in unfound_tables(self._feed, subscription, self.catalog):
                 yield error
@@ -188,13 +186,10 @@ class Examination:
         yield from {str(error): error for error in problems}.values()
 
 
-def filters_beyond_spark(
+def unevaluable_filters(
     feed: Feed, subscription: str, catalog: Catalog
 ) -> Iterator[tuple[Table, PgsieveError]]:
-    """The tables of a subscription with row filters that cannot be evaluated here.
-
-    None where the publisher does it.
-    """
+    """The tables of a subscription with row filters that cannot be evaluated here; none if the publisher filters."""
     if feed.filtered:
         return
     publications = feed.publications(catalog, subscription)
@@ -202,11 +197,11 @@ def filters_beyond_spark(
         with suppress(PublicationError):
             sent = published_relation(table, publications, catalog)
             if sent is not None and sent.publish_as.oid not in catalog.locked:
-                yield from ((sent.publish_as, error) for error in _beyond_spark(sent))
+                yield from ((sent.publish_as, error) for error in _unevaluable(sent))
 
 
 def locked_tables(feed: Feed, subscription: str, catalog: Catalog) -> Iterator[tuple[Name, LockedTableError]]:
-    """The tables of a subscription whose row filters, or generated columns, are not known as another session has locked them."""
+    """A subscription's tables whose row filters or generated columns are hidden by another session's lock."""
     if not catalog.locked:
         return
     publications = feed.publications(catalog, subscription)
@@ -233,7 +228,7 @@ def unfound_tables(feed: Feed, subscription: str, catalog: Catalog) -> Iterator[
                 yield name, error
 
 
-def _beyond_spark(sent: PublishedRelation) -> Iterator[PgsieveError]:
+def _unevaluable(sent: PublishedRelation) -> Iterator[PgsieveError]:
     for operation, texts in sent.filters.items():
         for text in texts or ():
             read = _columns_read(sent.publish_as, text)
@@ -257,10 +252,10 @@ def _columns_read(table: Table, text: str) -> frozenset[str] | PgsieveError:
 
 
 def _refuse_uncomputable(sent: PublishedRelation, read: frozenset[str]) -> None:
-    """Raise where an old tuple lacks the base columns of a stored generated column in the replica identity."""
+    """Raise if old tuples lack the columns from which a stored generated column is computed."""
     if lacking := read - set(sent.relation.identity):
         raise UnsupportedFilterError(
             f"row filter of {sent.publish_as.qualified} cannot be evaluated outside PostgreSQL: it reads a generated"
-            f" column, and old rows come without what that is computed from ({', '.join(sorted(lacking))})",
+            f" column, and old rows lack the columns from which it is computed ({', '.join(sorted(lacking))})",
             hint="use row_filter: publisher, or REPLICA IDENTITY FULL",
         )

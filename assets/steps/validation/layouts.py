@@ -24,9 +24,7 @@ class ClusteringError(PgsieveError):
 
 
 def clustering(subscription: Subscription, name: Name, columns: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """The columns to cluster a table by, of its columns with their Spark types.
-
-    Empty where the layout has none for it.
+    """The columns by which a table with these columns and Spark types is clustered; empty if its layout has none.
 
     Columns in the layout of all tables apply to the tables that have all of them.
     """

@@ -16,8 +16,8 @@ from pgsieve.assets.steps.records.table_states import Name, SyncState, TableStat
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.steps.validation.examination import (
     Examination,
-    filters_beyond_spark,
     locked_tables,
+    unevaluable_filters,
     unfound_tables,
 )
 from pgsieve.assets.steps.validation.layouts import shared_folders
@@ -48,7 +48,7 @@ def sound_catalog(
 ) -> Catalog:
     """The catalog with the publications that pgsieve.yaml defines for a subscription.
 
-    Raises what makes them unusable.
+    Raises the problem that makes them unusable.
     """
     feed = subscription.feed
     names = feed.subscriptions[subscription.name]
@@ -67,7 +67,7 @@ def table_problems(subscription: Subscription, catalog: Catalog) -> dict[Name, P
             problems[name] = error
     problems |= shared_folders(subscription, subscription.tables(catalog))
     problems |= dict(locked_tables(subscription.feed, subscription.name, catalog))
-    for table, problem in filters_beyond_spark(subscription.feed, subscription.name, catalog):
+    for table, problem in unevaluable_filters(subscription.feed, subscription.name, catalog):
         problems.setdefault((table.schema, table.name), problem)
     for name, problem in unfound_tables(subscription.feed, subscription.name, catalog):
         problems.setdefault(name, problem)

@@ -28,8 +28,8 @@ def warnings_of_subscription(subscription: Subscription, catalog: Catalog) -> It
             if leaves:
                 key = ", ".join(map(quote_identifier, replicated.key))
                 yield PgsieveError(
-                    f'table "{replicated.table.qualified}": rows of {_listed(leaves)} are not found where the old row that is'
-                    f" sent has not the key of the root ({key}): as in a PostgreSQL subscriber, they stay as they were",
+                    f'table "{replicated.table.qualified}": rows of {_listed(leaves)} are not found if the old row that is'
+                    f" sent lacks the key of the root ({key}): as in a PostgreSQL subscriber, they stay as they were",
                     hint="give these partitions the replica identity of the root, or REPLICA IDENTITY FULL",
                 )
     yield from unsent_leaves(subscription, catalog)
@@ -67,7 +67,7 @@ def unsent_leaves(subscription: Subscription, catalog: Catalog) -> Iterator[Pgsi
 def warnings_of_names(
     subscription: Subscription, catalog: Catalog, is_mapped: Callable[[Name], bool]
 ) -> Iterator[PgsieveError]:
-    """The tables with columns whose names Delta in Spark gives to no table as they are; `is_mapped`: it maps those of a table."""
+    """The tables with column names that Delta in Spark must map; `is_mapped` says whether it maps a replica's."""
     with suppress(PublicationError):
         for table, replicated in subscription.tables(catalog).items():
             named = map(subscription.replica_name, replicated.columns)
@@ -104,7 +104,7 @@ def warnings_of_feed(feed: Feed, catalog: Catalog) -> Iterator[PgsieveError]:
 
 
 def warning_of_switched_decoding(feed: Feed) -> PgsieveError:
-    """What would end logical decoding where `wal_level` alone does not enable it."""
+    """The warning that dropping the last slot ends logical decoding, if `wal_level` alone does not enable it."""
     return PgsieveError(
         f'source "{feed.source.name}": wal_level is replica: logical decoding is on while a logical replication slot exists,'
         f' and the last one that is dropped switches it off; slot "{feed.slot}" keeps it on',
