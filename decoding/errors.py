@@ -1,4 +1,4 @@
-"""The base of every error pgsieve raises on purpose, and the errors of this package.
+"""The base of every error that pgsieve raises on purpose, and the errors of this package.
 
 A message names the object, what is wrong and what to do; it never contains a cell value or a password.
 
@@ -92,16 +92,16 @@ from collections.abc import Mapping
 
 from pgsieve.decoding.visible import visible
 
-#: Stands in a hint for the name of its table, where that is not known yet.
+#: A placeholder in a hint, where the caller does not know the table's name.
 OF_TABLE = "<schema>.<table>"
 
 
 class PgsieveError(Exception):
     """An error that a user can act on.
 
-    `message` says what is wrong with which object, `hint` what to do, `sqlstate` is PostgreSQL's own code
-    where it has one for this (PostgreSQL documentation, appendix A). Both texts are safe to show: their names
-    contain no terminal control characters.
+    `message` says what is wrong with which object, and `hint` what to do. `sqlstate` is PostgreSQL's code for the
+    error, if it has one (PostgreSQL documentation, appendix A). Both texts are safe to show: control characters
+    in names are escaped.
     """
 
     def __init__(self, message: str, *, hint: str | None = None, sqlstate: str | None = None) -> None:
@@ -129,16 +129,16 @@ class UnsupportedTypeError(PgsieveError):
 
 
 class UnsupportedBinaryError(PgsieveError):
-    """A value in binary format from which the text of its type does not follow.
+    """A value in binary format that cannot be printed as the text of its type.
 
-    Names the column, never the value.
+    The message names the column, never the value.
     """
 
 
 class ValueNotRepresentableError(PgsieveError):
-    """A value that its column's Spark type cannot represent; names the column, never the value.
+    """A value that its column's Spark type cannot represent; the message names the column, never the value.
 
-    `row` is its place among the values that were converted.
+    `row` is the index of the value among the converted values.
     """
 
     def __init__(self, message: str, *, hint: str | None = None, row: int = 0) -> None:
@@ -146,7 +146,7 @@ class ValueNotRepresentableError(PgsieveError):
         self.row = row
 
     def in_row(self, key: Mapping[str, str]) -> ValueNotRepresentableError:
-        """Name the row by its key, as PostgreSQL does; keys may be shown, other values not."""
+        """Return the error with the row's key in its message, as PostgreSQL shows keys; other values are never shown."""
         if not key:
             return self
         columns, values = ", ".join(key), ", ".join(key.values())
@@ -155,7 +155,7 @@ class ValueNotRepresentableError(PgsieveError):
 
 
 class RowFilterSyntaxError(PgsieveError):
-    """A row filter that PostgreSQL would not accept either: it is no expression, or has wrong types."""
+    """A row filter that PostgreSQL refuses too: it is no expression, or has wrong types."""
 
 
 class UndefinedColumnError(PgsieveError):

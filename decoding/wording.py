@@ -4,11 +4,11 @@ from __future__ import annotations
 
 
 def counted(number: int, noun: str) -> str:
-    """The number with its noun, which gets an `s` unless there is one of it."""
+    """The number with its noun; the noun gets an `s` unless the number is 1."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-#: A message shows this much of an expression.
+#: A message shows this many characters of an expression.
 _SHOWN = 200
 
 

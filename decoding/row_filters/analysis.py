@@ -1,9 +1,9 @@
-"""Row filters: the text of a publication's WHERE to a typed tree.
+"""Reads the text of a publication's WHERE clause into a typed tree.
 
 In: an expression as `pg_get_expr(prqual, prrelid)` prints it or as a user types it, and the relation's columns.
-Out: a `RowFilter`, whose tree (`pgsieve.decoding.row_filters.nodes`) has everything that PostgreSQL would evaluate. Raises
-UnsupportedFilterError for what is not evaluated exactly as PostgreSQL does, RowFilterSyntaxError for what
-PostgreSQL would refuse too, UndefinedColumnError for a column that the relation does not have.
+Out: a `RowFilter` with its tree (`pgsieve.decoding.row_filters.nodes`). Raises UnsupportedFilterError for a filter
+that pgsieve cannot evaluate exactly as PostgreSQL does, RowFilterSyntaxError for one that PostgreSQL refuses too,
+and UndefinedColumnError for a column that the relation does not have.
 
 PostgreSQL documentation: sections 29.4 (row filters), 4.1.6 (operator precedence), 9.24, 9.25 (comparisons).
 """
@@ -55,8 +55,8 @@ class FilterColumn:
     """A column as a filter sees it.
 
     `collation` is the name of a collation of pg_catalog, '' when the type has none. A collation of another
-    schema is given as `schema.name` and is not trusted to be deterministic. Where the database's own collation
-    orders by bytes and its encoding is UTF8, a caller may give 'C' for 'default'.
+    schema is given as `schema.name` and is not trusted to be deterministic. If the database's own collation
+    orders by bytes and its encoding is UTF8, a caller may pass 'C' instead of 'default'.
     """
 
     name: str
@@ -73,7 +73,7 @@ def parse_row_filter(
     encoding: str = UTF8,
     major_version: int = NEWEST_SERVER // 10000,
 ) -> RowFilter:
-    """Return the filter of a relation with these columns, as a server of that major version, encoding and `mappings` has it."""
+    """Return the filter of a relation, as a server of that major version, encoding and case mappings evaluates it."""
     return _Analysis(expression, columns, relation, mappings, encoding, major_version).row_filter()
 
 
@@ -93,7 +93,7 @@ class _Analysis:
     _version: int
 
     def row_filter(self) -> RowFilter:
-        """Return the filter that the whole expression is, which must be boolean; it reads all columns it names."""
+        """Return the filter; the expression must be boolean. Its columns are all that the expression names."""
         try:
             tree = self._condition(grammar.parse(self._expression))
             require_alike(tree, self._encoding)
@@ -122,7 +122,7 @@ class _Analysis:
         raise self._unsupported(part.sql(dialect="postgres"), reason)
 
     def _checked(self, part: exp.Expr, analyse: Callable[[], Node]) -> Node:
-        """Run a rule of the type system, and say which part of the filter it failed on."""
+        """Apply a type rule to a part of the filter; an error names the part."""
         try:
             return analyse()
         except RefusedError as error:
@@ -231,7 +231,7 @@ class _Analysis:
         return type_rules.cast(self._node(part.this), type_oid, modifier)
 
     def collate(self, part: exp.Collate) -> Node:
-        operand = type_rules.known(self._node(self._left(part)))
+        operand = type_rules.unknown_as_text(self._node(self._left(part)))
         if operand.type_oid not in STRINGS:
             self._refuse(part, "collations are not supported by its type")
         named = part.expression
@@ -263,7 +263,7 @@ class _Analysis:
         # A row IS NULL when all its fields are, and IS NOT NULL when none is (section 9.2).
         row = self._row(tested)
         fields = (self._node(tested),) if row is None else row
-        tests = [IsNull(type_rules.known(field)) for field in fields]
+        tests = [IsNull(type_rules.unknown_as_text(field)) for field in fields]
         return functions.logical("AND", [Not(test) if negated else test for test in tests])
 
     def comparison(self, part: exp.Expr) -> Node:
@@ -283,7 +283,7 @@ class _Analysis:
         if rows[0] is None and rows[1] is None:
             return None
         if rows[0] is None or rows[1] is None or len(rows[0]) != len(rows[1]) or not rows[0]:
-            self._refuse(part, "a row compares with a row of as many fields only")
+            self._refuse(part, "a row compares only with a row of the same number of fields")
         return rows[0], rows[1]
 
     def distinct(self, part: exp.Expr) -> Node:
@@ -316,8 +316,8 @@ class _Analysis:
         if len(constants) > 1:
             if all(map(is_null, constants)):
                 self._refuse(part, "a comparison with several NULLs is NULL: write NULL")
-            # Constants become one array, so they and the left side agree on a type, and it is searched before
-            # the others are computed (transformAExprIn).
+            # PostgreSQL makes one array of the constants (transformAExprIn): they get one type with the left side,
+            # and the array is searched before other values are computed.
             shared = type_rules.common_type([value, *constants])
             if shared not in ELEMENTS:  # there is no array of arrays
                 others = [node for node in nodes if column_names(node)]
@@ -331,30 +331,33 @@ class _Analysis:
         value = self._node(left)
         elements = self._elements(array, value.type_oid)
         if isinstance(elements, Array) and can_fail(value):
-            self._refuse(array, "PostgreSQL computes what it compares with NULL alone, and that may fail")
+            self._refuse(
+                array,
+                "PostgreSQL computes the left side even beside an array without values, and that may fail",
+            )
         if isinstance(elements, Node):
             return functions.each_element(value, elements, every=every, compare=compare)
         if any(can_fail(element) and column_names(element) for element in elements):
-            self._refuse(array, "PostgreSQL computes all its elements, and one may fail")
+            self._refuse(array, "PostgreSQL computes all elements first, and one may fail")
         results = [compare(value, element) for element in elements]
         return functions.logical("AND" if every else "OR", results)
 
-    def _elements(self, array: exp.Expr, of: int) -> Sequence[Node] | Node:
-        """The elements of an array that is written out, in their common type, and another array as it is.
+    def _elements(self, array: exp.Expr, left_oid: int) -> Sequence[Node] | Node:
+        """Return the elements of ARRAY[…] in their common type, and any other array as one node.
 
-        An array of only NULL stays an array too: the planner knows its value, but not the result of comparing
+        An array of NULLs only is one node too: the planner makes it a constant, but does not decide the comparison
         with it.
         """
         array = grammar.without_parentheses(array)
         if isinstance(array, exp.Array):
-            # Each may still be a quoted constant, which takes the type of the left side.
+            # An element may still be a quoted constant, which takes the type of the left side.
             converted, type_oid, _ = type_rules.to_common_type(self._nodes(array.expressions))
             if type_oid in ELEMENTS:
                 self._refuse(array, "an array of several dimensions has no counterpart in pgsieve")
             return type_rules.array(converted, type_oid) if all(map(is_null, converted)) else converted
         node = self._node(array)
         if node.type_oid == UNKNOWN:
-            node = type_rules.coerce(node, type_rules.array_of(type_rules.known_type(of)))
+            node = type_rules.coerce(node, type_rules.array_of(type_rules.type_beside(left_oid)))
         if node.type_oid not in ELEMENTS:
             self._refuse(array, "ANY and ALL take an array")
         return node.elements if isinstance(node, Array) and not all(map(is_null, node.elements)) else node
@@ -376,7 +379,7 @@ class _Analysis:
     def minus(self, part: exp.Neg) -> Node:
         operand = self._left(part)
         if isinstance(operand, exp.Literal) and not operand.is_string:
-            # The grammar makes the sign part of the number, so that the least integer can be written.
+            # The sign is part of the number, as in PostgreSQL's grammar, so that the least integer can be written.
             return number_constant(f"-{operand.this}")
         return functions.call("-", [self._node(operand)])
 
@@ -433,7 +436,7 @@ class _Analysis:
     def case(self, part: exp.Case) -> Node:
         subject = None if part.this is None else self._node(part.this)
         if subject is not None and subject.type_oid == UNKNOWN:
-            subject = type_rules.coerce(subject, TEXT)  # Whatever it is compared with (transformCaseExpr).
+            subject = type_rules.coerce(subject, TEXT)  # Even beside another type (transformCaseExpr).
         conditions, results = [], []
         for branch in part.args["ifs"]:
             if subject is None:
@@ -443,7 +446,7 @@ class _Analysis:
             results.append(self._node(branch.args["true"]))
         default = part.args.get("default")
         last = Constant(None, type_oid=UNKNOWN) if default is None else self._node(default)
-        # PostgreSQL looks at the default first; it decides between kinds of strings.
+        # PostgreSQL looks at the default first, so its type decides between the string types.
         (last, *rest), type_oid, digits = type_rules.to_common_type([last, *results])
         return Case(tuple(conditions), tuple(rest), last, type_oid=type_oid, digits=digits)
 

@@ -1,7 +1,7 @@
-"""The collation of an expression over strings, and whether an engine that knows only bytes can respect it.
+"""The collation of an expression over strings, and whether a comparison of bytes gives the same result.
 
-In: nodes. Out: nothing. Raises RefusedError for a collation that makes a difference (section 23.2,
-parse_collate.c).
+In: nodes. Out: the collation's name, its mapping of case. Raises RefusedError for a collation under which
+bytes give another result (section 23.2, parse_collate.c).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Strength(IntEnum):
 
 
 def _collation(node: Node) -> tuple[_Strength, frozenset[str]]:
-    """The names of the collations that meet in an expression: more than one is a conflict."""
+    """The strength of an expression's collation, and the names with that strength; several names conflict."""
     match node:
         case Collate(collation=name):
             return _Strength.EXPLICIT, frozenset((name,))
@@ -78,7 +78,7 @@ def _merged(nodes: Sequence[Node]) -> tuple[_Strength, frozenset[str]]:
 
 
 def of_elements(array: Node) -> str:
-    """Return the name of the collation that the elements of an array have, '' for none of their own."""
+    """Return the name of the collation of an array's elements; '' for the default collation."""
     return "" if _merged((array,))[0] == _Strength.DEFAULT else name_of((array,))
 
 
@@ -87,16 +87,16 @@ def _collatable(node: Node) -> bool:
 
 
 def require_collation(nodes: Sequence[Node], *, ordering: bool) -> None:
-    """Refuse a collation under which these strings are not equal, or ordered, as their bytes are."""
+    """Refuse a collation under which these strings are not equal, or with `ordering` not ordered, as their bytes are."""
     name = name_of(nodes)
     if ordering and name not in _BYTE_ORDER:
         raise RefusedError(f"it depends on the collation {name}, and pgsieve orders text by bytes")
     if not _DETERMINISTIC.fullmatch(name):
-        raise RefusedError(f"the collation {name} may take different strings for equal")
+        raise RefusedError(f"the collation {name} may treat different strings as equal")
 
 
 def name_of(nodes: Sequence[Node]) -> str:
-    """Return the name of the collation that these strings have together."""
+    """Return the name of the collation that PostgreSQL uses for these strings; refuse strings whose collations conflict."""
     names = _merged(nodes)[1]
     if len(names) > 1:
         raise RefusedError(f"its collation is ambiguous: {' or '.join(sorted(names))}")
@@ -104,12 +104,12 @@ def name_of(nodes: Sequence[Node]) -> str:
 
 
 def has_ascii_letters(nodes: Sequence[Node]) -> bool:
-    """Whether the collation of these strings knows only ASCII's letters, digits and case, as C's does."""
+    """Whether the collation of these strings, like C, knows letters, digits and case of ASCII only."""
     return _merged(nodes)[1] <= {"C", "POSIX"}
 
 
 def case_mapping(nodes: Sequence[Node], function: CaseFunction, mappings: CaseMappings) -> CaseMapping:
-    """How case changes under the collation of these strings; refuses a collation without a known mapping."""
+    """Return the case mapping of the collation of these strings; refuse a collation without a mapping."""
     name = name_of(nodes)
     mapping = mappings(name, function)
     if mapping is None or mapping.refusal:

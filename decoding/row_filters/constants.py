@@ -1,9 +1,9 @@
-"""Constants of a row filter: PostgreSQL's text of a value to the value, and conversions between values.
+"""Constants of a row filter: reads a value from PostgreSQL's text, and converts values between types.
 
 In: the text between the quotes and a type oid. Out: a `Constant`. Raises InvalidConstantError for text that
 is no value of the type, and RefusedError for text whose meaning depends on a setting of the server
-(DateStyle, TimeZone) or that no type here can represent; `pgsieve.decoding.row_filters.analysis` adds which
-filter and where.
+(DateStyle, TimeZone) or that pgsieve cannot represent; `pgsieve.decoding.row_filters.analysis` adds the filter
+and its part to the message.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ from pgsieve.decoding.values.booleans import BOOLEANS
 
 
 class RefusedError(Exception):
-    """Why a part of a row filter cannot be evaluated exactly."""
+    """A part of a row filter cannot be evaluated exactly; the message is the reason."""
 
 
 class InvalidConstantError(Exception):
-    """Text that is no value of its type; `sqlstate` as PostgreSQL's input functions raise it."""
+    """Text that is no value of its type; `sqlstate` is that of PostgreSQL's input function."""
 
     def __init__(self, reason: str, sqlstate: str = "22P02") -> None:
         super().__init__(reason)
@@ -113,18 +113,18 @@ def _double(text: str) -> float:
 
 
 def _real(text: str) -> float:
-    """Round once, from the decimal to a single: by way of a double it would be rounded twice."""
+    """Round the decimal once, to single precision; through double precision it would be rounded twice."""
     exact, double = _decimal(text), _double(text)
     if not isfinite(double):
         return double
     if Fraction(double) != Fraction(exact):
-        # A double on the wrong side of the middle between two singles is moved to the right side.
+        # A double that was rounded to the middle between two singles is moved back to the decimal's side.
         double = _sticky(double, towards=inf if Fraction(exact) > Fraction(double) else -inf)
     return single(double)
 
 
 def _sticky(double: float, *, towards: float) -> float:
-    """A neighbour of a double that lies exactly between two singles; other doubles as they are."""
+    """Return the neighbour of a double that lies exactly between two singles, and any other double as it is."""
     (bits,) = struct.unpack("<q", struct.pack("<d", double))
     return nextafter(double, towards) if bits & 0x1FFFFFFF == 0x10000000 else double
 
@@ -191,7 +191,7 @@ def _time(text: str) -> str:
 
 
 def interval_value(text: str) -> Interval:
-    """The interval; the text is in the form of IntervalStyle postgres, or has units with whole numbers."""
+    """The interval that a text means; the text has the form of IntervalStyle postgres, or whole numbers with units."""
     match = _INTERVAL.fullmatch(text)
     if match is None or not text.strip():
         raise RefusedError("an interval constant is understood as '1 year 2 mons 3 days 04:05:06.7' only")
@@ -283,7 +283,7 @@ def _digits(value: Decimal) -> Digits | None:
     if not value.is_finite():
         return None
     _, figures, exponent = value.as_tuple()
-    # Zeros at the end count: a constant's scale is the one that is written.
+    # Trailing zeros count: a constant has the scale that is written.
     return Digits.of(max(len(figures) + int(exponent), 0), max(-int(exponent), 0))
 
 
@@ -315,9 +315,9 @@ def number_constant(text: str) -> Constant:
 
 
 def convert_constant(constant: Constant, type_oid: int) -> Constant | None:
-    """Return the constant as another type, by the casts between numbers or strings; None when there is none.
+    """Convert the constant to another type by a cast between numbers or between strings; None without such a cast.
 
-    character loses its trailing blanks where it becomes another string; numeric to integer rounds half away from zero, as PostgreSQL's numeric.c does.
+    The type character loses its trailing blanks. From numeric to an integer, half rounds away from zero (numeric.c).
     """
     value = constant.value
     if value is None:
@@ -343,7 +343,7 @@ def convert_constant(constant: Constant, type_oid: int) -> Constant | None:
 
 
 def _convert_float(value: float, source: int, target: int) -> Constant | None:
-    """A conversion of floats: singles widen exactly; the other directions only as far as filters need them."""
+    """Convert a float to double precision, or to real if its value stays the same; None otherwise."""
     if target in (FLOAT8, source):
         return Constant(value, type_oid=target)
     if target == FLOAT4 and (isnan(value) or single(value) == value):

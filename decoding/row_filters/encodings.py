@@ -1,9 +1,9 @@
 """Whether a row filter gives the same result over UTF-8 text as over text in the database's own encoding.
 
 In: a typed tree, and the name of the server's encoding. Out: nothing. Raises RefusedError for a filter that
-counts bytes or codes of characters, or whose comparisons have another result.
+depends on bytes or codes of characters, or whose comparisons have another result in UTF-8.
 
-Here values are in UTF-8. In most encodings each character has one counterpart in Unicode, and no two share one
+pgsieve evaluates filters over UTF-8. In most encodings each character has its own counterpart in Unicode
 (section 23.3.1, and the maps of src/backend/utils/mb/Unicode). `ENCODINGS` lists the differences.
 """
 
@@ -42,9 +42,10 @@ class Encoding:
 
     - `characters`: each character is one character of Unicode.
     - `bytes`: the text has the same bytes.
-    - `codes`: characters have the numbers that they have in Unicode.
+    - `codes`: characters have the same numbers as in Unicode.
     - `order`: texts have the same order under the collation C.
-    - `doubled`: the characters of Unicode that several characters of the encoding become; None: all beyond ASCII may be.
+    - `doubled`: the characters of Unicode that stand for several characters of the encoding. None: any character
+      beyond ASCII may.
     """
 
     characters: bool = False
@@ -60,11 +61,11 @@ ENCODINGS: Final = MappingProxyType(
     {
         UTF8: Encoding(characters=True, bytes=True, codes=True, order=True),
         "LATIN1": Encoding(characters=True, codes=True, order=True),
-        # Bytes without conversion: a character of UTF-8 is several of its characters.
+        # No conversion: each byte is a character, so a character of UTF-8 may be several.
         "SQL_ASCII": Encoding(bytes=True, order=True),
         "EUC_JP": Encoding(characters=True, doubled=frozenset("№℡ⅠⅡⅢⅣⅤⅥⅦⅧⅨⅩ√∠∩∪∫∵≒≡⊥㈱")),
         "EUC_TW": Encoding(characters=True, doubled=None),
-        # Some of its characters are two of Unicode.
+        # Some of its characters are two characters of Unicode.
         "EUC_JIS_2004": _UNKNOWN,
         **dict.fromkeys(
             (
@@ -104,19 +105,19 @@ def require_alike(tree: Node, encoding: str) -> None:
     if encoding == UTF8:
         return
     traits = ENCODINGS.get(encoding, _UNKNOWN)
-    for what in (_difference(node, traits) for node in _nodes(tree)):
-        if what is not None:
-            raise _refused(what, encoding)
+    for construct in (_difference(node, traits) for node in _nodes(tree)):
+        if construct is not None:
+            raise _refused(construct, encoding)
 
 
 def require_characters(encoding: str) -> None:
-    """Refuse to shorten a constant to a number of characters in an encoding whose characters are not those of Unicode."""
+    """Refuse to shorten a constant to a number of characters if the encoding's characters are not those of Unicode."""
     if not ENCODINGS.get(encoding, _UNKNOWN).characters:
         raise _refused("its length", encoding)
 
 
-def _refused(what: str, encoding: str) -> RefusedError:
-    return RefusedError(f"{what} depends on the database's encoding, which is {encoding}, not {UTF8}")
+def _refused(construct: str, encoding: str) -> RefusedError:
+    return RefusedError(f"{construct} depends on the database's encoding, which is {encoding}, not {UTF8}")
 
 
 def _nodes(node: Node) -> Iterator[Node]:
@@ -126,7 +127,7 @@ def _nodes(node: Node) -> Iterator[Node]:
 
 
 def _difference(node: Node, traits: Encoding) -> str | None:
-    """What makes this node depend on the encoding."""
+    """The name of the construct that makes this node depend on the encoding, or None."""
     match node:
         case Comparison(operator="=" | "<>", left=left, right=right):
             alike = _is_same(traits, left, right)
@@ -144,7 +145,7 @@ def _difference(node: Node, traits: Encoding) -> str | None:
             alike = _is_regex_alike(pattern, traits)
         case _:
             return None
-    return None if alike else _NAMES.get(type(node), "which text is equal or greater")
+    return None if alike else _NAMES.get(type(node), "the comparison of text")
 
 
 _NAMES: Final[dict[type[Node], str]] = {Like: "LIKE", Regex: "the regular expression"}
@@ -166,14 +167,14 @@ def _is_alike(call: FunctionCall, traits: Encoding) -> bool:
 
 
 def _is_regex_alike(pattern: str, traits: Encoding) -> bool:
-    """Whether a pattern, as `pgsieve.decoding.row_filters.regex` writes it, matches the same: ranges follow codes."""
+    """Whether a pattern that `pgsieve.decoding.row_filters.regex` translated matches the same text; ranges depend on codes."""
     if not traits.characters or (_RANGE_BEYOND_ASCII.search(pattern) and not traits.codes):
         return False
     return not any(_is_doubled(traits, chr(int(code, 16))) for code in _ESCAPED.findall(pattern))
 
 
 def _is_same(traits: Encoding, left: Node, right: Node) -> bool:
-    """Whether two values are equal exactly where they are equal in UTF-8, as they are if one has no doubled character."""
+    """Whether two values are equal exactly if they are equal in UTF-8; they are if one has no doubled character."""
     return not (_is_text(left) and _is_text(right)) or any(
         _has_one_spelling(n, traits) for n in (left, right)
     )

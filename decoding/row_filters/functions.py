@@ -1,4 +1,4 @@
-"""Composite operators and functions of a row filter, and the functions it may call.
+"""Makes the nodes of a row filter's function calls, and of operators that consist of several nodes.
 
 In: nodes. Out: nodes. Raises RefusedError for operations without an exact counterpart.
 """
@@ -54,9 +54,9 @@ from pgsieve.decoding.wording import counted
 
 
 def logical(connective: Literal["AND", "OR"], operands: Sequence[Node]) -> Node:
-    """AND or OR of operands; without any it is the result of ANY or ALL of an empty array.
+    """AND or OR of operands; without operands the result of ALL or ANY of an empty array.
 
-    Both are associative: nested ones become one.
+    Both are associative: an operand with the same connective is merged.
     """
     flat: list[Node] = []
     for operand in operands:
@@ -70,17 +70,17 @@ def logical(connective: Literal["AND", "OR"], operands: Sequence[Node]) -> Node:
 def row_comparison(
     operator: Operator, left: tuple[Node, ...], right: tuple[Node, ...], major_version: int
 ) -> Node:
-    """Compare rows field by field from the left, until a pair differs or has a NULL (section 9.25.5), as a server of that version.
+    """Compare rows field by field, as a server of that version does, until a pair differs or has a NULL (section 9.25.5).
 
-    In an order, nothing after that pair is evaluated (ExecInterpExpr() in src/backend/executor/execExprInterp.c).
+    With <, <=, > and >=, no later pair is evaluated (ExecInterpExpr() in src/backend/executor/execExprInterp.c).
     """
     pairs = list(zip(left, right, strict=True))
     if operator in ("=", "<>"):
         return logical("AND" if operator == "=" else "OR", [comparison(operator, *pair) for pair in pairs])
-    becomes = partial(planned, major_version=major_version)
-    if any(any(map(can_fail, pair)) and any(map(is_null, map(becomes, pair))) for pair in pairs):
-        # The planner keeps such a pair.
-        raise RefusedError("PostgreSQL computes what a row compares with NULL, and that may fail")
+    plan = partial(planned, major_version=major_version)
+    if any(any(map(can_fail, pair)) and any(map(is_null, map(plan, pair))) for pair in pairs):
+        # The planner does not replace such a pair by NULL.
+        raise RefusedError("PostgreSQL evaluates a field that is compared with NULL, and that may fail")
     strict: Operator = "<" if operator in ("<", "<=") else ">"
 
     def earlier(rest: Node, pair: tuple[Node, Node]) -> Node:
@@ -120,9 +120,9 @@ def operation(operator: Literal["+", "-", "*", "/", "%"], left: Node, right: Nod
     return call(operator, (left, right))
 
 
-# Fields of a date that are never infinite: for infinity they are NULL (datetime.c, NonFiniteTimestampTzPart).
+# Fields that are NULL for an infinite date (datetime.c, NonFiniteTimestampTzPart).
 _BOUNDED_FIELDS: Final = frozenset(("day", "dow", "doy", "isodow", "month", "quarter", "week"))
-# Fields that are infinite for an infinity.
+# Fields that are infinite for an infinite date.
 _UNBOUNDED_FIELDS: Final = frozenset(
     ("year", "isoyear", "decade", "century", "millennium", "julian", "epoch")
 )
@@ -131,7 +131,7 @@ _CLOCK_FIELDS: Final = frozenset((*_WHOLE_CLOCK_FIELDS, "second", "milliseconds"
 _TRUNCATED: Final = frozenset(
     (*_CLOCK_FIELDS, "day", "week", "month", "quarter", "year", "decade", "century", "millennium")
 )
-# A repeated or padded string may have any length; PostgreSQL refuses one beyond 1 GB at run time.
+# PostgreSQL refuses a repeated or padded string beyond 1 GB at run time; this limit stays far below.
 _GREATEST_COUNT: Final = 10_000
 
 
@@ -151,8 +151,8 @@ def _field(operands: tuple[Node, ...]) -> str:
             raise RefusedError("the field has to be a constant")
 
 
-def _of_fields(*several: frozenset[str]) -> Callable[[tuple[Node, ...]], None]:
-    allowed = frozenset[str]().union(*several)
+def _of_fields(*sets: frozenset[str]) -> Callable[[tuple[Node, ...]], None]:
+    allowed = frozenset[str]().union(*sets)
 
     def require(operands: tuple[Node, ...]) -> None:
         field = _field(operands)
@@ -206,7 +206,7 @@ _REQUIREMENTS: Final = MappingProxyType(
 
 
 def each_element(subject: Node, array: Node, *, every: bool, compare: Callable[[Node, Node], Node]) -> Node:
-    """`subject operator ANY (array)`, or ALL, for an array that is no constructor (section 9.25.3)."""
+    """`subject operator ANY (array)`, or ALL, for an array whose elements are not written out (section 9.25.3)."""
     element_oid = ELEMENTS[array.type_oid]
     element = Element(collations.of_elements(array), type_oid=element_oid, digits=array.digits)
     test = compare(subject, element)
@@ -220,7 +220,7 @@ def _array_operator(name: str, operands: Sequence[Node]) -> Node:
         coerce(operand, other.type_oid) if operand.type_oid not in ELEMENTS else operand
         for operand, other in zip(operands, reversed(operands), strict=True)
     )
-    # The operator = also requires that both have one type, which can be compared.
+    # Like these functions, the operator = requires one type of both sides that can be compared.
     alike = comparison("=", left, right)
     return FunctionCall(name, (alike.left, alike.right), type_oid=BOOL)
 
@@ -240,7 +240,7 @@ def _array_position(operands: Sequence[Node]) -> Node:
     element = Element(collations.of_elements(array), type_oid=ELEMENTS[array.type_oid], digits=array.digits)
     alike = comparison("=", element, sought)
     if alike.left != element:
-        raise RefusedError("what array_position looks for has to be of the element's type")
+        raise RefusedError("the second argument of array_position has to be of the element's type")
     return FunctionCall("array_position", (array, alike.right), type_oid=INT4)
 
 
@@ -274,11 +274,11 @@ FUNCTIONS: Final[dict[str, tuple[int, int, Callable[[list[Node]], Node]]]] = {
     "<@": (2, 2, partial(_array_operator, "arraycontained")),
     "&&": (2, 2, partial(_array_operator, "arrayoverlap")),
 }
-"""What is no plain function of the catalog: the least and the most arguments, and how it is made."""
+"""Functions that are not simply a FunctionCall: the least and the most arguments, and what makes the node."""
 
 
 def function(name: str, operands: list[Node], mappings: CaseMappings = only_ascii) -> Node:
-    """The call of anything that is written like a function, or of a binary operator of arrays."""
+    """Return the node of a function call, or of a binary operator that works like one."""
     rule = FUNCTIONS.get(name)
     if rule is None:
         return call(name, operands, mappings)

@@ -1,8 +1,8 @@
-"""The text of a row filter to sqlglot's tree, accepted only where it reads as PostgreSQL's grammar does.
+"""Parses the text of a row filter with sqlglot, and accepts only what PostgreSQL's grammar reads the same way.
 
-In: text. Out: a tree of sqlglot whose operands bind as in gram.y (section 4.1.6), and readers of its names.
-Raises RefusedError for text that PostgreSQL may read in another way, and InvalidSyntaxError for text that is
-no single expression.
+In: text. Out: a tree of sqlglot whose operands bind as in gram.y (section 4.1.6), and functions that read its
+parts. Raises RefusedError for text that PostgreSQL may read differently, and InvalidSyntaxError for text that
+is not a single expression.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class _FilterDialect(Postgres):
         }
 
     class Parser(PostgresParser):
-        """Keeps every function under the name by which it is called."""
+        """Leaves each function its name in the text."""
 
         FUNCTIONS: ClassVar[dict[str, Callable[..., exp.Expr]]] = {}
         FUNCTION_PARSERS: ClassVar[dict[str, Callable[..., Any]]] = {
@@ -139,9 +139,9 @@ _OPERATORS = frozenset(
     ]
 )
 
-# Precedence (section 4.1.6): of the operator, and the least its left and right operand must have. sqlglot binds
-# some operators differently, so a tree is taken only where its operands bind as in PostgreSQL's grammar. LIKE is
-# also spelled ~~, which binds closer: its operands must bind closer than both spellings.
+# The operator's precedence (section 4.1.6), then the least precedence of its left and of its right operand.
+# sqlglot binds some operators differently, so a tree is accepted only if its operands bind as in PostgreSQL's
+# grammar. sqlglot reads ~~ as LIKE, but ~~ binds closer, so these operands must bind closer than both.
 _PRECEDENCE: Final[dict[type[exp.Expr], tuple[int, int, int]]] = {
     exp.Or: (1, 1, 2),
     exp.And: (2, 2, 3),
@@ -153,7 +153,7 @@ _PRECEDENCE: Final[dict[type[exp.Expr], tuple[int, int, int]]] = {
     **dict.fromkeys((exp.Between, exp.In), (6, 7, 7)),
     exp.Escape: (6, 6, 8),
     **dict.fromkeys((exp.Like, exp.ILike, exp.SimilarTo), (6, 8, 8)),
-    # All operators that the grammar does not name, on one level.
+    # Operators that the grammar does not name all have one precedence.
     **dict.fromkeys(
         (
             *(exp.DPipe, exp.RegexpLike, exp.RegexpILike, exp.StartsWith, exp.BitwiseAnd, exp.BitwiseOr),
@@ -202,7 +202,7 @@ def _is_operator(token: Token) -> bool:
 
 
 def _operators(tokens: Sequence[Token]) -> Iterator[str]:
-    """The operators among the tokens; sqlglot has two tokens for one with an exclamation mark."""
+    """The operators among the tokens; sqlglot splits one like !~ into two tokens."""
     negation: Token | None = None
     for token in filter(_is_operator, tokens):
         joined = negation is not None and negation.end + 1 == token.start and token.text.startswith("~")
@@ -218,14 +218,14 @@ def _operators(tokens: Sequence[Token]) -> Iterator[str]:
 
 
 def without_parentheses(part: exp.Expr) -> exp.Expr:
-    """The expression inside of any parentheses."""
+    """The expression inside any number of parentheses."""
     while isinstance(part, exp.Paren):
         part = part.this
     return part
 
 
 def operand(parent: exp.Expr, part: exp.Expr, *, right: bool = False) -> exp.Expr:
-    """An operand without its parentheses; an operand without any must bind as in PostgreSQL's grammar."""
+    """Return an operand without its parentheses; refuse one without parentheses that PostgreSQL may bind differently."""
     binds = _PRECEDENCE.get(type(part), _PRIMARY)[0]
     if binds < _PRECEDENCE.get(type(parent), _PRIMARY)[2 if right else 1]:
         raise RefusedError("its precedence is not clear, put parentheses around the operands")
@@ -233,30 +233,30 @@ def operand(parent: exp.Expr, part: exp.Expr, *, right: bool = False) -> exp.Exp
 
 
 def folded_name(identifier: exp.Identifier | exp.Expr) -> str:
-    """Return the name an identifier means: unquoted ASCII letters are folded (section 4.1.1)."""
+    """Return an identifier's name; unquoted ASCII letters are folded to lower case (section 4.1.1)."""
     name = str(identifier.this)
     return name if identifier.args.get("quoted") else name.translate(_ASCII_LOWER)
 
 
 def function_name(part: exp.Anonymous) -> str:
-    """Return the name of a function, folded like any other where it has no quotes."""
+    """Return the name of a function, folded to lower case unless it is quoted."""
     return part.name if isinstance(part.this, exp.Identifier) and part.this.quoted else part.name.lower()
 
 
 def is_call(part: exp.Expr, name: str, *arguments: int) -> bool:
-    """Tell whether this calls the function with one of these numbers of arguments."""
+    """Whether this is a call of the function with one of these numbers of arguments."""
     return (
         isinstance(part, exp.Anonymous) and function_name(part) == name and len(part.expressions) in arguments
     )
 
 
 def interval_text(part: exp.Interval) -> str:
-    """The text of an interval constant, which sqlglot splits."""
+    """The text of an interval constant, which sqlglot splits into a number and a unit."""
     return str(part.this.name) + (f" {part.unit.name.lower()}" if part.unit else "")
 
 
 def quantified(part: exp.Expr) -> tuple[bool, exp.Expr] | None:
-    """Return (every, array) for ANY (array) and ALL (array)."""
+    """Return (every, array) for ANY (array) and ALL (array), None for other expressions."""
     if isinstance(part, exp.Any | exp.All):
         return isinstance(part, exp.All), part.this
     if (

@@ -94,11 +94,9 @@ def of_server(recorded: Mapping[str, CaseMapping]) -> CaseMappings:
     """The mappings that the server returned, by collation, and those that need no server."""
 
     def mapping(collation: str, function: CaseFunction) -> CaseMapping | None:
-        asked_for = recorded.get(collation)
-        if asked_for is not None and (
-            asked_for.words is not None or asked_for.refusal or function != "initcap"
-        ):
-            return asked_for
+        answer = recorded.get(collation)
+        if answer is not None and (answer.words is not None or answer.refusal or function != "initcap"):
+            return answer
         return only_ascii(collation, function)
 
     return mapping
@@ -111,7 +109,7 @@ class NeededMappings:
         self.collations: dict[str, bool] = {}
 
     def __call__(self, collation: str, function: CaseFunction) -> CaseMapping:
-        """Record the request, and return a mapping that stands for any."""
+        """Record the request, and return a mapping in place of the server's."""
         if only_ascii(collation, function) is None:
             self.collations[collation] = self.collations.get(collation, False) or function == "initcap"
         return ASCII

@@ -1,8 +1,8 @@
-"""The typed tree of a row filter: `pgsieve.decoding.row_filters.analysis` makes it, and an engine compiles it.
+"""The typed tree of a row filter: `pgsieve.decoding.row_filters.analysis` makes it, `evaluation.compiler` compiles it.
 
-In: nothing but other nodes. Out: immutable nodes, each with the oid of its PostgreSQL type and, for numeric,
-enough digits for every value it can have. Every implicit conversion of PostgreSQL is a `Cast` here, so both
-sides of a comparison have one type and an engine needs no type rules of its own. Raises nothing.
+In: other nodes. Out: immutable nodes, each with the oid of its PostgreSQL type and, for numeric, digits that fit
+every possible value. Every implicit conversion of PostgreSQL is a `Cast`, so both sides of a comparison have
+one type, and the compiler needs no type rules of its own. Raises nothing.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ INTEGER_DIGITS = {INT2: Digits(5, 0), INT4: Digits(10, 0), INT8: Digits(19, 0)}
 
 
 def common_digits(several: Iterator[Digits | None]) -> Digits | None:
-    """Digits for the values of all of these, or None when no decimal type has room for them."""
+    """Digits that fit the values of all, or None when no decimal type has so many."""
     integral = scale = 0
     for digits in several:
         if digits is None:
@@ -88,7 +88,7 @@ def common_digits(several: Iterator[Digits | None]) -> Digits | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """An expression. `digits` is None unless numeric or an array of it; without digits the value is its text."""
+    """An expression. Only numeric and arrays of it may have `digits`; a numeric without digits is evaluated as text."""
 
     type_oid: int
     digits: Digits | None = None
@@ -120,7 +120,7 @@ class Constant(Node):
 class Cast(Node):
     """A conversion to `type_oid` that is exact or fails.
 
-    The result keeps to the `digits` of a numeric that has them.
+    A numeric with `digits` is converted to exactly these.
     """
 
     operand: Node
@@ -146,7 +146,7 @@ class Comparison(Predicate):
 
 @dataclass(frozen=True, slots=True)
 class NotDistinct(Predicate):
-    """IS NOT DISTINCT FROM: equality that takes NULL for a value."""
+    """IS NOT DISTINCT FROM: equality that treats NULL as a value."""
 
     left: Node
     right: Node
@@ -212,9 +212,9 @@ class Arithmetic(Node):
 
 @dataclass(frozen=True, slots=True)
 class FunctionCall(Node):
-    """A function of PostgreSQL by its name in pg_proc (`prosrc`), NULL when an operand is.
+    """A function of PostgreSQL by its name in pg_proc (`prosrc`); NULL when an operand is NULL.
 
-    `fails` says that it raises an error for some values.
+    `fails`: the function raises an error for some values.
     """
 
     name: str
@@ -314,7 +314,7 @@ def column_names(node: Node) -> frozenset[str]:
 
 
 def is_null(node: Node) -> bool:
-    """Tell whether it is the constant NULL."""
+    """Whether a node is the constant NULL."""
     return isinstance(node, Constant) and node.value is None
 
 
@@ -346,7 +346,7 @@ def _cast_can_fail(operand: Node, node: Cast) -> bool:
     if target == DATE or source == TIME:
         return False
     if {source, target} <= {NUMERIC, *FLOATS}:
-        # A numeric with digits is within the range of double precision, not of real.
+        # A numeric with digits fits into double precision, but may be out of real's range.
         return (source, target) not in ((FLOAT4, FLOAT8), (FLOAT4, NUMERIC), (FLOAT8, NUMERIC)) and (
             target == FLOAT4 or operand.digits is None
         )

@@ -1,9 +1,9 @@
-"""Arithmetic on numeric as PostgreSQL prints it: any number of digits, NaN, infinities, and display scales.
+"""Arithmetic on PostgreSQL's numeric: any number of digits, NaN, infinities, and display scales.
 
-In: numerics as decimals whose exponent is the display scale. Out: the result, as such a decimal. Raises
-NumericError, with PostgreSQL's words and SQLSTATE, where the server raises one. The rules are those of
-utils/adt/numeric.c: a sum has the greater scale of its operands, a product the sum of both, a quotient that
-of `_quotient_scale`; results round half away from zero.
+In: numerics as decimals; the negated exponent is the display scale. Out: the result, as such a decimal. Raises
+NumericError with PostgreSQL's message and SQLSTATE if the server raises an error. The rules are those of
+utils/adt/numeric.c: a sum has the greater scale of its operands, a product the sum of their scales, a quotient
+the scale of `_quotient_scale`; results round half away from zero.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _BASE_DIGITS: Final = 4  # DEC_DIGITS: numeric counts in base 10000
 
 
 class NumericError(PgsieveError):
-    """An error that evaluating a numeric expression raises in PostgreSQL, too."""
+    """An error in the evaluation of a numeric expression, which PostgreSQL raises too."""
 
 
 def _division_by_zero() -> NumericError:
@@ -52,7 +52,7 @@ def parsed(text: str) -> Decimal:
 
 
 def written_out(value: Decimal) -> Decimal:
-    """A decimal whose exponent is not positive, as for all numerics here."""
+    """The same number without a positive exponent, as this module's functions need it."""
     return _to_scale(value, _scale(value)) if value.is_finite() else value
 
 
@@ -64,7 +64,7 @@ def printed(value: Decimal) -> str:
 
 
 def _fitting(value: Decimal) -> Decimal:
-    """A result as a numeric: within its range, and zero without a sign."""
+    """Return a result as numeric has it, with zero without a sign; raise NumericError for one beyond numeric's range."""
     if not value:
         return value.copy_abs()
     if value.is_finite() and value.adjusted() >= _GREATEST_WEIGHT:
@@ -108,7 +108,7 @@ def _leading(value: Decimal) -> tuple[int, int]:
 
 
 def _quotient_scale(left: Decimal, right: Decimal) -> int:
-    """Return the scale of a quotient: 16 significant digits at least, and no operand's scale lost."""
+    """Return the scale of a quotient: it has at least 16 significant digits, and at least the scale of each operand."""
     (left_weight, left_digit), (right_weight, right_digit) = _leading(left), _leading(right)
     weight = left_weight - right_weight - (left_digit <= right_digit)
     scale = max(_SIGNIFICANT - weight * _BASE_DIGITS, _scale(left), _scale(right), 0)
@@ -197,7 +197,7 @@ def _square_root(value: Decimal) -> Decimal:
 
 
 def _root_to_scale(value: Decimal, scale: int) -> int:
-    # Twice the scale under the root, and one more digit, which shows on which side of the middle the rest is.
+    # The integer root has one digit more than the scale; the last line rounds by that digit.
     shifted = int(_to_scale(value, max(_scale(value), 0)).scaleb(2 * scale + 2, _EXACT))
     return (isqrt(shifted) + 5) // 10
 
@@ -210,7 +210,7 @@ def _sign(value: Decimal) -> Decimal:
     return Decimal((value > 0) - (value < 0))
 
 
-# PostgreSQL before 18 rounds to at most this scale; later versions go further.
+# PostgreSQL before 18 rounds to at most this many digits; later versions allow more.
 _GREATEST_PLACE: Final = 2_000
 
 
@@ -243,7 +243,7 @@ def rank(value: Decimal) -> tuple[bool, Decimal]:
 
 
 def _passing_nan(function: Callable[..., Decimal]) -> Callable[..., Decimal]:
-    """A function that passes NaN through, and whose results are numerics."""
+    """The function of decimals that returns NaN if an operand is NaN, and otherwise a result in numeric's range."""
 
     def of_decimals(*operands: Decimal | int) -> Decimal:
         if any(isinstance(operand, Decimal) and operand.is_nan() for operand in operands):

@@ -1,6 +1,6 @@
 """PostgreSQL's counterparts of sqlglot's tree classes: operators by their names, types by their oids.
 
-In: nothing. Out: tables, and the meaningful arguments of each class. Raises nothing.
+In: nothing. Out: tables, and the arguments of each class that the analysis reads. Raises nothing.
 """
 
 from __future__ import annotations
@@ -67,5 +67,5 @@ _READ: Final[dict[type[exp.Expr], frozenset[str]]] = {
 
 
 def arguments(part: type[exp.Expr]) -> frozenset[str]:
-    """The arguments of a class that the analysis reads; a part with others is refused, not partly read."""
+    """Return the arguments of a class that the analysis reads; a part with other arguments is refused."""
     return _READ.get(part, _BINARY)

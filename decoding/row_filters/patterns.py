@@ -1,6 +1,6 @@
 """LIKE, ILIKE and regular expressions of a row filter (section 9.7).
 
-In: nodes, a string and its pattern. Out: nodes. Raises RefusedError for a pattern without an exact
+In: the nodes of a string and of its pattern. Out: nodes. Raises RefusedError for a pattern without an exact
 counterpart.
 """
 
@@ -25,11 +25,11 @@ from pgsieve.decoding.row_filters.nodes import (
     Node,
     Regex,
 )
-from pgsieve.decoding.row_filters.type_rules import coerce, known
+from pgsieve.decoding.row_filters.type_rules import coerce, unknown_as_text
 
 
 def _operands(name: str, operand: Node, pattern: Node) -> tuple[Node, Node]:
-    operand = known(operand)
+    operand = unknown_as_text(operand)
     if operand.type_oid not in STRINGS or pattern.type_oid not in (*STRINGS, UNKNOWN):
         raise RefusedError(f"{name} is supported on strings only")
     pattern = coerce(pattern, TEXT)
@@ -40,17 +40,16 @@ def _operands(name: str, operand: Node, pattern: Node) -> tuple[Node, Node]:
 def like(
     operand: Node, pattern: Node, escape: str = "\\", *, ignore_case: CaseMappings | None = None
 ) -> Node:
-    """`operand LIKE pattern ESCAPE escape`, or ILIKE, which PostgreSQL evaluates in lower case on both sides.
+    """`operand LIKE pattern ESCAPE escape`; with `ignore_case` ILIKE.
 
-    It does so in every multi-byte encoding. In others it converts one character after the other, with the
-    same result (Generic_Text_IC_like() in src/backend/utils/adt/like.c).
+    For ILIKE, PostgreSQL changes both sides to lower case. In single-byte encodings it changes them character
+    by character, with the same result (Generic_Text_IC_like() in src/backend/utils/adt/like.c).
     """
     operand, pattern = _operands("LIKE", operand, pattern)
     mapping = None
     if ignore_case is not None:
         mapping = collations.case_mapping((operand, pattern), "lower", ignore_case)
-        # Unlike a call of lower(): that takes text, and here the padding of character(n) counts
-        # (bpchariclike).
+        # lower() would take text, without the padding of character(n); ILIKE keeps the padding (bpchariclike).
         operand = CaseChange("lower", operand, mapping, type_oid=TEXT)
     if not isinstance(pattern, Constant):
         if escape != "\\":
@@ -72,47 +71,47 @@ def like(
 
 
 def _computed(operand: Node, pattern: Node) -> FunctionCall:
-    """A match whose pattern differs from row to row, or whose pattern's end fails once a row's value reaches it."""
+    """A match whose pattern depends on the row, or ends with the escape character, which fails for some values."""
     return FunctionCall("textlike", (operand, pattern), fails=True, type_oid=BOOL)
 
 
 def _rewritten(pattern: str, escape: str) -> Iterator[str]:
-    r"""The pattern with a backslash before every character that `escape` escapes, and before every backslash."""
+    """The same pattern with the backslash as its escape character."""
     characters = iter(pattern)
     for character in characters:
         if character == escape:
-            meant = next(characters, "")
-            yield f"\\{meant}"
+            escaped = next(characters, "")
+            yield f"\\{escaped}"
         else:
             yield "\\\\" if character == "\\" else character
 
 
 def _canonical(pattern: str, escape: str) -> str | None:
-    """The pattern with backslashes only before %, _ and themselves.
+    """The same pattern with a backslash only before a literal %, _ or backslash.
 
-    None for a pattern that ends with its escape.
+    None for a pattern that ends with its escape character.
     """
     parts = []
     characters = iter(pattern)
     for character in characters:
         escaped = character == escape
-        meant = next(characters, None) if escaped else character
-        if meant is None:
+        symbol = next(characters, None) if escaped else character
+        if symbol is None:
             return None
-        parts.append(f"\\{meant}" if meant == "\\" or (escaped and meant in "%_") else meant)
+        parts.append(f"\\{symbol}" if symbol == "\\" or (escaped and symbol in "%_") else symbol)
     return "".join(parts)
 
 
 def regex(operand: Node, pattern: Node, *, ignore_case: CaseMappings | None = None) -> Node:
-    """`operand ~ pattern`, or ~*."""
+    """`operand ~ pattern`; with `ignore_case` ~*."""
     operand, pattern = _operands("~", operand, pattern)
     ascii_letters = collations.has_ascii_letters((operand, pattern))
     mapping = None
     if ignore_case is not None:
         mapping = collations.case_mapping((operand, pattern), "lower", ignore_case)
         if not mapping.is_plain_in_ascii():
-            # Regular expressions force C's behavior on ASCII, under some collations (regc_pg_locale.c).
-            raise RefusedError("its collation has another case of ASCII letters than English")
+            # Under some collations, regular expressions treat ASCII letters as C does (regc_pg_locale.c).
+            raise RefusedError("its collation changes the case of ASCII letters unlike English")
     if not isinstance(pattern, Constant):
         raise RefusedError("only a constant regular expression is supported")
     if pattern.value is None:

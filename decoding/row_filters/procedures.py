@@ -1,8 +1,8 @@
 """The built-in functions and operators that a row filter may call, as pg_proc and pg_operator list them.
 
 In: a name and the types of its arguments. Out: the `Procedure` that PostgreSQL would call (sections 10.2,
-10.3; func_select_candidate in parse_func.c). Raises RefusedError where none fits, more than one does, or the
-one that does has no exact counterpart. All of them are immutable and strict.
+10.3; func_select_candidate in parse_func.c). Raises RefusedError if none fits, if several fit, or if the one
+that fits has no exact counterpart in pgsieve. All procedures are immutable and strict.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from pgsieve.decoding.row_filters.nodes import (
     VARCHAR,
 )
 
-# A name, its function (prosrc), the types of its arguments, the type of its result. An exclamation mark: it
-# fails for some values. A hyphen: it is not evaluated here, but the choice depends on it.
+# Each line: the name, the function (prosrc), the types of its arguments, the type of its result. `!`: the function
+# fails for some values. `-`: pgsieve does not evaluate the function, but PostgreSQL may choose it.
 _TABLE: Final = """
 abs             numeric_abs             numeric -> numeric
 abs             int2abs!                int2 -> int2
@@ -246,7 +246,7 @@ class Procedure:
         )
 
     def count(self, types: Sequence[int], *, preferred: bool) -> int:
-        """The number of arguments that need no conversion, and with `preferred` of those that get a preferred type."""
+        """The number of arguments that need no conversion; `preferred` also counts those that get a preferred type."""
         return sum(
             actual == wanted or (preferred and wanted in _PREFERRED)
             for actual, wanted in zip(types, self.arguments, strict=True)
@@ -289,7 +289,7 @@ def resolve(name: str, type_oids: Sequence[int]) -> Procedure:
         most = max((candidate.count(types, preferred=preferred) for candidate in fitting), default=0)
         fitting = [candidate for candidate in fitting if candidate.count(types, preferred=preferred) == most]
     if len(fitting) > 1:
-        # An unknown argument is a string, where a candidate takes one.
+        # An unknown argument counts as a string if a candidate takes a string there.
         unknown = [place for place, actual in enumerate(types) if actual == UNKNOWN]
         strings = [c for c in fitting if all(c.arguments[place] in STRINGS for place in unknown)]
         fitting = [c for c in strings if all(c.arguments[place] == TEXT for place in unknown)] or strings

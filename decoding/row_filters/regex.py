@@ -1,12 +1,11 @@
-"""PostgreSQL's regular expressions (ARE, section 9.7.3) to equivalent ones of RE2, which Arrow uses.
+"""Translates PostgreSQL's regular expressions (ARE, section 9.7.3) into equivalent ones of RE2, which Arrow uses.
 
 In: a constant pattern. Out: RE2's pattern. Raises RefusedError, naming the construct, for constructs that RE2
 lacks, that depend on a locale, or that PostgreSQL would not compile.
 
-The two agree on alternation, groups, sets, bounds and anchors. They differ in what `.` matches, in `$`, in
-classes, and in quantifiers of quantifiers. A filter does not depend on which of several matches is found, nor
-on greediness. Both engines take time in proportion to the string's length, whatever the pattern, as neither
-backtracks.
+The two agree on alternation, groups, sets, bounds and anchors. They differ in `.`, in `$`, in classes, and in
+quantifiers of quantifiers. A filter only asks whether there is a match, so greediness makes no difference.
+Neither engine backtracks, so both take time in proportion to the string's length.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from pgsieve.decoding.row_filters.letter_case import CaseMapping
 _MOST_REPETITIONS: Final = 255  # DUPMAX in regex/regguts.h
 _QUANTIFIER: Final = re.compile(r"[*+?]|\{(\d{1,3})(,(\d{1,3})?)?\}", re.ASCII)
 _CLASS: Final = re.compile(r"\[:([a-z]+):\]", re.ASCII)
-# Members of a set: ASCII's, as classes under another collation are refused.
+# The members of each class in ASCII; under other collations classes are refused.
 _CLASSES: Final = {
     "alnum": "0-9A-Za-z", "alpha": "A-Za-z", "blank": r" \t", "cntrl": r"\x00-\x1f\x7f", "digit": "0-9",
     "graph": "!-~", "lower": "a-z", "print": " -~", "punct": r"!-/:-@\[-`{-~", "space": r"\t-\r ",
@@ -39,9 +38,9 @@ def _literal(character: str) -> str:
 
 
 def _set_of(members: str) -> str:
-    """A set; NUL, which no text of PostgreSQL has, is a member.
+    """A set of these members and NUL, which no text of PostgreSQL contains.
 
-    RE2 takes [kK] for a letter whose case is ignored; beside an alternative it then matches the Kelvin sign, too.
+    Without NUL, RE2 reads [kK] as a letter whose case is ignored, which in an alternative matches the Kelvin sign too.
     """
     return f"[{members}\\x00]"
 
@@ -65,7 +64,7 @@ class _Translation:
         return f"(?s){body}"
 
     def _variants(self, character: str) -> str:
-        """The characters that a character matches, as members of a set."""
+        """The characters that a character of the pattern matches, as members of a set."""
         return "".join(
             map(_literal, character if self._mapping is None else self._mapping.variants(character))
         )
@@ -118,10 +117,10 @@ class _Translation:
             case ".":
                 return "."
             case "\\":
-                meant = self._escape(in_set=False)
-                if not _is_class(meant):
-                    return self._alone(meant)
-                return f"[{'^' if meant[1].isupper() else ''}{_ESCAPED_CLASSES[meant[1].lower()]}]"
+                escaped = self._escape(in_set=False)
+                if not _is_class(escaped):
+                    return self._alone(escaped)
+                return f"[{'^' if escaped[1].isupper() else ''}{_ESCAPED_CLASSES[escaped[1].lower()]}]"
             case _:
                 return self._alone(start)
 
@@ -153,7 +152,7 @@ class _Translation:
         return text
 
     def _escape(self, *, in_set: bool) -> str:
-        """The escaped character, or the letter of a class with its backslash."""
+        """The escaped character; for a class, its letter with the backslash."""
         character = self._take()
         if character in _CONTROLS:
             return _CONTROLS[character]
@@ -171,7 +170,7 @@ class _Translation:
     def _set(self) -> str:
         negated = self._next() == "^"
         self._place += negated
-        members = [self._member()]  # A bracket that comes first is a member.
+        members = [self._member()]  # A ] in the first place is a member.
         while self._next() != "]":
             members.append(self._member())
         self._place += 1
@@ -206,22 +205,22 @@ class _Translation:
         return self._escape(in_set=True) if character == "\\" else character
 
 
-def _is_class(meant: str) -> bool:
-    return len(meant) > 1
+def _is_class(escaped: str) -> bool:
+    return len(escaped) > 1
 
 
 def translated(pattern: str, mapping: CaseMapping | None, *, ascii_classes: bool) -> str:
     """The pattern for RE2.
 
-    `mapping` is given where case is ignored, `ascii_classes` where the collation has only ASCII's letters.
-    All characters that a character matches are spelled out: RE2's own case rules are different.
+    `mapping` is given if case is ignored. `ascii_classes`: the collation knows letters of ASCII only. The result
+    lists all characters that a character matches, because RE2's own rules of case are different.
     """
     translation = _Translation(pattern, mapping, ascii_classes=ascii_classes).whole()
     try:
         pc.match_substring_regex(pa.scalar(""), translation)
     except pa.ArrowInvalid:
         # RE2 refuses a pattern of this form only for too many repetitions.
-        raise RefusedError("its bounds, one within the other, repeat too often") from None
+        raise RefusedError("its nested bounds repeat too often") from None
     return translation
 
 

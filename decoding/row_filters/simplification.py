@@ -1,13 +1,13 @@
-"""A row filter after PostgreSQL's planner: constants that decide the result do so before any row is read.
+"""Simplifies a row filter by its constants, as PostgreSQL's planner does before any row is read.
 
-In: a typed tree. Out: the tree without parts that are never evaluated: with `NULL > 1 / a` or `1 / a > 0 AND
-false` no row divides. Raises RefusedError where that depends on the value of a constant expression that only
-PostgreSQL computes. A tree that cannot fail is returned as it is: its order of evaluation makes no
+In: a typed tree. Out: the tree without parts that PostgreSQL never evaluates: `NULL > 1 / a` and `1 / a > 0 AND
+false` divide for no row. Raises RefusedError if this depends on a constant expression whose value only
+PostgreSQL computes. A tree that cannot fail is returned as it is, because its order of evaluation makes no
 difference.
 
-PostgreSQL: eval_const_expressions() in src/backend/optimizer/util/clauses.c, by way of ExecPrepareExpr() for
-the filters of a publication. From 19 on also expr_is_nonnullable() in the same file: IS NULL of an expression
-that cannot be NULL is decided too.
+PostgreSQL: eval_const_expressions() in src/backend/optimizer/util/clauses.c, which ExecPrepareExpr() calls for
+the filters of a publication. From 19 on, expr_is_nonnullable() in the same file also decides IS NULL of an
+expression that cannot be NULL.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ from pgsieve.decoding.values.builtin_types import ELEMENTS
 
 _STRICT: Final = (Arithmetic, CaseChange, Cast, Collate, Comparison, FunctionCall, Like, Not, Regex)
 _CALLED_ON_NULL: Final = frozenset(("array_position",))
-# Functions that may be NULL for operands that are not.
+# Functions that may return NULL for operands that are not NULL.
 _NULL_OF_VALUES: Final = frozenset((
     "array_length", "array_lower", "array_ndims", "date_part_date", "extract_date", "extract_timestamp",
     "numeric_min_scale", "numeric_scale", "timestamp_part",
 ))  # fmt: skip
-# Types for which a conversion may only relabel the same value.
+# Types between which a conversion may leave the value as it is.
 _LABELLED: Final = frozenset((*STRINGS, *ELEMENTS))
 
 #: The first major version whose planner decides IS NULL of an expression that cannot be NULL, and whose
@@ -77,7 +77,7 @@ def simplified(tree: Node, major_version: int = _OLDEST) -> Node:
 
 
 def of_version(node: Node, major_version: int) -> Node:
-    """The same tree with the functions that a server of that version has under the newest version's names."""
+    """The tree with each function by the name of its implementation in a server of that version."""
     if major_version >= _NULL_TESTS_ARE_DECIDED:
         return node
     node = _with_children(node, partial(of_version, major_version=major_version))
@@ -134,9 +134,9 @@ def _null_test_decided(node: Node) -> Node:
 
 
 def _nonnullable(node: Node) -> bool | None:
-    """Whether the planner sees that a part with simplified operands is not NULL.
+    """Whether the planner recognises that a part with simplified operands is never NULL.
 
-    None where that is not known.
+    None if only the server can say.
     """
     match node:
         case Array() | IsNull():
@@ -159,8 +159,8 @@ def _nonnullable(node: Node) -> bool | None:
         ):
             return _nonnullable(operand)
         case IsTruth(operand=operand) | Not(operand=IsTruth(operand=operand)):
-            # For a part that is not NULL it becomes the operand, or its NOT, which the planner does not
-            # simplify further.
+            # If the operand is never NULL, the planner replaces the test by the operand, or its NOT, and does not
+            # simplify that further.
             return True if _nonnullable(operand) is False and not _may_become_constant(operand) else None
         case Not(operand=IsNull()):
             return True
@@ -169,7 +169,7 @@ def _nonnullable(node: Node) -> bool | None:
         case Comparison(left=left, right=right) | NotDistinct(left=left, right=right) if (
             left.type_oid == BOOL
         ):
-            # Beside a constant it becomes the other operand, or its NOT.
+            # A comparison with a constant becomes the other operand, or its NOT.
             other = right if _may_become_constant(left) else left
             alone = _may_become_constant(left) or _may_become_constant(right)
             return None if alone and _nonnullable(other) is not False else False
@@ -195,7 +195,7 @@ def _with_children(node: Node, changed_child: Callable[[Node], Node]) -> Node:
 
 
 def _with(node: Node, **operands: Any) -> Node:
-    """The same node where nothing changed: a repeated part of a filter is compiled once."""
+    """Return the same object if nothing changed, so that a repeated part of a filter is compiled once."""
     same = all(_is_same(getattr(node, name), value) for name, value in operands.items())
     return node if same else replace(node, **operands)
 
@@ -297,7 +297,7 @@ def _may_become_null(node: Node) -> bool:
 
 
 def _may_become_constant(node: Node) -> bool:
-    """Whether the planner may find a constant here, whose value is not known outside PostgreSQL."""
+    """Whether the planner may reduce a part to a constant whose value only PostgreSQL computes."""
     if not _varies(node):
         return True
     match node:
@@ -344,6 +344,6 @@ def _never_null(node: Node) -> bool:
 
 def _undecided() -> RefusedError:
     return RefusedError(
-        "whether another part of it is evaluated, and may fail, hangs on an expression of constants: "
+        "an expression of constants decides whether another part is evaluated, and that part may fail: "
         "write its value instead"
     )

@@ -1,8 +1,7 @@
-"""LIKE with a pattern of the row, `chr`, gcd and lcm, and the comparison value of intervals: one value at a time.
+"""LIKE with a pattern from the row, `chr`, gcd, lcm, and the comparison value of intervals, for one row at a time.
 
 In: Python values, none of them NULL. Out: the result of PostgreSQL's function of that name (`prosrc`). Raises
-FilterValueError, with PostgreSQL's words and SQLSTATE, where the server raises one; never with the value in
-it.
+FilterValueError with PostgreSQL's message and SQLSTATE if the server raises an error; the message has no value.
 """
 
 from __future__ import annotations
@@ -19,22 +18,22 @@ from pgsieve.decoding.row_filters.nodes import compared_microseconds
 
 
 class FilterValueError(PgsieveError):
-    """An error that evaluating a function raises in PostgreSQL, too."""
+    """An error in the evaluation of a function, which PostgreSQL raises too."""
 
 
 # --- LIKE --------------------------------------------------------------------------------
 
 
 class _Match(Enum):
-    """ABORT: no later start in the string can match either (like_match.c)."""
+    """The result of a match (like_match.c). ABORT: a match that starts later in the string fails too."""
 
     TRUE = 1
     FALSE = 0
     ABORT = -1
 
 
-def _meant(pattern: str, place: int) -> str:
-    """The character at a place of the pattern, without its escaping backslash."""
+def _literal(pattern: str, place: int) -> str:
+    """The literal character at an index of the pattern, without its escaping backslash."""
     if pattern[place] != "\\":
         return pattern[place]
     if place + 1 == len(pattern):
@@ -47,7 +46,7 @@ def _match(text: str, at: int, pattern: str, place: int) -> _Match:
         if pattern[place] == "%":
             return _match_rest(text, at, pattern, place)
         if pattern[place] != "_":
-            if _meant(pattern, place) != text[at]:
+            if _literal(pattern, place) != text[at]:
                 return _Match.FALSE
             place += pattern[place] == "\\"
         at, place = at + 1, place + 1
@@ -57,7 +56,7 @@ def _match(text: str, at: int, pattern: str, place: int) -> _Match:
 
 
 def _match_rest(text: str, at: int, pattern: str, place: int) -> _Match:
-    """Match a pattern that begins with a percent sign: try every start in the rest of the string."""
+    """Match a pattern that begins with %: try every start in the rest of the string."""
     while place < len(pattern) and pattern[place] in "%_":
         if pattern[place] == "_":
             if at == len(text):
@@ -66,7 +65,7 @@ def _match_rest(text: str, at: int, pattern: str, place: int) -> _Match:
         place += 1
     if place == len(pattern):
         return _Match.TRUE
-    first = _meant(pattern, place)
+    first = _literal(pattern, place)
     for start in range(at, len(text)):
         if text[start] == first:
             verdict = _match(text, start, pattern, place)
@@ -76,7 +75,7 @@ def _match_rest(text: str, at: int, pattern: str, place: int) -> _Match:
 
 
 def _like(text: str, pattern: str) -> bool:
-    """`text LIKE pattern`; a backslash at the pattern's end fails once it is reached."""
+    """`text LIKE pattern`; fails if the match reaches a backslash at the pattern's end."""
     return _match(text, 0, pattern, 0) is _Match.TRUE
 
 
@@ -127,9 +126,9 @@ INTEGER_FUNCTIONS: Final[Mapping[str, Callable[..., object]]] = MappingProxyType
 
 
 def _interval_cmp_value(text: str) -> str:
-    """The value by which an interval is compared, from its text by interval_out.
+    """The number by which an interval is compared, from the text that interval_out prints.
 
-    Infinities are beyond all others.
+    An infinity is beyond all other intervals.
     """
     if text in ("infinity", "-infinity"):
         return f"{text.removesuffix('infinity')}{10**30}"

@@ -1,8 +1,7 @@
-"""Type rules of PostgreSQL's operators, for the types a row filter may compare.
+"""Type rules of PostgreSQL's operators, for the types that a row filter may compare.
 
 In: nodes. Out: nodes with the implicit casts that PostgreSQL's parser adds (chapter 10, parse_oper.c,
-parse_coerce.c). Raises RefusedError where there is no such operator or where its evaluation elsewhere would
-not be exact.
+parse_coerce.c). Raises RefusedError if there is no such operator, or if pgsieve cannot evaluate it exactly.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ from pgsieve.decoding.row_filters.nodes import (
 from pgsieve.decoding.values.builtin_types import ELEMENTS
 from pgsieve.decoding.values.catalog_names import TYPE_NAMES
 
-# Each converts implicitly to the ones after it.
+# Each type converts implicitly to the types after it.
 NUMBERS: Final = (INT2, INT4, INT8, NUMERIC, FLOAT4, FLOAT8)
 _COMPARABLE: Final = frozenset(
     (BOOL, BYTEA, DATE, TIME, TIMESTAMP, TIMESTAMPTZ, INTERVAL, UUID, *NUMBERS, *STRINGS)
@@ -87,7 +86,7 @@ def array_of(element_oid: int) -> int:
 
 
 def column_digits(type_oid: int, type_modifier: int) -> Digits | None:
-    """Digits of a numeric(p,s) column; None where it is a string here (no precision, or one that no decimal type has)."""
+    """Digits of a numeric(p,s) column; None if pgsieve has it as text (no precision, or one beyond a decimal type)."""
     if NUMERIC not in (type_oid, ELEMENTS.get(type_oid)) or type_modifier < 0:
         return None
     packed = type_modifier - 4
@@ -128,25 +127,25 @@ def array(elements: Sequence[Node], element_oid: int) -> Array:
 
 
 def _converted(conversion: Callable[[], _Converted]) -> _Converted:
-    """Convert a constant now; PostgreSQL does it for each row, and so fails only where there are rows."""
+    """Convert a constant now. PostgreSQL converts it for each row, so it refuses no filter of a table without rows."""
     try:
         return conversion()
     except InvalidConstantError as error:
         raise RefusedError(f"it fails for every row: {error}") from None
 
 
-def known_type(type_oid: int) -> int:
-    """The type of a quoted constant beside one of this type: text beside varchar or another such constant, else the same."""
+def type_beside(type_oid: int) -> int:
+    """The type of a quoted constant beside a value of this type: text beside varchar or unknown, else the same type."""
     return TEXT if type_oid in (UNKNOWN, VARCHAR) else type_oid
 
 
-def known(node: Node) -> Node:
-    """A quoted constant without a type as text, and any other node as it is."""
+def unknown_as_text(node: Node) -> Node:
+    """Return a quoted constant without a type as text, and any other node as it is."""
     return coerce(node, TEXT) if node.type_oid == UNKNOWN else node
 
 
-# Conversions that are exact, or fail where PostgreSQL's do; besides these, numbers to numbers and strings to
-# strings. PostgreSQL's others go by way of text, which no row filter may
+# Conversions that are exact or fail, as in PostgreSQL; so are those from number to number and from string to
+# string. Other conversions of PostgreSQL go through text, which it does not allow in a row filter
 # (check_simple_rowfilter_expr_walker()).
 _CASTS: Final = frozenset(
     (
@@ -157,7 +156,7 @@ _CASTS: Final = frozenset(
 
 
 def _cast_digits(node: Node, target: int) -> Digits | None:
-    """Check that the conversion is exact or fails, as PostgreSQL's; return the result's digits."""
+    """Return the digits of a conversion's result; refuse a conversion that may give another result than PostgreSQL's."""
     source = node.type_oid
     if target == NUMERIC and source in INTEGERS:
         return INTEGER_DIGITS[source]
@@ -182,7 +181,7 @@ def cast(node: Node, type_oid: int, modifier: tuple[int, ...]) -> Node:
         return _converted(partial(modified, converted, modifier))
     if type_oid == NUMERIC:
         precision, scale = (*modifier, 0)[:2]
-        # No decimal type can represent NaN.
+        # An operand without digits may be NaN, which no decimal type has.
         digits = None if converted.digits is None else Digits.of(precision - scale, scale)
         return Cast(converted, modifier, type_oid=type_oid, digits=digits)
     if type_oid in (VARCHAR, BPCHAR):
@@ -194,7 +193,7 @@ def cast(node: Node, type_oid: int, modifier: tuple[int, ...]) -> Node:
 
 
 def _comparison_type(left: int, right: int) -> int:
-    """Return the type in which PostgreSQL compares these two."""
+    """Return the type to which PostgreSQL converts values of these two types for a comparison."""
     pair = {left, right} - {UNKNOWN}
     if not pair:
         return TEXT
@@ -227,7 +226,7 @@ def _compared(left: Node, right: Node, *, ordering: bool) -> tuple[Node, Node]:
 
 
 def comparison(operator: Operator, left: Node, right: Node) -> Comparison:
-    """`left operator right`, both sides converted to the type PostgreSQL compares them in."""
+    """`left operator right`, both sides converted to the type in which PostgreSQL compares them."""
     return Comparison(operator, *_compared(left, right, ordering=operator not in ("=", "<>")))
 
 
@@ -237,7 +236,7 @@ def not_distinct(left: Node, right: Node) -> NotDistinct:
 
 
 def null_if(left: Node, right: Node) -> Node:
-    """`NULLIF(left, right)`: of the left type where an operator compares it with the right one, else of their common type."""
+    """`NULLIF(left, right)`: it has the left type if an operator compares the two types, else their common type."""
     pair = {left.type_oid, right.type_oid}
     if len(pair) == 2 and (pair <= set(INTEGERS) or (left.type_oid == FLOAT4 and pair <= set(NUMBERS))):
         null = constant_from_text(None, left.type_oid)
@@ -260,7 +259,7 @@ def arithmetic(operator: Literal["+", "-", "*", "/", "%"], left: Node, right: No
 
 
 def _result_digits(operator: str, left: Digits | None, right: Digits | None) -> Digits | None:
-    """Digits for every result; a quotient's scale depends on the values."""
+    """Digits that fit every result; None for a quotient, whose scale depends on the values."""
     if operator == "/" or left is None or right is None:
         return None
     if operator == "*":
@@ -291,7 +290,7 @@ def common_type(nodes: Sequence[Node]) -> int:
 
 
 def to_common_type(nodes: Sequence[Node]) -> tuple[tuple[Node, ...], int, Digits | None]:
-    """Convert all to their common type; returns them, the type, and digits for them all."""
+    """Convert nodes to their common type; return them, the type, and digits that fit all."""
     type_oid = common_type(nodes)
     converted = tuple(coerce(node, type_oid) for node in nodes)
     is_numeric = NUMERIC in (type_oid, ELEMENTS.get(type_oid))
@@ -299,12 +298,12 @@ def to_common_type(nodes: Sequence[Node]) -> tuple[tuple[Node, ...], int, Digits
 
 
 def extreme(function: Literal["GREATEST", "LEAST"], operands: Sequence[Node]) -> Extreme:
-    """GREATEST or LEAST in the operands' common type, whose strings order by bytes."""
+    """GREATEST or LEAST in the operands' common type; refuse strings that are not ordered as their bytes."""
     converted, type_oid, digits = to_common_type(operands)
     element_oid = ELEMENTS.get(type_oid, type_oid)
     if element_oid == BPCHAR:
         raise RefusedError(
-            "which of two strings that differ in trailing blanks is the greater is not defined"
+            "PostgreSQL does not define the greater of two strings that differ in trailing blanks only"
         )
     if element_oid in STRINGS:
         require_collation(converted, ordering=True)

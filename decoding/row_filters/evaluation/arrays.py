@@ -1,7 +1,7 @@
 """Functions of arrays of one dimension in row filters.
 
-In: lists; elements that are compared are given as their ranks, and NULL as None. Out: PostgreSQL's value
-(arrayfuncs.c, array_userfuncs.c). Raises nothing.
+In: lists, with None for NULL; functions that compare elements take their ranks (`rank` of `values`). Out:
+PostgreSQL's value (arrayfuncs.c, array_userfuncs.c). Raises nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _dimensions(items: Sequence[Any]) -> int | None:
 
 
 def _contains(whole: Ranks, part: Ranks) -> bool:
-    """`whole @> part`; NULL is found nowhere."""
+    """`whole @> part`; NULL equals no element."""
     return all(item is not None and item in whole for item in part)
 
 
@@ -36,7 +36,7 @@ def _overlap(left: Ranks, right: Ranks) -> bool:
 
 
 def position(items: Ranks, sought: Any) -> int | None:
-    """The place of the first element equal to `sought`, which may be NULL."""
+    """The position, from 1, of the first element equal to `sought`, which may be NULL; None without one."""
     return next((place for place, item in enumerate(items, 1) if item == sought), None)
 
 
@@ -57,4 +57,4 @@ COMPARING: Final[Mapping[str, Callable[[Ranks, Ranks], bool]]] = MappingProxyTyp
         "arrayoverlap": _overlap,
     }
 )
-"""Operators of two arrays, of the ranks of their elements."""
+"""Operators of two arrays, given as the ranks of their elements."""

@@ -1,9 +1,9 @@
-"""A row filter's tree as Arrow computations on whole columns: most filters can be computed so.
+"""Compiles a row filter's tree into Arrow computations on whole columns; this works for most filters.
 
-In: a tree. Out: a function of a batch, whose verdicts are those of `compiler`. Raises NotColumnarError for a
-tree with any other part, which `compiler` evaluates row by row. No part here can raise an error for a row, so
-it makes no difference that PostgreSQL evaluates only some parts for some rows (section 4.2.14). The text for
-a pattern match may be any expression that cannot fail: it is computed row by row, and the match by columns.
+In: a tree. Out: a function of a batch, with the same verdicts as `compiler`. Raises NotColumnarError for a tree
+with a part that Arrow cannot compute; `compiler` evaluates it row by row. No part here can fail for a row, so it
+makes no difference that PostgreSQL leaves out some parts for some rows (section 4.2.14). In a pattern match, any
+text that cannot fail is computed row by row, and the match by columns.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Columnar: TypeAlias = Callable[[pa.RecordBatch], Values]
 
 
 class NotColumnarError(Exception):
-    """A part of a tree that cannot be computed by columns."""
+    """A part of a tree that Arrow cannot compute by columns."""
 
 
 def columnar(tree: Node) -> Columnar:
@@ -45,7 +45,7 @@ def columnar(tree: Node) -> Columnar:
     return _compiled(tree)
 
 
-#: Arrow's form of a type's values: text orders by bytes, as `rank` of `values` says.
+#: Arrow's type for the values of a PostgreSQL type; text is ordered by bytes, as `rank` of `values` says.
 _ARROW: Final = MappingProxyType(
     {
         nodes.BOOL: pa.bool_(),
@@ -65,7 +65,7 @@ _ARROW: Final = MappingProxyType(
 )
 _DATES: Final = MappingProxyType({inf: DATE_INFINITY, -inf: DATE_MINUS_INFINITY})
 _TIMESTAMPS: Final = MappingProxyType({inf: TIMESTAMP_INFINITY, -inf: TIMESTAMP_MINUS_INFINITY})
-#: Infinities in Arrow: the values beyond all others.
+#: The numbers that stand for infinities in Arrow columns.
 _INFINITIES: Final = MappingProxyType(
     {nodes.DATE: _DATES, nodes.TIMESTAMP: _TIMESTAMPS, nodes.TIMESTAMPTZ: _TIMESTAMPS}
 )
@@ -118,7 +118,7 @@ def _compiled(node: Node) -> Columnar:
 def _like(pattern: str) -> Callable[[Values], Values]:
     """The match of a pattern.
 
-    In `%a` and `a%` Arrow would take escaped characters literally, together with the backslash before them.
+    A pattern with a backslash becomes a regular expression: in `%a` and `a%` Arrow takes the backslash literally.
     """
     if "\\" not in pattern:
         return lambda text: pc.match_like(text, pattern)
@@ -163,7 +163,7 @@ def _scalar(node: nodes.Constant) -> pa.Scalar:
 
 
 def _digits_of(value: Decimal | None) -> pa.DataType:
-    """The smallest decimal type for a value; raises NotColumnarError where there is none."""
+    """The smallest decimal type for a value; raises NotColumnarError if there is none."""
     if value is None:
         return pa.decimal128(1, 0)
     if not value.is_finite():
@@ -177,7 +177,7 @@ def _digits_of(value: Decimal | None) -> pa.DataType:
 
 
 def _cast(node: nodes.Cast) -> Columnar:
-    """The conversions that cannot fail, and whose results in Arrow equal PostgreSQL's."""
+    """Compile a conversion that cannot fail and has the same result in Arrow as in PostgreSQL."""
     operand, source, target = _compiled(node.operand), node.operand.type_oid, node.type_oid
     if node.modifier:
         raise NotColumnarError
@@ -189,7 +189,7 @@ def _cast(node: nodes.Cast) -> Columnar:
 
 
 def _arithmetic(node: nodes.Arithmetic) -> Columnar:
-    """The remainder of a division by a positive constant, which cannot fail."""
+    """Compile the remainder of a division by a positive constant, which cannot fail."""
     if (
         node.operator != "%"
         or node.type_oid not in nodes.INTEGERS
@@ -201,7 +201,7 @@ def _arithmetic(node: nodes.Arithmetic) -> Columnar:
         raise NotColumnarError
 
     def remainder(values: Values) -> Values:
-        # As in C, and so in PostgreSQL, it has the sign of the dividend.
+        # As in C, and so in PostgreSQL, the remainder has the sign of the dividend.
         numbers = np.asarray(values.fill_null(0))
         return pa.array(np.fmod(numbers, numbers.dtype.type(divisor)), mask=np.asarray(values.is_null()))
 
@@ -209,7 +209,7 @@ def _arithmetic(node: nodes.Arithmetic) -> Columnar:
 
 
 def _text(node: Node) -> Columnar:
-    """A string for a pattern match, which includes the padding of character(n)."""
+    """The string for a pattern match; it keeps the padding of character(n)."""
     match node:
         case nodes.ColumnValue(name=name):
             return lambda batch: batch.column(name)
@@ -226,7 +226,7 @@ def _text(node: Node) -> Columnar:
 
 
 def _sides(left: Node, right: Node) -> tuple[Columnar, Columnar]:
-    """Both sides of a comparison, of one type; for numerics one type with the values of both."""
+    """Both sides of a comparison, in one Arrow type; for numeric, one decimal type that fits both."""
     if left.type_oid != right.type_oid:
         raise NotColumnarError
     if left.type_oid != nodes.NUMERIC:
@@ -258,7 +258,7 @@ def _logical(node: nodes.Logical) -> Columnar:
 
 
 def _membership(node: nodes.Logical) -> list[Columnar] | None:
-    """A lookup for `x = a OR x = b …`, or its negation, in a set of constants; None for other expressions."""
+    """For `x = a OR x = b …`, or its negation, the lookup of x in a set of constants; None for other expressions."""
     operator = "=" if node.connective == "OR" else "<>"
     first = node.operands[0]
     if not isinstance(first, nodes.Comparison) or first.left.type_oid == nodes.NUMERIC:
@@ -280,7 +280,7 @@ def _membership(node: nodes.Logical) -> list[Columnar] | None:
 
     def member(value: Values) -> Values:
         is_in = pc.is_in(value, members)
-        # NULL where the value is NULL, and where only NULL is left to equal it.
+        # NULL if the value is NULL, or if it equals no other constant and NULL is among the constants.
         is_known = pc.and_(pc.is_valid(value), is_in) if has_null else pc.is_valid(value)
         return pc.if_else(
             is_known, is_in if operator == "=" else pc.invert(is_in), pa.scalar(None, pa.bool_())

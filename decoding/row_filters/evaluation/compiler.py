@@ -1,8 +1,8 @@
-"""A row filter's tree as a Python function of a row.
+"""Compiles a row filter's tree into a Python function of a row.
 
-In: a tree. Out: a `Program`, whose function takes a row's values and returns the filter's. The functions raise where
-PostgreSQL raises, and skip the parts that PostgreSQL skips. All operands are evaluated, from the left, except those
-that AND, OR, CASE and COALESCE do not reach (section 4.2.14; ExecInterpExpr() in
+In: a tree. Out: a `Program`, whose function takes a row's values and returns the filter's value. The function raises
+an error where PostgreSQL does, and skips the parts that PostgreSQL skips: it evaluates all operands from the left,
+except those that AND, OR, CASE and COALESCE do not reach (section 4.2.14; ExecInterpExpr() in
 src/backend/executor/execExprInterp.c).
 """
 
@@ -33,8 +33,8 @@ Evaluate: TypeAlias = Callable[[Row], Any]
 class Program:
     """A compiled tree.
 
-    `evaluate` takes a row: the values of `columns` in their order, and `room` places for values that are kept while
-    the row is evaluated.
+    `evaluate` takes a row: a list of the values of `columns` in their order, then the items of `room`, where it keeps
+    intermediate values.
     """
 
     columns: dict[str, int]
@@ -49,7 +49,7 @@ class Program:
 
 
 def compiled(tree: Node) -> Program:
-    """Compile a tree; raises RecursionError for one that nests too deeply."""
+    """Compile a tree; raises RecursionError for a tree that is nested too deeply."""
     compiler = _Compiler(_Parts(tree))
     evaluate = compiler.compile(tree)
     return Program(compiler.columns, (_MISSING,) * compiler.kept, evaluate)
@@ -60,7 +60,7 @@ _MISSING: Final = object()
 
 
 class _Parts:
-    """The columns that a tree reads, and its repeated parts: the subject of a list, the value of a BETWEEN."""
+    """The columns that a tree reads, and its repeated parts, such as the value of a BETWEEN."""
 
     def __init__(self, tree: Node) -> None:
         self.columns: dict[str, int] = {}
@@ -95,14 +95,14 @@ _CONVERSIONS: Final = MappingProxyType(
 
 
 class _Compiler:
-    """Nodes to functions of a row."""
+    """Compiles nodes into functions of a row."""
 
     def __init__(self, parts: _Parts) -> None:
         self.columns = parts.columns
         self.kept = 0
         self._shared = parts.shared
         self._places = {name: place for place, name in enumerate(parts.columns)}
-        #: By identity, like elements: equal constants may have different scales (1.5 and 1.50).
+        #: Functions by the node's identity: equal constants may have different scales (1.5 and 1.50).
         self._compiled: dict[int, Evaluate] = {}
         self._elements: dict[int, int] = {}
 
@@ -170,7 +170,7 @@ class _Compiler:
     # Comparisons.
 
     def _ranked(self, left: Node, right: Node) -> list[Evaluate]:
-        """Both sides as the values that comparison uses."""
+        """Both sides as the values by which they are compared."""
         sides = zip((left, right), _rank_functions(left, right), strict=True)
         return [_applied(function, self.compile(side)) for side, function in sides]
 
@@ -179,7 +179,7 @@ class _Compiler:
         return self._membership(node, decided) or _connected(self._each(node.operands), decided)
 
     def _membership(self, node: nodes.Logical, decided: bool) -> Evaluate | None:
-        """A lookup for `x = a OR x = b …`, or its negation, in a set of constants.
+        """For `x = a OR x = b …`, or its negation, the lookup of x in a set of constants.
 
         None for other expressions.
         """
@@ -203,7 +203,7 @@ class _Compiler:
         decided = not node.every
 
         def evaluate(row: Row) -> bool | None:
-            subject(row)  # Even if there is no element to compare it with.
+            subject(row)  # It may fail, even if there is no element to compare it with.
             items = array(row)
             if items is None:
                 return None
@@ -230,15 +230,15 @@ class _Compiler:
         if {source, target} <= set(nodes.STRINGS):
             return _applied(strings.conversion(source, target), operand)
         if source == target or (source in ELEMENTS and target in ELEMENTS):
-            return operand  # For arrays only conversions that keep the elements as they are.
+            return operand  # Conversions of arrays leave the elements as they are.
         if (source, target) not in _CONVERSIONS:
             raise TypeError(f"nothing converts type {source} to {target}")
         return _applied(_CONVERSIONS[source, target], operand)
 
     def _call(self, node: nodes.FunctionCall) -> Evaluate:
-        made = datetimes.function_of(node)
-        if made is not None:
-            function, operands = made
+        with_constant = datetimes.function_of(node)
+        if with_constant is not None:
+            function, operands = with_constant
             return _strict(function, self._each(operands))
         operands = node.operands
         if node.name in arrays.COMPARING:
@@ -261,7 +261,7 @@ def _identity(value: Any) -> Any:
 
 
 def _once(function: Evaluate, place: int) -> Evaluate:
-    """Return a function whose value is kept in the row."""
+    """Return a function that is evaluated once per row and keeps its value in the row."""
 
     def evaluate(row: Row) -> Any:
         value = row[place]
@@ -277,12 +277,12 @@ def _constant(value: Any) -> Evaluate:
 
 
 def _applied(function: Callable[[Any], Any] | None, operand: Evaluate) -> Evaluate:
-    """A strict function of one operand; None stands for the identity."""
+    """A strict function of one operand; a `function` of None returns the operand."""
     return operand if function is None else _strict(function, [operand])
 
 
 def _strict(function: Callable[..., Any], operands: Sequence[Evaluate]) -> Evaluate:
-    """A strict function: it evaluates all operands, and is NULL if one of them is NULL."""
+    """A strict function: it evaluates all operands, and returns NULL if one is NULL."""
     if len(operands) == 1:
         (only,) = operands
 
@@ -316,7 +316,7 @@ def _not_distinct(left: Evaluate, right: Evaluate) -> Evaluate:
 
 
 def _connected(operands: Sequence[Evaluate], decided: bool) -> Evaluate:
-    """AND or OR, up to the first operand that decides."""
+    """AND or OR: operands after the first decisive one are not evaluated."""
 
     def evaluate(row: Row) -> bool | None:
         result: bool | None = not decided
@@ -398,7 +398,7 @@ def _case(branches: Sequence[tuple[Evaluate, Evaluate]], default: Evaluate) -> E
 
 
 def _array_position(items: Evaluate, sought: Evaluate) -> Evaluate:
-    """array_position, the only function that is called with NULL."""
+    """array_position, the only function that takes NULL as an operand."""
 
     def evaluate(row: Row) -> int | None:
         array, value = items(row), sought(row)

@@ -1,7 +1,7 @@
 """Dates, timestamps and intervals in row filters.
 
-In: days and microseconds since 1970-01-01, or infinities, none of them NULL. Out: the same, PostgreSQL's value. Raises
-FilterValueError where the server raises an error (date.c, timestamp.c).
+In: days and microseconds since 1970-01-01, or infinities, none of them NULL. Out: PostgreSQL's value in the same form.
+Raises FilterValueError if the server raises an error (date.c, timestamp.c).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _month_length(year: int, month: int) -> int:
 
 
 def _make_date(year: int, month: int, day: int) -> int:
-    """The date with these fields: a year below zero is BC, and there is no year 0."""
+    """The date with these fields; a negative year is BC, and there is no year 0."""
     astronomical = year + 1 if year < 0 else year
     if year == 0 or not 1 <= month <= 12 or not 1 <= day <= _month_length(astronomical, month):
         raise FilterValueError("date field value out of range", sqlstate="22008")
@@ -92,7 +92,7 @@ def _date_from_timestamp(micros: float) -> float:
 
 
 def _add_months(micros: int, months: int) -> int:
-    """The same day of another month, or its last day where it is shorter."""
+    """The same day of another month, or the last day of a month that is too short."""
     days, clock = divmod(micros, DAY)
     year, month, day = calendar_date(days)
     years, place = divmod(month - 1 + months, 12)
@@ -101,7 +101,7 @@ def _add_months(micros: int, months: int) -> int:
 
 
 def _add_interval(interval: Interval, micros: float, sign: int = 1) -> float:
-    """Add the months, then the days, then the rest; each sum has to be a timestamp."""
+    """Add the months, then the days, then the rest; each sum has to be in the range of timestamps."""
     if isinf(micros):
         return micros
     sum_ = int(micros)
@@ -113,7 +113,7 @@ def _add_interval(interval: Interval, micros: float, sign: int = 1) -> float:
 
 
 def _add_time(day: float, time: str) -> float:
-    """Date + time, whose text is HH:MM:SS[.ffffff]."""
+    """Date + time; the time is the text HH:MM:SS[.ffffff]."""
     start = _timestamp_from_date(day)
     if isinf(start):
         return start
@@ -123,7 +123,7 @@ def _add_time(day: float, time: str) -> float:
 
 
 def _time_between(left: float, right: float) -> int:
-    """Timestamp - timestamp, as intervals are compared; fails for infinities, as PostgreSQL did before 17."""
+    """Timestamp - timestamp, as the number by which intervals are compared; fails for infinities, as before 17."""
     if isinf(left) or isinf(right):
         raise FilterValueError("cannot subtract infinite timestamps", sqlstate="22008")
     difference = int(left) - int(right)
@@ -136,7 +136,7 @@ def _time_between(left: float, right: float) -> int:
 
 
 def _weekday(days: int) -> int:
-    return (days + 3) % 7  # from Monday, 0; 1970-01-01 was a Thursday
+    return (days + 3) % 7  # Monday is 0; 1970-01-01 was a Thursday
 
 
 def _day_of_year(days: int) -> int:
@@ -150,7 +150,7 @@ def _week(days: int) -> int:
 
 def _year(days: int) -> int:
     year, _, _ = calendar_date(days)
-    return year if year > 0 else year - 1  # There is no year 0: before 1 comes 1 BC.
+    return year if year > 0 else year - 1  # There is no year 0: year 1 follows 1 BC.
 
 
 def _iso_year(days: int) -> int:
@@ -158,7 +158,7 @@ def _iso_year(days: int) -> int:
 
 
 def _span_of_years(size: int, days: int) -> int:
-    """The century or millennium: the first begins with year 1, and before it comes the first before Christ."""
+    """The number of the century or millennium: 1 begins with year 1, and follows -1; there is no 0."""
     year, _, _ = calendar_date(days)
     return (year + size - 1) // size if year > 0 else -((size - year) // size)
 
@@ -186,7 +186,7 @@ _OF_DAY: Final[Mapping[str, Callable[[int], int]]] = MappingProxyType(
         "epoch": lambda days: days * (DAY // _SECOND),
     }
 )
-#: Fields that are infinite for an infinity; others are NULL (NonFiniteTimestampTzPart() in timestamp.c).
+#: Fields that are infinite for an infinite date; others are NULL (NonFiniteTimestampTzPart() in timestamp.c).
 _MONOTONIC: Final = frozenset(("year", "isoyear", "decade", "century", "millennium", "julian", "epoch"))
 _OF_CLOCK: Final[Mapping[str, Callable[[int], int]]] = MappingProxyType(
     {
@@ -203,7 +203,7 @@ def _julian_day(micros: int) -> Decimal:
     return DECIMAL_FUNCTIONS["numeric_add"](Decimal(days + _JULIAN_EPOCH), part)
 
 
-#: Fields with a fraction, as numeric and as double precision, which rounds where C does (timestamp_part_common()).
+#: Fields with a fraction, as numeric and as double precision, which rounds as C does (timestamp_part_common()).
 _FRACTIONAL: Final[Mapping[str, Callable[[int], Decimal]]] = MappingProxyType(
     {
         "second": lambda micros: Decimal(micros % (60 * _SECOND)).scaleb(-6),
@@ -254,7 +254,7 @@ _UNITS: Final = MappingProxyType(
 )  # fmt: skip
 
 
-#: The years that begin a century or millennium.
+#: The first year of the decade, century or millennium of a day.
 _FIRST_YEARS: Final[Mapping[str, Callable[[int], int]]] = MappingProxyType(
     {
         "decade": lambda days: _decade(days) * 10,
@@ -265,12 +265,12 @@ _FIRST_YEARS: Final[Mapping[str, Callable[[int], int]]] = MappingProxyType(
 
 
 def _first_year(size: int, number: int) -> int:
-    """The year with which a century or millennium begins, counted with a year 0."""
+    """The first year of a century or millennium; here 1 BC is year 0."""
     return number * size - size + 1 if number > 0 else number * size + 1
 
 
 def _truncated(field: str, micros: float) -> float:
-    """Set the fields below this one to their least values."""
+    """Set the smaller fields to their least values (date_trunc)."""
     if isinf(micros):
         return micros
     if field in _UNITS:
@@ -308,7 +308,7 @@ _WITH_INTERVAL: Final[Mapping[str, Callable[[Interval, float], float]]] = Mappin
 
 
 def function_of(node: FunctionCall) -> tuple[Callable[..., Any], tuple[Node, ...]] | None:
-    """A function made for a constant, such as the name of a field or an interval, and its other operands.
+    """For a function with a constant operand (a field's name, an interval), the function of its other operands, and these.
 
     None for other functions.
     """
@@ -356,4 +356,4 @@ FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
         "timestamp_mi": _time_between,
     }
 )
-"""Functions of dates and times, by `prosrc`, but those that `function_of` makes."""
+"""Functions of dates and times, by `prosrc`, without those that `function_of` makes."""

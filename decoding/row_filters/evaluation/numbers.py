@@ -1,7 +1,7 @@
 """Integers, floating point and numeric in row filters, and the conversions between them.
 
-In: Python values, none of them NULL. Out: PostgreSQL's value. Raises FilterValueError and NumericError where the
-server raises an error (int.c, int8.c, float.h, float.c, numeric.c).
+In: Python values, none of them NULL. Out: PostgreSQL's value. Raises FilterValueError or NumericError if the server
+raises an error (int.c, int8.c, float.h, float.c, numeric.c).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _division_by_zero() -> FilterValueError:
 
 
 def _fitting(compute: Callable[..., int], type_oid: int) -> Callable[..., int]:
-    """A function that fails for a result beyond the integer type."""
+    """The same function, which raises an error for a result out of the integer type's range."""
     bits, name = _BITS[type_oid]
     limit = 1 << bits - 1
 
@@ -91,7 +91,7 @@ _WHOLE: Final = float(1 << 52)  # From here on a double has no fraction.
 
 
 def _single(value: float) -> float:
-    """Round to a single precision number, infinite where the value is too great."""
+    """Round to single precision; a value that is too great becomes infinite."""
     return c_float(value).value
 
 
@@ -144,7 +144,7 @@ def _divided(rounded: Callable[[float], float]) -> Callable[..., float]:
 
 
 def _float_arithmetic(type_oid: int) -> Mapping[str, Callable[..., float]]:
-    # Rounding twice is the same as once here: 53 bits are more than 2 * 24 + 1.
+    # For real, a rounding to double first changes nothing: 53 bits are more than 2 * 24 + 1.
     rounded = _single if type_oid == FLOAT4 else _identity
     return {
         "+": _added(add, rounded), "-": _added(sub, rounded), "*": _multiplied(rounded), "/": _divided(rounded),
@@ -152,12 +152,12 @@ def _float_arithmetic(type_oid: int) -> Mapping[str, Callable[..., float]]:
 
 
 def _towards(compute: Callable[[float], int]) -> Callable[[float], float]:
-    """A rounding that keeps NaN, infinities and whole numbers as they are."""
+    """Round with this function; NaN, infinities and whole numbers stay as they are."""
     return lambda value: float(compute(value)) if abs(value) < _WHOLE else value
 
 
 def _float_sign(value: float) -> float:
-    return float((value > 0) - (value < 0))  # 0 for NaN, which C compares with nothing
+    return float((value > 0) - (value < 0))  # 0 for NaN, for which both comparisons are false
 
 
 def _float_root(value: float) -> float:
@@ -186,7 +186,7 @@ def arithmetic(operator: str, type_oid: int) -> Callable[..., Any]:
 
 
 def _real_from_integer(value: int) -> float:
-    """Round once; by way of a double it would be rounded twice."""
+    """Round once; through double precision the value would be rounded twice."""
     return float(np.int64(value).astype(np.float32))
 
 
@@ -208,7 +208,7 @@ def _real_from_double(value: float) -> float:
 
 
 def _float_from_numeric(convert: Callable[[Decimal], float]) -> Callable[[Decimal], float]:
-    """A conversion that fails where the number is out of the type's range (float8in_internal)."""
+    """The same conversion, which raises an error for a number out of the type's range (float8in_internal)."""
 
     def of(value: Decimal) -> float:
         result = convert(value)
@@ -220,7 +220,7 @@ def _float_from_numeric(convert: Callable[[Decimal], float]) -> Callable[[Decima
 
 
 def _real_from_decimal(value: Decimal) -> float:
-    # Arrow rounds a text once; by way of a double it would be rounded twice.
+    # Arrow rounds a text once; through double precision the value would be rounded twice.
     result: float = pa.scalar(printed(value)).cast(pa.float32()).as_py()
     return result
 

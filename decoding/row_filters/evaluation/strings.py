@@ -1,6 +1,6 @@
 """Strings and bytes in row filters.
 
-In: Python values, none of them NULL. Out: PostgreSQL's value. Raises FilterValueError where the server raises an error
+In: Python values, none of them NULL. Out: PostgreSQL's value. Raises FilterValueError if the server raises an error
 (varlena.c, oracle_compat.c, like_match.c).
 """
 
@@ -25,7 +25,7 @@ _Sequence = TypeVar("_Sequence", str, bytes)
 
 
 def _substring(value: _Sequence, start: int, length: int | None = None) -> _Sequence:
-    """Take `length` characters or bytes from `start` on, which may lie before the first (text_substring)."""
+    """Take `length` characters or bytes from `start` on, which may be less than 1 (text_substring)."""
     first = max(start, 1) - 1
     if length is None:
         return value[first:]
@@ -35,17 +35,17 @@ def _substring(value: _Sequence, start: int, length: int | None = None) -> _Sequ
 
 
 def _left(text: str, count: int) -> str:
-    """Take the first characters, or all but the last ones where the count is negative."""
+    """Take the first characters; for a negative count, all but the last ones."""
     return text[:count]
 
 
 def _right(text: str, count: int) -> str:
-    """Take the last characters, or all but the first ones where the count is negative."""
+    """Take the last characters; for a negative count, all but the first ones."""
     return text[max(len(text) - count, 0) :] if count >= 0 else text[-count:]
 
 
 def _right_before_19(text: str, count: int) -> str:
-    # The negation of the least integer overflowed to itself: no character was left out.
+    # Before 19, the negation of the least integer overflowed to itself, and the result was the whole text.
     return text if count == _LEAST_INTEGER else _right(text, count)
 
 
@@ -69,7 +69,7 @@ def _replaced(text: str, old: str, new: str) -> str:
 
 
 def _translated(text: str, characters: str, replacements: str) -> str:
-    """Replace each character by the one in the same place; one beyond the replacements is removed."""
+    """Replace each character by the replacement at the same position; remove characters without one."""
     table: dict[int, str] = {}
     for place, character in enumerate(characters):
         table.setdefault(ord(character), replacements[place : place + 1])
@@ -124,7 +124,7 @@ def _md5(value: bytes) -> str:
 
 
 def conversion(source: int, target: int) -> Callable[[str], str] | None:
-    """The cast between two types of strings; None where nothing changes."""
+    """The cast between two string types; None if it changes nothing."""
     if not {source, target} <= set(STRINGS):
         return None
     return (lambda text: text.rstrip(" ")) if source == BPCHAR != target else None
@@ -139,7 +139,7 @@ CONVERSIONS: Final = MappingProxyType({(BOOL, target): _boolean_text for target 
 
 
 def modified(type_oid: int, length: int) -> Callable[[str], str]:
-    """Return the explicit cast to `varchar(n)` or `character(n)`: a string is cut, or padded, to its length."""
+    """Return the explicit cast to `varchar(n)` or `character(n)`: it cuts a string; for character it also pads."""
     if type_oid == VARCHAR:
         return lambda text: text[:length]
     return lambda text: text[:length].ljust(length)
@@ -164,23 +164,23 @@ def _like_parts(pattern: str) -> Iterator[str]:
 
 
 def like(pattern: str) -> Callable[[str], bool]:
-    r"""The match of a pattern in which a backslash escapes literal %, _ and \."""
+    r"""The match of a pattern with a backslash before each literal %, _ and \."""
     first, *rest = _like_parts(pattern)
     if rest:
         *middle, last = rest
-        # The text between two percent signs is matched at its first place, without backtracking.
+        # A piece between two percent signs matches at its first occurrence, without backtracking.
         first += "".join(f"(?>.*?{part})" for part in middle) + f".*{last}"
     matches = re.compile(first, re.DOTALL).fullmatch
     return lambda text: matches(text) is not None
 
 
 def like_expression(pattern: str) -> str:
-    """The same match as an expression of RE2, which matches in one pass."""
+    """The same pattern as a regular expression of RE2, which matches in one pass."""
     return rf"(?s)\A{'.*'.join(_like_parts(pattern))}\z"
 
 
 def regex(pattern: str) -> Callable[[str], bool]:
-    """Return the search for a pattern of `pgsieve.decoding.row_filters.regex`."""
+    """The search for a pattern that `pgsieve.decoding.row_filters.regex` translated."""
     return lambda text: bool(pc.match_substring_regex(pa.scalar(text), pattern).as_py())
 
 

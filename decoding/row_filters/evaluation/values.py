@@ -1,15 +1,15 @@
-"""Values of a row filter as Python values: from Arrow, from constants, and for comparisons.
+"""Values of a row filter in Python: from Arrow, from constants, and as ranks for comparisons.
 
 | PostgreSQL                        | Python |
 |-----------------------------------|--------|
-| numeric                           | Decimal, whose exponent is the display scale |
-| real                              | a float that a single precision number equals |
+| numeric                           | Decimal; its negated exponent is the display scale |
+| real                              | a float with the value of a single precision number |
 | date                              | days since 1970-01-01, or an infinity |
 | timestamp, timestamptz            | microseconds since 1970-01-01, or an infinity |
 | interval                          | the microseconds by which it is compared (interval_cmp_value) |
-| time, uuid                        | text, which orders in the same way |
+| time, uuid                        | text, which has the same order |
 | arrays                            | a list |
-| a type without operators here     | True: it is only compared with NULL |
+| any other type                    | True if not NULL, as a filter can only ask for NULL |
 
 Raises nothing for values that `pgsieve.decoding.values.types` makes.
 """
@@ -48,7 +48,7 @@ def _identity(value: Any) -> Any:
     return value
 
 
-def _finite_or_not(days: int) -> float:
+def _day(days: int) -> float:
     return _DATES.get(days, days)
 
 
@@ -71,7 +71,7 @@ _FROM_ARROW: Final[dict[int, tuple[pa.DataType | None, Callable[[Any], Any]]]] =
         (None, _identity),
     ),
     nodes.NUMERIC: (None, _numeric),
-    nodes.DATE: (pa.int32(), _finite_or_not),
+    nodes.DATE: (pa.int32(), _day),
     nodes.TIMESTAMP: (pa.int64(), _instant),
     nodes.TIMESTAMPTZ: (pa.int64(), _instant),
     nodes.INTERVAL: (None, _interval),
@@ -79,7 +79,7 @@ _FROM_ARROW: Final[dict[int, tuple[pa.DataType | None, Callable[[Any], Any]]]] =
 
 
 def python_values(column: pa.Array, type_oid: int) -> list[Any]:
-    """Return the values of a column of this PostgreSQL type."""
+    """Return the values of a column of this PostgreSQL type, as the table above says."""
     element_oid = ELEMENTS.get(type_oid, type_oid)
     if element_oid not in _FROM_ARROW:
         return [True if valid else None for valid in column.is_valid().to_pylist()]
@@ -101,7 +101,7 @@ def python_values(column: pa.Array, type_oid: int) -> list[Any]:
 
 
 def constant_value(value: nodes.ConstantValue) -> Any:
-    """Return a constant's value."""
+    """Return a constant's value, as the table above says."""
     match value:
         case Decimal():
             return numeric.written_out(value)
@@ -127,7 +127,7 @@ def _float_rank(value: float) -> tuple[bool, float]:
 
 
 def _unpadded(text: str) -> str:
-    """The text without the padding of character(n), which has no meaning (section 8.3)."""
+    """The text without the padding of character(n), which comparisons ignore (section 8.3)."""
     return text.rstrip(" ")
 
 
@@ -140,16 +140,15 @@ _RANKS: Final[dict[int, Callable[[Any], Any]]] = {
 
 
 def midnight(days: float) -> float:
-    """A date as a timestamp, even beyond the range of timestamps."""
+    """A date as a timestamp, which may be beyond PostgreSQL's range of timestamps."""
     return days * DAY
 
 
 def rank(type_oid: int) -> Callable[[Any], Any] | None:
-    """A function to the value by which values of a type are equal, ordered and hashed.
+    """The function that gives a value's rank: what decides whether values of a type are equal, ordered and hashed alike.
 
-    None for the value itself.
-
-    Where it matters, strings are under a collation that orders by bytes, and so do Python's code points.
+    None if the value is its own rank. Strings are only ordered under collations that order by bytes, and Python
+    orders them by code points, which is the same.
     """
     if type_oid not in ELEMENTS:
         return _RANKS.get(type_oid)

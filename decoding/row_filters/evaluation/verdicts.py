@@ -1,12 +1,12 @@
-"""PostgreSQL's verdict of a row filter on each row of an Arrow batch.
+"""A row filter's verdict on each row of an Arrow batch, as PostgreSQL gives it.
 
-In: a tree of `pgsieve.decoding.row_filters.nodes`, and batches whose columns have the Arrow types that
-`pgsieve.decoding.values.types` gives PostgreSQL's types without an override. Out: true, false or NULL for
-each row, where NULL counts as no match (section 29.4). Raises RecursionError before any row is read, for a
-tree that nests too deeply; FilterValueError or NumericError, with PostgreSQL's words and SQLSTATE and no
-value, for the first row for which PostgreSQL would raise an error.
+In: a tree of `pgsieve.decoding.row_filters.nodes`, and batches whose columns have the Arrow types of
+`pgsieve.decoding.values.types` without overrides. Out: true, false or NULL for each row; NULL counts as no match
+(section 29.4). Raises RecursionError, before any row is read, for a tree that is nested too deeply. Raises
+FilterValueError or NumericError, with PostgreSQL's message and SQLSTATE and without a value, for the first row for
+which PostgreSQL would raise an error.
 
-The largest parts that cannot fail are computed by columns (`columns`), the rest row by row (`compiler`).
+`columns` computes the largest parts that cannot fail, `compiler` computes the rest row by row.
 """
 
 from __future__ import annotations
@@ -27,11 +27,10 @@ Verdicts: TypeAlias = Callable[[pa.RecordBatch], pa.BooleanArray]
 
 
 def condition(*trees: Node) -> Verdicts:
-    """Row filters' trees as one function of batches, which several threads may call at once.
+    """Compile trees into one function of batches, which several threads may call at once.
 
-    A row has to pass one of several filters; without any filter no row passes. They are tried in order, and
-    no further than needed (pgoutput_row_filter_init() in src/backend/replication/pgoutput/pgoutput.c joins
-    them with OR).
+    A row has to pass one of the filters; without any filter no row passes. As in an OR, filters after the first match
+    are not evaluated (pgoutput_row_filter_init() in src/backend/replication/pgoutput/pgoutput.c joins them with OR).
     """
     parts = _Parts()
     tree = parts.divided(trees[0] if len(trees) == 1 else Logical("OR", trees))
@@ -56,7 +55,7 @@ def verdicts(node: Node, batch: pa.RecordBatch) -> pa.BooleanArray:
 
 
 def _every_row(compute: Columnar) -> Verdicts:
-    """The verdict of each row of a batch, even where one verdict holds for all."""
+    """The verdicts as an array with one item per row, even if one scalar holds for all."""
 
     def verdicts_on(batch: pa.RecordBatch) -> pa.BooleanArray:
         values = compute(batch)
@@ -66,16 +65,16 @@ def _every_row(compute: Columnar) -> Verdicts:
 
 
 class _Parts:
-    """The parts of a tree that are computed by columns: its largest possible predicates."""
+    """The parts of a tree that are computed by columns: its largest predicates that can be."""
 
     def __init__(self) -> None:
-        #: By the name of the column that a predicate becomes; no column of a table has such a name.
+        #: Computed predicates by the name of the column that replaces them; no column of a table has such a name.
         self.computed: dict[str, Columnar] = {}
-        #: By identity, as a repeated part of a tree is evaluated once.
+        #: Divided nodes by the node's identity, so that a repeated part is evaluated once.
         self._divided: dict[int, Node] = {}
 
     def divided(self, node: Node) -> Node:
-        """A tree in which these predicates are columns."""
+        """The tree with a column in place of each predicate that is computed by columns."""
         if id(node) not in self._divided:
             self._divided[id(node)] = self._column(node) or self._with_children_divided(node)
         return self._divided[id(node)]

@@ -12,7 +12,7 @@ from rich.text import Text as RichText
 
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.values.quoting import quote_identifier
-from pgsieve.decoding.visible import _STEERING, visible, visible_json
+from pgsieve.decoding.visible import _CONTROLS, visible, visible_json
 from pgsieve.pipelines.command_line.console import Text, show_warnings
 from tests.fixtures.shop import Shop
 
@@ -22,7 +22,7 @@ SHOWN = r"a\x1b[31mred\x07\r\x08\u202egpj\x9b2J\nerror: no\u2028z"
 
 def steering(text: str) -> str:
     """What in a text steers, other than its own line ends."""
-    return "".join(_STEERING.findall(text.replace("\n", "")))
+    return "".join(_CONTROLS.findall(text.replace("\n", "")))
 
 
 def test_what_steers_is_escaped_and_nothing_else() -> None:
