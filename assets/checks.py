@@ -118,7 +118,7 @@ def _result(key: dg.AssetKey, compared: TableConsistency) -> dg.AssetCheckResult
 
 
 def _difference(compared: TableConsistency) -> str | None:
-    """Which rows differ, as far as their keys are known, and what to do; None where no row differs."""
+    """The differing rows, by the keys of some, and the command that mends them; None if no row differs."""
     if compared.equal:
         return None
     keys = visible(", ".join(compared.keys))
@@ -336,7 +336,7 @@ def check_of_table_freshness(
 
 
 def slot_problem(slot: str, state: SlotState | None) -> str | None:
-    """What is wrong with a replication slot: it is missing, has lost WAL, or lags too far behind."""
+    """The problem of a replication slot: it is missing, has lost WAL, or lags too far behind; None without one."""
     if state is None:
         return f'replication slot "{slot}" does not exist'
     if state.wal_status not in {"reserved", "extended"}:

@@ -142,7 +142,7 @@ def _ignore(_: object) -> None:
 class StepCallbacks(Generic[T]):
     """A command's functions for the outcome of a step in its own process.
 
-    `report` gets the step's results, `spend` the costs of its work, `fail` the error that failed it.
+    `report` gets the step's results, `spend` the costs of its work, `fail` the error that ended it.
     """
 
     report: Callable[[T], None] = _ignore

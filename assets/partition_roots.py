@@ -11,8 +11,7 @@ has brought all tables up to date materialises the cut, whether or not there wer
 
 The checks `sync_state` and `freshness` of the cut cover all tables, and are evaluated in each run. The checks of a
 single table are reported only if the run recorded the table, or if it has a new problem. A table that is set aside,
-or a disabled subscription, fails one run after everything else is done. It also fails each later run in which a user
-selects it.
+or a disabled subscription, fails one run after everything else is done, and each later run in which a user selects it.
 """
 
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -52,12 +51,12 @@ from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.table_groups import paths
 from pgsieve.assets.translator import AssetKind, Naming, of_replica, of_source_table, of_subscription
 from pgsieve.assets.unrun_events import (
+    current_inputs,
     data_version,
-    inputs_of_before,
-    inputs_of_now,
     lag,
     measured_freshness,
     plan,
+    recorded_inputs,
     report_checks,
     tables_shown_failed,
     unasked,
@@ -309,7 +308,7 @@ class _Increment:
         return dg.MaterializeResult(
             asset_key=key,
             data_version=data_version(cut),
-            tags=inputs_of_before(instance, key, self._assets.unchanged) | inputs_of_now(instance, others),
+            tags=recorded_inputs(instance, key, self._assets.unchanged) | current_inputs(instance, others),
             metadata={**_totals(self._result, cut), **self._run_metadata},
         )
 
@@ -340,7 +339,7 @@ def _comments(subscription: Subscription, names: Sequence[Name]) -> Mapping[Name
 def _failing(
     problems: Mapping[Name | None, str], chosen: Container[Name], reported: Container[str] | None
 ) -> dict[Name | None, str]:
-    """The problems for which a run fails: all of the tables that a user selected, and all new ones.
+    """The problems for which a run fails: the problems of tables that a user selected, and all new ones.
 
     A problem is new if no run has failed for it, so that it is not in `reported`. `reported` is None for a run of
     selected tables: such a run fails for these tables and for problems of the whole subscription.

@@ -1,4 +1,4 @@
-"""A published table as Dagster shows it: from a catalog, or from its replica where no catalog is at hand.
+"""A published table as Dagster shows it: from a catalog, or from its replica if there is no catalog.
 
 In: a `ReplicatedTable` of a catalog, or a table's state in the lake. Out: names, publications and the row
 filter as text; an unknown filter stays unknown, and is never called "none".
@@ -18,7 +18,7 @@ UNKNOWN_FILTER = "not known before the source has been read"
 
 @dataclass(frozen=True)
 class PublishedTable:
-    """A table that a subscription replicates; `row_filter` is None where it is not known, `replicated` without a catalog."""
+    """A table that a subscription replicates; `row_filter` is None if it is unknown, `replicated` without a catalog."""
 
     schema: str
     name: str
@@ -46,7 +46,7 @@ Tables = Mapping[Name, PublishedTable]
 
 
 def partitioned(tables: Tables, names: Container[Name]) -> tuple[Tables, Tables]:
-    """The tables with such a name, and the others."""
+    """The tables whose names are in `names`, and the others."""
     return (
         {name: table for name, table in tables.items() if name in names},
         {name: table for name, table in tables.items() if name not in names},

@@ -1,6 +1,6 @@
 """Events in Dagster's records for assets that no run was asked for: changed tables, their checks, an unchanged cut.
 
-When a run fails, Dagster shows each asset as failed that the run was asked for and has not materialised. An
+When a run fails, Dagster shows each asset that the run was asked for, and has not materialised, as failed. An
 increment knows only at its end which tables it has changed. So it is not asked for tables, and reports them
 here. A run of Dagster costs 0.2 s, an event without a run some milliseconds. In: results, or a subscription
 that has nothing to apply. Out: events in Dagster's records.
@@ -59,7 +59,7 @@ def data_version(cut: Cut) -> dg.DataVersion:
 
 
 def measured_freshness(subscription: Subscription, lake: Lake) -> Freshness | str:
-    """How far the replicas are behind; a text with the reason where that cannot be measured."""
+    """How far the replicas are behind; the reason as a text if they cannot be measured."""
     try:
         return check_freshness(subscription, lake)
     except PgsieveError as error:
@@ -75,7 +75,7 @@ def report_checks(dagster: dg.DagsterInstance, results: Sequence[dg.AssetCheckRe
     """Record results of checks that are not part of a run.
 
     Each result names the materialization that it checks. Without that Dagster compares times, and SQLite
-    keeps only whole seconds: Dagster would call a check "not evaluated" that follows its table within a
+    keeps only whole seconds: Dagster would call a check "not evaluated" if it follows its table within a
     second.
     """
     keys = {result.asset_key for result in results if result.asset_key is not None}
@@ -104,7 +104,7 @@ def report_checks(dagster: dg.DagsterInstance, results: Sequence[dg.AssetCheckRe
 def tables_shown_failed(dagster: dg.DagsterInstance, keys: Collection[dg.AssetKey]) -> set[dg.AssetKey]:
     """The tables whose check `sync_state` failed the last time.
 
-    A run with another Dagster instance may have made one ready since.
+    A run of another Dagster instance may have made some of them ready since.
     """
     checks = [dg.AssetCheckKey(key, SYNC_STATE) for key in sorted(keys)]
     last = dagster.event_log_storage.get_latest_asset_check_execution_by_key(checks) if checks else {}
@@ -175,14 +175,14 @@ def disabled_before(
     return problems[None] in reported
 
 
-def inputs_of_before(
+def recorded_inputs(
     dagster: dg.DagsterInstance, key: dg.AssetKey, inputs: Collection[dg.AssetKey]
 ) -> dict[str, str]:
-    """The versions of some inputs as the asset's last materialization recorded them.
+    """The versions of some inputs, as the asset's last materialization recorded them.
 
     A run needs them for inputs that it does not materialise: without them Dagster calls the asset "unsynced",
-    as if these inputs were new. There are none for more than `_MOST_INPUTS` inputs, as Dagster keeps two tags
-    of each with each materialization.
+    as if these inputs were new. For more than `_MOST_INPUTS` inputs there are none, as Dagster keeps two tags
+    of each input with each materialization.
     """
     if not 0 < len(inputs) <= _MOST_INPUTS:
         return {}
@@ -194,7 +194,7 @@ def inputs_of_before(
     return {name: before[name] for name in names if name in before}
 
 
-def inputs_of_now(
+def current_inputs(
     dagster: dg.DagsterInstance, inputs: Mapping[dg.AssetKey, dg.DataVersion] | Iterable[dg.AssetKey]
 ) -> dict[str, str]:
     """A materialization's tags for the current versions of its inputs.
@@ -221,7 +221,7 @@ def _inputs(dagster: dg.DagsterInstance, key: dg.AssetKey) -> dict[str, str]:
     before = newest and extract_data_provenance_from_entry(newest.event_log_entry)
     if not before:
         return {}
-    return _provided(before.code_version) | inputs_of_now(dagster, before.input_data_versions)
+    return _provided(before.code_version) | current_inputs(dagster, before.input_data_versions)
 
 
 def _provided(code_version: str) -> dict[str, str]:
@@ -241,12 +241,12 @@ def unasked(
     if _is_shown_failed(context.instance, result.asset_key):
         plan(context, [result.asset_key])
     tags = {DATA_VERSION_TAG: result.data_version.value, **_provided(context.run_id)}
-    tags |= inputs_of_now(context.instance, inputs)
+    tags |= current_inputs(context.instance, inputs)
     return dg.AssetMaterialization(result.asset_key, metadata=result.metadata, tags=tags)
 
 
 def plan(context: dg.AssetExecutionContext, keys: Iterable[dg.AssetKey]) -> None:
-    """Have Dagster show these assets as planned by this run: as failed by it, unless it materialises them."""
+    """Have Dagster show these assets as planned by this run: as failed, if the run fails before it materialises them."""
     step = context.get_step_execution_context().step.key
     for key in keys:
         planned = DagsterEvent.build_asset_materialization_planned_event(

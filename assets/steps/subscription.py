@@ -78,7 +78,7 @@ class Feed:
         return self.source.exclusively(f"slot {self.slot}", seconds)
 
     def with_defined(self, catalog: Catalog) -> Catalog:
-        """The catalog with the publications of pgsieve.yaml beside those of the server, as far as they are sound."""
+        """The catalog with the publications of pgsieve.yaml and of the server, as far as they are sound."""
         own = {}
         for name, defined in self.defined.items():
             with suppress(PublicationError):  # A subscription to it gets the error: see `publications`.
@@ -102,13 +102,13 @@ class Feed:
         return replace(self, subscriptions=there)
 
     def planned_capture(self, catalog: Catalog) -> tuple[CapturePublication, ...]:
-        """What the slot has to capture; nothing of pgsieve's own where the publisher filters."""
+        """The capture publications that the slot needs; none if the publisher filters."""
         if self.filtered:
             return ()
         return plan_capture(catalog, {name: self.publications(catalog, name) for name in self.subscriptions})
 
     def leaves_captured(self, catalog: Catalog) -> tuple[frozenset[int], ...]:
-        """The leaves of each root whose own TRUNCATE the capture does not distinguish from one of all leaves."""
+        """The leaves of each root if the capture does not tell its TRUNCATE from a TRUNCATE of all leaves."""
         if self.filtered:
             return ()
         return leaves_captured(
@@ -247,7 +247,7 @@ class Subscription:
         type_modifier: int,
         defined: DefinedTypes = NONE_DEFINED,
     ) -> ColumnType:
-        """The replica's type of one column: that of the type mapping, or the user's override.
+        """The replica's type of one column, by the type mapping or the user's override.
 
         `defined` are the catalog's types, for values in binary format.
         """
@@ -285,7 +285,7 @@ class Former:
 
 @dataclass(frozen=True)
 class History:
-    """A table's change history: the columns it has had, and how often it was begun anew because one changed its type.
+    """A table's change history: the columns it has had, and how often it began anew because a column's type changed.
 
     `whole`: it begins with the rows of the last copy.
     """
@@ -314,7 +314,7 @@ class History:
 class Published:
     """The publications of a table when it was copied: the row filters that were ORed, and their names.
 
-    `at` is the publisher's time when the snapshot was asked for (ISO 8601); None where that was not recorded.
+    `at` is the publisher's time when the snapshot was asked for (ISO 8601); None if it was not recorded.
     """
 
     row_filters: tuple[str, ...] | None

@@ -92,8 +92,8 @@ class Batch:
         tables: dict[Name, list[TableChanges]] = {}
         for change in self.changes:
             tables.setdefault(change.name, []).append(change)
-        # In this order: a process that changes a state writes to the replica afterwards, and this plan is for
-        # no later version.
+        # The heads are read first: a process that changes a state writes to the replica afterwards, and this plan
+        # is for no later version.
         present_heads = heads(lake, name, tables)
         states = TableStates(lake, name).newest()
         todo, advanced = [], {}
@@ -209,7 +209,7 @@ class Batch:
             return _conflicting(name, error)
         except TABLE_ERRORS as error:
             problem, lost = explained(self.lake, error, name), is_damage(error)
-            # An engine's message about a missing column depends on the statement.
+            # The message names the columns: an engine's own message depends on the statement.
             if not lost and definition and (altered := altered_columns(self.lake, path, definition)):
                 problem, lost = altered, True
             return Applied(*name, problem=problem, damaged=lost)

@@ -33,7 +33,7 @@ class NetRows:
     """New rows of the replica, by the places of their changes in ascending order.
 
     For some columns, `sent` has the places of the changes that have the value, or `NONE` where no change has
-    it. Then the value is that of the replica's row with the key `base`, or NULL where `base` is `NONE` too.
+    it. Then the replica's row with the key `base` has it; without such a row (`base` is `NONE`) it is NULL.
     """
 
     places: Numbers

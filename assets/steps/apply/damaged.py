@@ -55,7 +55,7 @@ def states_without_damaged(
 
 
 @dataclass
-class KnownVersions:
+class WholeVersions:
     """For each table a version with all applied changes and without RESTORE: of a cut, a later copy, or an apply.
 
     `path_of` is the path of a table's replica, or of the versions of its rows; `versions` are those in the cut.
@@ -109,8 +109,8 @@ def is_put_back(
 ) -> bool:
     """Whether a table was put back to before its version in a cut, or to before a position that it has had.
 
-    None stands for what is not known, or not read. If there is no later commit, the check only lists the table's
-    folder twice.
+    `version` or `position` is None if it is unknown, or is not to be read. If there is no later commit, the check only
+    lists the table's folder twice.
     """
     if version is not None and lake.records.is_restored(path, version, entry_bytes):
         return True

@@ -1,7 +1,7 @@
 """Compares whole rows in Spark, for a MERGE and for grouping, with the equality of `pgsieve.decoding.changes.digests`.
 
-Rows are equal when all their values are the same, NULL and NaN included. Spark takes 0.0 and -0.0 for one
-value where it joins, groups and sorts, and may return either. So floating-point numbers are compared by their
+Rows are equal when all their values are the same, NULL and NaN included. Spark treats 0.0 and -0.0 as one
+value when it joins, groups or sorts, and may return either. So floating-point numbers are compared by their
 text.
 """
 

@@ -67,7 +67,7 @@ class Endings:
         return pa.concat_tables([each for each in (self.keyed.ended, self.keyed.emptied) if each is not None])
 
     def replaced(self, leaving: Sequence[FileMatches]) -> tuple[list[FileMatches], list[KeptRows]]:
-        """The rows to remove, and those of them to write again as ended; `leaving` are the rows with keys of the batch."""
+        """The rows to remove, and among these the rows to write again as ended; `leaving` have keys of the batch."""
         net, metadata, others = self.net, self._metadata, self.keyed.keys.num_rows
         stands = self.remains & (net.last == NONE)
         ended_by = np.full(others + 1, NONE)

@@ -45,8 +45,8 @@ _TURN = 56
 class KeyConflict:
     """A change that meets a row of its key.
 
-    It is an INSERT or an UPDATE. `key` is its key (a row), `commit_lsn` its commit, and `first_lsn` the first
-    change's commit.
+    It is an INSERT or an UPDATE. `key` is its key (a row), `commit_lsn` its commit, and `first_lsn` the commit of
+    the batch's first change.
     """
 
     inserts: bool
@@ -86,7 +86,7 @@ class KeyedChanges:
 
     @cached_property
     def lookups(self) -> tuple[Mask, Mask]:
-        """The keys that are expected in the rows before the changes, and those for which it matters whether they are there."""
+        """Masks of the keys that the changes expect in the replica, and of the keys for which a row there matters."""
         return self.changes.lookups(self.keys.num_rows)
 
     @property

@@ -1,7 +1,7 @@
 """The changes of a batch without a key: their rows as digests, and the resulting change of the multiset.
 
-In: files of the change history, and the replica. Out: the changes as those of a table whose key is the whole
-row (`KeyedChanges`), and the rows to delete and insert. Rows are in memory one row group at a time. Raises
+In: files of the change history, and the replica. Out: the changes as if the whole row were the
+key (`KeyedChanges`), and the rows to delete and insert. Rows are in memory one row group at a time. Raises
 LakeError, and Arrow's errors.
 """
 

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 
 from pgsieve.assets.steps.apply.applied import Applied
 from pgsieve.assets.steps.apply.batch import Batch, DecidedKeys, Plan
-from pgsieve.assets.steps.apply.damaged import KnownVersions, put_back, states_without_damaged
+from pgsieve.assets.steps.apply.damaged import WholeVersions, put_back, states_without_damaged
 from pgsieve.assets.steps.apply.layout import follow_layout
 from pgsieve.assets.steps.apply.progress import ReplicaProgress
 from pgsieve.assets.steps.apply.row_versions import FollowingVersions
@@ -80,7 +80,7 @@ def apply(
 ) -> ApplyResult:
     """Apply the transformed slices that the replicas lack, and write a cut if anything changed.
 
-    `only` restricts it to some tables; then no cut is written, as the others stay behind. `cut_into` divides the
+    `only` restricts the apply to some tables; then no cut is written, as the others stay behind. `cut_into` divides the
     slices into batches; the rows do not depend on it.
     """
     lake.access.begin_writing()
@@ -250,7 +250,7 @@ class _Replicas:
         self.states = states
         self._subscription, self._lake, self._cut = subscription, lake, cut
         self._versions: dict[Name, int] = dict(cut.tables) if cut else {}
-        self._known = KnownVersions(lake, cut, self._path, cut.tables if cut else {})
+        self._whole_versions = WholeVersions(lake, cut, self._path, cut.tables if cut else {})
         #: The positions that the change histories have reached; unknown for tables that were copied since the
         #: cut.
         histories = cut.histories.items() if cut else ()
@@ -270,7 +270,7 @@ class _Replicas:
 
     def _problem(self, name: Name, before: TableHead | None, now: TableHead) -> str | None:
         state = self.states[name]
-        return None if self._known.advance(state, before, now) else put_back(self._path(state))
+        return None if self._whole_versions.advance(state, before, now) else put_back(self._path(state))
 
     def _path(self, state: TableState) -> str:
         return self._lake.paths.replica(self._subscription.name, *state.name)

@@ -17,7 +17,7 @@ from pgsieve.assets.steps.apply.applied import Pending
 from pgsieve.assets.steps.apply.batch import DecidedKeys, lacking_changes
 from pgsieve.assets.steps.apply.by_files import ChosenRows, RowsTask, Validity, may_be_of_other_key
 from pgsieve.assets.steps.apply.completion import NetRows, completions
-from pgsieve.assets.steps.apply.damaged import KnownVersions, is_put_back
+from pgsieve.assets.steps.apply.damaged import WholeVersions, is_put_back
 from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges, keyed_changes, stored_changes
 from pgsieve.assets.steps.history.versions import (
     StoredVersions,
@@ -54,7 +54,7 @@ class FollowingVersions:
     def __init__(self, subscription: Subscription, lake: Lake, cut: Cut | None, log: Log) -> None:
         self.positions, self.tables = dict[Name, int](), dict[Name, int]()
         self._subscription, self._lake, self._cut, self._log = subscription, lake, cut, log
-        self._known = KnownVersions(lake, cut, self._path, cut.scd2 if cut is not None else {})
+        self._whole_versions = WholeVersions(lake, cut, self._path, cut.scd2 if cut is not None else {})
 
     def _path(self, state: TableState) -> str:
         definition = state.definition
@@ -64,7 +64,7 @@ class FollowingVersions:
     def begin(
         self, states: Mapping[Name, TableState], repaired: Collection[Name] = frozenset()
     ) -> dict[Name, str]:
-        """Determine how far the versions of all tables are; returns the problems of tables with unreadable ones.
+        """Determine how far the versions of all tables are; returns the problems of unreadable versions.
 
         Versions continue if they have no gap. Then neither they nor their replica were put back or repaired since the
         newest cut; and they reach the position that the cut records, or began at the cut or a later copy. Other
@@ -99,7 +99,7 @@ class FollowingVersions:
         is_idle = version is not None and head.position == since
         self.positions[name] = head.position or 0
         self.tables[name] = version if version is not None and is_idle else head.version
-        self._known.begin(state, head.version)
+        self._whole_versions.begin(state, head.version)
 
     def follow(
         self,
@@ -140,7 +140,7 @@ class FollowingVersions:
         reach(Failpoint.REPLICA_COMMITTED)
         now = lake.records.head(table.path)
         # Otherwise the next run compares with the version that the cut still names.
-        if self._known.advance(state, pending.head, now):
+        if self._whole_versions.advance(state, pending.head, now):
             self.tables[state.name] = now.version
 
 
@@ -229,7 +229,7 @@ class VersionsWriter:
         return _Outcome(versions, commit_of, places, commits, matches, truncated)
 
     def _keyed(self, files: Sequence[str]) -> KeyedChanges:
-        """The changes by their keys: those that the replica's apply used, if it lacked the same changes."""
+        """The changes by their keys, as the replica's apply used them if it lacked the same changes."""
         table, pending, decided = self.table, self.pending, self.decided
         if decided is not None and (decided.slices, decided.since) == (pending.ends, self.since):
             return decided.keyed
@@ -277,7 +277,7 @@ class VersionsWriter:
         return every, until
 
     def _written(self, outcome: _Outcome, groups: Sequence[RowGroup]) -> Iterator[pa.Table]:
-        """Let the runner write the versions that begin; those that end within the batch get files of their own."""
+        """Let the runner write the versions that begin; versions that end within the batch get files of their own."""
         table, versions = self.table, outcome.versions
         lake, size = table.lake, self._stored.committer.file_bytes(table.path, {})
         stamp = Stamp(table.definition.metadata_column(APPLIED_AT))

@@ -44,7 +44,7 @@ class SparkChanges:
     pending: Pending
 
     def _stored(self) -> DataFrame:
-        """The changes, without those that a later copy has: a slice may have been transformed for an older one."""
+        """The changes that the copy lacks: a slice may have been transformed for an older copy."""
         rows = self.lake.slices_of(self.log, self.pending.ends, every=True)
         return rows.where(F.col("commit_lsn") >= self.pending.since)
 

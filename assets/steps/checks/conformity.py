@@ -129,7 +129,7 @@ def check_conformity(subscription: Subscription, lake: Lake, name: Name) -> Tabl
 
 @dataclass(frozen=True)
 class _FilteredReplica:
-    """The replica of a table, and the row filters of which each of its rows passes one."""
+    """The replica of a table, and its row filters: each row passes at least one."""
 
     subscription: Subscription
     lake: Lake
@@ -154,7 +154,7 @@ class _FilteredReplica:
         return False
 
     def evaluated(self) -> TableConformity:
-        """The number of rows, and of those that pass none of the filters."""
+        """The number of rows, and the number of rows that pass none of the filters."""
         subscription, lake, replicated = self.subscription, self.lake, self.replicated
         path = lake.paths.replica(subscription.name, *self.state.name)
         if self.filters is None:

@@ -229,7 +229,7 @@ def check_consistency(
 
 
 def _unpublished(replicated: ReplicatedTable) -> str | None:
-    """A warning that rows differ since the publications leave operations out (29.1); None if they publish all."""
+    """A warning that rows differ because publications leave operations out (29.1); None if they publish all."""
     missing = [f"{operation.upper()}s" for operation in OPERATIONS if operation not in replicated.operations]
     if not missing:
         return None

@@ -39,20 +39,22 @@ def differing_rows(expected: DataFrame, replica: DataFrame, columns: Sequence[st
 
 
 def differing_row_counts(expected: DataFrame, replica: DataFrame, columns: Sequence[str]) -> DataFrame:
-    """Each `row` whose `expected` and `held` counts differ; -0.0 is not 0.0 here."""
+    """Each `row` whose `expected` and `actual` counts differ; -0.0 is not 0.0 here."""
 
     def side(frame: DataFrame, is_replica: int) -> DataFrame:
         row = F.struct(*(F.col(quoted(name)).alias(name) for name in columns))
         return frame.select(
-            row.alias("row"), F.lit(1 - is_replica).alias("expected"), F.lit(is_replica).alias("held")
+            row.alias("row"), F.lit(1 - is_replica).alias("expected"), F.lit(is_replica).alias("actual")
         )
 
     both = side(expected, 0).unionByName(side(replica, 1))
     return (
         both.groupBy(*exact_values(both, "row"))
-        .agg(F.first("row").alias("row"), F.sum("expected").alias("expected"), F.sum("held").alias("held"))
-        .where("expected <> held")
-        .select("row", "expected", "held")
+        .agg(
+            F.first("row").alias("row"), F.sum("expected").alias("expected"), F.sum("actual").alias("actual")
+        )
+        .where("expected <> actual")
+        .select("row", "expected", "actual")
     )
 
 

@@ -44,7 +44,7 @@ _TURN_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class _Answer:
-    """The server's answer about a slot: `since` is when the first waiting transaction committed, None without one.
+    """The server's answer about a slot: `since` is the commit time of the first waiting transaction, if there is one.
 
     The slot was confirmed up to `confirmed`, and WAL was there up to `upto`.
     """
@@ -117,7 +117,7 @@ def unapplied_since(progress: ReplicaProgress, durable: int) -> tuple[int, datet
 def unread_since(
     connection: psycopg.Connection[Any], lake: Lake, feed: Feed, state: SlotState, *, peeking: bool = True
 ) -> datetime | None:
-    """When the first transaction committed that waits in the slot and is not in the change log; None without one.
+    """The commit time of the first transaction that waits in the slot and is not in the change log; None without one.
 
     If another process reads the slot, or without `peeking`, this is the earliest possible time. A peek takes the
     slot's lock: otherwise a step that reads the slot at the same time would fail.

@@ -92,15 +92,15 @@ def _repaired(moment: Moment, name: Name, log: Log) -> Repaired:
     with moment.refusing(name, "repair"):
         sides = moment.sides(name)
         net = _net(sides)
-        # Checked after the rows were read, and before they are written: rows of a table that was read as
-        # empty stay.
+        # Checked after the rows are read and before they are written: a rewritten table may have been read as
+        # empty, and its rows have to stay.
         if net is not None and moment.rewritten([name]):
             return Repaired(*name, lsn, problem=REWRITTEN)
         inserted, deleted = (0, 0) if net is None else _merged(sides, net, lsn)
         head = lake.records.head(sides.path)
-        # A cut must name no version after a RESTORE, which it would hide from later checks.
-        is_known = head.version == sides.version or not lake.records.is_restored(sides.path, sides.version)
-    version = head.version if is_known and (head.position or 0) <= lsn else None
+        # A cut must name no version after a RESTORE: later checks would not see the RESTORE.
+        is_whole = head.version == sides.version or not lake.records.is_restored(sides.path, sides.version)
+    version = head.version if is_whole and (head.position or 0) <= lsn else None
     return Repaired(*name, lsn, inserted, deleted, version)
 
 
@@ -116,18 +116,18 @@ def _net(sides: Sides) -> DataFrame | None:
 
 def _merged(sides: Sides, net: DataFrame, lsn: int) -> tuple[int, int]:
     """Correct a replica's rows in one commit; returns how many are inserted and deleted."""
-    totals = aggregated(net, [F.sum("expected").alias("expected"), F.sum("held").alias("held")])
+    totals = aggregated(net, [F.sum("expected").alias("expected"), F.sum("actual").alias("actual")])
     source, clauses = _with_deleted(sides, net) if sides.kept else _without_deleted(sides, net)
     vectors = bool(sides.lake.records.has_deletion_vectors(sides.path))
     with sides.lake.committing(None, vectors=vectors, metadata={REPAIRED: lsn}):
         merge_by_spark(sides.lake, sides.path, source, clauses, sides.version)
     reach(Failpoint.REPLICA_COMMITTED)
-    return int(totals["expected"]), int(totals["held"])
+    return int(totals["expected"]), int(totals["actual"])
 
 
 def _without_deleted(sides: Sides, net: DataFrame) -> tuple[DataFrame, Clauses]:
     """The MERGE that deletes and inserts rows."""
-    gone = net.where("held > 0").select(F.lit("delete").alias("action"), "row")
+    gone = net.where("actual > 0").select(F.lit("delete").alias("action"), "row")
     come = net.where("expected > 0").select(
         F.lit("insert").alias("action"), "row", F.explode(F.sequence(F.lit(1), F.col("expected").cast("int")))
     )
@@ -139,10 +139,10 @@ def _with_deleted(sides: Sides, net: DataFrame) -> tuple[DataFrame, Clauses]:
     """The MERGE by key that marks rows as deleted; an inserted row may be one that was deleted before."""
     kinds, names = dict(sides.kept), [c.name for c in sides.columns]
     merge = Merge.flat([c.name for c in sides.columns if c.is_key], [*names, *kinds], (), list(kinds))
-    says = {"deleted_at": F.current_timestamp(), "filtered": F.lit(False)}
+    end_metadata = {"deleted_at": F.current_timestamp(), "filtered": F.lit(False)}
 
     def rows(side: str, action: str) -> DataFrame:
-        metadata = says if action == "end" else {"filtered": F.lit(False)}
+        metadata = end_metadata if action == "end" else {"filtered": F.lit(False)}
         values = {name: field("row", name) for name in names}
         values |= {
             name: metadata.get(kind, F.lit(None)).cast(metadata_type(kind).spark)
@@ -155,5 +155,5 @@ def _with_deleted(sides: Sides, net: DataFrame) -> tuple[DataFrame, Clauses]:
             F.lit(action).alias("action"),
         )
 
-    come, gone = rows("expected", "upsert"), rows("held", "end")
+    come, gone = rows("expected", "upsert"), rows("actual", "end")
     return come.unionByName(gone.join(come, list(merge.key.values()), "left_anti")), merge.clauses(quoted)

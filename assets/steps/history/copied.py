@@ -21,7 +21,7 @@ from pgsieve.resources.lake.derived_rows import Batches, WrittenRows, table_rows
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.spark_writes import numbered
 
-#: Statistics of the slice, the order key and the time; those of every value would cost as much as writing.
+#: Statistics of the slice, the order key and the time; statistics of every value would cost as much as writing.
 CHANGES_PROPERTIES = {"delta.dataSkippingNumIndexedCols": "4"}
 
 

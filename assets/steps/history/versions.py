@@ -93,7 +93,7 @@ class StoredVersions:
 
 @dataclass(frozen=True)
 class VersionTable:
-    """The versions of one table's rows; `columns` are those of its replica."""
+    """The versions of one table's rows; `columns` are the replica's."""
 
     lake: Lake
     subscription: str
@@ -235,7 +235,7 @@ def _altered(path: str) -> LakeError:
 def present_rows(
     local: LocalRecords, path: str, among: Sequence[FileMatches] | None = None
 ) -> list[FileMatches]:
-    """The present versions, file by file: those of `among`, or all of the table in the order of rows, with key 0."""
+    """The present versions among the matches `among`; without these, all of the table, in order and with key 0."""
     return local.flagged(path, Flag(CURRENT, is_set=True, lacking=TO_LSN), among)
 
 
@@ -317,7 +317,7 @@ class VersionChange:
         commits: Commits,
         size: int,
     ) -> "VersionChange":
-        """The end of these rows by changes of `size` bytes; raises LakeError if the files cannot be changed."""
+        """The change that ends these rows, by changes of `size` bytes; raises LakeError if files cannot be changed."""
         lake, committer = table.lake, table.committer
         with lake.access.refusing(table.path):
             columns = lake.columns(table.path) if lake.records.exists(table.path) else table.schema.names
@@ -330,7 +330,7 @@ class VersionChange:
 
     @classmethod
     def of_all(cls, table: StoredVersions, lsn: int, time: datetime | None) -> "VersionChange":
-        """The end of all present versions, before an LSN."""
+        """The change that ends all present versions, before an LSN."""
         lake, matches = table.lake, list[FileMatches]()
         if lake.local is not None and lake.records.exists(table.path):
             with lake.access.refusing(table.path):

@@ -1,7 +1,7 @@
 """Initial row-filtered sync: tables -> replicas, a batch of tables at one exported snapshot.
 
 The slot and capture exist before the snapshot. Each replica's commit has the snapshot's LSN; changes before
-it are dropped for that table, later ones applied (section 29.4.5 for what is copied). A table copied again is
+it are dropped for that table, later ones applied (section 29.4.5 says which rows are copied). A table copied again is
 replaced in one commit, and no other table is affected. A finished copy is not repeated after a crash: the
 state before the copy names its snapshot, and with the replica's commit the copy is complete.
 """
@@ -170,7 +170,7 @@ class InitialCopy:
         return TableStates(self.lake, self.subscription.name)
 
     def _begun(self, names: list[Name], *, lacking: bool) -> tuple[list[Name], int]:
-        """Record that the copy of tables begins. Returns them, and the version of the states after that."""
+        """Record that the copy of tables begins; returns the tables, and the version of the states after that."""
         with self.subscription.feed.source.exclusively(self.subscription.name):
             if lacking:
                 needed = set(tables_to_copy(self.subscription, self.lake))

@@ -24,9 +24,9 @@ class Damage:
 
 @dataclass(frozen=True)
 class ReplacedReplica:
-    """The replica that a copy is to replace; the change history of this generation continues after the copy.
+    """The replica that a copy is to replace; the change history of `generation` continues after the copy.
 
-    `has_versions`: there may be versions of its rows, or there will be.
+    `has_versions` says that versions of its rows may exist, or will.
     """
 
     lake: Lake

@@ -38,11 +38,11 @@ from pgsieve.resources.postgres.errors import LockedTableError
 from pgsieve.resources.postgres.origins import subscribed_tables
 from pgsieve.resources.postgres.snapshot import Snapshot, chunk_queries, exported_snapshot
 
-#: How often an interrupted copy looks whether its tables have stopped.
+#: An interrupted copy checks this often, in seconds, whether its tables have stopped.
 _LOOK_SECONDS = 0.1
-#: From this size on a line of progress has the size.
+#: Lines of progress have the sizes of tables from this size on.
 _SHOWN_BYTES = 1024**2
-#: The tables that are read at the same time.
+#: How many tables are read at the same time.
 _READERS = 4
 
 
@@ -102,7 +102,7 @@ class BatchCopy:
             with exported_snapshot(source, self.seconds) as snapshot:
                 reach(Failpoint.SNAPSHOT_EXPORTED)
                 with source.connect() as connection:
-                    # Definitions are read as of the snapshot: the next step follows later ones.
+                    # Definitions are read as of the snapshot: the next step follows later definitions.
                     server = read_catalog(connection, snapshot.name)
                     catalog = sound_catalog(connection, self.subscription, server)
                     selection = self._selected(connection, catalog, names)
@@ -167,7 +167,7 @@ class BatchCopy:
         snapshot: Snapshot,
         former: Mapping[Name, TableState],
     ) -> tuple[list[PlannedTable], dict[Name, PgsieveError]]:
-        """The tables in chunks, which the executors read; and the errors of those that are locked by now."""
+        """The tables in chunks, which the executors read; and the errors of tables that are locked by now."""
         planned, locked = list[PlannedTable](), dict[Name, PgsieveError](selection.locked)
         for name, table in selection.tables.items():
             selected = copied_list(self.subscription, table, snapshot)
@@ -184,7 +184,7 @@ class BatchCopy:
     def _announced(
         self, selection: _Selection, catalog: Catalog, snapshot: Snapshot, former: Mapping[Name, TableState]
     ) -> dict[Name, TableState]:
-        """Record the snapshot in the states of the tables to copy, which are returned, and why other tables wait."""
+        """Record the snapshot in the states of the tables to copy, and why other tables wait; returns the states."""
         states = {
             name: announced(self.subscription, table, catalog, former.get(name), snapshot)
             for name, table in selection.tables.items()

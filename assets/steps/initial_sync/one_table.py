@@ -75,7 +75,7 @@ class Copied:
     problem: str | None = None
     #: The publisher's name of each column of the table.
     published: Mapping[str, str] = field(default_factory=dict)
-    #: Another process has copied the table later, or applies changes to it. Its state is that process's.
+    #: Another process has copied the table later, or applies changes to it. That process sets the table's state.
     overrun: bool = False
     #: The transactions that the table's snapshot waits for, by their ids.
     awaits: tuple[str, ...] = ()
@@ -221,7 +221,7 @@ class SnapshotCopy:
         return _Written(rows, head.version, (head.position or 0) > self.snapshot.lsn)
 
     def _committer(self, planned: PlannedTable, selected: SelectedRows, size: int) -> Committer:
-        """The committer of the copy, once there is room for it.
+        """The committer of the copy; makes room for the copy if the replica is damaged.
 
         Raises OverrunError and PgsieveError if the replica must not be written.
 

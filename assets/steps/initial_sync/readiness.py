@@ -33,7 +33,7 @@ from pgsieve.resources.postgres.snapshot import Snapshot
 
 @dataclass(frozen=True)
 class Declared:
-    """The tables that a copy made ready, and those that another process has copied later."""
+    """The tables that a copy made ready, and the tables that another process has copied later."""
 
     ready: Sequence[TableState] = ()
     overrun: Sequence[Name] = ()

@@ -176,7 +176,7 @@ class _Search:
     ) -> None:
         """Raise MomentError if the history may lack changes because none were applied until the next copy.
 
-        Changes are applied as long as the state says so. Without that, the history is complete up to its last slice.
+        Changes are applied as long as the state says so. Otherwise the history is complete up to its last slice.
         """
         limit = None if self.after is None else self.after.states
         recorded = [state for state in kept if limit is None or state.version <= limit]

@@ -156,7 +156,7 @@ def brought(moment: Moment, chosen: Sequence[Base], into: Lake) -> list[TableAt]
 
 
 def _cloned(moment: Moment, into: Lake, base: Base) -> list[TableChanges]:
-    """Make a table's clone, and beside it the history that it lacks; returns the changes of that, slice by slice."""
+    """Make a table's clone, and beside it the history that it lacks; returns its changes, slice by slice."""
     lake, subscription = moment.lake, moment.subscription
     assert lake.local is not None
     path = into.paths.replica(subscription, *base.name)

@@ -159,8 +159,8 @@ class _SubscriptionTables:
         lake, name, maintain = self.lake, self.subscription.name, self.maintainer.maintain
         cuts, states = Cuts(lake, name), TableStates(lake, name)
         cut = cuts.last()
-        # The next cut needs the changes after the newest one to know the changed tables, and a slice without changes
-        # for the position.
+        # The next cut needs the rows after the newest cut: rows with changes name the changed tables, and rows of
+        # slices without changes give the position.
         applied_rows = f"slice <= {cut.lsn if cut else 0:d} or (slice < {applied:d} and inserts is null)"
         maintain(Transformed(lake, name).path, applied_rows)
         of_cuts = {cut.states for cut in cuts.kept() if cut.states is not None}
@@ -204,7 +204,7 @@ class _SubscriptionTables:
             # During a long copy, files become old enough before any version needs them.
             if state.state != SyncState.DATA_SYNC:
                 self.maintainer.vacuum(self._replica(table))
-        # Commits of maintenance are behind the cut too: a run skips a replica whose version is the cut's.
+        # The cut has to name the versions that maintenance made, too: a run skips a replica at the cut's version.
         self._renew_cut(since, version)
         return True
 

@@ -1,4 +1,4 @@
-"""Filtering again: makes a subscription's replicas from another's, or from its own, without rows of the publisher.
+"""Filtering again: makes a subscription's replicas from another's, or from its own, without reading the publisher.
 
 In: a subscription that is new, or whose publications, row filters or column lists have changed; the catalog; and
 subscriptions of the same source. Out: for each table the replica and LSN that it can be made from, or why not; and
@@ -43,7 +43,7 @@ class Refiltering:
 
 @dataclass(frozen=True)
 class _Chosen:
-    """A replica that has the rows: its subscription, its state, and what decides which of them are wanted.
+    """A replica that has the rows: its subscription, its state, and what decides which rows are wanted.
 
     `replicated` is the table as it is published now, `wanted` the definition that its replica is to have.
     """
@@ -70,7 +70,7 @@ def moment_of(lake: Lake, source: Subscription) -> int:
 
 @dataclass(frozen=True)
 class Refilter:
-    """Makes the replicas of a subscription from those of `sources`, in this order.
+    """Makes the replicas of a subscription from replicas of `sources`, in this order.
 
     `catalog` is the present one, with the subscription's publications; each source has the present catalog with its
     own.
@@ -82,11 +82,11 @@ class Refilter:
     catalog: Catalog
 
     def planned(self, names: Sequence[Name]) -> list[Refiltering]:
-        """What can be made of the published tables, or of some."""
+        """The plan for each published table, or for the named ones."""
         return [plan for plan, _ in self._plans(names)]
 
     def done(self, names: Sequence[Name]) -> list[Refiltering]:
-        """Make what can be made."""
+        """Make the replicas that can be made."""
         made = []
         for plan, chosen in self._plans(names):
             made.append(plan if chosen is None else replace(plan, rows=self._make(plan.name, chosen)))

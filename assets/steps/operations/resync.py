@@ -18,7 +18,7 @@ from pgsieve.resources.postgres.source import quote
 
 @dataclass(frozen=True)
 class Outdated:
-    """A table to be copied again: its state with the reason, and what has changed since it was copied."""
+    """A table to be copied again: its state with the reason, and its changes since it was copied."""
 
     name: Name
     state: str

@@ -74,7 +74,7 @@ def _with_configuration(feed: Feed, seen: Look) -> Look:
     return replace(seen, digest=f"{seen.digest} {hashlib.sha256(text.encode()).hexdigest()}")
 
 
-def _known(feed: Feed, catalog: Catalog) -> list[int]:
+def _relations(feed: Feed, catalog: Catalog) -> list[int]:
     """The relations that are published or captured, and all relations of their partition trees."""
     names = [*_publications(feed), *feed.capture_names()]
     chosen = [catalog.publications[name] for name in names if name in catalog.publications]
@@ -143,7 +143,7 @@ class Catalogs:
             "subscriptions": sorted(self.feed.subscriptions),
             "relations": seen.relations,
             "transaction": transaction,
-            "known": _known(self.feed, catalog),
+            "known": _relations(self.feed, catalog),
             "captured": captured,
             "alike": alike,
             "gone": sorted(gone),

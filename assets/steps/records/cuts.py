@@ -1,7 +1,7 @@
 """Cuts of a subscription: LSNs at which all its replicas agree, with their Delta versions, and reads at a cut.
 
-They are in the Delta table `_cuts`, to which rows are only appended. A cut says that these versions have exactly what
-committed before its LSN. That stays true for later LSNs until the next cut. `read_at_cut` is for users.
+They are rows of the Delta table `_cuts`; only maintenance deletes some. A cut says that these versions have exactly
+what committed before its LSN. That stays true for later LSNs until the next cut. `read_at_cut` is for users.
 """
 
 import re

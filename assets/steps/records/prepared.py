@@ -1,4 +1,4 @@
-"""Prepared transactions between two readings of a slot: those that wait for their second phase.
+"""Prepared transactions that wait for their second phase between two readings of a slot.
 
 The slot is confirmed past a PREPARE long before its COMMIT PREPARED comes. So prepared transactions have to
 be as durable as the change log: they are in a table that is written after each slice, with the slice's end as

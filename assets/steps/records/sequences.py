@@ -71,7 +71,7 @@ class Sequences:
         return {(row["schema"], row["name"]): row for row in in_order(self.lake.records.rows(self.path))}
 
     def append(self, values: Collection[SequenceValue], gone: Collection[SequenceValue], base: int) -> None:
-        """Record values, and the sequences that are published no more.
+        """Record values, and the sequences that are no longer published.
 
         Raises OverrunError where the table's version is not `base`.
         """

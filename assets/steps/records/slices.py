@@ -45,7 +45,7 @@ def slice_summary() -> list[Column]:
 
 
 class SliceSummary:
-    """Makes the same summary from batches that pass through this process.
+    """Makes the summary of `slice_summary` from batches that pass through this process.
 
     `expect` gets a lower bound for the bytes of the largest table.
     """

@@ -1,6 +1,6 @@
 """The state of a subscription as a whole, like subenabled and subskiplsn of pg_subscription (section 51.53).
 
-It is in the Delta table `_subscription`, which is only appended to; the newest row counts. Without a row the
+It is the newest row of the Delta table `_subscription`. Without a row the
 subscription is enabled and skips nothing. Raises SubscriptionDisabledError where a disabled subscription
 should continue.
 """

@@ -1,7 +1,7 @@
 """Table sync states of a subscription, like pg_subscription_rel (section 51.54).
 
-They are in the Delta table `_table_states`, to which rows are only appended. The newest row of a table counts: the row
-with the newest Delta version, since clocks of several hosts disagree. `SyncState` says which step writes which state.
+They are rows of the Delta table `_table_states`; only maintenance deletes some. The newest row of a table counts: the
+row with the newest Delta version, since clocks of several hosts disagree. `SyncState` says which step writes which state.
 A run that dies while copying leaves `d`, and the table is copied anew.
 """
 
@@ -39,7 +39,7 @@ class SyncState(StrEnum):
     FINISHED_COPY = "f"
     #: Set by the copy once every slice after its LSN is transformed for the table; kept through schema changes.
     READY = "r"
-    #: Set with a reason by the step that fails with the table alone: copy, UPDATE transformation or apply. Nothing is
+    #: Set with a reason by the step that fails for this table alone: copy, UPDATE transformation or apply. Nothing is
     #: replicated into it until `pgsieve resync` names it, as the reason says.
     SET_ASIDE = "e"
     #: Set by the copy where no subscribed publication has the table any more, and by `pgsieve drop`. The LSN is 0 then
@@ -81,7 +81,7 @@ class TableState:
     """The state of one table: its sync state, the LSN of its copy, its definition, and a reason.
 
     The definition is the last one of its replica. `at` is when the state was written, `version` the Delta
-    version of `_table_states` with which it was, -1 where it was not recorded.
+    version of `_table_states` that added it, -1 if it is not recorded.
     """
 
     schema: str
@@ -121,7 +121,7 @@ class TableState:
 
 
 def copy_again(subscription: str, name: Name, problem: str) -> str:
-    """What is wrong with a table that only a copy brings back, and the command that copies it."""
+    """A problem that only a copy of the table ends, with the command that copies it."""
     table = shlex.quote(quote_qualified(*name))
     return f"{problem}; `pgsieve resync {subscription} {table}` copies the table again"
 

@@ -126,7 +126,7 @@ class TableChanges:
             unchanged=tuple(row["unchanged"]),
             problem=row["problem"],
             sent_as=from_rows(row.get("sent_as")),
-            # Not in the rows of former versions.
+            # Rows of former versions lack it.
             through=tuple(row.get("through") or ()),
         )
 
@@ -148,7 +148,7 @@ class Transformed:
         return self.lake.records.position(self.path) or 0
 
     def append(self, end: int, changes: Sequence[TableChanges], base: int) -> None:
-        """Record what a slice changed, once the changes are durable, and which tables were set aside.
+        """Record the changes of a slice once they are durable, and the tables that were set aside.
 
         Raises OverrunError where the table's version is not `base`.
         """

@@ -1,4 +1,4 @@
-"""Slices of the change log: what the slot has between two positions -> one Delta commit per slice.
+"""Slices of the change log: the slot's messages between two positions -> one Delta commit per slice.
 
 In: positions, and how the slot is read. Out: the commits, which have the slices' ends as positions, and the
 summaries in `slices`. Raises SourceError, errors of the messages, OverrunError where another process was
@@ -233,7 +233,7 @@ def _written_by_second_session(
 
 
 def _append_by_executor(lake: Lake, peek: Peek, begin: int, end: int, after: int, base: int | None) -> bool:
-    """Append what the slot has from `begin` up to `end`, read by an executor; False where that is nothing."""
+    """Let an executor append the slot's messages from `begin` up to `end`; False if there are none."""
     feed = peek.feed
     with feed.source.connect() as connection:
         if not has_changes(connection, feed.source.name, feed.slot, peek.query(end, limit=1)):

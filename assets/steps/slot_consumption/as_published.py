@@ -25,7 +25,7 @@ from pgsieve.resources.postgres.missing_publications import UNDEFINED
 def published_up_to(lake: Lake, own: Sequence[Feed]) -> int:
     """The end of the last slice that an interrupted run has already read as published.
 
-    The next slice has to contain all of them.
+    The next slice has to contain all such slices.
     """
     return max(ChangeLog(lake, each).position() or 0 for each in own)
 

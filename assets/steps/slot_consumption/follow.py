@@ -139,7 +139,7 @@ class StreamedFeed:
 
     @property
     def waiting_since(self) -> float | None:
-        """When the first commit arrived that is in no slice yet (time.monotonic); None where there is none."""
+        """The arrival (time.monotonic) of the first commit that is in no slice yet; None without one."""
         return self._session.waiting.since
 
     def slices(self) -> Iterator[int]:
@@ -272,7 +272,7 @@ class StreamedFeed:
 
 
 class _Session:
-    """What one connection has sent that is in no slice yet."""
+    """The messages of one connection that are in no slice yet."""
 
     def __init__(self, parallel: bool) -> None:
         self._spools = FileSpool(), FileSpool()
@@ -296,7 +296,7 @@ class WaitingTransactions:
         self._dropped_at = -math.inf
         #: Where the last commit record ends; zero before there is one.
         self.end = 0
-        #: Whether one of them truncates a table; the transactions' identifiers, and the relations changed.
+        #: Whether a transaction truncates a table; the transactions' identifiers, and the changed relations.
         self.truncates = False
         self.transactions: set[int] = set()
         self.relations: set[int] = set()
@@ -320,7 +320,7 @@ class WaitingTransactions:
 
     @property
     def since(self) -> float | None:
-        """When the first of them arrived; None before there is one."""
+        """When the first commit arrived; None before there is one."""
         return self._since if self.end else None
 
     def is_due(self) -> bool:

@@ -1,7 +1,7 @@
 """Reads the slot past changes of tables that are set aside because their row filter failed at the publisher.
 
 In: the states of a feed's tables, and a reading of its slot. Out: a publication of pgsieve's own that lists
-these tables without a filter; and a reading with it beside the subscribed ones, which leaves the rows of
+these tables without a filter; and a reading that adds it to the subscribed ones, and leaves the rows of
 these tables on the server. This publication replicates nothing: a table in use again is removed from it
 before it is copied. Raises SourceError, LakeError.
 """

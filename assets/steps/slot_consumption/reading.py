@@ -59,7 +59,7 @@ _OVERRUNS = 6
 
 @dataclass(frozen=True)
 class Drained:
-    """What a drain did: its positions as LSNs, the slices written, the slot's lag in bytes at the end."""
+    """The result of a drain: its positions as LSNs, the slices written, the slot's lag in bytes at the end."""
 
     from_lsn: int
     to_lsn: int
@@ -90,7 +90,7 @@ def drain_to(
     *,
     recording: bool = False,
 ) -> Drained:
-    """Append and confirm what commits before `target`.
+    """Append and confirm the transactions that commit before `target`.
 
     With `recording`, record the position even when nothing was read. It is also recorded where a cut of one of
     the `subscriptions` needs it.
@@ -124,7 +124,7 @@ class _SlotReader:
             slot.connection.info.server_version,
         )
         state, durable = present_slot(slot.connection, slot.feed), self._change_log.position()
-        #: What commits before this is in the change log.
+        #: The change log has all transactions that commit before this.
         self.position = state.confirmed_lsn if durable is None else durable
         #: The end of the present reading.
         self._end = self.position
@@ -137,7 +137,7 @@ class _SlotReader:
         self._moves_copies = True
 
     def read(self) -> None:
-        """Append and confirm what commits before the target."""
+        """Append and confirm the transactions that commit before the target."""
         while self.position < self._target:
             head = self._lake.records.head(self._change_log.path)
             if head.position is not None and head.position > self.position:
@@ -159,7 +159,7 @@ class _SlotReader:
                 self._read_again(fault)
             else:
                 continue
-            # Otherwise the slices appended before the fault would be read once more.
+            # Without this, the slices that were appended before the fault would be read again.
             self._confirm()
 
     def _go_on_from(self, reached: int) -> None:
@@ -170,7 +170,7 @@ class _SlotReader:
         self._confirm()
 
     def _read_next(self, head: TableHead) -> bool:
-        """Append and confirm the next slices; False where they end at the target, and hold nothing."""
+        """Append and confirm the next slices; False if they end at the target, and are empty."""
         begin = self.position
         is_asked = self._unaltered is None or self._unproven
         is_single = is_asked or self._prepared or self._lake.local is None
@@ -234,7 +234,7 @@ class _SlotReader:
         return True
 
     def _is_recorded(self, end: int) -> bool:
-        """Whether a position before which nothing was read is of use."""
+        """Whether a position is worth a record if nothing was read before it."""
         return (
             end < self._target
             or end - self.position >= IDLE_BYTES
@@ -243,7 +243,7 @@ class _SlotReader:
         )
 
     def _read_again(self, fault: PgsieveError) -> None:
-        """Read again: smaller parts after a passing fault, in another way what the server cannot send; else raise."""
+        """Read smaller parts after a passing fault, or around a change that the server cannot send; else raise."""
         if isinstance(fault, SourceUnreachableError | LakeError):
             raise fault
         if not passes(fault):
@@ -276,9 +276,9 @@ class _SlotReader:
     def _pays_second_session(self) -> bool:
         """Whether a second session may read in parallel, and is worth it.
 
-        It is not worth it where both would mostly decode what a long transaction holds back. A failover slot
-        does not allow it: it waits until the standbys have what it sends (synchronized_standby_slots, section
-        19.6.2), and a temporary copy does not.
+        It is not worth it if both would mostly decode WAL that a long transaction holds back. A failover slot
+        does not allow it: such a slot sends only WAL that the standbys have (synchronized_standby_slots, section
+        19.6.2), and a temporary copy does not wait for them.
         """
         size = self._end - self.position
         if not self._moves_copies or size < SECOND_SESSION_BYTES:
@@ -292,9 +292,9 @@ class _SlotReader:
         )
 
     def _is_to_be_asked(self) -> bool:
-        """Whether the publisher has to decide what is read.
+        """Whether the publisher has to decide the slice that is read.
 
-        Where Spark alone writes, this is not known later.
+        If only Spark writes the lake, the slice has to be examined before it is read.
         """
         unaltered = self._unaltered
         if self._lake.local is None and unaltered is not None and not unaltered.is_all:

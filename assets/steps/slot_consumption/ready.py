@@ -1,7 +1,7 @@
 """Makes the slot ready: capture publications, slot and recorded catalog exist, and fit Delta's position.
 
 In: the feed and the publisher's catalog. Out: the feed's sound part, the catalog, and the publications with
-which the slot is read. Objects that a call has created are dropped again where a later part of it fails.
+which the slot is read. If a later part of a call fails, the objects that it has created are dropped again.
 Raises SlotError.
 """
 

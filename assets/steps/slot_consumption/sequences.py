@@ -1,8 +1,8 @@
 """Records the values of published sequences, as ALTER SUBSCRIPTION … REFRESH SEQUENCES does on PostgreSQL 19.
 
 In: a feed, and a session of its publisher. Out: rows of `_sequences` for values that have changed. The stream
-of changes has no sequences. They are read after the changes, so they are never behind the rows that took
-their numbers from them.
+of changes has no sequences. So sequences are read after the changes, and are never behind rows that took
+numbers from them.
 """
 
 from dataclasses import replace

@@ -158,7 +158,7 @@ def refuse_slot_of_another_lake(
 ) -> None:
     """Raise SlotNotOwnedError where the slot exists, and this lake has no data of it and did not claim it.
 
-    Changes that one lake confirms are gone for every other one. A lake claims a slot before it creates it, so
+    Changes that one lake confirms are lost to every other lake. A lake claims a slot before it creates it, so
     that after a crash the next run recognizes its own slot.
     """
     if FeedRecord(lake, feed).newest() or _known_position(lake, feed) is not None:
@@ -310,7 +310,7 @@ def forget_copies(lake: Lake, subscriptions: Iterable[str]) -> None:
 def replace_lost_slot(feed: Feed, lake: Lake, *, take_over: bool = False) -> SlotError | None:
     """Replace a slot that is missing, invalidated, or ahead of Delta.
 
-    Returns the error that the slot had, None if it had none.
+    Returns the former slot's error, None without one.
 
     It can be repeated after a crash: the slot is then missing, or ahead of Delta. Raises the errors of
     `refuse_other_publisher`, and SlotAheadError unless `take_over`: another lake may rely on the slot, and

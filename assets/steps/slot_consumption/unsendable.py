@@ -3,7 +3,7 @@
 In: a reading of the slot that the server has ended with its own error: a row filter that fails, a text of
 more than 1 GB, an output function that fails. Out: slices up to where the slot can be read again. No value,
 row filter or table may stop the others. pgoutput sends a transaction as a whole or not at all. So a
-transaction that cannot be sent in any way is left out, after its tables have the state that has them copied
+transaction that cannot be sent in any way is left out, after its tables are marked to be copied
 again. The copy reads the present rows: a table whose row filter still fails, or whose value still cannot be
 sent, is set aside by the copy, with its own reason.
 """
@@ -85,11 +85,11 @@ class Fallback:
     prepared: bool
 
     def read(self, fault: PgsieveError, position: int, end: int) -> int:
-        """Append what can be sent before `end`, or else what can be sent of the first transaction.
+        """Append the changes before `end` that can be sent; or else the part of the first transaction that can be.
 
         Returns the new position. The slot is at `position`. Raises `fault` if the server has refused nothing.
         """
-        # Here nothing is known of the catalog: the publisher decides.
+        # No catalog is proven here, so the publisher decides.
         own = published_feeds(self.lake, self.peek.feed)
 
         def refused_before(lsn: int) -> SourceError | None:
@@ -266,7 +266,7 @@ class Fallback:
     def _tables(self, subscription: str, changed: Collection[int]) -> set[Name]:
         """The tables of a subscription that the relations belong to, in the former and the present catalog.
 
-        If a relation is in neither, all tables that have partitions are included.
+        If a relation is in neither catalog, the tables that have partitions are included.
         """
         feed = self.peek.feed
         recorded = Catalogs(self.lake, feed).newest()

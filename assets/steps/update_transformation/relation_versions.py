@@ -1,4 +1,4 @@
-"""One relation version of a slice: how to decode its messages, and what the subscription gets of them.
+"""One relation version of a slice: how its messages are decoded and transformed for a subscription.
 
 In: a Relation message of the slice, and the replica's definition, which may be newer. Out: the decoded
 changes with the replica's columns. Raises SchemaChangedError where the columns of the Relation message fit
@@ -28,7 +28,7 @@ from pgsieve.decoding.values.types import from_text
 
 @dataclass(frozen=True)
 class Reading:
-    """The messages of one relation version, and what the subscription gets of them."""
+    """The messages of one relation version, and their transformation for the subscription."""
 
     messages: Messages
     transformation: Transformation
@@ -103,7 +103,7 @@ def _reading(
 def _filter_columns(
     subscription: Subscription, part: Part, definition: Definition, used: frozenset[str]
 ) -> FilterColumns:
-    """The columns that filters read, with PostgreSQL's types instead of those that the user chose for the replica."""
+    """The columns that filters read, with PostgreSQL's types instead of the types that the user chose."""
     columns, added = _typed_columns(replace(subscription, types={}), part, definition)
     own = subscription.published_names(part.sent.publish_as)
     named = RelationColumns(tuple(own.get(name, name) for name in columns.names), columns.types)

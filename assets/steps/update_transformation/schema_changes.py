@@ -158,8 +158,8 @@ class SchemaChanges:
     def _follow_in_histories(self, state: TableState, evolved: Definition, *, is_added: bool) -> None:
         """Let the histories follow a replica that has all transformed changes.
 
-        `is_added`: its rows only have more columns, NULL. Otherwise the versions of its rows end, and begin anew with the
-        present columns.
+        `is_added` says that its rows only have more columns, which are NULL. Otherwise the versions of its rows end, and
+        begin anew with the present columns.
         """
         assert state.definition is not None
         subscription, lake = self.subscription, self.lake
@@ -182,7 +182,7 @@ class SchemaChanges:
 
 
 def _is_altered(subscription: Subscription, replicated: ReplicatedTable | None, state: TableState) -> bool:
-    """Whether a replica may have other rows than a new copy: what is published of the table changed since its copy."""
+    """Whether a replica may have other rows than a new copy: its publications changed, or an origin is left out."""
     published = state.definition.published if state.definition else None
     return (
         subscription.feed.options.origin != "any"

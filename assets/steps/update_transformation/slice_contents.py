@@ -1,4 +1,4 @@
-"""The contents of a slice of the change log, and what a subscription gets of it: before any row is read.
+"""The contents of a slice of the change log, and a subscription's part of them, before any row is read.
 
 In: the Relation and Truncate messages of the slice, and its catalog (`slices_to_read`). Out: for each replica
 table the relation versions with changes for it (`parts_of`), and the TRUNCATEs that empty it
@@ -103,7 +103,7 @@ def summarized_slice(lake: Lake, feed: Feed, end: int) -> SliceContents:
 
 def _summary(lake: Lake, path: str, end: int) -> Mapping[str, Any]:
     """The contents of a slice of the change log at a path besides row changes."""
-    # The size is that of the whole change log: the slice's own is not recorded.
+    # The size of the whole change log, since the slice's own is not recorded.
     size = lake.records.size(path) if lake.local else None
     columns = ["commit_lsn", "ordinal", "xid", "kind", "relation_id", "data"]
     rows = lake.slice_rows(path, [end], size, columns=columns)
@@ -117,13 +117,12 @@ def _summary(lake: Lake, path: str, end: int) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class Part:
-    """The messages of one relation version, what the subscription gets of them, and the definitions of users' types.
+    """The messages of one relation version, how they are published, and the definitions of users' types.
 
     If a partition tree is published as its root, `root_key` is the root's own key, and `leaves` are the descriptions of
     the leaves that UPDATEs and DELETEs may belong to. A session describes a leaf when it comes or is altered, before
-    the leaf's next change, whatever that change is sent as (maybe_send_schema() of pgoutput.c). So `partitions`,
-    through which changes came, lack those that the session described in an earlier slice.
-    through: of the session's later slices only those that it had not described before.
+    the leaf's next change, whatever that change is sent as (maybe_send_schema() of pgoutput.c). `partitions` are
+    partitions through which changes came, without partitions that the session described in an earlier slice.
     """
 
     version: RelationVersion
@@ -166,7 +165,7 @@ def parts_of(subscription: Subscription, contents: SliceContents, catalog: Catal
 
 
 def _publications(subscription: Subscription, catalog: Catalog) -> Sequence[Publication]:
-    """The publications of a subscription; where the publisher filtered, those that still exist."""
+    """The publications of a subscription; if the publisher filtered, only publications that still exist."""
     feed = subscription.feed
     if not feed.filtered:
         return feed.publications(catalog, subscription.name)

@@ -152,7 +152,7 @@ class Transformation:
         SubscriptionRecord(self.lake, self.subscription.name).disable(problem)
 
     def _note_altered(self, end: int, *, skipping: bool) -> None:
-        """Record that other publications may have decided rows of a slice, or that some were skipped."""
+        """Record that other publications may have decided rows of a slice, or that changes were skipped."""
         contents = summarized_slice(self.lake, self.subscription.feed, end)
         truncated = {oid for _, truncate in contents.truncates for oid in truncate.relation_ids}
         changed = contents.changed | truncated
@@ -217,7 +217,7 @@ class _SliceTransformation:
         with work.messages.persisted() if shared else nullcontext(work.messages) as messages:
             changes = lake.in_parallel(partial(one, messages=messages), list(work.tables))
         if failed and lake.records.version(transformed := Transformed(lake, name).path) != self.base:
-            raise OverrunError(transformed)  # Another process may have changed what failed.
+            raise OverrunError(transformed)  # Another process may have changed the failed tables.
         TableStates(lake, name).append(failed.values())
         return changes
 
@@ -350,9 +350,9 @@ def _tally_of(counts: Mapping[str, Any]) -> Tally:
 
 
 def _counted(result: TableChanges, sent_as: SentCounts, tallies: Sequence[Tally]) -> TableChanges:
-    """The result with counts of the changes that came, and tallies of those that are sent.
+    """The result with counts of the changes that came, and tallies of the changes that are sent.
 
-    `size` is that of the sent changes where it is counted and smaller: a row filter may leave few of many changes.
+    `size` is the size of the sent changes if it is counted and smaller: a row filter may leave few of many changes.
     """
     is_counted = all("bytes" in tally for tally in tallies)
     return replace(

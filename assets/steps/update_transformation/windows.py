@@ -1,6 +1,6 @@
 """Windows: a slice of the change log, or the part of it that is transformed at once.
 
-A slice is divided where a transaction is to be skipped, since it matters what was applied before it, and
+A slice is divided at a transaction that is to be skipped, since earlier changes have to be applied first, and
 before a transaction that fails. In: the slice and a range of commit LSNs. Out: the tables, their relation
 versions and TRUNCATEs, and the messages.
 """
@@ -99,7 +99,7 @@ class SliceReader:
     def work(self, window: Window) -> Work:
         """The work of a window, for the tables whose changes are applied.
 
-        Tables whose changes the change log has lost are set aside.
+        If the change log has lost changes of a table, the table is set aside.
         """
         subscription, lake = self.subscription, self.lake
         contents = summarized_slice(lake, subscription.feed, window.slice)

@@ -1,5 +1,5 @@
-"""Finds problems of a subscription before anything is created, and decides what has to wait for each.
+"""Finds problems of a subscription before anything is created, and decides which part has to wait.
 
-`examination` examines the publisher once and names every problem. `waiting` decides what continues: a problem
-stops its table, or its subscription, and nothing else.
+`examination` examines the publisher once and names every problem. `waiting` limits a problem
+to its table, or its subscription.
 """

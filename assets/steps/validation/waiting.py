@@ -1,4 +1,4 @@
-"""Decides what waits where something is refused: one table, or one subscription, and never the rest of the feed.
+"""Decides which part waits if something is refused: one table or one subscription, never the rest of the feed.
 
 In: a feed or a subscription, and its publisher's catalog. Out: the part of the feed that is not refused, a
 subscription's catalog, and the problems of its tables. A table with a problem waits in state `i` with the reason.
@@ -82,7 +82,7 @@ def unreadable_tables(
 
 
 def hold_back(subscription: Subscription, lake: Lake, problems: Mapping[Name, PgsieveError]) -> bool:
-    """Let the tables with problems wait: those that cannot be replicated as they are published now, or cannot be read.
+    """Let tables wait that cannot be replicated as they are published now, or that cannot be read.
 
     Their changes are left out meanwhile, so they are copied once the problem has ended. A ready table that is only locked
     does not wait. With `disable_on_error` the subscription is disabled; returns whether that is so.

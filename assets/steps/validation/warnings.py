@@ -20,7 +20,7 @@ _NAMED = 5
 
 
 def warnings_of_subscription(subscription: Subscription, catalog: Catalog) -> Iterator[PgsieveError]:
-    """The leaves whose old rows lack the key of their root, and those whose changes are not in the WAL."""
+    """The leaves whose old rows lack the key of their root, and the leaves whose changes are not in the WAL."""
     with suppress(PublicationError):
         publications = subscription.feed.publications(catalog, subscription.name)
         for replicated in subscription.tables(catalog).values():
@@ -36,7 +36,7 @@ def warnings_of_subscription(subscription: Subscription, catalog: Catalog) -> It
 
 
 def unsent_leaves(subscription: Subscription, catalog: Catalog) -> Iterator[PgsieveError]:
-    """All leaves whose changes are not in the WAL: those with rows as of a copy, and those that are left out.
+    """All leaves whose changes are not in the WAL: leaves whose rows are as of a copy, and leaves that are left out.
 
     For a tree that is published as its leaves, a PostgreSQL subscriber copies these once too; but not for ALL
     TABLES.
