@@ -6,7 +6,7 @@ import pyarrow as pa
 
 
 class _Hidden:
-    """An import finder that reports both as missing."""
+    """An import finder that reports pandas and Polars as missing."""
 
     def find_spec(self, name: str, *_: object) -> None:
         """See importlib.abc.MetaPathFinder.
@@ -14,14 +14,14 @@ class _Hidden:
         Raises ModuleNotFoundError for a hidden module, and leaves others to the next finder.
         """
         if name in {"pandas", "polars"}:
-            raise ModuleNotFoundError(f"{name} is not looked for", name=name)
+            raise ModuleNotFoundError(f"{name} is hidden", name=name)
 
 
 def spare_data_frames() -> None:
-    """Have pyarrow and ADBC look for pandas and Polars now, and find none: their imports take half a second.
+    """Have pyarrow and ADBC search for pandas and Polars now, and find neither: these imports take half a second.
 
-    It is meant for pgsieve's own processes. A later import of either library still works. Until pyarrow has
-    to make a data frame, it takes a Series for any other sequence.
+    Only pgsieve's own processes should call it. A later import of either library still works. But until pyarrow
+    makes its first data frame, it treats a pandas Series like any other sequence.
     """
     hidden = _Hidden()
     sys.meta_path.insert(0, hidden)

@@ -1,9 +1,9 @@
-"""Failpoints: one name per durable step, where a test ends or stops the process, or makes it fail.
+"""Failpoints: one per durable step; there a test can end the process, stop it, or make it fail.
 
 `PGSIEVE_FAILPOINT=slot_created` ends a process with SIGKILL when it reaches that point for the first time,
-`slot_created:3` at the third time. Without the variable a point costs one comparison. `slot_created!` raises
-an OSError there instead, as if the answer to the write before it were lost. `slot_created?` stops the process
-there until it gets SIGCONT. Executors inherit the variable, so a point that they reach ends one of them.
+`slot_created:3` at the third time. `slot_created!` raises an OSError instead, as if the answer to the preceding
+write were lost. `slot_created?` stops the process until it gets SIGCONT. Without the variable a point costs one
+comparison. Executors inherit the variable: the first one that reaches the point ends.
 ARCHITECTURE.md, "When a run dies", says what the next run does.
 """
 
@@ -17,7 +17,7 @@ VARIABLE = "PGSIEVE_FAILPOINT"
 
 
 class Failpoint(StrEnum):
-    """What has just become durable when the point is reached."""
+    """The points, each named after what has just become durable."""
 
     CAPTURE_CREATED = "capture_created"
     SLOT_CREATED = "slot_created"
@@ -46,7 +46,7 @@ _reached: Counter[str] = Counter()
 
 
 def reach(point: Failpoint) -> None:
-    """End the process here if the environment says so, by SIGKILL without any cleanup; or stop it, or raise OSError."""
+    """End the process by SIGKILL, without cleanup, if the variable names this point; or stop it, or raise OSError."""
     wanted = os.environ.get(VARIABLE)
     if wanted is None:
         return

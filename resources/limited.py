@@ -1,7 +1,7 @@
-"""A limit for the last words of a process: what it asks at its end, such as an engine that may have died or hang.
+"""A time limit for a request that a process makes at its exit, to an engine that may hang or have died.
 
-In: seconds. Out: TimeoutError within the block once they are over. It uses SIGALRM, so only the main thread can have a limit, which
-is the one that runs exit functions; no thread can be started then (Python 3.12).
+In: seconds. Out: a block that raises TimeoutError after them. It uses SIGALRM, so it works only in the main
+thread. Exit functions run there, and Python 3.12 lets them start no other thread.
 """
 
 import signal
@@ -12,7 +12,7 @@ from types import FrameType
 
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError within the block after so many seconds."""
+    """Raise TimeoutError within the block after `seconds`."""
 
     def expire(_number: int, _frame: FrameType | None) -> None:
         raise TimeoutError

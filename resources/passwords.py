@@ -1,7 +1,7 @@
-"""Keeps passwords out of messages, also out of the messages of other programs.
+"""Keeps passwords out of messages, including those that libpq, ADBC, Spark or a server wrote.
 
-In: connection strings and passwords as they are used (`remember`), and texts that libpq, ADBC, Spark or a
-server wrote. Out: the texts without fragments of passwords (`concealed`). Raises nothing.
+In: each connection string and password in use (`remember`), and texts. Out: the texts without fragments of
+passwords (`concealed`). Raises nothing.
 
 libpq may read a conninfo differently from what its author meant. In `postgresql://me:pass@word@db/shop` it
 takes `word@db` for the host, and reports that there is no such host. So everything in a URI between the
@@ -15,7 +15,7 @@ from urllib.parse import unquote
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-#: No text shows this many characters of a password in a row.
+#: No text shows so many consecutive characters of a password.
 FRAGMENT = 4
 #: How many passwords are remembered: a password command makes a new one for each connection.
 _REMEMBERED = 64
@@ -35,7 +35,7 @@ def remember(*secrets: str | None) -> None:
 
 
 def remember_those_of(conninfo: str) -> None:
-    """Remember the passwords of a connection string, also where libpq reads them as something else."""
+    """Remember the passwords of a connection string, even if libpq reads them as something else."""
     try:
         parsed = conninfo_to_dict(conninfo)
     except psycopg.Error:
@@ -46,9 +46,9 @@ def remember_those_of(conninfo: str) -> None:
 
 
 def concealed(text: str) -> str:
-    """The text without any four characters in a row of a remembered password, and without any shorter password."""
+    """The text without any four consecutive characters of a remembered password, and without any shorter password."""
     secret_at = [False] * len(text)
-    for secret in tuple(_secrets):  # Other threads may connect meanwhile.
+    for secret in tuple(_secrets):  # Other threads may add secrets meanwhile.
         for begin, end in _occurrences(text, secret):
             secret_at[begin:end] = [True] * (end - begin)
     runs = re.finditer("1+|0+", "".join("01"[is_secret] for is_secret in secret_at))
@@ -57,7 +57,7 @@ def concealed(text: str) -> str:
 
 def _occurrences(text: str, secret: str) -> list[tuple[int, int]]:
     if len(secret) < FRAGMENT:
-        # A short password is also a part of many words: it counts only as a word of its own.
+        # Many words contain a short password by chance, so only a whole word counts.
         return [m.span() for m in re.finditer(rf"(?<!\w){re.escape(secret)}(?!\w)", text)]
     fragments = {secret[at : at + FRAGMENT] for at in range(len(secret) - FRAGMENT + 1)}
     places = range(len(text) - FRAGMENT + 1)

@@ -1,8 +1,7 @@
 """Prefetching: a thread makes the next items while the caller works with earlier ones.
 
-In: an iterator, and how many items may wait. Out: the same items in the same order. It pays where both sides
-spend their time outside of Python's lock: a database's data is received while earlier data is written as
-Parquet.
+In: an iterator, and how many items may wait. Out: the same items in the same order. It saves time if both
+threads mostly run without Python's lock, such as one that receives a database's data and one that writes Parquet.
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -26,10 +25,10 @@ class _End:
 def prefetched(
     items: Iterable[T], most: int = 2, stop: Callable[[], None] | None = None
 ) -> Iterator[Iterator[T]]:
-    """The items; a thread makes up to `most` of them in advance. Errors of the iterator are raised here.
+    """The items; a thread makes up to `most` of them in advance. Raises the errors of `items`.
 
-    The thread ends with the block. A caller that leaves early waits for the item in progress, and no further
-    one is made. Meanwhile `stop` is called again and again to cancel that item.
+    The thread ends with the block. If the caller leaves the block early, the item in progress is the last one. The
+    caller waits for it, and calls `stop` repeatedly to cancel it.
     """
     made, left = Queue[T | _End](most), Event()
 
@@ -44,7 +43,7 @@ def prefetched(
         else:
             made.put(_End())
         finally:
-            # Its open resources are closed with the thread, not at some garbage collection.
+            # Close its open resources now, not at some garbage collection.
             if isinstance(items, Generator):
                 items.close()
 

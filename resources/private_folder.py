@@ -1,7 +1,7 @@
-"""The temporary folder of a process: readable by its user alone, and removed after the process, however that ends.
+"""The temporary folder of a process: only its user can read it, and it is removed even if the process is killed.
 
-In: the place for temporary files. Out: a folder of mode 0700, created once a process. It is locked as long as
-the process lives. Each process that creates one removes its user's folders that are no longer locked.
+In: the place for temporary files. Out: a folder of mode 0700, one per process. The process keeps a lock on it.
+A process that creates such a folder first removes its user's folders without a lock.
 """
 
 import atexit
@@ -16,9 +16,9 @@ from pathlib import Path
 
 
 def private_folder(base: str | None = None) -> Path:
-    """The folder of this process, below `base` or the default place.
+    """The folder of this process, below `base` or the default place for temporary files.
 
-    Raises OSError where none can be created.
+    Raises OSError if it cannot be created.
     """
     return _made(base or tempfile.gettempdir(), os.getpid())
 
@@ -29,7 +29,7 @@ def _made(base: str, _process: int) -> Path:
     remove_left(Path(base))
     while True:
         folder = Path(tempfile.mkdtemp(prefix=_prefix(), dir=base))
-        # Another process may take it for an abandoned one before it is locked.
+        # Before it is locked, another process may consider it abandoned, and remove it.
         if (lock := _locked(folder)) is not None:
             break
     atexit.register(_remove, folder, lock, os.getpid())
@@ -37,7 +37,7 @@ def _made(base: str, _process: int) -> Path:
 
 
 def _locked(folder: Path) -> int | None:
-    """The lock of a folder. None if another process has the lock, the folder is gone, or it is another user's."""
+    """Lock a folder. None if another process has locked it, another user owns it, or it is gone."""
     try:
         opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
@@ -57,7 +57,7 @@ def _prefix() -> str:
 
 
 def remove_left(base: Path) -> None:
-    """Remove the folders below `base` of this user's processes that have ended."""
+    """Remove the folders below `base` that this user's ended processes have left."""
     for folder in base.glob(f"{_prefix()}*"):
         if (lock := _locked(folder)) is not None:
             shutil.rmtree(folder, ignore_errors=True)

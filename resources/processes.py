@@ -1,4 +1,4 @@
-"""Child processes of this one, and how they end with it."""
+"""Lets a child process end with its parent."""
 
 import ctypes
 import signal
@@ -6,7 +6,7 @@ import sys
 
 #: prctl(2): the signal that a process gets when its parent ends.
 _PR_SET_PDEATHSIG = 1
-#: Loaded before a fork: between a fork and its exec little may be done.
+#: It is loaded here because little is allowed between a fork and its exec.
 _SYSTEM = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 

@@ -1,6 +1,7 @@
-"""Messages that have to wait, in memory or, if they are many, on disk: Arrow batches in, the same batches out.
+"""Keeps messages that have to wait, in memory or, if they are many, on disk.
 
-Each number, such as a transaction's, has a temporary file of its own, which stays in memory up to `MEMORY_BYTES`.
+In: Arrow batches under a number, such as a transaction's. Out: the same batches. Each number has its own temporary
+file, which stays in memory up to `MEMORY_BYTES`.
 PostgreSQL's apply worker does the same with streamed transactions (src/backend/replication/logical/worker.c).
 """
 
@@ -43,7 +44,7 @@ class FileSpool:
         file.writer.write_batch(messages)
 
     def read(self, number: int) -> Iterator[pa.RecordBatch]:
-        """The messages under a number. Append nothing to them until all are read."""
+        """The messages under a number. Read them all before the next `append`."""
         file = self._files.get(number)
         if file is None:
             return

@@ -1,11 +1,9 @@
-"""OpenTelemetry traces, where its SDK is installed and its environment variables name an exporter.
+"""OpenTelemetry traces, if its environment variables name an exporter.
 
-Nothing otherwise.
-
-In: operations, as blocks. Out: spans, sent by OpenTelemetry's own exporters as its variables say
+In: operations, as blocks. Out: spans, sent by OpenTelemetry's own exporters according to its variables
 (OTEL_EXPORTER_OTLP_…, OTEL_TRACES_EXPORTER, OTEL_SERVICE_NAME, OTEL_SDK_DISABLED). Without these variables
-nothing is imported. Names of tables and numbers are attributes; values are not. Raises PgsieveError where
-traces are requested and the package is missing.
+nothing is imported or sent. Attributes are names of tables and numbers, never values of cells. Raises PgsieveError
+if traces are requested and OpenTelemetry's SDK is missing.
 """
 
 import os
@@ -23,7 +21,7 @@ _ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT
 
 
 def _exporter_name(environ: Mapping[str, str] = os.environ) -> str | None:
-    """The exporter that the variables request; None for none."""
+    """The exporter that the variables request, or None."""
     if environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None
     default = "otlp" if any(environ.get(name) for name in _ENDPOINTS) else "none"
@@ -33,7 +31,7 @@ def _exporter_name(environ: Mapping[str, str] = os.environ) -> str | None:
 
 @cache
 def _tracer() -> "Tracer | None":
-    """The tracer of this process; one that the surrounding program has set up is used as it is."""
+    """The tracer of this process. If the surrounding program has set up a provider, that provider is used."""
     name = _exporter_name()
     if name is None:
         return None
@@ -45,7 +43,7 @@ def _tracer() -> "Tracer | None":
         from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter
     except ImportError as error:
         raise PgsieveError(
-            "traces are asked for (OTEL_…), but OpenTelemetry is not installed",
+            "traces are requested (OTEL_…), but OpenTelemetry is not installed",
             hint="install it with `pip install 'pgsieve[tracing]'`, or set OTEL_TRACES_EXPORTER=none",
         ) from error
     if not isinstance(trace.get_tracer_provider(), TracerProvider):
@@ -61,15 +59,15 @@ def _tracer() -> "Tracer | None":
 
 
 def is_traced() -> bool:
-    """Whether spans go anywhere."""
+    """Whether spans are sent."""
     return _tracer() is not None
 
 
 @contextmanager
 def span(name: str, **attributes: str | float | bool) -> Iterator[None]:
-    """A block as a span within the open one.
+    """Make the block a span, within the span that is open.
 
-    An error ends the span as failed, named by the error's class alone.
+    An error marks the span as failed; the span shows only the error's class.
     """
     tracer = _tracer()
     if tracer is None:
@@ -90,7 +88,7 @@ def span(name: str, **attributes: str | float | bool) -> Iterator[None]:
 def finished_span(
     name: str, started: float, ended: float, *, failed: bool = False, **attributes: str
 ) -> None:
-    """A span of something that has ended, with its times as time.time returns them."""
+    """Send a span of an operation that has ended; its times are those of time.time."""
     tracer = _tracer()
     if tracer is None:
         return

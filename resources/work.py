@@ -1,8 +1,7 @@
 """The names of a step's work in Spark's UI, and its costs: engine, tasks, bytes and seconds.
 
 In: blocks of the steps, and the engines that ran their parts. Out: Spark jobs with a group and a description,
-and a `Work`. Both belong to a thread's context; code that continues in other threads takes a copy of it
-there.
+and a `Work`. Both belong to a thread's context; code that goes on in another thread runs in a copy of that context.
 """
 
 from collections.abc import Collection, Iterator
@@ -17,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from pgsieve.decoding.wording import counted
 
-#: The calling thread, for small work.
+#: The engine of small work: the calling thread.
 DRIVER = "driver"
 _NOTED = Lock()
 
@@ -33,7 +32,7 @@ class Work:
 
     @property
     def engine(self) -> str:
-        """The engines that ran it; none was needed where the driver found nothing to do."""
+        """The engines that ran the work; the driver if no engine was needed."""
         return " + ".join(sorted(self.engines)) or DRIVER
 
     def add(self, other: "Work") -> None:
@@ -46,16 +45,16 @@ class Work:
 
 
 _MEASURED: ContextVar[tuple[Work, ...]] = ContextVar("measured", default=())
-#: A job's name: whose it is, and what it does.
+#: A job's name: the subscription that it works for, and what it does.
 Name = tuple[str, str]
 _CALLED: ContextVar[Name | None] = ContextVar("called", default=None)
-#: A name says whose a job is of at most this many, and how many they are of more.
+#: A job's name lists up to this many subscriptions, and counts them if they are more.
 _NAMED = 3
 
 
 @contextmanager
 def measured() -> Iterator[Work]:
-    """The costs of the work within the block."""
+    """Measure the costs of the work within the block."""
     work, began = Work(), monotonic()
     token = _MEASURED.set((*_MEASURED.get(), work))
     try:
@@ -87,7 +86,7 @@ def called_here() -> Name | None:
 
 
 def common_name(names: Collection[Name]) -> Name:
-    """The name of a job that does all of this."""
+    """The name of one job that does the work of several."""
     owners, actions = (list(dict.fromkeys(each)) for each in zip(*names, strict=True))
     more = f", and {len(actions) - 1} more" if len(actions) > 1 else ""
     owner = ", ".join(owners) if len(owners) <= _NAMED else counted(len(owners), "subscription")
@@ -95,9 +94,9 @@ def common_name(names: Collection[Name]) -> Name:
 
 
 def named_here(session: SparkSession) -> SparkSession:
-    """The session; the next jobs of this thread have the block's name.
+    """The session; the next jobs of this thread get the name of the block of `called`.
 
-    Spark Connect has no job descriptions: there a tag has the name, which may contain no comma.
+    Spark Connect has no job descriptions. There the name becomes a tag, which may contain no comma.
     """
     if (name := _CALLED.get()) is None:
         return session
@@ -112,7 +111,7 @@ def named_here(session: SparkSession) -> SparkSession:
 
 
 def engine_of(session: Any) -> str:
-    """The name of a session's engine: never its address, which may contain a secret."""
+    """The name of a session's engine, without its address, which may contain a secret."""
     if not isinstance(session, SparkSession):
         return "Spark Connect"
     master = session.conf.get("spark.master", "") or ""

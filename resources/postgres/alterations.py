@@ -1,17 +1,18 @@
-"""Finds alterations of whatever decides what publications send: two queries, fast enough for every slice.
+"""Detects alterations of the catalog that change what publications send: two queries, fast enough for every slice.
 
-In: a connection to the publisher, and the names of publications. Out: a `Look` at the publications, the
-tables they publish, the partition trees of these, their columns, names and identities, and the library that
-changes the case of letters in their row filters; and the catalog as of a look (`examined_catalog`). An
-encoding other than UTF8 counts too, as catalogs recorded by earlier versions lack it. pgoutput decides by the
-catalog as of a change (get_rel_sync_entry() in src/backend/replication/pgoutput/pgoutput.c). Two equal looks
-prove that this catalog was the same between them.
+In: a connection to the publisher, and the names of publications. Out: a `Look`, or a look with the catalog as of it
+(`examined_catalog`). A look covers the publications, their tables, the partition trees of these, and their columns,
+names and identities. It also covers the library that changes the case of letters in row filters, and an encoding
+other than UTF8, which catalogs recorded by earlier versions lack.
 
-A row that is written again has another xmin. So an alteration that was undone is visible as long as its row
+pgoutput decides by the catalog as of a change (get_rel_sync_entry() in src/backend/replication/pgoutput/pgoutput.c).
+Two equal looks prove that this catalog was the same between them.
+
+A row that is written again has another xmin, so an alteration that was undone is visible as long as its row
 exists. Rows that were inserted and deleted in between are visible in the indexes
 (`pgsieve.resources.postgres.removed_rows`). For pg_class the digest has columns instead of xmin, because
-TRUNCATE and VACUUM FULL write its rows again and alter nothing. ATTACH and DETACH write them too. So xmin
-counts there where a row of pg_inherits was removed. Tables that are in no publication do not count.
+TRUNCATE and VACUUM FULL also write its rows again, and alter nothing. ATTACH and DETACH write them, too. So the xmin
+of pg_class counts if a row of pg_inherits was removed. Tables that are in no publication do not count.
 """
 
 from collections.abc import Sequence
@@ -26,8 +27,7 @@ from pgsieve.resources.postgres.present_catalog import present_catalog
 from pgsieve.resources.postgres.removed_rows import removed_oids, removed_rows
 from pgsieve.resources.postgres.source import literal
 
-#: What decides: publications, the tables they list, and the partition trees of these and of the captured
-#: tables.
+#: The publications, the tables that they list, and the partition trees of these and of the captured tables.
 _TREE = """
 with recursive published as (
   select oid, xmin, pubname, puballtables, p::text as definition from pg_publication p where pubname = any(%s)
@@ -80,9 +80,9 @@ select (select count(*) || ' ' || sum(hashtextextended(entry, 0)) from entries e
 _SCHEMAS = """schemas as (
   select s.oid, s.xmin, s.pnnspid as nspid from pg_publication_namespace s join published p on p.oid = s.pnpubid
 )"""
-#: For row filters that depend on the case of letters, and the generated columns that they may read: the
-#: server and the library that know letters. The functions are lower, upper, initcap and those of ~*, !~*, ~~*
-#: and !~~* (pg_proc.dat).
+#: For row filters that depend on the case of letters, and for generated columns, which filters may read: the versions
+#: of the server and of the library that map letters. The functions are lower, upper, initcap and those of ~*, !~*,
+#: ~~* and !~~* (pg_proc.dat).
 _LETTERS = r"""union all
   select concat_ws(' ', 'letters', current_setting('server_version_num'), pg_database_collation_actual_version(d.oid),
                    (select max(pg_collation_actual_version(oid)) from pg_collation where collprovider = 'c'))
@@ -96,11 +96,11 @@ _NO_SCHEMAS = "schemas as (select null::oid as oid, null::xid as xmin, null::oid
 
 @dataclass(frozen=True)
 class Look:
-    """Everything that decides what publications send, as it was at one moment.
+    """The catalog rows that decide what publications send, as of one moment.
 
-    `digest` covers the present rows, `relations` the tables' rows of pg_class. `removed` are rows of
-    publications that the server still keeps and that may be deleted, None where they are many. `detached`
-    says whether there are such rows of partitions. Transactions before `oldest` had ended.
+    `digest` covers the present rows, `relations` the tables' rows of pg_class. `removed` are rows of publications
+    that may be deleted, and that the server still keeps; None if they are many. `detached` says whether there are
+    such rows of partitions. Transactions before `oldest` had ended.
     """
 
     digest: str
@@ -110,14 +110,17 @@ class Look:
     oldest: int = 0
 
     def is_like(self, digest: str, relations: str) -> bool:
-        """Whether an earlier look with this digest and these relations saw the same rows; see `removed` for rows in between."""
+        """Whether an earlier look with this digest and these relations saw the same rows.
+
+        Rows that came and went in between are in `removed`.
+        """
         return self.digest == digest and (not self.detached or self.relations == relations)
 
 
 def look(
     connection: psycopg.Connection[Any], publications: Sequence[str], capture: Sequence[str] = ()
 ) -> Look:
-    """Look at everything that decides what these publications send of the tables listed by them and by the capture."""
+    """Look at the catalog rows that decide what these publications send of their tables and of the captured tables."""
     names = [list(publications), list(capture)]
     has_filters = connection.info.server_version >= 150000
     tree = _TREE.format(schemas=_SCHEMAS if has_filters else _NO_SCHEMAS)
@@ -132,7 +135,7 @@ def look(
     named = ", ".join(map(literal, publications))
     kept += [f"pg_publication where pubname in ({named})"] if publications else []
     *gone, detached = removed_rows(connection, [*kept, "pg_inherits where inhrelid > '0'::oid"])
-    if detached:  # The rows are of any partition; those of the tree are looked at again.
+    if detached:  # These rows may be of any partition; look again for rows of the tree.
         rows = connection.execute(f"{tree} select relid::bigint from tree", names).fetchall()
         ids = literal(f"{{{','.join(str(oid) for (oid,) in rows)}}}")
         (detached,) = removed_rows(connection, [f"pg_inherits where inhrelid = any({ids}::oid[])"])
@@ -141,7 +144,7 @@ def look(
 
 
 def _removed(connection: psycopg.Connection[Any], catalogs: Sequence[str]) -> frozenset[int] | None:
-    """The rows that catalogs still keep and that may be deleted, as numbers; None where they are many."""
+    """The rows that may be deleted, and that catalogs still keep, as numbers; None if they are many."""
     numbers: set[int] = set()
     for number, catalog in enumerate(catalogs):
         oids = removed_oids(connection, catalog)
@@ -154,7 +157,7 @@ def _removed(connection: psycopg.Connection[Any], catalogs: Sequence[str]) -> fr
 def examined_catalog(
     connection: psycopg.Connection[Any], publications: Sequence[str], capture: Sequence[str] = ()
 ) -> tuple[Look, Catalog]:
-    """The catalog, and a look at exactly this catalog."""
+    """Read the catalog, and a look that covers exactly this catalog."""
     before = look(connection, publications, capture)
     while True:
         catalog = with_case_mappings(connection, present_catalog(connection), publications)

@@ -1,8 +1,9 @@
-"""The transactions for which a new slot, its exported snapshot, or a table's lock waits, and how long it may wait.
+"""The transactions that a new slot, its exported snapshot, or a table's lock waits for, and how long it may wait.
 
-In: a session that waits. Out: the transactions for which it waits. A new slot waits for all transactions that run in
-any database of the cluster, prepared ones too (SnapBuildWaitSnapshot() in src/backend/replication/logical/snapbuild.c).
-To capture a table waits for every conflicting lock, to read it only for ACCESS EXCLUSIVE (section 13.3.1).
+In: a session that waits. Out: the transactions that it waits for. A new slot waits for all transactions that run in
+any database of the cluster, including prepared ones (SnapBuildWaitSnapshot() in
+src/backend/replication/logical/snapbuild.c). Adding a table to a capture publication waits for every conflicting lock,
+reading a table only for ACCESS EXCLUSIVE (section 13.3.1).
 """
 
 import logging
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 BRIEF_SECONDS, PATIENT_SECONDS = 3.0, 20.0
 #: How long the reading of a table's expressions waits for a lock.
 LOCK_SECONDS = 1.0
-#: How often the cause of a wait is queried, and after what time the log names it.
+#: How often a query asks for the cause of a wait, and after how long the log names it.
 LOOK_SECONDS, LOG_SECONDS = 1.0, 5.0
 
 _LOGGER = logging.getLogger(__name__)
@@ -48,13 +49,13 @@ _AWAITED = _HOLDERS.format(
 _EXCLUSIVE = """select * from pg_locks where locktype = 'relation' and mode = 'AccessExclusiveLock' and relation >= 16384
    and database = (select oid from pg_database where datname = current_database())"""
 _LOCKING = _HOLDERS.format(held=f"({_EXCLUSIVE}) held")
-#: The relations that are locked so, for a query that would wait for them.
+#: The relations with such a lock, for a query that would wait for them.
 LOCKED = f"select relation from ({_EXCLUSIVE}) held"
 _HELD = "select exists (select from pg_locks where granted and virtualtransaction = any(%s))"
 
 
 class SnapshotAwaitedError(PassingFaultError):
-    """A snapshot or a lock needs the end of other transactions; `transactions` are their virtual ids."""
+    """A snapshot or a lock waits for other transactions to end; `transactions` are their virtual ids."""
 
     def __init__(self, message: str, transactions: Sequence[str]) -> None:
         super().__init__(message, hint="end the transaction, or wait until it has ended")
@@ -63,10 +64,10 @@ class SnapshotAwaitedError(PassingFaultError):
 
 @contextmanager
 def awaiting(source: "Source", session: psycopg.Connection[Any], seconds: float | None) -> Iterator[None]:
-    """Within the block the session's statement waits for transactions up to `seconds`, or without limit (None).
+    """Let the session's statement in the block wait for transactions up to `seconds`, or without limit (None).
 
-    After a while the log names the transactions. At the time limit the statement is cancelled, and the block raises
-    SnapshotAwaitedError: the server process would otherwise keep waiting, and keep its slot.
+    After a while the log names the transactions. At the time limit the statement is cancelled, because the server
+    process would otherwise keep waiting, and keep its slot. Then the block raises SnapshotAwaitedError.
     """
     over, given_up = Event(), list[SnapshotAwaitedError]()
 
@@ -74,7 +75,7 @@ def awaiting(source: "Source", session: psycopg.Connection[Any], seconds: float 
         is_logged, since = False, time.monotonic()
         while not over.wait(LOOK_SECONDS):
             message, transactions = "", list[str]()
-            with suppress(SourceError):  # Without a second session it goes on waiting.
+            with suppress(SourceError):  # Without a second session nothing ends the wait.
                 message, transactions = _awaited(source, session)
             if not transactions:
                 continue
@@ -100,7 +101,7 @@ def awaiting(source: "Source", session: psycopg.Connection[Any], seconds: float 
 
 
 def _awaited(source: "Source", session: psycopg.Connection[Any]) -> tuple[str, list[str]]:
-    """The transactions for which a session waits, as text and by their virtual ids."""
+    """The transactions that a session waits for: a message, and their virtual ids."""
     with source.connect() as connection:
         rows = connection.execute(_AWAITED, [session.info.backend_pid]).fetchall()
     return _waiting_for(source, rows), [row[1] for row in rows]
@@ -121,7 +122,7 @@ def _described(row: tuple[Any, ...]) -> str:
 
 
 def locked_exclusively(connection: psycopg.Connection[Any]) -> dict[int, str]:
-    """The tables of the database that cannot be read now, and the holders of their locks, as text."""
+    """The tables of the database that cannot be read now, each with a text that names the holders of its lock."""
     locked: dict[int, list[str]] = {}
     for row in connection.execute(_LOCKING).fetchall():
         locked.setdefault(row[0], []).append(_described(row))

@@ -1,7 +1,7 @@
-"""The capture publications of a source: they decide what its slot delivers.
+"""The capture publications of a source, which decide what its slot delivers.
 
-In: the planned capture and the catalog. Out: publications with exactly these tables, created, altered or
-dropped; or the SQL for it. Raises SourceError where the server refuses.
+In: the planned capture and the catalog. Out: publications with exactly the planned tables, created, altered or
+dropped; or the SQL that makes them. Raises SourceError if the server refuses.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from pgsieve.resources.postgres.ddl import EventTriggerError, UndefinedObjectErr
 from pgsieve.resources.postgres.errors import LockedTableError, SourceError, SourcePermissionError
 from pgsieve.resources.postgres.source import literal, quote
 
-#: The comment on a publication that pgsieve created, and so may drop.
+#: The comment on each publication that pgsieve created. Only these publications may it drop.
 CREATED = "capture publication created by pgsieve"
 
 
@@ -30,11 +30,11 @@ def ensure_capture(
 ) -> tuple[str, ...]:
     """Create or alter the capture publications so that they match the plan; return their names.
 
-    A publication of another owner is left untouched if it already publishes what is planned. A table is added
-    to one publication before it is removed from another one, so every table is captured at every place in the
-    WAL. A table that is locked is removed by a later call.
+    A publication that already is as planned stays untouched, whoever created it. A table is added to one publication
+    before it is removed from another, so each table is captured at every position in the WAL. A surplus table that
+    is locked is removed by a later call.
     """
-    # Changes are read under the new publications as soon as the slot is past this commit.
+    # Flush the commit: pgoutput uses the new publications only for changes after it.
     connection.execute("set synchronous_commit = local")
     for publication in planned:
         name = capture + publication.suffix
@@ -46,21 +46,20 @@ def ensure_capture(
     wanted = {capture + p.suffix: p.tables for p in planned}
     for name in (n for n in _created(connection, capture) if n in catalog.publications):
         for table in _surplus(catalog.publications[name], wanted.get(name, ()), catalog):
-            # A role without the right leaves it to another one, as a standby does, and the second of two runs
-            # finds it done.
+            # A standby, or a role without the right, leaves it to another run. Of two runs the second finds it done.
             with suppress(EventTriggerError, SourcePermissionError, UndefinedObjectError):
                 _take_out(connection, source, name, table)
     return tuple(wanted)
 
 
 def _surplus(publication: Publication, wanted: Sequence[Table], catalog: Catalog) -> list[Table]:
-    """The tables that a publication lists, and should not."""
+    """The tables that a publication lists but should not."""
     surplus = {t.oid for t in publication.tables} - {t.oid for t in wanted}
     return [catalog.tables[oid] for oid in sorted(surplus) if oid in catalog.tables]
 
 
 def _take_out(connection: psycopg.Connection[Any], source: str, name: str, table: Table) -> bool:
-    """Remove a table from a capture publication; false where it is locked, and left to the next run."""
+    """Remove a table from a capture publication; false if it is locked, so that the next run has to remove it."""
     taken_out = f"alter publication {quote(name)} drop table {as_listed(table)}"
     try:
         execute_ddl(connection, source, preparing(name), [taken_out], lock_seconds=LOCK_SECONDS)
@@ -72,7 +71,7 @@ def _take_out(connection: psycopg.Connection[Any], source: str, name: str, table
 def capture_statements(
     name: str, planned: CapturePublication, catalog: Catalog, server_version: int
 ) -> list[str]:
-    """The SQL that makes the capture publication as planned; empty where it already is."""
+    """The SQL that makes the capture publication as planned; empty if it already is."""
     tables = ", ".join(map(as_listed, planned.tables))
     listed = f" for table {tables}" if tables else ""
     options = (
@@ -106,7 +105,7 @@ def capture_statements(
 
 
 def preparing(name: str) -> str:
-    """What is done to a capture publication, for messages."""
+    """The action on a capture publication, for messages."""
     return f'prepare the capture publication "{name}"'
 
 
@@ -116,7 +115,7 @@ def _created(connection: psycopg.Connection[Any], capture: str) -> list[str]:
 
 
 def created_ones(connection: psycopg.Connection[Any], names: Sequence[str]) -> list[str]:
-    """Those of some publications that pgsieve created, and so may alter or drop."""
+    """The given publications that pgsieve created, and so may alter or drop."""
     rows = connection.execute(
         "select pubname from pg_publication where obj_description(oid, 'pg_publication') = %s and pubname = any(%s)",
         [CREATED, list(names)],
@@ -125,7 +124,7 @@ def created_ones(connection: psycopg.Connection[Any], names: Sequence[str]) -> l
 
 
 def foreign_capture(connection: psycopg.Connection[Any], capture: str, catalog: Catalog) -> list[str]:
-    """The capture publications of a source that pgsieve did not create: they stay as they are."""
+    """The capture publications of a source that pgsieve did not create, and so leaves unaltered."""
     ours = _created(connection, capture)
     names = (capture + suffix for suffix in capture_suffixes())
     return sorted(name for name in names if name in catalog.publications and name not in ours)
@@ -138,11 +137,10 @@ def shrink_capture(
     planned: Sequence[CapturePublication],
     catalog: Catalog,
 ) -> tuple[list[str], list[str]]:
-    """Remove from pgsieve's own capture publications what is not planned.
+    """Remove surplus tables from pgsieve's own capture publications, and drop publications that are not planned.
 
-    Returns the altered and the dropped ones.
-
-    A publication that pgsieve did not create is left as it is, and a table that is locked to the next run.
+    Returns the altered and the dropped publications. Publications that pgsieve did not create stay as they are. A
+    locked table stays until the next run.
     """
     wanted = {capture + p.suffix: p.tables for p in planned}
     altered, dropped = [], []
@@ -158,7 +156,7 @@ def shrink_capture(
 
 
 def as_listed(table: Table) -> str:
-    """A table as a publication lists it, without tables that inherit from it."""
+    """A table in the syntax of a publication, without the tables that inherit from it."""
     return "only " * (table.kind == "r") + quote(table.schema, table.name)
 
 

@@ -1,14 +1,13 @@
 """How the publisher changes the case of letters, for the row filters that need it.
 
-The publisher is asked once for every character. In: a connection, a catalog, and the names of publications.
-Out: the catalog, its tables with a `CaseMapping` for each collation under which one of their row filters
-changes or ignores case (`with_case_mappings`). A mapping that cannot be represented has a reason, and the
-parser of the filter refuses it. Raises psycopg's error where the connection fails.
+In: a connection, a catalog, and the names of publications. Out: the catalog; its tables have a `CaseMapping` for each
+collation under which one of their row filters changes or ignores case (`with_case_mappings`). A mapping that cannot be
+represented has a reason instead, and the parser of the filter refuses it. Raises psycopg's error if the connection fails.
 
-Collations of libc and of the builtin provider map each character by itself (pg_locale_libc.c,
-pg_locale_builtin.c), except the builtin PG_UNICODE_FAST. This is verified: a block of characters has to
-become what its characters become, and a character has to become the same between, before and after letters.
-ICU's collations depend on language and context, and are refused.
+The mappings of all characters are read once. Collations of libc and of the builtin provider map each character by
+itself (pg_locale_libc.c, pg_locale_builtin.c), except the builtin PG_UNICODE_FAST. Queries verify that: a block of
+characters must become the concatenation of its mapped characters, and a character must become the same between, before
+and after letters. ICU's collations depend on language and context, and are refused.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -31,14 +30,14 @@ select coalesce(nullif(l.collprovider, 'd'), {database})::text
  where d.datname = current_database()
 """
 _PROVIDERS: Final = ("c", "b")
-#: Every character of UTF-8 in blocks; the result has the blocks in which one changes.
+#: The blocks, of all characters of UTF-8, in which a character changes.
 _BLOCKS: Final = """
 select block, characters, lower(characters {collate}), upper(characters {collate}), initcap(characters {collate})
   from (select n / 4096 as block, string_agg(chr(n), '' order by n) as characters
           from generate_series(1, 1114111) n where n not between 55296 and 57343 group by 1 offset 0) blocks
  where lower(characters {collate}) <> characters or upper(characters {collate}) <> characters
 """
-#: The characters of such blocks that change, alone and beside letters.
+#: The characters of such blocks that change, alone and next to letters.
 _CHARACTERS: Final = """
 select *
   from (select c, array[lower(c {collate}), lower('a' || c || 'a' {collate}), lower('a' || c || ' ' {collate}),
@@ -51,8 +50,8 @@ select *
  where lowered <> array[c, 'a' || c || 'a', 'a' || c || ' ', ' ' || c || 'a']
     or uppered <> array[c, 'A' || c || 'A', 'A' || c || ' ', ' ' || c || 'A']
 """
-#: The characters after which initcap continues a word; how many are treated in another way still; those that
-#: change.
+#: The characters after which initcap continues a word; how many characters `Words` cannot represent; the characters
+#: that change.
 _WORDS: Final = """
 select string_agg(c, '' order by n) filter (where right(outside, 1) = 'a'),
        count(*) filter (where right(outside, 1) <> right(inside, 1) or left(outside, -1) <> ' ' || alone),
@@ -91,7 +90,7 @@ def with_case_mappings(
 def case_mapping(connection: psycopg.Connection[Any], collation: str, *, words: bool) -> CaseMapping:
     """The mapping of a collation of pg_catalog, with `words` also for initcap.
 
-    It is asked once in a process, and takes the server about a second.
+    The query runs once in a process, and takes the server about a second.
     """
     version = connection.info.server_version
     row = connection.execute(
@@ -139,7 +138,7 @@ def _asked(connection: psycopg.Connection[Any], collation: str, *, words: bool, 
 
 
 def _with_neighbour(character: str, letter: str) -> Iterator[str]:
-    """A character alone and beside letters, as `_CHARACTERS` asks for it."""
+    """A character alone and next to letters, as in `_CHARACTERS`."""
     yield character
     yield f"{letter}{character}{letter}"
     yield f"{letter}{character} "
@@ -147,7 +146,7 @@ def _with_neighbour(character: str, letter: str) -> Iterator[str]:
 
 
 def _holds(mapping: CaseMapping, blocks: Sequence[tuple[Any, ...]]) -> bool:
-    """Whether blocks of characters become what the mapping says."""
+    """Whether the mapping turns each block of characters into what the server made of it."""
     for _, characters, lowered, uppered, capitalized in blocks:
         if (mapping.changed("lower", characters), mapping.changed("upper", characters)) != (lowered, uppered):
             return False
@@ -157,7 +156,7 @@ def _holds(mapping: CaseMapping, blocks: Sequence[tuple[Any, ...]]) -> bool:
 
 
 def _words(connection: psycopg.Connection[Any], collate: str) -> Words | None:
-    """What initcap does; None where `Words` cannot represent it."""
+    """The rules of initcap; None if `Words` cannot represent them."""
     row = connection.execute(_WORDS.format(collate=collate)).fetchone()
     assert row is not None
     members, others, changes = row

@@ -38,7 +38,7 @@ _PERSISTENCES: Mapping[str, str] = {"t": "temporary tables", "u": "unlogged tabl
 def why_missing(
     connection: psycopg.Connection[Any], publication: str, schema: str, name: str, *, excluded: bool = False
 ) -> PublicationError:
-    """Why a publication of pgsieve.yaml cannot have, or exclude, a missing table, in CREATE PUBLICATION's words.
+    """Say in CREATE PUBLICATION's words why a publication of pgsieve.yaml cannot list, or exclude, a missing table.
 
     The kinds of relations are those of check_publication_add_relation() in src/backend/catalog/pg_publication.c.
     """
@@ -68,7 +68,7 @@ def why_missing(
     )
 
 
-#: pg_partition_tree() would lock each partition. Of one that is detached nothing counts, as there.
+#: The query avoids pg_partition_tree(), which would lock each partition. Like it, it leaves out detached partitions.
 _TABLES = """
 with recursive tree(root, relid) as (
   select oid, oid from pg_class where relkind = 'p' and oid >= 16384
@@ -122,7 +122,7 @@ select p.oid::bigint, p.pubname, p.puballtables, p.pubinsert, p.pubupdate, p.pub
   from pg_publication p
 """
 
-#: What users' types are made of. A type of a C extension is a kind of its own, and not among these.
+#: The users' types, and the types that they consist of. Base types of C extensions are not among them.
 _TYPES = """
 with parts as materialized (
   select atttypid as oid from pg_attribute where attrelid >= 16384 and attnum > 0 and atttypid >= 16384
@@ -147,10 +147,10 @@ select t.oid::bigint, case when t.typtype = 'b' then 'a' else t.typtype::text en
 
 
 def read_catalog(connection: psycopg.Connection[Any], snapshot: str | None = None) -> Catalog:
-    """All user tables, publications and types of the database, read in one snapshot, which may be an exported one.
+    """All user tables, publications and types of the database, read in one snapshot; `snapshot` names an exported one.
 
-    pg_get_expr() locks the table (pg_get_expr_worker() in src/backend/utils/adt/ruleutils.c). Where one is locked for long, its
-    expressions are left out, and it is among the catalog's `locked`.
+    pg_get_expr() locks the table (pg_get_expr_worker() in src/backend/utils/adt/ruleutils.c). If another session keeps
+    a table locked, its expressions are left out, and the catalog's `locked` has the table.
     """
     locked: Mapping[int, str] = {}
     while True:
@@ -221,7 +221,7 @@ def _read_catalog(
 
 
 def _attribute(*values: Any) -> Attribute:
-    """A column from its JSON array; a missing value is an array of one, which box delimits by semicolons."""
+    """A column from its JSON array. Its missing value is an array of one element; an array of boxes has semicolons."""
     attribute = Attribute(*values)
     return attribute if attribute.missing is None else replace(attribute, missing=",".join(attribute.missing))
 

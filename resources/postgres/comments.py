@@ -21,7 +21,7 @@ left join pg_attribute a on a.attrelid = c.oid and a.attnum = d.objsubid and a.a
 
 @dataclass
 class Comments:
-    """The comments of one table; a column without one is left out."""
+    """The comments of one table; a column without a comment is left out."""
 
     table: str | None = None
     columns: dict[str, str] = field(default_factory=dict)

@@ -1,6 +1,6 @@
 """The identity of a database: the cluster's system identifier, and the database's OID, which a rename does not change.
 
-In: a connection. Out: a `Database`, as text where it is recorded. Raises psycopg's errors.
+In: a connection. Out: a `Database`, which tables of the lake record as text. Raises psycopg's errors.
 
 https://www.postgresql.org/docs/18/catalog-pg-database.html
 """
@@ -38,6 +38,6 @@ def present_database(connection: psycopg.Connection[Any]) -> Database:
 
 
 def name_of(connection: psycopg.Connection[Any], database: Database) -> str | None:
-    """The present name of a database in the cluster of a connection; None where it was dropped."""
+    """The present name of a database in the cluster of a connection; None if it was dropped."""
     row = connection.execute("select datname from pg_database where oid = %s", [database.oid]).fetchone()
     return row and str(row[0])

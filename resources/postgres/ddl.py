@@ -1,11 +1,11 @@
-"""DDL on a publisher, run as any other client of the role would run it, with the database's event triggers.
+"""Runs DDL on a publisher as any client of the role would run it, with the database's event triggers.
 
-In: a session, and statements with only qualified names. Out: they are committed together, or tried and rolled
-back. Raises EventTriggerError where an event trigger fails, and SourceError where the server itself refuses.
+In: a session, and statements with only qualified names. Out: the statements are committed together, or tried and
+rolled back. Raises EventTriggerError if an event trigger fails, and SourceError if the server itself refuses.
 
-pgsieve's sessions search only PostgreSQL's own objects, but a trigger's function may rely on the role's
-search_path (section 40,
-*Event Triggers*). Only superusers create event triggers, and these run for every client alike.
+pgsieve's sessions have a search_path of PostgreSQL's own objects only, but a trigger's function may rely on the
+role's search_path (section 40, *Event Triggers*). So DDL runs under the latter. That is safe: only superusers create
+event triggers, and these run for every client alike.
 """
 
 from collections.abc import Sequence
@@ -24,8 +24,8 @@ from pgsieve.resources.postgres.errors import (
 )
 from pgsieve.resources.postgres.source import quote
 
-#: What ALTER ROLE and ALTER DATABASE set, the most specific first (process_settings() in
-#: src/backend/utils/init/postinit.c).
+#: The search_path that ALTER ROLE or ALTER DATABASE has set, the most specific one (process_settings() in
+#: src/backend/utils/init/postinit.c), or else the server's default.
 _OWN_PATH = """
 select coalesce((
     select substr(setting, length('search_path=') + 1) from pg_db_role_setting s cross join unnest(setconfig) setting
@@ -57,7 +57,7 @@ def own_search_path(connection: psycopg.Connection[Any]) -> str:
 
 
 def failed_trigger(connection: psycopg.Connection[Any], error: psycopg.Error) -> tuple[str, str] | None:
-    """The event trigger and its function, quoted, that raised an error; None where the server itself did."""
+    """The event trigger that raised an error, and its function, quoted; None if the server itself raised the error."""
     called = [line for line in (error.diag.context or "").splitlines() if "function" in line]
     for trigger, schema, function in connection.execute(_TRIGGERS).fetchall() if called else ():
         if any(f"{function}(" in line or f"{quote(function)}(" in line for line in called):
@@ -74,9 +74,9 @@ def execute_ddl(
     tried: bool = False,
     lock_seconds: float = 0,
 ) -> None:
-    """Run statements in one transaction, under the role's own search_path; `tried` ones are rolled back at once.
+    """Run statements in one transaction, under the role's own search_path; roll them back if they are only `tried`.
 
-    They wait for locks; with `lock_seconds` no longer than that, then it raises LockedTableError.
+    They wait for locks. After `lock_seconds`, if given, LockedTableError is raised.
     """
     path = own_search_path(connection)
     try:
@@ -110,9 +110,9 @@ def execute_ddl(
 def trigger_problem(
     connection: psycopg.Connection[Any], source: str, what: str, statements: Sequence[str]
 ) -> EventTriggerError | None:
-    """The event trigger's error that statements would raise; None without one.
+    """The error of an event trigger that statements would raise, or None.
 
-    They are run and rolled back, where the database has an event trigger.
+    If the database has an event trigger, the statements are run and rolled back.
     """
     if statements and connection.execute(_TRIGGERS).fetchone() is not None:
         try:
@@ -120,5 +120,5 @@ def trigger_problem(
         except EventTriggerError as error:
             return error
         except SourceError:
-            return None  # Statements that the role may not run are left to another role.
+            return None  # Another role has to run them.
     return None

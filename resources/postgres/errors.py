@@ -1,4 +1,4 @@
-"""Refusals of a PostgreSQL server or connection as errors of pgsieve: what was tried, what to do, no cell's value.
+"""Turns errors of a PostgreSQL server or connection into pgsieve's: the operation and the remedy, but no cell's value.
 
 In: errors of psycopg, ADBC, Arrow or a socket. Out: `SourceError` and its subclasses, with PostgreSQL's
 SQLSTATE.
@@ -36,15 +36,15 @@ class PassingFaultError(SourceError):
 
 
 class LockedTableError(PassingFaultError):
-    """The table is locked, and for longer than others may wait for it."""
+    """The table stays locked for longer than other tables may wait for it."""
 
 
 class ForeignServerError(SourceError):
-    """A statement lacks a connection to another server, which a foreign table or a function of it needs."""
+    """A statement cannot connect to another server, which a foreign table or a function in it needs."""
 
 
 class LockHeldError(SourceError):
-    """Another process does work that only one process may do, and has not finished."""
+    """Another process has not finished work that only one process may do at a time."""
 
 
 class SourceSettingError(SourceError):
@@ -52,28 +52,28 @@ class SourceSettingError(SourceError):
 
 
 class UntestedServerError(SourceError):
-    """The server is newer than those that pgsieve was tested with, and the configuration does not allow it."""
+    """The server is newer than the versions that pgsieve was tested with, and the configuration does not allow it."""
 
 
 #: The first characters of the SQLSTATEs of passing faults: connection lost, resources exhausted, operator
 #: intervention and statement_timeout, a session's other timeouts, serialization failure, deadlock,
 #: lock_timeout (appendix A).
 _PASSING = ("08", "53", "57", "25P03", "25P04", "40001", "40P01", "55P03")
-#: Connection exceptions, and the one that wrappers of foreign data have for it (fdw_unable_to_establish_connection).
+#: Connection exceptions, and fdw_unable_to_establish_connection, which foreign data wrappers raise instead.
 _CONNECTION = ("08", "HV00N")
-#: That of lock_timeout.
+#: The SQLSTATE of lock_timeout.
 LOCKED_OUT = "55P03"
 #: The hint of a ForeignServerError.
 OF_FOREIGN_SERVER = (
-    "see to it that the other server answers, or detach the partition that is its foreign table"
+    "make sure that the other server answers, or detach the partition that is its foreign table"
 )
 
 
 def is_passing(error: BaseException) -> bool:
     """Whether a driver's error passes by itself; an error without a SQLSTATE is a failed connection.
 
-    libpq reports the latter in two ways: without a result, which psycopg raises as OperationalError, or with
-    a result of its own without a SQLSTATE, which psycopg raises as a plain DatabaseError.
+    libpq reports a failed connection without a result, which psycopg raises as OperationalError, or with a result
+    that has no SQLSTATE, which psycopg raises as a plain DatabaseError.
     """
     sqlstate = getattr(error, "sqlstate", None)
     if sqlstate is not None:
@@ -84,10 +84,10 @@ def is_passing(error: BaseException) -> bool:
 
 
 def is_of_foreign_server(error: BaseException) -> bool:
-    """Whether a driver's error is about a connection that the server has to another one, such as postgres_fdw's.
+    """Whether a driver's error is about a connection from the server to another server, such as postgres_fdw's.
 
-    The severity tells that from a connection of pgsieve's: ERROR ends the statement alone, FATAL the session
-    (section 19.8.2, table 19.2). What libpq finds by itself has none.
+    The severity distinguishes it from an error of pgsieve's own connection: ERROR ends only the statement, FATAL the
+    session (section 19.8.2, table 19.2). An error of libpq itself has no severity.
     """
     if not str(getattr(error, "sqlstate", None)).startswith(_CONNECTION):
         return False
@@ -97,7 +97,7 @@ def is_of_foreign_server(error: BaseException) -> bool:
 
 
 def source_error(error: BaseException, message: str) -> SourceError:
-    """The error of pgsieve for a driver's error, of which nothing more is known."""
+    """The error of pgsieve for a driver's error, by its SQLSTATE."""
     sqlstate = getattr(error, "sqlstate", None)
     if is_of_foreign_server(error):
         return ForeignServerError(message, hint=OF_FOREIGN_SERVER, sqlstate=sqlstate)
@@ -130,7 +130,7 @@ def sqlstate_of_connection(error: psycopg.Error) -> str:
 
 @contextmanager
 def without_values() -> Iterator[None]:
-    """Keep values of rows out of errors of the block: Spark's log shows an executor's error as it is."""
+    """Keep cells' values out of the errors of the block: Spark's log shows an executor's error unaltered."""
     try:
         yield
     except (adbc_driver_manager.Error, pa.ArrowException, OSError) as error:
@@ -139,7 +139,7 @@ def without_values() -> Iterator[None]:
 
 @contextmanager
 def refusing(source: str, what: str) -> Iterator[None]:
-    """Turn the server's refusal into a SourceError that names what was tried."""
+    """Turn the server's refusal into a SourceError that names the operation, `what`."""
     try:
         yield
     except (psycopg.errors.InsufficientPrivilege, psycopg.errors.ReadOnlySqlTransaction) as error:
@@ -157,16 +157,16 @@ def refusing(source: str, what: str) -> Iterator[None]:
 
 
 def one_line(error: Exception) -> str:
-    """The message of libpq on one line, without any part of a password."""
+    """A message of libpq on one line, without any part of a password."""
     return concealed(" ".join(str(error).split()))
 
 
 def message_without_values(error: Exception) -> str:
-    """The server's message about a query, without the cells that it shows.
+    """The server's message about a query, without the values that it shows.
 
-    Only the first line: DETAIL and CONTEXT show rows. Data exceptions (SQLSTATE class 22) show the value in
-    that line too: at its end, quoted or a number, or as `value "..."`; in another language (lc_messages)
-    quoted in that language's way.
+    Only its first line is taken, because DETAIL and CONTEXT show rows. Data exceptions (SQLSTATE class 22) show a
+    value in that line, too: at the end, quoted or as a number, or as `value "..."`. Messages in another language
+    (lc_messages) use that language's quotation marks.
     """
     text = str(error)
     if isinstance(error, adbc_driver_manager.Error):
@@ -182,7 +182,7 @@ def message_without_values(error: Exception) -> str:
 
 
 def cause_without_values(error: Exception) -> Exception | None:
-    """The cause of an error of pgsieve, without values: a traceback shows both."""
+    """The driver's error without values, as the cause of an error of pgsieve: a traceback shows causes, too."""
     shown = message_without_values(error)
     if isinstance(error, psycopg.Error):
         return type(error)(shown, info=error.pgresult)

@@ -1,8 +1,8 @@
-"""Row filters that fail at the publisher: which table's filter fails, and a publication that reads past its changes.
+"""Row filters that fail at the publisher: the table with the filter, and a publication that disables the filter.
 
 In: a session, and the peek that fails. Out: the table's name; a publication that lists tables without a
-filter. If one of the publications of a slot has a table without a filter, no filter of that table is
-evaluated (section 29.4.3). Raises SourceError.
+filter. If one of the requested publications lists a table without a filter, pgoutput evaluates no filter of that
+table (section 29.4.3). Raises SourceError.
 """
 
 from collections.abc import Collection, Sequence
@@ -18,15 +18,15 @@ from pgsieve.resources.postgres.source import literal, quote
 #: pgoutput's messages at DEBUG3 before and after it evaluates a filter (pgoutput_row_filter() in
 #: src/backend/replication/pgoutput/pgoutput.c).
 _BEFORE, _AFTER = '" has row filter', "row filter evaluates to "
-#: Errors of data that sending a row can raise too: of its encoding, and of output functions.
+#: Data exceptions that sending a row can raise, too: those of its encoding, and of output functions.
 _OF_SENDING = {"22021", "22P02", "22P03", "22P05"}
 
 
 def failing_table(connection: psycopg.Connection[Any], query: str) -> str | None:
-    """The `schema.table` whose row filter fails in a peek; None where that is not certain.
+    """The `schema.table` whose row filter fails in a peek; None if that is not certain.
 
-    After one evaluation for a change, the failure may come from the filter on its other row, or from sending
-    the row. The latter has other SQLSTATEs.
+    If one evaluation for a change has succeeded, the error comes from the filter's evaluation for the other row of
+    the change, or from sending the row. Sending raises only some SQLSTATEs (`_OF_SENDING`).
     """
     messages: list[str] = []
 
@@ -54,9 +54,10 @@ def failing_table(connection: psycopg.Connection[Any], query: str) -> str | None
 def unfiltered_statements(
     name: str, tables: Sequence[Table], publications: Sequence[Publication], catalog: Catalog
 ) -> list[str]:
-    """The SQL that makes a publication send of exactly these tables what others do, but without filters.
+    """The SQL of a publication that sends these tables as `publications` do, but without row filters.
 
-    Empty where it already does. pgoutput refuses a table for which the publications have other column lists.
+    Empty if the publication already does. Its column lists are those of `publications`, as pgoutput refuses a table
+    with different lists.
     """
     existing = catalog.publications.get(name)
     dropped = [] if existing is None else [f"drop publication {quote(name)}"]
@@ -88,7 +89,7 @@ def unfiltered_statements(
 
 
 def _column_list(table: Table, publications: Sequence[Publication]) -> frozenset[str] | None:
-    """The column list that a table has: where publications disagree on it, nothing can be read."""
+    """The column list of a table. If publications disagreed on it, pgoutput would send nothing at all."""
     lists = [entry.columns for p in publications if (entry := p.listed(table.oid)) is not None]
     return None if not lists or None in lists else lists[0]
 
@@ -102,7 +103,10 @@ def _entry(table: Table, columns: frozenset[str] | None) -> str:
 def publish_unfiltered(
     connection: psycopg.Connection[Any], source: str, name: str, statements: Collection[str]
 ) -> None:
-    """Run such statements; raises SourceError where the role lacks the right, or an event trigger fails."""
-    # The publication applies to WAL that is written from now on.
+    """Run the statements of `unfiltered_statements`.
+
+    Raises SourceError if the role lacks the right, or an event trigger fails.
+    """
+    # Flush the commit: pgoutput uses the publication only for changes after it.
     connection.execute("set synchronous_commit = local")
     execute_ddl(connection, source, preparing(name), [*statements])

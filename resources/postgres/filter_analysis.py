@@ -1,11 +1,11 @@
 """Row filters of pgsieve.yaml, analysed by the publisher as CREATE PUBLICATION would.
 
-In: a table and the text of a WHERE. Out: the columns that it reads. Raises RejectedFilterError for a filter
-that PostgreSQL refuses, with its wording and SQLSTATE, and UncheckedFilterError where the publisher cannot be
-asked.
+In: a table and the text of a row filter. Out: the columns that the filter reads. Raises RejectedFilterError for a
+filter that PostgreSQL refuses, with its wording and SQLSTATE, and UncheckedFilterError if the publisher cannot
+analyse filters.
 
-The expression becomes the WHERE of a temporary view in a transaction that is rolled back. That needs no
-publication: neither the right to create one, nor a version that has row filters. Nothing is executed.
+The filter becomes the WHERE of a temporary view in a transaction that is rolled back. So the role needs no right to
+create publications, and the server no support for row filters. The filter is never evaluated.
 """
 
 from collections.abc import Iterator
@@ -31,23 +31,23 @@ class RejectedFilterError(PublicationError):
 
 
 class UncheckedFilterError(PgsieveError):
-    """The publisher cannot be asked whether it accepts a row filter."""
+    """The publisher cannot analyse a row filter."""
 
 
 @contextmanager
 def analysis(connection: psycopg.Connection[Any]) -> Iterator[None]:
-    """A transaction for `filter_columns` that leaves nothing behind; raises UncheckedFilterError."""
+    """A transaction for `filter_columns`, rolled back at its end; raises UncheckedFilterError."""
     row = connection.execute(
         "select pg_is_in_recovery(), has_database_privilege(current_database(), 'TEMPORARY')"
     ).fetchone()
     if row != (False, True):
-        why, way_out = (
+        why, remedy = (
             ("the server is a standby", "run `pgsieve validate` against the primary")
             if row and row[0]
             else ("the role may not create temporary views", "grant the role TEMPORARY on the database")
         )
         raise UncheckedFilterError(
-            f"whether PostgreSQL takes row filters of pgsieve.yaml is not known: {why}", hint=way_out
+            f"cannot check whether PostgreSQL accepts the row filters of pgsieve.yaml: {why}", hint=remedy
         )
     with connection.transaction(force_rollback=True):
         connection.execute("set transaction read write")
@@ -66,25 +66,25 @@ def filter_columns(connection: psycopg.Connection[Any], table: Table, where: str
         except psycopg.Error as error:
             if is_passing(error) or failed_trigger(connection, error) is None:
                 raise
-            # An event trigger on CREATE VIEW may rely on the role's own path. User objects found by that path
-            # are refused.
+            # An event trigger on CREATE VIEW may rely on the role's own search_path. If the filter uses objects of
+            # users in that path, it is refused.
             path = f"pg_catalog, pg_temp, {own_search_path(connection)}"
             expression, reason = _analysed(connection, table, where, path)
     except psycopg.errors.LockNotAvailable as error:
         raise UncheckedFilterError(
-            f"whether PostgreSQL takes row filters of pgsieve.yaml is not known: table {table.qualified} is locked",
+            f"cannot check whether PostgreSQL accepts the row filters of pgsieve.yaml: table {table.qualified} is locked",
             hint="end the transaction, or wait until it has ended",
             sqlstate=error.sqlstate,
         ) from None
     except psycopg.Error as error:
         if (failed := failed_trigger(connection, error)) is not None:
             raise UncheckedFilterError(
-                f'whether PostgreSQL takes row filters of pgsieve.yaml is not known: the event trigger "{failed[0]}" fails'
-                f" when a temporary view is created ({message_without_values(error)})",
+                f"cannot check whether PostgreSQL accepts the row filters of pgsieve.yaml: the event trigger"
+                f' "{failed[0]}" fails when a temporary view is created ({message_without_values(error)})',
                 hint=f"correct its function {failed[1]}",
                 sqlstate=error.sqlstate,
             ) from None
-        # The parser names the clause, and ours is that of a view.
+        # The parser's message names the clause of the view, WHERE.
         message = (error.diag.message_primary or "").replace(
             "argument of WHERE ", "argument of PUBLICATION WHERE "
         )
@@ -97,7 +97,7 @@ def filter_columns(connection: psycopg.Connection[Any], table: Table, where: str
 def _analysed(
     connection: psycopg.Connection[Any], table: Table, where: str, path: str | None = None
 ) -> tuple[Expression, str | None]:
-    """The analysed filter, and PostgreSQL's reason to refuse it; under the search_path `path`, if given."""
+    """The analysed filter, and PostgreSQL's reason to refuse it, if any; under the search_path `path`, if given."""
     with connection.transaction(force_rollback=True):
         if path is not None:
             connection.execute("select set_config('search_path', %s, true)", [path])
@@ -116,10 +116,10 @@ def _rejected(
 
 
 def _parse(connection: psycopg.Connection[Any], where: str) -> None:
-    """Have the grammar parse one expression between parentheses, as CREATE PUBLICATION does.
+    """Have the server parse one expression between parentheses, as CREATE PUBLICATION does.
 
-    It is parsed and never executed. CREATE POLICY is the statement that has the same grammar rule in all
-    versions. A text that closes the parentheses, to continue as a SELECT, is refused here.
+    The statement is only parsed. CREATE POLICY has the same grammar rule for its expression in all versions. It
+    refuses a text that closes the parenthesis and goes on as a SELECT.
     """
     statement = f"create policy p on t using ({where}\n)"
     result = connection.pgconn.prepare(b"", statement.encode())
@@ -128,7 +128,7 @@ def _parse(connection: psycopg.Connection[Any], where: str) -> None:
 
 
 def _analyse(connection: psycopg.Connection[Any], table: Table, where: str) -> Expression:
-    # In the extended protocol, which `binary` requests, a text is one statement at most.
+    # `binary` requests the extended protocol, which refuses a text of several statements.
     connection.execute(
         f"create temporary view pgsieve_filter as select 1 from only {quote(table.schema, table.name)} where ({where}\n)",
         binary=True,

@@ -1,8 +1,9 @@
-"""Whether the servers answer that have the rows of a partition tree's foreign leaves.
+"""Checks whether the foreign servers of a partition tree's leaves answer.
 
-In: a `Source`, and the name of a partition tree. Out: nothing, or a ForeignServerError. Such a server may accept a connection
-and then say nothing. A query of its table would wait for ever, and before PostgreSQL 16 postgres_fdw cannot be interrupted
-while it connects (contrib/postgres_fdw/connection.c). So the question has a session of its own, which can be abandoned.
+In: a `Source`, and the name of a partition tree. Out: nothing, or a ForeignServerError. A foreign server may accept a
+connection and then stay silent. A query of its table would wait for ever, and before PostgreSQL 16 postgres_fdw cannot
+be interrupted while it connects (contrib/postgres_fdw/connection.c). So the check has its own session, which can be
+abandoned.
 """
 
 import select
@@ -25,12 +26,12 @@ from pgsieve.resources.postgres.source import Source
 if TYPE_CHECKING:
     from psycopg.pq.abc import PGconn, PGresult
 
-#: How long such a server may take to accept a connection.
+#: How long the foreign servers may take to answer.
 ANSWER_SECONDS = 5.0
-#: How long to wait for the server when it is asked to cancel the question.
+#: How long a request to cancel the check may take.
 _CANCEL_SECONDS = 1.0
 
-#: A leaf that the role may not read is read from the root.
+#: The foreign leaves. If the role may not read a leaf, the check reads the root instead.
 _LEAVES = """
 with recursive tree(root, oid) as (
   select c.oid, c.oid from pg_class c join pg_namespace n on n.oid = relnamespace where (nspname, relname) = (%s, %s)
@@ -42,7 +43,7 @@ select distinct root::bigint, format('%%I.%%I', nspname, read.relname) from tree
    and has_table_privilege(leaf.oid, 'select') then leaf.oid else root end
   join pg_namespace n on n.oid = read.relnamespace where leaf.relkind = 'f' order by 2
 """
-#: Whether it is too early for another question: each that nothing has answered doubles the time until the next one.
+#: Whether it is too early for another check: each check without an answer doubles the time until the next one.
 _ASKED = """
 select coalesce(max(query_start) > now() - %(seconds)s::interval * 2 ^ count(*), false) from pg_stat_activity
  where starts_with(query, %(mark)s) and state = 'active' and query_start < now() - %(seconds)s::interval
@@ -50,21 +51,21 @@ select coalesce(max(query_start) > now() - %(seconds)s::interval * 2 ^ count(*),
 
 
 def refuse_unanswering(source: Source, name: tuple[str, str]) -> None:
-    """Raise ForeignServerError where the server of a foreign leaf of this tree refuses a connection, or says nothing for some seconds.
+    """Raise ForeignServerError if the server of a foreign leaf of this tree refuses connections or does not answer.
 
-    Any other error is an answer: a query of the table gets the same.
+    Any other error is ignored here: a query of the table will get it, too.
     """
     with source.connect() as connection:
         leaves = connection.execute(_LEAVES, list(name)).fetchall()
         if not leaves:
             return
-        # The server's process may outlive the question, and wait for as long as its connection.
+        # The server's process may outlive an abandoned check: it waits until its connection ends.
         mark = f"/* pgsieve asks for the foreign leaves of {leaves[0][0]} */"
         if connection.execute(_ASKED, {"seconds": f"{ANSWER_SECONDS:g}s", "mark": mark}).fetchone() == (
             True,
         ):
             raise _silence(", ".join(leaf for _, leaf in leaves))
-        # A foreign scan connects to its server before it asks for a row. A lock is no silence.
+        # A foreign scan connects to its server before it requests a row. A lock must not look like silence.
         asked = [f"select from {leaf} limit 0" for _, leaf in leaves]
         results = _answers(connection.pgconn, f"{mark} set lock_timeout = '1s'; " + "; ".join(asked))
         if results is None:
@@ -80,7 +81,7 @@ def refuse_unanswering(source: Source, name: tuple[str, str]) -> None:
 
 
 def _answers(pgconn: "PGconn", statements: str) -> "list[PGresult] | None":
-    """The results of statements; None where they do not come in time."""
+    """The results of statements; None if they do not come in time."""
     pgconn.send_query(statements.encode())
     until, results = time.monotonic() + ANSWER_SECONDS, list["PGresult"]()
     events = select.poll()

@@ -1,8 +1,8 @@
-"""Publisher sessions that are reused within a command, since a run asks many short questions.
+"""Publisher sessions that are reused within a command, since a run makes many short queries.
 
-In: conninfos. Out: sessions as good as new, for one caller at a time. A new session costs the server a
-process and its catalog caches: some ten milliseconds of CPU, more than most answers. A session that was idle
-for more than a moment is not reused, as a firewall may have dropped it. Raises nothing.
+In: conninfos. Out: sessions in the state of a new one, for one caller at a time. A new session costs the server a
+process and its catalog caches: some ten milliseconds of CPU, more than most queries. A session that was idle
+for `IDLE_SECONDS` is not reused, as a firewall may have dropped it. Raises nothing.
 """
 
 import time
@@ -19,10 +19,10 @@ from psycopg.pq import TransactionStatus
 
 from pgsieve.resources.postgres.sessions import Conninfo, settle_again
 
-#: A session that was idle for longer is closed, and so are idle sessions beyond this number: a role may have
-#: a limit of sessions.
+#: A session that was idle for longer is closed. So are idle sessions beyond this number, because a role's number of
+#: sessions may be limited.
 IDLE_SECONDS, MOST = 10.0, 3
-#: How long to wait for the server when it is asked to cancel a statement.
+#: How long a request to cancel a statement may take.
 CANCEL_SECONDS = 5.0
 
 _Session = psycopg.Connection[tuple[Any, ...]]
@@ -30,17 +30,17 @@ _KEPT: ContextVar["KeptSessions | None"] = ContextVar("sessions", default=None)
 
 
 class KeptSessions:
-    """Sessions that are not in use, the last used one first."""
+    """The idle sessions of a command; the one that was used last is reused first."""
 
     def __init__(self) -> None:
         self._idle: dict[Conninfo, list[tuple[float, _Session]]] = defaultdict(list)
         self._lent = set[_Session]()
-        #: Gives a reused session the settings of a new one.
+        #: For each session the statement that gives it the settings of a new one.
         self._settling = WeakKeyDictionary[_Session, str]()
         self._lock = Lock()
 
     def take(self, conninfo: Conninfo) -> _Session | None:
-        """A session with the settings of a new one; None where none answers."""
+        """Take an idle session, with the settings of a new one; None if no idle session answers."""
         while True:
             with self._lock:
                 if not self._idle[conninfo]:
@@ -54,7 +54,7 @@ class KeptSessions:
 
     @contextmanager
     def lending(self, conninfo: Conninfo, session: _Session) -> Iterator[None]:
-        """Keep a session after the block, unless the block fails."""
+        """Keep a session for reuse after the block, unless the block fails."""
         with self._lock:
             self._lent.add(session)
         try:
@@ -68,7 +68,7 @@ class KeptSessions:
         self._give(conninfo, session)
 
     def cancel(self) -> None:
-        """Have the server cancel the statements that callers wait for, perhaps for ever: the callers get an error."""
+        """Have the server cancel the statements in progress; their callers get an error."""
         with self._lock:
             lent = list(self._lent)
         for session in lent:
@@ -76,7 +76,7 @@ class KeptSessions:
                 session.cancel_safe(timeout=CANCEL_SECONDS)
 
     def _give(self, conninfo: Conninfo, session: _Session) -> None:
-        """Keep a session, unless it was lost, is within a transaction or statement, or there are enough."""
+        """Keep a session, unless it was lost, is within a transaction or statement, or there are `MOST` already."""
         if not session.closed and session.info.transaction_status == TransactionStatus.IDLE:
             with self._lock:
                 if len(idle := self._idle[conninfo]) < MOST:
@@ -85,7 +85,7 @@ class KeptSessions:
         session.close()
 
     def close(self) -> None:
-        """Close them all."""
+        """Close all idle sessions."""
         with self._lock:
             sessions = [session for idle in self._idle.values() for _, session in idle]
             self._idle.clear()
@@ -95,7 +95,7 @@ class KeptSessions:
 
 @contextmanager
 def sessions_kept() -> Iterator[None]:
-    """Within the block, and the same thread of work, sessions are reused."""
+    """Reuse sessions within the block, and in the threads that continue its context."""
     kept = KeptSessions()
     token = _KEPT.set(kept)
     try:

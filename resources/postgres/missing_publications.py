@@ -1,6 +1,6 @@
-"""The publications with which a server decodes, where some did not exist when the WAL was written.
+"""Finds requested publications that did not exist when the WAL was written, with which the server refuses to decode.
 
-In: why the server refuses to decode for requested publications. Out: the missing ones, and those that are left.
+In: the server's error for a list of publications. Out: the missing publications, and the others.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,10 +14,10 @@ UNDEFINED = "42704"
 
 
 def missing_publications(refused: SourceError, asked: Sequence[str]) -> list[str]:
-    """The requested publications that did not exist when the WAL that the server refuses to decode was written.
+    """The requested publications that did not exist when the WAL was written, by the server's error.
 
-    Before 18 that is an error, also where the publication was created later (LoadPublications() in
-    src/backend/replication/pgoutput/pgoutput.c reads the catalog as of the change).
+    Before 18 it is an error even if the publication was created later, because LoadPublications() in
+    src/backend/replication/pgoutput/pgoutput.c reads the catalog as of the change.
     """
     cause = refused.__cause__
     message = cause.diag.message_primary or "" if isinstance(cause, psycopg.Error) else ""
@@ -27,10 +27,9 @@ def missing_publications(refused: SourceError, asked: Sequence[str]) -> list[str
 def publications_then(
     asked: Sequence[str], refused: Callable[[Sequence[str]], SourceError | None]
 ) -> tuple[tuple[str, ...], SourceError | None]:
-    """The requested publications with which the server decodes, and why it still sends nothing with these.
+    """The requested publications that existed, and the server's error for these, if any.
 
-    `refused` says why nothing is sent with some of them. Without any publication left, there is no such
-    reason.
+    `refused` returns the server's error for a list of publications.
     """
     there, why = tuple(asked), None
     while there and (why := refused(there)) is not None and (missing := missing_publications(why, there)):

@@ -1,7 +1,7 @@
-"""Origins: whether copied rows may have reached the source by replication.
+"""Finds published tables whose rows may have reached the source by replication.
 
-With `origin: none`, the stream leaves out changes that other subscriptions of the source applied. A copy
-cannot leave them out. In: published tables. Out: those that subscriptions of the source write to. PostgreSQL:
+With `origin: none`, the stream leaves out changes that the source's own subscriptions applied. A copy
+cannot leave them out. In: published tables. Out: the tables that subscriptions of the source write to. PostgreSQL:
 CREATE SUBSCRIPTION, notes on `origin`; check_publications_origin() in
 src/backend/commands/subscriptioncmds.c.
 """
@@ -13,7 +13,7 @@ import psycopg
 
 from pgsieve.decoding.publications.catalog import Table
 
-#: Without pg_partition_tree(), which would lock each partition.
+#: The query avoids pg_partition_tree(), which would lock each partition.
 _SUBSCRIBED = """
 with recursive tree(published, relid) as (
   select oid, oid from unnest(%s::oid[]) as published(oid)
@@ -31,5 +31,5 @@ order by 1, 2
 
 
 def subscribed_tables(connection: psycopg.Connection[Any], tables: Sequence[Table]) -> list[tuple[str, str]]:
-    """The tables that a subscription of this server writes to, directly or through their partitions or roots."""
+    """The given tables that a subscription of this server writes to, directly or through partitions or roots."""
     return connection.execute(_SUBSCRIBED, [[table.oid for table in tables]]).fetchall()

@@ -1,4 +1,4 @@
-"""The options of the output plugin pgoutput, as a server's version knows them.
+"""The options of the output plugin pgoutput, for each version of the server.
 
 In: the options of a subscription. Out: the option names and values for START_REPLICATION and the functions
 pg_logical_slot_peek_... (section 54.5.1; src/backend/replication/pgoutput/pgoutput.c). Raises nothing. An
@@ -16,15 +16,15 @@ PROTOCOL_VERSIONS = ((160000, 4), (150000, 3), (140000, 2), (0, 1))
 
 
 def protocol_version(server_version: int) -> int:
-    """The newest protocol version the server speaks (section 54.5)."""
+    """The newest protocol version of the server (section 54.5)."""
     return next(protocol for least, protocol in PROTOCOL_VERSIONS if server_version >= least)
 
 
 @dataclass(frozen=True, slots=True)
 class PgoutputOptions:
-    """The options for pgoutput, by the names of CREATE SUBSCRIPTION; `messages` is pgoutput's own.
+    """The options for pgoutput, under the names of CREATE SUBSCRIPTION, except `messages`, which it does not have.
 
-    On servers before 16 `streaming` is at most "on", and changes of every `origin` are sent.
+    Servers before 16 take "parallel" as "on", and send changes of every `origin`.
     """
 
     publications: tuple[str, ...] = ()
@@ -47,7 +47,7 @@ class PgoutputOptions:
         )
         return {
             "proto_version": str(protocol),
-            # A list of SQL identifiers: unquoted ones would be folded to lower case.
+            # A list of SQL identifiers; the server folds unquoted ones to lower case.
             "publication_names": ",".join(quote(p) for p in self.publications),
             **{name: value for name, since, wanted, value in chosen if wanted and server_version >= since},
         }

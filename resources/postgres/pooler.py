@@ -1,11 +1,11 @@
-"""Connection poolers between pgsieve and a server: how they are recognised, and what they cannot do.
+"""Recognises connection poolers between pgsieve and a server.
 
 In: a host's name, a driver's message, or two sessions. Out: which pooler it is, and whether it shares server
 processes among sessions. Raises only the errors of the sessions.
 
-A pooler in transaction mode gives each transaction another server process. Advisory locks, SET and temporary
-tables belong to a process, and pgsieve needs all three. Replication needs a session of its own (section 55.4,
-START_REPLICATION), which most poolers do not support.
+A pooler in transaction mode may give each transaction another server process. Advisory locks, SET and temporary
+tables belong to a process, and pgsieve needs all three. Replication needs a connection in replication mode (section
+55.4, START_REPLICATION), which most poolers do not support.
 """
 
 import re
@@ -27,7 +27,7 @@ class Pooler:
     hint: str
 
 
-#: By the host's name, which the provider chooses.
+#: Poolers by the host's name, which the provider chooses.
 _HOSTS: tuple[tuple[str, Pooler], ...] = (
     (
         r"\.pooler\.supabase\.com$",
@@ -48,11 +48,11 @@ _HOSTS: tuple[tuple[str, Pooler], ...] = (
 )
 
 _UNKNOWN = Pooler(
-    "a connection pooler", "name the server itself in conninfo: its own host and port, not the pooler's"
+    "a connection pooler", "name the server itself in conninfo: its own host and port instead of the pooler's"
 )
 _PGBOUNCER = Pooler("PgBouncer, or a pooler like it", _UNKNOWN.hint)
 
-#: Messages that poolers send, and servers do not.
+#: Messages that only poolers send.
 _WORDS: tuple[tuple[str, Pooler], ...] = (
     (r"unsupported startup parameter", _PGBOUNCER),
     (r"pgbouncer", _PGBOUNCER),
@@ -61,7 +61,7 @@ _WORDS: tuple[tuple[str, Pooler], ...] = (
 
 
 def pooler_at(host: str | None, text: str = "") -> Pooler | None:
-    """The pooler that a host's name or message indicates; None without one."""
+    """The pooler that a host's name or a message indicates, or None."""
     for pattern, pooler in _HOSTS:
         if re.search(pattern, host or "", re.IGNORECASE):
             return pooler
@@ -69,12 +69,12 @@ def pooler_at(host: str | None, text: str = "") -> Pooler | None:
 
 
 def some_pooler(host: str | None) -> Pooler:
-    """The pooler of a session that is known to go through one."""
+    """The pooler of a session that goes through one, by the host's name or unknown."""
     return pooler_at(host) or _UNKNOWN
 
 
 def is_pooled(connection: psycopg.Connection[Any]) -> bool:
-    """Whether a pooler is between: it reports a process number of its own when a session begins."""
+    """Whether the session goes through a pooler, which reports another process number than the server."""
     return _process(connection) != connection.info.backend_pid
 
 

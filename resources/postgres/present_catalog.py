@@ -1,8 +1,8 @@
-"""The publisher's catalog as it is now, read again only where one of its rows has changed.
+"""The publisher's catalog as it is now; it is read again only if one of its rows has changed.
 
-In: a connection. Out: what `read_catalog` would read. A slice of a continuous run asks for it several times,
-and a run in each of its steps. One checksum covers the rows of all system catalogs that are read, by the
-transactions that wrote them. It takes one query, and transfers no row per table.
+In: a connection. Out: the `Catalog` that `read_catalog` would read. A run needs it in each of its steps, a continuous
+run several times per slice. One checksum covers the rows of all system catalogs that are read, by the transactions
+that wrote them. It takes one query, which returns one row.
 """
 
 import threading
@@ -15,11 +15,11 @@ from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.printed_names import PRINTED_NAMES
 
-#: The number of kept catalogs: of several sources, and before and after an alteration.
+#: The number of cached catalogs: of several sources, and from before and after an alteration.
 _KEPT = 8
 
-#: The server, its start, and the checksum of what `read_catalog` reads. A rewritten row has another xmin
-#: (section 5.6). The text of expressions has names of functions, operators, types and collations.
+#: The server, its start, and the checksum of the rows that `read_catalog` reads. A rewritten row has another xmin
+#: (section 5.6). Expressions print names of functions, operators, types and collations, so those rows count, too.
 _STAMP = f"""
 with {PRINTED_NAMES}, relations as (
   select oid, xmin from pg_class where relkind in ('r', 'p') and relpersistence = 'p' and oid >= 16384
@@ -57,7 +57,7 @@ _lock = threading.Lock()
 
 
 def present_catalog(connection: psycopg.Connection[Any]) -> Catalog:
-    """All user tables, publications and types of the database, as `read_catalog` has them."""
+    """All user tables, publications and types of the database, as `read_catalog` returns them."""
     stamp = _stamp(connection)
     while True:
         with _lock:
@@ -66,7 +66,7 @@ def present_catalog(connection: psycopg.Connection[Any]) -> Catalog:
                 return kept
         catalog = read_catalog(connection)
         before, stamp = stamp, _stamp(connection)
-        if catalog.locked:  # What is not known of it now may be in a moment.
+        if catalog.locked:  # It lacks expressions that may be readable in a moment.
             return catalog
         if stamp == before:
             with _lock:
@@ -77,7 +77,7 @@ def present_catalog(connection: psycopg.Connection[Any]) -> Catalog:
 
 
 def _stamp(connection: psycopg.Connection[Any]) -> str:
-    """A text that changes with each alteration of what `read_catalog` reads, and differs between servers."""
+    """A text that changes with each alteration of the rows that `read_catalog` reads, and differs between servers."""
     schemas = _SCHEMAS if connection.info.server_version >= 150000 else ""
     row = connection.execute(_STAMP.format(schemas=schemas)).fetchone()
     assert row is not None

@@ -1,9 +1,9 @@
-"""One connection in streaming replication: a thread of its own reads ahead, and answers the server.
+"""One connection in streaming replication: a separate thread prefetches messages, and answers the server.
 
-In: a connection on which START_REPLICATION succeeded. Out: `Received` items, Arrow batches of the messages as
-they came. The thread keeps reporting while the consumer is busy. Once `buffer_bytes` wait it stops reading,
-so the server waits too. Raises the psycopg.Error that ended the connection, and ProtocolError. Section 54.4,
-START_REPLICATION; src/backend/replication/walreceiver.c and logical/worker.c.
+In: a connection on which START_REPLICATION succeeded. Out: `Received` items, Arrow batches of unaltered messages. The
+thread keeps reporting positions while the consumer is busy. Once `buffer_bytes` wait for the consumer, it stops
+reading, so that the server waits, too. Raises the psycopg.Error that ended the connection, and ProtocolError. Section
+54.4, START_REPLICATION; src/backend/replication/walreceiver.c and logical/worker.c.
 """
 
 import math
@@ -34,24 +34,23 @@ from pgsieve.decoding.protocol.envelope import (
     xlog_data_columns,
 )
 
-#: Where a message was written (XLogData's start of the data; 0 before a message that belongs to it), and the
-#: message.
+#: A message, and its position in the WAL: XLogData's start of the data, or 0 if the message introduces the next one.
 MESSAGES = pa.schema([pa.field("lsn", pa.int64()), pa.field("data", pa.binary())])
 
-#: An item comes at least this often, if need be without messages: a consumer can rely on it as a clock.
+#: An item comes at least this often, even without messages, so that a consumer can use items as a clock.
 TICK_SECONDS = 1.0
 
-#: A batch is handed over with this many bytes, or when nothing else waits this long after the last look.
+#: The consumer gets a batch of this many bytes; or a smaller one, this long after the last, if it waits for one.
 _BATCH_BYTES = 1 << 20
 _LINGER_SECONDS = 0.02
-#: The server sends each message by itself: a short wait for the next ones saves both sides most wake-ups.
+#: The server sends each message separately. A short wait for more messages saves both sides most wake-ups.
 _COALESCE_SECONDS = 0.0005
-#: When the last read brought more than this, the next messages are there already.
+#: After a read of more than this, the next messages have arrived already.
 _FEW_BYTES = 8192
-#: How long the end of a stream may take before the connection is just closed.
+#: How long the server may take to end a stream; after that the connection is just closed.
 _LEAVE_SECONDS = 1.0
 
-#: Messages that end a transaction (Commit, Prepare, ...): only their LSN is the end of a WAL record.
+#: Messages that end a transaction (Commit, Prepare, ...). Only their LSN is the end of a WAL record.
 _ENDS = np.array([*b"CPKrcp"], np.uint64)
 _POSTGRES_EPOCH_MICROS = 946_684_800_000_000  # 2000-01-01 UTC in Unix time
 
@@ -60,8 +59,7 @@ _POSTGRES_EPOCH_MICROS = 946_684_800_000_000  # 2000-01-01 UTC in Unix time
 class Received:
     """Messages (lsn, data) in order, and the server's position after them.
 
-    Everything that commits before `position` is in this item or an earlier one, if the server sends it at
-    all.
+    Each transaction that commits before `position`, and that the server sends, is in this item or an earlier one.
     """
 
     messages: pa.RecordBatch
@@ -69,7 +67,7 @@ class Received:
 
 
 class Wakeup:
-    """Ends another thread's wait: a socket pair, so that a thread can wait for it and a connection together.
+    """Ends another thread's wait. It is a socket pair, so that a thread can wait for it and a connection together.
 
     `ring` may be called from any thread and from a signal handler; after `close` it does nothing.
     """
@@ -80,18 +78,18 @@ class Wakeup:
         self._rings.setblocking(False)
 
     def fileno(self) -> int:
-        """The descriptor to wait for."""
+        """The file descriptor to poll."""
         return self._waits.fileno()
 
     def ring(self) -> None:
-        """End the wait, or the next one."""
+        """End the current wait or, if there is none, the next one."""
         try:
             self._rings.send(b"\0")
-        except OSError:  # Full: it rings already. Closed: no thread waits.
+        except OSError:  # Full: it has rung already. Closed: no thread waits.
             return
 
     def clear(self) -> None:
-        """Drop the rings until now."""
+        """Forget all earlier rings."""
         try:
             self._waits.recv(4096)
         except BlockingIOError:
@@ -104,7 +102,7 @@ class Wakeup:
 
 
 class Receiver:
-    """Receives on one connection from `start_lsn` until it is closed or lost, and reports what is confirmed."""
+    """Receives from `start_lsn` on until its connection is closed or lost, and reports the confirmed position."""
 
     def __init__(
         self,
@@ -123,7 +121,7 @@ class Receiver:
         self._buffer_bytes = buffer_bytes
         self._status_seconds = status_seconds
         self._silence_seconds = silence_seconds
-        # Shared by the two threads; only one of them writes each attribute.
+        # Both threads read these attributes; for each, only one thread writes it.
         self._ended = False
         self._confirmed = start_lsn
         self._taken_bytes = 0
@@ -139,17 +137,17 @@ class Receiver:
         self._thread.start()
 
     def confirm(self, lsn: int) -> None:
-        """Report everything before `lsn` as flushed from now on, so that the slot may drop it."""
+        """From now on report everything before `lsn` as flushed, so that the slot no longer needs it."""
         self._confirmed = lsn
         self._wakeup.ring()
 
     def end(self) -> None:
-        """Make the thread end soon; `items` ends then too."""
+        """Make the thread end soon, and `items` with it."""
         self._ended = True
         self._wakeup.ring()
 
     def close(self) -> None:
-        """End the stream after a last report, and close the connection; the slot is free then."""
+        """End the stream after a last report, and close the connection, which releases the slot."""
         self.end()
         self._thread.join()
         self._connection.close()
@@ -214,13 +212,13 @@ class Receiver:
                 self._report(now)
 
     def _pause(self) -> float:
-        """How long there is nothing to do unless the server or the consumer does something."""
+        """How long to wait for the server or the consumer: until the next batch or report is due."""
         if self._octets or self._position > self._handed_position:
             return _LINGER_SECONDS
         return max(0.0, self._reported_at + self._status_seconds - time.monotonic())
 
     def _read(self) -> int:
-        """Take all messages that have arrived; returns their bytes."""
+        """Take all messages that have arrived; return the number of their bytes."""
         self._pgconn.consume_input()
         messages: list[memoryview] = []
         append, length = messages.append, 0
@@ -232,7 +230,7 @@ class Receiver:
                 self._control(message)
             else:
                 break
-        # Copied at once: thousands of small long-lived buffers would cost more than everything else here.
+        # Copied at once, as thousands of small long-lived buffers would cost more than everything else here.
         octets = b"".join(messages)
         if messages:
             self._octets += octets
@@ -243,7 +241,7 @@ class Receiver:
         return len(octets)
 
     def _control(self, message: memoryview) -> None:
-        """A message too short for data: a keepalive, or one that is ignored."""
+        """Take a message too short for data: a keepalive; others are ignored."""
         self._last_message_at = time.monotonic()
         envelope = decode_envelope(message)
         if isinstance(envelope, PrimaryKeepalive):
@@ -251,7 +249,7 @@ class Receiver:
             self._answer_wanted |= envelope.reply_requested
 
     def _hand_over(self) -> None:
-        """Make a batch of the pending messages: Arrow separates headers from bodies, all at once."""
+        """Give the consumer a batch of the pending messages; Arrow separates all headers from bodies at once."""
         if not self._octets and self._position <= self._handed_position:
             return
         lsns, data = xlog_data_columns(self._octets, np.asarray(self._lengths, np.int32))
@@ -276,14 +274,14 @@ class Receiver:
         self._reported, self._reported_at, self._answer_wanted = confirmed, now, False
 
     def _end_of_copy(self) -> psycopg.Error:
-        """Why the server ended the stream: an error of its own, or a shutdown."""
+        """Why the server ended the stream: the server's error, or a shutdown."""
         result = self._pgconn.get_result()
         if result is not None and result.status == ExecStatus.FATAL_ERROR:
             return psycopg.errors.error_from_result(result, self._connection.info.encoding)
         return psycopg.OperationalError("the server ended the stream")
 
     def _leave(self) -> None:
-        """End the stream from this side after a last report, and wait until the server has released the slot."""
+        """End the stream after a last report, and wait until the server has released the slot."""
         self._report(time.monotonic())
         end_copy(self._pgconn)
 
@@ -302,7 +300,7 @@ def status_update(written: int, flushed: int, *, reply_requested: bool = False) 
 
 
 def end_copy(pgconn: PGconn) -> None:
-    """End a stream from this side, and wait until the server has ended it too and has done all it was sent."""
+    """End a stream, and wait until the server has handled all earlier messages and has ended it, too."""
     pgconn.put_copy_end()
     pgconn.flush()
     deadline = time.monotonic() + _LEAVE_SECONDS

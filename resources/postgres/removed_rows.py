@@ -1,15 +1,14 @@
-"""Deleted rows of system catalogs that the server still keeps: no query shows them, but their indexes do.
+"""Detects deleted rows of system catalogs that the server still keeps: no query returns them, but indexes have them.
 
 In: a connection, and parts of catalogs. Out: whether an index has more entries for a part than the part has
 rows.
 
-A slot keeps the system catalogs' rows that decide changes which are not confirmed yet (catalog_xmin, section
-53.19). That includes rows that were deleted meanwhile, and rows that one transaction both inserted and
-deleted. An index entry is not removed before its row (section 62.4). A bitmap index scan counts entries, and
-the heap scan above it counts present rows. EXPLAIN ANALYZE shows both numbers, to every role, on a standby as
-well. Equal numbers prove that no row of the part was inserted or deleted. Different numbers prove nothing:
-rows of uncommitted or aborted transactions, or kept for another reason, count as deleted too. Halving the
-range finds out which rows they are.
+A slot keeps the rows of system catalogs that unconfirmed changes need (catalog_xmin, section 53.19). That includes
+rows that were deleted since, and rows that one transaction both inserted and deleted. An index entry is not removed
+before its row (section 62.4). A bitmap index scan counts entries, and the heap scan above it counts present rows.
+EXPLAIN ANALYZE shows both numbers, to every role, also on a standby. Equal numbers prove that no row of the part was
+deleted. Different numbers prove nothing: rows of uncommitted or aborted transactions, and rows that are kept for
+another reason, count as deleted, too. Dividing the range repeatedly identifies the rows.
 """
 
 import json
@@ -22,18 +21,18 @@ _BITMAP_SCANS = (
     "set local enable_seqscan = off; set local enable_indexscan = off; set local enable_indexonlyscan = off;"
     " set local enable_bitmapscan = on; set local max_parallel_workers_per_gather = 0;"
 )
-#: They mark entries whose rows no transaction and no slot needs any more, and bitmap scans skip those.
+#: Index scans mark the entries of rows that no transaction or slot needs any more; bitmap scans skip marked entries.
 _INDEX_SCANS = (
     "set local enable_seqscan = off; set local enable_indexscan = on; set local enable_indexonlyscan = on;"
     " set local enable_bitmapscan = off;"
 )
 
-#: A range is divided into this many pieces; more rows than this are not identified.
+#: The pieces that a range is divided into, and the largest number of rows that are identified.
 _PIECES, _MOST = 16, 16
 
 
 def removed_rows(connection: psycopg.Connection[Any], parts: Sequence[str]) -> list[bool]:
-    """Whether deleted rows of each part may still be kept; a part is what follows FROM, by an indexed column."""
+    """For each part, whether it may still keep deleted rows; a part is the text after FROM, by an indexed column."""
     removed = _counted(connection, parts)
     if any(removed):
         _last(connection, _INDEX_SCANS + ";".join(f"select count(*) from {part}" for part in parts))
@@ -42,9 +41,9 @@ def removed_rows(connection: psycopg.Connection[Any], parts: Sequence[str]) -> l
 
 
 def removed_oids(connection: psycopg.Connection[Any], relation: str) -> list[int] | None:
-    """The object identifiers of a catalog's rows that may be deleted; None where they are many.
+    """The object identifiers of a catalog's rows that may be deleted; None if they are many.
 
-    While such a row is kept, its identifier is given to no other row (GetNewOidWithIndex() in
+    While such a row is kept, no other row gets its identifier (GetNewOidWithIndex() in
     src/backend/catalog/catalog.c).
     """
     ranges = [range(2**32)]
@@ -69,7 +68,7 @@ def _counted(connection: psycopg.Connection[Any], parts: Sequence[str]) -> list[
     plan = _last(connection, _BITMAP_SCANS + explained)
     read = json.loads(plan) if isinstance(plan, str) else plan
     scans = list(_scans(read[0]["Plan"]))
-    if len(scans) != len(parts):  # Another plan than the intended one counts nothing.
+    if len(scans) != len(parts):  # The server has chosen another plan, which counts no entries.
         return [True] * len(parts)
     return scans
 
@@ -86,7 +85,7 @@ def _scans(node: dict[str, Any]) -> Iterator[bool]:
 def _last(connection: psycopg.Connection[Any], statements: str) -> Any:
     """The only value of the last statement.
 
-    All statements are one transaction, as one message without parameters.
+    The server runs all statements in one transaction, because they come in one message without parameters.
     """
     cursor = connection.execute(statements.encode())
     while cursor.nextset():

@@ -1,8 +1,8 @@
 """The values of a publisher's sequences, as a subscriber of PostgreSQL 19 reads them (section 29.8 of its manual).
 
-In: a connection and what publications say of sequences. Out: one `SequenceValue` each, also for a sequence
-that cannot be read. On 19 one statement reads all, by pg_get_sequence_data(). Before 19 one statement lists
-them and others read them. Raises psycopg's errors.
+In: a connection, and the sequences that publications select. Out: one `SequenceValue` per sequence, even if it cannot
+be read. On 19 one statement reads all sequences, by pg_get_sequence_data(). Before 19 one statement lists them, and
+others read them. Raises psycopg's errors.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from psycopg import sql
 from pgsieve.decoding.lsn import parse_lsn
 from pgsieve.resources.postgres.texts import Texts, legibly
 
-#: The published sequences are those that GetAllPublicationRelations() in pg_publication.c takes.
+#: The published sequences, as GetAllPublicationRelations() in pg_publication.c selects them.
 _LISTED = """
 select n.nspname::text, c.relname::text, s.seqincrement > 0, {readable}
   from pg_sequence s join pg_class c on c.oid = s.seqrelid join pg_namespace n on n.oid = c.relnamespace {data}
@@ -34,12 +34,11 @@ _BY_RIGHT = _LISTED.format(
     data="",
     published="false",
 )
-#: How many sequences one statement reads, and how often it is repeated when one of them was dropped
-#: meanwhile.
+#: How many sequences one statement reads, and how often the reading is tried if sequences are dropped meanwhile.
 _TOGETHER, _ATTEMPTS = 200, 5
 
 _FORBIDDEN = "permission denied for sequence (42501): grant SELECT on it, and USAGE on its schema"
-_ILLEGIBLE = "its name has bytes that are no text in the database's encoding (22021): rename it"
+_ILLEGIBLE = "its name has bytes that are invalid in the database's encoding (22021): rename it"
 _MISSING = (
     "there is no such sequence, or it is unlogged (42P01): correct `sequences` in pgsieve.yaml, or create it"
 )
@@ -49,7 +48,7 @@ Name = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class PublishedSequences:
-    """The sequences that the publications of a subscription select; `publications` are those of the server."""
+    """The sequences that the publications of a subscription select; `publications` are the publications of the server."""
 
     publications: Sequence[str]
     named: frozenset[Name] = frozenset()
@@ -60,8 +59,7 @@ class PublishedSequences:
 class SequenceValue:
     """A sequence's value, or the problem with reading it.
 
-    `page_lsn` is known from 19 on. `ascending` says whether its increment is positive, where the server was
-    asked.
+    `page_lsn` exists from 19 on. `ascending` says whether the increment is positive; None if it was not read.
     """
 
     schema: str
@@ -78,7 +76,7 @@ def read_sequences(
 ) -> tuple[SequenceValue, ...]:
     """The values of the published sequences by schema and name.
 
-    Runs no statement where none can be published.
+    Runs no statement if no sequence can be published.
     """
     by_function = connection.info.server_version >= 190000
     if not (by_function or published.named or published.every):
@@ -98,7 +96,7 @@ def read_sequences(
 def _listed(
     connection: psycopg.Connection[Any], query: str, parameters: dict[str, object]
 ) -> tuple[list[tuple[Any, ...]], set[str]]:
-    """The rows of a query for names, and the illegible ones among the names."""
+    """The rows of a query for names, and the illegible names."""
 
     def read(as_bytes: bool) -> tuple[list[tuple[Any, ...]], set[str]]:
         with connection.transaction():
@@ -109,7 +107,7 @@ def _listed(
 
 
 def _read_at_once(connection: psycopg.Connection[Any], parameters: dict[str, object]) -> list[SequenceValue]:
-    """The values by pg_get_sequence_data(), which returns nulls where the role may not read."""
+    """The values by pg_get_sequence_data(), which returns nulls for sequences that the role may not read."""
     rows, illegible = _listed(connection, _BY_FUNCTION, parameters)
     return [
         SequenceValue(schema, name, value, called, parse_lsn(lsn), ascending=ascending)
@@ -122,7 +120,7 @@ def _read_at_once(connection: psycopg.Connection[Any], parameters: dict[str, obj
 def _read_each(
     connection: psycopg.Connection[Any], parameters: dict[str, object], attempts: int = _ATTEMPTS
 ) -> list[SequenceValue]:
-    """The values by a SELECT of each sequence; no value where the role may not read it."""
+    """The values by a SELECT from each sequence; no value for sequences that the role may not read."""
     rows, illegible = _listed(connection, _BY_RIGHT, parameters)
     readable, read = list[tuple[Any, ...]](), list[SequenceValue]()
     for schema, name, ascending, may in rows:

@@ -1,12 +1,12 @@
-"""The one place that opens sessions of a publisher: with psycopg, as a walsender's client, and with ADBC.
+"""Opens sessions of a publisher, with psycopg, as a walsender's client, and with ADBC; no other module does.
 
 In: a `Conninfo`. Out: sessions that all have the same settings. Raises UnreadableConninfoError,
-PasswordCommandError, and the drivers' errors where there is no connection.
+PasswordCommandError, and the drivers' errors if there is no connection.
 
-Names mean PostgreSQL's own objects whatever the role's search_path is, as in PostgreSQL's own workers
+The sessions search only PostgreSQL's own objects, whatever the role's search_path is, as PostgreSQL's own workers do
 (ALWAYS_SECURE_SEARCH_PATH_SQL in src/include/common/connect.h). Otherwise a function that another user made
-in `public` could run with the rights of pgsieve's role (section 5.10.6). No session is ended for being long
-or idle, and a lost peer is noticed.
+in `public` could run with the rights of pgsieve's role (section 5.10.6). No timeout of the server ends a session, and
+keepalives detect a lost peer.
 """
 
 import os
@@ -43,12 +43,11 @@ OUTPUT_SETTINGS: Mapping[str, str] = {
     "client_encoding": "UTF8",
 }
 
-#: Temporary tables come last: not listed, they would come before pg_catalog (section 19.11.1).
+#: Temporary tables come last. If the path did not list them, they would come before pg_catalog (section 19.11.1).
 _SEARCH_PATH = "pg_catalog,pg_temp"
 
-#: The meaning of literals, conditions and transactions, and the effect of errors: as in a session without any
-#: own settings. docs/connections.md says what each does, and `tests/resources/test_settings.py` which others
-#: there are.
+#: Settings that alter the meaning of literals, conditions and transactions, or the effect of errors, at the server's
+#: defaults. docs/connections.md says what each does; `tests/resources/test_settings.py` lists the others.
 _USUAL: Mapping[str, str] = {
     "standard_conforming_strings": "on",
     "backslash_quote": "safe_encoding",
@@ -91,15 +90,14 @@ _KEEPALIVES: Mapping[str, str] = {
 #: A session that reads a slot or a table may send nothing for minutes. The server checks this often whether
 #: its client still exists; otherwise it would continue for a killed client (section 19.3.2; from 14 on, not
 #: on every platform).
-_NOTICING = ("client_connection_check_interval", "2s")
+_CLIENT_CHECK = ("client_connection_check_interval", "2s")
 
-#: For a session without our options: from a service file, or through a pooler that does not pass them on. It
-#: calls no function before the path is set.
+#: Settings for a session that did not get our options: a service file has its own, and a pooler may drop them. The
+#: statements call no function before the path is set.
 _SETTLED = f"set search_path = {_SEARCH_PATH};" + "".join(
     f"set {name} = '{value}';" for name, value in _PINNED.items() if name != "search_path"
 )
-#: The timeouts of this version, switched off. Those in the user's own options have the source "client", and
-#: stay.
+#: Switches off the timeouts of this version, except those in the user's own options, whose source is "client".
 _WITHOUT_TIMEOUTS = (
     "select name, pg_catalog.set_config(name, '0', false) from pg_catalog.pg_settings"
     f" where name in ({', '.join(repr(name) for name in _TIMEOUTS)}) and source <> 'client'"
@@ -107,24 +105,23 @@ _WITHOUT_TIMEOUTS = (
 
 _LOOK_SECONDS = 0.1
 
-#: A command that makes a password may ask a server for it.
+#: How long a password command may take: it may request the password from a server.
 PASSWORD_SECONDS = 30.0
 
 
 class UnreadableConninfoError(PgsieveError):
-    """libpq cannot read the conninfo; its message quotes what it stumbled over, perhaps a part of a password."""
+    """libpq cannot parse the conninfo. Its own message is not shown, as it may quote a part of a password."""
 
 
 class PasswordCommandError(PgsieveError):
-    """The command that should print a password did not."""
+    """The password command printed no password."""
 
 
 def execute(cursor: "dbapi.Cursor", query: str) -> None:
     """Run a query of an ADBC session; an interrupt of this thread cancels the query, and is raised.
 
-    In the main thread the driver handles SIGINT itself: it cancels the query, and Python does not notice. The
-    caller would take the interrupt for a fault of the server, and ask again. So there another thread waits
-    for the driver.
+    In the main thread the driver would handle SIGINT itself: it cancels the query, and Python does not notice. The
+    caller would take that for a fault of the server, and repeat the query. So the query runs in another thread.
     """
     if threading.current_thread() is not threading.main_thread():
         cursor.execute(query)
@@ -134,7 +131,9 @@ def execute(cursor: "dbapi.Cursor", query: str) -> None:
         try:
             running.result()
         finally:
-            while not running.done():  # An interrupt that comes before the query cancels nothing.
+            while (
+                not running.done()
+            ):  # Repeated, since a cancel that comes before the query begins has no effect.
                 with suppress(adbc_driver_manager.Error):
                     cursor.adbc_cancel()
                 wait([running], _LOOK_SECONDS)
@@ -142,9 +141,7 @@ def execute(cursor: "dbapi.Cursor", query: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Conninfo:
-    """How to open sessions of a database: libpq's conninfo, and the source of its password.
-
-    No repr shows them.
+    """How to open sessions of a database: libpq's conninfo, and the source of its password. No repr shows them.
 
     `password_command` is a program and its arguments, run for each session without a shell.
     """
@@ -154,7 +151,7 @@ class Conninfo:
     password_command: tuple[str, ...] = field(default=(), repr=False)
 
     def connect(self, **options: Any) -> psycopg.Connection[tuple[Any, ...]]:
-        """An autocommit session; `options` are psycopg's and libpq's, libpq's only where the conninfo lacks them."""
+        """An autocommit session; `options` are psycopg's and libpq's, but the conninfo's own parameters count first."""
         parameters = self._parameters(options)
         connection = self._opened(parameters)
         version = connection.info.server_version
@@ -168,8 +165,8 @@ class Conninfo:
                 raise
         else:
             return connection
-        # One of the role's timeouts may have struck before. A server refuses timeouts that it does not know,
-        # and its version is known only now.
+        # One of the role's timeouts may have ended the session. Now the version is known, and with it all timeouts
+        # that this server accepts as options.
         connection = self._opened({**parameters, "options": switches})
         try:
             _settle(connection)
@@ -189,7 +186,7 @@ class Conninfo:
         remember_those_of(self.text)
         password = self._password()
         secret = {} if password is None else {"password": password}
-        # The driver reads the names of all types first: an illegible one would prevent any session.
+        # The driver first reads the names of all types. In SQL_ASCII an illegible name does not prevent the session.
         uri = make_conninfo(self.text, client_encoding="SQL_ASCII", **secret)
         try:
             connection = dbapi.connect(uri)
@@ -203,11 +200,11 @@ class Conninfo:
             yield connection
 
     def for_executors(self, connection: psycopg.Connection[Any]) -> "Conninfo":
-        """A conninfo for machines with another environment (PGPASSWORD, service files), made from a session of this one."""
+        """A conninfo for machines with another environment (PGPASSWORD, service files), made from an open session."""
         parameters: dict[str, Any] = _parameters(connection)
-        noticing = _NOTICING if _can_be_set(connection, *_NOTICING) else None
-        parameters["options"] = self._switches(connection, connection.info.server_version, noticing)
-        # Parameters that libpq does not show: the password, also from a file, and that of the client's key.
+        check = _CLIENT_CHECK if _can_be_set(connection, *_CLIENT_CHECK) else None
+        parameters["options"] = self._switches(connection, connection.info.server_version, check)
+        # libpq hides these parameters: the password, even if it is from a file, and the password of the client's key.
         for option in connection.pgconn.info:
             if option.keyword == b"sslpassword" and option.val:
                 parameters["sslpassword"] = option.val.decode()
@@ -235,19 +232,19 @@ class Conninfo:
         return str(options) if options else os.environ.get("PGOPTIONS")
 
     def _switches(
-        self, connection: psycopg.Connection[Any], version: int, noticing: tuple[str, str] | None = None
+        self, connection: psycopg.Connection[Any], version: int, check: tuple[str, str] | None = None
     ) -> str:
-        """The options of a session like this one, with all timeouts of the server's version."""
-        # Works also for a session that the server has ended.
+        """The options of a session like this one, with all timeouts of the server's version switched off."""
+        # This works even if the server has ended the session.
         own = _parameters(connection).get("options") if self._has_service else self._user_options
-        return _options(own, [name for name, least in _TIMEOUTS.items() if least <= version], noticing)
+        return _options(own, [name for name, least in _TIMEOUTS.items() if least <= version], check)
 
     def _parameters(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The parameters to add to the conninfo's own."""
+        """The parameters that are added to those of the conninfo."""
         own = parameters_of(self.text)
         remember_those_of(self.text)
         defaults: dict[str, Any] = {"application_name": "pgsieve", "connect_timeout": "10", **options}
-        if not self._has_service:  # A parameter in a service file would lose its effect.
+        if not self._has_service:  # Added parameters would override those of the service file.
             defaults |= _KEEPALIVES
         parameters = {k: v for k, v in defaults.items() if k not in own}
         if not self._has_service:
@@ -270,19 +267,18 @@ def parameters_of(conninfo: str) -> Mapping[str, Any]:
     except psycopg.ProgrammingError:
         raise UnreadableConninfoError(
             "the conninfo is not valid",
-            hint='write it as libpq does, e.g. "host=db dbname=shop user=pgsieve" or a postgresql:// URI; a password with'
-            " special characters goes into a `password` of its own",
+            hint='use libpq\'s syntax, e.g. "host=db dbname=shop user=pgsieve" or a postgresql:// URI; put a password with'
+            " special characters into the separate key `password`",
         ) from None
 
 
 def settle_again(connection: psycopg.Connection[Any], statements: str | None = None) -> str:
     """Give a session the settings of a new one, in one round trip.
 
-    Raises psycopg.Error where it does not answer.
+    Returns the `statements` for the next time. The first time they include a query for the timeouts to switch off. That
+    query is slow, as the server builds rows of all settings, and its result does not change during a session.
 
-    Returns the `statements` for the next time. To report a few settings, the server builds rows of all. So a
-    session is asked only once for the timeouts to switch off: the source of a setting does not change during
-    a session.
+    Raises psycopg.Error if the session does not answer.
     """
     if statements is None:
         names = _settle(connection, "reset all;")
@@ -292,7 +288,7 @@ def settle_again(connection: psycopg.Connection[Any], statements: str | None = N
 
 
 def _settle(connection: psycopg.Connection[Any], before: str = "") -> list[str]:
-    """Apply the settings in one round trip of the simple protocol, the only one that a walsender supports.
+    """Apply the settings in one round trip of the simple protocol, the only protocol that a walsender supports.
 
     Returns the timeouts that were switched off.
     """
@@ -310,9 +306,10 @@ def _executed(connection: psycopg.Connection[Any], statements: str, status: Exec
 def _parameters(connection: psycopg.Connection[Any]) -> dict[str, Any]:
     """The parameters of a connection.
 
-    psycopg asks for the home directory, which a user id without a name does not have where HOME is unset.
+    psycopg needs a home directory. If HOME is unset and the user id has no name, HOME is set to a folder that does not
+    exist.
     """
-    if not Path(os.path.expanduser("~")).is_absolute():  # noqa: PTH111 - a Path raises where there is none
+    if not Path(os.path.expanduser("~")).is_absolute():  # noqa: PTH111 - Path.expanduser raises if there is none
         os.environ["HOME"] = "/nonexistent"
     return dict(connection.info.get_parameters())
 
@@ -323,21 +320,21 @@ def _can_be_set(connection: psycopg.Connection[Any], name: str, value: str) -> b
     return taken.status == ExecStatus.COMMAND_OK
 
 
-def _options(own: str | None, timeouts: Sequence[str], noticing: tuple[str, str] | None = None) -> str:
-    """The server's command line: the later of two values of a setting counts."""
+def _options(own: str | None, timeouts: Sequence[str], check: tuple[str, str] | None = None) -> str:
+    """The server's command line; of two values of a setting the later counts."""
     switches = [f"-c {name}=0" for name in timeouts]
-    switches += [f"-c {'='.join(noticing)}"] if noticing else []
+    switches += [f"-c {'='.join(check)}"] if check else []
     pinned = [f"-c {name}={value.replace(' ', chr(92) + ' ')}" for name, value in _PINNED.items()]
     return " ".join([*switches, *([own] if own else []), *pinned])
 
 
 def _printed(command: Sequence[str]) -> str:
-    """The first line that a command prints; no message shows the rest of its output, or its arguments."""
+    """The first line that a command prints. No message shows its output or its arguments."""
     try:
         process = subprocess.Popen(  # noqa: S603 - the administrator's own, from pgsieve.yaml
             command,
-            # The system's own environment may lack a token that is kept out of the lake's requests
-            # (`keep_token_out`).
+            # os.environ has a token that `keep_token_out` hides from the lake's requests; the environment that a
+            # child inherits by default lacks it.
             env=dict(os.environ),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -376,5 +373,5 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 def _refusal(reason: str) -> PasswordCommandError:
     return PasswordCommandError(
         f"its password_command {reason}",
-        hint="run the command by hand as the same user; it should print the password, and end with status 0",
+        hint="run the command by hand as the same user; it must print the password, and end with status 0",
     )

@@ -1,8 +1,8 @@
-"""The replication slot of a source.
+"""The replication slot of a source: creates, reads, confirms and drops it.
 
-In: a `Source`. Out: the slot's state, its messages as Arrow batches, and its confirmed position moved on
-(`advance`). A slot is read with pg_logical_slot_peek_binary_changes (section 9.28.6). It is confirmed by
-pg_replication_slot_advance only after the messages are durable. Raises `SlotError` subclasses for a slot that
+In: a `Source`. Out: the slot's state, and its messages as Arrow batches. A slot is read with
+pg_logical_slot_peek_binary_changes (section 9.28.6). Only after the messages are durable,
+pg_replication_slot_advance confirms it (`advance`). Raises `SlotError` subclasses for a slot that
 is missing, in use, ahead of the durable position, or invalidated.
 """
 
@@ -42,7 +42,7 @@ from pgsieve.resources.postgres.source import Source, fetched, literal, quote
 if TYPE_CHECKING:
     from adbc_driver_manager.dbapi import Cursor
 
-#: Messages come in Arrow batches of about this many bytes: a writer has several in memory at a time.
+#: Messages come in Arrow batches of about this many bytes, since a writer has several of them in memory.
 _BATCHES = {"adbc.postgresql.batch_size_hint_bytes": str(4 * 1024 * 1024)}
 
 _LOGGER = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class SlotError(SourceError):
 
 
 class SlotMissingError(SlotError):
-    """Delta has progress of a slot that no longer exists."""
+    """The slot no longer exists, but Delta has changes of it."""
 
 
 class SlotAheadError(SlotError):
@@ -61,7 +61,7 @@ class SlotAheadError(SlotError):
 
 
 class ServerSetBackError(SlotError):
-    """The server's WAL ends before Delta's position: the server was put back to an earlier state."""
+    """The server's WAL ends before Delta's position, so the server was put back to an earlier state."""
 
 
 class SlotInvalidatedError(SlotError):
@@ -77,8 +77,8 @@ class SlotState:
     """A row of pg_replication_slots, with distances in bytes.
 
     `lag` is the WAL between the confirmed and the current position. `retained` is the WAL that the slot
-    keeps. `safe` is how much WAL may still be written before the slot can be lost, None without a limit.
-    `invalidation` is the reason of its invalidation, from 17 on.
+    keeps. `safe` is how much WAL may still be written before the slot can be lost; None without a limit.
+    From 17 on `invalidation` is the reason why the slot was invalidated.
     """
 
     name: str
@@ -105,7 +105,7 @@ _AGAINST: Mapping[str, str] = {
 
 
 def slot_state(connection: psycopg.Connection[Any], slot: str) -> SlotState | None:
-    """The slot's state, or None where it does not exist in this database."""
+    """The slot's state; None if it does not exist in this database."""
     row = connection.execute(
         "select slot_name, plugin, active, confirmed_flush_lsn::text, restart_lsn::text, coalesce(wal_status, ''),"
         " (now.lsn - confirmed_flush_lsn)::bigint, (now.lsn - restart_lsn)::bigint, safe_wal_size::bigint,"
@@ -131,7 +131,7 @@ def create_slot(
     two_phase: bool = False,
     failover: bool = False,
 ) -> int:
-    """Create the slot with pgoutput; returns the LSN from which it delivers."""
+    """Create the slot with pgoutput; return the LSN from which on it delivers changes."""
     # Not temporary, two_phase (an argument from 14 on), failover (from 17 on).
     options = f", false, {two_phase}" + ", true" * failover if two_phase or failover else ""
     if failover:
@@ -145,7 +145,7 @@ def create_slot(
     except SourceError as error:
         if error.sqlstate != "42710":
             raise
-        hint = "it is of another database of the cluster: give the source a `slot` of its own in pgsieve.yaml"
+        hint = "it belongs to another database of the cluster: give the source its own `slot` in pgsieve.yaml"
         raise SlotError(error.message, hint=hint, sqlstate=error.sqlstate) from error
     assert row is not None
     return parse_lsn(row[0])
@@ -156,18 +156,18 @@ def warn_of_waiting(connection: psycopg.Connection[Any], source: str) -> None:
     recovering = connection.pgconn.exec_(b"select pg_is_in_recovery()").get_value(0, 0)
     if recovering == b"t":
         _LOGGER.warning(
-            'source "%s": a standby makes a slot once its primary logs its running transactions; where nothing is written,'
-            " `select pg_log_standby_snapshot()` on the primary does so",
+            'source "%s": a standby makes a slot once its primary logs its running transactions; if nothing is written'
+            " there, `select pg_log_standby_snapshot()` on the primary logs them",
             source,
         )
 
 
 def refuse_failover(connection: psycopg.Connection[Any], source: str, slot: str) -> None:
-    """Raise SlotError where the server's slots cannot be synchronized to standbys."""
+    """Raise SlotError if the server's slots cannot be synchronized to standbys."""
     if connection.info.server_version < 170000:
         raise SlotError(
             f'source "{source}": replication slot "{slot}" cannot have `failover` before PostgreSQL 17',
-            hint="leave `failover` out; after a failover every table is to be copied again then",
+            hint="leave `failover` out; then every table has to be copied again after a failover",
             sqlstate="0A000",
         )
 
@@ -181,7 +181,7 @@ def enable_failover(source: Source, slot: str) -> None:
 
 
 def resynchronisation(subscriptions: Iterable[str], options: str = "") -> str:
-    """What to do about changes that these subscriptions have lost."""
+    """The hint of an error about changes that these subscriptions have lost."""
     commands = " and ".join(f"`pgsieve resync {name}{options}`" for name in subscriptions)
     return f"copy every table again: {commands or f'`pgsieve resync{options}` its subscriptions'}"
 
@@ -189,10 +189,10 @@ def resynchronisation(subscriptions: Iterable[str], options: str = "") -> str:
 def verify_slot(
     state: SlotState | None, source: str, slot: str, durable: int | None, subscriptions: Iterable[str] = ()
 ) -> None:
-    """Compare the slot with the LSN up to which Delta has its changes; raises SlotError on a gap.
+    """Compare the slot with the LSN up to which Delta has its changes; raise SlotError if changes are lost.
 
-    A slot behind Delta is harmless: changes that it sends again are left out. A slot ahead of Delta has lost
-    changes. `subscriptions` are those that read it.
+    If the slot is behind Delta, the changes that it sends again are left out. If it is ahead of Delta, changes are
+    lost. `subscriptions` are the subscriptions that read the slot.
     """
     resynchronise = resynchronisation(subscriptions)
     if state is None:
@@ -220,8 +220,8 @@ def verify_slot(
         raise SlotAheadError(
             f'source "{source}": replication slot "{slot}" is confirmed up to {format_lsn(state.confirmed_lsn)}, but'
             f" Delta holds its changes only up to {format_lsn(durable)}: the changes between are lost",
-            hint="another lake reads it, or it was advanced or created again by hand: give the source a `slot` of its own; or, where"
-            f" no other lake needs this one, {resynchronisation(subscriptions, ' --take-over')}",
+            hint="another lake reads it, or it was advanced or created again by hand: give the source its own `slot`; or, if"
+            f" no other lake needs this slot, {resynchronisation(subscriptions, ' --take-over')}",
             sqlstate="55006",
         )
 
@@ -229,12 +229,12 @@ def verify_slot(
 def refuse_set_back(
     connection: psycopg.Connection[Any], source: str, durable: int, subscriptions: Iterable[str] = ()
 ) -> None:
-    """Raise ServerSetBackError where the server's WAL ends before Delta's position, which was flushed WAL before.
+    """Raise ServerSetBackError if the server's WAL ends before Delta's position, which was once flushed WAL.
 
-    New commits of such a server would have positions that Delta already has, and would be left out. A standby
-    is not checked: after a restart it replays what it had replayed before.
+    Such a server gives new commits positions that Delta already has, so these commits would be left out. A standby
+    is not checked, because after a restart it replays again from an earlier position.
     """
-    # Read after `durable`: another process may advance that meanwhile.
+    # This position must be read later than `durable`, which another process may advance meanwhile.
     row = connection.execute(
         "select case when not pg_is_in_recovery() then pg_current_wal_insert_lsn() end::text"
     ).fetchone()
@@ -248,7 +248,7 @@ def refuse_set_back(
         )
 
 
-#: A killed run may occupy the slot until the server notices.
+#: A killed run may occupy the slot until the server notices, so these functions try again for a while.
 _patiently = retry(
     retry=retry_if_exception_type(psycopg.errors.ObjectInUse),
     stop=stop_after_delay(10),
@@ -263,17 +263,14 @@ def _advance(connection: psycopg.Connection[Any], slot: str, lsn: int) -> None:
 
 
 def advance(connection: psycopg.Connection[Any], source: str, slot: str, lsn: int) -> None:
-    """Confirm everything that commits before `lsn`, by decoding up to there; the slot never moves back."""
+    """Confirm everything that commits before `lsn`; the server decodes up to it. The slot never moves back."""
     with refusing_slot(source, slot, "advance"):
         _advance(connection, slot, lsn)
 
 
 @contextmanager
 def refusing_slot(source: str, slot: str, what: str) -> Iterator[None]:
-    """Turn the server's refusal to do `what` to the slot into a SourceError.
-
-    SlotInUseError where it is in use.
-    """
+    """Turn the server's refusal to do `what` to the slot into a SourceError, or SlotInUseError if it is in use."""
     try:
         with refusing(source, f'{what} the replication slot "{slot}"'):
             yield
@@ -285,14 +282,14 @@ def refusing_slot(source: str, slot: str, what: str) -> Iterator[None]:
         raise SlotInUseError(
             f'source "{source}": replication slot "{slot}" is in use by another process'
             + (f" (server process {reader[0]})" if reader else ""),
-            hint="stop the other consumer, which pg_stat_activity names, or give each pgsieve configuration a `slot` of its own;"
-            " a process that was killed gives the slot back once the server notices",
+            hint="stop the other consumer, which pg_stat_activity names, or give each pgsieve configuration its own `slot`;"
+            " the server releases the slot of a killed process once it notices",
             sqlstate="55006",
         ) from error
 
 
 def wait_until_free(connection: psycopg.Connection[Any], slot: str) -> None:
-    """Wait until no process reads the slot, 10 seconds at most: a walsender ends a moment after its client."""
+    """Wait up to 10 seconds until no process reads the slot: a walsender ends a moment after its client."""
     free = retry_if_result(lambda state: state is not None and state.active)
     Retrying(
         retry=free, stop=stop_after_delay(10), wait=wait_fixed(0.02), retry_error_callback=lambda _: None
@@ -310,7 +307,7 @@ def _drop(connection: psycopg.Connection[Any], slot: str) -> bool:
 
 
 def drop_slot(connection: psycopg.Connection[Any], source: str, slot: str) -> bool:
-    """Drop the slot; False where there is none. Raises SlotInUseError where another process reads it."""
+    """Drop the slot; False if it does not exist. Raises SlotInUseError if another process reads it."""
     with refusing_slot(source, slot, "drop"):
         return _drop(connection, slot)
 
@@ -320,9 +317,8 @@ def peek_query(
 ) -> str:
     """The query that reads a slot up to `upto` without confirming anything.
 
-    It delivers whole transactions: those whose commit record begins before `upto`, which are exactly those
-    that pg_replication_slot_advance(slot, upto) confirms. `limit` ends it at the first commit after this many
-    messages.
+    It delivers the whole transactions whose commit record begins before `upto`; pg_replication_slot_advance(slot, upto)
+    confirms exactly these. `limit` ends it at the first commit after this many messages.
     """
     arguments = ", ".join(literal(o) for option in options.arguments(server_version).items() for o in option)
     return (
@@ -332,11 +328,11 @@ def peek_query(
 
 
 def _end(upto: int) -> str:
-    """Where a peek has to end to deliver what begins before `upto`, as SQL.
+    """The SQL of the position at which a peek has to end, so that it delivers commits that begin before `upto`.
 
-    The server reads on while a record has not ended at `upto`. Within a page's header, a record may have
-    ended where the page begins. The next record begins after the header, and would be delivered now and again
-    later. So such a peek ends where the page begins.
+    The server reads records until one ends at `upto` or later. If `upto` lies within a page's header, the last record
+    ends before the header, where the page begins. The server would then read the next record, too, which begins after
+    the header, and a later peek would deliver it again. So such a peek ends where the page begins.
     """
     page = upto - upto % _LEAST_PAGE
     plain = literal(format_lsn(upto))
@@ -349,7 +345,7 @@ def _end(upto: int) -> str:
     )
 
 
-#: The least size of a page of the WAL, and the headers of a segment's first page and of others
+#: The least size of a page of the WAL, and the size of the header of a segment's first page, and of other pages
 #: (XLogPageHeaderData in src/include/access/xlog_internal.h).
 _LEAST_PAGE, _LONG_HEADER, _SHORT_HEADER = 1024, 40, 24
 
@@ -361,8 +357,8 @@ def query_without(query: str, relations: Iterable[int]) -> str:
     return f"select data from ({query}) m where get_byte(data, 0) not in ({rows}) or substring(data from 2 for 4) not in ({oids})"
 
 
-#: A database in SQL_ASCII may have bytes that are not UTF-8; they would end the query, whatever table they
-#: are in. The plugin converts to the encoding that the session has meanwhile (pq_sendcountedtext() in
+#: In a database in SQL_ASCII, bytes that are not UTF-8 would end the query, whatever table they are in. So the session
+#: gets that encoding for the peek, and the plugin sends the bytes unaltered (pq_sendcountedtext() in
 #: src/backend/libpq/pqformat.c).
 _UNVALIDATED = (
     "case when current_setting('server_encoding') <> 'SQL_ASCII'"
@@ -381,9 +377,9 @@ def type_names(connection: psycopg.Connection[Any]) -> dict[int, str]:
 
 
 def has_changes(connection: psycopg.Connection[Any], source: str, slot: str, query: str) -> bool:
-    """Whether a peek delivers anything; with a limit of 1 decoding ends at the first message.
+    """Whether a peek delivers anything; with a limit of 1 decoding ends at the first commit.
 
-    Raises SlotInUseError or SourceError where the server refuses to read the slot.
+    Raises SlotInUseError or SourceError if the server refuses to read the slot.
     """
     return first_message(connection, source, slot, query) is not None
 
@@ -396,16 +392,16 @@ def first_message(connection: psycopg.Connection[Any], source: str, slot: str, q
 
 
 def is_refusal(error: SourceError) -> bool:
-    """Whether the server may have failed at something in the slot, rather than at reading the slot at all."""
+    """Whether an error may concern a change in the slot, rather than the access to the slot."""
     return not isinstance(
         error, PassingFaultError | SourceUnreachableError | SourcePermissionError | SlotError
     )
 
 
 def refusal(connection: psycopg.Connection[Any], source: str, slot: str, query: str) -> SourceError | None:
-    """Why the server cannot send something that a peek asks for; None where it can.
+    """The server's error at a change that a peek should deliver; None without one.
 
-    The messages stay on the server. Raises errors that are no such refusal.
+    The messages stay on the server. Raises errors that concern the access to the slot.
     """
     try:
         with refusing_slot(source, slot, "read"):
@@ -467,7 +463,7 @@ def read_messages(conninfo: Conninfo, query: str) -> Iterator[pa.RecordBatch]:
 
 
 def batches_of(cursor: "Cursor", query: str) -> Iterator[pa.RecordBatch]:
-    """The same in an existing session."""
+    """Run a peek in an existing session and yield its Arrow batches."""
     cursor.adbc_statement.set_options(**_BATCHES)
     execute(cursor, query)
     for batch in fetched(cursor):

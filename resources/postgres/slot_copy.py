@@ -1,8 +1,8 @@
-"""A temporary copy of a slot: a second session reads the later part of the slot in parallel with the first.
+"""A temporary copy of a slot, so that a second session reads the later part of the slot in parallel with the first.
 
-In: a slot that no process moves meanwhile, an LSN, and a peek. Out: the messages of what commits from there
-on. One session at a time reads a slot, and decodes on one core. A copy begins where the slot is
-(pg_copy_logical_replication_slot, section 9.28.6). It is advanced to the LSN, for which the server decodes
+In: a slot that no process moves meanwhile, an LSN, and a peek. Out: the messages of the transactions that commit from
+that LSN on. Only one session at a time can read a slot, and it decodes on one core. A copy begins at the slot's
+position (pg_copy_logical_replication_slot, section 9.28.6). It is advanced to the LSN, for which the server decodes
 without output, and then read like any slot. It ends with its session.
 """
 
@@ -23,19 +23,19 @@ from pgsieve.resources.postgres.source import literal
 if TYPE_CHECKING:
     from adbc_driver_manager.dbapi import Cursor
 
-#: With fewer spare slots none is copied: another client's slot, or a table's snapshot, would be refused
-#: instead.
+#: With fewer spare slots the slot is not copied, because the server might then refuse another client's slot, or the
+#: slot of an exported snapshot.
 _SPARE_SLOTS = 2
 
 
 class CopyRefusedError(Exception):
-    """The server does not advance the copy: its changes have to be read from the slot itself."""
+    """The server does not advance the copy, so the changes have to be read from the slot itself."""
 
 
 def has_spare_slots(connection: psycopg.Connection[Any]) -> bool:
     """Whether the server has spare slots (max_replication_slots, section 19.6.1).
 
-    Those of REPACK are counted apart.
+    The slots of REPACK do not count, as they have a limit of their own.
     """
     row = connection.execute(
         "select current_setting('max_replication_slots')::int - count(*) from pg_replication_slots"
@@ -46,7 +46,7 @@ def has_spare_slots(connection: psycopg.Connection[Any]) -> bool:
 
 
 class SlotCopy:
-    """A copy of a slot in a session of its own: one thread reads it, and another one may stop it."""
+    """A copy of a slot in its own session; one thread reads it, and another thread may stop that."""
 
     def __init__(self, cursor: "Cursor", name: str) -> None:
         self._cursor, self._name = cursor, name
@@ -54,7 +54,7 @@ class SlotCopy:
     def read(self, begin: int, query: Callable[[str], str]) -> Iterator[pa.RecordBatch]:
         """The batches (data) of a peek from `begin` on; `query` makes the peek from a slot's name.
 
-        Raises CopyRefusedError before the first batch, later ADBC's errors.
+        Raises CopyRefusedError before the first batch, and ADBC's errors later.
         """
         try:
             _call(
@@ -66,20 +66,19 @@ class SlotCopy:
         yield from batches_of(self._cursor, query(self._name))
 
     def stop(self) -> None:
-        """Cancel the running query, if there is one: `read` raises then."""
+        """Cancel the running query, if there is one; then `read` raises."""
         with suppress(adbc_driver_manager.Error):
             self._cursor.adbc_cancel()
 
 
 @contextmanager
 def copied_slot(conninfo: Conninfo, slot: str) -> Iterator[SlotCopy | None]:
-    """A copy of a slot for the block; None where there is no session for it, or the server creates none."""
+    """A copy of a slot for the block; None if it cannot get a session, or the server refuses to create it."""
     name = f"pgsieve_copy_{uuid.uuid4().hex[:16]}"
     with ExitStack() as stack:
         copy = None
         try:
-            # Its transaction stays open: a pooler ends a session that is left within one, and the copy with
-            # it.
+            # The transaction stays open: if this process dies, a pooler ends a session in a transaction, and the copy.
             cursor = stack.enter_context(stack.enter_context(conninfo.adbc()).cursor())
             _call(cursor, f"pg_copy_logical_replication_slot({literal(slot)}, {literal(name)}, true)")
             copy = SlotCopy(cursor, name)
@@ -89,6 +88,6 @@ def copied_slot(conninfo: Conninfo, slot: str) -> Iterator[SlotCopy | None]:
 
 
 def _call(cursor: "Cursor", function: str) -> None:
-    """Call a function; the result has to be fetched, as an error comes with it."""
+    """Call a function, and fetch its result, since ADBC raises an error only then."""
     cursor.execute(f"select {function}::text")
     cursor.fetchall()

@@ -1,9 +1,9 @@
-"""An exported snapshot whose LSN is known, and the queries that copy tables at it in parallel.
+"""An exported snapshot at a known LSN, and the queries that copy tables at it in parallel.
 
-In: a `Source`, the tables to copy. Out: a snapshot's name and LSN within a block (`exported_snapshot`), one
-query per chunk (`chunk_queries`), and a chunk's rows as Arrow batches (`read_chunk`, for executors).
-CREATE_REPLICATION_SLOT ... (SNAPSHOT 'export') is the only way to a snapshot that is exact at an LSN (section
-54.4): it has everything that committed before the LSN, and nothing after.
+In: a `Source`, and the tables to copy. Out: a snapshot's name and LSN within a block (`exported_snapshot`), one
+query per chunk (`chunk_queries`), and a chunk's rows as Arrow batches (`read_chunk`, for executors). Only
+CREATE_REPLICATION_SLOT ... (SNAPSHOT 'export') gives a snapshot that is exact at an LSN (section
+54.4): the snapshot has everything that committed before the LSN, and nothing after.
 """
 
 import uuid
@@ -38,27 +38,27 @@ from pgsieve.resources.postgres.source import Source, fetched, literal, quote
 CHUNK_BYTES = 128 * 1024 * 1024
 
 
-#: The server's time, the same text whatever the session's settings.
+#: The server's time, as a text that does not depend on the session's settings.
 _CLOCK = b"select to_char(clock_timestamp() at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US') || '+00:00'"
 
 
 class SnapshotLostError(PassingFaultError):
-    """The session that exported the snapshot has ended; the table can be copied at a new one."""
+    """The session that exported the snapshot has ended; the table can be copied at a new snapshot."""
 
 
 class AlteredTableError(SnapshotLostError):
-    """The table was altered, renamed or dropped since its definition was read: queries see the present catalog."""
+    """The table was altered, renamed or dropped since its definition was read: queries use the present catalog."""
 
 
-#: So long a session waits for a lock of a table that it reads.
+#: How long a session waits for a lock on a table that it reads.
 _BRIEFLY = f"set lock_timeout = '{BRIEF_SECONDS:g}s'"
-#: SQLSTATEs of a query whose column, table or schema is gone (appendix A): the catalog named them a moment before.
+#: SQLSTATEs of a query whose column, table or schema is gone since the catalog was read (appendix A).
 _ALTERED = ("42703", "42P01", "3F000")
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """An exported snapshot and the LSN from which changes follow it; `time` is the server's just before (ISO 8601)."""
+    """An exported snapshot, and the LSN from which changes follow it; `time` is the server's just before (ISO 8601)."""
 
     name: str
     lsn: int
@@ -75,10 +75,9 @@ class Chunks:
 
 @contextmanager
 def exported_snapshot(source: Source, seconds: float | None = None) -> Iterator[Snapshot]:
-    """Export a snapshot by way of a temporary slot, for the block; nothing of it outlives the block.
+    """Export a snapshot for the block, by a temporary slot, which ends with the block.
 
-    Raises SnapshotAwaitedError where open transactions keep it waiting for this many seconds; with None it
-    waits on.
+    Raises SnapshotAwaitedError if it waits for open transactions longer than `seconds`; None is no limit.
     """
     slot = f"pgsieve_snapshot_{uuid.uuid4().hex[:16]}"
     with source.connect(replication="database") as connection:
@@ -101,11 +100,11 @@ def exported_snapshot(source: Source, seconds: float | None = None) -> Iterator[
         assert name is not None
         assert time is not None
         yield Snapshot(name.decode(), parse_lsn(lsn.decode()), time.decode())
-        # The session may end now: others that imported the snapshot keep it.
+        # Sessions that imported the snapshot keep it, so this session may end.
         connection.close()
 
 
-#: pg_table_size() locks a table: one that is locked exclusively is taken for empty.
+#: pg_table_size() locks a table, so a table that another session has locked exclusively counts as empty.
 _BYTES = f"""
 with recursive tree(schema, name, oid, relkind) as (
   select w.schema, w.name, c.oid, relkind from unnest(%s::text[], %s::text[]) w(schema, name)
@@ -122,7 +121,7 @@ select schema, name, coalesce(sum(case when oid <> all(array({LOCKED})) then pg_
 def table_bytes(
     connection: psycopg.Connection[Any], names: Collection[tuple[str, str]]
 ) -> dict[tuple[str, str], int]:
-    """The bytes of tables on disk, TOAST and partitions included; 0 for one that is not there, or cannot be read now."""
+    """The bytes of tables on disk with TOAST and partitions; 0 for a table that is missing, or cannot be read now."""
     rows = connection.execute(_BYTES, [[schema for schema, _ in names], [table for _, table in names]])
     return dict.fromkeys(names, 0) | {(schema, table): size for schema, table, size in rows}
 
@@ -166,7 +165,7 @@ def chunk_queries(
             queries.append(
                 f"select {columns} from only {quote(part.schema, part.name)} where {condition}{within}"
             )
-    # A subscription copies them too, and gets no changes of them.
+    # A built-in subscription copies these leaves, too, although the publisher sends no changes of them.
     queries += [f"select {columns} from only {leaf} where {condition}true" for leaf in table.unsent_leaves]
     if table.kind == "p" and _is_read_by_root(connection, table.oid, [part.oid for part in parts]):
         queries = [f"select {columns} from {quote(table.schema, table.name)} where {condition}true"]
@@ -175,7 +174,7 @@ def chunk_queries(
 
 @contextmanager
 def _waiting_briefly(connection: psycopg.Connection[Any]) -> Iterator[None]:
-    """Raise LockedTableError where another session has locked a table."""
+    """Raise LockedTableError if another session keeps a table locked."""
     connection.execute(_BRIEFLY)
     try:
         yield
@@ -192,7 +191,7 @@ class _Size:
 
     @classmethod
     def of(cls, connection: psycopg.Connection[Any], table: Table) -> "_Size":
-        """The size of a table without partitions; raises AlteredTableError where it is gone."""
+        """The size of a table without partitions; raises AlteredTableError if it is gone."""
         row = connection.execute(
             "select ceil(pg_relation_size(%(oid)s::oid) / current_setting('block_size')::numeric)::bigint,"
             " pg_table_size(%(oid)s::oid)::bigint",
@@ -205,8 +204,7 @@ class _Size:
         return cls(*row)
 
 
-#: A query uses the rights and policies of the table that it names, whatever its partitions have (section
-#: 5.12.2).
+#: A query of the root uses the root's rights and policies, and ignores those of its partitions (section 5.12.2).
 _BY_ROOT = """
 select row_security_active(%s::oid) or exists (
     select from pg_class where oid = any(%s::oid[]) and (row_security_active(oid)
@@ -219,7 +217,7 @@ def _is_read_by_root(connection: psycopg.Connection[Any], root: int, leaves: Seq
     return connection.execute(_BY_ROOT, [root, list(leaves)]).fetchone() == (True,)
 
 
-#: Tables with an active policy, unless one lets every row pass, and none restricts that.
+#: Tables with an active policy, except those of which a permissive policy lets all rows pass and none restricts that.
 _HIDDEN = f"""
 select oid::bigint from pg_class where oid = any(%s::oid[]) and row_security_active(oid) and oid <> all(array({LOCKED}))
  and not coalesce((

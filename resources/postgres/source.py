@@ -1,7 +1,7 @@
-"""The publisher: connections, and the SQL identifiers composed for it.
+"""The publisher: its sessions and locks, the checks of its settings, and quoting for its SQL.
 
-In: a libpq conninfo. Out: sessions, and their locks. Raises `SourceError` subclasses for what a user can
-correct: unreachable server, wrong settings, missing rights.
+In: a libpq conninfo. Out: sessions and locks. Raises `SourceError` subclasses for errors that a user can
+correct, such as an unreachable server, wrong settings, or missing rights.
 """
 
 import logging
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 def quote(*parts: str) -> str:
-    """A qualified, quoted SQL identifier. Never compose one in another way."""
+    """A qualified, quoted SQL identifier; all SQL gets its identifiers from here."""
     return ".".join('"' + part.replace('"', '""') + '"' for part in parts)
 
 
@@ -55,15 +55,15 @@ _WAL_LEVEL = "coalesce(current_setting('effective_wal_level', true), current_set
 _SWITCHED_SINCE = 190000
 
 _UNREACHABLE = "check host, port, dbname, user and password in conninfo, and that the server is running"
-#: The server reports where the error comes from, but not which trigger (section 40.1.1).
+#: The server names the function that failed, but not its trigger (section 40.1.1).
 _LOGIN_TRIGGER = (
     "an event trigger on login fails: correct its function, e.g. by ALTER FUNCTION ... SET search_path = ..., since pgsieve's"
     " sessions have search_path = pg_catalog, pg_temp"
 )
-#: Python's own logging, which a terminal shows; the log of an orchestrator's step does not show it.
+#: Python's own logging: a terminal shows it, the log of an orchestrator's step does not.
 _LOGGER = logging.getLogger(__name__)
 
-#: The locks of this thread of work.
+#: The locks of the context that this thread works in.
 _HELD: ContextVar[Mapping[tuple["Source", str], Turn]] = ContextVar("locks", default=MappingProxyType({}))
 #: The session that takes free locks of a source.
 _LOCKING: ContextVar[tuple["Source", psycopg.Connection[tuple[Any, ...]]] | None] = ContextVar(
@@ -73,7 +73,7 @@ _LOCKING: ContextVar[tuple["Source", psycopg.Connection[tuple[Any, ...]]] | None
 
 @dataclass(frozen=True)
 class Source:
-    """One PostgreSQL database, by libpq conninfo; no repr and no message shows the conninfo."""
+    """One PostgreSQL database, by its libpq conninfo, which no repr and no message shows."""
 
     name: str
     _conninfo: str
@@ -81,7 +81,7 @@ class Source:
     _password_command: tuple[str, ...] = ()
     #: Whether the server may be a standby.
     standby: bool = False
-    #: Whether the server may be newer than those that pgsieve was tested with.
+    #: Whether the server may be newer than the versions that pgsieve was tested with.
     allow_untested_server: bool = False
 
     def __repr__(self) -> str:
@@ -96,8 +96,8 @@ class Source:
         """An autocommit session (`pgsieve.resources.postgres.sessions`); errors become SourceErrors.
 
         Without `options` it may be a reused session with the settings of a new one
-        (`pgsieve.resources.postgres.kept_sessions`). Raises SourceSettingError where the server is too old,
-        UntestedServerError where it is newer than the tested ones and not allowed.
+        (`pgsieve.resources.postgres.kept_sessions`). Raises SourceSettingError if the server is too old, and
+        UntestedServerError if it is newer than the tested versions, unless `allow_untested_server`.
         """
         kept, conninfo = None if options else kept_sessions(), self._sessions
         connection = kept.take(conninfo) if kept else None
@@ -130,13 +130,11 @@ class Source:
 
     @contextmanager
     def exclusively(self, what: str, seconds: float | None = None) -> Iterator[Turn]:
-        """Take the database's advisory lock of a name (section 13.3.5) for the block.
+        """Take an advisory lock of the database by its name (section 13.3.5) for the block; blocks may be nested.
 
-        It may be nested at no cost.
-
-        It waits for other processes, and after a second logs a warning that names them; after `seconds` it
-        raises LockHeldError. The work of the block must be right without the lock: the lock ends silently
-        with its session.
+        It waits for other processes. With `seconds` it raises LockHeldError after them; without, it logs a warning
+        that names the processes after a second. The work of the block must be right without the lock, because the lock
+        ends silently with its session.
         """
         key = (self, what)
         if (turn := _HELD.get().get(key)) is not None:
@@ -152,7 +150,7 @@ class Source:
 
     @contextmanager
     def _taken(self, what: str, seconds: float | None) -> Iterator[Turn]:
-        """A lock that is taken, as in `exclusively`."""
+        """Take a lock that this context does not have yet, as `exclusively` describes."""
         if (free := self._taken_if_free(what)) is not None:
             yield free
             return
@@ -174,16 +172,16 @@ class Source:
 
     @contextmanager
     def locks_shared(self) -> Iterator[None]:
-        """Within the block, and the threads of its work, one session takes all locks that are free: a role may have few."""
+        """Let one session take all free locks of the block and its threads: a role's number of sessions may be limited."""
         with ExitStack() as opened:
-            # An error that lasts is that of each who asks for a lock.
+            # If the error lasts, the next request for a lock raises it.
             with suppress(SourceError):
                 token = _LOCKING.set((self, opened.enter_context(self.connect())))
                 opened.callback(_LOCKING.reset, token)
             yield
 
     def _taken_if_free(self, what: str) -> Turn | None:
-        """A free lock, taken by the session for these; None without one, or where the lock is not free."""
+        """Take a lock in the session of `locks_shared`; None if there is no such session, or the lock is not free."""
         source, connection = _LOCKING.get() or (None, None)
         if connection is None or source != self:
             return None
@@ -193,14 +191,14 @@ class Source:
         return None
 
     def executor_conninfo(self) -> Conninfo:
-        """How executors, whose environment (PGPASSWORD, service files) may differ, open sessions."""
+        """The conninfo for executors, whose environment (PGPASSWORD, service files) may differ."""
         with self.connect() as connection:
             return self._sessions.for_executors(connection)
 
     def check_ready(self) -> int:
         """The server's version number.
 
-        Raises SourceSettingError where it cannot decode, or is an unexpected standby.
+        Raises SourceSettingError if the server cannot decode, or is an unexpected standby.
         """
         with self.connect() as connection:
             version = connection.info.server_version
@@ -220,10 +218,7 @@ class Source:
         return version
 
     def _check_version(self, version: int) -> None:
-        """Raise SourceError for a server whose sessions must not be used.
-
-        Warn once of an untested one that is allowed.
-        """
+        """Raise SourceError for a version that must not be used; warn once of an untested version that is allowed."""
         major, oldest, newest = (number // 10000 for number in (version, OLDEST_SERVER, NEWEST_SERVER))
         named = f'source "{self.name}": PostgreSQL {major} is'
         if major < oldest:
@@ -234,19 +229,19 @@ class Source:
         if not self.allow_untested_server:
             raise UntestedServerError(
                 newer,
-                hint="install a pgsieve that was tested with it; or, where wrong rows do no harm, set"
+                hint="install a pgsieve that was tested with it; or, if wrong rows do no harm, set"
                 f" `allow_untested_server: true` in pgsieve.yaml, at `sources.{self.name}`",
                 sqlstate="0A000",
             )
         _warn_once(f"{newer}: replicas may differ from what its own subscriber would hold")
 
     def _refuse_standby(self, version: int, *, streams: bool) -> None:
-        """Raise SourceSettingError where the server is an unexpected standby, or a standby that cannot decode."""
+        """Raise SourceSettingError if the server, a standby, is unexpected or cannot decode."""
         message = f'source "{self.name}": the server is a standby, recovery is in progress'
         if not self.standby:
             raise SourceSettingError(
                 message,
-                hint="name its primary; with all hosts in conninfo, target_session_attrs=read-write finds it; or read from"
+                hint="name its primary; if conninfo has all hosts, target_session_attrs=read-write finds it; or read from"
                 " the standby with `standby: true`",
                 sqlstate="55000",
             )
@@ -257,12 +252,12 @@ class Source:
         if not streams:
             raise SourceSettingError(
                 f"{message}, and it has received nothing by streaming replication",
-                hint="set primary_conninfo there: a standby that restores archived WAL only cannot be read",
+                hint="set primary_conninfo there: a standby that only restores archived WAL cannot be read",
                 sqlstate="55000",
             )
 
     def _refuse_wal_level(self, level: str, version: int, *, in_recovery: bool) -> None:
-        """Raise SourceSettingError where nothing is decoded, and creating a slot would not change that."""
+        """Raise SourceSettingError, as the server's wal_level prevents decoding, and creating a slot would not help."""
         where, least = "in postgresql.conf", "logical"
         if version >= _SWITCHED_SINCE:
             least = "logical" if in_recovery else "replica"
@@ -274,7 +269,7 @@ class Source:
         )
 
     def _refuse_pooler(self, connection: psycopg.Connection[Any]) -> None:
-        """Raise SourceSettingError where a pooler shares server processes, or does not let replication through."""
+        """Raise SourceSettingError if a pooler shares server processes, or does not support replication."""
         pooler, reason = some_pooler(self._sessions.host), None
         if shares_processes(connection, self.connect):
             reason = "a session's locks and settings do not last there"
@@ -297,7 +292,7 @@ def _lock_name(what: str) -> str:
 
 
 def decoding_is_switched(connection: psycopg.Connection[Any]) -> bool:
-    """Whether logical decoding is switched on and off by the first and last logical slot (from 19 on)."""
+    """Whether the first logical slot switches decoding on, and dropping the last one off (from 19 on)."""
     if connection.info.server_version < _SWITCHED_SINCE:
         return False
     row = connection.execute("select current_setting('wal_level') <> 'logical'").fetchone()
@@ -313,7 +308,7 @@ def _warn_once(text: str) -> None:
 def fetched(cursor: "Cursor") -> Iterator[pa.RecordBatch]:
     """The result of an ADBC cursor, as Arrow batches.
 
-    Its errors keep their SQLSTATE; those of `fetch_record_batch` do not.
+    Its errors keep their SQLSTATE, unlike those of `fetch_record_batch`.
     """
     assert cursor._results is not None  # noqa: SLF001 (the only reader that asks the driver what failed)
     yield from cursor._results.reader  # noqa: SLF001

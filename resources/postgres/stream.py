@@ -1,11 +1,11 @@
-"""Continuous consumption of a replication slot: the streaming replication protocol, across reconnections.
+"""Consumes a replication slot continuously, by the streaming replication protocol, across reconnections.
 
 In: a `Source`, its slot, options for pgoutput, and the LSN up to which the consumer has everything. Out:
-`Started` and `Received` items, in order. Raises SourceError and its subclasses where another attempt cannot
+`Started` and `Received` items, in order. Raises SourceError and its subclasses if another attempt cannot
 help, or did not help in time.
 
-At each `Started` a consumer drops what it received of transactions that are not durable. The server sends
-again everything that commits at or after its LSN, which is the last confirmed one (section 54.4,
+At each `Started` a consumer drops the messages that it received but did not confirm. The server sends again all
+transactions that commit at or after the LSN of `Started`, the last confirmed one (section 54.4,
 START_REPLICATION; section 49.2.2, Replication Slots).
 """
 
@@ -38,21 +38,21 @@ from pgsieve.resources.postgres.timeline import current_timeline, refuse_diverge
 BUFFER_BYTES = 64 * 1024 * 1024
 #: How long to try at the start: a killed predecessor may still occupy the slot for a moment.
 CONNECT_SECONDS = 10.0
-#: How long to try again after a connection was lost.
+#: How long to try after a connection was lost.
 RECONNECT_SECONDS = 600.0
-#: A server that sends nothing for this long, though asked, is gone: wal_receiver_timeout.
+#: A server that sends nothing for this long, even on request, counts as gone; like wal_receiver_timeout.
 SILENCE_SECONDS = 60.0
-#: The longest time between two reports: wal_receiver_status_interval.
+#: The longest time between two reports; like wal_receiver_status_interval.
 _STATUS_SECONDS = 10.0
-#: Wait before each new connection, so that a server which ends every connection is not flooded.
+#: The wait before each new connection, which limits the load on a server that ends every connection.
 _PAUSE_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The stream begins, or begins again, at `lsn`: what was received and not confirmed comes once more.
+    """The stream begins, or begins again, at `lsn`: messages that were received but not confirmed come once more.
 
-    `timeline` is the server's, which is another one after a failover.
+    `timeline` is the server's timeline, which changes with a failover.
     """
 
     lsn: int
@@ -78,8 +78,8 @@ _LIMITS = StreamLimits()
 class ReplicationStream:
     """The messages of a slot from `start_lsn` on: `with ReplicationStream(...) as s: for item in s.items(): ...`.
 
-    `timeline` is that of `start_lsn`, where it is known. `confirm` moves the slot. A consumer that has made
-    everything durable confirms the position of the newest item, even of one without messages. Otherwise an
+    `timeline` is the timeline of `start_lsn`, if it is known. `confirm` moves the slot. A consumer that has made
+    everything durable must confirm the position of the newest item, even if that has no messages. Otherwise an
     idle database retains its WAL, and the server's shutdown waits.
     """
 
@@ -114,18 +114,18 @@ class ReplicationStream:
         self._wakeup.close()
 
     def stop(self) -> None:
-        """Make `items`, and the stream with it, end soon; from any thread, and from a signal handler."""
+        """Make `items` and the stream end soon; any thread, and a signal handler, may call this."""
         self._stopped = True
         if (receiver := self._receiver) is not None:
             receiver.end()
         self._wakeup.ring()
 
     def restart(self) -> None:
-        """Make `items` connect again after the newest item; everything that was not confirmed is sent again."""
+        """Make `items` connect again after the newest item; the server sends again what was not confirmed."""
         self._restarting = True
 
     def confirm(self, lsn: int) -> None:
-        """Let the slot drop what commits before `lsn`: it is durable. An older position changes nothing.
+        """Confirm to the slot that everything that commits before `lsn` is durable. An older position is ignored.
 
         Raises ValueError for a position that no item since the last `Started` has reached.
         """
@@ -168,7 +168,7 @@ class ReplicationStream:
                 return
 
     def _connect(self, seconds: float) -> Receiver | None:
-        """A running receiver, within this many seconds; None where the stream was stopped meanwhile."""
+        """A running receiver, within this many seconds; None if the stream was stopped meanwhile."""
 
         def over(state: RetryCallState) -> bool:
             return self._stopped or stop_after_delay(seconds)(state)
@@ -193,7 +193,7 @@ class ReplicationStream:
     def _start(self) -> Receiver:
         source, slot = self._source, self._slot
         with ExitStack() as opened:
-            # A walsender takes no parameters: they are merged into the query on this side.
+            # A walsender takes no parameters, so the cursor merges them into the query.
             connection = opened.enter_context(
                 source.connect(replication="database", cursor_factory=psycopg.ClientCursor)
             )
@@ -220,7 +220,7 @@ class ReplicationStream:
         return receiver
 
     def disconnect(self) -> None:
-        """End the connection: the slot is free for others a moment later."""
+        """End the connection; other processes can use the slot a moment later."""
         self._receiver = None
         self._connection.close()
 
@@ -253,13 +253,13 @@ def _status_seconds(connection: psycopg.Connection[Any]) -> float:
 def start_replication(
     connection: psycopg.Connection[Any], slot: str, lsn: int, options: PgoutputOptions
 ) -> None:
-    """START_REPLICATION; its grammar knows no escapes in strings but the doubled quote (repl_scanner.l)."""
+    """Run START_REPLICATION. The only escape in its strings is the doubled quote (repl_scanner.l)."""
     arguments = ", ".join(
         f"{quote(name)} '{value.replace(chr(39), chr(39) * 2)}'"
         for name, value in options.arguments(connection.info.server_version).items()
     )
     if connection.info.parameter_status("server_encoding") == "SQL_ASCII":
-        # Bytes that are not UTF-8 concern their table, not the stream; see `peek_query`.
+        # Otherwise bytes that are not UTF-8 would end the whole stream; see `_UNVALIDATED` of slot.py.
         connection.pgconn.exec_(b"set client_encoding = 'SQL_ASCII'")
     result = connection.pgconn.exec_(
         f"START_REPLICATION SLOT {quote(slot)} LOGICAL {format_lsn(lsn)} ({arguments})".encode()

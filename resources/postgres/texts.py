@@ -1,9 +1,9 @@
 r"""Reads texts of the system catalogs exactly, including names that are invalid in the database's encoding.
 
-In: a session within a transaction. Out: a cursor that reads every text, and the list of illegible ones. A
-server refuses a whole result if it cannot convert one byte of it, or cannot validate it in a database in
-SQL_ASCII (section 23.3). So texts are read in the database's own encoding and decoded here, SQL_ASCII as
-UTF-8. A byte that is part of no character becomes an escape, `caf\xe9`.
+In: a session within a transaction. Out: a cursor that reads every text, and the set of illegible texts. A server
+refuses a whole result if it cannot convert one byte of it, or if a byte is not valid UTF-8 in a database in SQL_ASCII
+(section 23.3). So texts are read in the database's own encoding and decoded here, SQL_ASCII as UTF-8. A byte that is
+part of no character becomes an escape, `caf\xe9`.
 """
 
 import json
@@ -20,7 +20,7 @@ _TEXTS = ("text", "name", '"char"', "varchar", "bpchar")
 
 
 class Texts:
-    """A cursor that reads texts and records the illegible ones; `as_bytes` asks for the database's encoding."""
+    """A cursor that reads texts and records the illegible ones; `as_bytes` has them sent in the database's encoding."""
 
     def __init__(self, connection: psycopg.Connection[Any], *, as_bytes: bool) -> None:
         if as_bytes:
@@ -64,13 +64,10 @@ class Texts:
 
 
 def legibly(connection: psycopg.Connection[Any], read: Callable[[bool], Read]) -> Read:
-    """The result of `read` in a transaction of its own.
-
-    It is repeated `as_bytes` where the server cannot convert a text.
-    """
+    """The result of `read`; if the server cannot convert a text, `read` is repeated with `as_bytes`."""
     encoding = connection.info.parameter_status("server_encoding") or "UTF8"
     try:
-        # For any other encoding the server's own conversion counts; it does not convert these two.
+        # The server itself converts from every encoding but these two.
         return read(encoding in {"SQL_ASCII", "UTF8"})
     except (errors.UntranslatableCharacter, errors.CharacterNotInRepertoire):
         return read(True)

@@ -1,7 +1,7 @@
-"""Timelines: whether the server's history includes everything that was read from it or from its former primary.
+"""Timelines: whether the server's history includes all changes that were read from it or from its former primary.
 
-A promoted standby has its primary's system identifier, but a timeline of its own (section 25.3.6). It lacks
-what the primary committed after the standby left the primary's timeline. In: the timeline and LSN up to which
+A promoted standby has its primary's system identifier, but a new timeline (section 25.3.6). It lacks the transactions
+that the primary committed after the standby left the primary's timeline. In: the timeline and LSN up to which
 changes were read. Out: TimelineError if that timeline ends earlier in the server's history, or is not in it.
 """
 
@@ -24,8 +24,8 @@ class TimelineError(SlotError):
 def current_timeline(connection: psycopg.Connection[Any]) -> int:
     """The timeline that the server writes to, according to the names of its WAL files.
 
-    For a standby it is the timeline that it receives, or that of its last restartpoint: PostgreSQL does not show the one
-    that it replays.
+    For a standby it is the newer of the timeline that it receives and the timeline of its last restartpoint, because
+    PostgreSQL does not show the timeline that it replays.
     """
     row = connection.execute(
         "select case when pg_is_in_recovery()"
@@ -46,8 +46,8 @@ def refuse_divergence(
     where = "is not in the server's history" if left_at is None else f"was left at {format_lsn(left_at)}"
     raise TimelineError(
         f'source "{source.name}": Delta holds changes of timeline {timeline} up to {format_lsn(position)}, but that'
-        f" {where}, which is on timeline {current} now: what was committed between is not on this server",
-        hint=f"{resynchronisation(subscriptions)}; synchronized_standby_slots on the primary keeps this from happening",
+        f" {where}, which is now on timeline {current}: this server lacks what was committed between",
+        hint=f"{resynchronisation(subscriptions)}; synchronized_standby_slots on the primary prevents this",
         sqlstate="55000",
     )
 

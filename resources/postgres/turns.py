@@ -13,7 +13,7 @@ from psycopg import sql
 
 from pgsieve.resources.postgres.errors import is_passing
 
-#: The key of an advisory lock, and the sessions that hold it: pg_locks shows a key in two halves (section
+#: The key of an advisory lock, and the condition for its rows in pg_locks, which shows a key in two halves (section
 #: 53.13).
 _KEY = sql.SQL("hashtextextended({}, 0)")
 _OF_KEY = sql.SQL(
@@ -30,7 +30,7 @@ _IS_AWAITED = sql.SQL("select exists (select from pg_locks where not granted and
 
 @dataclass(frozen=True)
 class Turn:
-    """A named lock of a session: other sessions wait for it in the order in which they came."""
+    """A named lock of a session; other sessions wait for it in the order in which they came."""
 
     connection: psycopg.Connection[Any]
     name: str
@@ -46,18 +46,18 @@ class Turn:
         return row == (True,)
 
     def give(self) -> None:
-        """Release the lock; where the session was lost it is free already."""
+        """Release the lock, which is free already if the session was lost."""
         with suppress(psycopg.Error):
             self.connection.execute(sql.SQL("select pg_advisory_unlock({})").format(self._key))
 
     def holders(self) -> str:
-        """The sessions that hold the lock."""
+        """The sessions that hold the lock, as text."""
         return _holding(self.connection.execute(_HOLDERS.format(_OF_KEY.format(self._key))).fetchall())
 
     def is_awaited(self) -> bool:
         """Whether a session waits for the lock.
 
-        Also true where the lock was lost with its session, as it has to be taken again.
+        Also true if the session, and the lock with it, was lost: then the lock has to be taken again.
         """
         try:
             row = self.connection.execute(_IS_AWAITED.format(_OF_KEY.format(self._key))).fetchone()

@@ -1,7 +1,7 @@
 """Positions in a source's WAL: how far it is inserted, flushed and replayed, and which cluster wrote it.
 
 In: a session. Out: LSNs and a transaction identifier as integers, the system identifier as text. Raises
-PassingFaultError where a standby does not replay, else the session's errors. Sections 9.28.3, Backup Control
+PassingFaultError if a standby does not replay, and the session's errors. Sections 9.28.3, Backup Control
 Functions, and 9.28.4, Recovery Control Functions.
 """
 
@@ -16,15 +16,15 @@ from pgsieve.resources.postgres.errors import PassingFaultError
 
 #: How long a standby may take to replay what it has received.
 _REPLAY_SECONDS = 60.0
-#: A commit within this time flushes the server's WAL up to its own record.
+#: How long to wait for another session's commit, which flushes the WAL up to the end of its own record.
 _FLUSH_SECONDS = 0.1
 
 
 def current_lsn(connection: psycopg.Connection[Any]) -> int:
-    """The publisher's current WAL flush position: a peek delivers what begins before it.
+    """The publisher's current WAL flush position, up to which a peek delivers commits.
 
-    Beyond it a commit may be inserted and not yet flushed: a peek would miss it, and an advance would confirm
-    it. On a standby it is the replay position, to which both of these limit themselves there
+    Beyond this position a commit may be inserted and not yet flushed. A peek would miss it, and an advance would
+    confirm it. On a standby the position is the replay position, which limits a peek and an advance there
     (GetXLogReplayRecPtr in src/backend/replication/logical/logicalfuncs.c and slotfuncs.c).
     """
     row = connection.execute(
@@ -35,11 +35,11 @@ def current_lsn(connection: psycopg.Connection[Any]) -> int:
 
 
 def inserted_lsn(connection: psycopg.Connection[Any]) -> int:
-    """The publisher's current WAL insert position: every transaction committed by now ends before it.
+    """The publisher's current WAL insert position; every transaction committed by now ends before it.
 
     On a standby a commit is visible a moment before pg_last_wal_replay_lsn passes it (ApplyWalRecord() in
-    src/backend/access/transam/xlogrecovery.c). It was received before that, so this waits until everything
-    received by now is replayed. Raises PassingFaultError where that takes too long.
+    src/backend/access/transam/xlogrecovery.c). So this function waits until the standby has replayed all WAL that it
+    has received by now. Raises PassingFaultError if that takes too long.
     """
     row = connection.execute(
         "select pg_is_in_recovery(), case when pg_is_in_recovery()"
@@ -56,20 +56,19 @@ def inserted_lsn(connection: psycopg.Connection[Any]) -> int:
             )(current_lsn, connection)
         except RetryError:
             raise PassingFaultError(
-                f"the standby has not replayed what it received up to {format_lsn(lsn)}",
-                hint="see whether its recovery is paused, or waits for a query of its own",
+                f"the standby has not replayed the WAL that it received, up to {format_lsn(lsn)}",
+                hint="check whether its recovery is paused, or waits for a query on the standby",
                 sqlstate="55000",
             ) from None
     return lsn
 
 
 def flushed_lsn(connection: psycopg.Connection[Any]) -> int:
-    """`current_lsn` at the end of a record, so that a peek and an advance read up to there without waiting.
+    """`current_lsn` at the end of a record, so that a peek and an advance up to it do not wait.
 
-    A server also flushes pages of open transactions. A reader that reads up to such a page waits until the
-    rest of its last record is flushed (read_local_xlog_page() in src/backend/access/transam/xlogutils.c):
-    without a commit meanwhile, up to 15 seconds. So without a commit soon, an empty message is committed
-    here.
+    A server also flushes pages of open transactions. A peek up to the end of such a page waits until the rest of the
+    page's last record is flushed (read_local_xlog_page() in src/backend/access/transam/xlogutils.c). Without a commit
+    that takes up to 15 seconds. So if no session commits soon, this function commits an empty message.
     """
     try:
         flushed: int | None = Retrying(
@@ -80,14 +79,14 @@ def flushed_lsn(connection: psycopg.Connection[Any]) -> int:
     except RetryError:
         flushed = None
         with suppress(psycopg.errors.InsufficientPrivilege), connection.transaction():
-            # Flushed here, whatever the role's own setting is; without waiting for standbys.
+            # Flush the commit, whatever the role's setting is, but do not wait for standbys.
             connection.execute("set local synchronous_commit to local")
             connection.execute("select pg_logical_emit_message(true, 'pgsieve', '')")
     return flushed or current_lsn(connection)
 
 
 def _flushed_record(connection: psycopg.Connection[Any]) -> int | None:
-    """`current_lsn`, or None if it may lie within a record: between two pages of which the second has been written."""
+    """`current_lsn`; None if it may lie within a record, at the end of a page with WAL on the next page."""
     row = connection.execute(
         "select lsn::text, (case when pg_is_in_recovery() then lsn else pg_current_wal_insert_lsn() end - lsn)::bigint,"
         " current_setting('wal_block_size')::int, pg_size_bytes(current_setting('wal_segment_size'))"
@@ -103,10 +102,10 @@ def _flushed_record(connection: psycopg.Connection[Any]) -> int | None:
 
 
 def next_transaction(connection: psycopg.Connection[Any]) -> int:
-    """The transaction identifier that is assigned next: no transaction with it or a later one has changed anything yet.
+    """The transaction identifier that is assigned next; no transaction with it or a later one has changed anything yet.
 
-    age() counts from it (xid_age() in src/backend/utils/adt/xid.c). A snapshot's xmax may be that of a running
-    transaction.
+    age() counts from this identifier (xid_age() in src/backend/utils/adt/xid.c). A snapshot's xmax would not do, as a
+    running transaction may have it.
     """
     row = connection.execute("select age('3'::xid) + 3::bigint").fetchone()
     assert row is not None
@@ -114,7 +113,7 @@ def next_transaction(connection: psycopg.Connection[Any]) -> int:
 
 
 def system_identifier(connection: psycopg.Connection[Any]) -> str:
-    """Identifies the publisher's cluster, and its physical standbys, among all clusters."""
+    """The identifier that the publisher's cluster shares with its physical standbys, and with no other cluster."""
     row = connection.execute("select system_identifier::text from pg_control_system()").fetchone()
     assert row is not None
     return str(row[0])

@@ -190,7 +190,7 @@ def test_a_standby_that_lacks_what_delta_holds_is_refused_until_everything_is_co
     code, output = shop.cli("run")
     assert code == 2
     assert "Delta holds changes of timeline 1 up to" in output
-    assert "on timeline 2 now: what was committed between is not on this server" in output
+    assert "which is now on timeline 2: this server lacks what was committed between" in output
     assert "`pgsieve resync one`" in output
     assert shop.ids("one", "orders") == [1, 2]
     config = load_config(shop.path)
