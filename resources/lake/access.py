@@ -1,8 +1,7 @@
-"""Access to a lake: it is tried before work begins, and later refusals are explained.
+"""Tries the access to a lake before work begins, and explains later errors.
 
-In: a lake's address and how it is reached. Out: nothing where all is well. Raises LakeUnavailableError,
-UnsafeStoreError or SparkLostError where the lake as a whole refuses, and a `LakeError` that names the table
-where one table does.
+In: a lake's address and storage options. Out: nothing, or errors: LakeUnavailableError, UnsafeStoreError or
+SparkLostError if the whole lake is concerned, and a `LakeError` that names the table if one table is.
 """
 
 import errno
@@ -45,7 +44,7 @@ from pgsieve.resources.lake.delta.errors import (
     raise_ours,
     refusal,
     spark_lost,
-    told,
+    spark_message,
 )
 from pgsieve.resources.lake.kept_commits import check_commits_are_kept
 from pgsieve.resources.lake.overrun import NewerVersionError
@@ -55,7 +54,7 @@ from pgsieve.resources.lake.stores.store import Store
 from pgsieve.resources.lake.stores.store_errors import StoreRefusal, store_refusal
 from pgsieve.resources.lake.unsynced import Unsynced, unsynced
 
-#: Spark's errors: those of its own checks, and those of Java beneath it.
+#: Spark's errors: from its own checks, and from Java.
 SPARK_ERRORS = (PySparkException, Py4JError)
 _ENGINE_ERRORS = (DeltaError, OSError, pa.ArrowException, *SPARK_ERRORS)
 _CONFLICT = re.compile(
@@ -63,19 +62,19 @@ _CONFLICT = re.compile(
 )
 
 
-#: The bytes that a writable lake has to accept: a full disk may still have room for an empty file.
+#: The bytes of a trial file. An empty file would not do: a full disk may still have room for it.
 _PROBE, _PROBE_NAME = bytes(64 * 1024), ".pgsieve-write-probe"
 
-#: The lakes and servers that were found to keep commits. The lock lets one thread at a time try one.
+#: The lakes and servers that passed `check_commits_are_kept`. The lock lets one thread at a time try a server.
 _safe: set[tuple[str, str]] = set()
 _TRYING = Lock()
 
 
 class LakeAccess:
-    """Checks that a lake can be written, and explains why not."""
+    """Checks that a lake can be written, and explains its errors."""
 
     def __init__(self, storage: Storage, *, temporary: bool = False) -> None:
-        """`temporary`: nothing that is written there has to outlive this process."""
+        """`temporary`: no write has to outlive this process."""
         self.uri = storage.address
         self._is_temporary = temporary
         #: The files of the lake, for this process and for executors.
@@ -85,18 +84,18 @@ class LakeAccess:
         self._unsynced: Unsynced | None = None
 
     def check_writable(self) -> None:
-        """Raise LakeUnavailableError now rather than after the copy; only a local lake can be tried cheaply.
+        """Raise LakeUnavailableError if a local lake cannot be written; no trial file is written to a remote lake.
 
-        Raises UnsafeStoreError where a store with S3's interface may lose commits.
+        Raises UnsafeStoreError if a store with S3's interface may lose commits.
         """
         if not is_uri(self.uri):
             self.try_writing()
         self.check_commits_are_kept()
 
     def check_commits_are_kept(self, *, record: bool = True) -> None:
-        """Raise UnsafeStoreError where the store may lose commits; S3 itself is not tried.
+        """Raise UnsafeStoreError if a store with S3's interface may lose commits; S3 itself is not tried.
 
-        Without `record` the objects of the trial are removed, and nothing is left in the lake.
+        The objects of the trial are removed. With `record` the lake records the result.
         """
         endpoint = self._storage.endpoint()
         if not self._storage.by_delta_rs or endpoint is None or not self._storage.imitates_s3():
@@ -108,21 +107,21 @@ class LakeAccess:
                 _safe.add(tried)
 
     def check_permitted(self) -> None:
-        """Raise LakeUnavailableError where a folder is not writable for this user.
+        """Raise LakeUnavailableError if this user may not write to the lake's folder.
 
-        Creates nothing, and asks no store.
+        Creates nothing, and sends no request to a store.
         """
         if is_uri(self.uri):
             return
         folder = Path(self.uri).absolute()
         there = next(each for each in (folder, *folder.parents) if each.exists())
         if not there.is_dir():
-            raise self._unavailable(f"{there} is no folder")
+            raise self._unavailable(f"{there} is not a folder")
         if not os.access(there, os.W_OK | os.X_OK):
             raise self._unavailable(f"{os.strerror(errno.EACCES)} ({there})")
 
     def try_writing(self) -> None:
-        """Raise LakeUnavailableError where the lake refuses a file.
+        """Write and remove a file; raise LakeUnavailableError if the lake refuses it.
 
         A lake that only Spark writes is not tried.
         """
@@ -144,15 +143,15 @@ class LakeAccess:
             raise self._unavailable(error.strerror or str(error)) from error
 
     def begin_writing(self) -> None:
-        """Mark a folder as being written, before the first write: after a power cut, half-written commits are then put back.
+        """Mark a folder as being written, before the first write.
 
-        Raises LakeUnavailableError.
+        The mark lets a run after a power cut remove half-written commits. Raises LakeUnavailableError.
         """
         if not is_uri(self.uri) and self._unsynced is None and not self._is_temporary:
             self.try_writing()
 
     def make_durable(self) -> None:
-        """Make all writes so far survive a power cut, before a step relies on them that cannot be undone.
+        """Make all writes so far survive a power cut. It is called before an irreversible step that relies on them.
 
         An object store keeps what it has confirmed. For a folder, the file system is written to disk. Raises
         LakeUnavailableError.
@@ -165,7 +164,7 @@ class LakeAccess:
             self._unsynced.synchronise()
 
     def _unavailable(self, refused: str) -> LakeUnavailableError:
-        """The error that says what refuses, how much room there is, and that nothing is lost."""
+        """The error of a lake that cannot be written, with the reason and the free space."""
         folders = {self.uri: "lake", tempfile.gettempdir(): "temporary files"}
         free = [
             f"{shutil.disk_usage(folder).free / 1024**2:,.1f} MiB free for {use} ({folder})"
@@ -180,7 +179,7 @@ class LakeAccess:
 
     @contextmanager
     def refusing(self, path: str) -> Iterator[None]:
-        """Name the table when it cannot be read or written, or the lake where that refuses as a whole."""
+        """Turn the errors of the block into errors that name the table, or the lake if all of it is concerned."""
         try:
             yield
         except Exception as error:
@@ -197,7 +196,7 @@ class LakeAccess:
             raise _named(path, error) from error
 
     def refuse_unavailable(self, error: Exception) -> None:
-        """Raise LakeUnavailableError or SparkLostError where an error is the lake's or Spark's, and not that of one table."""
+        """Raise LakeUnavailableError or SparkLostError if an error concerns the whole lake or Spark."""
         if is_lost(error):
             raise spark_lost() from error
         if is_uri(self.uri) and (refused := store_refusal(causes(error))):
@@ -205,12 +204,12 @@ class LakeAccess:
         if (code := refusal(error)) is None:
             return
         if of_one_folder(code):
-            self.check_writable()  # Raises where more than that folder is concerned.
+            self.check_writable()  # Raises if the whole lake is concerned.
         else:
             raise self._unavailable(os.strerror(code)) from error
 
     def _refused(self, refused: StoreRefusal) -> LakeUnavailableError:
-        """The error that names the lake, why its store refuses, and what to do."""
+        """The error that names the lake, the reason of its store, and the remedy."""
         kind = StoreUnavailableError if refused.passes else LakeUnavailableError
         return kind(f'lake "{self.uri}": {refused.what}', hint=refused.hint)
 
@@ -229,12 +228,12 @@ def _named(path: str, error: Exception) -> LakeError:
         return damaged(path, "its log lacks an entry or a checkpoint")
     file = illegible_file(error)
     if is_illegible(error):
-        problem = first_line(error) if file is None else "its checkpoint is no Parquet file, or is not whole"
+        problem = first_line(error) if file is None else "its checkpoint is not a complete Parquet file"
         return damaged_log(path, problem)
     if file is not None:
         named = f'its file "{file}"' if file else "one of its files"
-        return damaged(path, f"{named} cannot be read: it is no Parquet file, or is not whole")
-    message = told(error) if by_spark else first_line(error)
+        return damaged(path, f"{named} cannot be read: it is not a complete Parquet file")
+    message = spark_message(error) if by_spark else first_line(error)
     if is_arrows(error):
         message = message.partition(":")[0]  # The rest of the message shows a cell.
     if (code := refusal(error)) is not None:

@@ -1,7 +1,7 @@
-"""A session whose classes are archived for later sessions (`pgsieve.resources.lake.java.class_archive`).
+"""Starts a session, so that Java archives its classes for later sessions (`pgsieve.resources.lake.java.class_archive`).
 
-In: the archive's name, as the argument. Out: the archive, written as the JVM ends. The session does each
-typical thing once: a Python function by Arrow, a Delta table, a MERGE.
+In: the archive's name, as the argument. Out: the archive, which the JVM writes at its end. The session runs each
+typical operation once: a Python function of Arrow batches, a Delta table, a MERGE.
 """
 
 import os
@@ -17,12 +17,12 @@ from pgsieve.resources.lake.session import session_config
 from pgsieve.resources.lake.stores.storage import storage_of
 from pgsieve.resources.private_folder import private_folder
 
-#: To write 150 MB of classes, Java takes ten seconds, and more on a busy machine.
+#: How long the JVM's end may take. Java writes 150 MB of classes in ten seconds, or more on a busy machine.
 _END_SECONDS = 300.0
 
 
 def use(session: SparkSession, table: Path) -> None:
-    """Load the classes that sessions use."""
+    """Have the session load the classes that later sessions use."""
     begin(session, 2)
     session.range(4).write.format("delta").save(str(table))
     session.sql(

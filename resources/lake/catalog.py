@@ -1,8 +1,8 @@
-"""The catalog of the Spark session: registers existing tables by name, where their files are.
+"""Registers existing Delta tables by name in the catalog of the Spark session.
 
 In: a session, names, the paths of Delta tables. Out: external tables of the Hive metastore, Glue, Unity
-Catalog or whatever catalog the session has. Only the part of Spark SQL that every catalog supports is used.
-An existing table is never changed: callers ask `location` first. Raises Spark's errors.
+Catalog, or another catalog of the session. The statements are those that every catalog supports. Callers first ask
+`location`, so no existing entry is changed. Raises Spark's errors.
 
 https://docs.delta.io/latest/delta-batch.html#create-a-table
 """
@@ -17,7 +17,7 @@ from pgsieve.resources.lake.delta.records import literal, quoted
 
 
 def written(name: CatalogName) -> str:
-    """A name as Spark SQL writes it."""
+    """A quoted name for Spark SQL."""
     return ".".join(map(quoted, name))
 
 
@@ -28,9 +28,9 @@ class SparkCatalog:
     spark: SparkSession
 
     def location(self, name: CatalogName) -> str | None:
-        """Where the table of this name is.
+        """The location of the table of this name.
 
-        Empty for an entry without a place (a view), None where there is none.
+        Empty for an entry without a location (a view), None if there is no entry.
         """
         if not self.spark.catalog.tableExists(written(name)):
             return None
@@ -38,7 +38,7 @@ class SparkCatalog:
         return next((row["data_type"] for row in rows if row["col_name"] == "Location"), "")
 
     def register(self, name: CatalogName, path: str) -> None:
-        """Register the Delta table at a path; its database is created where it is missing."""
+        """Register the Delta table at a path; create its database if it is missing."""
         self.spark.sql(f"create database if not exists {written(name[:-1])}")
         self.spark.sql(f"create table {written(name)} using delta location {literal(path)}")
 
@@ -48,7 +48,7 @@ class SparkCatalog:
 
 
 def is_at(location: str | None, path: str) -> bool:
-    """Whether a catalog's location is a path of the lake: catalogs write `file:` before a folder, and may quote it."""
+    """Whether a catalog's location is a path of the lake; catalogs write `file:` before a folder, and may encode it."""
     return location is not None and _bare(location) in {_bare(path), _bare(unquote(path))}
 
 

@@ -1,8 +1,8 @@
 """The committers of a lake's tables: delta-rs in this process, with rows or with files, or Delta in Spark.
 
-In: a table's path, and rows or files. Out: one commit; a commit with a position is made once per position.
-Raises `LakeError` that names the table, and OverrunError where the table has another version or position than
-the plan. `pgsieve.resources.lake.policy` chooses the committer.
+In: a table's path, and rows or files. Out: one commit; a position is committed only once. Raises a `LakeError` that
+names the table, and OverrunError if the table has another version or position than the plan expects.
+`pgsieve.resources.lake.policy` chooses the committer.
 """
 
 import logging
@@ -70,9 +70,7 @@ class ByFiles:
     ) -> list[dict[str, Any]]:
         """Let `written` write files (`pgsieve.resources.lake.delta.parquet_files`), and commit them.
 
-        Returns their rows.
-
-        `removed` as in `Commits.commit`.
+        Returns the rows that describe the files. `removed` as in `Commits.commit`.
         """
         with self.access.refusing(path):
             files: list[dict[str, Any]] = written().to_pylist()
@@ -89,7 +87,7 @@ class ByFiles:
     ) -> list[dict[str, Any]]:
         """Let `written` write files as for `commit`, and commit them with rows `marked` as deleted.
 
-        Returns their rows.
+        Returns the rows that describe the files.
         """
         with self.access.refusing(path):
             files: list[dict[str, Any]] = written().to_pylist()
@@ -99,8 +97,8 @@ class ByFiles:
     def marked_files(self, path: str, matches: Sequence[FileMatches], base: int) -> list[Marked] | None:
         """The files that have `matches`, with these rows marked, for `commit_marked`; None if rows cannot be marked.
 
-        A table without deletion vectors gets them, which makes a new version. Then, and if the version is not `base`,
-        it raises OverrunError.
+        Deletion vectors are enabled if need be, which makes a new version. Raises OverrunError if the version is not
+        `base`, or no longer.
         """
         with self.access.refusing(path):
             try:
@@ -116,17 +114,17 @@ class ByFiles:
     def row_matches(
         self, path: str, sought: Sought, schema: pa.Schema, runner: Executors
     ) -> list[FileMatches]:
-        """The rows of a table whose columns have one of some digests. A match's `keys` are indices into the digests."""
+        """The rows of a table whose columns have one of the `sought` digests. A match's `keys` are their indices."""
         with self.access.refusing(path):
             return row_matches(self.local.table_at(path), path, self.local.store, sought, schema, runner)
 
     def takes_rewriting(self, path: str, columns: Collection[str]) -> bool:
-        """Whether a commit may replace files of a table by files with fewer rows; `columns` are those of its rows."""
+        """Whether a commit may replace files of a table by files with fewer rows; `columns` are the table's."""
         with self.access.refusing(path):
             return row_removal.takes_rewriting(self.local, path, columns)
 
     def takes_marking(self, path: str, columns: Collection[str]) -> bool:
-        """Whether rows of a table may be marked in deletion vectors; `columns` are those of its rows."""
+        """Whether rows of a table may be marked in deletion vectors; `columns` are the table's."""
         if not self.vectors:
             return False
         with self.access.refusing(path):
@@ -153,7 +151,7 @@ class BySpark:
         exists: Callable[[], bool],
         options: Mapping[str, str] | None = None,
     ) -> None:
-        """Append rows to a table, or overwrite it with them; `exists` says whether there is one, `options` are the writer's."""
+        """Append rows to a table, or overwrite it; `exists` says whether the table exists, `options` are Spark's."""
         with self.access.refusing(path):
             write_by_spark(
                 guarded(frame, path, commit.base, self.access.store), path, commit, options or {}, exists

@@ -1,7 +1,7 @@
-"""Makes rows of a Delta table from stored rows, its own or another table's: files -> batches -> files.
+"""Derives rows of a Delta table from stored rows, its own or another table's: files -> batches -> files.
 
 In: a table that delta-rs reaches, and a function of batches. Out: files that a committer adds to a table. A runner
-holds one batch at a time. Raises OSError, and what delta-rs and the function raise.
+has one batch in memory at a time. Raises OSError, and the errors of delta-rs and the function.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,13 +19,13 @@ from pgsieve.resources.lake.executors import Executors
 from pgsieve.resources.lake.stores.store import Store, joined
 from pgsieve.resources.parts import Guard
 
-#: Makes batches. Travels to executors.
+#: Makes batches. It is sent to executors.
 Batches = Callable[[], Iterable[pa.RecordBatch]]
 
 
 @dataclass(frozen=True)
 class FileRows:
-    """The rows of a file except deleted ones, with the columns of a schema, after a function of batches."""
+    """The rows of a file except deleted ones, with the columns of a schema, changed by a function of batches."""
 
     store: Store
     file: str
@@ -34,7 +34,7 @@ class FileRows:
     change: Callable[[pa.RecordBatch], pa.RecordBatch]
 
     def __call__(self) -> Iterator[pa.RecordBatch]:
-        """Read them."""
+        """Read the rows."""
         return map(self.change, rows_without(self.store.batches(self.file, self.schema), self.deleted))
 
 
@@ -44,7 +44,7 @@ def table_rows(
     schema: pa.Schema,
     change: Callable[[pa.RecordBatch], pa.RecordBatch],
 ) -> list[FileRows]:
-    """The rows of a table after a function of batches, file by file."""
+    """The rows of a table, changed by a function of batches, file by file."""
     return [
         FileRows(local.store, joined(path, file.name), schema, file.deleted, change)
         for file in every_file(local.table_at(path))
@@ -67,9 +67,9 @@ def rows_without(batches: Iterable[pa.RecordBatch], rows: Numbers) -> Iterator[p
 def rows_at(
     store: Store, file: str, schema: pa.Schema, rows: Numbers
 ) -> Iterator[tuple[slice, pa.RecordBatch]]:
-    """Read the rows of a file that have these ascending numbers, batch by batch.
+    """Read the rows of a file with these ascending numbers, batch by batch.
 
-    Yields the part of `rows` that a batch has, and the batch. Row groups without any of the rows are not read.
+    Yields each batch with its part of `rows`. Row groups without any of the rows are not read.
     """
     if not len(rows):
         return
@@ -78,7 +78,7 @@ def rows_at(
     within = np.searchsorted(ends, rows, "right")
     chosen = np.unique(within)
     sizes = np.diff(ends, prepend=0)[chosen]
-    # Only some groups are read: the rows get their numbers within these.
+    # Only some groups are read, so renumber the rows within these.
     skipped = (ends[chosen] - sizes) - (np.cumsum(sizes) - sizes)
     rows, begin = rows - skipped[np.searchsorted(chosen, within)], 0
     for batch in store.batches(file, schema, chosen.tolist()):
@@ -90,7 +90,7 @@ def rows_at(
 
 @dataclass(frozen=True)
 class WrittenRows:
-    """Writes batches into files of a folder of about `size` bytes, part by part. Travels to executors."""
+    """Writes batches into files of about `size` bytes in a folder, part by part. It is sent to executors."""
 
     store: Store
     folder: str
@@ -99,7 +99,7 @@ class WrittenRows:
     parts: Sequence[Sequence[Batches]]
 
     def by(self, runner: Executors) -> pa.Table:
-        """Have a runner write all parts; one row (`WRITTEN`) a file."""
+        """Have a runner write all parts; returns a row (`WRITTEN`) per file."""
         return runner.written(self, len(self.parts))
 
     def __call__(self, number: int, guard: Guard) -> Iterator[pa.RecordBatch]:

@@ -1,12 +1,11 @@
 """Runners of functions on parts of data: Spark, the calling thread, or threads of this process.
 
-In: a function of a part's number, which yields rows, usually one (`WRITTEN`) per file that it writes, and the
-number of parts. Out: the rows of all parts. Raises the function's errors; those of Spark's executors as Spark
-reports them.
+In: the number of parts, and a function of a part's number. The function yields rows, usually one (`WRITTEN`) per file
+that it writes. Out: the rows of all parts. Raises the function's errors; Spark wraps those of its executors.
 
-Spark runs work that is too much for one thread. Threads replace it on a machine without Java, where the
-configuration says so (`threads[N]`). The PostgreSQL driver, Arrow and the Parquet writer work without
-Python's lock, so threads keep as many cores busy.
+Spark runs work that is too much for one thread. On a machine without Java, threads replace it if the configuration
+says so (`threads[N]`). The PostgreSQL driver, Arrow and the Parquet writer run without Python's lock, so threads
+use several cores.
 """
 
 import logging
@@ -32,26 +31,26 @@ from pgsieve.resources.parts import Part
 from pgsieve.resources.strands import waiting
 from pgsieve.resources.work import DRIVER, called, called_here, common_name, engine_of, named_here, note
 
-#: The column by which a session numbers parts.
+#: The column with the numbers of parts in a Spark job.
 _NUMBERS = pa.schema({"id": pa.int64()})
-#: Called with the number of parts that are written.
+#: Called with the number of finished parts.
 OnProgress = Callable[[int], None]
 
 
-#: Spark splits a range of this many numbers among all cores; its plan gives the number of parts.
+#: Spark splits a range of this many numbers among all cores; the plan shows the number of splits.
 _MANY, _SPLITS = 1_000_000, re.compile(r"splits=(\d+)")
 #: If a cluster has not ended the first job of a session after this many seconds, a warning is logged.
 _SILENT_SECONDS = 20
 _NO_EXECUTOR = (
-    "Spark has run nothing for %d seconds: the cluster may have no free executor. The master's page shows which applications have"
-    " its cores; spark.cores.max in `spark.conf` limits how many this one asks for. This run waits."
+    "Spark has run nothing for %d seconds: the cluster may have no free executor. The master's page shows which applications use"
+    " its cores; spark.cores.max in `spark.conf` limits how many this one requests. This run waits."
 )
 
 _LOGGER = logging.getLogger(__name__)
 
 
 def spark_schema(schema: pa.Schema) -> StructType:
-    """The same columns as Spark has them."""
+    """An Arrow schema as Spark's."""
     # It imports pandas, which takes too long for commands without Spark.
     from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -61,7 +60,7 @@ def spark_schema(schema: pa.Schema) -> StructType:
 class Executors(Protocol):
     """The interface of a runner that writes files of a lake."""
 
-    #: How many callers may wait for rows at a time, so that one job does what they ask for (`shared_jobs`).
+    #: How many callers may wait for rows at a time, so that one job serves them all (`shared_jobs`).
     callers: int
 
     @property
@@ -71,13 +70,13 @@ class Executors(Protocol):
     def written(
         self, part: Part, parts: int, on_progress: OnProgress | None = None, schema: pa.Schema = WRITTEN
     ) -> pa.Table:
-        """Run all parts, several at a time; returns their rows.
+        """Run all parts, several at a time; return their rows.
 
-        `on_progress` is called with the progress, where it is known.
+        Except by Spark, `on_progress` is called after each part.
         """
 
     def prepare(self) -> None:
-        """Start what takes long to start, without waiting for it, so that it is ready for the first parts."""
+        """Begin to start the runner, without waiting, so that it is ready for the first parts."""
 
     def stop(self) -> None:
         """Make all running parts end soon; their callers get an error."""
@@ -85,7 +84,7 @@ class Executors(Protocol):
 
 @contextmanager
 def _warned_after(seconds: int) -> Iterator[None]:
-    """Log a warning if the block, a session's first job, takes longer: Spark waits until it gets an executor."""
+    """Log a warning if the block, a session's first job, takes longer, since Spark may be waiting for an executor."""
     waiting = Timer(seconds, _LOGGER.warning, [_NO_EXECUTOR, seconds])
     waiting.daemon = True
     waiting.start()
@@ -100,9 +99,9 @@ def _same(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def forget_archives() -> None:
-    """Forget in a Python worker which packages are in archives; an import finds them again.
+    """Empty a Python worker's cache of finders of archives; the next import fills it again.
 
-    Before each task Spark has Python read the contents of all archives again, once for each package in them, which takes
+    Before each task Spark has Python reread all archives in that cache, once for each package in them, which takes
     longer than a small task (`setup_spark_files` of pyspark/worker_util.py; zipimporter.invalidate_caches).
     """
     for path, finder in list(sys.path_importer_cache.items()):
@@ -111,7 +110,7 @@ def forget_archives() -> None:
 
 
 def begin(session: SparkSession, parts: int) -> None:
-    """Run a session's first job: it starts the Python processes that run functions."""
+    """Run a session's first job, which starts the Python processes that run functions."""
     numbers = session.range(0, parts, 1, parts)
     numbers.mapInArrow(_same, spark_schema(_NUMBERS)).toArrow()
 
@@ -119,7 +118,7 @@ def begin(session: SparkSession, parts: int) -> None:
 class SparkExecutors:
     """Spark's executors, perhaps on other machines; Spark itself ends interrupted work.
 
-    `cores` are those of the session where its master names them; else the session is asked.
+    `cores` is the session's number of cores, if its master names it; otherwise the session is asked.
     """
 
     callers = 16
@@ -130,7 +129,7 @@ class SparkExecutors:
 
     @property
     def number(self) -> int:
-        """As in `Executors`; a cluster may get more of them, or lose some."""
+        """As in `Executors`; on a cluster it may change."""
         if self._cores is not None:
             return self._cores
         session = self._session()
@@ -146,7 +145,7 @@ class SparkExecutors:
     def written(
         self, part: Part, parts: int, on_progress: OnProgress | None = None, schema: pa.Schema = WRITTEN
     ) -> pa.Table:
-        """As in `Executors`; only Spark knows the progress before all parts are written."""
+        """As in `Executors`; Spark reports its progress only in its own UI."""
         del on_progress
         if not parts:
             return schema.empty_table()
@@ -157,7 +156,7 @@ class SparkExecutors:
         return noted(engine_of(self._session()), parts, rows)
 
     def _run(self, part: Part, parts: int, schema: pa.Schema) -> pa.Table:
-        """Run parts as a job, a task each."""
+        """Run parts as a job with a task per part."""
 
         def write(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             forget_archives()
@@ -170,12 +169,15 @@ class SparkExecutors:
         return session.range(0, parts, 1, parts).mapInArrow(write, spark_schema(schema)).toArrow()
 
     def _shared(self, part: Part, parts: int) -> pa.Table | None:
-        """Run parts in a job that callers share; None where none is shared, or these, or the job, have failed."""
+        """Run parts in a job that callers share; None if no job is shared, or if the shared job has failed."""
         jobs = shared_jobs()
         return jobs and jobs.rows(Request(part, parts, called_here()), self._run_together)
 
     def _run_together(self, job: Sequence[Request]) -> Sequence[pa.Table | None]:
-        """Run the parts of some callers as one job; a caller that is alone gets its error."""
+        """Run the parts of some callers as one job.
+
+        If the job of several callers fails, each gets None, and runs its parts alone. A single caller gets the error.
+        """
         if len(job) == 1:
             return [self._run(job[0].part, job[0].parts, WRITTEN)]
         together = PartsOfMany([request.part for request in job], tasks_of(job, self.number), WRITTEN)
@@ -183,24 +185,24 @@ class SparkExecutors:
         with called(*common_name(names)) if names else nullcontext():
             try:
                 rows = self._run(together, len(together.tasks), together.written)
-            except Exception as error:  # noqa: BLE001 - each has its parts run alone, and gets its own error.
+            except Exception as error:  # noqa: BLE001 - each caller runs its parts alone, and gets its own error.
                 _LOGGER.debug("%d callers share no job: %s", len(job), error)
                 return [None] * len(job)
         return together.of_callers(rows)
 
     def prepare(self) -> None:
-        """As in `Executors`: starts the session, and its first job."""
+        """As in `Executors`: start the session, and its first job."""
         if not self._is_preparing:
             self._is_preparing = True
             Thread(target=self._start, name="pgsieve-spark", daemon=True).start()
 
     def _start(self) -> None:
-        # A caller that needs the session gets the error.
+        # The next caller that needs the session gets the error.
         with suppress(Exception):
             begin(self._session(), self.number)
 
     def stop(self) -> None:
-        """As in `Executors`: Spark ends the running jobs, and callers begin no further one that they share."""
+        """As in `Executors`; Spark itself ends the running jobs, and callers begin no further shared job."""
         if (jobs := shared_jobs()) is not None:
             jobs.stop()
 
@@ -217,7 +219,7 @@ class Threads:
     def written(
         self, part: Part, parts: int, on_progress: OnProgress | None = None, schema: pa.Schema = WRITTEN
     ) -> pa.Table:
-        """As in `Executors`; where a part fails the others end with their next batch."""
+        """As in `Executors`; if a part fails, the others end at their next batch."""
         ended = Event()
 
         def guarded(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -239,7 +241,7 @@ class Threads:
                     on_progress(done)
         finally:
             ended.set()
-            # No thread writes, or reads a snapshot, once this has returned.
+            # After the return no thread may still write, or read a snapshot.
             wait([each for each in writing if not each.cancel()])
             self._waiting.discard(ended)
         return noted("threads", parts, pa.Table.from_batches(rows, schema))
@@ -281,9 +283,9 @@ INLINE: Executors = _Inline()
 
 
 def noted(engine: str, parts: int | None, rows: pa.Table) -> pa.Table:
-    """Count rows for the step's work, and return them; where each describes a file, the bytes of the files count.
+    """Add rows to the step's `Work`, and return them; if they describe files (`WRITTEN`), the files' bytes count.
 
-    `parts` is the number of tasks; None: one for each row.
+    `parts` is the number of tasks; None means one per row.
     """
     size = pc.sum(rows["size"]).as_py() or 0 if rows.schema.equals(WRITTEN) else rows.nbytes
     note(engine, rows.num_rows if parts is None else parts, size)
@@ -292,5 +294,5 @@ def noted(engine: str, parts: int | None, rows: pa.Table) -> pa.Table:
 
 @cache
 def _pool(number: int) -> ThreadPoolExecutor:
-    """The writer threads of this process, shared by all."""
+    """The threads of this process, shared by all callers."""
     return ThreadPoolExecutor(number, "pgsieve-executor")

@@ -1,4 +1,4 @@
-"""Deleted rows of a Delta table: whether their files are rewritten without them, or the rows are marked as deleted.
+"""Decides how rows of a Delta table are deleted: by rewriting their files without them, or by marking them.
 
 In: the rows, file by file, and the bytes of the changes that delete them. Out: `Gone`. Raises LakeError.
 """
@@ -11,21 +11,21 @@ from pgsieve.resources.lake.committers import ByFiles
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
 from pgsieve.resources.lake.lake import Lake
 
-#: Files of a table are rewritten without deleted rows where the table is small, as a setting of the lake says, or
-#: where they have at most this many times the bytes of the changes; else the rows are marked as deleted.
+#: Files are rewritten without deleted rows if the table is small, by a setting of the lake, or if they have at most this
+#: many times the bytes of the changes. Otherwise the rows are marked as deleted.
 REWRITTEN = 4
 
 
 @dataclass(frozen=True)
 class Gone:
-    """Deleted rows of a table, file by file: `marked` as deleted, or else their files are rewritten without them."""
+    """Deleted rows of a table, file by file. They are `marked`, or otherwise their files are rewritten."""
 
     matches: Sequence[FileMatches] = ()
     marked: bool = False
 
     @property
     def nbytes(self) -> int:
-        """How much memory the arrays take."""
+        """The memory of the arrays, in bytes."""
         return sum(each.nbytes for m in self.matches for each in (m.rows, m.keys, m.deleted))
 
     @property
@@ -45,7 +45,7 @@ class Going:
     size: int
 
     def gone(self, matches: Sequence[FileMatches]) -> Gone | None:
-        """How these rows are deleted; None where files can be neither rewritten nor marked."""
+        """How these rows are deleted; None if they can be deleted in neither way."""
         if not matches:
             return Gone()
         is_little = sum(match.size for match in matches) <= self.most
@@ -60,7 +60,7 @@ class Going:
 
     @cached_property
     def most(self) -> int:
-        """The most bytes of files to rewrite."""
+        """The largest number of bytes of files to rewrite."""
         most, limit = REWRITTEN * self.size, self.lake.policy.rewritten_bytes
         if not self.takes_marks or self.lake.records.size(self.path) <= limit:
             return max(most, limit)

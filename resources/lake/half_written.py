@@ -1,12 +1,12 @@
 """Repairs tables after a power cut: puts back each log to its last complete version.
 
-In: a lake's folder, and the time since which writes may not have reached the disk. Out: Delta logs without
-their newest entries, as far as these are incomplete, or add incomplete files. Incomplete checkpoints and
-checksums are removed too. A table without a complete entry is no table. Nothing is lost that others rely on:
-before pgsieve relies on a commit anywhere, it has written it to disk. Raises OSError.
+In: a lake's folder, and the time since which writes may not have reached the disk. Out: Delta logs without the newest
+entries that are incomplete, or that add incomplete files. Incomplete checkpoints and checksums are removed, too. A log
+without a complete entry is removed. No commit that pgsieve relies on is lost, because it is written to disk before.
+Raises OSError.
 
-Killed processes leave nothing half written: entries and files get their names once they are complete.
-Concurrent writes of another process are complete too; a file that it removes is looked up twice.
+A killed process leaves nothing incomplete, since entries and files get their names once they are complete. Neither does
+another process that is writing now. As it may remove a file meanwhile, an incomplete version is checked twice.
 """
 
 import json
@@ -27,13 +27,12 @@ _LOGGER = logging.getLogger(__name__)
 _ENTRY = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint.*\.parquet")
 _LAST_CHECKPOINT = "_last_checkpoint"
-#: The first and last bytes of a Parquet file; between them is at least the length of its footer.
+#: The first and last bytes of a Parquet file, and the least size of one, which also has the length of its footer.
 _MAGIC, _LEAST = b"PAR1", 12
 #: The resolution of file systems' clocks.
 _STEP_NS = 2_000_000_000
 
-#: What an entry removes, by name, and adds, by name with its size; with None only the file's existence is
-#: checked.
+#: The names of the files that an entry removes, and the names and sizes of the files that it adds.
 _Changes = tuple[set[str], dict[str, int]]
 
 
@@ -44,7 +43,7 @@ def put_back(lake: Path, since_ns: int) -> None:
             continue
         table = Path(folder)
         for name in files:
-            # Hadoop's checksums: it reads a file without one, but refuses it beside a wrong one.
+            # Hadoop's checksums: Hadoop reads a file without a checksum, but refuses a file with a wrong one.
             if name.startswith(".") and name.endswith(".crc") and _is_later(table / name, since_ns):
                 (table / name).unlink(missing_ok=True)
         _put_table_back(table, since_ns - _STEP_NS)
@@ -64,7 +63,7 @@ def _put_table_back(table: Path, since_ns: int) -> None:
         for path in log.iterdir():
             if (match := _CHECKPOINT.fullmatch(path.name)) and int(match[1]) >= first:
                 path.unlink()
-        _LOGGER.warning("%s is put back to before version %d, which is not whole", table, first)
+        _LOGGER.warning("%s is put back to before version %d, which is incomplete", table, first)
         if not _entries(log) and not any(_CHECKPOINT.fullmatch(path.name) for path in log.iterdir()):
             shutil.rmtree(log)
             return
@@ -72,7 +71,7 @@ def _put_table_back(table: Path, since_ns: int) -> None:
 
 
 def _drop_false_hint(log: Path) -> None:
-    """Remove an incomplete hint at the last checkpoint, or one that names a missing checkpoint: readers do without it."""
+    """Remove `_last_checkpoint` if it is incomplete, or names a missing checkpoint; readers do not need it."""
     hint = log / _LAST_CHECKPOINT
     try:
         version = int(json.loads(hint.read_bytes())["version"])
@@ -89,10 +88,7 @@ def _entries(log: Path) -> dict[int, Path]:
 
 
 def _first_half(table: Path, since_ns: int) -> int | None:
-    """The first version from `since_ns` on that is incomplete, or that follows a gap.
-
-    None where all are complete.
-    """
+    """The first version from `since_ns` on that is incomplete, or that follows a gap; None if all are complete."""
     later = {v: p for v, p in sorted(_entries(table / "_delta_log").items()) if _is_later(p, since_ns)}
     changes = dict[int, _Changes]()
     for version, path in later.items():
@@ -101,8 +97,8 @@ def _first_half(table: Path, since_ns: int) -> int | None:
         if lack_of(content := _on_disk(path)) is not None:
             break
         changes[version] = _changes(content)
-    while (lost := _adding_what_is_not_whole(table, changes)) is not None:
-        # Without this entry and later ones, the files that they removed belong to the table again.
+    while (lost := _first_with_incomplete_file(table, changes)) is not None:
+        # Without this entry and later ones, the table has the files that they removed again: check these, too.
         changes = {version: each for version, each in changes.items() if version < lost}
     return next((version for version in later if version not in changes), None)
 
@@ -118,11 +114,11 @@ def _changes(content: bytes) -> _Changes:
             if (vector := vector_file(come.get("deletionVector"))) is not None:
                 name, size = vector
                 added[name] = max(size, added.get(name, 0))
-    # A file that is removed and added again has other marked rows.
+    # An entry that removes and adds the same file changes its deletion vector.
     return removed - added.keys(), added
 
 
-def _adding_what_is_not_whole(table: Path, changes: Mapping[int, _Changes]) -> int | None:
+def _first_with_incomplete_file(table: Path, changes: Mapping[int, _Changes]) -> int | None:
     """The first version that adds an incomplete file which no later version removes."""
     removed, lost = set[str](), None
     for version in sorted(changes, reverse=True):
@@ -134,7 +130,7 @@ def _adding_what_is_not_whole(table: Path, changes: Mapping[int, _Changes]) -> i
 
 
 def _is_whole(path: Path, size: int) -> bool:
-    """Whether a file has at least this size, and is a Parquet file where its name says so."""
+    """Whether a file has at least this size and, if its name says so, is a Parquet file."""
     try:
         return path.stat().st_size >= size and (path.suffix != ".parquet" or _is_parquet(path))
     except FileNotFoundError:
@@ -158,7 +154,7 @@ def _on_disk(path: Path) -> bytes:
 
 
 def _forget_cached(file: int) -> None:
-    """Make the next read come from the disk: after a failed write, the memory may still have the data."""
+    """Have the next read come from the disk: after a failed write the page cache may still have the data."""
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
 

@@ -1,12 +1,12 @@
 """The jars that a session needs besides Spark's, so that it starts without a request to a Maven repository.
 
-In: Maven coordinates. Out: the jar files that Spark once resolved them to. Spark runs Ivy at every start of a
-session with `spark.jars.packages`, even where all files are in Ivy's cache. Naming the files in `spark.jars`
-gives the same class path, works offline and prints nothing. Only Ivy knows which files belong to the
-coordinates: its folder of jars has those of every package and version ever requested. So the answer of a
-session that `fetch` starts is kept beside the environment for which it holds. Where it cannot be kept, Ivy is
-asked again. `PGSIEVE_JARS` names a folder that `copy_jars` made on another machine: then no repository is
-asked. Run as a program, this module fetches missing jars. Raises JarsUnavailableError.
+In: Maven coordinates. Out: the jar files that Spark once resolved them to. With `spark.jars.packages` Spark runs Ivy at
+every start of a session, even if all files are in Ivy's cache. Naming the files in `spark.jars` gives the same class
+path, works offline and prints nothing. Only Ivy can tell which files belong to the coordinates, as its folder has the
+jars of every package and version ever requested. So `fetch` starts a session once, and records its answer in the
+Python environment. If the answer cannot be recorded, Ivy runs at each start. `PGSIEVE_JARS` names a folder that
+`copy_jars` made on another machine; then no request is made. Run as a program, this module fetches missing jars.
+Raises JarsUnavailableError.
 
 https://spark.apache.org/docs/4.1.0/configuration.html#runtime-environment (spark.jars, spark.jars.packages)
 """
@@ -43,7 +43,7 @@ _LOGGER = logging.getLogger(__name__)
 _ANSWERS = "delta-jars.json"
 
 _JARS, _PACKAGES, _EXCLUDES = "spark.jars", "spark.jars.packages", "spark.jars.excludes"
-#: The user's settings for where packages come from, and how: a proxy is a Java option.
+#: The user's settings for repositories and for the access to them; a proxy is a Java option.
 _REPOSITORIES = ("spark.jars.repositories", "spark.jars.ivy", "spark.driver.extraJavaOptions")
 
 #: The AWS SDK that each hadoop-aws is built with; 3.4.1, for Spark 4.0, is built with 2.24.6, and was tested
@@ -55,7 +55,7 @@ _NOT_FROM_AWS = (
     "software.amazon.awssdk:bundle",
     # Spark has these; if the SDK's Netty comes before Spark's, the session stops.
     *("io.netty:*", "org.slf4j:slf4j-api", "commons-codec:commons-codec", "commons-logging:commons-logging"),
-    # S3A needs these only where settings say so.
+    # S3A needs these only with certain settings.
     "org.wildfly.openssl:wildfly-openssl",
     "software.amazon.s3.analyticsaccelerator:analyticsaccelerator-s3",
 )
@@ -63,7 +63,7 @@ _NOT_FROM_AWS = (
 
 @dataclass(frozen=True)
 class Packages:
-    """Packages that are resolved together, the first of which needs the others, and their exclusions."""
+    """Packages that are resolved together, and their exclusions; the first package needs the others."""
 
     coordinates: tuple[str, ...]
     excluded: tuple[str, ...] = ()
@@ -77,7 +77,7 @@ class Packages:
 def delta_packages() -> Packages:
     """The Delta jars that fit the installed pyspark and delta-spark."""
     delta = version("delta-spark")
-    # Delta 4.0 is for one Spark only, and does not name it.
+    # The artifact of Delta 4.0, which supports one Spark only, does not name it.
     spark = "" if delta.startswith("4.0.") else "_" + ".".join(version("pyspark").split(".")[:2])
     return Packages((f"io.delta:delta-spark{spark}_2.13:{delta}",))
 
@@ -94,7 +94,7 @@ def s3_packages() -> Packages:
 
 
 class JarsUnavailableError(SparkUnavailableError):
-    """Spark lacks jars, and they cannot be fetched."""
+    """Spark lacks jars that cannot be fetched."""
 
 
 def answers_file() -> Path:
@@ -103,7 +103,7 @@ def answers_file() -> Path:
 
 
 def kept_jars(packages: str, kept: Path | None = None) -> list[str] | None:
-    """The jar files of `packages` and all their dependencies; None without an answer or where a file is gone."""
+    """The jar files of `packages` and all their dependencies; None without a recorded answer, or if a file is gone."""
     file = kept or answers_file()
     try:
         names: list[str] = json.loads(file.read_text(encoding="utf-8"))[packages]
@@ -114,13 +114,13 @@ def kept_jars(packages: str, kept: Path | None = None) -> list[str] | None:
 
 
 def keep_jars(packages: str, spark_jars: str, kept: Path | None = None) -> None:
-    """Record the answer for `packages`: the value of `spark.jars` in a session that resolved nothing else."""
+    """Record the answer for `packages`: the value of `spark.jars` in a session that resolved only these."""
     jars = [unquote(urlsplit(uri).path) for uri in spark_jars.split(",")]
     _keep({packages: jars}, kept or answers_file())
 
 
 def _keep(added: Mapping[str, list[str]], kept: Path) -> None:
-    """Add answers to the recorded ones, atomically, as another process may do so too."""
+    """Add answers to the recorded ones, atomically, as another process may do the same."""
     answers = {}
     with suppress(OSError, ValueError, TypeError):
         answers = dict(json.loads(kept.read_text(encoding="utf-8")))
@@ -131,11 +131,11 @@ def _keep(added: Mapping[str, list[str]], kept: Path) -> None:
 
 
 def fetch(needed: Iterable[Packages], conf: Mapping[str, str], kept: Path | None = None) -> None:
-    """Fetch missing jars, once, and say so on stderr, as it may take a minute.
+    """Fetch missing jars once, which may take a minute, and say so on stderr.
 
-    `conf` has the user's settings: packages that it names are left to Spark, and its repositories are used.
-    `kept` is another file for the answers. Raises JarsUnavailableError where a repository does not answer,
-    and where PGSIEVE_JARS names a folder without them.
+    `conf` has the user's settings: its repositories are used, and the packages that it names are left to Spark.
+    `kept` is another file for the answers. Raises JarsUnavailableError if a repository does not answer, or if
+    PGSIEVE_JARS names a folder without the jars.
     """
     file = kept or answers_file()
     for packages in _pgsieves(needed, conf):
@@ -145,7 +145,7 @@ def fetch(needed: Iterable[Packages], conf: Mapping[str, str], kept: Path | None
         if folder:
             raise JarsUnavailableError(
                 f'{FOLDER_VARIABLE} is "{folder}", which has no jars of {packages.coordinates[0]}',
-                hint="where a Maven repository is reached, `pgsieve jars FOLDER` of this version makes such a folder",
+                hint="on a machine that reaches a Maven repository, `pgsieve jars FOLDER` of this version makes the folder",
             )
         if os.access(file.parent, os.W_OK):
             repositories = {name: value for name, value in conf.items() if name.startswith(_REPOSITORIES)}
@@ -153,8 +153,8 @@ def fetch(needed: Iterable[Packages], conf: Mapping[str, str], kept: Path | None
 
 
 def _fetch(packages: Packages, repositories: Mapping[str, str], file: Path) -> None:
-    """Let a separate process request them, as Ivy runs when a JVM starts."""
-    _tell(f"fetching the jars of {packages.coordinates[0]} for Spark, once")
+    """Have a separate process fetch the jars, because Ivy runs only when a JVM starts."""
+    _report(f"fetching the jars of {packages.coordinates[0]} for Spark, once")
     began = monotonic()
     done = subprocess.run(  # noqa: S603 - our own interpreter, no shell
         [sys.executable, "-m", "pgsieve.resources.lake.jars", packages.name, str(file)],
@@ -167,15 +167,15 @@ def _fetch(packages: Packages, repositories: Mapping[str, str], file: Path) -> N
     if done.returncode or jars is None:
         raise JarsUnavailableError(
             f"the jars of {packages.coordinates[0]} cannot be fetched: {_reason(done.stdout + done.stderr)}",
-            hint="Spark's settings `spark.jars.repositories` and `spark.jars.ivySettings` name another Maven repository; without"
-            f" one, `pgsieve jars FOLDER` on another machine, and {FOLDER_VARIABLE}=FOLDER here",
+            hint="Spark's settings `spark.jars.repositories` and `spark.jars.ivySettings` name another Maven repository; or run"
+            f" `pgsieve jars FOLDER` on another machine, and set {FOLDER_VARIABLE}=FOLDER here",
         )
     size = sum(Path(jar).stat().st_size for jar in jars) / 1e6
-    _tell(f"fetched {counted(len(jars), 'jar')}, {size:.0f} MB, in {monotonic() - began:.0f} s")
+    _report(f"fetched {counted(len(jars), 'jar')}, {size:.0f} MB, in {monotonic() - began:.0f} s")
 
 
-def _tell(line: str) -> None:
-    """Print a line on stderr, and to the orchestrator's log where there is one."""
+def _report(line: str) -> None:
+    """Print a line on stderr, and log it."""
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
     _LOGGER.info(line)
@@ -184,13 +184,13 @@ def _tell(line: str) -> None:
 def _reason(output: str) -> str:
     """The most informative line in the output of Ivy or the JVM."""
     lines = [line.strip(" :\t") for line in output.splitlines()]
-    for telling in (
+    for pattern in (
         r"Server access error|Host .* not found",
         r"unresolved dependency|not found",
         r"^Caused by",
         r"rror|xception",
     ):
-        if line := next((line for line in lines if re.search(telling, line)), None):
+        if line := next((line for line in lines if re.search(pattern, line)), None):
             return line
     return "no repository said why"
 
@@ -210,9 +210,9 @@ def copy_jars(folder: Path, needed: Iterable[Packages], kept: Path | None = None
 def class_path(
     needed: Iterable[Packages], jars: Iterable[str], conf: Mapping[str, str], kept: Path | None = None
 ) -> dict[str, str]:
-    """The settings that give a session pgsieve's jars, together with those of the user's settings.
+    """The settings that give a session pgsieve's jars, together with the jars and packages of the user's settings.
 
-    Where the user's settings name a set's first package, in whatever version, the set is left to the user.
+    If the user's settings name the first package of a set, in any version, pgsieve leaves out the set.
     """
     users = _listed(conf, _PACKAGES)
     files = list(jars)
@@ -233,7 +233,7 @@ def class_path(
 
 
 def _pgsieves(needed: Iterable[Packages], conf: Mapping[str, str]) -> list[Packages]:
-    """The sets of which the user's settings name no package."""
+    """The sets whose first package is not in the user's settings."""
     theirs = {_artifact(coordinate) for coordinate in _listed(conf, _PACKAGES)}
     return [each for each in needed if _artifact(each.coordinates[0]) not in theirs]
 
@@ -243,13 +243,13 @@ def _listed(conf: Mapping[str, str], name: str) -> list[str]:
 
 
 def _artifact(coordinate: str) -> str:
-    """Group and artifact without the versions that are part of its name: `_4.1_2.13`."""
+    """Group and artifact, without the versions in the artifact's name, such as `_4.1_2.13`."""
     group, artifact = coordinate.split(":")[:2]
     return f"{group}:{artifact.partition('_')[0]}"
 
 
 def _resolved(packages: Packages, repositories: Mapping[str, str]) -> str:
-    """The value of `spark.jars` in a session that resolves these."""
+    """The value of `spark.jars` in a session that resolves the packages."""
     asked = {_PACKAGES: packages.name, _EXCLUDES: ",".join(packages.excluded)}
     session = jvm.session({"spark.master": "local[1]", "spark.ui.enabled": "false", **repositories, **asked})
     jars = session.conf.get(_JARS) or ""
@@ -258,9 +258,9 @@ def _resolved(packages: Packages, repositories: Mapping[str, str]) -> str:
 
 
 def private_answers() -> tuple[Path, dict[str, str]]:
-    """A private file for answers and settings for fetching, where the environment is not writable for this user.
+    """A file for answers, and settings for fetching, if this user may not write to the Python environment.
 
-    They exist as long as this process.
+    The file and the jars exist as long as this process.
     """
     folder = private_folder()
     return folder / _ANSWERS, {"spark.jars.ivy": str(folder / "ivy")}
@@ -272,7 +272,7 @@ def all_packages() -> list[Packages]:
 
 
 def main() -> None:
-    """Fetch missing jars; with arguments only the named set, recorded there, from the repositories on stdin."""
+    """Fetch missing jars. With arguments: only the named set, recorded in the named file, with settings from stdin."""
     if len(sys.argv) > 1:
         (packages,) = (each for each in all_packages() if each.name == sys.argv[1])
         keep_jars(packages.name, _resolved(packages, json.load(sys.stdin)), Path(sys.argv[2]))

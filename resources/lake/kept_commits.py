@@ -1,12 +1,12 @@
-"""Tests whether a store with S3's interface keeps the first of two commits of one version, once per lake and server.
+"""Tests once per lake and server whether a store with S3's interface keeps the first of two commits of one version.
 
-In: a lake's address and its store. Out: nothing where the store does; an empty object in the lake may record
-it for this server. Raises UnsafeStoreError where two writers of one version were both told that they
-succeeded, or where the store does not support the condition, and delta-rs's errors where the store refuses.
+In: a lake's address and its store. Out: nothing if the store does; an empty object in the lake may record this result.
+Raises UnsafeStoreError if two commits of one version succeed, or if the store does not support the condition, and
+delta-rs's errors if the store refuses.
 
-Tables are made and removed below `_pgsieve/_commits_tried/`, each by two writers at once. delta-rs first
-looks whether there is a table. So only a pair in which both come to the commit is evidence: either the store
-refuses the slower one, or a commit is lost.
+Two writers at a time create the same table below `_pgsieve/_commits_tried/`, and it is removed. delta-rs first checks
+whether the table exists. So only a pair in which both writers come to the commit is evidence: either the store
+refuses the slower writer, or a commit is lost.
 """
 
 import logging
@@ -24,11 +24,11 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.resources.lake.paths import OWN_FOLDER, escape
 from pgsieve.resources.lake.stores.store import Store
 
-#: The store has to decide between this many pairs, as a store that only looks before it writes still does so
-#: for most pairs; at most this many are tried, and this many at a time.
+#: How many pairs the store has to decide: a store that only looks before it writes would still decide most pairs
+#: correctly. Also the largest number of pairs that are tried, and how many are tried at a time.
 _SEEN, _TRIED, _PARALLEL = 24, 160, 8
 _SCHEMA = Schema.from_arrow(pa.schema([("number", pa.int64())]))
-#: delta-rs's message where there is a table before it comes to the commit.
+#: delta-rs's message if the table exists before it comes to the commit.
 _EARLIER = "table already exists"
 #: Messages of servers that do not support the condition.
 _UNKNOWN = re.compile(r"NotImplemented|Status: 501|status code\s+501|\b501 Not Implemented")
@@ -43,14 +43,14 @@ class UnsafeStoreError(PgsieveError):
         super().__init__(
             f'lake "{lake}": the server at {endpoint} {why}: commits to the lake could be lost',
             hint='use a server that keeps If-None-Match on PUT (pgsieve\'s documentation, "No commit is lost", names some), or a newer version of this one;'
-            " or, where one Spark session or Spark Connect server is the only one that ever writes to the lake, say so:"
+            " or, if one Spark session or Spark Connect server is the lake's only writer, set"
             " `storage: {only_writer: spark}`",
             sqlstate="0A000",
         )
 
 
 class _Ended(Enum):
-    """How a writer's commit ended: it succeeded; the store refused it for another one; it saw another one before."""
+    """How a writer's commit ended: it succeeded; the store refused it; delta-rs saw the other commit before."""
 
     MADE = auto()
     REFUSED = auto()
@@ -58,7 +58,7 @@ class _Ended(Enum):
 
 
 def check_commits_are_kept(lake: str, store: Store, endpoint: str, *, record: bool) -> None:
-    """Raise UnsafeStoreError where the server at an endpoint may lose a commit to the lake.
+    """Raise UnsafeStoreError if the server at an endpoint may lose a commit to the lake.
 
     With `record` the lake records a good result, so that it is not tested again.
     """
@@ -67,21 +67,23 @@ def check_commits_are_kept(lake: str, store: Store, endpoint: str, *, record: bo
         return
     folder = f"{lake}/{OWN_FOLDER}/_commits_tried/{uuid.uuid4().hex}"
     try:
-        seen = _pairs_told_apart(lake, folder, store, endpoint)
+        seen = _decided_pairs(lake, folder, store, endpoint)
     finally:
         store.remove(folder)
     if seen < _SEEN:
-        _LOGGER.debug('lake "%s": of %d pairs of commits %d met: it is tried again', lake, _TRIED, seen)
+        _LOGGER.debug(
+            'lake "%s": of %d pairs of commits only %d met: the next run tries again', lake, _TRIED, seen
+        )
     elif record:
         store.touch(marker)
 
 
-def _pairs_told_apart(lake: str, folder: str, store: Store, endpoint: str) -> int:
-    """How many pairs of commits met in the store, and were decided by it."""
+def _decided_pairs(lake: str, folder: str, store: Store, endpoint: str) -> int:
+    """How many pairs of commits met in the store, which then refused one of them."""
     seen = tried = 0
     with ThreadPoolExecutor(2 * _PARALLEL) as pool:
         while seen < _SEEN and tried < _TRIED:
-            # In parallel: each pair takes some twenty requests in sequence.
+            # Pairs run in parallel, as each takes some twenty requests in sequence.
             numbers = range(tried, min(tried + min(_PARALLEL, _SEEN - seen), _TRIED))
             pairs = [
                 [pool.submit(_made, f"{folder}/{number}", store, together) for _ in range(2)]
@@ -95,7 +97,7 @@ def _pairs_told_apart(lake: str, folder: str, store: Store, endpoint: str) -> in
                     raise UnsafeStoreError(lake, endpoint, why) from error
                 raise
             if [_Ended.MADE] * 2 in ends:
-                why = "does not keep If-None-Match on PUT: it took two objects of one name, and told both writers so"
+                why = "does not keep If-None-Match on PUT: it accepted two objects of one name"
                 raise UnsafeStoreError(lake, endpoint, why)
             met = [_Ended.MADE.name, _Ended.REFUSED.name]
             seen += sum(sorted(e.name for e in ended) == met for ended in ends)

@@ -1,8 +1,8 @@
-"""The lake: paths of Delta tables, and writes whose position is part of the data's commit.
+"""The lake: paths of Delta tables, and writes that commit data together with its position.
 
 In: the lake's URI and a Spark session. Out: DataFrames, and commits that carry a position as Delta's `txn`
-(application id and version) and as user metadata. A write repeated with the same version changes nothing
-(Delta protocol, transaction identifiers). Raises `LakeError` where the lake cannot be read or written.
+(application id and version) and as user metadata. A write that is repeated with the same position changes nothing
+(Delta protocol, transaction identifiers). Raises `LakeError` if the lake cannot be read or written.
 """
 
 import json
@@ -52,13 +52,13 @@ from pgsieve.resources.work import engine_of, named_here, note
 Item = TypeVar("Item")
 Done = TypeVar("Done")
 
-#: This many tables are processed at a time.
+#: How many tables are processed at a time: in a folder, and on an object store.
 _TABLES, _TABLES_FAR_AWAY = 4, 8
 
 
 @dataclass(frozen=True)
 class StoredSlices:
-    """The row groups that contain the rows of some slices, perhaps with other rows, and their table's columns."""
+    """The row groups with the rows of some slices, perhaps among other rows, and their table's columns."""
 
     groups: Sequence[RowGroup]
     schema: pa.Schema
@@ -82,7 +82,7 @@ class Lake:
         self.access = LakeAccess(storage, temporary=temporary)
         self.paths = LakePaths(storage.address, folders, self._recorded_folders)
         self._tables = shared_tables(self.store.options)
-        #: delta-rs, where it can reach and write the lake.
+        #: delta-rs; None if it cannot reach and write the lake.
         self.local = LocalRecords(self.store, self._tables) if storage.by_delta_rs else None
         self.records: Records = NamedRecords(self.local or SparkRecords(session), self.access.refusing)
         #: The runner for many rows that need no Spark expression.
@@ -99,7 +99,7 @@ class Lake:
         )
 
     def at(self, uri: str, *, temporary: bool = False) -> "Lake":
-        """Another lake with the same engines; in the same store it has the same options.
+        """Another lake with the same engines and, in the same store, the same options.
 
         `temporary`: nothing in it has to outlive this process.
         """
@@ -123,7 +123,7 @@ class Lake:
 
     @property
     def parallelism(self) -> int:
-        """How many tables are processed in parallel: on a distant store a table waits for answers most of the time."""
+        """How many tables are processed in parallel; more on an object store, whose answers take most of the time."""
         return _TABLES_FAR_AWAY if self.local is not None and is_uri(self.uri) else _TABLES
 
     def in_parallel(self, act: Callable[[Item], Done], items: Sequence[Item]) -> list[Done]:
@@ -143,10 +143,10 @@ class Lake:
             return [each.result() for each in [pool.submit(copy_context().run, one, item) for item in items]]
 
     def consistent_read(self, *paths: str) -> AbstractContextManager[None]:
-        """Within the block this thread reads the newest version of each table on an object store only once.
+        """Within the block this thread looks up the newest version of each table on an object store only once.
 
-        It reads those of the tables at `paths` at once, in parallel. The block must not write to these tables. It
-        decides only what a later write checks again, since another process may commit meanwhile.
+        It looks up the tables at `paths` at once, in parallel. The block must not write to these tables. As another
+        process may commit meanwhile, a later write has to check all decisions of the block again.
         """
         return nullcontext() if self.local is None else self._tables.consistent_read(paths)
 
@@ -157,19 +157,19 @@ class Lake:
             return [self.records.head(path) for path in paths]
 
     def release_tables(self) -> None:
-        """Release this thread's open tables for other threads: it has finished its work."""
+        """Release this thread's open tables for other threads, at the end of its work."""
         if self.local is not None:
             self.local.release_tables()
 
     @property
     def spark(self) -> SparkSession:
-        """The session, made at first use: a run with nothing to do in a local lake needs none."""
+        """The session, started at its first use, as a run with nothing to do in a local lake needs none."""
         return named_here(self._session())
 
     # reading
 
     def current(self, path: str) -> DataFrame:
-        """The table at a path that is known to exist."""
+        """The newest version of the table at a path; the table must exist."""
         return self.spark.read.format("delta").load(path)
 
     def as_of(self, path: str, version: int) -> DataFrame:
@@ -185,7 +185,7 @@ class Lake:
             return names
 
     def columns_at(self, path: str, version: int) -> list[str]:
-        """The names of the columns that a version of a table has."""
+        """The names of the columns of a version of a table."""
         with self.access.refusing(path):
             if self.local is not None:
                 return [field.name for field in self.local.as_of(path, version).schema().fields]
@@ -193,16 +193,16 @@ class Lake:
             return names
 
     def count(self, path: str) -> int:
-        """How many rows a table has: by Spark where delta-rs cannot read it."""
+        """How many rows a table has, counted by Spark if delta-rs cannot read it."""
         with self.access.refusing(path):
             if self.local is not None and not self.local.is_read(path):
                 return self.current(path).count()
         return self.records.count(path)
 
     def slices_of(self, path: str, ends: Collection[int], *, every: bool = False) -> DataFrame:
-        """The rows of some slices; in a local lake from their files, without reading Delta's log in Spark.
+        """The rows of some slices. If delta-rs reaches the lake, Spark reads their files without Delta's log.
 
-        `every` says that each slice has rows: then a local lake raises DamagedTableError where one has none.
+        `every` says that each slice has rows. Then DamagedTableError is raised if delta-rs finds no rows of one.
         """
         with self.access.refusing(path):
             slices = self.local.change_log(path) if self.local else None
@@ -214,7 +214,7 @@ class Lake:
         return rows.where(F.col("slice").isin(sorted(ends)))
 
     def stored_slices(self, path: str, ends: Collection[int], *, every: bool = False) -> StoredSlices | None:
-        """Where the rows of some slices are stored; None where only Spark may read them.
+        """Where the rows of some slices are stored; None if only Spark may read them.
 
         `every` as in `slices_of`.
         """
@@ -236,7 +236,7 @@ class Lake:
     ) -> pa.Table | None:
         """The rows of some slices in the order of their changes, if they are few.
 
-        `size` is about how many bytes they have, None means many. Returns None if they are many, or if only Spark may
+        `size` is the estimate of their bytes; None means many. Returns None if they are many, or if only Spark may
         read them. `every` as in `slices_of`.
         """
         if self.local is None or not self.policy.is_small(size):
@@ -269,7 +269,7 @@ class Lake:
     ) -> None:
         """Append to a table, or overwrite it, in one commit.
 
-        `options` are those of Spark's writer. `size` is about how many bytes the rows have, where that is known: few are written
+        `options` are those of Spark's writer. `size` is the estimate of the rows' bytes, or None; few rows are written
         without Spark.
         """
         if commit.after is not None:
@@ -303,7 +303,7 @@ class Lake:
     def comment(self, path: str, description: str | None, columns: Mapping[str, str]) -> None:
         """Set missing descriptions of a table and its columns.
 
-        Does nothing where only Spark reaches the lake.
+        Does nothing if only Spark reaches the lake.
         """
         if self.local is None:
             return
@@ -315,7 +315,7 @@ class Lake:
                 comment_by_spark(self.spark, path, lacking, of_columns, self.records.position(path))
 
     def set_properties(self, path: str, properties: Mapping[str, str]) -> int | None:
-        """Set Delta properties of a table. Returns the version before; None if the table has them already."""
+        """Set Delta properties of a table. Returns the previous version; None if the table has the properties already."""
         with self.access.refusing(path):
             lacking = dict(properties.items() - self._properties(path).items())
             if not lacking:
@@ -328,10 +328,7 @@ class Lake:
             return version
 
     def take_any_row(self, path: str) -> None:
-        """Remove CHECK constraints and the append-only property from a table; rows and position stay.
-
-        Only other writers set these.
-        """
+        """Remove CHECK constraints and the append-only property, which only other writers set; rows and position stay."""
         with self.access.refusing(path):
             properties = self._properties(path)
             if constraints := constraints_in(properties):
@@ -343,7 +340,7 @@ class Lake:
             self.set_properties(path, {APPEND_ONLY: "false"})
 
     def refuses_rows(self, path: str) -> bool:
-        """Whether other writers have made a table refuse rows, as in `take_any_row`."""
+        """Whether other writers have set properties of a table that `take_any_row` removes."""
         with self.access.refusing(path):
             properties = self._properties(path)
         return is_append_only(properties) or bool(constraints_in(properties))
@@ -364,9 +361,9 @@ class Lake:
                 self.write(self.current(path).limit(0), path, Commit(position))
 
     def add_columns(self, path: str, schema: pa.Schema, ddl: str, base: int) -> None:
-        """Add columns to the end of a table, NULL in its rows; `schema` has all of its columns, `ddl` Spark's types.
+        """Add columns to the end of a table, with NULLs; `schema` has all of its columns, `ddl` the same in Spark's types.
 
-        `base` as in `write`.
+        `base` as in `Commit`.
         """
         with self.access.refusing(path):
             if local := self.policy.reached(path):
@@ -385,7 +382,7 @@ class Lake:
     ) -> None:
         """Replace a table's rows by the result of `change`, in one commit that keeps the position.
 
-        `into` is another table that gets the rows, with the position `position`. `base` as in `write`.
+        `into` is another table that gets the rows, with the position `position`. `base` as in `Commit`.
         """
         size, target = (self.records.size(path) if self.local else None), into or path
         commit = Commit(position, overwrite=True, base=base)
@@ -407,15 +404,14 @@ class Lake:
     def committing(
         self, position: int | None, *, vectors: bool, metadata: Mapping[str, Any] | None = None
     ) -> AbstractContextManager[None]:
-        """Within the block every SQL write of this session is done once per table and position.
+        """Within the block each SQL write of this session is done once per table and position.
 
-        Without a position tables keep theirs. `vectors` lets MERGE mark rows in deletion vectors, in tables
-        that have them.
+        Without a position, tables keep theirs. `vectors` lets MERGE mark rows in tables with deletion vectors.
         """
         return committing(self.spark, position, vectors=vectors, metadata=metadata)
 
     def enable_deletion_vectors(self, path: str) -> None:
-        """Enable deletion vectors in a table that was small so far, unless the user turned them off, for it or for all."""
+        """Enable deletion vectors in a table that has grown, unless the user disabled them for this table or all tables."""
         if self.records.has_deletion_vectors(path) is None:
             with self.access.refusing(path):
                 if self.local is not None and self.policy.vectors and row_removal.lets_mark(self.local, path):

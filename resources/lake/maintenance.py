@@ -1,10 +1,9 @@
 """Keeps a Delta table small: deletes rows, joins small files, removes files that no version needs.
 
-In: a lake and a table's path. Out: commits that keep the table's position, and figures. delta-rs does the
-work. Spark does it for tables that delta-rs cannot write (mapped columns, deletion vectors, also of old
-versions, unsupported features) and in lakes that delta-rs cannot reach. Each commit is atomic, and a file is
-removed only when no version younger than the given hours needs it. So all of this can be repeated after a
-kill.
+In: a lake and a table's path. Out: commits that keep the table's position, and figures. delta-rs does the work, or
+Spark in lakes that delta-rs cannot reach, and for tables that it cannot write (mapped columns, deletion vectors, even of
+old versions, unsupported features). Each commit is atomic, and a file is removed only if no version younger than the
+given hours needs it. So every operation can be repeated after a kill.
 """
 
 import re
@@ -30,26 +29,26 @@ from pgsieve.resources.lake.spark_writes import METADATA
 
 #: Larger tables are clustered by Spark.
 CLUSTERED_HERE_BYTES = 128 * 1024 * 1024
-#: `last_slice_before`, for a table and a time.
+#: The query of `last_slice_before`, for a table and a time.
 _LAST_SLICE = (
     "select coalesce(max(slice), 0) as slice from {0} where commit_time < {1} and slice <"
     " (select coalesce(min(slice), 9223372036854775807) from {0} where commit_time >= {1})"
 )
-#: `last_before`, for a table and a time.
+#: The query of `last_before`, for a table and a time.
 _LAST_BEFORE = "select coalesce(max(lsn), 0) as lsn from {0} where at < {1}"
 #: A time in SQL, by its microseconds.
 _DELTA_RS, _SPARK = "arrow_cast({}, 'Timestamp(Microsecond, Some(\"UTC\"))')", "timestamp_micros({})"
-#: How many tasks list a table's files in a vacuum: by default 10,000, most of them for nothing.
+#: How many tasks list a table's files in a vacuum: by default 10,000, most of which would do nothing.
 _LISTING_TASKS = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
 #: The sizes of the files that OPTIMIZE reads and writes: 1 GB by default.
 _SIZES = ("spark.databricks.delta.optimize.minFileSize", "spark.databricks.delta.optimize.maxFileSize")
-#: Lets OPTIMIZE ZORDER BY take columns without statistics, which are those beyond the first 32.
+#: Lets OPTIMIZE ZORDER BY take columns without statistics, such as those beyond the first 32.
 _ANY_STATISTICS = "spark.databricks.delta.optimize.zorder.checkStatsCollection.enabled"
 _RETENTION_CHECK = "spark.databricks.delta.retentionDurationCheck.enabled"
 #: Delta's default retention of removed files and of its log.
 _FILES_PROPERTY, _FILES_HOURS = "delta.deletedFileRetentionDuration", 7 * 24
 _LOG_PROPERTY, _LOG_HOURS = "delta.logRetentionDuration", 30 * 24
-#: How pgsieve writes a number of hours. A property with another value was set by the user.
+#: The form of pgsieve's own values. A property with another value was set by the user.
 _HOURS = re.compile(r"interval \d+ hours")
 
 
@@ -57,31 +56,31 @@ class TableMaintenance(Protocol):
     """The maintenance of one table."""
 
     def last_slice_before(self, time: datetime) -> int:
-        """The last slice before the first that has a commit of this time or later; 0 where there is none."""
+        """The last slice before the first slice with a commit of this time or later; 0 if there is none."""
 
     def last_before(self, time: datetime) -> int:
-        """The greatest LSN of an older row; 0 where there is none."""
+        """The greatest LSN of the rows before this time; 0 if there is none."""
 
     def delete(self, condition: str, since: datetime | None = None) -> int:
-        """Delete the rows that fulfil a condition; returns their number.
+        """Delete the rows that fulfil a condition; return their number.
 
-        The condition is SQL that every engine understands; `{since}` in it is a time.
+        The condition is SQL that both engines accept; `{since}` in it stands for the time `since`.
         """
 
     def files(self) -> list[tuple[int, int]]:
-        """When each file was written, in milliseconds, and its size."""
+        """The time at which each file was written, in milliseconds, and its size."""
 
     def compact(self, by: Sequence[str] = ()) -> int:
-        """Join small files into large ones; returns the decrease in files.
+        """Join small files into large ones; return by how many files the table has shrunk.
 
-        With columns to cluster `by`, all files are written again, and rows that are close in these columns
+        With columns to cluster `by`, all files are written again, so that rows with close values in these columns
         share files.
         """
 
     def vacuum(self, hours: int) -> int:
         """Remove the files that no version of the last hours needs.
 
-        Returns their number, 0 where it is not known.
+        Returns their number; 0 if Spark removed them, as it does not report it.
         """
 
 
@@ -101,8 +100,8 @@ def maintenance(lake: Lake, path: str) -> TableMaintenance:
 def _lacking(properties: Mapping[str, str], hours: int) -> dict[str, str]:
     """The missing properties that keep versions of the last hours readable, and the log no longer than needed.
 
-    Only properties that are not set, or that pgsieve set: a user's longer retention stays. Delta keeps the
-    log at least as long as removed files, so the two are set together.
+    Properties that the user has set stay. The log must be kept at least as long as removed files, so the two properties
+    are set together.
     """
     needed = {_FILES_PROPERTY: _FILES_HOURS, _LOG_PROPERTY: _LOG_HOURS}
     wanted = {
@@ -161,12 +160,12 @@ class _ByDeltaRs:
     def vacuum(self, hours: int) -> int:
         table = self.local.table_at(self.path)
         lacking = _lacking(table.metadata().configuration, hours)
-        # Spark is not started only to keep the log for a shorter time.
+        # Do not start Spark only to keep the log for a shorter time.
         if lacking and (hours > _FILES_HOURS or self.local.takes_properties(self.path)):
             self.lake.set_properties(self.path, lacking)
             table = self.local.table_at(self.path)
         unneeded = table.vacuum(hours, enforce_retention_duration=False, full=True)
-        if unneeded:  # Otherwise a vacuum would make two commits for nothing.
+        if unneeded:  # A vacuum without files to remove would still make two commits.
             table.vacuum(
                 hours,
                 dry_run=False,
@@ -206,7 +205,6 @@ class _BySpark:
         return int(metrics["numFilesRemoved"]) - int(metrics["numFilesAdded"])
 
     def files(self) -> list[tuple[int, int]]:
-        """When each file was written, in milliseconds, and its size."""
         fields = ("file_path", "file_modification_time", "file_size")
         files = (
             self.lake.current(self.path).select(*(F.col(f"_metadata.{name}") for name in fields)).distinct()
@@ -226,7 +224,7 @@ class _BySpark:
         return f"delta.{quoted(self.path)}"
 
     def _sql(self, statement: str, more: Mapping[str, str] | None = None) -> Row:
-        """Run a statement whose commit keeps the table's position, with more settings; returns its first row."""
+        """Run a statement with more settings, so that its commit keeps the table's position; return its first row."""
         conf = self.lake.spark.conf
         settings = {
             **(more or {}),

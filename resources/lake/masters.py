@@ -1,6 +1,6 @@
-"""The meaning of a Spark master for this machine: a number of cores, or of threads that replace Spark.
+"""The number of cores of a Spark master on this machine, or of threads that replace Spark.
 
-In: the text of a master. Out: a number, or None. It has no heavy imports, as every command reads the
+In: the text of a master. Out: a number, or None. The module has no heavy imports, as every command reads the
 configuration.
 """
 
@@ -12,13 +12,13 @@ _LOCAL = re.compile(r"local(?:\[(\d+|\*)(?:,\s*\d+)?\])?")
 
 
 def threads_of(master: str) -> int | None:
-    """How many threads of this process replace Spark; None where Spark itself runs large work."""
+    """How many threads of this process replace Spark; None if Spark itself runs large work."""
     match = _THREADS.fullmatch(master)
     return _number(match[1]) if match else None
 
 
 def cores_of(master: str) -> int | None:
-    """How many cores of this machine a Spark master uses; None for one with other machines or processes."""
+    """How many cores of this machine a Spark master uses; None for a master of other machines or processes."""
     match = _LOCAL.fullmatch(master)
     return _number(match[1] or "1") if match else None
 

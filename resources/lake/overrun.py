@@ -1,11 +1,11 @@
-"""Spark's writes as compare-and-set: rows that cannot be written once their table has a version after their plan's.
+"""Makes Spark's writes compare-and-set: a write fails if its table has a later version than its plan.
 
-Delta takes the newest version when its transaction begins, whatever the plan was made from. So a task without
-rows is joined to the written rows; it fails where the log has a version that the plan has not seen. Delta
-evaluates it with the rows, after its transaction has begun (WriteIntoDelta.run and MergeIntoCommand.runMerge
-in Delta's sources), so an earlier commit makes the task fail. A later commit is refused by Delta: another
-position, another schema, and for an overwrite or a MERGE any change of rows. Only an append may follow a
-compaction or a repair that comes after the task.
+Delta's transaction begins from the newest version, whatever version the plan was made from. So the written rows get a
+task without rows, which fails if the log has a version after the plan's. Delta evaluates the task with the rows,
+after its transaction has begun (WriteIntoDelta.run and MergeIntoCommand.runMerge in Delta's sources). So a commit
+before the task makes it fail. Of the commits after the task, Delta itself refuses those with another position or
+schema and, for an overwrite or a MERGE, those that change rows. Only an append may follow a compaction or a repair that
+comes after the task.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,13 +19,13 @@ from pgsieve.resources.lake.stores.store import Store
 
 
 class NewerVersionError(PgsieveError):
-    """The table has a version that the plan of a write has not seen."""
+    """The table has a later version than the plan of a write."""
 
 
 def guarded(frame: DataFrame, path: str, base: int | None, store: Store) -> DataFrame:
-    """The DataFrame; evaluating it raises NewerVersionError where the table has a version after `base`.
+    """The DataFrame; evaluating it raises NewerVersionError if the table has a version after `base`.
 
-    Executors cannot read a log that only Spark reaches: there the DataFrame stays as it is.
+    If only Spark reaches the log, executors' Python cannot read it, and the DataFrame stays as it is.
     """
     if base is None or not store.reaches(path):
         return frame
@@ -33,7 +33,7 @@ def guarded(frame: DataFrame, path: str, base: int | None, store: Store) -> Data
 
     def look(_: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         if store.has(newer):
-            raise NewerVersionError(f"version {version} is there")
+            raise NewerVersionError(f"version {version} exists")
         yield from ()
 
     columns = [StructField(f"c{number}", field.dataType) for number, field in enumerate(frame.schema)]

@@ -9,15 +9,14 @@ from collections.abc import Callable, Mapping
 
 from pgsieve.resources.lake.delta.layout import FOLDERS
 
-#: Names that a lake uses beside its subscriptions' folders: no folder of a subscription or a table has such a
-#: name.
+#: The folder of pgsieve's own tables, next to the subscriptions' folders. No subscription or table has this name.
 OWN_FOLDER = "_pgsieve"
 
 
 def escape(identifier: str) -> str:
-    """An identifier as a folder name, reversibly: all but [a-z0-9_] becomes ~XX (UTF-8, hexadecimal).
+    """An identifier as a folder name, reversibly: each character but [a-z0-9_] becomes ~XX (UTF-8, hexadecimal).
 
-    Upper case is escaped too, for file systems that ignore case, and a leading underscore, which Spark hides.
+    Upper case is escaped, too, as some file systems ignore case. So is a leading underscore, as Spark hides such folders.
     """
     escaped = re.sub(
         r"[^a-z0-9_]", lambda match: "".join(f"~{byte:02X}" for byte in match.group().encode()), identifier
@@ -39,8 +38,8 @@ def replica_folder(template: str, schema: str, table: str) -> str:
 class LakePaths:
     """The paths of one lake's tables.
 
-    `folders` are templates of the replicas' folders, by subscription; for other subscriptions `recorded`
-    returns the template in the lake.
+    `folders` are templates of the replicas' folders, by subscription. For other subscriptions `recorded` returns the
+    template that the lake has recorded.
     """
 
     def __init__(
@@ -53,15 +52,15 @@ class LakePaths:
         self._folders, self._recorded = dict(folders or {}), recorded
 
     def _of_feed(self, slot_owner: str) -> str:
-        """A feed's folder; a feed that is part of another has a name with slashes, and a folder below."""
+        """A feed's folder. A feed that is part of another feed has a name with slashes, and a folder below that feed's."""
         return "/".join([self.uri, OWN_FOLDER, *map(escape, slot_owner.split("/"))])
 
     def change_log(self, slot_owner: str) -> str:
-        """The raw messages of a source's slot (of a subscription's, where it has one of its own)."""
+        """The raw messages of the slot of a source, or of a subscription with its own slot."""
         return f"{self._of_feed(slot_owner)}/change_log"
 
     def slices(self, slot_owner: str) -> str:
-        """The contents of each slice of the change log besides row changes; made again where it is missing."""
+        """The contents of each slice of the change log besides row changes; missing rows are derived again."""
         return f"{self._of_feed(slot_owner)}/slices"
 
     def prepared(self, slot_owner: str) -> str:
@@ -69,11 +68,11 @@ class LakePaths:
         return f"{self._of_feed(slot_owner)}/prepared"
 
     def catalogs(self, slot_owner: str) -> str:
-        """The publisher's catalog, each time that it was found altered."""
+        """The publisher's catalog, recorded after each alteration."""
         return f"{self._of_feed(slot_owner)}/catalogs"
 
     def altered(self, slot_owner: str) -> str:
-        """The slices in which the catalog may have been altered, by subscription that has them as published."""
+        """The slices in which the catalog may have been altered, by the subscription that has them `as_published`."""
         return f"{self._of_feed(slot_owner)}/altered"
 
     def replica(self, subscription: str, schema: str, table: str) -> str:
@@ -87,12 +86,12 @@ class LakePaths:
         return self._folders[subscription]
 
     def changes(self, subscription: str, schema: str, table: str, generation: int = 0) -> str:
-        """The transformed changes of a table; a history begun anew (`~g1`, ...) has a name that no table has."""
+        """The transformed changes of a table. Later histories end in `~g1`, ..., which no escaped name of a table does."""
         suffix = f"~g{generation}" if generation else ""
         return f"{self.uri}/{subscription}/_changes/{escape(schema)}/{escape(table)}{suffix}"
 
     def versions(self, subscription: str, schema: str, table: str, generation: int = 0) -> str:
-        """The versions of a table's rows; like its change history, they have generations."""
+        """The versions of a table's rows; they have generations as its change history has."""
         suffix = f"~g{generation}" if generation else ""
         return f"{self.uri}/{subscription}/_scd2/{escape(schema)}/{escape(table)}{suffix}"
 

@@ -1,8 +1,8 @@
 """The one policy of a lake: it chooses the runner of functions on rows, and the committer of their results.
 
-In: where a lake is, how many bytes there are, and what a table requires of readers and writers. Out: a runner
-(`pgsieve.resources.lake.executors`) and a committer (`pgsieve.resources.lake.committers`). No other module
-combines these. Raises LakeError.
+In: the lake's place, a number of bytes, and the features that a table requires of readers and writers. Out: a runner
+(`pgsieve.resources.lake.executors`) and a committer (`pgsieve.resources.lake.committers`). No other module makes
+this choice. Raises LakeError.
 """
 
 import logging
@@ -18,29 +18,29 @@ from pgsieve.resources.lake.executors import INLINE, Executors
 
 #: Default size up to which batches of a lake that delta-rs reaches are written without Spark.
 SMALL_BYTES_DEFAULT = 8 * 1024 * 1024
-#: In replicas up to this size, files are written again without their deleted rows; in larger ones the rows
-#: are marked.
+#: In replicas up to this size, files are rewritten without their deleted rows; in larger replicas the rows are marked.
 REWRITTEN_BYTES_DEFAULT = 64 * 1024 * 1024
-#: The names of columns that delta-rs adds to those of a table.
+#: The prefix of the columns that a MERGE of delta-rs adds to those of a table.
 _OF_DELTA_RS = "__delta_rs_"
 
-#: Types whose values are equal in PostgreSQL and Spark but not in Arrow (0.0 and -0.0), or that only Spark
-#: has as keys.
+#: Types with values that are equal in PostgreSQL and Spark but not in Arrow (0.0 and -0.0), and types that only Spark
+#: supports as keys.
 _INEXACT = ("float", "double", "array<")
 
 _LOGGER = logging.getLogger(__name__)
 
 
 def is_exact(types: Iterable[str]) -> bool:
-    """Whether values of these Spark types are equal in Arrow exactly where they are in PostgreSQL."""
+    """Whether Arrow and PostgreSQL agree on which values of these Spark types are equal."""
     return not any(each.startswith(_INEXACT) for each in types)
 
 
 @dataclass(frozen=True)
 class LakeSettings:
-    """What the user's settings say of work on a lake; `small_bytes`, `rewritten_bytes` and `vectors` as in `Policy`.
+    """The user's settings for work on a lake; `small_bytes`, `rewritten_bytes` and `vectors` as in `Policy`.
 
-    `threads` of this process run large work; None: Spark does, with `cores` where that is known.
+    `threads` is the number of this process' threads for large work; None means that Spark runs it. `cores` is the
+    number of Spark's cores, if its master names it.
     """
 
     small_bytes: int = SMALL_BYTES_DEFAULT
@@ -55,11 +55,11 @@ DEFAULT_SETTINGS = LakeSettings()
 
 @dataclass(frozen=True)
 class Policy:
-    """Chooses by bytes, and by the limits of delta-rs and Arrow; `local` is delta-rs, where it can reach and write the lake.
+    """Chooses by bytes, and by the limits of delta-rs and Arrow.
 
-    `executors` run large work. Up to `small_bytes` may pass through this process. In replicas up to
-    `rewritten_bytes` files are written again without their deleted rows; -1: in none. `vectors`: the user
-    wants deletion vectors in large tables.
+    `local` is delta-rs; None if it cannot reach and write the lake. `executors` run large work. Up to `small_bytes` may
+    pass through this process. In replicas up to `rewritten_bytes` (-1: in none) files are rewritten without their
+    deleted rows. `vectors` says whether the user wants deletion vectors in large tables.
     """
 
     access: LakeAccess
@@ -70,15 +70,15 @@ class Policy:
     vectors: bool = True
 
     def is_small(self, size: int | None) -> bool:
-        """Whether this many bytes may pass through this process; an unknown number (None) may not."""
+        """Whether this many bytes are few enough to pass through this process; None means many."""
         return self.local is not None and size is not None and size <= self.small_bytes
 
     def runner(self, size: int | None) -> Executors:
-        """The runner for this many bytes (None: many): this thread where they are few, else the executors."""
+        """The runner for this many bytes (None: many): this thread for few bytes, the executors for many."""
         return INLINE if self.is_small(size) else self.executors
 
     def expect(self, size: int) -> None:
-        """Start the runner for this many bytes, before all of them are there."""
+        """Begin to start the runner for this many bytes, before all of them have arrived."""
         if self.local is not None:
             self.runner(size).prepare()
 
@@ -87,9 +87,9 @@ class Policy:
         return self.runner(size).number
 
     def reached(self, path: str) -> LocalRecords | None:
-        """What writes a table by delta-rs; None where only Spark does: names are mapped, or were once.
+        """delta-rs, if it can write a table; None if only Spark can.
 
-        So it is of a table that asks of its writers what delta-rs does not do.
+        Only Spark writes tables whose column names are or were mapped, and tables with features that delta-rs lacks.
         """
         if self.local is None:
             return None
@@ -106,7 +106,7 @@ class Policy:
         overwrite: bool = False,
         key: Iterable[str] = (),
     ) -> Committer:
-        """Who writes about `size` bytes (None: many) of rows with these columns into a table; see `explained`."""
+        """The committer of about `size` bytes (None: many) of rows with these columns into a table; see `explained`."""
         committer, reason = self.explained(path, columns, size, schema, overwrite=overwrite, key=key)
         _LOGGER.debug('Delta table "%s": %s (%s)', path, type(committer).__name__, reason)
         return committer
@@ -121,10 +121,10 @@ class Policy:
         overwrite: bool = False,
         key: Iterable[str] = (),
     ) -> tuple[Committer, str]:
-        """Who writes about `size` bytes (None: many) of rows with these columns into a table, and why.
+        """The committer of about `size` bytes (None: many) of rows with these columns into a table, and the reason.
 
-        Without the `schema` of files nothing is written by files. `overwrite`: the rows replace the table's. `key` are the
-        types of columns that rows are found by.
+        `ByFiles` is chosen only with the `schema` of files. With `overwrite` the rows replace the table's. `key` has the
+        types of the columns that identify rows.
         """
         local = self.reached(path)
         if local is None:
@@ -135,11 +135,11 @@ class Policy:
             elif not is_exact(key):
                 reason = "a key that Arrow does not compare as PostgreSQL does"
             elif any(name.startswith(_OF_DELTA_RS) for name in columns):
-                reason = "a name that a MERGE of delta-rs' has for itself"
+                reason = "a column name that a MERGE of delta-rs reserves"
             elif overwrite and local.permutes(path, columns):
                 reason = "columns in another order"
             elif overwrite and local.is_partitioned_by_others(path, columns):
-                reason = "partitions by a column that goes"
+                reason = "partitions by a column that is dropped"
             else:
                 return InProcess(local, self.access), f"{size} bytes"
             if schema is not None and local.takes_files(path, schema(), overwrite=overwrite):
@@ -147,7 +147,7 @@ class Policy:
         return BySpark(self.access), reason
 
     def file_committer(self, path: str, schema: pa.Schema) -> ByFiles | BySpark:
-        """Who commits rows, few or many, to a table: this process as files of this schema, or else Spark."""
+        """The committer of few or many rows to a table: this process as files of this schema, or otherwise Spark."""
         local = self.reached(path)
         if local is not None:
             with self.access.refusing(path):
@@ -156,9 +156,9 @@ class Policy:
         return BySpark(self.access)
 
     def reader(self, path: str, size: int | None = None) -> LocalRecords | None:
-        """The reader of a table in this process for this many bytes, or for its rows as they come (None).
+        """delta-rs, if this many bytes of a table may be read in this process; otherwise None.
 
-        None: only Spark can.
+        Without `size` only the table's features count.
         """
         if self.local is None or not (size is None or self.is_small(size)):
             return None

@@ -1,9 +1,9 @@
-"""Spark as a resource of dagster-pyspark: pgsieve's own session, or the one of the project's resource.
+"""Spark as a resource of dagster-pyspark: with pgsieve's own session, or a session of the project's resource.
 
-In: the engine of a configuration, and maybe a `PySparkResource` or `LazyPySparkResource`. Out: a resource
-with dagster-pyspark's interface: `spark_session` is a session with Delta, started at its first use. Raises
-SparkUnavailableError where there is none. Importing this module takes a tenth of a second: definitions do so,
-commands that materialise by themselves do not.
+In: the engine of a configuration, and optionally a `PySparkResource` or `LazyPySparkResource`. Out: a resource
+with dagster-pyspark's interface, whose `spark_session` is a session with Delta, started at its first use. Raises
+SparkUnavailableError if there is no session. The import takes a tenth of a second, so only definitions import this
+module, not pgsieve's commands.
 """
 
 from functools import cache
@@ -38,7 +38,7 @@ class PgsieveSpark(SparkEngine, LazyPySparkResource):
 def pyspark_resource(
     engine: SparkEngine, own: PySparkResource | LazyPySparkResource | None = None
 ) -> PgsieveSpark:
-    """The engine as a resource of dagster-pyspark; with `own`, its session is that of the project's resource."""
+    """The engine as a resource of dagster-pyspark; `own` is the project's resource, which then starts the session."""
     fields = {name: getattr(engine, name) for name in SparkEngine.model_fields}
     if own is None:
         return PgsieveSpark(**fields)
@@ -72,18 +72,18 @@ def pyspark_resource(
             return False
 
         def check_store(self) -> None:
-            """The session is checked at its first use: nothing starts it before."""
+            """Do nothing: the session is checked at its first use."""
 
     return ProjectSpark(**fields)
 
 
 def _session_of(own: PySparkResource | LazyPySparkResource, engine: SparkEngine) -> SparkSession:
-    """A session in the application of the project's resource, but with settings of its own."""
+    """A session in the Spark application of the project's resource, but with its own settings."""
     silence_client()
     ship_by_value()
     try:
         theirs = own.process_config_and_initialize().spark_session
-        # Spark Connect has no new sessions, but from 4.1 on clones.
+        # Spark Connect has no `newSession`, but from 4.1 on `cloneSession`.
         begin = getattr(theirs, "newSession", None) or getattr(theirs, "cloneSession", None)
         session: SparkSession = begin() if begin else theirs
         storage = storage_of(engine.lake)
@@ -92,7 +92,7 @@ def _session_of(own: PySparkResource | LazyPySparkResource, engine: SparkEngine)
     except Exception as error:
         raise SparkUnavailableError(
             f"no session of the resource {type(own).__name__}: {(str(error).splitlines() or [''])[0]}",
-            hint="check the resource that `build_definitions(spark=…)` was given",
+            hint="check the resource that `build_definitions(spark=…)` got",
         ) from error
     refuse_without_delta(session, f"the session of the resource {type(own).__name__}")
     refuse_log_store_of(session, storage)

@@ -1,7 +1,7 @@
-"""Spark's daemon of Python workers in a local session: it imports pgsieve's modules before it forks a worker.
+"""Spark's daemon of Python workers in a local session; it imports pgsieve's modules before it forks workers.
 
-Spark starts it as `pyspark.daemon`, with the same argument. Without it each worker, one per core, imports all
-of them by itself: a second each at the first job.
+Spark starts it instead of `pyspark.daemon`, with the same argument. Without it each worker, one per core, would import
+the modules by itself, which takes a second in the first job.
 
 https://spark.apache.org/docs/4.1.0/configuration.html#runtime-environment (spark.python.daemon.module)
 """
@@ -12,7 +12,7 @@ from importlib import import_module
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-#: The modules whose functions workers run; a worker imports what else it needs.
+#: The modules whose functions workers run. A worker itself imports any other module that it needs.
 _NEEDED = (
     "pgsieve.assets.steps.initial_sync.rows",
     "pgsieve.assets.steps.update_transformation.changes",
@@ -21,9 +21,9 @@ _NEEDED = (
 
 
 def _import_installed_pyspark() -> None:
-    """Have pyspark imported from where it is installed, not from the archive of it that it contains.
+    """Have Python import pyspark from its installed package, not from the archive in that package.
 
-    Spark puts the archive first. Its modules are compiled at each start, as it has no compiled ones.
+    Spark puts the archive first in the path. Python compiles the archive's modules at each start.
     """
     others = [path for path in sys.path if not path.endswith(".zip")]
     installed = PathFinder.find_spec("pyspark", others)
@@ -33,7 +33,7 @@ def _import_installed_pyspark() -> None:
 
 
 def main() -> None:
-    """Import, then fork workers until Spark ends it."""
+    """Import the modules, then fork workers until Spark ends this process."""
     _import_installed_pyspark()
     for name in _NEEDED:
         with suppress(ImportError):

@@ -1,6 +1,6 @@
 """The lake as a Dagster resource.
 
-In: its URI, the Spark engine that reads and writes it, and pgsieve's own settings of the engine. Out: the
+In: the lake's URI, the Spark engine that reads and writes it, and pgsieve's settings among Spark's. Out: the
 opened lake.
 """
 
@@ -19,15 +19,15 @@ from pgsieve.resources.lake.unsynced import recover
 
 #: A Spark setting of pgsieve: batches of a local lake up to this size are written without Spark.
 SMALL_BYTES = "spark.pgsieve.smallBytes"
-#: A Spark setting of pgsieve: in replicas up to this size files are rewritten without deleted rows; in larger ones
-#: rows are marked.
+#: A Spark setting of pgsieve: in replicas up to this size files are rewritten without deleted rows; in larger replicas
+#: the rows are marked.
 REWRITTEN_BYTES = "spark.pgsieve.rewrittenBytes"
 
 
 class LakeResource(dg.ConfigurableResource["LakeResource"]):
     """The lake as a Dagster resource: its URI, the Spark engine that reads and writes it, and templates of folders.
 
-    `folders` are those of subscriptions' replicas; for other subscriptions the lake has recorded them.
+    `folders` are the templates of the replicas' folders, by subscription; the lake has recorded other subscriptions'.
     """
 
     uri: str
@@ -35,9 +35,9 @@ class LakeResource(dg.ConfigurableResource["LakeResource"]):
     folders: dict[str, str] = Field(default={})
 
     def open(self, session: Callable[[], SparkSession] | None = None) -> Lake:
-        """The lake; its `session`, or else the engine's, starts at its first use.
+        """The lake. Its `session`, by default the engine's, starts at its first use.
 
-        Commits that a power cut left half written are put back first.
+        Commits that a power cut left half written are removed first.
         """
         if not is_uri(self.uri):
             recover(self.uri)

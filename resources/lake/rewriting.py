@@ -1,4 +1,4 @@
-"""A change of all rows of a table, as `Lake.rewrite` makes it: what is read, a function of batches, what is written."""
+"""A change of all rows of a table for `Lake.rewrite`: the columns that are read, a function of batches, the result."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import pyarrow as pa
 
 @dataclass(frozen=True)
 class RowChange:
-    """Reads `columns`; `of` makes of each batch one with the columns of `schema`, which are `ddl` in Spark's types."""
+    """Reads `columns`, and changes each batch by `of`; the result has the columns of `schema`, `ddl` in Spark's types."""
 
     columns: Sequence[str]
     of: Callable[[pa.RecordBatch], pa.RecordBatch]

@@ -1,4 +1,4 @@
-"""Finds rows in a Delta table that has no key: a runner reads all of its files.
+"""Finds rows in a Delta table without a key: a runner reads all of its files.
 
 In: a table, and digests of rows (`pgsieve.decoding.changes.digests`). Out: the rows with these digests, file
 by file. Raises errors of delta-rs and Arrow.
@@ -19,17 +19,17 @@ from pgsieve.resources.lake.executors import Executors
 from pgsieve.resources.lake.stores.store import Store, joined
 from pgsieve.resources.parts import Guard
 
-_FOUND = pa.schema([("file", pa.int64()), ("row", pa.int64()), ("sought", pa.int64())])
+_MATCHED = pa.schema([("file", pa.int64()), ("row", pa.int64()), ("sought", pa.int64())])
 
 
 def row_matches(
     table: DeltaTable, path: str, store: Store, sought: Sought, schema: pa.Schema, runner: Executors
 ) -> list[FileMatches]:
-    """The rows whose columns have one of some digests. A match's `keys` are indices into the digests."""
+    """The rows whose columns have one of the `sought` digests. A match's `keys` are indices into the digests."""
     files = pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist()
     names = [unquote(file["path"]) for file in files]
-    located = runner.written(_Reading(store, path, schema, names, sought), len(names), schema=_FOUND)
-    place, rows, of = (np.asarray(located[name]) for name in _FOUND.names)
+    located = runner.written(_Reading(store, path, schema, names, sought), len(names), schema=_MATCHED)
+    place, rows, of = (np.asarray(located[name]) for name in _MATCHED.names)
     deleted, none = deleted_rows(table), np.empty(0, np.int64)
     matches = []
     for number in np.unique(place).tolist():
@@ -57,6 +57,6 @@ class _Reading:
         for batch in guard(self.store.batches(joined(self.path, self.names[number]), self.schema)):
             rows, of = self.sought.within(batch)
             yield pa.RecordBatch.from_arrays(
-                [pa.array(np.full(len(rows), number)), pa.array(begin + rows), pa.array(of)], schema=_FOUND
+                [pa.array(np.full(len(rows), number)), pa.array(begin + rows), pa.array(of)], schema=_MATCHED
             )
             begin += batch.num_rows

@@ -15,7 +15,7 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.resources.lake.access import SPARK_ERRORS
 from pgsieve.resources.lake.catalog import SparkCatalog, is_at, written
 from pgsieve.resources.lake.catalog_names import CatalogName, catalog_name
-from pgsieve.resources.lake.delta.errors import told
+from pgsieve.resources.lake.delta.errors import spark_message
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.comments import Comments, read_comments
 
@@ -71,7 +71,7 @@ class Registration:
             if is_at(catalog.location(name), path):
                 return  # Another run has registered it a moment before.
             raise CatalogNameError(
-                f'subscription "{self.subscription.name}": the catalog does not take {written(name)}: {told(error)}',
+                f'subscription "{self.subscription.name}": the catalog does not take {written(name)}: {spark_message(error)}',
                 hint="choose other `names` in `catalog` of pgsieve.yaml; Hive accepts letters, digits and underscores; and check"
                 " that this user may create tables and databases there",
             ) from error

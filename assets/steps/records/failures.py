@@ -24,7 +24,7 @@ from pgsieve.resources.lake.delta.errors import (
     illegible_file,
     missing_file,
     raise_ours,
-    told,
+    spark_message,
 )
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.errors import (
@@ -90,7 +90,7 @@ def reason(lake: Lake, error: Exception) -> str:
         if passes(ours):
             raise
         return ours.message
-    return told(error)
+    return spark_message(error)
 
 
 def explained(lake: Lake, error: Exception, name: tuple[str, str], commit_lsn: int | None = None) -> str:

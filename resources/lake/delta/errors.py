@@ -321,7 +321,7 @@ def _of_a_store(lines: Sequence[str]) -> str:
     return text + (f" ({code[1]})" if code else "")
 
 
-def told(error: BaseException) -> str:
+def spark_message(error: BaseException) -> str:
     """Spark's message of an error, without a value: for an error in the data only its condition, or PostgreSQL's words."""
     if isinstance(error, AnalysisException):
         return first_line(error)

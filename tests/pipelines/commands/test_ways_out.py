@@ -272,7 +272,7 @@ def test_what_a_reason_says_of_a_subscription_brings_its_tables_back(shop: Shop,
     assert states("flat") == {"a.same": "r", "b.other": "r", "public.notes": "r", "b.same": "x"}
     assert states("filtered") == {"public.spelled": "i", "public.notes": "r"}
     assert states("versions") == {"public.orders": "e", "public.notes": "r"}
-    assert "is no Parquet file, or is not whole; move its folder elsewhere: " in printed
+    assert "is not a complete Parquet file; move its folder elsewhere: " in printed
     assert states("printed") == {"public.copied": "e", "public.sent": "e"}
     assert "where pgsieve.yaml does not set it, the server cannot print the value as text: correct" in printed
     versions.rename(tmp_path / "damaged")

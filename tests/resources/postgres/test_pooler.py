@@ -20,7 +20,10 @@ def test_one_that_does_not_take_our_settings_is_named(
     source = Source("shop", pooler(publisher_server.port) + " dbname=postgres")
     with pytest.raises(SourceUnreachableError, match="no connection through PgBouncer") as refused:
         source.check_ready()
-    assert refused.value.hint == "name the server itself in conninfo: its own host and port instead of the pooler's"
+    assert (
+        refused.value.hint
+        == "name the server itself in conninfo: its own host and port instead of the pooler's"
+    )
 
 
 def test_one_in_transaction_mode_is_refused(publisher_server: EmbeddedServer, pooler: Pooler) -> None:

@@ -110,7 +110,7 @@ def test_an_illegible_file_is_told_by_every_reader(lake: Lake, damage: str) -> N
             read(LocalRecords(lake.store), path)
         told = raised.value.message
         assert told.startswith(f'Delta table "{path}": '), (reader, told)
-        assert "it is no Parquet file, or is not whole" in told or "is empty" in told, (reader, told)
+        assert "it is not a complete Parquet file" in told or "is empty" in told, (reader, told)
         # Which one an engine names, if it does; and no word of the engine's own.
         named = [file for file in files if file in told]
         assert len(named) == told.count(".parquet"), (reader, told)

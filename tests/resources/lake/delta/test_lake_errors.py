@@ -1,4 +1,4 @@
-"""What an engine raised is told apart: the storage refuses, a file is missing, or neither."""
+"""What an engine raised is spark_message apart: the storage refuses, a file is missing, or neither."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pgsieve.resources.lake.delta.errors import (
     is_lost,
     missing_file,
     refusal,
-    told,
+    spark_message,
 )
 from pgsieve.resources.lake.lake import Lake
 from tests.fixtures.lakes import no_session
@@ -52,9 +52,9 @@ def test_spark_is_lost_where_it_says_so_and_not_where_a_cell_does() -> None:
 
 def test_of_an_error_in_the_data_only_the_condition_or_postgresqls_words_are_told() -> None:
     overflow = RuntimeError("[CAST_OVERFLOW] The value 777777 cannot be cast. SQLSTATE: 22003")
-    assert told(overflow) == "Spark's error CAST_OVERFLOW"
+    assert spark_message(overflow) == "Spark's error CAST_OVERFLOW"
     division = RuntimeError("[USER_RAISED_EXCEPTION] division by zero [22012] SQLSTATE: P0001")
-    assert told(division) == "division by zero [22012]"
+    assert spark_message(division) == "division by zero [22012]"
 
 
 _ARROW = "\n  \x1b[31m↳\x1b[0m "
