@@ -6,12 +6,12 @@ import signal
 
 from hypothesis import HealthCheck, settings
 
-# A script's shell has what it starts in the background ignore SIGINT, Dagster gives SIGTERM what SIGINT has, and children inherit
-# both: none of those that tests start would end by a signal.
+# A shell script starts background processes with SIGINT ignored, and Dagster gives SIGTERM the handler of SIGINT. Children inherit
+# both settings, so no process that a test starts would end by a signal.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Beside other work an example may take any time.
+# On a busy machine an example may take any time.
 settings.register_profile("any load", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any load")
 
