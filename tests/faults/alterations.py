@@ -1,8 +1,7 @@
-"""ALTER TABLE and ALTER PUBLICATION beside the writers, each with an outcome that PostgreSQL's own subscriber defines.
+"""ALTER TABLE and ALTER PUBLICATION while the writers work. PostgreSQL's own subscriber defines the outcome of each.
 
-What a subscriber needs of the same DDL, or of REFRESH PUBLICATION, it gets at the place in the stream where it belongs:
-a column is added and widened there first, a rename waits until all before it is applied, and a row filter is altered in
-the transaction that empties its table.
+A subscriber gets its own DDL, or REFRESH PUBLICATION, at the right place in the stream: a column is added and widened there first,
+a rename waits until everything before it is applied, and a row filter is altered in the transaction that empties its table.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from tests.faults.oracles import Oracle
 
 _names = itertools.count(1)
 
-#: What an added column is, what it may be widened to, and its default or none.
+#: Types of added columns: the type, the type that it may be widened to, and its default or None.
 _TYPES = (
     ("int", "bigint", "7"),
     ("varchar(12)", "text", "'new'"),
@@ -29,13 +28,13 @@ _TYPES = (
     ("numeric(10,2)", "numeric(10,2)", "1.50"),
     ("text", "text", None),
 )
-#: What each added column may be widened to.
+#: By added column, the type that it may be widened to.
 _WIDER: dict[str, str] = {}
 _ALTERED = ("evolving", "documents", '"User"', "readings")
 
 
 class Alterations(Worker):
-    """Alters tables and publications; `left` are the tables that left a publication, `touched` those that came back."""
+    """Alters tables and publications. `left` are the tables that left a publication, `touched` those that came back since."""
 
     def __init__(
         self,
@@ -48,7 +47,7 @@ class Alterations(Worker):
         *,
         filters: bool,
     ) -> None:
-        """`filters` are altered, too."""
+        """`filters` says whether row filters are altered, too."""
         super().__init__(conninfo, random, pause)
         self.filters = filters
         self.oracles, self.extra, self.unprepared = oracles, extra, unprepared
@@ -83,11 +82,11 @@ class Alterations(Worker):
         self.did["ADD COLUMN"] += 1
 
     def _chosen(self) -> tuple[str, str] | None:
-        found = [(table, column) for table, columns in self.extra.items() for column in columns]
-        return self.random.choice(found) if found else None
+        columns_by_table = [(table, column) for table, columns in self.extra.items() for column in columns]
+        return self.random.choice(columns_by_table) if columns_by_table else None
 
     def _drop_column(self, connection: psycopg.Connection) -> None:
-        """Subscribers keep it: what they have more than the publisher is not compared."""
+        """The subscribers keep the column: their additional columns are not compared."""
         if chosen := self._chosen():
             table, name = chosen
             self.extra[table].remove(name)
@@ -103,7 +102,7 @@ class Alterations(Worker):
         renamed: list[Oracle] = []
         try:
             with connection.transaction():
-                # Nobody writes to it until the subscribers have the name, too.
+                # The lock keeps writers away until the subscribers have the new name.
                 connection.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")
                 for oracle in self.oracles:
                     oracle.catch_up()
@@ -119,7 +118,7 @@ class Alterations(Worker):
         self.did["RENAME COLUMN"] += 1
 
     def _agree(self, renamed: Sequence[Oracle], table: str, name: str, new: str) -> None:
-        """After a crash the publisher has one name or the other; give the subscribers the same."""
+        """After a crash the publisher may have either name. Give the subscribers the same name."""
         query = "SELECT 1 FROM pg_attribute WHERE attrelid = %s::regclass AND attname = %s"
         while True:
             try:
@@ -147,7 +146,7 @@ class Alterations(Worker):
         self.did["REPLICA IDENTITY"] += 1
 
     def _filter(self, connection: psycopg.Connection) -> None:
-        """Another row filter; all rows go before it by the former one, so that none is left over."""
+        """Alter a row filter. Before it, all rows are deleted under the earlier filter, so that none remains."""
         publication, chosen = self.random.choice(["everything", "chosen"]), self.random.choice(FILTERS)
         with self.unprepared, connection.transaction():
             connection.execute("LOCK TABLE orders IN ACCESS EXCLUSIVE MODE")
@@ -157,7 +156,7 @@ class Alterations(Worker):
         self.did["row filter"] += 1
 
     def _leave_or_come(self, connection: psycopg.Connection) -> None:
-        """A table leaves `everything`, with a REFRESH; or comes back empty, with another."""
+        """Let a table leave `everything`, with a REFRESH. If a table has left, let it come back empty, with another REFRESH."""
         oracle = self.oracles[0]
         with self.unprepared:
             if self.left:
@@ -170,7 +169,7 @@ class Alterations(Worker):
         self.did["table left"] += 1
 
     def come_back(self, connection: psycopg.Connection) -> None:
-        """Publish the tables that left again, and copy them; a crash may have left anything of it undone."""
+        """Publish the tables that left, and copy them. A crash may have interrupted an earlier attempt at any step."""
         oracle = self.oracles[0]
         for table in sorted(self.left):
             self.touched.add(table)

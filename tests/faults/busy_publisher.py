@@ -1,7 +1,7 @@
 """A publisher where sessions commit all the time: every kind of table and change, large and prepared transactions.
 
-In: a conninfo and a `random.Random`. Out: threads that write until they are told to stop, and that connect again
-after a crash of the server. What they wrote is in the server; nobody else keeps an account of it.
+In: a conninfo and a `random.Random`. Out: threads that write until they are stopped, and that reconnect after a crash of the
+server. Only the server records the written rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from random import Random
 import psycopg
 from psycopg import errors
 
-#: On the publisher and on the oracles.
+#: For the publisher and the oracles.
 TABLES = """
 CREATE TABLE checking (id int PRIMARY KEY, amount int NOT NULL);
 CREATE TABLE savings (id int PRIMARY KEY, amount int NOT NULL);
@@ -52,7 +52,7 @@ CREATE PUBLICATION everything FOR TABLE checking, savings, journal, "User", docu
 CREATE PUBLICATION chosen FOR TABLE orders WHERE (region = 'EMEA'), readings WHERE (sensor < 4), evolving, journal
     WITH (publish_via_partition_root = true);
 """
-#: What checking and savings hold together, whatever is transferred between them.
+#: The sum of all amounts in checking and savings; transfers do not change it.
 TOTAL = 4000
 #: Tables that leave the publication `everything`, and come back.
 LEAVING = ('"User"', "documents")
@@ -62,7 +62,7 @@ FILTERS = ("region = 'EMEA'", "region <> 'APAC'", "amount > 50", "region = 'EMEA
 KEYS = 120
 LARGE = 10_000
 
-#: What another session, a key or an ALTER can be in the way of.
+#: Errors that a statement may meet because of another session, a key or an ALTER.
 IN_THE_WAY = (
     errors.UniqueViolation,
     errors.UndefinedColumn,
@@ -101,7 +101,7 @@ def _sensors(random: Random) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """A table that is written to at random: its name in SQL, and literals for its columns beside `id`."""
+    """A table for random writes: its name in SQL, and functions that draw literals for its columns except `id`."""
 
     name: str
     columns: Mapping[str, Callable[[Random], str]]
@@ -117,9 +117,9 @@ ORDERS = Table("orders", {"region": _regions, "note": _texts, "amount": _numbers
 
 
 class Worker(threading.Thread, ABC):
-    """Does something again and again, in a session of its own, until it is told to stop.
+    """Acts again and again, in its own session, until it is stopped.
 
-    What it raises besides a lost session is kept in `failure`.
+    `failure` keeps an error other than a lost session.
     """
 
     def __init__(self, conninfo: str, random: Random, pause: tuple[float, float]) -> None:
@@ -135,7 +135,7 @@ class Worker(threading.Thread, ABC):
                 with psycopg.connect(self.conninfo, autocommit=True, connect_timeout=5) as connection:
                     while not self.done.wait(self.random.uniform(*self.pause)):
                         self.act(connection)
-            except psycopg.OperationalError:  # terminated, restarting, a deadlock
+            except psycopg.OperationalError:  # terminated, restarting, or a deadlock
                 self.done.wait(0.2)
             except Exception:  # noqa: BLE001 (the day tells it)
                 self.failure = traceback.format_exc()
@@ -143,12 +143,12 @@ class Worker(threading.Thread, ABC):
 
     @abstractmethod
     def act(self, connection: psycopg.Connection) -> None:
-        """What it does once in each pause."""
+        """Act once. A pause follows."""
 
 
 @contextlib.contextmanager
 def working(workers: Sequence[Worker]) -> Iterator[None]:
-    """Within the block they work."""
+    """The workers work during the block."""
     for worker in workers:
         worker.start()
     try:
@@ -164,15 +164,15 @@ _transfers = itertools.count(1)
 _prepared = itertools.count(1)
 
 
-#: What is applied in a moment, all the time; and what takes Spark some seconds a batch, of which a round draws one.
+#: Light kinds are applied quickly, so they are always written. A heavy kind takes Spark seconds per batch; each round draws one.
 LIGHT = {"transfer": 6.0, "mixed": 8.0, "large": 0.15, "two phases": 0.5, "truncate": 0.1}
 HEAVY = ("moves", "filtered", "keyless")
 
 
 class Writer(Worker):
-    """Commits transactions of the kinds that it is given, by their weights.
+    """Commits transactions of the given kinds, by their weights.
 
-    `extra` names columns that ALTER TABLE added; while `unprepared` is locked no transaction is prepared.
+    `extra` names columns that ALTER TABLE added. While `unprepared` is locked, no transaction is prepared.
     """
 
     def __init__(
@@ -211,7 +211,7 @@ class Writer(Worker):
             connection.execute(f"INSERT INTO journal VALUES ({number}, {amount}), (0, 0)")
 
     def _keyless(self, connection: psycopg.Connection) -> None:
-        """Some of several equal rows go, and others come to be equal."""
+        """Some of several equal rows are deleted, and other rows become equal."""
         row = connection.execute("SELECT coalesce(max(transfer), 0) FROM journal").fetchone()
         assert row is not None
         newest = row[0]
@@ -226,7 +226,7 @@ class Writer(Worker):
         self.did["keyless transactions"] += 1
 
     def _filtered(self, connection: psycopg.Connection) -> None:
-        """Rows come into row filters, and leave them."""
+        """Rows start to match row filters, and stop to match them."""
         with connection.transaction():
             for _ in range(self.random.randint(1, 5)):
                 self._statement(connection, ORDERS, moves=self.random.random() < 0.3)
@@ -263,7 +263,7 @@ class Writer(Worker):
         self.did["truncates"] += 1
 
     def _two_phases(self, connection: psycopg.Connection) -> None:
-        """PREPARE TRANSACTION, then its second phase, after a crash of the server too."""
+        """PREPARE TRANSACTION and its second phase, also after a crash of the server."""
         if not self.unprepared.acquire(blocking=False):
             return
         gid = f"hard day {next(_prepared)}"
@@ -291,7 +291,7 @@ class Writer(Worker):
                 time.sleep(0.2)
 
     def _statement(self, connection: psycopg.Connection, table: Table, *, moves: bool = False) -> None:
-        """One statement; what is in its way is left there."""
+        """Run one statement of a transaction. If it fails for an expected reason, roll it back alone."""
         columns = dict(table.columns)
         columns.update(dict.fromkeys(self.extra.get(table.name, ()), _numbers))
         for statement in self._drawn(table.name, columns, moves=moves):
@@ -312,7 +312,7 @@ class Writer(Worker):
         if kind == "move":
             return [f"UPDATE {name} SET id = {other} WHERE id = {key}"]
         if kind == "swap":
-            # Negative in between: no other session has such a key, but for one that does the same.
+            # The key is negative in between. Only another session that does the same can have it.
             return [
                 f"UPDATE {name} SET id = {a} WHERE id = {b}"
                 for a, b in ((-key, key), (key, other), (other, -key))

@@ -1,4 +1,4 @@
-"""A Spark that outlives the processes which are killed."""
+"""A Spark that outlives the killed processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tests.faults.disk import HAS_DISKS
 from tests.fixtures.spark_servers import connect_server, python_without_pgsieve
 
-#: Only root may be another user, and mount a file system that is full.
+#: Only root may run a process as another user, and mount a file system that becomes full.
 _IS_ROOT = os.geteuid() == 0
 collect_ignore = [
     *([] if _IS_ROOT else ["test_bare_machines.py", "test_lake_refusals.py"]),
@@ -20,7 +20,7 @@ collect_ignore = [
 
 @pytest.fixture(scope="session")
 def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A warm Spark that the killed processes are clients of."""
+    """A warm Spark, whose clients are the processes that tests kill."""
     folder = tmp_path_factory.mktemp("connect")
     with connect_server(folder, python_without_pgsieve(folder)) as address:
         yield address

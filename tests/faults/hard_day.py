@@ -1,8 +1,8 @@
-"""A hard day: pgsieve's processes overlap and are killed amid all kinds of trouble, and the rows are the oracle's.
+"""A hard day: pgsieve's processes overlap and are killed amid all kinds of trouble, and the rows must equal the oracle's.
 
-In: a seed and how long the day is. Out: a `Report` of what was done and what was found: rows that differ, processes
-that ended as none may, threads that failed. The day consists of rounds; after each the world is calm, one run brings
-everything up to date, and the replicas are compared with built-in subscriptions.
+In: a seed and the length of the day. Out: a `Report` of what happened and of findings: rows that differ, processes that ended in a
+forbidden way, threads that failed. The day consists of rounds. After each round all trouble ends, one run brings everything up to
+date, and the replicas are compared with built-in subscriptions.
 """
 
 from __future__ import annotations
@@ -40,26 +40,26 @@ from tests.faults.disk import Disk
 from tests.faults.killable import start_pgsieve
 from tests.faults.oracles import Oracle
 from tests.faults.proxy import Proxy
-from tests.faults.report import Report, read, said_of
+from tests.faults.report import Report, last_error, read
 from tests.faults.troubles import ROLE, Troubles
 from tests.faults.undone import Undone
 from tests.fixtures.oracle import wait_until
 
-#: The subscriptions with their publications and mode; the built-in ones have the same names.
+#: The subscriptions with their publications and mode. The built-in subscriptions have the same names.
 SUBSCRIPTIONS = {
     "everything": (["everything"], "pipeline"),
     "chosen": (["chosen"], "publisher"),
     "undone": (["undone", "more"], "pipeline"),
 }
-#: A built-in subscription of this one would stop at its row filter.
+#: It has no built-in subscription, which would stop at its row filter.
 FRAGILE = {"fragile": (["fragile"], "pipeline")}
 _PUBLICATIONS = {p for publications, _ in [*SUBSCRIPTIONS.values(), *FRAGILE.values()] for p in publications}
-#: What the publisher's database is encoded in: all of them have the letters that are written.
+#: Encodings of the publisher's database; each of them has all letters that the writers use.
 _ENCODINGS = ("UTF8", "LATIN9", "WIN1252", "EUC_JIS_2004")
 DATABASE = "hard_day"
-#: The others hold rows by purpose that no publication has any more.
+#: The subscriptions that `check` compares. The others hold rows that are in no publication any more, on purpose.
 _CHECKED = ("everything", "chosen")
-#: Commands of the lanes, and how often each is drawn.
+#: Commands of the lanes, with weights.
 COMMANDS = {
     ("run",): 8.0,
     ("run", "--follow"): 4.0,
@@ -73,9 +73,9 @@ COMMANDS = {
     ("maintain",): 0.5,
     ("status", "--json"): 0.3,
 }
-#: How a process may end by itself: done, refused with the way out.
+#: Allowed exit codes: success, and a refusal that names the way out.
 _ALLOWED = (0, 2)
-#: What a check says of a table that has no replica to compare at the moment.
+#: What a check reports about a table that has no replica to compare now.
 _WAITING = "|".join(s.meaning for s in SyncState if s not in {SyncState.READY, SyncState.SET_ASIDE})
 _LANES = 4
 _PATIENCE = 600
@@ -83,7 +83,7 @@ _MOST_FINDINGS = 8
 
 
 class Day:
-    """The world: publisher, network, lake, oracles."""
+    """The publisher, the network, the lake and the oracles."""
 
     def __init__(
         self,
@@ -94,14 +94,14 @@ class Day:
         oracles: EmbeddedServer,
         spark: Callable[[], AbstractContextManager[str]],
     ) -> None:
-        """`disk` is for the lake, None where none can be mounted; `spark` starts a server, and gives its address."""
+        """`disk` holds the lake; None if it cannot be mounted. `spark` starts a server and yields its address."""
         self.random, self.folder, self.disk, self.server = Random(seed), folder, disk, server
         self.lake = (disk.folder if disk else folder) / "lake"
         self.report = Report(seed)
         self.logs = folder / "logs"
         self.logs.mkdir(parents=True)
         self._numbers = itertools.count(1)
-        #: Of how many findings the lake has been kept.
+        #: For how many findings the lake was kept.
         self._kept = 0
         self.proxy = Proxy(server.port)
         self.extra: dict[str, list[str]] = {}
@@ -126,7 +126,7 @@ class Day:
         self._configure()
 
     def _configure(self) -> None:
-        """Start Spark, and write the configuration."""
+        """Start Spark, and write pgsieve.yaml."""
         configuration = {
             "lake": str(self.lake),
             "spark": {"master": self._spark.enter_context(self._start_spark())},
@@ -149,13 +149,13 @@ class Day:
         self.file.write_text(yaml.safe_dump(configuration))
 
     def close(self) -> None:
-        """Drop the oracles, so that their server can go on, and end Spark."""
+        """Drop the oracles, so that their server is clean, and end Spark."""
         self._spark.close()
         for oracle in self.oracles.values():
             oracle.drop()
 
     def connect(self) -> psycopg.Connection:
-        """A session of the publisher that nobody disturbs."""
+        """A session of the publisher that no trouble disturbs."""
         return psycopg.connect(self.publisher, autocommit=True)
 
     # Processes.
@@ -167,7 +167,7 @@ class Day:
         return start_pgsieve(command, self.file, log, failpoint, ahead), log
 
     def end(self, process: multiprocessing.process.BaseProcess, log: Path, *command: str) -> int:
-        """Wait for a process, count how it ended, and keep its log where that is of interest."""
+        """Wait for a process, count how it ended, and keep its log if it is of interest."""
         process.join(_PATIENCE)
         if process.exitcode is None:
             assert process.pid is not None
@@ -180,27 +180,27 @@ class Day:
         assert code is not None
         self.report.ended[f"{' '.join(command[:2])}: {code}"] += 1
         if code == 2:
-            self.report.refusals[said_of(log)] += 1
+            self.report.refusals[last_error(log)] += 1
         elif code in (0, -signal.SIGKILL, -signal.SIGTERM):
             log.unlink(missing_ok=True)
         return code
 
     def find(self, what: str) -> None:
-        """Something that must not be."""
+        """Record a finding: something that must not happen."""
         self.report.findings.append(what)
         print(f"FOUND: {what}", flush=True)
 
     # Rounds.
 
     def live(self, seconds: float, length: float) -> None:
-        """Rounds until the time is over."""
+        """Execute rounds until the time is over."""
         self._settle()
         begun = time.monotonic()
         while time.monotonic() < begun + seconds and len(self.report.findings) < _MOST_FINDINGS:
             try:
                 self._round(min(length, begun + seconds - time.monotonic()))
                 self._settle()
-            except AssertionError as error:  # no oracle, no comparison
+            except AssertionError as error:  # an oracle failed, so nothing can be compared
                 self.find(str(error))
                 break
             finally:
@@ -214,7 +214,7 @@ class Day:
             )
 
     def _drawn(self) -> Random:
-        """A generator of its own, so that what one thread draws does not depend on the others."""
+        """A separate generator for a thread, so that its draws do not depend on other threads."""
         return Random(self.random.getrandbits(64))
 
     def _round(self, seconds: float) -> None:
@@ -262,13 +262,13 @@ class Day:
                 self.find(worker.failure)
 
     def _cut_power(self, disk: Disk) -> None:
-        """Whoever runs on the machine meets errors of the disk for a moment, and is gone then."""
+        """Cut the power. For a moment the machine's processes meet errors of the disk; then they are gone."""
         disk.cut(names=self.random.random() < 0.7)
         time.sleep(self.random.uniform(0, 1))
         self.report.did["power cuts"] += 1
 
     def _lane(self, random: Random, done: threading.Event) -> None:
-        """One process after the other, most of them killed."""
+        """Start one process after the other, and kill most of them."""
         while not done.is_set():
             command = random.choices(list(COMMANDS), list(COMMANDS.values()))[0]
             fate = random.choices(["failpoint", "killed", "ends"], [4, 6, 2])[0]
@@ -296,16 +296,16 @@ class Day:
             elif "--follow" in command and code == -signal.SIGTERM:
                 self.report.did["ended before it followed"] += 1
             elif code not in _ALLOWED and not (code == 1 and self._is_expected(log)):
-                self.find(f"`{' '.join(command)}` ended with {code}: {log}\n{said_of(log)}")
+                self.find(f"`{' '.join(command)}` ended with {code}: {log}\n{last_error(log)}")
             if code == 2:
-                done.wait(1)  # as whoever starts it again would
+                done.wait(1)  # as a person or a scheduler would, before the next start
 
     @staticmethod
     def _kill_at_work(
         process: multiprocessing.process.BaseProcess, seconds: float, done: threading.Event
     ) -> None:
-        """Kill a process when it has worked for so long, not by a clock, which a busy machine outruns; or at the end."""
-        last = time.monotonic() + 2 + 6 * seconds  # it may wait for another all the time
+        """Kill a process after `seconds` of processor time, which a busy machine does not outrun, or at the end of the round."""
+        last = time.monotonic() + 2 + 6 * seconds  # it may wait for another process all the time
         while not done.is_set() and _worked(process.pid) < seconds and time.monotonic() < last:
             process.join(0.05)
             if process.exitcode is not None:
@@ -313,9 +313,9 @@ class Day:
         process.kill()
 
     def _is_expected(self, log: Path) -> bool:
-        """Whether the next run copies a table that was rewritten, or one left its publication and came back.
+        """Whether exit code 1 is expected: the next run copies a rewritten table, or a table left its publication and came back.
 
-        A subscriber needs a REFRESH for the latter: it is set aside.
+        In the second case the table is set aside: a subscriber would need a REFRESH.
         """
         text = read(log)
         waiting = len(
@@ -349,13 +349,13 @@ class Day:
         self._compare()
 
     def _calmly(self, *command: str) -> None:
-        """A command that nothing disturbs has to succeed at once."""
+        """Run a command without trouble. It must succeed at the first attempt."""
         for _ in range(3):
             process, log = self.start(*command)
             code = self.end(process, log, *command)
             if code == 0:
                 return
-            self.find(f"`{' '.join(command)}` ended with {code} in a calm world: {log}\n{said_of(log)}")
+            self.find(f"`{' '.join(command)}` ended with {code} in a calm world: {log}\n{last_error(log)}")
 
     # Comparison.
 
@@ -369,8 +369,8 @@ class Day:
                 ).fetchall()
             for schema, table, columns in published:
                 named = ", ".join(f'"{column}"' for column in columns)
-                held = oracle.execute(f'SELECT {named} FROM {schema}."{table}"')
-                if self._differs(name, schema, table, named, held):
+                expected_rows = oracle.execute(f'SELECT {named} FROM {schema}."{table}"')
+                if self._differs(name, schema, table, named, expected_rows):
                     differing.add(f"{name} {schema}.{table}")
             self._compare_history(name)
         with self.connect() as connection:
@@ -389,10 +389,13 @@ class Day:
                 self._calmly("resync", name, *sorted({d.split()[1] for d in differing if d.startswith(name)}))
 
     def _differs(self, name: str, schema: str, table: str, named: str, rows_held: list[tuple]) -> bool:
-        """Whether a replica has other rows than it must have."""
-        held, replica = Counter(rows_held), Counter(rows(self.lake / name / schema / escape(table), named))
-        self.report.did["rows compared"] += held.total()
-        missing, more = held - replica, replica - held
+        """Whether a replica differs from the oracle's rows."""
+        expected_rows, replica = (
+            Counter(rows_held),
+            Counter(rows(self.lake / name / schema / escape(table), named)),
+        )
+        self.report.did["rows compared"] += expected_rows.total()
+        missing, more = expected_rows - replica, replica - expected_rows
         if missing or more:
             self.find(
                 f"{name}/{schema}.{table}: {missing.total()} rows missing, {more.total()} too many, such as"
@@ -401,7 +404,7 @@ class Day:
         return bool(missing or more)
 
     def _compare_history(self, name: str) -> None:
-        """No change is twice in a history."""
+        """Check that no change appears twice in a history."""
         for history in (self.lake / name / "_changes").glob("*/*"):
             if DeltaTable.is_deltatable(str(history)):
                 keys = Counter(rows(history, "commit_lsn, ordinal"))
@@ -409,7 +412,7 @@ class Day:
                     self.find(f"{history}: a change twice in its history: {keys.most_common(1)}")
 
     def _compare_cuts(self) -> None:
-        """At the newest cuts, and at some of the others, no money is on its way."""
+        """Check that no cut is in the middle of a transfer: the newest cuts, and a sample of the others."""
         cuts = rows(self.lake / "everything" / "_cuts", "tables")
         accounts = [f'"public"."{table}"' for table in ("checking", "savings")]
         for (cut,) in cuts[:2] + self.random.sample(cuts, min(6, len(cuts))):
@@ -428,7 +431,7 @@ class Day:
                 self.find(f"a cut in the middle of a transfer: {total} at {versions}")
 
     def _compare_server(self) -> None:
-        """Nothing was left behind on the server."""
+        """Check that nothing was left behind on the server."""
         with self.connect() as connection:
 
             def slots() -> list[str]:
@@ -448,16 +451,16 @@ class Day:
 
 
 def rows(path: Path, columns: str, version: int | None = None) -> list[tuple]:
-    """The rows of a Delta table, now or at a version, by another reader than the one that wrote."""
+    """The rows of a Delta table, now or at a version, read by another reader than the writer's."""
     query = QueryBuilder().register("t", DeltaTable(str(path), version=version))
     found = pa.table(query.execute(f"SELECT {columns} FROM t").read_all())
     return list(zip(*(column.to_pylist() for column in found.columns), strict=True))
 
 
 def _worked(pid: int | None) -> float:
-    """The processor time of a process."""
+    """The processor time of a process, in seconds."""
     try:
-        # After the name in parentheses; utime and stime are the fields 14 and 15 (proc(5)).
+        # The name in parentheses comes first; utime and stime are the fields 14 and 15 (proc(5)).
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return 0
@@ -470,6 +473,6 @@ def _shown(found: Counter[tuple]) -> str:
 
 @contextlib.contextmanager
 def lived(day: Day) -> Iterator[Day]:
-    """The day, which ends with the block."""
+    """The day, which is closed with the block."""
     with day.proxy, contextlib.closing(day):
         yield day

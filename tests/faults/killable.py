@@ -1,7 +1,7 @@
-"""pgsieve in processes that are killed, on a database whose rows say whether something was lost or done twice.
+"""pgsieve in processes that tests kill, on a database whose rows show whether a change was lost or applied twice.
 
-In: a server, a folder, the address of a Spark. Out: `Site`, where `run` is `pgsieve run` in a process of its own,
-and `verify` compares replicas, change history, slots and publications with what the publisher says.
+In: a server, a folder, the address of a Spark. Out: `Site`. Its `run` is `pgsieve run` in a separate process, and its `verify`
+compares replicas, change history, slots and publications with the publisher.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from tests.fixtures.commands import start
 from tests.fixtures.oracle import wait_until
 from tests.fixtures.s3_server import S3Server
 
-#: How commands end: a table is set aside, or a difference found; refused, with what to do; interrupted.
+#: Exit codes: a table is set aside or differs; pgsieve refuses, with advice; interrupted.
 FOUND, REFUSED, INTERRUPTED = 1, 2, 130
 
-#: All rows pass Spark, however few; with a local master threads of the run where these can. And these mark rows that go as deleted.
+#: Settings: Spark, or with a local master threads of the run, write all rows, however few. With MARKING deletion vectors mark removed rows.
 NOT_SMALL = {"spark.pgsieve.smallBytes": "-1"}
 MARKING = NOT_SMALL | {"spark.pgsieve.rewrittenBytes": "-1"}
 
@@ -52,19 +52,19 @@ INSERT INTO orders SELECT i, CASE i % 3 WHEN 0 THEN 'EMEA' ELSE 'APAC' END, 'fir
 CREATE PUBLICATION bank FOR TABLE checking, savings, journal;
 CREATE PUBLICATION emea FOR TABLE orders WHERE (region = 'EMEA');
 """
-#: The subscriptions, and what the publisher selects for each of their tables.
+#: The subscriptions with their tables, and the condition of the rows that the publisher publishes.
 SUBSCRIPTIONS = {
     "accounts": {"checking": "true", "savings": "true", "journal": "true"},
     "filtered": {"orders": "region = 'EMEA'"},
 }
 MODES = {"accounts": "pipeline", "filtered": "publisher"}
 PUBLICATIONS = {"accounts": "bank", "filtered": "emea"}
-#: What checking and savings hold together, whatever is transferred between them.
+#: The sum of all amounts in checking and savings; transfers do not change it.
 TOTAL = 4000
 
 
 class Site:
-    """A database, a lake, and a configuration with a subscription in each `row_filter` mode."""
+    """A database, a lake, and a configuration with one subscription per `row_filter` mode."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Site:
         conf: Mapping[str, str] | None = None,
     ) -> None:
         self.name, self._server, self._folder = name, server, folder
-        # In the bucket the folder's own name is no other test's.
+        # The folder's name is different for each test, so each lake has its own address in the bucket.
         self.lake = folder / "lake" if store is None else Path("lake") / folder.name / name
         self._store = store
         self._file = folder / "pgsieve.yaml"
@@ -101,14 +101,14 @@ class Site:
         self._file.write_text(yaml.safe_dump(configuration))
 
     def keep_versions(self) -> None:
-        """From now on keep versions of rows, and whole histories."""
+        """From now on, keep versions of rows and full change histories."""
         configuration = yaml.safe_load(self._file.read_text())
         for subscription in configuration["subscriptions"].values():
             subscription["history"] = {"initial": True, "scd2": True}
         self._file.write_text(yaml.safe_dump(configuration))
 
     def verify_versions(self) -> None:
-        """The current versions are the replicas' rows, no two of a key overlap, and no moment has part of a transfer."""
+        """Assert that current versions are the replicas' rows, versions of a key do not overlap, and no moment splits a transfer."""
         moved, begins = Counter[int](), list[int]()
         for table in ("checking", "savings", "orders"):
             subscription, value = ("filtered", "note") if table == "orders" else ("accounts", "amount")
@@ -134,7 +134,7 @@ class Site:
         return psycopg.connect(self._server.conninfo(dbname=self.name), autocommit=True)
 
     def write(self, connection: psycopg.Connection, transactions: int = 3) -> None:
-        """Transfers between two tables, each told of in a third, and orders that come into and leave the filter."""
+        """Commit transfers between two tables, each recorded in a third, and orders that start and stop to match the filter."""
         for _ in range(transactions):
             self.transfers += 1
             number, amount = self.transfers, self.transfers % 7 + 1
@@ -153,7 +153,7 @@ class Site:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Within the block transactions are committed all the time."""
+        """In the block, transactions are committed all the time."""
         done = threading.Event()
 
         def work() -> None:
@@ -174,11 +174,11 @@ class Site:
         return start_pgsieve(arguments, self._file, self._log, failpoint)
 
     def run(self, failpoint: str | None = None) -> int:
-        """Run `pgsieve run` to its end, or up to a failpoint; its exit code."""
+        """Run `pgsieve run` to its end, or up to a failpoint. Return its exit code."""
         return self.command("run", failpoint=failpoint)
 
     def command(self, *arguments: str, failpoint: str | None = None) -> int:
-        """Run a command to its end; its exit code."""
+        """Run a command to its end. Return its exit code."""
         process = self.start(*arguments, failpoint=failpoint)
         process.join(300)
         assert process.exitcode is not None, "the run did not end"
@@ -186,16 +186,16 @@ class Site:
 
     @property
     def log(self) -> str:
-        """What the commands have printed."""
+        """The output of all commands so far."""
         return self._log.read_text(errors="replace")
 
     def wait_for_walsenders(self, connection: psycopg.Connection, number: int) -> None:
-        """Wait until so many walsenders stream."""
+        """Wait until `number` walsenders stream."""
         streaming = "SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'"
         wait_until(lambda: connection.execute(streaming).fetchone() == (number,), lambda: self.log, 180)
 
     def wait_until_applied(self) -> None:
-        """Wait until the journal's newest transfer is in its replica, and the newest order, too."""
+        """Wait until the replicas have the newest transfer of the journal and the newest order."""
         replicas = [
             (self.replica("accounts", "journal"), "transfer"),
             (self.replica("filtered", "orders"), "id"),
@@ -210,7 +210,7 @@ class Site:
         wait_until(applied, lambda: self.log, 180)
 
     def verify(self, connection: psycopg.Connection) -> None:
-        """After a run to the end: every replica is what the publisher selects, and nothing was left behind."""
+        """After a complete run: assert that every replica has the published rows, and that nothing was left behind."""
         for subscription, tables in SUBSCRIPTIONS.items():
             for table, condition in tables.items():
                 expected = connection.execute(f"SELECT * FROM {table} WHERE {condition}").fetchall()
@@ -230,16 +230,16 @@ class Site:
         assert [p for (p,) in publications if p not in PUBLICATIONS.values()] == [f"pgsieve_{self.name}"]
         accounts = {'"public"."checking"', '"public"."savings"'}
         for cut in self.cuts():
-            # A table that is set aside is in no cut.
+            # A table that is set aside is not in cuts.
             assert self.total(cut) == TOTAL or not accounts <= cut.keys(), "a cut in the middle of a transfer"
 
     def cuts(self) -> list[dict[str, int]]:
-        """For each cut of the accounts the Delta version of each table."""
+        """The cuts of the accounts: for each, the Delta version by table."""
         rows = self.rows(self.lake / "accounts" / "_cuts", "tables")
         return [dict(cut) for (cut,) in rows]
 
     def total(self, cut: dict[str, int]) -> int:
-        """What the accounts hold together at a cut."""
+        """The sum of all amounts in the accounts at a cut."""
         versions = [(t, cut[f'"public"."{t}"']) for t in ("checking", "savings") if f'"public"."{t}"' in cut]
         return sum(
             row[0]
@@ -248,7 +248,7 @@ class Site:
         )
 
     def replica(self, subscription: str, table: str) -> Path:
-        """Where a replica is."""
+        """The path of a replica."""
         return self.lake / subscription / "public" / escape(table)
 
     @property
@@ -256,7 +256,7 @@ class Site:
         return self._store.delta_rs if self._store else None
 
     def _address(self, path: Path) -> str:
-        """A path of the lake as Delta takes it."""
+        """A path of the lake in Delta's form."""
         return f"s3://{path}" if self._store else str(path)
 
     def rows(self, path: Path, columns: str = "*", version: int | None = None) -> list[tuple]:
@@ -274,7 +274,7 @@ def start_pgsieve(
     failpoint: str | None = None,
     ahead: timedelta | None = None,
 ) -> BaseProcess:
-    """Start a command of pgsieve in a process that can be killed; `ahead` is by how much its clock is wrong."""
+    """Start a command of pgsieve in a process that can be killed. Its clock is fast by `ahead`."""
     return start(
         ["--verbose", *arguments, "-c", str(file)],
         log,
@@ -283,29 +283,29 @@ def start_pgsieve(
     )
 
 
-def settled(pgsieve: Site, database: psycopg.Connection) -> None:
-    """The next run makes good whatever happened."""
+def settle(pgsieve: Site, database: psycopg.Connection) -> None:
+    """Assert that the next run succeeds, and that it repairs everything."""
     assert pgsieve.run() == 0, pgsieve.log
     pgsieve.verify(database)
 
 
-def told(pgsieve: Site, *arguments: str, ends: int) -> str:
-    """What a command prints that ends so."""
+def output_of(pgsieve: Site, *arguments: str, ends: int) -> str:
+    """Run a command that must end with the exit code `ends`. Return its output."""
     printed = len(pgsieve.log)
     assert pgsieve.command(*arguments) == ends, pgsieve.log[printed:]
     return pgsieve.log[printed:]
 
 
 def _set_clock(ahead: timedelta) -> None:
-    """What this process's Python takes for the time of day is another one; libraries in Rust and C see the real one."""
+    """Set the clock that Python code of this process reads; libraries in Rust and C see the real time."""
 
     class Clock(datetime):
         @classmethod
         def now(cls, tz: tzinfo | None = None) -> Self:
-            # A real datetime: what is pickled for an executor must not name this class.
+            # A real datetime: values that are pickled for an executor must not refer to this class.
             return datetime.now(tz) + ahead  # type: ignore[return-value]
 
-    # Loaded before they are looked through: a module takes the name once.
+    # These modules are loaded first, because a module binds the name `datetime` when it is imported.
     from pgsieve.pipelines.command_line import cli  # noqa: F401
     from pgsieve.pipelines.commands import check, maintain, resync, run  # noqa: F401
     from pgsieve.pipelines.following import follow  # noqa: F401
@@ -327,10 +327,10 @@ def site(
     store: S3Server | None = None,
     conf: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[Site, psycopg.Connection]]:
-    """A site with a database of its own on the server; dropped afterwards with its slots.
+    """A site with its own database on the server. The database and its slots are dropped afterwards.
 
-    `port` is where pgsieve finds the server, if that is not the server's own; `store` is where its lake is, if not in the folder;
-    `conf` are Spark's settings.
+    `port` is the port that pgsieve connects to, by default the server's. `store` holds the lake, by default the folder does. `conf`
+    are Spark's settings.
     """
     with psycopg.connect(server.conninfo(), autocommit=True) as admin:
         admin.execute(f"CREATE DATABASE {name}")

@@ -1,4 +1,4 @@
-"""Built-in subscriptions that hold what replicas must hold, on a server that nobody mistreats."""
+"""Built-in subscriptions with the rows that replicas must hold, on a server without trouble."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.fixtures.oracle import wait_until
 
 
 class Oracle:
-    """A built-in subscription, with a database of its own."""
+    """A built-in subscription, with its own database."""
 
     def __init__(
         self,
@@ -39,9 +39,9 @@ class Oracle:
         )
 
     def execute(self, statement: str) -> list[tuple]:
-        """Run a statement in a session of its own; its rows.
+        """Run a statement in a new session. Return its rows.
 
-        It waits for a lock a moment at a time: what waits behind it may be the COMMIT PREPARED that would release it.
+        It waits for a lock only briefly, again and again: the COMMIT PREPARED that releases the lock may queue behind this statement.
         """
         deadline = time.monotonic() + 240
         while True:
@@ -57,7 +57,7 @@ class Oracle:
                 time.sleep(0.2)
 
     def catch_up(self) -> None:
-        """Wait until its tables are copied, and all that is committed on the publisher is applied."""
+        """Wait until the tables are copied and everything that the publisher committed is applied."""
         target: list[str] = []
 
         def applied() -> bool:
@@ -89,7 +89,7 @@ class Oracle:
         self.execute(f"ALTER SUBSCRIPTION {self.name} REFRESH PUBLICATION")
 
     def drop(self) -> None:
-        """Drop the subscription without the publisher's help, and the database."""
+        """Drop the subscription without the publisher, and the database."""
         self.execute(f"ALTER SUBSCRIPTION {self.name} DISABLE")
         self.execute(f"ALTER SUBSCRIPTION {self.name} SET (slot_name = NONE)")
         self.execute(f"DROP SUBSCRIPTION {self.name}")

@@ -1,4 +1,4 @@
-"""A network that can be bad: a TCP proxy before a server that cuts, delays, trickles, stalls and alters what it carries."""
+"""A bad network: a TCP proxy in front of a server that cuts, delays, fragments, stalls and alters the traffic."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _PIECE = 64 * 1024
 
 
 class Proxy:
-    """Carries connections to 127.0.0.1:`port`; how it behaves can be changed at any time."""
+    """Forwards connections to 127.0.0.1:`port`. Its behaviour can be changed at any time."""
 
     def __init__(self, port: int) -> None:
         self._target = port
-        #: Each connection is cut once it has carried so many bytes from the server; None is never.
+        #: After how many bytes from the server each connection is cut; None is never.
         self.cut_after: int | None = None
-        #: Seconds that each piece waits, and how many bytes a piece has.
+        #: By how many seconds each piece is delayed, and how many bytes a piece has.
         self.delay, self.piece = 0.0, _PIECE
-        #: What the server says, and what arrives instead, of as many bytes; within one piece.
+        #: Bytes from the server, and the bytes that arrive instead. Both have the same length and fit in one piece.
         self.alters: tuple[bytes, bytes] | None = None
         #: How many connections were cut.
         self.cuts = 0
@@ -33,15 +33,15 @@ class Proxy:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port on which it listens."""
         return int(self._listener.getsockname()[1])
 
     def stall(self) -> None:
-        """Carry nothing from now on, and keep the connections open."""
+        """Forward nothing from now on, but keep the connections open."""
         self._flowing.clear()
 
     def heal(self) -> None:
-        """Be a good network again."""
+        """End all faults."""
         self.cut_after, self.delay, self.piece = None, 0.0, _PIECE
         self._flowing.set()
 
@@ -57,7 +57,7 @@ class Proxy:
             _close(end)
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # closed
+        with contextlib.suppress(OSError):  # the proxy was closed
             while True:
                 client, _ = self._listener.accept()
                 try:

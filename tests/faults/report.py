@@ -1,4 +1,4 @@
-"""What a hard day did and found, what its processes said, and what all days so far come to."""
+"""The report of a hard day: what happened, what was found, the processes' errors, and the sums over all days so far."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 
 @dataclass
 class Report:
-    """What a day did, and what it found."""
+    """What happened on a day, and the findings."""
 
     seed: int
     did: Counter[str] = field(default_factory=Counter)
-    #: Processes by command and how they ended.
+    #: How often each command ended in which way.
     ended: Counter[str] = field(default_factory=Counter)
-    #: What was said by those that were refused.
+    #: How often each refusal was printed.
     refusals: Counter[str] = field(default_factory=Counter)
     findings: list[str] = field(default_factory=list)
     seconds: float = 0
@@ -36,12 +36,12 @@ class Report:
 
 
 def read(log: Path) -> str:
-    """What a process said; nothing where it did not come that far."""
+    """The output of a process, or '' if it wrote no log."""
     return log.read_text(errors="replace") if log.exists() else ""
 
 
-def said_of(log: Path) -> str:
-    """The kind of error that a log ends with: no numbers, one line."""
+def last_error(log: Path) -> str:
+    """The last error in a log, on one line and without numbers, so that equal errors can be counted."""
     text = read(log)
     errors = [line for line in text.splitlines() if line.startswith(("error: ", "unexpected", "problem: "))]
     last = (errors or text.strip().splitlines() or ["nothing"])[-1]
@@ -49,7 +49,7 @@ def said_of(log: Path) -> str:
 
 
 def accumulate(report: Report, file: Path) -> str:
-    """Add a report to those of earlier days; what they come to together."""
+    """Append a report to the file of earlier days. Return a summary of all days."""
     file.parent.mkdir(parents=True, exist_ok=True)
     entry = {
         "seed": report.seed,
@@ -60,6 +60,6 @@ def accumulate(report: Report, file: Path) -> str:
     with file.open("a") as log:
         log.write(json.dumps(entry) + "\n")
     days = [json.loads(line) for line in file.read_text().splitlines()]
-    kills, seconds = (sum(one[what] for one in days) for what in ("kills", "seconds"))
-    found = sum(len(one["found"]) for one in days)
+    kills, seconds = (sum(each[what] for each in days) for what in ("kills", "seconds"))
+    found = sum(len(each["found"]) for each in days)
     return f"{len(days)} days so far in {file}: {seconds} seconds, {kills} kills, {found} findings"

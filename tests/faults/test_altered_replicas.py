@@ -1,4 +1,4 @@
-"""A replica that another writer has altered so that its changes do not fit is set aside, and the command that is named mends it."""
+"""A replica that another writer altered is set aside if changes no longer fit, and the command in the message repairs it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.fs import DeltaStorageHandler
 
 from pgsieve.resources.postgres.embedded import EmbeddedServer
-from tests.faults.killable import FOUND, settled, site, told
+from tests.faults.killable import FOUND, output_of, settle, site
 from tests.fixtures.s3_server import S3Server
 
 pytestmark = pytest.mark.slow
@@ -56,7 +56,7 @@ def _lost_checkpoint(table: DeltaTable) -> None:
 
 @pytest.mark.drawn
 @pytest.mark.parametrize(
-    ("table", "alter", "said"),
+    ("table", "alter", "message"),
     [
         pytest.param("orders", _other_types, "Cast error", marks=pytest.mark.long),
         ("checking", _partitioned, "validation check"),
@@ -72,19 +72,19 @@ def _lost_checkpoint(table: DeltaTable) -> None:
     ],
 )
 @pytest.mark.parametrize("place", [pytest.param("folder", marks=pytest.mark.long), "s3"])
-def test_a_replica_that_others_have_altered_is_set_aside_and_copied_by_the_command_that_is_named(
+def test_a_replica_that_others_altered_is_set_aside_and_the_named_command_copies_it(
     publisher_server: EmbeddedServer,
     request: pytest.FixtureRequest,
     tmp_path: Path,
     place: str,
     table: str,
     alter: Act,
-    said: str,
+    message: str,
 ) -> None:
-    """Many commands, each a process, and an S3 server."""
+    """It takes long: many commands, each a process, and an S3 server."""
     store: S3Server | None = request.getfixturevalue("s3_server") if place == "s3" else None
     with site("altered", publisher_server, tmp_path, "threads[2]", store=store) as (pgsieve, database):
-        settled(pgsieve, database)
+        settle(pgsieve, database)
         subscription = "filtered" if table == "orders" else "accounts"
         replica = pgsieve.replica(subscription, table)
         alter(
@@ -95,13 +95,13 @@ def test_a_replica_that_others_have_altered_is_set_aside_and_copied_by_the_comma
         pgsieve.write(database)
         database.execute("INSERT INTO checking VALUES (1000, 0)")
         for command in ("run", "status"):
-            output = told(pgsieve, command, ends=FOUND if command == "run" else 0)
-            assert said in output
+            output = output_of(pgsieve, command, ends=FOUND if command == "run" else 0)
+            assert message in output
             assert f"`pgsieve resync {subscription} public.{table}` copies the table again" in output
             assert "Traceback" not in output
-            assert "Cannot cast" not in output, "what follows is a value"
+            assert "Cannot cast" not in output, "the rest of this message contains a value"
         assert "public.savings is set aside" not in output
-        told(pgsieve, "resync", subscription, ends=0)
+        output_of(pgsieve, "resync", subscription, ends=0)
         pgsieve.write(database)
-        settled(pgsieve, database)
-        told(pgsieve, "check", ends=0)
+        settle(pgsieve, database)
+        output_of(pgsieve, "check", ends=0)

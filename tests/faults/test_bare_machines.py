@@ -1,7 +1,7 @@
-"""Spark starts on a machine that lacks what it takes for granted, and leaves nothing there that others can read.
+"""Spark starts on a machine without the usual environment, and leaves nothing there that other users can read.
 
-The user id has no entry in /etc/passwd, there is no home, the locale is C while the lake's name is not ASCII, the folder of
-temporary files has a blank and an umlaut, the host's name does not resolve, and Maven's repositories are not asked.
+The user id has no entry in /etc/passwd and no home. The locale is C, but the lake's name is not ASCII. The temporary folder's name
+has a blank and an umlaut. The host's name does not resolve, and Maven's repositories are not asked.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pgsieve.resources.lake.jars import copy_jars, delta_packages
 from tests.fixtures.shop import Shop
 
 USER = 54321
-#: As another user, who may nevertheless read the interpreter of these tests, wherever it is.
+#: Runs a command as another user, who can read the interpreter of these tests wherever it is.
 AS_USER = (
     *("unshare", "--uts", "sh", "-c", 'hostname no-such-host.invalid && exec "$@"', "sh"),
     *("setpriv", f"--reuid={USER}", "--regid=0", "--clear-groups"),
@@ -31,7 +31,7 @@ AS_USER = (
     sys.executable,
 )
 
-#: Writes a table with Spark and Python's functions into a folder, and reads it.
+#: Writes a table with Spark and Python functions into a folder, and reads it.
 SPARK = """
 import sys
 from pgsieve.resources.lake.session import SparkEngine
@@ -57,15 +57,15 @@ def _run(
 
 @pytest.fixture
 def project() -> Iterator[Path]:
-    """A folder that another user can reach; pytest's own are for one alone."""
+    """A folder that another user can reach. pytest's own folders are private."""
     with tempfile.TemporaryDirectory() as folder:
         yield Path(folder)
 
 
 @pytest.mark.spark
 @pytest.mark.drawn
-def test_a_run_needs_nothing_of_the_machine_and_leaves_nothing_there(shop: Shop, project: Path) -> None:
-    """Two runs, and a JVM, in processes of another user."""
+def test_a_run_needs_no_environment_and_leaves_no_files(shop: Shop, project: Path) -> None:
+    """It takes long: two runs and a JVM, in processes of another user."""
     shop.path = project / "pgsieve.yaml"
     temporary = project / "temporary ü files"
     copy_jars(project / "jars", [delta_packages()])
@@ -84,7 +84,7 @@ def test_a_run_needs_nothing_of_the_machine_and_leaves_nothing_there(shop: Shop,
     assert applied.returncode == 0, applied.stderr
     assert shop.ids("one", "orders") == [3, 4, 1002]
 
-    # What Spark keeps for a while is its user's alone, and goes with it.
+    # Only the user can read Spark's temporary files, and they are deleted in the end.
     modes = set()
     with ThreadPoolExecutor() as pool:
         script = ("-c", SPARK, str(project / "lakeé" / "table"))
@@ -99,4 +99,4 @@ def test_a_run_needs_nothing_of_the_machine_and_leaves_nothing_there(shop: Shop,
     assert not list(temporary.iterdir())
     assert done.stdout == "[0, 1, 2]\n"
     assert done.stderr == ""
-    assert (project / "lakeé" / "table" / "_delta_log").is_dir(), "another folder than Python's"
+    assert (project / "lakeé" / "table" / "_delta_log").is_dir(), "Spark and Python use different folders"

@@ -1,4 +1,4 @@
-"""An initial copy under faults that pass: what is copied stays copied, and no table is set aside for them.
+"""An initial copy under temporary faults: copied tables stay copied, and no table is set aside.
 
 A large table is copied by Spark's executors, or by threads of the run's own process (`THREADS`).
 """
@@ -18,16 +18,16 @@ from deltalake import DeltaTable
 
 from pgsieve.resources.failpoints import Failpoint
 from pgsieve.resources.postgres.embedded import EmbeddedServer
-from tests.faults.killable import INTERRUPTED, REFUSED, Site, settled, site
+from tests.faults.killable import INTERRUPTED, REFUSED, Site, settle, site
 from tests.faults.proxy import Proxy
 from tests.fixtures.oracle import wait_until
 
 pytestmark = pytest.mark.spark
 
 TABLES = [f"copied_{number}" for number in range(12)]
-#: A Spark on this machine, which a copy does not start.
+#: Spark's master for copies by threads; such a copy starts no Spark.
 THREADS = "threads[2]"
-#: The sessions of pgsieve's that there are while a table is copied.
+#: pgsieve's sessions during a copy, as conditions on pg_stat_activity.
 SESSIONS = {
     "reader": "state = 'active' AND query LIKE 'COPY %'",
     "snapshot": "backend_type = 'walsender'",
@@ -51,7 +51,7 @@ def add_large_table(database: psycopg.Connection, rows: int = 40_000) -> None:
 
 
 def versions(pgsieve: Site) -> dict[str, int]:
-    """The Delta version of each replica that is there: 0 for one that was copied once."""
+    """The Delta version of each existing replica. A table that was copied once has version 0."""
     paths = {table: pgsieve.replica("accounts", table) for table in TABLES}
     return {
         table: DeltaTable(str(path)).version()
@@ -68,7 +68,7 @@ def compare(pgsieve: Site, database: psycopg.Connection, *tables: str) -> None:
 
 @contextmanager
 def terminating(pgsieve: Site, condition: str, times: int | None = None) -> Iterator[list[int]]:
-    """Within the block sessions of pgsieve's are terminated, so many times; the list tells which."""
+    """In the block, terminate sessions of pgsieve, at most `times` of them. The list gets their pids."""
     terminated: list[int] = []
     done = threading.Event()
     query = (
@@ -99,6 +99,7 @@ def terminating(pgsieve: Site, condition: str, times: int | None = None) -> Iter
 def test_a_killed_copy_leaves_what_it_copied_and_the_next_run_copies_the_rest(
     publisher_server: EmbeddedServer, tmp_path: Path, master: str
 ) -> None:
+    """It takes long: three runs, each a process, and a Spark Connect server."""
     with site("copy_killed", publisher_server, tmp_path, master) as (pgsieve, database):
         add_tables(database)
         for number in (7, 5):
@@ -112,10 +113,10 @@ def test_a_killed_copy_leaves_what_it_copied_and_the_next_run_copies_the_rest(
         before = versions(pgsieve)
         assert len(before) >= 7
         started = {table: pgsieve.replica("accounts", table) for table in before}
-        settled(pgsieve, database)
+        settle(pgsieve, database)
         compare(pgsieve, database, *TABLES)
         for table, path in started.items():
-            # One commit for the copy, one for the changes since.
+            # One commit is the copy, the other one has the changes since.
             operations = [c["operation"] for c in DeltaTable(str(path)).history()]
             assert len(operations) == 2, (table, operations)
 
@@ -134,10 +135,10 @@ def test_a_killed_copy_leaves_what_it_copied_and_the_next_run_copies_the_rest(
         pytest.param("snapshot", "threads", marks=pytest.mark.long),
     ],
 )
-def test_a_session_terminated_during_a_copy_costs_time_at_most(
+def test_a_session_terminated_during_a_copy_costs_at_most_time(
     publisher_server: EmbeddedServer, tmp_path: Path, master: str, session: str, by: str
 ) -> None:
-    """A large copy through a slow network, begun again."""
+    """It takes long: a large copy through a slow network is started again."""
     spark = THREADS if by == "threads" else master
     with (
         Proxy(publisher_server.port) as proxy,
@@ -151,15 +152,15 @@ def test_a_session_terminated_during_a_copy_costs_time_at_most(
         with terminating(pgsieve, SESSIONS[session], times=1) as terminated:
             assert pgsieve.run() == 0, pgsieve.log
         assert terminated
-        settled(pgsieve, database)
+        settle(pgsieve, database)
         compare(pgsieve, database, "large")
 
 
 @pytest.mark.drawn
-def test_faults_without_an_end_are_refused_and_set_nothing_aside(
+def test_permanent_faults_stop_a_copy_and_set_nothing_aside(
     publisher_server: EmbeddedServer, tmp_path: Path, master: str
 ) -> None:
-    """A Spark Connect server starts, and a copy is tried until it is given up."""
+    """It takes long: a Spark Connect server starts, and a copy is retried until pgsieve gives up."""
     with (
         Proxy(publisher_server.port) as proxy,
         site("copy_faulty", publisher_server, tmp_path, master, port=proxy.port) as (pgsieve, database),
@@ -170,14 +171,14 @@ def test_faults_without_an_end_are_refused_and_set_nothing_aside(
         with terminating(pgsieve, "state = 'active' AND query LIKE 'COPY %\"large\"%'") as terminated:
             assert pgsieve.run() == REFUSED, pgsieve.log
         assert len(terminated) > 4
-        # The server's last words may be lost with the connection.
+        # The server's last message may be lost with the connection.
         assert "[57P01]" in pgsieve.log or "closed the connection" in pgsieve.log
         assert set(versions(pgsieve)) == set(TABLES)
-        assert "public.copied_3: 50 rows copied in" in pgsieve.log, "progress is told"
+        assert "public.copied_3: 50 rows copied in" in pgsieve.log, "the progress is not printed"
         proxy.heal()
-        settled(pgsieve, database)
+        settle(pgsieve, database)
         compare(pgsieve, database, "large", *TABLES)
-        assert set(versions(pgsieve).values()) == {0}, "what was copied is copied once"
+        assert set(versions(pgsieve).values()) == {0}, "a copied table was copied again"
 
 
 @pytest.mark.long
@@ -195,32 +196,33 @@ def test_connections_cut_again_and_again_during_a_copy_set_nothing_aside(
         proxy.heal()
         process.join(120)
         assert process.exitcode == 0, pgsieve.log
-        settled(pgsieve, database)
+        settle(pgsieve, database)
         compare(pgsieve, database, "large")
 
 
 @pytest.mark.drawn
-def test_threads_amid_a_copy_end_with_their_process_and_the_next_run_copies_the_table(
+def test_copying_threads_end_with_their_process_and_the_next_run_copies_the_table(
     publisher_server: EmbeddedServer, tmp_path: Path
 ) -> None:
+    """It takes long: three runs, each a process, copy a large table."""
     with site("copy_by_threads", publisher_server, tmp_path, THREADS) as (pgsieve, database):
         add_large_table(database, 600_000)  # two chunks
         large = Path(pgsieve.replica("accounts", "large"))
         for point in (Failpoint.CHUNK_COPIED, f"{Failpoint.CHUNK_COPIED}:2"):
             assert pgsieve.run(failpoint=f"{point}") == -signal.SIGKILL, pgsieve.log
             pgsieve.write(database)
-            assert not DeltaTable.is_deltatable(str(large)), "a part of a table"
-        settled(pgsieve, database)
+            assert not DeltaTable.is_deltatable(str(large)), "a partial copy was committed"
+        settle(pgsieve, database)
         compare(pgsieve, database, "large")
-        # What a killed run has written by then is in no commit, whether it left a file or none.
-        assert len(DeltaTable(str(large)).file_uris()) > 1, "in one chunk"
+        # Files that a killed run may have written are in no commit.
+        assert len(DeltaTable(str(large)).file_uris()) > 1, "the table was copied in one chunk"
 
 
 @pytest.mark.drawn
 def test_a_copy_by_threads_that_is_interrupted_ends_soon(
     publisher_server: EmbeddedServer, tmp_path: Path
 ) -> None:
-    """A large copy through a slow network, begun again."""
+    """It takes long: a large copy through a slow network is started again."""
     with (
         Proxy(publisher_server.port) as proxy,
         site("copy_interrupted", publisher_server, tmp_path, THREADS, port=proxy.port) as (pgsieve, database),
@@ -236,5 +238,5 @@ def test_a_copy_by_threads_that_is_interrupted_ends_soon(
         assert process.exitcode == INTERRUPTED, pgsieve.log
         wait_until(lambda: database.execute(reading).fetchone() == (0,), lambda: "a chunk is read on")
         proxy.heal()
-        settled(pgsieve, database)
+        settle(pgsieve, database)
         compare(pgsieve, database, "large")

@@ -1,4 +1,4 @@
-"""A primary is gone and its standby promoted: pgsieve goes on where the slot was synchronized, or says what is lost.
+"""A primary fails and its standby is promoted: pgsieve continues if the slot was synchronized; otherwise it names the loss.
 
 Section 29.3 of PostgreSQL's manual, Logical Replication Failover (17 and later).
 """
@@ -32,7 +32,7 @@ _VERSION = 18
 
 @dataclass
 class _Pair:
-    """A primary, its hot standby, and a configuration that names both of them."""
+    """A primary, its hot standby, and a configuration with both hosts."""
 
     primary: EmbeddedServer
     standby: EmbeddedServer
@@ -47,19 +47,19 @@ class _Pair:
             return rows.fetchall() if rows.description else []
 
     def synchronize(self) -> None:
-        """Until the standby has the failover slot, as its slot synchronization worker would see to."""
+        """Wait until the standby has the failover slot. This does the work of its slot synchronization worker."""
         declared = project(load_config(self.shop.path))
         subscription = declared.subscriptions["one"]
         ready = "select count(*) from pg_replication_slots where synced and not temporary"
-        # In one session: a slot that is not ready yet is one of the session's.
+        # One session for all attempts: a slot that is not ready yet belongs to its session.
         with psycopg.connect(self.standby.conninfo(), autocommit=True) as session:
 
             def synchronized() -> bool:
-                # The standby takes a slot only when no transaction is younger than its catalog_xmin.
+                # The standby accepts a slot only if no running transaction is older than its catalog_xmin.
                 self.on_primary("insert into beats default values")
                 self.on_primary("select pg_log_standby_snapshot()")
                 drain(subscription.feed, declared.lake.open(), [subscription], lambda _: None)
-                # Its restart_lsn, which the standby has to have passed, moves on by a second advance.
+                # The standby must also have replayed restart_lsn. A second advance moves it on.
                 self.on_primary(
                     "select pg_replication_slot_advance(slot_name, confirmed_flush_lsn) from pg_replication_slots"
                     " where slot_name = 'pgsieve_shop'"
@@ -71,7 +71,7 @@ class _Pair:
             wait_until(synchronized, lambda: "the slot is not synchronized", 60)
 
     def replayed(self) -> None:
-        """Until the standby has everything."""
+        """Wait until the standby has replayed everything."""
         [(lsn,)] = self.shop.database.execute("select pg_current_wal_insert_lsn()::text").fetchall()
         wait_until(
             lambda: self.on_standby(f"select pg_last_wal_replay_lsn() >= '{lsn}'") == [(True,)],
@@ -109,17 +109,17 @@ def pair(server_folder: Path, tmp_path: Path, orchestrator: None) -> Iterator[_P
 
 
 @pytest.mark.drawn
-def test_after_a_failover_a_run_goes_on_from_the_synchronized_slot_and_names_the_one_that_was_not(
+def test_after_a_failover_a_run_continues_from_the_synchronized_slot_and_names_the_lost_one(
     pair: _Pair,
 ) -> None:
-    """A primary and a standby of its own, and seven commands."""
+    """It takes long: a new primary and standby, and seven commands."""
     shop = pair.shop
     two = {"source": "shop", "publications": ["q"], "row_filter": "publisher"}
     shop.configure(subscriptions={**shop.written["subscriptions"], "two": two})
     pair.on_primary("insert into orders values (1, 1)")
     assert not shop.run().failures
     pair.synchronize()
-    # Delta is ahead of the synchronized slot, and not all that the standby has was read.
+    # Delta is ahead of the synchronized slot, and the standby has changes that were not read.
     pair.on_primary("insert into orders values (2, 2); update orders set n = 3 where id = 1")
     assert not shop.run().failures
     pair.on_primary("insert into orders values (3, 3); delete from orders where id = 2")
@@ -142,7 +142,7 @@ def test_after_a_failover_a_run_goes_on_from_the_synchronized_slot_and_names_the
 
 @pytest.mark.drawn
 def test_a_failover_while_a_slot_is_followed_loses_nothing(pair: _Pair) -> None:
-    """A primary and a standby of its own, and a follower that finds the other one."""
+    """It takes long: a new primary and standby, and a follower that reconnects to the other server."""
     shop, config = pair.shop, load_config(pair.shop.path)
     pair.on_primary("insert into orders values (1, 1)")
     assert not shop.run().failures
@@ -171,7 +171,7 @@ def test_a_failover_while_a_slot_is_followed_loses_nothing(pair: _Pair) -> None:
 def test_a_standby_that_lacks_what_delta_holds_is_refused_until_everything_is_copied_again(
     pair: _Pair,
 ) -> None:
-    """A primary and a standby of its own, and seven commands."""
+    """It takes long: a new primary and standby, and seven commands."""
     shop = pair.shop
     pair.on_primary("insert into orders values (1, 1)")
     assert not shop.run().failures
@@ -184,7 +184,7 @@ def test_a_standby_that_lacks_what_delta_holds_is_refused_until_everything_is_co
     pair.primary.stop(immediate=True)
     pair.standby.start()
     pair.on_standby("select pg_promote()")
-    # The server's LSNs go beyond what Delta holds: they are another transaction's.
+    # The new primary's LSNs pass those in Delta, but belong to other transactions.
     pair.on_standby("insert into orders values (3, 3); select pg_switch_wal()")
     pair.on_standby("insert into orders values (4, 4)")
     code, output = shop.cli("run")
@@ -201,7 +201,7 @@ def test_a_standby_that_lacks_what_delta_holds_is_refused_until_everything_is_co
     assert shop.ids("one", "orders") == [1, 3, 4]
 
 
-def test_a_slot_gets_failover_where_it_was_made_without_and_a_standby_is_no_source(pair: _Pair) -> None:
+def test_an_existing_slot_gets_failover_and_a_standby_is_no_source(pair: _Pair) -> None:
     shop = pair.shop
     one = shop.written["subscriptions"]["one"]
     failover = "select failover from pg_replication_slots where slot_name = 'pgsieve_shop'"

@@ -1,6 +1,6 @@
-"""Everything at once, for as long as PGSIEVE_BUDGET_SECONDS says: nothing lost, nothing twice.
+"""All kinds of trouble at once, for PGSIEVE_BUDGET_SECONDS: no change is lost, and none is applied twice.
 
-`make soak-hard-day` lives it for an hour. PGSIEVE_SEED draws the same again, though threads and processes meet otherwise.
+`make soak-hard-day` runs it for an hour. PGSIEVE_SEED repeats the draws, but threads and processes interleave in another way.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from tests.fixtures.tries import budget_seconds, drawn_seed
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
 
-#: Of the lake's file system, when it is not full.
+#: Free space of the lake's file system while it is not full.
 _SIZE = 8 << 30
-#: Large transactions are sent while they are in progress.
+#: The publisher sends large transactions while they are in progress.
 SETTINGS = {**TEST_SETTINGS, "logical_decoding_work_mem": "64kB"}
 
 
 @pytest.fixture
 def server(postgres_version: int) -> Iterator[EmbeddedServer]:
-    """A server of the test's own, to be mistreated."""
+    """A server for this test alone, because the test mistreats it."""
     with new_server(postgres_version, SETTINGS) as running:
         yield running
 
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Disk | None]:
-    """A file system of the lake's own, where this user may mount one."""
+    """A file system for the lake, or None if this user cannot mount one."""
     made = Disk(tmp_path / "disk", _SIZE) if HAS_DISKS else None
     yield made
     if made:
@@ -46,7 +46,7 @@ def disk(tmp_path: Path) -> Iterator[Disk | None]:
 
 @pytest.fixture
 def spark(tmp_path: Path) -> Callable[[], AbstractContextManager[str]]:
-    """Starts a warm Spark, which the killed processes are clients of."""
+    """Starts a warm Spark, whose clients are the killed processes."""
     numbers = itertools.count()
     (folder := tmp_path / "spark").mkdir()
     python = python_without_pgsieve(folder)

@@ -1,4 +1,4 @@
-"""Runs that keep versions of rows, killed where they are begun and written: the next run makes them good."""
+"""Runs that keep versions of rows are killed while these are begun and written. The next run repairs everything."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pgsieve.resources.failpoints import Failpoint
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.faults.killable import MARKING, site
 
-#: Around the copy; then between a replica and its versions, of one table after the other, and before the cut.
+#: During the copy; then between replicas and their versions, table by table, and before the cut.
 _POINTS = (
     Failpoint.TABLE_COPIED,
     Failpoint.COPY_FINISHED,
@@ -24,10 +24,10 @@ _POINTS = (
 
 @pytest.mark.drawn
 @pytest.mark.parametrize("conf", [None, pytest.param(MARKING, marks=pytest.mark.long)])
-def test_versions_are_whole_whenever_a_run_is_killed(
+def test_versions_are_complete_wherever_a_run_is_killed(
     publisher_server: EmbeddedServer, tmp_path: Path, conf: dict[str, str] | None
 ) -> None:
-    """A process for each failpoint, and one afterwards."""
+    """It takes long: two runs for each failpoint, each a process."""
     with site("killed_versions", publisher_server, tmp_path, "threads[2]", conf=conf) as (pgsieve, database):
         pgsieve.keep_versions()
         for point in _POINTS:

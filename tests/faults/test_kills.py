@@ -1,4 +1,4 @@
-"""A run that is killed, wherever it is, leaves nothing lost, nothing twice, and nothing for anybody to do."""
+"""A run that is killed at any point loses no change, applies none twice, and leaves no work for people."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.fixtures.tries import drawn_seed
 
 pytestmark = pytest.mark.spark
 
-#: What only the first run of a subscription comes to, in its order; the second slot and the last table are those of
-#: the second subscription. Tables are copied side by side: a run killed at one may leave all of the first finished.
+#: Failpoints that only the first run of a subscription reaches, in order. The second slot and the last table belong to the second
+#: subscription. Tables are copied in parallel, so a run killed at one table may have finished all tables of the first subscription.
 FIRST = (
     Failpoint.CAPTURE_CREATED,
     Failpoint.SLOT_CREATED,
@@ -36,14 +36,14 @@ FIRST = (
     Failpoint.SLOT_CREATED,
     Failpoint.TABLE_COPIED,
 )
-#: What every run comes to; of several replicas also the second.
+#: Failpoints that every run reaches, also the commit of a second replica.
 LATER = (*(point for point in Failpoint if point not in FIRST), f"{Failpoint.REPLICA_COMMITTED}:2")
 
 
-def test_a_first_run_killed_at_each_failpoint_in_turn_is_made_good_by_the_next(
+def test_a_first_run_killed_at_each_failpoint_in_turn_is_completed_by_the_next(
     publisher_server: EmbeddedServer, tmp_path: Path, master: str
 ) -> None:
-    """A process for each failpoint, and a Spark that outlives them."""
+    """It takes long: a process for each failpoint, and a Spark Connect server."""
     with site("killed_first", publisher_server, tmp_path, master) as (pgsieve, database):
         for point in FIRST:
             assert (point, pgsieve.run(failpoint=point)) == (point, -signal.SIGKILL), pgsieve.log
@@ -52,16 +52,16 @@ def test_a_first_run_killed_at_each_failpoint_in_turn_is_made_good_by_the_next(
         pgsieve.verify(database)
 
 
-def test_a_run_killed_at_a_failpoint_is_made_good_by_the_next(
+def test_a_run_killed_at_a_failpoint_is_completed_by_the_next(
     publisher_server: EmbeddedServer, tmp_path: Path, master: str
 ) -> None:
-    """A process for each failpoint, and after every third one that ends, and a check."""
+    """It takes long: a process for each failpoint, a complete run after every third one, and a Spark Connect server."""
     with site("killed_later", publisher_server, tmp_path, master) as (pgsieve, database):
         assert pgsieve.run() == 0, pgsieve.log
         kill_at_each(pgsieve, database, LATER)
 
 
-#: What comes after threads of the run have written files, or have them committed.
+#: Failpoints after which the run's threads have written files, or these are committed.
 BY_THREADS = (
     Failpoint.CHANGES_WRITTEN,
     Failpoint.REPLICA_COMMITTED,
@@ -69,9 +69,10 @@ BY_THREADS = (
 
 
 @pytest.mark.drawn
-def test_a_run_killed_as_its_threads_write_files_is_made_good_by_the_next(
+def test_a_run_killed_while_its_threads_write_files_is_completed_by_the_next(
     publisher_server: EmbeddedServer, tmp_path: Path
 ) -> None:
+    """It takes long: five runs, each a process."""
     with site("killed_threads", publisher_server, tmp_path, "threads[2]", conf=MARKING) as (
         pgsieve,
         database,
@@ -81,11 +82,12 @@ def test_a_run_killed_as_its_threads_write_files_is_made_good_by_the_next(
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1800)  # 29 runs
+@pytest.mark.timeout(1800)  # it executes 29 runs
 @pytest.mark.parametrize("conf", [NOT_SMALL, MARKING])
-def test_a_run_killed_at_any_failpoint_where_threads_write_files_is_made_good_by_the_next(
+def test_a_run_whose_threads_write_files_killed_at_any_failpoint_is_completed_by_the_next(
     publisher_server: EmbeddedServer, tmp_path: Path, conf: dict[str, str]
 ) -> None:
+    """It takes long: a process for each failpoint."""
     with site("killed_by_threads", publisher_server, tmp_path, "threads[2]", conf=conf) as (
         pgsieve,
         database,
@@ -94,12 +96,12 @@ def test_a_run_killed_at_any_failpoint_where_threads_write_files_is_made_good_by
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1800)  # 29 runs
+@pytest.mark.timeout(1800)  # it executes 29 runs
 @pytest.mark.parametrize("conf", [None, MARKING])
-def test_a_run_killed_with_its_lake_on_s3_is_made_good_by_the_next(
+def test_a_killed_run_with_its_lake_on_s3_is_completed_by_the_next(
     publisher_server: EmbeddedServer, s3_server: S3Server, tmp_path: Path, conf: dict[str, str] | None
 ) -> None:
-    """The runs write themselves, few rows or many of which some are marked: none starts a JVM."""
+    """The processes write themselves, few or many rows, and mark some. None of them starts a JVM, but there are 29 of them."""
     with site("killed_on_s3", publisher_server, tmp_path, "threads[2]", store=s3_server, conf=conf) as (
         pgsieve,
         database,
@@ -108,11 +110,11 @@ def test_a_run_killed_with_its_lake_on_s3_is_made_good_by_the_next(
 
 
 @pytest.mark.long
-@pytest.mark.timeout(3600)  # 28 runs, each with a session of its own on the server
-def test_a_run_killed_as_spark_writes_its_lake_on_s3_is_made_good_by_the_next(
+@pytest.mark.timeout(3600)  # it executes 28 runs, each with its own session on the server
+def test_a_run_killed_while_spark_writes_its_lake_on_s3_is_completed_by_the_next(
     publisher_server: EmbeddedServer, s3_server: S3Server, tmp_path: Path
 ) -> None:
-    """A Spark Connect server copies, transforms and applies, and outlives the runs: its executors are killed elsewhere."""
+    """A Spark Connect server copies, transforms and applies. It survives the kills; other tests kill executors. There are 28 runs."""
     first = [point for point in FIRST if point != Failpoint.CHUNK_COPIED]
     with (
         connect_server(tmp_path, python_without_pgsieve(tmp_path), on_s3=True) as master,
@@ -127,7 +129,7 @@ def test_a_run_killed_as_spark_writes_its_lake_on_s3_is_made_good_by_the_next(
 def kill_at_each(
     pgsieve: Site, database: psycopg.Connection, points: Sequence[str], settled_at: int = 0
 ) -> None:
-    """Kill a run at each point in turn; at point `settled_at` and every third from there the next one is let go to its end."""
+    """Kill a run at each failpoint in turn. At number `settled_at` and every third one from there, a complete run follows."""
     for number, point in enumerate(points, 1):
         pgsieve.write(database)
         if point == Failpoint.ALTERATION_RECORDED:
@@ -141,16 +143,16 @@ def kill_at_each(
             pgsieve.verify(database)
 
 
-# `make soak-hard-day` kills many more.
+# `make soak-hard-day` kills many more processes.
 @pytest.mark.drawn
 @pytest.mark.parametrize(
     ("lake", "kills"),
     [("folder", 6), *(pytest.param(lake, 12, marks=pytest.mark.long) for lake in ("folder", "s3"))],
 )
-def test_runs_killed_at_random_while_the_source_is_written_to_lose_and_repeat_nothing(
+def test_runs_killed_at_random_while_sessions_write_lose_and_repeat_nothing(
     request: pytest.FixtureRequest, publisher_server: EmbeddedServer, tmp_path: Path, lake: str, kills: int
 ) -> None:
-    """Each kill comes after some seconds of a run, and a whole run follows."""
+    """It takes long: each kill follows some seconds of a run, and a complete run follows each kill."""
     seed = drawn_seed()
     print(f"reproduce: PGSIEVE_SEED={seed}")
     chosen = random.Random(seed)

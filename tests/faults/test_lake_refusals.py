@@ -1,6 +1,6 @@
-"""Storage that refuses writes stops a run; nothing is set aside for it, confirmed, or lost.
+"""Storage that refuses writes stops a run. No table is set aside, no change is confirmed, and none is lost.
 
-These tests mount file systems and make folders immutable, so they are collected for root only.
+These tests mount file systems and make folders immutable, so they are collected only for root.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ import psycopg
 import pytest
 
 from pgsieve.resources.postgres.embedded import EmbeddedServer
-from tests.faults.killable import FOUND, REFUSED, settled, site, told
+from tests.faults.killable import FOUND, REFUSED, output_of, settle, site
 
 pytestmark = pytest.mark.spark
 
 
 @contextlib.contextmanager
 def mounted(folder: Path, *arguments: str) -> Iterator[None]:
-    """Something mounted at a folder."""
+    """Mount something at a folder, for the block."""
     folder.mkdir(parents=True, exist_ok=True)
     subprocess.run(["mount", *arguments, str(folder)], check=True)
     try:
         yield
     finally:
-        # Lazily: Spark may still have a file open.
+        # `--lazy` because Spark may still have a file open.
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 @contextlib.contextmanager
 def read_only(folder: Path) -> Iterator[None]:
-    """A folder in a file system that refuses every write."""
+    """For the block, a folder in a file system that refuses every write."""
     with mounted(folder, "--bind", str(folder)):
         subprocess.run(["mount", "-o", "remount,bind,ro", str(folder)], check=True)
         yield
@@ -42,7 +42,7 @@ def read_only(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def immutable(*folders: Path) -> Iterator[None]:
-    """Folders in which nothing can be made or removed, by root either."""
+    """For the block, folders in which not even root can create or remove entries."""
     subprocess.run(["chattr", "+i", *map(str, folders)], check=True)
     try:
         yield
@@ -51,7 +51,7 @@ def immutable(*folders: Path) -> Iterator[None]:
 
 
 def confirmed(database: psycopg.Connection) -> list[tuple[str]]:
-    """How far the slots are confirmed."""
+    """The confirmed position of each slot."""
     return database.execute(
         "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE database = current_database()"
     ).fetchall()
@@ -61,13 +61,14 @@ def confirmed(database: psycopg.Connection) -> list[tuple[str]]:
 def test_a_full_disk_stops_the_run_sets_nothing_aside_and_loses_nothing(
     publisher_server: EmbeddedServer, tmp_path: Path, master: str
 ) -> None:
+    """It takes long: many runs, each a process, and a Spark Connect server."""
     with (
         mounted(tmp_path / "lake", "-t", "tmpfs", "-o", "size=16m", "tmpfs"),
         site("full_disk", publisher_server, tmp_path, master) as (pgsieve, database),
     ):
-        settled(pgsieve, database)
+        settle(pgsieve, database)
         filler, stops = pgsieve.lake / "filler", 0
-        # The less room, the earlier it is full: at once, in the change log, a history, a replica.
+        # With less room the disk is full earlier: at once, in the change log, in a history, in a replica.
         for room in (0, 72, 88, 112, 160):
             pgsieve.write(database)
             filler.write_bytes(bytes(shutil.disk_usage(pgsieve.lake).free - room * 1024))
@@ -80,30 +81,30 @@ def test_a_full_disk_stops_the_run_sets_nothing_aside_and_loses_nothing(
             assert room or confirmed(database) == before
             filler.unlink()
         assert stops >= 3
-        settled(pgsieve, database)
+        settle(pgsieve, database)
 
 
 @pytest.mark.drawn
 def test_a_folder_that_refuses_sets_its_table_aside_and_a_lake_that_refuses_stops_the_run(
     publisher_server: EmbeddedServer, tmp_path: Path, master: str
 ) -> None:
-    """Many commands, each a process."""
+    """It takes long: many commands, each a process."""
     with site("refusing", publisher_server, tmp_path, master) as (pgsieve, database):
-        settled(pgsieve, database)
+        settle(pgsieve, database)
         journal = pgsieve.replica("accounts", "journal")
         pgsieve.write(database)
         with immutable(journal, journal / "_delta_log"):
-            output = told(pgsieve, "run", ends=FOUND)
+            output = output_of(pgsieve, "run", ends=FOUND)
         assert f'public.journal is set aside: Delta table "{journal}": Operation not permitted' in output
-        told(pgsieve, "resync", "accounts", ends=0)
-        settled(pgsieve, database)
+        output_of(pgsieve, "resync", "accounts", ends=0)
+        settle(pgsieve, database)
 
         pgsieve.write(database)
         before = confirmed(database)
         with read_only(pgsieve.lake):
-            assert "Read-only file system" in told(pgsieve, "run", ends=REFUSED)
+            assert "Read-only file system" in output_of(pgsieve, "run", ends=REFUSED)
         assert confirmed(database) == before
-        settled(pgsieve, database)
+        settle(pgsieve, database)
 
         follower, printed = pgsieve.start("run", "--follow"), len(pgsieve.log)
         pgsieve.wait_for_walsenders(database, 2)
@@ -114,4 +115,4 @@ def test_a_folder_that_refuses_sets_its_table_aside_and_a_lake_that_refuses_stop
             follower.join(120)
             assert follower.exitcode == REFUSED, pgsieve.log[printed:]
         assert "Read-only file system" in pgsieve.log[printed:]
-        settled(pgsieve, database)
+        settle(pgsieve, database)

@@ -1,4 +1,4 @@
-"""Several processes at once, some of them killed, stopped for a while or robbed of their locks: nothing lost, nothing twice."""
+"""Several processes at once, some killed, some stopped for a while, some without their locks: no change is lost or applied twice."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.fixtures.tries import budget_seconds, drawn_seed
 
 pytestmark = pytest.mark.spark
 
-#: What a process does; a run more often than anything else.
+#: Commands of the processes; most are runs.
 COMMANDS = (
     ("run",),
     ("run",),
@@ -31,11 +31,11 @@ COMMANDS = (
     ("resync", "accounts", "public.journal"),
     ("resync", "filtered", "public.orders"),
 )
-#: The sessions that hold pgsieve's locks: they end as an idle one does behind a firewall.
+#: Ends the sessions that hold pgsieve's locks, as a firewall ends idle sessions.
 ROB = "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted"
 
 
-#: Processes that write few rows themselves; threads of theirs, which write many without a JVM; and the former on S3.
+#: Writers: the processes themselves (few rows); their threads (many rows, no JVM); both with a lake on S3.
 WRITERS = [
     "spark",
     *(
@@ -56,7 +56,7 @@ WRITERS = [
 def test_processes_that_overlap_at_random_lose_and_repeat_nothing(
     request: pytest.FixtureRequest, publisher_server: EmbeddedServer, tmp_path: Path, named: str
 ) -> None:
-    """Processes for as long as the budget lasts, and a Spark Connect server."""
+    """It takes as long as its budget, and starts a Spark Connect server."""
     budget = budget_seconds(20)
     seed = drawn_seed()
     print(f"reproduce: PGSIEVE_SEED={seed} PGSIEVE_BUDGET_SECONDS={budget:g}")
@@ -78,9 +78,9 @@ def test_processes_that_overlap_at_random_lose_and_repeat_nothing(
 
 
 def _overlap(pgsieve: Site, database: psycopg.Connection, chosen: random.Random) -> None:
-    """Two to four processes from about the same moment on, until all have ended.
+    """Start two to four processes at about the same moment, and wait until all have ended.
 
-    One that is stopped goes on where it was, after others have had its locks and done its work: as on a machine that slept.
+    A stopped process continues later, after others took its locks and did its work, as on a machine that slept.
     """
     processes = []
     for _ in range(chosen.randint(2, 4)):
@@ -89,7 +89,7 @@ def _overlap(pgsieve: Site, database: psycopg.Connection, chosen: random.Random)
     mortal = [process for process in processes if chosen.random() < 0.3]
     last, stopped = time.monotonic() + 120, dict[BaseProcess, float]()
     while alive := [process for process in processes if process.is_alive()]:
-        assert time.monotonic() < last, f"they wait for each other:\n{pgsieve.log}"
+        assert time.monotonic() < last, f"the processes wait for each other:\n{pgsieve.log}"
         time.sleep(chosen.uniform(0, 1))
         if chosen.random() < (0.8 if stopped else 0.4):
             database.execute(ROB)

@@ -1,7 +1,7 @@
-"""A power cut costs nothing: what a slot was confirmed for is on disk, and what was half written is put back by the next run.
+"""A power cut loses nothing: everything that was confirmed to a slot is on disk, and the next run repairs half-written files.
 
-Writes that the disk loses cost nothing either. A lake is on a file system of its own, in a file. These tests mount file systems,
-so they are collected for root only.
+Nothing is lost either if the disk loses writes. The lake is on a file system in a file. These tests mount file systems, so they
+are collected only for root.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import pytest
 from pgsieve.resources.failpoints import Failpoint
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.faults.disk import Disk
-from tests.faults.killable import MARKING, NOT_SMALL, REFUSED, Site, settled, site
+from tests.faults.killable import MARKING, NOT_SMALL, REFUSED, Site, settle, site
 from tests.faults.test_kills import FIRST, LATER
 from tests.fixtures.oracle import wait_until
 from tests.fixtures.tries import budget_seconds, drawn_seed
@@ -34,10 +34,10 @@ pytestmark = pytest.mark.spark
 def powered(
     name: str, server: EmbeddedServer, folder: Path, conf: Mapping[str, str], image: Path | None = None
 ) -> Iterator[tuple[Site, psycopg.Connection, Disk]]:
-    """A site whose lake is on a disk, which has its bytes in a file."""
+    """A site whose lake is on a `Disk`, whose bytes are in a file."""
     disk = Disk(folder / "lake", image=image)
     try:
-        # Without a server of Spark's, which would have files open.
+        # A Spark Connect server would keep files open, so there is none.
         with site(name, server, folder, "threads[2]", conf=conf) as (pgsieve, database):
             yield pgsieve, database, disk
     finally:
@@ -45,7 +45,7 @@ def powered(
 
 
 def cut_at(pgsieve: Site, database: psycopg.Connection, disk: Disk, point: Failpoint | str) -> None:
-    """Let a run come to a failpoint, and cut the power there; names are on disk, and no bytes that were not made durable."""
+    """Let a run reach a failpoint, and cut the power there. File names are on disk, bytes only if they were made durable."""
     pgsieve.write(database)
     assert (point, pgsieve.run(failpoint=point)) == (point, -signal.SIGKILL), pgsieve.log
     disk.cut(names=True)
@@ -54,25 +54,25 @@ def cut_at(pgsieve: Site, database: psycopg.Connection, disk: Disk, point: Failp
 
 @pytest.mark.drawn
 def test_a_power_cut_costs_nothing(publisher_server: EmbeddedServer, tmp_path: Path) -> None:
-    """The power goes several times: each time a process runs, and another makes it good."""
+    """It takes long: the power is cut several times. Each time one process runs, and another one repairs the lake."""
     with powered("power", publisher_server, tmp_path, {}) as (pgsieve, database, disk):
         cut_at(pgsieve, database, disk, Failpoint.TABLES_READY)
-        settled(pgsieve, database)
+        settle(pgsieve, database)
         for point in (
             Failpoint.SLOT_CONFIRMED,
             f"{Failpoint.REPLICA_COMMITTED}:2",
             Failpoint.CUT_WRITTEN,
         ):
             cut_at(pgsieve, database, disk, point)
-        # After a run that has ended well nothing is put back.
+        # After a complete run nothing needs repair.
         pgsieve.write(database)
-        settled(pgsieve, database)
+        settle(pgsieve, database)
         disk.cut(names=True)
         disk.restore()
         pgsieve.verify(database)
-        settled(pgsieve, database)
+        settle(pgsieve, database)
 
-        # While a run writes: it ends with an error, or was not there yet.
+        # The power is cut while a run writes. The run ends with an error.
         pgsieve.write(database, 30)
         process = pgsieve.start("run")
         log = pgsieve.lake / "_pgsieve" / "power" / "change_log" / "_delta_log"
@@ -83,13 +83,13 @@ def test_a_power_cut_costs_nothing(publisher_server: EmbeddedServer, tmp_path: P
         process.join(300)
         assert process.exitcode == REFUSED, pgsieve.log
         disk.restore()
-        settled(pgsieve, database)
+        settle(pgsieve, database)
 
 
 def refused_when(
     lose: Callable[[], None], point: Failpoint, pgsieve: Site, database: psycopg.Connection
 ) -> None:
-    """A run whose writes up to a failpoint are lost says so and is refused, and its slots stay."""
+    """Assert that a run whose writes up to a failpoint are lost is refused with the reason, and its slots do not move."""
     pgsieve.write(database)
     positions = (
         "select confirmed_flush_lsn from pg_replication_slots where database = current_database() order by 1"
@@ -102,22 +102,22 @@ def refused_when(
     assert process.pid is not None
     os.kill(process.pid, signal.SIGCONT)
     process.join(300)
-    said = " ".join(pgsieve.log[printed:].split())
-    assert process.exitcode == REFUSED, said
+    output = " ".join(pgsieve.log[printed:].split())
+    assert process.exitcode == REFUSED, output
     refusals = [
         f'lake "{pgsieve.lake}" cannot be written: {os.strerror(code)}' for code in (errno.ENOSPC, errno.EIO)
     ]
-    assert any(refusal in said for refusal in refusals), said
-    assert database.execute(positions).fetchall() == before, said
+    assert any(refusal in output for refusal in refusals), output
+    assert database.execute(positions).fetchall() == before, output
 
 
 @pytest.mark.long
-def test_what_the_disk_loses_stops_the_run_before_its_slot_moves(
+def test_writes_that_the_disk_loses_stop_the_run_before_its_slot_moves(
     publisher_server: EmbeddedServer, tmp_path: Path
 ) -> None:
-    """The kernel has taken the writes, and loses them: no room below the lake's file system, or no disk any more.
+    """The kernel accepts the writes and then loses them, because the disk below the lake's file system is full or gone.
 
-    Five runs, and file systems that are repaired.
+    It takes long: five runs, and repairs of file systems.
     """
     below = Disk(tmp_path / "below", 2 << 30)
     with contextlib.ExitStack() as ended:
@@ -125,11 +125,11 @@ def test_what_the_disk_loses_stops_the_run_before_its_slot_moves(
         pgsieve, database, disk = ended.enter_context(
             powered("lost_writes", publisher_server, tmp_path, {}, below.folder / "image")
         )
-        settled(pgsieve, database)
+        settle(pgsieve, database)
 
         def fill() -> None:
             below.fill(0)
-            # More than blocks that had bytes before: of these the image has room.
+            # Write more than the blocks that were in use before: for these the image has space.
             (pgsieve.lake / ".more").write_bytes(bytes(64 << 20))
 
         for lose, mend in ((fill, below.make_room), (partial(below.cut, names=False), below.restore)):
@@ -137,7 +137,7 @@ def test_what_the_disk_loses_stops_the_run_before_its_slot_moves(
             disk.umount()
             mend()
             disk.mount()
-            settled(pgsieve, database)
+            settle(pgsieve, database)
         disk.cut(names=True)
         disk.restore()
         pgsieve.verify(database)
@@ -148,23 +148,25 @@ def test_what_the_disk_loses_stops_the_run_before_its_slot_moves(
 def test_a_power_cut_at_each_failpoint_costs_nothing(
     publisher_server: EmbeddedServer, tmp_path: Path, conf: Mapping[str, str], request: pytest.FixtureRequest
 ) -> None:
+    """It takes long: several runs, a power cut and a repair for each failpoint."""
     name = f"power_{request.node.callspec.id}"
     with powered(name, publisher_server, tmp_path, conf) as (pgsieve, database, disk):
         for point in FIRST:
             cut_at(pgsieve, database, disk, point)
-        settled(pgsieve, database)
+        settle(pgsieve, database)
         for point in LATER:
             cut_at(pgsieve, database, disk, point)
             pgsieve.write(database)
-            settled(pgsieve, database)
+            settle(pgsieve, database)
 
 
 @pytest.mark.long
 def test_power_cuts_at_random_moments_cost_nothing(publisher_server: EmbeddedServer, tmp_path: Path) -> None:
+    """It takes as long as its budget, by default two minutes."""
     seed = drawn_seed()
     chance, budget = random.Random(seed), budget_seconds(120)
     with powered("power_random", publisher_server, tmp_path, {}) as (pgsieve, database, disk):
-        settled(pgsieve, database)
+        settle(pgsieve, database)
         began, cuts = time.monotonic(), 0
         while time.monotonic() - began < budget:
             with pgsieve.writing():

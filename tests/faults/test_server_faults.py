@@ -1,4 +1,4 @@
-"""A server or a network that misbehaves costs time at most: pgsieve goes on by itself, or says what is to be done."""
+"""A server or a network that misbehaves costs at most time: pgsieve continues by itself, or says what to do."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pgsieve.resources.postgres.embedded import EmbeddedServer
-from tests.faults.killable import REFUSED, settled, site
+from tests.faults.killable import REFUSED, settle, site
 from tests.faults.proxy import Proxy
 from tests.fixtures.servers import TEST_SETTINGS, new_server
 
@@ -20,13 +20,13 @@ pytestmark = pytest.mark.spark
 
 @pytest.fixture
 def server(postgres_version: int) -> Iterator[EmbeddedServer]:
-    """A server of the test's own, to be mistreated."""
+    """A server for one test, because the test mistreats it."""
     with new_server(postgres_version, {**TEST_SETTINGS, "wal_sender_timeout": "1s"}) as running:
         yield running
 
 
 def ended(process) -> int:
-    """End a process that follows; its exit code. One that does not end says where it is in its log."""
+    """End a follower, and return its exit code. If it does not end, its log shows where it hangs."""
     os.kill(process.pid, signal.SIGTERM)
     process.join(60)
     if process.exitcode is None:
@@ -40,6 +40,7 @@ def ended(process) -> int:
 def test_a_connection_cut_in_the_middle_of_a_message_loses_nothing(
     server: EmbeddedServer, tmp_path: Path, master: str
 ) -> None:
+    """It takes long: seven runs, each a process, and a Spark Connect server."""
     with (
         Proxy(server.port) as proxy,
         site("cut", server, tmp_path, master, port=proxy.port) as (pgsieve, database),
@@ -50,7 +51,7 @@ def test_a_connection_cut_in_the_middle_of_a_message_loses_nothing(
             proxy.cut_after = cut_after
             assert pgsieve.run() == REFUSED, pgsieve.log
             proxy.heal()
-            settled(pgsieve, database)
+            settle(pgsieve, database)
 
 
 @pytest.mark.long
@@ -72,7 +73,7 @@ def test_following_survives_connections_that_are_cut_again_and_again(
         pgsieve.wait_until_applied()
         assert proxy.cuts > 1
         assert ended(process) == 0, pgsieve.log
-        settled(pgsieve, database)
+        settle(pgsieve, database)
 
 
 @pytest.mark.drawn
@@ -94,7 +95,7 @@ def test_following_survives_a_restart_and_an_immediate_shutdown_of_the_server(
         pgsieve.wait_until_applied()
         assert ended(process) == 0, pgsieve.log
         with pgsieve.connect() as again:
-            settled(pgsieve, again)
+            settle(pgsieve, again)
 
 
 @pytest.mark.drawn
@@ -117,7 +118,7 @@ def test_following_goes_on_however_often_its_sessions_are_terminated(
         assert terminated
         pgsieve.wait_until_applied()
         assert ended(process) == 0, pgsieve.log
-        settled(pgsieve, database)
+        settle(pgsieve, database)
 
 
 @pytest.mark.drawn
@@ -136,7 +137,7 @@ def test_a_run_during_an_immediate_shutdown_is_refused_and_the_next_one_goes_on(
         assert "no connection" in pgsieve.log
         server.start()
         with pgsieve.connect() as again:
-            settled(pgsieve, again)
+            settle(pgsieve, again)
 
 
 @pytest.mark.long
@@ -154,8 +155,8 @@ def test_a_slow_network_and_a_sender_timeout_shorter_than_a_batch_lose_nothing(
         pgsieve.wait_until_applied()
         proxy.stall()
         pgsieve.write(database)
-        time.sleep(3)  # longer than wal_sender_timeout: the server gives the connection up
+        time.sleep(3)  # longer than wal_sender_timeout, so the server closes the connection
         proxy.heal()
         pgsieve.wait_until_applied()
         assert ended(process) == 0, pgsieve.log
-        settled(pgsieve, database)
+        settle(pgsieve, database)

@@ -1,7 +1,7 @@
-"""A bad day of an object store loses and doubles nothing, and what refuses says which lake, why, and what to do.
+"""Faults of an object store lose no change and apply none twice. A refusal says which lake, why, and what to do.
 
-Few changes are applied in pgsieve's process, which needs no JVM. The long tests have its threads do it, too, which mark rows, and a Spark
-Connect server, which reaches the store by the same bad network.
+pgsieve's own process applies few changes, without a JVM. The long tests also use its threads, which mark rows, and a Spark Connect
+server, which reaches the store through the same bad network.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from tests.fixtures.spark_servers import connect_server, python_without_pgsieve
 
 
 class Shop:
-    """A database with two keyed tables, and pgsieve on a lake behind a proxy."""
+    """A database with two keyed tables, and pgsieve with a lake behind a proxy."""
 
     def __init__(
         self,
@@ -73,14 +73,14 @@ class Shop:
         self.publish("items")
 
     def publish(self, table: str) -> None:
-        """Add a table with rows to the publication."""
+        """Create a table with rows, and add it to the publication."""
         self.database.execute(f"create table {table} (id int primary key, note text)")
         self.database.execute(f"insert into {table} select i, '{table}' from generate_series(1, 20) i")
         self.database.execute(f"alter publication p add table {table}")
         self.tables.append(table)
 
     def write(self) -> None:
-        """Commit an INSERT, an UPDATE and a DELETE of each table, three times."""
+        """Commit an INSERT, an UPDATE and a DELETE in each table, three times."""
         for _ in range(3):
             self._written += 1
             for table in self.tables:
@@ -95,16 +95,16 @@ class Shop:
         return self._processes[-1]
 
     def end(self) -> None:
-        """End what a test that failed has left at work."""
+        """End processes that a failed test left running."""
         for process in self._processes:
             process.kill()
             process.join()
 
     def __call__(self, *arguments: str) -> tuple[int, str]:
-        """Run a command; its exit code and what it printed."""
+        """Run a command. Return its exit code and its output."""
         before = len(self.log)
         process = self.start(*arguments)
-        # Spark asks a slow store hundreds of times for each table, on a machine that others may use, too.
+        # On a slow store Spark sends hundreds of requests for each table, and the machine may be busy.
         process.join(600)
         assert process.exitcode is not None
         return process.exitcode, self.log[before:]
@@ -127,14 +127,14 @@ class Shop:
         )
 
     def settle(self) -> None:
-        """On a good network the next run makes good whatever happened, and nothing is there twice."""
+        """Assert that the next run on a good network repairs everything, and that no change is in a history twice."""
         self.proxy.heal()
         ended, printed = self("run")
         assert ended == 0, printed
         assert self.is_current()
         for table in self.tables:
             if not self._exists(f"_changes/public/{table}"):
-                continue  # All that was written was copied.
+                continue  # All changes were part of the copy.
             history = self._rows(f"_changes/public/{table}", "commit_lsn, ordinal")
             assert len(history) == len(set(history)), f"{table}: a change twice in its history"
         ended, printed = self("check")
@@ -143,7 +143,7 @@ class Shop:
         assert "Traceback" not in self.log
 
     def objects(self) -> list[str]:
-        """What the lake has: SeaweedFS keeps a folder whose objects are gone, and lists it as an object of no bytes."""
+        """The lake's objects. SeaweedFS keeps folders without objects, and lists each as an object of 0 bytes; these are left out."""
         files = pafs.PyFileSystem(DeltaStorageHandler(self._lake, self._server.delta_rs))
         entries = files.get_file_info(pafs.FileSelector("", recursive=True, allow_not_found=True))
         folders = {entry.path for entry in entries if entry.type == pafs.FileType.Directory}
@@ -236,8 +236,8 @@ def shop(
     ],
     ids=["slow_down", "cut_uploads", "internal_errors", "cut_downloads"],
 )
-def test_a_run_goes_through_faults_that_pass(shop: Shop, answer: Answer, methods: str) -> None:
-    """Runs that ask a failing store again and again."""
+def test_a_run_survives_temporary_faults(shop: Shop, answer: Answer, methods: str) -> None:
+    """It takes long: runs repeat requests to a failing store."""
     assert shop("run")[0] == 0, shop.log
     for every in (4, 9):
         shop.write()
@@ -258,7 +258,7 @@ def test_a_slow_store_is_waited_for(shop: Shop) -> None:
     shop.settle()
 
 
-#: Where a run writes in turn: the change log, a history, a replica, the cuts.
+#: Where a run writes, in order: the change log, a history, a replica, the cuts.
 PLACES = ("change_log/_delta_log/", "_changes/public/orders/", "sales/public/items/", "_cuts/_delta_log/")
 
 
@@ -266,7 +266,7 @@ PLACES = ("change_log/_delta_log/", "_changes/public/orders/", "sales/public/ite
 @pytest.mark.parametrize(
     "place", ["sales/public/items/", pytest.param("_delta_log/", marks=pytest.mark.long)]
 )
-def test_what_is_stored_although_its_answer_is_lost_is_there_once(shop: Shop, place: str) -> None:
+def test_an_object_that_is_stored_although_its_answer_is_lost_counts_once(shop: Shop, place: str) -> None:
     assert shop("run")[0] == 0, shop.log
     for times in (3, 1) if place == "_delta_log/" else (1,):
         shop.write()
@@ -303,7 +303,7 @@ REFUSALS = {
 def test_a_store_that_refuses_stops_a_run_and_sets_nothing_aside(
     shop: Shop, s3_folder: str, kind: str
 ) -> None:
-    """Runs that ask a failing store again and again."""
+    """It takes long: runs repeat requests to a failing store."""
     answer, methods, what, hint = REFUSALS[kind]
     lake = s3_folder.replace("s3://", "s3a://")
 
@@ -316,7 +316,7 @@ def test_a_store_that_refuses_stops_a_run_and_sets_nothing_aside(
 
     assert shop("run")[0] == 0, shop.log
     before = shop.confirmed()
-    # From here on, in the midst of a run; but a bucket is gone as a whole.
+    # From here on a run is refused in the middle of its work. A missing bucket has no middle.
     places = {"gone": ("",), "expired": PLACES[::2]}
     for number, place in enumerate(places.get(kind, PLACES)):
         shop.write()
@@ -335,13 +335,13 @@ def test_a_store_that_refuses_stops_a_run_and_sets_nothing_aside(
 
 @pytest.mark.drawn
 @pytest.mark.parametrize("shop", ["process"], indirect=True)
-def test_dropping_with_tables_deletes_nothing_of_another_lake(
+def test_drop_delete_tables_deletes_nothing_of_another_lake(
     shop: Shop, s3_server: S3Server, s3_folder: str
 ) -> None:
     store = Store.of(Storage.of(s3_folder, s3_server.storage))
-    beside = [f"{s3_folder}{end}" for end in ("2/sales/x", "/sales2/x", "-old/_pgsieve/shop/x")]
+    neighbours = [f"{s3_folder}{end}" for end in ("2/sales/x", "/sales2/x", "-old/_pgsieve/shop/x")]
     within = f"{s3_folder}/sales/other/_pgsieve/shop/x"
-    for path in (*beside, within):
+    for path in (*neighbours, within):
         store.touch(path)
     assert shop("run")[0] == 0, shop.log
     before = shop.objects()
@@ -354,7 +354,7 @@ def test_dropping_with_tables_deletes_nothing_of_another_lake(
     ended, printed = shop("drop", "sales", "--delete-tables")
     assert ended == 0, printed
     assert shop.confirmed() == []
-    assert all(map(store.has, beside))
+    assert all(map(store.has, neighbours))
     assert not [name for name in shop.objects() if name.startswith("sales/")]
 
 
@@ -364,22 +364,22 @@ def test_dropping_with_tables_deletes_nothing_of_another_lake(
     ["ignored at times", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("ignored", "unknown"))],
 )
 @pytest.mark.parametrize("shop", ["process"], indirect=True)
-def test_a_store_that_may_lose_commits_is_refused_before_anything_is_there(
+def test_a_store_that_may_lose_commits_is_refused_before_anything_is_written(
     shop: Shop, s3_server: S3Server, s3_folder: str, kind: str
 ) -> None:
-    """Commands against a store behind a proxy, each a process."""
+    """It takes long: many commands against a store behind a proxy, each a process."""
     if kind.startswith("ignored"):
         shop.proxy.lies = 1 if kind == "ignored" else 12
-        said = "does not keep If-None-Match on PUT: it accepted two objects of one name"
+        problem = "does not keep If-None-Match on PUT: it accepted two objects of one name"
     else:
         shop.proxy.refuse(NOT_IMPLEMENTED, methods="PUT", part="_delta_log/")
-        said = "does not know If-None-Match on PUT"
-    # A server that says 5xx is asked ten times.
+        problem = "does not know If-None-Match on PUT"
+    # Requests are repeated ten times if the server answers 5xx.
     commands = [("validate",), ("run",), ("run", "--follow"), ("resync", "sales")]
     for command in commands if kind == "ignored" else commands[:1]:
         ended, printed = shop(*command)
         assert ended == REFUSED, printed
-        assert f"the server at {shop.proxy.url} {said}" in printed
+        assert f"the server at {shop.proxy.url} {problem}" in printed
         assert "only_writer: spark" in printed
         assert "Traceback" not in printed
         assert shop.confirmed() == []
@@ -398,23 +398,21 @@ def test_a_store_that_may_lose_commits_is_refused_before_anything_is_there(
 @pytest.mark.drawn
 @pytest.mark.parametrize("more", [2, pytest.param(6, marks=pytest.mark.long)])
 @pytest.mark.parametrize("shop", ["process"], indirect=True)
-def test_a_store_that_is_far_away_is_asked_little_for_each_table_of_a_first_copy(
-    shop: Shop, more: int
-) -> None:
+def test_a_first_copy_needs_few_requests_per_table_of_a_distant_store(shop: Shop, more: int) -> None:
     for number in range(more):
         shop.publish(f"more{number}")
     assert shop("run")[0] == 0, shop.log
     copying = takewhile(lambda a: a[0] != "PUT" or "/_transformed/" not in a[1], shop.proxy.answered)
     of_tables = [path for _, path, _ in copying if "/public/" in unquote(path)]
-    # A look at a table that is held open is two requests, as is one at none; opening one is five, writing a new one ten.
+    # Requests per table: two to look at an open table, or at none; five to open one; ten to write a new one.
     assert len(of_tables) <= 24 * len(shop.tables)
     shop.settle()
 
 
 @pytest.mark.parametrize("shop", [pytest.param("process", marks=pytest.mark.long)], indirect=True)
-def test_a_follower_outlives_a_burst_and_ends_where_the_store_refuses(shop: Shop) -> None:
+def test_a_follower_survives_a_burst_of_errors_and_ends_when_the_store_refuses(shop: Shop) -> None:
     follower = shop.start("run", "--follow")
-    # What comes before the copy is in no slice.
+    # Changes before the copy are in no slice.
     wait_until(lambda: "copied" in shop.log, lambda: shop.log, 120)
     shop.write()
     wait_until(lambda: _has_begun(shop) and shop.is_current(), lambda: shop.log, 120)
@@ -440,7 +438,7 @@ def _has_begun(shop: Shop) -> bool:
 
 
 @pytest.mark.long
-def test_a_listing_that_is_late_loses_and_doubles_nothing(shop: Shop) -> None:
+def test_a_stale_listing_loses_and_doubles_nothing(shop: Shop) -> None:
     assert shop("run")[0] == 0, shop.log
     for seconds in (0.3, 2.0, 10.0):
         for _ in range(2):
@@ -453,7 +451,7 @@ def test_a_listing_that_is_late_loses_and_doubles_nothing(shop: Shop) -> None:
 
 
 @pytest.mark.long
-def test_runs_that_are_killed_on_a_bad_day_are_made_good(shop: Shop) -> None:
+def test_runs_killed_amid_faults_are_completed_by_the_next(shop: Shop) -> None:
     for number in range(8):
         shop.proxy.refuse((SLOW_DOWN, CUT, INTERNAL)[number % 3], every=4)
         shop.write()

@@ -1,7 +1,7 @@
-"""What goes wrong around pgsieve all day: sessions end, timeouts and settings come, networks break, servers crash, disks fill.
+"""All kinds of trouble around pgsieve: ended sessions, timeouts, settings, broken networks, server crashes, full disks.
 
-In: the server, the role that pgsieve connects as, the proxy and the disk that it uses. Out: a thread that makes trouble
-until it is told to stop, and then leaves a calm world; what it did is counted.
+In: the server, the role that pgsieve connects as, its proxy and its disk. Out: a thread that makes trouble until it is stopped,
+then ends all trouble. It counts what it did.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.faults.disk import Disk
 from tests.faults.proxy import Proxy
 from tests.replication.test_settings import SETTINGS as INHERITED
 
-#: The role that pgsieve connects as: what is done to it concerns nobody else.
+#: The role that only pgsieve connects as, so that only pgsieve is affected.
 ROLE = "sieve"
 TIMEOUTS = (
     "statement_timeout",
@@ -27,10 +27,10 @@ TIMEOUTS = (
     "idle_in_transaction_session_timeout",
     "transaction_timeout",
 )
-#: These keep the writers, which have the database's too, from writing.
+#: Settings of the role alone: as settings of the database they would keep the writers from writing.
 _OF_ROLE = {"default_transaction_read_only": "on", "client_encoding": "sql_ascii", "search_path": "other"}
 _OF_DATABASE = {name: value for name, value in INHERITED.items() if name not in _OF_ROLE}
-#: From version 19 on these have one value.
+#: From version 19 on these settings have a fixed value.
 _OUTDATED = {"standard_conforming_strings", "escape_string_warning"}
 
 _SESSIONS = f"FROM pg_stat_activity WHERE usename = '{ROLE}'"
@@ -44,7 +44,7 @@ _ENDED = {
 
 
 class Troubles(Worker):
-    """Makes trouble of each kind; `disk` can be full, and is None where nothing can be mounted."""
+    """Makes trouble of each kind. `disk` can be filled; it is None if nothing can be mounted."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Troubles(Worker):
                 self.did[f"settings of a {place.partition(' ')[0].lower()}"] += 1
 
     def _stay_open(self, _: psycopg.Connection) -> None:
-        """A transaction of another database, for which every copy waits, is open until this is drawn again."""
+        """Open a transaction in another database, for which every copy waits. When drawn again, close it."""
         if self._open is not None:
             self._open.close()
             self._open = None
@@ -107,7 +107,7 @@ class Troubles(Worker):
         self.did["transactions left open"] += 1
 
     def _lock_table(self, connection: psycopg.Connection) -> None:
-        """A table is locked as ALTER TABLE and VACUUM do, some of the time for longer than pgsieve waits for it."""
+        """Lock a table as ALTER TABLE and VACUUM do, sometimes for longer than pgsieve waits."""
         published = (
             "SELECT DISTINCT format('%I.%I', schemaname, tablename) FROM pg_publication_tables ORDER BY 1"
         )
@@ -134,7 +134,7 @@ class Troubles(Worker):
         self.did["server crashes" if immediate else "server restarts"] += 1
 
     def _fill_disk(self, _: psycopg.Connection) -> None:
-        """The file system has a little room, or none."""
+        """Leave little or no space in the file system."""
         assert self.disk is not None
         self.disk.fill(1024 * self.random.choice([0, 16, 72, 112, 160, 400]))
         self.done.wait(self.random.uniform(0.5, 3))
@@ -142,7 +142,7 @@ class Troubles(Worker):
         self.disk.make_room()
 
     def _calm(self) -> None:
-        """All is well again."""
+        """End all trouble."""
         self.proxy.heal()
         if not self.server.running:
             self.server.start()
@@ -155,7 +155,7 @@ class Troubles(Worker):
 
 
 def _places(connection: psycopg.Connection) -> tuple[str, str, str]:
-    """Where a session of pgsieve inherits settings from."""
+    """The objects from which a session of pgsieve inherits settings."""
     database = f"DATABASE {connection.info.dbname}"
     return f"ROLE {ROLE}", database, f"ROLE {ROLE} IN {database}"
 

@@ -1,7 +1,8 @@
-"""Alterations that are undone at once, of tables of their own: what is left of them is what was sent meanwhile.
+"""Alterations that are undone at once. Their only trace is in the changes that were sent meanwhile.
 
-In: the publisher. Out: a thread that makes them, one after the other, while pgsieve runs. Each id is used once, so that a row that was
-sent for a while is in no later row's way. A row filter that fails is among them: no oracle has its publication.
+In: the publisher. Out: a thread that makes the alterations, one after the other, while pgsieve runs. The tables are used by no other
+thread. Each id is used once, so that a row which was sent for a while conflicts with no later row. One alteration has a failing
+row filter; its publication has no oracle.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import psycopg
 
 from tests.faults.busy_publisher import Worker
 
-#: On the publisher and on the oracles; and what these have besides, for rows of other partitions and names.
+#: Tables of the publisher and the oracles. `REST` is for the oracles only, for rows of other partitions and names.
 TABLES = """
 CREATE SCHEMA wide;
 CREATE TABLE wide.wandering (id int PRIMARY KEY, v text);
@@ -35,10 +36,10 @@ CREATE PUBLICATION undone FOR {_TABLES} WITH (publish_via_partition_root = true)
 CREATE PUBLICATION more FOR TABLE nothing;
 CREATE PUBLICATION fragile FOR TABLE fragile WHERE (100 / n > 3) WITH (publish = 'insert');
 """
-#: The rows of `fragile` that its filter selects, once none is left on which it fails.
+#: The rows of `fragile` that its filter selects, once no row is left on which it fails.
 SELECTED = "SELECT id, n FROM fragile WHERE 100 / n > 3"
 
-#: How everything was, after a crash in the middle of an alteration, too.
+#: Restores the normal state, also after a crash in the middle of an alteration.
 _RESTORED = f"""
 ALTER PUBLICATION more SET TABLE nothing;
 ALTER PUBLICATION undone SET {_TABLES};
@@ -47,7 +48,7 @@ ALTER TABLE wide.wandering REPLICA IDENTITY DEFAULT;
 DELETE FROM fragile WHERE n = 0;
 """
 _ATTACHED = "ALTER TABLE trees ATTACH PARTITION trees_one FOR VALUES FROM (0) TO (1000000)"
-#: `n` is a number of which no row has it or one of the next nine. Between these statements pgsieve may look.
+#: `n` is a number: no row has it or one of the next nine. pgsieve may look between these statements.
 _APART = {
     "table published for a while": """ALTER PUBLICATION more ADD TABLE wide.wandering;
         INSERT INTO wide.wandering VALUES (-{n}, 'sent'), ({n}, 'sent');
@@ -79,7 +80,7 @@ _APART = {
         ALTER PUBLICATION more ADD TABLE wide.wandering; INSERT INTO fragile VALUES ({n} + 2, 0);
         INSERT INTO wide.wandering VALUES (-{n}, 'sent'); ALTER PUBLICATION more DROP TABLE wide.wandering""",
 }
-#: These are one transaction: a run that looked in between would find another table, and a subscription would have to be refreshed.
+#: Each of these is one transaction: in between, a run would see another table, and a subscription would need a refresh.
 _AT_ONCE = {
     "renamed and back": """ALTER TABLE wide.wandering RENAME TO w; INSERT INTO wide.w VALUES ({n}, 'not sent');
         ALTER TABLE wide.w RENAME TO wandering; INSERT INTO wide.wandering VALUES ({n} + 1, 'sent')""",
@@ -97,7 +98,7 @@ _numbers = itertools.count(10, 10)
 
 
 class Undone(Worker):
-    """Makes these alterations; after one that a crash has interrupted all is put back before the next."""
+    """Makes these alterations. If a crash interrupted one, it restores the normal state before the next."""
 
     def __init__(self, conninfo: str, random: Random, pause: tuple[float, float]) -> None:
         super().__init__(conninfo, random, pause)
@@ -118,7 +119,7 @@ class Undone(Worker):
 
 
 def restore(connection: psycopg.Connection) -> None:
-    """Put back what an alteration has not undone, and take away the rows on which a filter fails."""
+    """Restore the normal state, and delete the rows on which a filter fails."""
     for statement in _RESTORED.split(";"):
         connection.execute(statement)
     if not connection.execute("SELECT FROM pg_inherits WHERE inhrelid = 'trees_one'::regclass").fetchall():
