@@ -1,7 +1,7 @@
 """Other Sparks than a local session: a standalone cluster of two workers, and a Spark Connect server.
 
-Both are real, started from the pyspark wheel by the scripts of deploy/spark. The cluster's Python cannot import pgsieve: nothing may lean on
-driver and executors sharing a process, a working folder or an import path. With the lake on S3 they share no folder at all.
+Both are real, started from the pyspark wheel by the scripts of deploy/spark. The cluster's Python cannot import pgsieve, so no code may
+rely on a process, a working folder or an import path that driver and executors share. With a lake on S3 they share no folder at all.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def database(publisher_server: EmbeddedServer) -> Iterator[psycopg.Connection]:
 
 @dataclass(frozen=True)
 class _Lake:
-    """Where a lake is, and the S3 server that it is on; none: it is in a folder."""
+    """The address of a lake, and its S3 server; None if the lake is in a folder."""
 
     address: str
     store: S3Server | None = None
@@ -73,7 +73,7 @@ def lake(request: pytest.FixtureRequest, tmp_path: Path) -> _Lake:
 
 
 class _Pgsieve:
-    """Commands on a configuration whose Spark is elsewhere."""
+    """Runs commands with a configuration whose Spark is elsewhere."""
 
     def __init__(
         self, folder: Path, lake: _Lake, server: EmbeddedServer, master: str, conf: dict[str, str]
@@ -82,7 +82,7 @@ class _Pgsieve:
         written = {
             "lake": lake.address,
             **({"storage": dict(lake.store.storage)} if lake.store else {}),
-            # No table is so small that the executors are left out.
+            # Every table counts as large, so that executors work on it.
             "spark": {"master": master, "conf": {**conf, "spark.pgsieve.smallBytes": "-1"}},
             "sources": {"shop": {"conninfo": server.conninfo(dbname="engines")}},
             "subscriptions": {"sales": {"source": "shop", "publications": ["p"]}},
@@ -116,7 +116,7 @@ class _Pgsieve:
 
 
 def _replicates(pgsieve: _Pgsieve, lake: _Lake, database: psycopg.Connection) -> None:
-    """Initial sync, increments, a column more, the consistency check and a repair, each in a process of its own."""
+    """Initial sync, increments, an added column, a consistency check and a repair, each in a separate process."""
     assert "7" in pgsieve("run")
     _write(database, 11)
     pgsieve("run")
@@ -131,7 +131,7 @@ def _replicates(pgsieve: _Pgsieve, lake: _Lake, database: psycopg.Connection) ->
 
 
 def _write(database: psycopg.Connection, number: int) -> None:
-    """Changes of every kind, those of keys too; `number` is above that of an earlier call by 3 at least."""
+    """Commit changes of every kind, also of keys. Each call's `number` exceeds the one before by at least 3."""
     database.execute("insert into items values (%s, 'EMEA'), (%s, 'APAC')", [number, 1000 + number])
     database.execute("insert into log values ('b'), ('b')")
     database.execute("update log set line = 'c' where ctid = (select min(ctid) from log)")
@@ -142,7 +142,7 @@ def _write(database: psycopg.Connection, number: int) -> None:
 
 
 def _lose_executors(folder: Path, ended: threading.Event) -> None:
-    """Kill executors of a cluster in a folder that run Python; a few: else the application may wait for others for good."""
+    """Kill executors of a cluster that run Python, but only four: otherwise the application may wait for new ones forever."""
     lost: set[str] = set()
     while len(lost) < 4 and not ended.wait(0.3):
         for path in Path("/proc").glob("[0-9]*"):
@@ -157,13 +157,14 @@ def _lose_executors(folder: Path, ended: threading.Event) -> None:
 
 
 @pytest.mark.long
-def test_a_standalone_cluster_replicates_also_where_executors_are_lost(
+def test_a_standalone_cluster_replicates_even_if_executors_are_lost(
     server_folder: Path,
     publisher_server: EmbeddedServer,
     database: psycopg.Connection,
     lake: _Lake,
     tmp_path: Path,
 ) -> None:
+    """It takes long: a cluster starts, and every command starts a session on it."""
     with configured_cluster(tmp_path) as (master, conf):
         pgsieve = _Pgsieve(tmp_path, lake, publisher_server, master, conf)
         _replicates(pgsieve, lake, database)
@@ -176,7 +177,7 @@ def test_a_standalone_cluster_replicates_also_where_executors_are_lost(
         printed, _ = running.communicate(timeout=600)
         ended.set()
         losing.join()
-        # Spark may make good what it lost; else the run ends, and no table is set aside for it.
+        # Spark may recover from the loss. Otherwise the run ends, and no table is set aside.
         assert running.returncode in {0, 2}, printed
         pgsieve = _Pgsieve(tmp_path, lake, publisher_server, master, conf)
         pgsieve("run")
@@ -188,18 +189,18 @@ def test_a_standalone_cluster_replicates_also_where_executors_are_lost(
 def test_a_run_says_that_it_waits_for_executors(
     publisher_server: EmbeddedServer, database: psycopg.Connection, tmp_path: Path
 ) -> None:
-    """Long: a session may be silent for twenty seconds before it is said."""
+    """It takes long: pgsieve reports a wait only after twenty seconds."""
     with configured_cluster(tmp_path, workers=0) as (master, conf):
         pgsieve = _Pgsieve(tmp_path, _Lake(str(tmp_path / "lake")), publisher_server, master, conf)
         running = pgsieve.start("run")
         assert running.stdout is not None
-        said = next(line for line in running.stdout if "no free executor" in line)
+        message = next(line for line in running.stdout if "no free executor" in line)
         running.kill()
         running.wait()
-    assert "Spark has run nothing for 20 seconds" in said
+    assert "Spark has run nothing for 20 seconds" in message
 
 
-@pytest.mark.long  # tests/faults has the same Spark
+@pytest.mark.long  # tests/faults uses the same kind of Spark
 def test_a_spark_connect_server_replicates(
     server_folder: Path,
     publisher_server: EmbeddedServer,
@@ -207,6 +208,7 @@ def test_a_spark_connect_server_replicates(
     lake: _Lake,
     tmp_path: Path,
 ) -> None:
+    """It takes long: a Spark Connect server starts, and each command is a process."""
     on_s3 = lake.store is not None
     with connect_server(tmp_path / "connect", python_without_pgsieve(tmp_path), on_s3=on_s3) as master:
         _replicates(_Pgsieve(tmp_path, lake, publisher_server, master, {}), lake, database)

@@ -1,4 +1,4 @@
-"""What pgsieve takes for a lake's address is one place for Spark, for delta-rs, and for the files that executors write."""
+"""Each address that pgsieve accepts for a lake is the same place for Spark, for delta-rs, and for files that executors write."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def spark(s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield writer
 
 
-def _taken(prefix: str) -> str:
-    """All characters that may stand in a path after a prefix, between letters."""
-    found = [
+def _accepted(prefix: str) -> str:
+    """All characters that pgsieve accepts in a path after a prefix, between letters."""
+    characters = [
         c
         for c in string.printable + "äŁ日"
         if misread(f"{prefix}/a{c}b") is None and c not in "/\n\r\t\x0b\x0c"
     ]
-    return "".join(found)
+    return "".join(characters)
 
 
-def test_every_character_that_is_taken_is_the_same_to_both_engines(
+def test_every_accepted_character_is_the_same_for_both_engines(
     s3_server: S3Server, spark: SparkWriter, tmp_path: Path
 ) -> None:
     store = pafs.S3FileSystem(
@@ -49,7 +49,7 @@ def test_every_character_that_is_taken_is_the_same_to_both_engines(
         allow_bucket_creation=True,
     )
     store.create_dir(DOTTED)
-    in_uris, in_folders = _taken(f"s3://{BUCKET}"), _taken(str(tmp_path))
+    in_uris, in_folders = _accepted(f"s3://{BUCKET}"), _accepted(str(tmp_path))
     assert set(in_uris) >= set(f"{string.ascii_letters}{string.digits} ~!$&'()+,-.:;=@_ä日")
     addresses = [f"s3://{BUCKET}/a{in_uris}b", f"S3A://{DOTTED}/a b/", f"{tmp_path}/a{in_folders}b"]
     for address in addresses:
@@ -67,7 +67,7 @@ def test_every_character_that_is_taken_is_the_same_to_both_engines(
         by_files = lake.local.matches(path, keys, [np.ones(3, np.bool_)], None)
         assert by_files is not None
         assert sorted(keys["id"][key].as_py() for match in by_files for key in match.keys) == [1, 2, 3]
-        # Nothing is anywhere else.
+        # All files are at this address.
         assert lake.store.has(f"{path}/_delta_log/00000000000000000002.json")
         assert lake.local.remove(f"{lake.uri}/sales")
         assert not lake.local.exists(path)

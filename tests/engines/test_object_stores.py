@@ -1,4 +1,4 @@
-"""A lake on S3, by the command line: from validation to dropping, and what is left of its secret: nothing."""
+"""A lake on S3 from validation to dropping, by the command line. Its secret appears nowhere."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.fixtures import commands
 from tests.fixtures.s3_server import KEY, REGION, SECRET, S3Server
 from tests.fixtures.servers import drop_slots
 
-#: What has Spark write any batch.
+#: Settings with which Spark writes every batch.
 BY_SPARK = {"spark.pgsieve.smallBytes": -1}
 KEYS = f"aws_access_key_id = {KEY}\naws_secret_access_key = {SECRET}\n"
 
@@ -52,7 +52,7 @@ def database(publisher_server: EmbeddedServer) -> Iterator[psycopg.Connection]:
 
 
 class Pgsieve:
-    """Commands on a lake on S3, and all that they and their processes show."""
+    """Runs commands on a lake on S3. Records their output, and the command lines of their processes."""
 
     def __init__(self, folder: Path, lake: str, store: S3Server, source: str, publication: str) -> None:
         self.folder, self.path, self.seen = folder, folder / "pgsieve.yaml", ""
@@ -82,7 +82,7 @@ class Pgsieve:
         self.configure()
 
     def configure(self, **conf: str) -> None:
-        """Write pgsieve.yaml, with more settings of Spark."""
+        """Write pgsieve.yaml, with additional settings of Spark."""
         spark = {**self._written["spark"], "conf": {**self._written["spark"]["conf"], **conf}}
         self.path.write_text(yaml.safe_dump({**self._written, "spark": spark}))
 
@@ -105,16 +105,16 @@ class Pgsieve:
 
     @property
     def printed(self) -> str:
-        """What the commands have printed."""
+        """The output of all commands."""
         return self._output.read_text() if self._output.exists() else ""
 
     @property
     def left(self) -> bytes:
-        """What is in the files that the commands have left on this machine."""
+        """The contents of the files that the commands left on this machine."""
         return b"".join(path.read_bytes() for path in self.folder.rglob("*") if path.is_file())
 
     def _watch(self, started: BaseProcess) -> None:
-        """Take down how a command starts processes, until it ends: every user of a machine can read that."""
+        """Record the command lines of a command's processes until it ends: every user of a machine can read them."""
         titles, deadline = set[str](), time.monotonic() + 600
         while started.is_alive() and time.monotonic() < deadline:
             with suppress(psutil.Error):
@@ -144,7 +144,7 @@ def pgsieve(
 def test_a_lake_on_s3_is_followed_and_dropped(
     pgsieve: Pgsieve, database: psycopg.Connection, s3_server: S3Server, s3_folder: str
 ) -> None:
-    """Three commands, each in a process of its own, beside an S3 server."""
+    """It takes long: three commands, each a process, and an S3 server."""
     pgsieve("run", JAVA_HOME="/none")  # a small copy needs no JVM
     path = f"{s3_folder}/sales/public/plain"
     assert ids_in(path, s3_server) == [1, 2]
@@ -168,10 +168,10 @@ def test_a_lake_on_s3_is_followed_and_dropped(
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("pgsieve", ["p"], indirect=True)
-def test_a_lake_that_is_copied_from_a_folder_goes_on_on_s3(
+def test_a_lake_that_is_copied_from_a_folder_to_s3_continues_there(
     pgsieve: Pgsieve, database: psycopg.Connection, s3_server: S3Server, s3_folder: str, tmp_path: Path
 ) -> None:
-    """Object by object, with any tool; credentials come from the environment alone."""
+    """It takes long: ten commands. The lake's files are copied object by object; credentials come only from the environment."""
     database.execute("""create table "Größe ""x""/y" (id int primary key, note text)""")
     database.execute("""insert into "Größe ""x""/y" values (1, 'a')""")
     database.execute("""alter publication p add table "Größe ""x""/y" """)
@@ -187,7 +187,7 @@ def test_a_lake_that_is_copied_from_a_folder_goes_on_on_s3(
     )
     pafs.copy_files(str(tmp_path / "a lake"), s3_folder.removeprefix("s3://"), destination_filesystem=store)
     on_s3.pop("storage")
-    # A secret among Spark's own settings is in the command that starts a JVM, but in no record and no message.
+    # A secret in Spark's own settings is in the command line of a JVM, but in no record and no message.
     settings = {**on_s3["spark"]["conf"], "spark.hadoop.fs.s3a.secret.key": "${STORE_SECRET}"}
     pgsieve.path.write_text(yaml.safe_dump({**on_s3, "spark": {**on_s3["spark"], "conf": settings}}))
     database.execute("""update "Größe ""x""/y" set note = 'b'; delete from items where id = 3""")
@@ -201,7 +201,7 @@ def test_a_lake_that_is_copied_from_a_folder_goes_on_on_s3(
     pgsieve.path.write_text(yaml.safe_dump(on_s3))
     database.execute("truncate items; insert into items values (1, 'EMEA')")
     assert "spark.sql.extensions" not in pgsieve.seen
-    pgsieve("run", **s3_server.environment)  # Spark finds the credentials where delta-rs does.
+    pgsieve("run", **s3_server.environment)  # Spark takes the credentials from the same place as delta-rs
     assert "spark.sql.extensions" in pgsieve.seen
     pgsieve("check", **environment)
     pgsieve("drop", "sales", "--delete-tables", **environment)
@@ -210,7 +210,7 @@ def test_a_lake_that_is_copied_from_a_folder_goes_on_on_s3(
 
 
 class Profiles:
-    """The files of AWS' tools, and a lake that finds there what its `storage` does not have."""
+    """The files of AWS' tools, and a lake whose settings come from there as far as `storage` does not set them."""
 
     def __init__(self, pgsieve: Pgsieve, home: Path) -> None:
         self.pgsieve, self.folder = pgsieve, home / ".aws"
@@ -232,7 +232,7 @@ class Profiles:
 
 @pytest.fixture
 def profiles(pgsieve: Pgsieve, tmp_path_factory: pytest.TempPathFactory) -> Profiles:
-    """Outside of the folder in which commands leave what they may."""
+    """The files are outside of the folder in which commands may leave files."""
     return Profiles(pgsieve, tmp_path_factory.mktemp("home"))
 
 
@@ -263,15 +263,15 @@ def test_a_profile_of_aws_tools_is_read_beside_an_endpoint(
 @pytest.mark.drawn
 @pytest.mark.slow
 @pytest.mark.parametrize("pgsieve", ["p"], indirect=True)
-def test_a_role_that_a_profile_names_is_told_to_be_unasked_beside_an_endpoint(
+def test_a_profiles_role_is_reported_as_unused_if_an_endpoint_is_set(
     pgsieve: Pgsieve, s3_server: S3Server, profiles: Profiles
 ) -> None:
     role = "[profile lake]\nrole_arn = arn:aws:iam::1:role/lake\nsource_profile = default\n"
     profiles.write(config=role, endpoint=s3_server.url, region=REGION)
     for command in ("validate", "run"):
-        said = profiles(command, ends=2, JAVA_HOME="/none")
-        assert "there are no credentials for the store" in said
-        assert "a role, single sign-on or a process is not asked there" in said
+        output = profiles(command, ends=2, JAVA_HOME="/none")
+        assert "there are no credentials for the store" in output
+        assert "a role, single sign-on or a process is not asked there" in output
 
 
 @pytest.mark.long
@@ -297,7 +297,7 @@ def test_spark_finds_the_profile_that_delta_rs_does(
     assert SECRET not in pgsieve.seen
 
 
-#: The net change of each table has everything: new rows, moved keys, rows that leave and enter the filter.
+#: The net change of each table has new rows, moved keys, and rows that start and stop to match the filter.
 CHANGES = """
 insert into items values (12, 'EMEA'), (13, 'APAC');
 update items set region = 'APAC' where id = 1;
@@ -319,7 +319,7 @@ insert into plain values (3, 'c')
 def test_a_lake_on_s3_is_written_checked_repaired_and_dropped_and_shows_no_secret(
     pgsieve: Pgsieve, database: psycopg.Connection, s3_server: S3Server, s3_folder: str
 ) -> None:
-    """Seven commands, each in a process of its own; two of them start a JVM."""
+    """It takes long: seven commands, each a process; two of them start a JVM."""
     items, log, plain = (f"{s3_folder}/sales/public/{table}" for table in ("items", "log", "plain"))
 
     def replicas() -> tuple[list[int], list[str | None], list[int]]:
@@ -330,7 +330,7 @@ def test_a_lake_on_s3_is_written_checked_repaired_and_dropped_and_shows_no_secre
     assert replicas() == ([*range(1, 11)], ["a", "a", None], [1, 2])
     for statement in CHANGES.split(";"):
         database.execute(statement)
-    # Many changes of a table without a key are Spark's.
+    # Many changes of a table without a key need Spark.
     pgsieve.configure(**{"spark.pgsieve.smallBytes": "-1"})
     pgsieve("run")
     pgsieve.configure()
@@ -346,7 +346,7 @@ def test_a_lake_on_s3_is_written_checked_repaired_and_dropped_and_shows_no_secre
     assert not DeltaTable.is_deltatable(items, s3_server.delta_rs)
 
     seen, left = pgsieve.seen.encode(), pgsieve.left
-    # These were looked through: the command that starts the JVM, Spark's event log, Dagster's records, commits.
+    # The secret is in none of these: the JVM's command line, Spark's event log, Dagster's records, the commits.
     assert b"org.apache.spark.deploy.SparkSubmit" in seen
     assert b"SparkListenerApplicationStart" in left
     assert b"initial_sync" in left

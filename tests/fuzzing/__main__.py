@@ -1,8 +1,8 @@
 """Fuzz one target, guided by coverage: `python -m tests.fuzzing TARGET CORPUS [-max_total_time=SECONDS ...]`.
 
-CORPUS is a folder, made where it is missing: of inputs to begin with, to which the recorded streams and whatever
-reaches more code are added. The options are libFuzzer's. Ends with an error at the first finding, and with
-its input in a file (`-artifact_prefix=` says where). atheris comes as a wheel for Linux on x86-64 only.
+CORPUS is a folder of first inputs, created if it is missing. The recorded streams are added to it, and later every input that reaches
+more code. The options are libFuzzer's. The program ends with an error at the first finding, and writes its input to a file
+(`-artifact_prefix=` sets the folder). atheris has a wheel only for Linux on x86-64.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ with atheris.instrument_imports(include=["pgsieve.decoding"]):
     from tests.fuzzing.targets import TARGETS, seeds
 
 LIMITS = ("-timeout=5", "-rss_limit_mb=2048", "-max_len=8192")
-"""An input that takes more seconds or memory is a finding, too.
+"""An input that needs more seconds or memory than this is also a finding.
 
-atheris 3.0 never frees the results of comparisons that it watches: with those of numpy's arrays, `headers` and
-`columns` grow by about a kilobyte an input, and reach the limit after more than a million.
+atheris 3.0 never frees the results of the comparisons that it watches. Because of numpy's arrays, `headers` and `columns` grow by about
+a kilobyte per input, and reach the limit after more than a million inputs.
 """
 
 

@@ -1,8 +1,8 @@
-"""What is fuzzed: functions of arbitrary bytes that return, or raise where something is wrong with pgsieve.
+"""The fuzzed functions. Each takes arbitrary bytes, and raises if pgsieve mishandles them.
 
-Each feeds bytes to one reader of what a publisher sends. Refusing them with the documented error is right; so
-is taking them, if they then are written back to just these bytes. Every other error is a finding.
-A target's first byte chooses options; a sequence of messages is written with two bytes of length before each.
+Each gives the bytes to one reader of a publisher's messages. A reader may refuse them with the documented error. It may accept them
+if they are the same bytes when written back. Every other error is a finding. A target's first byte chooses options. In a sequence of
+messages, two bytes of length precede each message.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def messages(data: bytes) -> None:
 
 
 def session(data: bytes) -> None:
-    """A sequence of messages; whether they are streamed is for the decoder to know."""
+    """A sequence of messages. The decoder must know which of them are streamed."""
     decoder = Decoder(parallel=data[:1] == bytes([_PARALLEL]))
     for message in unframed(data[1:]):
         try:
@@ -96,7 +96,7 @@ def transactions(data: bytes) -> None:
 
 
 def _assembled(batches: list[list[bytes]], parallel: bool) -> list[bytes] | None:
-    """Whole transactions; None where the messages are refused."""
+    """Whole transactions, or None if the messages are refused."""
     with FileSpool() as spool:
         assembler, scanner = TransactionAssembler(spool, parallel=parallel), HeaderScanner()
         assembled: list[bytes] = []
@@ -111,7 +111,7 @@ def _assembled(batches: list[list[bytes]], parallel: bool) -> list[bytes] | None
 
 
 def columns(data: bytes) -> None:
-    """Changes of a relation whose columns the first byte chooses, decoded column by column."""
+    """Changes of a relation, decoded column by column. The first byte chooses the relation's columns."""
     width = data[0] % (len(_TYPES) + 1) if data else 0
     received = list(unframed(data[1:]))
     relation = RelationColumns(tuple(f"c{n}" for n in range(width)), _TYPES[:width])
@@ -139,7 +139,7 @@ def lsn(data: bytes) -> None:
 
 
 def unframed(data: bytes) -> Iterator[bytes]:
-    """Split a sequence of messages; the last may be cut short."""
+    """Split a sequence of messages. The last one may be truncated."""
     while data:
         end = 2 + int.from_bytes(data[:2], "big")
         yield data[2:end]
@@ -147,12 +147,12 @@ def unframed(data: bytes) -> Iterator[bytes]:
 
 
 def framed(received: list[bytes]) -> bytes:
-    """What `unframed` splits."""
+    """Join messages to a sequence that `unframed` splits."""
     return b"".join(len(message).to_bytes(2, "big") + message for message in received)
 
 
 def seeds(name: str) -> Iterator[bytes]:
-    """Inputs to begin with: what servers sent."""
+    """The first inputs: messages that servers sent."""
     if name == "lsn":
         yield from (b"0/0", b"16/B374D848", b"FFFFFFFF/ffffffff")
         return

@@ -1,7 +1,7 @@
-"""Malformed bytes are refused with the documented error, whatever is done to what servers sent.
+"""Malformed bytes are refused with the documented error, however the messages of a server are mutated.
 
-By hypothesis in this process, and guided by coverage (atheris, libFuzzer) in one of its own, for
-PGSIEVE_BUDGET_SECONDS (6) over all targets. `python -m tests.fuzzing` fuzzes one for as long as one likes.
+hypothesis mutates them in this process, and a fuzzer guided by coverage (atheris, libFuzzer) in another, for PGSIEVE_BUDGET_SECONDS
+(6) over all targets. `python -m tests.fuzzing` fuzzes one target for any time.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def mutated(draw, name):
 
 @pytest.mark.parametrize("name", TARGETS)
 @given(st.data())
-def test_what_servers_sent_is_refused_or_taken_when_mutated(name, data):
+def test_mutated_messages_are_refused_or_accepted(name, data):
     TARGETS[name](data.draw(mutated(name)))
 
 
@@ -63,7 +63,7 @@ def test_what_servers_sent_is_refused_or_taken_when_mutated(name, data):
 @settings(max_examples=50)
 @given(st.data())
 def test_memory_is_bounded_by_the_bytes(name, data):
-    """A value of one byte is an object of some words; nothing is as large as a count or a length says."""
+    """A value of one byte needs an object of several words, but no object is as large as a count or a length in the bytes says."""
     malformed = data.draw(mutated(name))
     tracemalloc.start()
     try:
@@ -74,7 +74,7 @@ def test_memory_is_bounded_by_the_bytes(name, data):
     assert peak < 64 * len(malformed) + 16_384
 
 
-if (sys.platform, platform.machine()) == ("linux", "x86_64"):  # where atheris has a wheel
+if (sys.platform, platform.machine()) == ("linux", "x86_64"):  # atheris has a wheel here
 
     @pytest.mark.drawn
     @pytest.mark.parametrize("name", TARGETS)
@@ -99,4 +99,4 @@ if (sys.platform, platform.machine()) == ("linux", "x86_64"):  # where atheris h
         assert fuzzing.returncode == 0, "\n".join([fuzzing.stdout, fuzzing.stderr[-4000:], *findings])
         done = re.search(r"Done (\d+) runs", fuzzing.stderr)
         assert done is not None
-        assert int(done[1]) > len(seeds_of(name)), "no more than the seeds were tried"
+        assert int(done[1]) > len(seeds_of(name)), "only the seeds were tried"

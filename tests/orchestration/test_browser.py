@@ -1,4 +1,4 @@
-"""What a person does in the web interface, in a real browser; the tests go on where the one before them ended. No JVM."""
+"""Actions of a person in the web interface, in a real browser. The tests continue each other, in order. They need no JVM."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def _rows(web: Web, table: str) -> int:
 
 
 def _run(web: Web) -> None:
-    """All tables are copied: of what was not Dagster asks whether one is sure."""
-    environ = {**os.environ, "DAGSTER_HOME": ""}  # The records of `pgsieve ui`.
+    """Run pgsieve: for tables that were never copied, Dagster would ask for a confirmation."""
+    environ = {**os.environ, "DAGSTER_HOME": ""}  # the records of `pgsieve ui`
     done = commands.run("run", "-c", str(web.path), environment=environ)
     assert done.returncode == 0, done.stderr
 
@@ -62,7 +62,7 @@ def test_the_graph_shows_the_steps_and_the_replicas(web: Web, page: Page) -> Non
         for asset in assets:
             expect(page.get_by_text(asset, exact=True).first).to_be_visible()
     page.wait_for_load_state("networkidle")
-    expect(page.get_by_text("Join the Dagster community")).to_have_count(0)  # Dagster's newsletter.
+    expect(page.get_by_text("Join the Dagster community")).to_have_count(0)  # Dagster's newsletter
 
 
 def test_chosen_tables_are_copied(web: Web, page: Page) -> None:
@@ -79,7 +79,7 @@ def test_chosen_tables_are_copied(web: Web, page: Page) -> None:
 
 
 def test_a_job_applies_what_has_changed(web: Web, page: Page) -> None:
-    # Dagster asks whether one is sure as long as a table that the cut is made of has no record.
+    # Dagster asks for a confirmation while a table of the cut has no record.
     _run(web)
     web.database.execute("insert into orders values (10, 'EMEA'), (11, 'APAC')")
     page.goto(f"{web.address}/locations/pgsieve.pipelines.definitions/jobs/shop_increments")
@@ -90,7 +90,7 @@ def test_a_job_applies_what_has_changed(web: Web, page: Page) -> None:
 
 
 def _runs(web: Web) -> list[str]:
-    """The ids of Dagster's runs, the newest first."""
+    """The ids of Dagster's runs, newest first."""
     query = {"query": "{ runsOrError { ... on Runs { results { id } } } }"}
     request = urllib.request.Request(
         f"{web.address}/graphql", json.dumps(query).encode(), {"Content-Type": "application/json"}
@@ -100,7 +100,7 @@ def _runs(web: Web) -> list[str]:
 
 
 def _materialize_all(web: Web, page: Page) -> str:
-    """Run the job of increments; the id of its run."""
+    """Run the job of increments. Return the id of its run."""
     before = _runs(web)
     page.goto(f"{web.address}/locations/pgsieve.pipelines.definitions/jobs/shop_increments")
     page.get_by_role("button", name=re.compile("Materialize all")).click()
@@ -110,7 +110,7 @@ def _materialize_all(web: Web, page: Page) -> str:
 
 @pytest.mark.long
 def test_a_run_that_is_cancelled_loses_nothing(web: Web, page: Page) -> None:
-    """It is cancelled while its changes wait: they are in the change log and confirmed, and in no replica."""
+    """It takes long: two runs. The run is cancelled while its changes wait: they are confirmed, but in no replica."""
     config = load_config(web.path)
     _run(web)
     before = _rows(web, "orders")
@@ -145,7 +145,7 @@ def test_a_run_that_fails_says_what_to_do(web: Web, page: Page) -> None:
 
 
 def test_a_table_that_is_set_aside_is_red_and_the_others_are_not(web: Web, page: Page) -> None:
-    """Takes half a minute: two runs of Dagster's, and the pages of both tables."""
+    """It takes half a minute: two runs of Dagster, and the pages of both tables."""
     _run(web)
     states = TableStates(project(load_config(web.path)).lake.open(), "sales")
     ready = states.newest()["public", "customers"]
@@ -167,14 +167,14 @@ def test_a_table_that_is_set_aside_is_red_and_the_others_are_not(web: Web, page:
     # Dagster shows the command as code.
     reason = page.locator("p", has_text=re.compile("a value; *pgsieve resync sales public.customers"))
     expect(reason.first).to_be_visible()
-    # It is copied again where Dagster says so, and is well.
+    # After a copy that Dagster starts, the table is well again.
     states.append([ready])
     _run(web)
 
 
 def test_a_schedule_is_switched_on(web: Web, page: Page) -> None:
     page.goto(f"{web.address}/automation")
-    # The row's other label selects it.
+    # The row's other label selects the row.
     switch = page.locator('[data-index]:has-text("shop_increments_schedule") label[class*="formatSwitch"]')
     expect(switch.locator("input")).to_be_enabled()
     switch.click()
@@ -196,7 +196,7 @@ def test_a_check_that_fails_is_red_and_says_why(web: Web, page: Page) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_a_run_in_progress_and_the_next_one_goes_on(
+def test_a_signal_ends_a_run_in_progress_and_the_next_one_continues(
     publisher_server: EmbeddedServer, page: Page, tmp_path: Path, number: signal.Signals
 ) -> None:
     with served(publisher_server, tmp_path, f"browser_{number.name.lower()}") as web:

@@ -1,4 +1,4 @@
-"""The whole graph on a real Dagster instance: a run, the schedule's run, a backfill, and a check that fails."""
+"""The whole graph on a real Dagster instance: a run, a scheduled run, a backfill, and a failed check."""
 
 from __future__ import annotations
 
@@ -74,12 +74,12 @@ def config(
 
 @pytest.fixture(scope="module")
 def first_run(config: Config) -> SubscriptionRun:
-    """What the first run did, which copies the tables: each test begins with replicas, whichever tests run."""
+    """The first run, which copies the tables. Each test begins with replicas, whichever tests run."""
     return run(config, config.selected([]), _Quiet()).subscriptions[0]
 
 
 def _through_spark(config: Config) -> Config:
-    """The same configuration, with no table so small that Spark is left out."""
+    """The same configuration, but Spark writes every table, however small."""
     written = yaml.safe_load(config.path.read_text())
     written["spark"]["conf"]["spark.pgsieve.smallBytes"] = "-1"
     path = config.path.with_name("spark.yaml")
@@ -88,7 +88,7 @@ def _through_spark(config: Config) -> Config:
 
 
 def _untargeted(config: Config) -> Iterator[dg.AssetCheckKey]:
-    """The checks of each run that are not of their table's newest materialization: Dagster shows them as not evaluated."""
+    """The checks of all runs that do not belong to their table's newest materialization. Dagster shows them as not evaluated."""
     with instance(config) as dagster:
         keys = [
             dg.AssetCheckKey(dg.AssetKey(["sales", "public", table]), name)
@@ -222,7 +222,7 @@ def test_a_backfill_copies_the_chosen_table_and_leaves_the_others(
 @pytest.mark.drawn
 @pytest.mark.usefixtures("first_run")
 def test_the_consistency_check_fails_on_a_replica_that_was_tampered_with(config: Config) -> None:
-    """Runs of the whole graph, and of its checks."""
+    """It takes long: runs of the whole graph and of its checks."""
     defs = definitions(config)
     lake = defs.resources["pgsieve_lake"]
     assert isinstance(lake.engine, SparkEngine)
@@ -288,7 +288,7 @@ def test_a_followed_subscription_gets_changes_as_they_arrive_until_it_is_stopped
         wait_until(lambda: _is_followed(database), log.read_text)
         database.execute("insert into notes values (1001, 'at once')")
         wait_until(lambda: replicated(before + 1), log.read_text, seconds=180)
-        # The connection is cut; what is in progress is sent again.
+        # The connection is cut; transactions in progress are sent again.
         with database.transaction():
             database.execute(
                 "insert into notes select i, repeat('x', 1000) from generate_series(2001, 3000) i"

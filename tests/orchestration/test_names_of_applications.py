@@ -1,4 +1,4 @@
-"""Tables as applications name them: command line, definitions, checks, and the web interface with its server."""
+"""Table names as applications use them: in the command line, the definitions, the checks, and the web interface with its server."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.fixtures.shop import Shop
 
 pytestmark = [pytest.mark.spark, pytest.mark.drawn("together")]
 
-#: (schema, table) and its asset key; the last ones meet where Dagster makes one name of a key.
+#: By (schema, table), the asset key. Dagster would turn the last keys into the same name.
 TABLES = {
     ("public", "User"): "public/User",
     ("public", "user"): "public/user",
@@ -66,7 +66,7 @@ def application(publisher_server: EmbeddedServer, tmp_path_factory: pytest.TempP
         with psycopg.connect(conninfo, autocommit=True) as database:
             for schema, table in TABLES:
                 database.execute(f"create schema if not exists {_sql(schema)}")
-                # Spark alone writes columns whose names Parquet forbids: one table has some.
+                # Only Spark writes columns whose names Parquet forbids; one table has some.
                 text = '"E-Mail ä"' if table == "order items" else "email"
                 database.execute(
                     f'create table {_sql(schema, table)} (id int primary key, "createdAt" date, {text} text)'
@@ -94,10 +94,10 @@ def _rows(application: Shop, name: tuple[str, str]) -> list[int]:
     return sorted(DeltaTable(path).to_pyarrow_table()["id"].to_pylist())
 
 
-def test_a_run_copies_and_applies_them_and_tells_them_by_their_names(
+def test_a_run_copies_and_applies_tables_and_prints_their_names(
     application: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Many commands on all tables."""
+    """It takes long: many commands on all tables."""
     monkeypatch.setenv("COLUMNS", "400")
     (first,) = application.run().subscriptions
     assert {(t.schema, t.name): t.rows for t in first.copied} == dict.fromkeys(TABLES, 1)
@@ -177,7 +177,7 @@ def test_the_sensor_copies_what_is_new_in_one_run_and_once(application: Shop) ->
             dagster.add_dynamic_partitions(addition.partitions_def_name, list(addition.partition_keys))
         asset = defs.resolve_assets_def(dg.AssetKey(["Mirror", "initial_sync"]))
         copies = []
-        # A tick between the submission and the answer asks again: nothing is left to copy by then.
+        # A tick between the submission and the answer asks again. By then there is nothing left to copy.
         for _ in range(2):
             result = dg.materialize([asset], instance=dagster, tags=request.tags)
             events = result.get_asset_materialization_events()
@@ -195,7 +195,7 @@ def test_the_sensor_copies_what_is_new_in_one_run_and_once(application: Shop) ->
 
 
 class _Web:
-    """The GraphQL of a web interface."""
+    """The GraphQL interface of a web server."""
 
     def __init__(self, port: int) -> None:
         self._url = f"http://127.0.0.1:{port}/graphql"
@@ -220,8 +220,8 @@ _LAUNCH = """mutation($params: ExecutionParams!) { launchPipelineExecution(execu
   __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } } }"""
 
 
-def test_the_web_interface_shows_them_and_materialises_one(application: Shop) -> None:
-    """Dagster's web server and code server start, and a run in a process of its own."""
+def test_the_web_interface_shows_the_tables_and_materialises_one(application: Shop) -> None:
+    """It takes long: Dagster's web server and code server start, and a run in a separate process."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

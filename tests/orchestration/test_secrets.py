@@ -1,4 +1,4 @@
-"""No password and no cell value is left where it does not belong, by runs that succeed and by runs that fail."""
+"""Successful and failed runs leave no password and no cell value where it does not belong."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.servers import drop_slots
 
 PASSWORD = "pa'ss \\ w\"ord ${x} %41 =ü"
-#: What of it survives any quoting.
+#: The part of a secret that survives any quoting.
 PLANTED_PASSWORD = 'w"ord ${x} %41 =ü'
 CELL = "cell-4711-value"
-#: Too large for chr(), whose error shows it.
+#: Too large for chr(), whose error message shows it.
 NUMBER = "1987654321"
 
 
 @pytest.fixture
 def conninfo(publisher_server: EmbeddedServer) -> Iterator[str]:
-    """A database with values that cannot be copied, filtered or applied, each of them a secret."""
+    """A database with values that cannot be copied, filtered or applied. Each of them is a secret."""
     with psycopg.connect(publisher_server.conninfo(), autocommit=True) as admin:
         admin.execute("create database secrets")
         made = publisher_server.conninfo(dbname="secrets")
@@ -71,7 +71,7 @@ def _configuration(
 
 
 class Pgsieve:
-    """Runs the command line, and takes down what it prints and what its processes are called."""
+    """Runs the command line. Records its output, and the command lines of its processes."""
 
     def __init__(self, config: Path) -> None:
         self._config, self._printed, self._titles = config, b"", set[bytes]()
@@ -116,7 +116,7 @@ class Pgsieve:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Everything that was left but the configuration and the tables that hold rows."""
+    """All files, except the configuration and the tables that hold rows."""
     rows = {"change_log", "_changes", "public"}
     for path in folder.rglob("*"):
         if path.is_file() and path.name != "pgsieve.yaml" and rows.isdisjoint(path.parts):
@@ -129,7 +129,7 @@ def _files(folder: Path) -> Iterator[Path]:
     "all_by_spark", [False, pytest.param(True, marks=pytest.mark.long)], ids=["one_by_spark", "all_by_spark"]
 )
 def test_secrets_are_left_nowhere(tmp_path: Path, conninfo: str, all_by_spark: bool) -> None:
-    """Each of the commands has a process of its own, which is watched; some start a JVM."""
+    """It takes long: each command is a process whose children are watched, and some start a JVM."""
     pgsieve = Pgsieve(_configuration(tmp_path, conninfo, by_spark=all_by_spark))
     pgsieve("validate")
     assert pgsieve("run", "sales") == 1, "uncopied is set aside"
@@ -149,7 +149,7 @@ def test_secrets_are_left_nowhere(tmp_path: Path, conninfo: str, all_by_spark: b
     _configuration(tmp_path, "port=1 dbname=secrets")
     assert pgsieve("run", environment=gone) == 2, "no server"
     _configuration(tmp_path, "postgresql://me:qxzj@zjqx@127.0.0.1:1/shop", {})
-    assert pgsieve("run") == 2, "libpq takes a part of the password for the host"
+    assert pgsieve("run") == 2, "libpq mistakes a part of the password for the host"
     written = b"".join(path.read_bytes() for path in _files(tmp_path))
     seen = pgsieve.seen
     assert b"set aside" in seen

@@ -1,4 +1,4 @@
-"""What is new in PostgreSQL 19: in this folder, publisher and subscriber are of that version."""
+"""New features of PostgreSQL 19: in this folder publisher and subscriber have that version."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ def publisher_server(publisher_19: EmbeddedServer) -> EmbeddedServer:
 
 @pytest.fixture(scope="session")
 def subscriber_server(subscriber_19: EmbeddedServer) -> EmbeddedServer:
-    """The server whose databases hold what a built-in subscription makes of them."""
+    """The server whose databases have the built-in subscriptions."""
     return subscriber_19

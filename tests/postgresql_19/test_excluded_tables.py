@@ -1,4 +1,4 @@
-"""FOR ALL TABLES EXCEPT: a table that is excluded is neither copied nor replicated (section 29.4 of 19's manual)."""
+"""FOR ALL TABLES EXCEPT: an excluded table is neither copied nor replicated (section 29.4 of the manual of 19)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.fixtures.shop import Shop
 
 pytestmark = pytest.mark.spark
 
-#: Two trees, one of them with a level between, and two tables, one of which inherits from the other.
+#: Two trees, one of them with an inner level, and two tables, one of which inherits from the other.
 TABLES = """
 CREATE TABLE plain (a int PRIMARY KEY); CREATE TABLE secret (a int PRIMARY KEY);
 CREATE TABLE hidden (a int) PARTITION BY RANGE (a);
@@ -31,7 +31,7 @@ CREATE TABLE seen1 PARTITION OF seen FOR VALUES FROM (0) TO (10);
 CREATE TABLE parent (a int); CREATE TABLE child () INHERITS (parent);
 """
 NAMES = ("plain", "secret", "hidden", "seen", "parent", "child")
-#: On the subscriber each relation is a table, so that rows tell as which they came.
+#: On the subscriber each relation is a separate table, which shows as which table a row was sent.
 ALONE = "".join(
     f"CREATE TABLE {name} (a int{' PRIMARY KEY' if key else ''});"
     for name, key in {
@@ -42,19 +42,19 @@ ALONE = "".join(
 
 
 def filled(scenario: Scenario, number: int) -> None:
-    """A row for each table, and one for each leaf."""
+    """Insert a row into each table, and one into each leaf."""
     scenario.publisher("; ".join(f"INSERT INTO {name} VALUES ({number})" for name in NAMES))
     scenario.publisher(f"INSERT INTO hidden VALUES ({number + 10})")
 
 
 def received(scenario: Scenario) -> dict[str, list[str]]:
-    """The rows of every table of the built-in subscription, which those of each replica are compared with."""
+    """The rows of every table of the built-in subscription, after a comparison with each replica."""
     return {name: rows.shown for name, rows in scenario.check(*scenario.subscribed()).items()}
 
 
 @pytest.mark.drawn
 @pytest.mark.parametrize("via_root", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_excluded_tables_and_partitions_of_excluded_roots_do_not_come(
+def test_excluded_tables_and_partitions_of_excluded_roots_are_not_replicated(
     scenario: Scenario, via_root: bool
 ) -> None:
     scenario.publisher(TABLES)
@@ -72,7 +72,7 @@ def test_excluded_tables_and_partitions_of_excluded_roots_do_not_come(
         "public.plain": ["1", "2"],
         tree: ["1", "2"],
     }
-    # Each exclusion holds for the changes that were made under it, and not for those of before and after.
+    # Each exclusion applies only to changes that were made under it.
     scenario.publisher("ALTER PUBLICATION pub SET ALL TABLES EXCEPT (TABLE hidden, plain)")
     filled(scenario, 3)
     scenario.publisher("ALTER PUBLICATION pub SET ALL TABLES EXCEPT (TABLE plain, seen, child)")
@@ -81,7 +81,7 @@ def test_excluded_tables_and_partitions_of_excluded_roots_do_not_come(
     filled(scenario, 5)
     rows = {"public.child": ["1", "2", "3", "5"], "public.plain": ["1", "2", "5"], tree: ["1", "2", "3", "5"]}
     assert received(scenario) == rows
-    # What is left out from now on keeps its rows; what is not any more is copied.
+    # A table that is excluded from now on keeps its rows; a table that no longer is gets copied.
     scenario.publisher("INSERT INTO plain VALUES (6)")
     scenario.publisher("ALTER PUBLICATION pub SET ALL TABLES EXCEPT (TABLE seen, plain)")
     filled(scenario, 7)
@@ -100,14 +100,14 @@ def test_excluded_tables_and_partitions_of_excluded_roots_do_not_come(
     scenario.check("plain", tree, columns=["a"], expect={"plain": rows["public.plain"], tree: rows[tree]})
 
 
-#: What of a tree a publication lists: nothing, or one of its levels.
+#: The part of a tree that a publication lists: nothing, or one of its levels.
 LEVELS = (None, "", "_mid", "_leaf")
 
 
-def test_every_combination_of_publications_sends_and_copies_what_the_server_says(
+def test_every_combination_of_publications_sends_and_copies_the_servers_tables(
     publisher_server: EmbeddedServer,
 ) -> None:
-    """Out of four publications, for trees of which each has what it can have of them."""
+    """It takes long: four publications, and a tree for each combination of the parts that they may list."""
     combinations = list(itertools.product([False, True], [False, True], LEVELS, LEVELS))
     with own_database(publisher_server, "excluded_tables") as database:
         for number in range(len(combinations)):
@@ -154,8 +154,8 @@ def test_every_combination_of_publications_sends_and_copies_what_the_server_says
 
 @pytest.mark.drawn
 @pytest.mark.parametrize("in_file", [False, True])
-def test_every_command_knows_what_is_excluded(shop: Shop, in_file: bool) -> None:
-    """A publication of the server, or one of pgsieve.yaml beside a capture publication of the user's that excludes, too."""
+def test_every_command_knows_the_excluded_tables(shop: Shop, in_file: bool) -> None:
+    """A publication of the server, or one of pgsieve.yaml beside the user's capture publication, which excludes tables, too."""
     shop.database.execute("CREATE PUBLICATION most FOR ALL TABLES EXCEPT (TABLE notes)")
     if in_file:
         shop.database.execute("DROP PUBLICATION most")

@@ -1,4 +1,4 @@
-"""FOR ALL SEQUENCES (section 29.8 of 19's manual): no table is replicated of such a publication, but values are recorded."""
+"""FOR ALL SEQUENCES (section 29.8 of the manual of 19): such a publication replicates no table, but values are recorded."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_run_records_what_refresh_sequences_gives_a_subscriber(scenario: Scena
     try:
         expect_refreshed(scenario, shop, "run")
         shop.database.execute("SELECT nextval('one'); SELECT setval('two', -50)")
-        for name in ("alone", "filtered"):  # The first has the others of its slot refreshed, too.
+        for name in ("alone", "filtered"):  # a refresh of the first also refreshes the others of its slot
             expect_checked(shop, name, moved=True)
         expect_refreshed(scenario, shop, "check")
         for name in subscriptions:
@@ -46,7 +46,7 @@ def test_a_run_records_what_refresh_sequences_gives_a_subscriber(scenario: Scena
 
 
 def expect_refreshed(scenario: Scenario, shop: Shop, command: str) -> None:
-    """Have both bring their values up to date: they are the same."""
+    """Let the subscriber and pgsieve refresh their values, and compare them."""
     scenario.subscriber("ALTER SUBSCRIPTION sequences REFRESH SEQUENCES")
     states = "SELECT count(*) FROM pg_subscription_rel WHERE srsubstate <> 'r'"
     wait_until(lambda: scenario.subscriber(states) == [("0",)], lambda: "not refreshed")

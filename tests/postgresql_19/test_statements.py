@@ -1,4 +1,4 @@
-"""Statements and types that are new in PostgreSQL 19, beside a built-in subscription."""
+"""Statements and types that are new in PostgreSQL 19, compared with a built-in subscription."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pgsieve.resources.postgres.slot_copy import has_spare_slots
 from tests.fixtures.oracle import Scenario, Session, wait_until
 from tests.fixtures.servers import own_database
 
-#: Of what was announced for 19, its release candidate has none: once a server takes one of them, it needs a scenario.
+#: Statements that were announced for 19 but are not in its release candidate. Once a server accepts one, it needs a scenario.
 LACKING = (
     "ALTER TABLE r MERGE PARTITIONS (r0, r1) INTO r01",
     "ALTER TABLE r SPLIT PARTITION r0 INTO (PARTITION ra FOR VALUES FROM (0) TO (5), PARTITION rb FOR VALUES FROM (5) TO (10))",
@@ -29,10 +29,10 @@ def test_statements_without_a_scenario_are_refused_by_the_server(publisher_serve
 
 
 @pytest.mark.spark
-def test_a_table_that_is_repacked_meanwhile_keeps_its_rows_and_values_their_text(scenario: Scenario) -> None:
-    """REPACK writes the rows anew, CONCURRENTLY while others write, by a slot that max_replication_slots does not count.
+def test_a_table_keeps_its_rows_and_values_while_it_is_repacked(scenario: Scenario) -> None:
+    """REPACK rewrites the table, with CONCURRENTLY while sessions write, by a slot that max_replication_slots does not count.
 
-    oid8 is new, and pg_lsn is printed with all its digits: a row of a table without a key is found by its text.
+    oid8 is new, and pg_lsn is now printed with all its digits: the text finds a row of a table without a key.
     """
     scenario.tables(
         "CREATE TABLE t (a int PRIMARY KEY, b text); CREATE TABLE u (a oid8, b oid8[], c pg_lsn, d pg_lsn[]); ALTER TABLE u REPLICA IDENTITY FULL"

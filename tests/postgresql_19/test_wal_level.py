@@ -1,4 +1,4 @@
-"""Under wal_level = replica the first logical slot switches logical decoding on, and the last one off (section 19.5.1)."""
+"""Under wal_level = replica, the first logical slot enables logical decoding and the last one disables it (section 19.5.1)."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def publisher_server(publisher_19: EmbeddedServer) -> Iterator[EmbeddedServer]:
-    """A server that decodes only while a slot asks for it."""
+    """A server that decodes only while it has a logical slot."""
     with new_server(publisher_19.version, {**TEST_SETTINGS, "wal_level": "replica"}) as server:
         yield server
 
 
 @pytest.mark.drawn
-def test_replication_needs_no_wal_level_of_logical_and_says_what_switches_decoding_off(shop: Shop) -> None:
+def test_replication_needs_no_wal_level_logical_and_says_what_disables_decoding(shop: Shop) -> None:
     def in_effect() -> str:
         return str(shop.database.execute("SHOW effective_wal_level").fetchone())
 
@@ -51,7 +51,7 @@ def test_replication_needs_no_wal_level_of_logical_and_says_what_switches_decodi
     wait_until(lambda: "replica" in in_effect(), in_effect)
 
 
-def test_below_replica_nothing_is_decoded(publisher_19: EmbeddedServer) -> None:
+def test_below_wal_level_replica_no_slot_decodes(publisher_19: EmbeddedServer) -> None:
     settings = {**TEST_SETTINGS, "wal_level": "minimal", "max_wal_senders": "0"}
     with (
         new_server(publisher_19.version, settings) as server,

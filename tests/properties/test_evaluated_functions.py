@@ -1,6 +1,6 @@
-"""Every function that a row filter may call, evaluated in this process, with PostgreSQL as the oracle: values, and errors.
+"""Every function that a row filter may call, evaluated in this process. PostgreSQL is the oracle of values and errors.
 
-The operands are the least, the greatest and other odd values of their types, or are drawn. PGSIEVE_SEED repeats a run,
+The operands are the smallest, the largest and other edge values of their types, or random ones. PGSIEVE_SEED repeats a run,
 PGSIEVE_BUDGET_SECONDS is the time to spend.
 """
 
@@ -59,7 +59,7 @@ FIELDS = ["year", "month", "day", "quarter", "week", "dow", "isodow", "doy", "ho
 
 
 def any_numeric(rng: random.Random) -> str:
-    """A numeric of any size and scale, or one of those that are no number."""
+    """A numeric of any size and scale, or a special value such as NaN."""
     if rng.random() < 0.1:
         return rng.choice(["NaN", "Infinity", "-Infinity", "0", "0.000", "1", "-1", "10000", "0.0001"])
     digits = "".join(rng.choice("0123456789") for _ in range(rng.choice([1, 2, 4, 5, 8, 17, 40, 60])))
@@ -97,7 +97,7 @@ def interval(rng: random.Random) -> str:
     return " ".join([*parts, clock])
 
 
-#: Values that are drawn, besides those that are chosen.
+#: Functions that draw random values, by type.
 DRAWN: dict[int, Callable[[random.Random], str | float]] = {
     nodes.INT4: any_integer,
     nodes.INT8: any_integer,
@@ -110,7 +110,7 @@ DRAWN: dict[int, Callable[[random.Random], str | float]] = {
 
 
 def drawn(oid: int, rng: random.Random) -> str:
-    """Return a value of a type as text: one of those that are chosen, or any."""
+    """A value of a type as text: an edge case or a random one."""
     return str(DRAWN[oid](rng)) if oid in DRAWN and rng.random() < 0.4 else rng.choice(VALUES[oid][1])
 
 
@@ -118,7 +118,7 @@ Procedures = list[tuple[str, procedures.Procedure]]
 
 
 def callable_procedures() -> Procedures:
-    """All but those whose case of letters is a mapping's, and those that are not evaluated outside of the server."""
+    """All procedures except those that depend on a case mapping, and those that only the server evaluates."""
     return [
         (name, procedure)
         for name, several in procedures.PROCEDURES.items()
@@ -148,7 +148,7 @@ def server(publisher_server: EmbeddedServer) -> Iterator[psycopg.Connection]:
 
 
 def constant(name: str, procedure: procedures.Procedure, place: int, rng: random.Random) -> str | None:
-    """The operand in this place where it has to be a constant."""
+    """The operand at this place if it has to be a constant."""
     of_field = name in ("extract", "date_part", "date_trunc")
     if of_field and place == 0:
         return rng.choice(FIELDS)
@@ -172,7 +172,7 @@ def written(name: str, procedure: procedures.Procedure, operands: list[str]) -> 
 def evaluated(
     name: str, procedure: procedures.Procedure, operands: list[str], constants: list[bool], major_version: int
 ) -> Any:
-    """What the call comes to here, an error as the server's function tells it."""
+    """The result of the call in this process, or its error in the form of the server function `outcome`."""
     arguments: list[Node] = []
     row: list[Any] = []
     for oid, operand, is_constant in zip(procedure.arguments, operands, constants, strict=True):
@@ -190,7 +190,7 @@ def evaluated(
 
 
 def same(result: Any, expected: str | None, type_oid: int) -> bool:
-    """Whether a value is what the server prints."""
+    """Whether a value equals the text that the server prints."""
     if expected is None or expected.startswith("error ") or isinstance(result, str):
         return result == expected
     if result is None:
@@ -203,7 +203,7 @@ def same(result: Any, expected: str | None, type_oid: int) -> bool:
         return str(result).lower() == expected
     if type_oid == nodes.TIMESTAMP and isinstance(
         result, int
-    ):  # as text: Arrow's timestamps end before the server's
+    ):  # as text: Arrow's timestamps end earlier than the server's
         return timestamp_text(result - POSTGRES_EPOCH_DAYS * DAY) == expected
     (value,) = python_values(from_text(pa.array([expected]), column_type(type_oid, -1), "x"), type_oid)
     return value == result or (value != value and result != result)  # noqa: PLR0124 - both are NaN
@@ -222,9 +222,9 @@ def test_every_function_gives_what_the_server_gives(server: psycopg.Connection) 
                 text or drawn(oid, rng) for text, oid in zip(chosen, procedure.arguments, strict=True)
             ]
             if procedure.name == "timestamp_mi" and any("infinity" in operand for operand in operands):
-                continue  # which fails here, as it does before PostgreSQL 17
+                continue  # it fails here, as it does before PostgreSQL 17
             if procedure.name in ("numeric_round", "numeric_trunc") and abs(int([*operands, "0"][1])) > 2000:
-                continue  # which depends on the server's version
+                continue  # it depends on the server's version
             try:
                 result = evaluated(
                     name, procedure, operands, [text is not None for text in chosen], major_version

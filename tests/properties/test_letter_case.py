@@ -1,4 +1,4 @@
-"""The case of letters in row filters, with PostgreSQL as the oracle: all characters that have one, and random text.
+"""The case of letters in row filters, with PostgreSQL as the oracle: all letters that have case, and random text.
 
 PGSIEVE_SEED repeats a run.
 """
@@ -21,7 +21,7 @@ from tests.fixtures.locales import locales
 from tests.fixtures.tries import drawn_seed
 
 SEED = drawn_seed()
-#: What the server makes of a row's text stands beside it, so that a filter compares all of it.
+#: Each row has its text and the server's lower, upper and initcap of it, so that a filter compares whole results.
 TABLE = """CREATE TABLE sample (id int PRIMARY KEY, t text, l text, u text, i text, p char(6));
 INSERT INTO sample SELECT n, t, lower(t), upper(t), initcap(t), left(t, 6) FROM unnest(%s::text[]) WITH ORDINALITY AS e (t, n)"""
 FILTERS = [
@@ -44,13 +44,13 @@ def server(publisher_server: EmbeddedServer) -> Iterator[psycopg.Connection]:
 
 
 def texts(rng: random.Random, letters: str, count: int) -> list[str]:
-    """Each letter alone, and random text of letters and what stands between words."""
+    """Each letter alone, and random text of letters and of characters between words."""
     around = [*letters, *"aAzZ09 -_.'%ÄÉéßΣσςK", "e\u0301", "\u212a", "ſ", "日", "😀", "\u00ad", "٣"]
     return [*letters, *("".join(rng.choices(around, k=rng.randint(0, 6))) for _ in range(count))]
 
 
 def patterns(rng: random.Random, letters: str) -> list[str]:
-    """Conditions in which each letter is sought once, without regard to case, and ranges of letters."""
+    """Conditions that search each letter once, ignoring case, and ranges of letters."""
     shuffled = rng.sample(letters, len(letters))
     sets = ["".join(shuffled[start : start + 200]) for start in range(0, len(shuffled), 200)]
     ranges = ["-".join(sorted(rng.sample(letters, 2))) for _ in range(8)]
@@ -59,7 +59,7 @@ def patterns(rng: random.Random, letters: str) -> list[str]:
 
 @pytest.mark.parametrize("drawn", [400, pytest.param(None, marks=pytest.mark.long)])
 def test_case_changes_as_the_server_does(server: psycopg.Connection, drawn: int | None) -> None:
-    """Of so many letters that are drawn, or of all."""
+    """It tests `drawn` random letters, or all."""
     rng, mapping = random.Random(SEED), case_mapping(server, "default", words=True)
     letters = "".join(sorted({*mapping.lower[0], *mapping.upper[0]}))
     if drawn is not None:
@@ -80,7 +80,7 @@ def test_case_changes_as_the_server_does(server: psycopg.Connection, drawn: int 
 def evaluated(
     server: psycopg.Connection, filters: list[str], mapping: CaseMapping
 ) -> list[list[bool | None]]:
-    """What each filter says of each row."""
+    """The verdict of each filter for each row."""
     names = {"t": 25, "l": 25, "u": 25, "i": 25, "p": 1042}
     columns = {
         name: FilterColumn(name, oid, 10 if name == "p" else -1, "default") for name, oid in names.items()

@@ -1,7 +1,8 @@
-"""As of any moment the replicas have the rows that PostgreSQL's own subscriber had then.
+"""At any moment the replicas have the rows that PostgreSQL's own subscriber had then.
 
-A built-in subscription is stopped after each step of a random workload, and its rows are kept with the LSN. Afterwards they are read
-from the lake as of that LSN: at cuts and between them, amid slices and batches, after schema changes. Variables as in `test_random_workloads`.
+After each step of a random workload a built-in subscription is stopped, and its rows are kept with the LSN. Later the same rows are
+read from the lake as of that LSN: at cuts and between them, within slices and batches, after schema changes. Variables as in
+`test_random_workloads`.
 """
 
 from __future__ import annotations
@@ -30,20 +31,20 @@ from tests.properties.test_random_workloads import STREAMED, STREAMED_SINCE_17, 
 
 pytestmark = pytest.mark.spark
 
-#: So many moments of a workload are read.
+#: How many moments of a workload are read.
 MOMENTS = 8
 
 
 @dataclass(frozen=True)
 class Remembered:
-    """The rows of the built-in subscriber at an LSN: of each table columns, their types, and rows."""
+    """The rows of the built-in subscriber at an LSN: by table, the columns, their types, and the rows."""
 
     lsn: int
     tables: dict[str, tuple[list[str], dict[str, str], Rows]]
 
 
 def remembered(scenario: Scenario) -> Remembered:
-    """Have the built-in subscriber apply all that is committed, and look."""
+    """Wait until the built-in subscriber has applied everything committed, and read its rows."""
     assert scenario.builtin is not None
     scenario.builtin.run()
     [(lsn,)] = scenario.publisher("SELECT pg_current_wal_flush_lsn()")
@@ -59,8 +60,8 @@ def remembered(scenario: Scenario) -> Remembered:
     return Remembered(parse_lsn(lsn), tables)
 
 
-def lived(scenario: Scenario, workload: Workload, draw: random.Random) -> list[Remembered]:
-    """Run a workload, with runs of the replicas where they are drawn; what was seen after each step."""
+def subscriber_states(scenario: Scenario, workload: Workload, draw: random.Random) -> list[Remembered]:
+    """Run a workload, with random runs of the replicas. Return the subscriber's rows after each step."""
     for definition in workload.definitions:
         scenario.tables(definition)
     run_steps(scenario, workload.before)
@@ -83,7 +84,7 @@ def lived(scenario: Scenario, workload: Workload, draw: random.Random) -> list[R
 def rows_at(
     replica: PgsieveReplica, table: TableAt, columns: list[str], types: dict[str, str]
 ) -> Rows | None:
-    """The rows of a table as PostgreSQL prints them; None where its columns are others than the subscriber had."""
+    """The rows of a table as PostgreSQL prints them, or None if its columns differ from the subscriber's."""
     rows = queried(table.table(), "select * from t")
     if set(rows.column_names) - set(replica.metadata.values()) != set(columns):
         return None
@@ -91,10 +92,10 @@ def rows_at(
 
 
 def compare(replica: PgsieveReplica, seen: Remembered, *, altered: bool) -> int:
-    """Compare the tables at a moment; how many were compared. Where the workload alters tables, one that was copied again may refuse."""
+    """Compare the tables at a moment, and return their number. If the workload alters tables, copied ones may be refused."""
     position = Transformed(replica.lake, "sub").position()
     complete = ReplicaProgress(replica.subscription, replica.lake).complete_up_to(position)
-    # Beyond it the log has nothing to tell of: what was committed last changed none of these tables.
+    # The log ends there: the last transactions changed none of these tables.
     lsn = min(seen.lsn, complete)
     try:
         tables = {".".join(t.name): t for t in tables_at(Moment(replica.lake, "sub", lsn, complete))}
@@ -113,22 +114,22 @@ def compare(replica: PgsieveReplica, seen: Remembered, *, altered: bool) -> int:
 
 
 @pytest.mark.long
-def test_as_of_any_moment_the_rows_are_those_of_the_built_in_subscriber(
+def test_the_rows_as_of_any_moment_are_those_of_the_built_in_subscriber(
     publisher_server: EmbeddedServer, subscriber_server: EmbeddedServer, tmp_path: Path
 ) -> None:
-    """Each moment takes a look at the built-in subscriber, and one a clone."""
+    """It takes as long as its budget. Each moment needs the rows of the built-in subscriber and a clone of the replica."""
 
     def compared(seed: int) -> int:
         folder, draw, tables = tmp_path / str(seed), random.Random(seed), 0
         try:
-            # What Spark alone commits to is read at cuts only.
+            # Lakes that only Spark writes are not among the writers: they are read at cuts only.
             writer = Writer("driver", "drawn", marking=draw.random() < 0.5)
             with Scenario(publisher_server, subscriber_server, folder, writer=writer) as scenario:
                 workload = random_workload(draw, publisher_server.version)
                 altered = any(
                     "ALTER" in text for phase in workload.phases for step in phase for text in step.statements
                 )
-                seen = lived(scenario, workload, draw)
+                seen = subscriber_states(scenario, workload, draw)
                 for moment in draw.sample(seen, min(len(seen), MOMENTS)):
                     replica = draw.choice(list(scenario.replicas.values()))
                     assert isinstance(replica, PgsieveReplica)
@@ -137,5 +138,5 @@ def test_as_of_any_moment_the_rows_are_those_of_the_built_in_subscriber(
             shutil.rmtree(folder, ignore_errors=True)
         return tables
 
-    # A workload may end without a moment at which there was a table.
+    # A workload may have no moment at which a table exists.
     try_workloads(compared, budget_seconds(30), "tables")

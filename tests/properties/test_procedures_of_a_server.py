@@ -1,7 +1,7 @@
-"""Which function or operator is meant by a name and types of arguments, with PostgreSQL as the oracle.
+"""Which function or operator a name with argument types means, with PostgreSQL as the oracle.
 
-Every name of `procedures` is tried with every combination of the types that a filter knows. To refuse one is allowed;
-to take another function than the server does is not.
+Every name of `procedures` is tried with every combination of the types that filters know. pgsieve may refuse a combination, but
+must not choose another function than the server.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TYPES = {
     "uuid": nodes.UUID, "unknown": nodes.UNKNOWN,
 }  # fmt: skip
 
-# Functions of the server's that are one of another name here: those written in SQL, and C functions with two names.
+# Functions that have another name in pgsieve than on the server: functions in SQL, and C functions with two names.
 SAME = {
     "interval_pl_timestamp(interval, timestamp without time zone)": "timestamp_pl_interval",
     "interval_pl_date(interval, date)": "date_pl_interval",
@@ -38,7 +38,7 @@ SAME = {
     "bytea_substr_no_len": "bytea_substr", "text_substr_no_len": "text_substr",
 }  # fmt: skip
 
-# The function that stands outermost in an expression is the first one in the tree of a view of it.
+# The outermost function of an expression is the first one in the tree of a view on it.
 _MEANT = r"""CREATE FUNCTION meant(expression text, OUT result text) LANGUAGE plpgsql AS $$
 BEGIN
   EXECUTE format('CREATE VIEW meant AS SELECT %s AS result', expression);
@@ -90,7 +90,7 @@ def call(name: str, types: tuple[str, ...]) -> str:
 
 
 def arithmetic(name: str, types: tuple[str, ...]) -> bool:
-    """Whether it is arithmetic on numbers, which has rules of its own."""
+    """Whether it is arithmetic on numbers, which has its own rules."""
     oids = {TYPES[type_name] for type_name in types}
     return (
         name in operators.ARITHMETIC.values()
@@ -101,7 +101,7 @@ def arithmetic(name: str, types: tuple[str, ...]) -> bool:
 
 
 def accepted() -> dict[str, str]:
-    """What is meant here by each call that is not refused."""
+    """By call, the function that pgsieve chooses. Refused calls are left out."""
     lengths = defaultdict(set)
     for name, candidates in procedures.PROCEDURES.items():
         lengths[name].update(len(candidate.arguments) for candidate in candidates)

@@ -1,8 +1,8 @@
-"""Random DDL among random changes: what a replica makes of stream and catalog is what the publisher's table holds.
+"""Random DDL among random changes: a replica, built from stream and catalog, holds the rows of the publisher's table.
 
-The publisher is the oracle. The replica here is a dictionary of rows by key, so that no Spark is needed and many
-workloads fit a budget; what decides is the code of the steps. Few column names and types make for columns that take
-over the names of others. A failure prints its seed; PGSIEVE_SEED=<it> PGSIEVE_BUDGET_SECONDS=0 runs that one again.
+The publisher is the oracle. The replica here is a dictionary of rows by key: without Spark, many workloads fit a budget, and the
+steps' own code decides. Column names and types are few, so that columns often take over each other's names. A failure prints its
+seed; PGSIEVE_SEED=<seed> PGSIEVE_BUDGET_SECONDS=0 repeats it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from tests.fixtures.tries import budget_seconds, try_workloads
 Row = dict[str, str | None]
 
 NAMES = ("a", "b", "c", "d", "e", "f")
-#: Each type with constants and an expression that draws another value for each row.
+#: Each type with constants, and an expression that gives each row another value.
 TYPES = {
     "int": (["1", "-7", "NULL"], "(random() * 9)::int"),
     "bigint": (["2", "NULL"], "(random() * 9)::bigint"),
@@ -68,7 +68,7 @@ class Publisher:
         self.keys = itertools.count(100)
 
     def columns(self) -> dict[str, str]:
-        """The columns besides the key, with their types; `character varying` is varchar."""
+        """The columns except the key, with their types; `character varying` is shown as varchar."""
         rows = {
             str(name): str(kind).replace("character varying", "varchar")
             for name, kind in self.session(COLUMNS)
@@ -91,7 +91,7 @@ class Publisher:
         return draw.choice([f"UPDATE t SET {name} = {value} {some}", f"DELETE FROM t {some}"])
 
     def definition(self) -> list[str]:
-        """DDL; several statements where columns take over each other's names."""
+        """DDL: several statements if columns take over each other's names."""
         columns, draw = self.columns(), self.draw
         free = [name for name in NAMES if name not in columns]
         kind = draw.choice(list(TYPES))
@@ -123,7 +123,7 @@ class Publisher:
         return draw.choice(choices)
 
     def transaction(self) -> None:
-        """Some statements, all or some of them kept."""
+        """Run some statements, and keep all or some of them."""
         self.execute("BEGIN")
         for _ in range(self.draw.randint(1, 5)):
             for statement in self.definition() if self.draw.random() < 0.25 else [self.change()]:
@@ -131,14 +131,14 @@ class Publisher:
         self.execute(self.draw.choice(["COMMIT", "COMMIT", "COMMIT", "ROLLBACK"]))
 
     def execute(self, statement: str) -> None:
-        """Run a statement, and show it where the test fails."""
+        """Run a statement, and print it for a failed test."""
         print(f"    {statement}")
         self.session(statement)
 
 
 @dataclass
 class Followed:
-    """A replica as rows by key, and how it came to be: copied, followed in place, or read by an older definition."""
+    """A replica as rows by key. It counts how often it was copied, and how often it followed a change in place."""
 
     connection: psycopg.Connection[tuple[object, ...]]
     subscription: Subscription
@@ -149,7 +149,7 @@ class Followed:
     followed: int = 0
 
     def run(self, end: int) -> None:
-        """Follow the catalog, then apply what committed before `end`; copy where either cannot be told."""
+        """Follow the catalog, then apply everything that committed before `end`. Copy the table if either is ambiguous."""
         catalog = read_catalog(self.connection)
         lsn = current_lsn(self.connection)
         replicated = self.subscription.tables(catalog)["public", "t"]
@@ -176,7 +176,7 @@ class Followed:
         self.transformed = end
 
     def follow(self, definition: Definition, present: Definition, lsn: int) -> None:
-        """What `follow_schema_changes` does to a replica in Delta."""
+        """Do what `follow_schema_changes` does to a replica in Delta."""
         planned = planned_sources(definition, present)
         former = former_definition(definition, present, self.transformed, lsn)
         for key, row in self.rows.items():
@@ -185,7 +185,7 @@ class Followed:
         self.followed += 1
 
     def copy(self, present: Definition, lsn: int) -> None:
-        """The rows that the publisher holds now."""
+        """Copy the publisher's present rows."""
         names = ", ".join(f"{name}::text" for name in present.names)
         rows = self.connection.execute(f"SELECT {names} FROM t").fetchall()  # type: ignore[call-overload]
         contents = [dict(zip(present.names, row, strict=True)) for row in rows]
@@ -193,7 +193,7 @@ class Followed:
         self.definition, self.copied_at = present, lsn
 
     def messages(self, end: int) -> list[bytes]:
-        """What of the slot commits before `end`."""
+        """The slot's messages of transactions that committed before `end`."""
         query = (
             f"SELECT data FROM pg_logical_slot_get_binary_changes('{self.subscription.name}', '{format_lsn(end)}',"
             " NULL, 'proto_version', '1', 'publication_names', 'pub')"
@@ -201,7 +201,7 @@ class Followed:
         return [bytes(data) for (data,) in self.connection.execute(query)]  # type: ignore[call-overload]
 
     def apply(self, messages: list[bytes], sent: PublishedRelation, definition: Definition) -> None:
-        """Apply changes one after the other, under the present names."""
+        """Apply changes one after the other, under the present column names."""
         commit, ordinal = 0, 0
         names: tuple[str, ...] = ()
         filled: Row = {}
@@ -244,7 +244,7 @@ def _row(names: tuple[str, ...], columns: TupleData) -> Row:
 
 @contextmanager
 def database(server: EmbeddedServer, name: str) -> Iterator[str]:
-    """A database of its own, by conninfo, without its slot afterwards."""
+    """A new database; yields its conninfo. Its slot is dropped in the end."""
     with psycopg.connect(server.conninfo(), autocommit=True) as administrator:
         administrator.execute(f"CREATE DATABASE {name} TEMPLATE template0")  # type: ignore[call-overload]
         try:
@@ -255,7 +255,7 @@ def database(server: EmbeddedServer, name: str) -> Iterator[str]:
 
 
 def run_workload(conninfo: str, seed: int) -> int:
-    """Random transactions, followed after some of them, now and then up to a place behind the catalog's.
+    """Run random transactions. Follow after some of them, sometimes only up to an LSN before the catalog's.
 
     Returns how often a change of the columns was followed in place.
     """
@@ -297,10 +297,10 @@ def run_workload(conninfo: str, seed: int) -> int:
     return followed.followed
 
 
-def test_what_follows_any_ddl_holds_the_publishers_rows(publisher_server: EmbeddedServer) -> None:
+def test_a_replica_that_follows_any_ddl_holds_the_publishers_rows(publisher_server: EmbeddedServer) -> None:
     def followed(seed: int) -> int:
         with database(publisher_server, f"schema_changes_{seed}") as conninfo:
             return run_workload(conninfo, seed)
 
-    # Where everything is copied again nothing was tried.
+    # A workload in which every change led to a copy tested nothing.
     try_workloads(followed, budget_seconds(15), "changes that were followed in place")

@@ -1,7 +1,7 @@
 """Random workloads leave the same rows in every replica as in PostgreSQL's own subscriber.
 
-PGSIEVE_BUDGET_SECONDS (30) is how long to try, PGSIEVE_SEED the first workload's seed (a new one each time). A
-failure shows the workload's SQL and names its seed: PGSIEVE_SEED=<it> PGSIEVE_BUDGET_SECONDS=0 runs it again.
+PGSIEVE_BUDGET_SECONDS (30) is the time to try, PGSIEVE_SEED the first workload's seed (by default a new one). A failure shows the
+workload's SQL and its seed; PGSIEVE_SEED=<seed> PGSIEVE_BUDGET_SECONDS=0 repeats it.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from tests.fixtures.workloads import OnBoth, Step, Transaction, Workload, random
 pytestmark = pytest.mark.spark
 
 
-#: What another session, a key, or a partition that is not there can be in the way of.
+#: Errors that a statement may meet because of another session, a key, or a missing partition.
 IN_THE_WAY = (errors.UniqueViolation, errors.LockNotAvailable, errors.CheckViolation)
-#: However small a transaction is, it is streamed. PostgreSQL 16 has the setting under another name.
+#: Settings that stream every transaction, however small. PostgreSQL 16 has another name for it.
 STREAMED = {16: "logical_replication_mode = 'immediate'"}
 STREAMED_SINCE_17 = "debug_logical_replication_streaming = 'immediate'"
 
 
 def run_transaction(scenario: Scenario, statements: tuple[str, ...]) -> None:
-    """Run one transaction; a statement with something in its way is undone, as an application would."""
+    """Run one transaction. A statement that fails for an expected reason is rolled back, as an application would do."""
     scenario.publisher("BEGIN")
     for statement in statements:
         print(f"    {statement}")
@@ -50,9 +50,9 @@ def run_transaction(scenario: Scenario, statements: tuple[str, ...]) -> None:
 
 
 def run_steps(scenario: Scenario, steps: list[Step], *, sliced: bool = False) -> None:
-    """Run what the sessions do; DDL that the subscriber cannot have earlier or later waits for it.
+    """Run the sessions' steps. DDL for both sides waits until the subscriber has applied everything before it.
 
-    `sliced` makes each transaction a slice of its own: the replicas compare batches of them that end elsewhere.
+    `sliced` makes each transaction a slice. The replicas then compare batches of slices with different ends.
     """
     for number, step in enumerate(steps):
         if sliced and number:
@@ -69,7 +69,7 @@ def run_steps(scenario: Scenario, steps: list[Step], *, sliced: bool = False) ->
 
 
 def run_workload(scenario: Scenario, workload: Workload) -> int:
-    """Run a workload with a check of every table after each phase; return how many rows were compared."""
+    """Run a workload, and check every table after each phase. Return how many rows were compared."""
     for definition in workload.definitions:
         print(definition)
         scenario.tables(definition)
@@ -102,7 +102,7 @@ def test_random_workloads_leave_the_rows_of_the_built_in_subscriber(
         try:
             with Scenario(publisher_server, subscriber_server, folder, writer=writer) as scenario:
                 workload = random_workload(random.Random(seed), publisher_server.version)
-                # A slice a phase, not one a transaction.
+                # one slice per phase instead of one per transaction
                 sliced = workload.sliced and not writer.is_slow
                 return run_workload(scenario, replace(workload, sliced=sliced))
         finally:

@@ -1,7 +1,7 @@
-"""Row filters, with PostgreSQL as the oracle: what the evaluator says of a row is what the server says, errors and their SQLSTATE, too.
+"""Row filters with PostgreSQL as the oracle: the evaluator gives the server's verdict for each row, also its errors and SQLSTATEs.
 
-Random expressions over random rows. The server evaluates each, and prints it back as `pg_get_expr` does for a publication; both
-texts, the typed and the printed one, are parsed and evaluated. PGSIEVE_SEED repeats a run, PGSIEVE_BUDGET_SECONDS is the time to
+Random expressions run over random rows. The server evaluates each expression and prints it as `pg_get_expr` does for a publication.
+pgsieve parses and evaluates both texts, the typed and the printed one. PGSIEVE_SEED repeats a run, PGSIEVE_BUDGET_SECONDS is the time to
 spend.
 """
 
@@ -40,9 +40,9 @@ from tests.fixtures.tries import budget_seconds, drawn_seed
 SEED = drawn_seed()
 BUDGET_SECONDS = budget_seconds(6)
 BATCH = 50
-#: Of one byte, of several, with characters that are the same in UTF-8, with such as are two there, and without any.
+#: Encodings of one byte and of several; some share characters with UTF-8, or need two characters of it; SQL_ASCII has no encoding.
 ENCODINGS = ("LATIN1", "LATIN9", "KOI8R", "EUC_KR", "EUC_JP", "EUC_JIS_2004", "SQL_ASCII")
-#: Filters in which text of another encoding differs from UTF-8's, or might.
+#: Filters whose result may differ in another encoding than UTF-8.
 ENCODED = [
     "c = '∪'", "c <> '€' AND t = 'ä'", "c = t", "c = v", "v IN ('ä', 'я', '日本')", "c < 'b'", "c > 'é'", "greatest(c, v) = 'ä'",
     "(c, a) < ('ä', 1)", "octet_length(c) = 2", "bit_length(t) = 8", "ascii(c) > 200", "chr(233) = c", "chr(97) = c", "length(c) = 1",
@@ -67,8 +67,8 @@ def rows(sample: Sample) -> pa.RecordBatch:
     return batch
 
 
-def found(rows: pa.RecordBatch, row_filter: RowFilter, failing: bool) -> list[Verdict]:
-    """What each row comes to here; row by row where the server fails for one."""
+def pgsieve_verdicts(rows: pa.RecordBatch, row_filter: RowFilter, failing: bool) -> list[Verdict]:
+    """pgsieve's verdict of each row. Rows are evaluated one by one if the server fails for one of them."""
     evaluate = condition(row_filter.tree)
     if not failing:
         return evaluate(rows).to_pylist()
@@ -83,18 +83,18 @@ def one(evaluate: Callable[[pa.RecordBatch], pa.BooleanArray], row: pa.RecordBat
 
 
 def compare(sample: Sample, rows: pa.RecordBatch, batch: list[Candidate], tally: Tally) -> int:
-    """Compare both sides; how many filters were left out, as the server fails for every row alike."""
+    """Compare both sides. Return how many filters were left out because the server fails for every row."""
     left_out = 0
     expected = sample.verdicts([f"({item.text})" for item in batch])
     for item, truth in zip(batch, expected, strict=True):
         failing = any(map(fails, truth))
         if failing and len(set(truth)) == 1:
             left_out += 1
-            continue  # The planner computes constants before any row is read, and their error comes first.
+            continue  # The planner computes constants before it reads a row, so their error comes first.
         for row_filter in item.filters:
             described = f"{item.text!r}, read as {row_filter.expression!r}, tree {row_filter.tree}"
             try:
-                result = found(rows, row_filter, failing)
+                result = pgsieve_verdicts(rows, row_filter, failing)
             except Exception as error:
                 raise AssertionError(f"seed {SEED}: {described}: {error!r}") from error
             wrong = [
@@ -115,7 +115,7 @@ def compare_random_filters(sample: Sample, rows: pa.RecordBatch, seconds: float)
     expressions, tally = Expressions(rng), Tally()
     print(f"reproduce: PGSIEVE_SEED={SEED}", flush=True)
     deadline = time.monotonic() + seconds
-    # Of a batch some may be left out, as the server fails for every row.
+    # Some filters of a batch may be left out because the server fails for every row.
     while tally.compared < BATCH or time.monotonic() < deadline:
         batch: list[Candidate] = []
         while len(batch) < BATCH:
@@ -140,7 +140,11 @@ def test_filters_over_text_of_another_encoding_are_what_the_server_evaluates(
     with filter_sample(publisher_server, "encoded_filters", SEED, encoding) as sample:
         (rows,) = sample.rows.combine_chunks().to_batches()
         tally = compare_random_filters(sample, rows, BUDGET_SECONDS / 4)
-        candidates = [found for text in ENCODED if (found := candidate(sample, text, tally)) is not None]
+        candidates = [
+            pgsieve_verdicts
+            for text in ENCODED
+            if (pgsieve_verdicts := candidate(sample, text, tally)) is not None
+        ]
         compare(sample, rows, candidates, tally)
     refused = sum(n for reason, n in tally.refused.items() if f"encoding, which is {encoding}" in reason)
     assert refused
@@ -148,20 +152,20 @@ def test_filters_over_text_of_another_encoding_are_what_the_server_evaluates(
 
 
 @pytest.mark.parametrize("texts", [TRAPS, FAILING, NULL_TESTS])
-def test_what_is_known_to_be_difficult(sample: Sample, rows: pa.RecordBatch, texts: list[str]) -> None:
+def test_difficult_filters(sample: Sample, rows: pa.RecordBatch, texts: list[str]) -> None:
     candidates = [
         Candidate(text, [sample.parsed(sample.printed(text)), sample.parsed(text)]) for text in texts
     ]
     left_out = compare(sample, rows, candidates, tally := Tally())
-    # The rows are drawn: in some draws a filter fails for all of them.
+    # The rows are random: with some rows a filter fails for all of them.
     assert left_out < len(texts) // 4
     assert tally.compared == 2 * (len(texts) - left_out)
 
 
 @pytest.mark.drawn
 @pytest.mark.spark
-def test_rows_that_spark_hands_over_come_to_the_same_verdicts(sample: Sample, rows: pa.RecordBatch) -> None:
-    """As on executors: `mapInArrow` over the sample's columns as Spark has them, in two tasks."""
+def test_rows_from_spark_get_the_same_verdicts(sample: Sample, rows: pa.RecordBatch) -> None:
+    """It takes long because Spark starts. As on executors, `mapInArrow` runs over the sample's columns, in two tasks."""
     trees = [sample.parsed(text).tree for text in TRAPS]
     names = rows.schema.names
 
@@ -172,14 +176,14 @@ def test_rows_that_spark_hands_over_come_to_the_same_verdicts(sample: Sample, ro
 
     ddl = ", ".join(["id int", *(f"c{number} boolean" for number in range(len(trees)))])
     frame = engine().session.createDataFrame(pa.Table.from_batches([rows])).repartition(2)
-    found = (
+    pgsieve_verdicts = (
         frame.select(*(F.col(quoted(name)) for name in names))
         .mapInArrow(evaluated, ddl)
         .toArrow()
         .sort_by("id")
     )
     for number, (text, tree) in enumerate(zip(TRAPS, trees, strict=True)):
-        assert found[f"c{number}"].to_pylist() == verdicts(tree, rows).to_pylist(), text
+        assert pgsieve_verdicts[f"c{number}"].to_pylist() == verdicts(tree, rows).to_pylist(), text
 
 
 def test_a_long_list_is_looked_up(sample: Sample, rows: pa.RecordBatch) -> None:
@@ -189,7 +193,7 @@ def test_a_long_list_is_looked_up(sample: Sample, rows: pa.RecordBatch) -> None:
     assert [verdicts(sample.parsed(text).tree, rows).to_pylist() for text in texts] == sample.verdicts(texts)
 
 
-def test_operands_that_may_fail_beside_each_other(sample: Sample, rows: pa.RecordBatch) -> None:
+def test_several_operands_that_may_fail(sample: Sample, rows: pa.RecordBatch) -> None:
     divisions = " OR ".join(f"m / (n - {number}.25) > {number}" for number in range(20))
     texts = [f"n IS NOT NULL AND n <> 'NaN' AND ({divisions})", f"CASE WHEN n > 20 THEN {divisions} END"]
     assert [verdicts(sample.parsed(text).tree, rows).to_pylist() for text in texts] == sample.verdicts(texts)

@@ -1,8 +1,8 @@
-"""A type that is altered changes how rows print that nobody writes anew: what they are in a replica has to follow.
+"""An altered type changes how existing rows print, although no row is rewritten. Replicas have to follow.
 
-ALTER TYPE ... RENAME VALUE changes the label of an enum's value in all rows, ADD and DROP ATTRIBUTE the fields of all composite
-values (section 8.7.4, ALTER TYPE). No message says so. PostgreSQL's subscriber keeps values as they are stored, and has its types
-altered, too. The replica has their text, by which it also finds rows.
+ALTER TYPE ... RENAME VALUE changes an enum's label in all rows. ADD ATTRIBUTE and DROP ATTRIBUTE change the fields of all
+composite values (section 8.7.4, ALTER TYPE). No message announces this. PostgreSQL's subscriber has the same types and alters them
+itself. A replica holds the values' text, and finds rows by it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import pytest
 
 from tests.fixtures.oracle import Scenario
 
-# No Spark is to be had here: copies and few changes need none.
+# No Spark is available here: copies and small changes need none.
 pytestmark = [pytest.mark.slow, pytest.mark.parametrize("scenario", ["driver alone"], indirect=True)]
 
 _TYPES = """
@@ -50,7 +50,7 @@ _THEN = """
 
 @pytest.mark.drawn
 @pytest.mark.parametrize("binary", [pytest.param(False, marks=pytest.mark.long), True])
-def test_rows_print_as_their_types_are_now(scenario: Scenario, binary: bool) -> None:
+def test_rows_follow_altered_types(scenario: Scenario, binary: bool) -> None:
     scenario.tables(_TYPES)
     for table, columns in _TABLES.items():
         scenario.tables(f"CREATE TABLE {table} ({columns})")
@@ -69,7 +69,7 @@ def test_rows_print_as_their_types_are_now(scenario: Scenario, binary: bool) -> 
     scenario.tables("ALTER TYPE pair DROP ATTRIBUTE a; ALTER TYPE mood RENAME VALUE 'ok' TO 'fine'")
     scenario.publisher("DELETE FROM bag WHERE v = 'fine'; DELETE FROM pair_bag; UPDATE others SET v = 'y'")
     scenario.check(*_TABLES, expect={"pair_bag": []})
-    # A type that is younger than the table, within a value of it.
+    # A value of a composite type contains a type that is newer than the table.
     scenario.tables("CREATE TYPE weather AS ENUM ('wet'); ALTER TYPE pair ADD ATTRIBUTE w weather")
     scenario.check(*_TABLES)
     scenario.publisher("UPDATE pairs SET v.w = 'wet' WHERE a = 2")

@@ -1,6 +1,6 @@
 """PostgreSQL's rules for plain changes of plain tables (sections 29.1, 29.2; src/test/subscription/t/001).
 
-Left out: DROP SUBSCRIPTION removing slot and table states, which is about the subscriber's own catalog.
+Left out: DROP SUBSCRIPTION, which removes the slot and the table states, concerns only the subscriber's own catalog.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def test_columns_included_in_the_key_index_are_no_part_of_the_key(scenario: Scen
     scenario.check(expect={"tab_include": ["-1|of -1", "-2|of -2", *(f"-{a}|" for a in range(3, 21))]})
 
 
-def test_a_plain_index_is_no_replica_identity_but_inserts_go(scenario: Scenario) -> None:
+def test_a_plain_index_is_no_replica_identity_but_inserts_are_replicated(scenario: Scenario) -> None:
     scenario.tables("CREATE TABLE tab_no_identity (c1 int); CREATE INDEX ON tab_no_identity (c1)")
     scenario.publisher("CREATE PUBLICATION pub FOR TABLE tab_no_identity WITH (publish = 'insert, truncate')")
     scenario.subscribe("pub")
@@ -157,7 +157,7 @@ def test_a_table_taken_out_of_the_publication_gets_no_changes_until_it_is_back(s
 
 
 @pytest.mark.drawn
-def test_tables_of_a_publication_that_is_left_keep_their_rows_across_a_restart_too(
+def test_tables_of_a_removed_publication_keep_their_rows_also_after_a_restart(
     scenario: Scenario,
 ) -> None:
     inserts_only(scenario)
@@ -211,7 +211,7 @@ def test_the_operations_of_several_publications_add_up(scenario: Scenario) -> No
     scenario.check(expect={"tab": ["2|2"]})
 
 
-def test_only_what_commits_is_replicated(scenario: Scenario) -> None:
+def test_only_committed_transactions_are_replicated(scenario: Scenario) -> None:
     scenario.tables("CREATE TABLE tab (a int PRIMARY KEY, b text)")
     scenario.publisher("CREATE PUBLICATION pub FOR TABLE tab")
     scenario.subscribe("pub")
@@ -238,7 +238,7 @@ def test_transactions_apply_in_commit_order(scenario: Scenario) -> None:
     scenario.check(expect={"tab": ["1|early", "2|late", "3|late, early"]})
 
 
-def test_a_row_deleted_and_inserted_again_in_one_transaction_is_there(scenario: Scenario) -> None:
+def test_a_row_deleted_and_inserted_again_in_one_transaction_exists(scenario: Scenario) -> None:
     scenario.tables("CREATE TABLE tab (a int PRIMARY KEY, b text)")
     scenario.publisher("INSERT INTO tab VALUES (1, 'old'), (2, 'old'); CREATE PUBLICATION pub FOR TABLE tab")
     scenario.subscribe("pub")
@@ -270,8 +270,8 @@ def test_an_upsert_is_an_insert_or_an_update(scenario: Scenario) -> None:
     scenario.check(expect={"tab": ["1|6", "2|5"]})
 
 
-def test_without_a_key_too_an_update_of_a_row_that_is_not_there_has_no_effect(scenario: Scenario) -> None:
-    # Found by PGSIEVE_SEED=2533559826: rows that were never published are updated twice.
+def test_an_update_of_a_missing_row_has_no_effect_even_without_a_key(scenario: Scenario) -> None:
+    # Found with PGSIEVE_SEED=2533559826: rows that were never published are updated twice.
     scenario.tables("CREATE TABLE tab_gone (a int, b int); ALTER TABLE tab_gone REPLICA IDENTITY FULL")
     scenario.publisher(
         "INSERT INTO tab_gone VALUES (1, 0), (1, 0), (2, 0);"
@@ -285,7 +285,7 @@ def test_without_a_key_too_an_update_of_a_row_that_is_not_there_has_no_effect(sc
     scenario.check(expect={"tab_gone": []})
 
 
-def test_a_foreign_key_does_not_hold_a_row_back_and_columns_are_found_by_name(scenario: Scenario) -> None:
+def test_a_foreign_key_delays_no_row_and_columns_are_matched_by_name(scenario: Scenario) -> None:
     # src/test/subscription/t/002_types.pl and 003_constraints.pl: a value long enough for TOAST
     scenario.publisher(
         "CREATE TABLE tab_fk (bid int PRIMARY KEY);"

@@ -1,6 +1,6 @@
-"""Where a batch of slices ends makes no difference to the rows, as it makes none to a subscriber.
+"""The rows are the same wherever a batch of slices ends, and equal the subscriber's.
 
-Each test has the same changes in two tables: in one batch with them, in the second, is an UPDATE from one key to another.
+Each test makes the same changes in two tables. In the second table, the same batch also has an UPDATE that changes a key.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ pytestmark = [
 ]
 
 
-def test_what_an_insert_lacks_is_null_whatever_the_row_before_had(scenario: Scenario) -> None:
-    # An UPDATE into a row filter is sent as an INSERT; an unchanged TOASTed value is not in it (section 29.4.3).
+def test_a_value_that_an_insert_lacks_is_null_whatever_the_earlier_row_had(scenario: Scenario) -> None:
+    # An UPDATE that makes a row match is sent as an INSERT, without unchanged TOASTed values (section 29.4.3).
     for table in ("plain", "moved"):
         scenario.tables(f"""
             CREATE TABLE {table} (a int NOT NULL, b int NOT NULL, c text, UNIQUE (a, b));
@@ -29,7 +29,7 @@ def test_what_an_insert_lacks_is_null_whatever_the_row_before_had(scenario: Scen
     scenario.subscribe("pub")
     scenario.check("plain", "moved")
     for table in ("plain", "moved"):
-        # The row of the replica comes back without its text; one that was inserted, and one that was updated, too.
+        # Three rows leave the filter and return without their text: a copied, an inserted and an updated row.
         for change in (
             "INSERT INTO {0} VALUES (4, 1, repeat('y', 3000)), (5, 1, repeat('z', 3000))",
             "UPDATE {0} SET c = repeat('y', 3000) WHERE a = 2",

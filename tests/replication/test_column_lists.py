@@ -1,7 +1,6 @@
 """PostgreSQL's rules for column lists (section 29.5; src/test/subscription/t/031).
 
-Two lists of one table that differ are refused (`pgsieve validate`); a list of a partition beside its root's is in
-test_partitions.py.
+`pgsieve validate` refuses two different lists of one table. test_partitions.py tests a partition's list beside its root's.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from psycopg import errors
 
 from tests.fixtures.oracle import Scenario
 
-# On the oldest server all of them run, by `make test-oldest`.
+# `make test-oldest` runs all of them on the oldest server.
 pytestmark = [pytest.mark.spark, pytest.mark.drawn]
 
 
@@ -92,7 +91,7 @@ def test_a_list_of_all_columns_goes_with_publications_of_all(
 ) -> None:
     scenario.tables("CREATE SCHEMA s; CREATE TABLE s.named (a int PRIMARY KEY, b int, c int)")
     tables = ["s.named"]
-    if postgres_version >= 16:  # before, a column that was dropped makes the two lists differ
+    if postgres_version >= 16:  # before 16 a dropped column makes the two lists differ
         scenario.tables(
             "CREATE TABLE dropped (a int, gone int, b int, c int); ALTER TABLE dropped DROP COLUMN gone"
         )
@@ -110,7 +109,7 @@ def test_a_list_of_all_columns_goes_with_publications_of_all(
 
 
 def test_partitions_with_keys_of_their_own_are_listed_as_their_root(scenario: Scenario) -> None:
-    # Columns in another order, a key in each partition, and none in the root.
+    # The partitions have another column order and a key each; the root has no key.
     scenario.publisher("""
         CREATE TABLE parted (a int NOT NULL, b int NOT NULL, c int) PARTITION BY LIST (a);
         CREATE TABLE parted_1 (c int, b int NOT NULL, a int NOT NULL);

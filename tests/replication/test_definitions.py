@@ -1,8 +1,8 @@
-"""What CREATE PUBLICATION takes, and which changes the publisher then refuses (sections 29.4.2, 29.5 and 29.6).
+"""Which publications CREATE PUBLICATION accepts, and which changes the publisher then refuses (sections 29.4.2, 29.5 and 29.6).
 
-The server is the oracle: a publication of pgsieve.yaml is refused where the server's own would be, in the same
-words and with the same SQLSTATE; and of each publication that there is, whether the server's or the file's,
-pgsieve knows the UPDATEs and DELETEs that the publisher refuses. No JVM: all of this comes before a row is read.
+The server is the oracle. pgsieve refuses a publication of pgsieve.yaml exactly if the server does, in the same words and with the
+same SQLSTATE. For each existing publication, of the server or of the file, pgsieve knows which UPDATEs and DELETEs the publisher
+refuses. No test needs a JVM: all of this is checked before any row is read.
 """
 
 from __future__ import annotations
@@ -98,14 +98,14 @@ LISTS = (
 
 @dataclass(frozen=True)
 class Database:
-    """A publisher with a table for each case."""
+    """A publisher with one table for each case."""
 
     connection: psycopg.Connection
     conninfo: str
     version: int
 
     def examined(self, defined: DefinedPublication) -> Examination:
-        """What pgsieve makes of a publication of pgsieve.yaml."""
+        """pgsieve's examination of a publication of pgsieve.yaml."""
         return Examination(self.connection, self.feed(defined), read_catalog(self.connection))
 
     def feed(self, defined: DefinedPublication) -> Feed:
@@ -121,7 +121,7 @@ class Database:
 
     @contextmanager
     def created(self, defined: DefinedPublication) -> Iterator[tuple[str | None, str] | None]:
-        """The same publication on the server for the while of a block, or what CREATE PUBLICATION says to it."""
+        """Create the same publication on the server for the block. Yields the error of CREATE PUBLICATION, or None."""
         try:
             self.connection.execute(statement(defined, self.version))
         except psycopg.Error as error:
@@ -131,7 +131,7 @@ class Database:
         self.connection.execute(f"DROP PUBLICATION {quote(defined.name)}")
 
     def refused_by_the_server(self) -> dict[tuple[str, str], tuple[str | None, str]]:
-        """What the publisher says to an UPDATE and a DELETE of each table, where it refuses them."""
+        """By table and operation, the publisher's errors for an UPDATE and a DELETE of each table."""
         refused = {}
         for schema, name in [(t.schema, t.name) for t in changed_relations(read_catalog(self.connection))]:
             for operation, change in (("update", "UPDATE {} SET c = c"), ("delete", "DELETE FROM {}")):
@@ -150,7 +150,7 @@ def said(error: psycopg.Error) -> tuple[str | None, str]:
 
 
 def refused_by_pgsieve(catalog: Catalog, name: str) -> dict[tuple[str, str], tuple[str | None, str]]:
-    """The same as pgsieve knows it, of one publication of the catalog."""
+    """The same errors as pgsieve predicts them, for one publication of the catalog."""
     refused = {}
     for table in changed_relations(catalog):
         for error in refused_changes(table, catalog.publications[name], catalog):
@@ -161,7 +161,7 @@ def refused_by_pgsieve(catalog: Catalog, name: str) -> dict[tuple[str, str], tup
 
 
 def statement(defined: DefinedPublication, version: int) -> str:
-    """CREATE PUBLICATION for a publication of pgsieve.yaml."""
+    """The CREATE PUBLICATION statement for a publication of pgsieve.yaml."""
     tables = []
     for table in defined.tables:
         columns = f" ({', '.join(map(quote, table.columns))})" if table.columns is not None else ""
@@ -221,7 +221,7 @@ def random_publication(r: random.Random, catalog: Catalog) -> DefinedPublication
 
 
 def agree(database: Database, defined: DefinedPublication) -> tuple[str | None, ...]:
-    """Assert that pgsieve and the server say the same of a publication; the SQLSTATEs of what they say."""
+    """Assert that pgsieve and the server give the same answers about a publication. Return their SQLSTATEs."""
     examined = database.first_refusal(defined)
     with database.created(defined) as server_says:
         assert examined == server_says
@@ -249,7 +249,7 @@ def test_random_publications_are_refused_where_the_server_refuses_them(database:
     assert len(verdicts) > 3
 
 
-def test_a_change_is_refused_that_the_identity_does_not_cover(database: Database) -> None:
+def test_a_change_that_the_identity_does_not_cover_is_refused(database: Database) -> None:
     tables = [t for t in changed_relations(read_catalog(database.connection)) if t.schema == "public"]
     wheres, lists = (None, "a > 1", "b > 1"), (None, ("a",), ("a", "b"))
     counts: Counter[tuple[str | None, ...]] = Counter()
@@ -272,7 +272,7 @@ def test_a_change_is_refused_that_the_identity_does_not_cover(database: Database
         "leaf_b",
     ],
 )
-def test_what_is_no_permanent_table_cannot_be_published(database: Database, relation: str) -> None:
+def test_only_permanent_tables_can_be_published(database: Database, relation: str) -> None:
     defined = own(DefinedTable("public", relation))
     refusal = database.first_refusal(defined)
     with database.created(defined) as server_says:
@@ -325,7 +325,7 @@ def test_publications_must_agree_on_generated_columns(database: Database) -> Non
 
 
 def combined(catalog: Catalog, table: str) -> tuple[str | None, str] | None:
-    """What pgsieve says to the publications n and s together."""
+    """pgsieve's error for the publications n and s together."""
     try:
         published_relation(catalog.by_name["public", table], catalog.select("ns"), catalog)
     except PublicationError as error:
@@ -334,7 +334,7 @@ def combined(catalog: Catalog, table: str) -> tuple[str | None, str] | None:
 
 
 def stream(database: Database, change: str, publications: str) -> tuple[str | None, str] | None:
-    """What pgoutput says to a change."""
+    """pgoutput's error for a change."""
     connection = database.connection
     connection.execute("SELECT pg_create_logical_replication_slot('generated', 'pgoutput')")
     try:
@@ -352,7 +352,7 @@ def stream(database: Database, change: str, publications: str) -> tuple[str | No
 
 
 def test_a_virtual_generated_column_in_a_filter_stands_for_its_expression(database: Database) -> None:
-    """The server expands it when it stores the filter; a filter of the file means the same."""
+    """The server expands the column when it stores the filter. A filter in pgsieve.yaml means the same."""
     if database.version < 180000:  # there are none
         assert '"' not in expanded("b > 1", read_catalog(database.connection).by_name["public", "plain"])
         return
@@ -373,8 +373,8 @@ def test_a_virtual_generated_column_in_a_filter_stands_for_its_expression(databa
             assert table_filter(table, where).tree == table_filter(table, entry.where).tree
 
 
-def test_a_filter_is_refused_that_reads_what_old_rows_neither_carry_nor_compute(database: Database) -> None:
-    """Its identity has a stored generated column, which servers before 18 do not send, and not what makes it."""
+def test_a_filter_on_a_generated_column_that_old_rows_lack_is_refused(database: Database) -> None:
+    """The replica identity has a stored generated column. Servers before 18 do not send it, nor the column that it is computed from."""
     database.connection.execute(
         "CREATE TABLE made (a int, b int GENERATED ALWAYS AS (a * 2) STORED PRIMARY KEY, c text);"
         "CREATE PUBLICATION there FOR TABLE made WHERE (b > 1) WITH (publish = 'update'"
@@ -404,7 +404,7 @@ def test_publications_of_the_server_and_of_the_file_are_one_list(database: Datab
     assert raised.value.sqlstate == "0A000"
 
 
-def test_where_the_publisher_cannot_be_asked_that_is_said_and_the_run_goes_on(database: Database) -> None:
+def test_a_filter_that_the_publisher_cannot_check_is_reported_and_the_run_goes_on(database: Database) -> None:
     database.connection.execute("CREATE ROLE limited LOGIN")
     database.connection.execute("REVOKE TEMPORARY ON DATABASE definitions FROM PUBLIC")
     try:
@@ -424,7 +424,7 @@ def test_where_the_publisher_cannot_be_asked_that_is_said_and_the_run_goes_on(da
         database.connection.execute("DROP ROLE limited")
 
 
-def test_the_server_says_how_letters_change_for_a_filter_of_the_file(database: Database) -> None:
+def test_the_server_decides_on_letter_case_in_a_filter_of_the_file(database: Database) -> None:
     def problems(where: str) -> list[str]:
         defined = replace(own(DefinedTable("public", "plain", where)), operations=frozenset(("insert",)))
         return [problem.message for problem in database.examined(defined).problems("s")]

@@ -1,4 +1,4 @@
-"""An error while applying disables the subscription where it should, and a transaction can be skipped.
+"""An error during apply disables a subscription with `disable_on_error`, and a transaction can be skipped.
 
 PostgreSQL documentation 29.8, Conflicts; ALTER SUBSCRIPTION ... SKIP; src/test/subscription/t/029_on_error.pl. The
 subscriber refuses NaN by a constraint, a replica by its column's type.
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.spark
 
 @pytest.fixture
 def prices(scenario: Scenario) -> Iterator[Scenario]:
-    """Two tables, and a subscription that an error disables."""
+    """Two tables, and a subscription with `disable_on_error`."""
     scenario.tables("CREATE TABLE prices (a int PRIMARY KEY, b numeric(8,2)); CREATE TABLE notes (a int)")
     scenario.subscriber("ALTER TABLE prices ADD CHECK (b <> 'NaN')")
     scenario.publisher("CREATE PUBLICATION pub FOR TABLE prices, notes")
@@ -52,9 +52,9 @@ def _everywhere(scenario: Scenario, sql: str, ours: Callable[[PgsieveReplica], o
 
 
 def _fail(scenario: Scenario, failed: int) -> str:
-    """Run until the error has disabled every subscription; the finish LSN that PostgreSQL names.
+    """Run until the error has disabled every subscription. Return the finish LSN that PostgreSQL names.
 
-    `failed` is how many its log named before.
+    `failed` is the number of LSNs in its log before.
     """
     for replica in _replicas(scenario):
         replica.run()
@@ -77,7 +77,7 @@ def _check_rows(scenario: Scenario, **expect: list[str]) -> None:
             assert Rows(replica.rows("public", table)).shown == rows, (table, replica)
 
 
-def test_an_error_disables_the_subscription_and_nothing_of_its_transaction_or_a_later_one_is_applied(
+def test_an_error_disables_the_subscription_before_its_transaction(
     prices: Scenario,
 ) -> None:
     failed = len(_named(prices))
@@ -91,7 +91,7 @@ def test_an_error_disables_the_subscription_and_nothing_of_its_transaction_or_a_
         assert f"in the transaction finished at {lsn};" in reason, (reason, lsn)
         with pytest.raises(SubscriptionDisabledError):
             replica.run()
-    # The same transaction fails again.
+    # After it is enabled again, the same transaction fails again.
     failed = len(_named(prices))
     _everywhere(prices, "ENABLE", lambda r: SubscriptionRecord(r.lake, "sub").enable())
     assert _fail(prices, failed) == lsn
@@ -109,7 +109,7 @@ def test_an_error_disables_the_subscription_and_nothing_of_its_transaction_or_a_
         assert state == SubscriptionState(notice=notice, database=state.database)
 
 
-def test_an_lsn_that_no_transaction_finishes_at_is_cleared_by_the_next_one_that_is_applied(
+def test_an_lsn_to_skip_that_ends_no_transaction_is_cleared_by_the_next_applied_one(
     prices: Scenario,
 ) -> None:
     [(lsn,)] = prices.publisher("SELECT pg_current_wal_lsn() + 1000000")
@@ -117,7 +117,7 @@ def test_an_lsn_that_no_transaction_finishes_at_is_cleared_by_the_next_one_that_
         prices, f"SKIP (lsn = '{lsn}')", lambda r: Skip(r.subscription, r.lake).choose(parse_lsn(lsn))
     )
     chosen = "SELECT count(*) FROM pg_subscription WHERE subskiplsn <> '0/0'"
-    # What changes no published table is no transaction to the subscriber.
+    # For the subscriber, a transaction without changes of published tables does not exist.
     prices.publisher("CREATE TABLE unpublished (a int); INSERT INTO unpublished VALUES (1)")
     prices.check("notes")
     assert prices.subscriber(chosen) == [("1",)]
@@ -130,7 +130,7 @@ def test_an_lsn_that_no_transaction_finishes_at_is_cleared_by_the_next_one_that_
         assert str(_state(replica).notice).startswith("warning: skip LSN")
 
 
-def test_an_lsn_that_was_passed_cannot_be_skipped(prices: Scenario) -> None:
+def test_an_lsn_in_the_past_cannot_be_skipped(prices: Scenario) -> None:
     prices.publisher("INSERT INTO notes VALUES (1)")
     prices.check("notes")
     with pytest.raises(psycopg.errors.InvalidParameterValue) as refused:

@@ -1,7 +1,7 @@
-"""Which expressions may be a row filter (section 29.4.2; src/test/regress/sql/publication.sql).
+"""Which expressions are allowed as a row filter (section 29.4.2; src/test/regress/sql/publication.sql).
 
-CREATE PUBLICATION is the oracle: a row filter of pgsieve.yaml is refused where the server's own would be, in the
-same words and with the same SQLSTATE. No JVM: all of this comes before a row is read.
+CREATE PUBLICATION is the oracle. pgsieve refuses a row filter of pgsieve.yaml exactly if the server does, in the same words
+and with the same SQLSTATE. No test needs a JVM: all of this is checked before any row is read.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CREATE TABLE t (
 );
 """
 
-#: What PostgreSQL's own tests try, and every other node that an expression can be.
+#: The expressions of PostgreSQL's own tests, and every other kind of node.
 EXPRESSIONS = """
 a IS NULL
 (a > 5) IS FALSE
@@ -245,7 +245,7 @@ SELECT 1
 """
 
 
-#: Not an expression, although what is around it would make a statement of it.
+#: Texts that are not expressions, although the surrounding statement would be valid with them.
 ESCAPES = (
     "a > 1) OR (true",
     "a > 1) AND a IN (SELECT 1",
@@ -265,13 +265,13 @@ Verdict = tuple[str | None, str] | None
 
 @dataclass(frozen=True)
 class Database:
-    """A publisher whose table t has a column of every kind."""
+    """A publisher whose table t has a column of every kind of type."""
 
     connection: psycopg.Connection
     table: Table
 
     def examined(self, where: str) -> Verdict:
-        """What pgsieve says to a row filter of t, None where it takes it."""
+        """pgsieve's error for a row filter of t, or None if it accepts the filter."""
         try:
             filter_columns(self.connection, self.table, where)
         except RejectedFilterError as error:
@@ -279,13 +279,13 @@ class Database:
         return None
 
     def server_says(self, where: str) -> Verdict:
-        """What CREATE PUBLICATION says to it."""
+        """The error of CREATE PUBLICATION, or None."""
         try:
             with self.connection.transaction(force_rollback=True):
                 self.connection.execute(f"CREATE PUBLICATION p FOR TABLE t WHERE ({where}\n)", binary=True)
         except psycopg.Error as error:
             message, detail = str(error.diag.message_primary), error.diag.message_detail
-            # As an error of pgsieve's shows it.
+            # In the form of pgsieve's own errors.
             return error.sqlstate, visible(f"{message}: {detail}" if detail else message)
         return None
 
@@ -312,14 +312,14 @@ def test_an_expression_is_refused_where_create_publication_refuses_it(database: 
 
 
 @pytest.mark.parametrize("where", ESCAPES)
-def test_a_text_that_ends_the_parentheses_is_a_syntax_error(database: Database, where: str) -> None:
+def test_a_text_that_closes_the_parentheses_is_a_syntax_error(database: Database, where: str) -> None:
     verdict = database.examined(where)
     assert verdict is not None
     assert verdict[0] == "42601"
     assert database.connection.execute("SELECT to_regclass('t') IS NOT NULL").fetchone() == (True,)
 
 
-def test_a_collation_is_taken_for_a_built_in_one_by_its_schema(database: Database) -> None:
+def test_a_collation_counts_as_built_in_by_its_schema(database: Database) -> None:
     assert table_filter(database.table, "w < 'x'").columns == {"w"}
     with pytest.raises(UnsupportedFilterError, match="collation"):
         table_filter(database.table, "v < 'x'")
@@ -427,7 +427,7 @@ def random_expression(r: random.Random, depth: int) -> str:
 
 
 def random_condition(r: random.Random) -> str:
-    """An expression that has a chance to be boolean."""
+    """A random expression that is likely to be boolean."""
     expression = random_expression(r, r.choice((1, 1, 2, 2, 3)))
     return r.choice((expression, f"({expression}) IS NULL", f"a > 1 AND ({expression}) IS NOT NULL"))
 

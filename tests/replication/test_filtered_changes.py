@@ -1,6 +1,6 @@
-"""Changes pass row filters by the same functions in this process, in threads and in executors, and the rows are the built-in subscriber's.
+"""Row filters are evaluated by the same functions in this process, in threads and in executors; the rows equal the subscriber's.
 
-One table's filter is computed by columns, another's row by row.
+One table's filter is evaluated column by column, another's row by row.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.parametrize("scenario", _WRITERS, in
 
 
 @pytest.mark.drawn
-def test_changes_pass_row_filters_and_become_what_these_say(scenario: Scenario) -> None:
+def test_row_filters_decide_what_becomes_of_changes(scenario: Scenario) -> None:
     scenario.tables("""
         CREATE TABLE t1 (a int, b int, c text, PRIMARY KEY (a, c));
         CREATE TABLE wide (id int PRIMARY KEY, k numeric, at timestamptz, s text);

@@ -1,6 +1,6 @@
-"""Foreign leaves of a partition tree that is published as its root: their rows are copied, and no change of them is sent.
+"""Foreign leaves of a partition tree that is published as its root: their rows are copied, but their changes are not sent.
 
-The publisher is an installed server: the wheel has no foreign data wrapper that reads rows.
+The publisher is an installed server, because the wheel has no foreign data wrapper that reads rows.
 """
 
 from __future__ import annotations
@@ -78,13 +78,13 @@ CREATE PUBLICATION far FOR TABLE tree, silent WITH (publish_via_partition_root, 
 
 @dataclass
 class _Far:
-    """Two subscriptions, in both modes, to plain tables and two trees with rows on other servers."""
+    """Two subscriptions, one per mode, to plain tables and two trees with rows on other servers."""
 
     shop: Shop
 
     @contextmanager
-    def unanswered(self) -> Iterator[Callable[[], None]]:
-        """One server refuses connections, the other one accepts them and says nothing; until the block ends, or its function is called."""
+    def without_answers(self) -> Iterator[Callable[[], None]]:
+        """Until the block ends or its function is called, one server refuses connections, and the other accepts them but never answers."""
         with socket.create_server(("127.0.0.1", 0), backlog=64) as mute:
             self._move(1, mute.getsockname()[1])
 
@@ -110,10 +110,10 @@ def far(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> _Far:
 
 
 def test_a_foreign_server_that_does_not_answer_stops_no_other_table(far: _Far) -> None:
-    """In both modes; the next run copies the table, as a subscriber tries it again."""
+    """This holds in both modes. The next run copies the table, as a subscriber tries it again."""
     shop, reasons = far.shop, {"tree": 'could not connect to server "itself"'}
     reasons["silent"] = "the server of public.silent_2 does not answer"
-    with far.unanswered():
+    with far.without_answers():
         shop.copy()
         shop.database.execute("INSERT INTO orders VALUES (5, 0); INSERT INTO tree VALUES (2, 'here')")
         code, output = shop.cli("run")
@@ -127,7 +127,7 @@ def test_a_foreign_server_that_does_not_answer_stops_no_other_table(far: _Far) -
     assert (ran := shop.cli("run"))[0] == 0, ran
     for table, ids in {"tree": [1, 2, 21, 22], "silent": [1, 21, 22]}.items():
         assert shop.ids("one", table) == shop.ids("two", table) == ids
-    with far.unanswered():
+    with far.without_answers():
         code, output = shop.cli("check")
         assert code == 1, output
         for table, reason in reasons.items():
@@ -139,7 +139,7 @@ def test_a_foreign_server_that_does_not_answer_stops_no_other_table(far: _Far) -
 def test_a_follower_copies_once_the_foreign_server_answers(
     far: _Far, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Changes of other tables go on meanwhile."""
+    """Meanwhile it replicates changes of the other tables."""
     monkeypatch.setattr("pgsieve.pipelines.following.follow._FOREIGN_SECONDS", 0.0)
     shop, config = far.shop, load_config(far.shop.path)
     waiting = [(name, table) for name in ("one", "two") for table in ("tree", "silent")]
@@ -157,7 +157,7 @@ def test_a_follower_copies_once_the_foreign_server_answers(
     late = threading.Timer(100, os.kill, [os.getpid(), signal.SIGTERM])
     late.start()
     try:
-        with far.unanswered() as answering:
+        with far.without_answers() as answering:
             assert follow(config, config.selected([]), Quiet(), tell) == ()
     finally:
         late.cancel()

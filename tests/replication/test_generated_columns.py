@@ -1,4 +1,4 @@
-"""Generated columns are published only from PostgreSQL 18 on, and only where asked for (section 29.6; t/011)."""
+"""Generated columns are published only from PostgreSQL 18 on, and only on request (section 29.6; t/011)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from psycopg import errors
 from tests.fixtures.oracle import Scenario
 from tests.fixtures.shop import Shop
 
-# On the oldest server all of them run, by `make test-oldest`.
+# `make test-oldest` runs all of them on the oldest server.
 pytestmark = [pytest.mark.spark, pytest.mark.drawn]
 
 GENERATED = "CREATE TABLE {} (a int PRIMARY KEY, b int GENERATED ALWAYS AS (a * 2) STORED, c text)"
@@ -45,7 +45,7 @@ def test_stored_generated_columns_are_published_where_asked_for_or_named(
         scenario.subscriber(f"CREATE TABLE {table} (a int PRIMARY KEY, b int, c text)")
         scenario.publisher(f"INSERT INTO {table} (a) VALUES (1), (2), (3)")
     statement = "CREATE PUBLICATION asked FOR TABLE asked WITH (publish_generated_columns = stored)"
-    if postgres_version < 18:  # there is no such parameter
+    if postgres_version < 18:  # the parameter does not exist
         with pytest.raises(errors.SyntaxError):
             scenario.publisher(statement)
         return
@@ -67,7 +67,7 @@ def test_stored_generated_columns_are_published_where_asked_for_or_named(
 
 def test_virtual_generated_columns_are_never_published(scenario: Scenario, postgres_version: int) -> None:
     definition = "CREATE TABLE t (a int PRIMARY KEY, b int GENERATED ALWAYS AS (a * 2) VIRTUAL, c int)"
-    if postgres_version < 18:  # there are none
+    if postgres_version < 18:  # they do not exist
         with pytest.raises(errors.SyntaxError):
             scenario.publisher(definition)
         return
@@ -80,7 +80,7 @@ def test_virtual_generated_columns_are_never_published(scenario: Scenario, postg
     scenario.check(expect={"t": ["1|3", "2|"]})
 
 
-#: Keys with a generated column, which is not published; each with whether PostgreSQL's subscriber finds rows by it.
+#: Keys with a generated column that is not published. By the keys in FOUND PostgreSQL's subscriber finds rows.
 KEYS = {
     "pk": "CREATE TABLE {0} (x int, z int, y int GENERATED ALWAYS AS (z * 2) STORED, v text, PRIMARY KEY (x, y))",
     "own": "CREATE TABLE {0} (x int NOT NULL, z int, y int GENERATED ALWAYS AS (x * 2) STORED NOT NULL, v text);"

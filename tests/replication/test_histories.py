@@ -1,6 +1,6 @@
-"""Histories that start whole, and versions of rows: as of each commit and each cut they are the replica's rows of then.
+"""Histories that start with all rows, and versions of rows: at each commit and each cut they are the replica's rows of that time.
 
-And those of the built-in subscriber, which was stopped there.
+The same rows were in the built-in subscriber when it stopped there.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _with_histories(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _states(replica: PgsieveReplica, table: str, key: str) -> Iterator[tuple[int, list[Row]]]:
-    """The rows after each commit that the change history has, followed change by change; keys are unique or rows are whole."""
+    """Replay the change history, and yield the rows after each commit. `key` names a unique column; '' compares whole rows."""
     state = TableStates(replica.lake, "sub").newest()["public", table]
     assert state.definition is not None
     generation = state.definition.history.generation
@@ -67,7 +67,7 @@ def _states(replica: PgsieveReplica, table: str, key: str) -> Iterator[tuple[int
 
 
 def _versions(replica: PgsieveReplica, table: str) -> list[Row]:
-    """The versions of a table, also those that ended where its history was begun anew."""
+    """All versions of a table's rows, also those of histories that ended when a new one began."""
     state = TableStates(replica.lake, "sub").newest()["public", table]
     assert state.definition is not None
     generations = range(state.definition.history.generation + 1)
@@ -76,7 +76,7 @@ def _versions(replica: PgsieveReplica, table: str) -> list[Row]:
 
 
 def _after(versions: list[Row], lsn: int, names: list[str]) -> list[Row]:
-    """Some columns of the versions that are valid after the commit at an LSN."""
+    """Some columns of the versions that are valid after the commit at `lsn`."""
     return [
         {name: row[name] for name in names}
         for row in versions
@@ -89,11 +89,13 @@ def _sorted(rows: list[Row]) -> list[str]:
 
 
 def _check(replica: PgsieveReplica, table: str, key: str) -> list[Row]:
-    """Compare the histories of a table with each other, and with its replica now and at all cuts; the versions."""
+    """Compare a table's histories with each other, and with its replica now and at each cut. Return the versions."""
     path = replica.lake.paths.replica("sub", "public", table)
     now = replica.stored(path)
     states = list(_states(replica, table, key))
-    assert _sorted(states[-1][1]) == _sorted(now.to_pylist()), "the change history leads to the replica"
+    assert _sorted(states[-1][1]) == _sorted(now.to_pylist()), (
+        "the change history does not lead to the replica"
+    )
     versions = _versions(replica, table)
     for lsn, rows in states:
         assert _sorted(_after(versions, lsn, now.column_names)) == _sorted(
@@ -102,7 +104,7 @@ def _check(replica: PgsieveReplica, table: str, key: str) -> list[Row]:
     for cut in Cuts(replica.lake, "sub").kept():
         then = queried(DeltaTable(path, version=cut.tables["public", table]), "select * from t")
         rows = _after(versions, cut.lsn - 1, then.column_names)
-        assert _sorted(rows) == _sorted(then.to_pylist()), f"at the cut of {cut.lsn}"
+        assert _sorted(rows) == _sorted(then.to_pylist()), f"other rows at the cut of {cut.lsn}"
         assert ("public", table) in cut.versioned
     for row in versions:
         assert row["is_current"] is (row["valid_to_lsn"] is None) is (row["valid_to"] is None)
@@ -113,7 +115,7 @@ def _check(replica: PgsieveReplica, table: str, key: str) -> list[Row]:
 
 
 def _check_without_versions(replica: PgsieveReplica, table: str, key: str) -> None:
-    """Compare a change history with its replica, which has no versions."""
+    """Compare a change history with its replica, which has no versions of rows."""
     *_, (_, rows) = _states(replica, table, key)
     now = replica.stored(replica.lake.paths.replica("sub", "public", table))
     assert _sorted(rows) == _sorted(now.to_pylist())
@@ -122,7 +124,7 @@ def _check_without_versions(replica: PgsieveReplica, table: str, key: str) -> No
 
 @pytest.mark.drawn
 @pytest.mark.parametrize("scenario", ["driver large alone", *_LONG], indirect=True)
-def test_versions_as_of_each_commit_are_the_rows_of_then(scenario: Scenario) -> None:
+def test_versions_valid_at_each_commit_are_the_rows_of_that_time(scenario: Scenario) -> None:
     """Some twenty random transactions, each a slice, in both modes."""
     seed = drawn_seed()
     print(f"again: PGSIEVE_SEED={seed}")
@@ -165,7 +167,7 @@ def test_versions_as_of_each_commit_are_the_rows_of_then(scenario: Scenario) -> 
 @pytest.mark.drawn
 @pytest.mark.parametrize("scenario", [pytest.param("spark", marks=pytest.mark.spark), *_LONG], indirect=True)
 def test_histories_follow_their_tables(scenario: Scenario) -> None:
-    """Each of the schema changes takes two runs of two replicas, and Spark rewrites them."""
+    """It takes long: each schema change needs two runs of two replicas, and Spark rewrites them."""
     scenario.tables("""
         CREATE TABLE t (id int PRIMARY KEY, a int, b text);
         CREATE TABLE log (a int); ALTER TABLE log REPLICA IDENTITY FULL;
@@ -186,8 +188,8 @@ def test_histories_follow_their_tables(scenario: Scenario) -> None:
         for table, key in (("log", ""), ("own", "id")):
             _check_without_versions(replica, table, key)
         _check(replica, "odd", "id")
-    # A column more; one with a value in all rows; another name; one less, and again; less, and again with another type, which begins
-    # other histories; another key; another column of the same name, for which the table is copied again.
+    # Add a column; add one with a default; rename one; drop one; add it again; drop it again; add it with another type, which begins
+    # new histories; change the key; add another column under a dropped name, for which the table is copied again.
     copied = 1
     for ddl in (
         "ALTER TABLE t ADD COLUMN c int",
@@ -217,7 +219,7 @@ def test_histories_follow_their_tables(scenario: Scenario) -> None:
             for cut in Cuts(replica.lake, "sub").kept()[-2:]:
                 path = replica.lake.paths.replica("sub", "public", "t")
                 then = queried(DeltaTable(path, version=cut.tables["public", "t"]), "select * from t")
-                # At the cut where its table followed, versions have the columns that it has had since.
+                # At the cut of the schema change, the versions already have the table's new columns.
                 names = [name for name in now.column_names if name in then.column_names]
                 rows = _after(versions, cut.lsn - 1, names)
                 assert _sorted(rows) == _sorted(then.select(names).to_pylist()), (ddl, cut.lsn)
@@ -227,7 +229,7 @@ def test_histories_follow_their_tables(scenario: Scenario) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("scenario", [pytest.param("committing", marks=pytest.mark.spark)], indirect=True)
-def test_a_history_starts_whole_where_only_spark_writes(scenario: Scenario) -> None:
+def test_a_history_starts_with_all_rows_if_only_spark_writes(scenario: Scenario) -> None:
     scenario.tables("CREATE TABLE t (id int PRIMARY KEY, v int); CREATE TABLE none (id int PRIMARY KEY)")
     scenario.publisher("INSERT INTO t VALUES (1, 1), (2, 2); CREATE PUBLICATION p FOR TABLE t, none")
     scenario.subscribe("p")

@@ -1,7 +1,7 @@
-"""Replica identities of every kind, and changes of identity, key and column list while changes are streamed.
+"""Replica identities of every kind. Identity, key and column list change while changes are streamed.
 
-Section 29.1.1 of PostgreSQL's manual; src/test/subscription/t/100_bugs.pl. What plain tables of each identity receive
-is in test_basic_changes.py, identities of partitions in test_partitions.py.
+Section 29.1.1 of PostgreSQL's manual; src/test/subscription/t/100_bugs.pl. test_basic_changes.py tests plain tables of each
+identity, test_partitions.py the identities of partitions.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.spark
 
 
 def two_keys(scenario: Scenario) -> None:
-    """A table with a key and a unique index beside, and two rows, copied."""
+    """A copied table with a key, a unique index on another column, and two rows."""
     scenario.tables(
         "CREATE TABLE t (a int PRIMARY KEY, b int NOT NULL, c text); CREATE UNIQUE INDEX t_b ON t (b)"
     )
@@ -24,7 +24,7 @@ def two_keys(scenario: Scenario) -> None:
 
 
 @pytest.mark.drawn
-def test_another_replica_identity_copies_nothing_where_no_change_of_the_old_one_waits(
+def test_a_new_replica_identity_copies_nothing_if_no_earlier_change_waits(
     scenario: Scenario,
 ) -> None:
     two_keys(scenario)
@@ -37,7 +37,7 @@ def test_another_replica_identity_copies_nothing_where_no_change_of_the_old_one_
 
 
 @both_writers
-def test_changes_before_and_after_another_replica_identity_find_their_rows(scenario: Scenario) -> None:
+def test_changes_before_and_after_a_new_replica_identity_find_their_rows(scenario: Scenario) -> None:
     two_keys(scenario)
     scenario.publisher("UPDATE t SET b = 11 WHERE a = 1; INSERT INTO t VALUES (3, 30, 'z')")
     alter(scenario, "ALTER TABLE t REPLICA IDENTITY USING INDEX t_b")
@@ -105,8 +105,8 @@ def test_a_stored_generated_column_comes_and_goes_unpublished(scenario: Scenario
     alter(scenario, "ALTER TABLE t ADD COLUMN g int GENERATED ALWAYS AS (b * 2) STORED")
     scenario.publisher("INSERT INTO t VALUES (3, 30, 'z'); UPDATE t SET b = 11 WHERE a = 1")
     scenario.check(expect={"t": ["1|11|x", "2|20|y", "3|30|z"]})
-    # The catalog was read after the slot, and the server writes WAL by itself in between: until a later slice has come,
-    # changes of the time before the column may still come, and a second change of the table would be ambiguous.
+    # The catalog was read after the slot was created, and the server wrote WAL in between. Until a later slice arrives, changes
+    # from before the column may still arrive, so a second change of the table would be ambiguous.
     scenario.publisher("UPDATE t SET b = 12 WHERE a = 1")
     scenario.check(expect={"t": ["1|12|x", "2|20|y", "3|30|z"]})
     alter(scenario, "ALTER TABLE t DROP COLUMN g")
@@ -125,7 +125,9 @@ def test_a_column_that_leaves_the_column_list_is_dropped_and_one_that_joins_it_c
     scenario.publisher("INSERT INTO t VALUES (4, 40, 'w'); UPDATE t SET c = 'v' WHERE a = 1")
     scenario.check(expect={"t": ["1|v", "2|y", "3|z", "4|w"]})
     assert copies(scenario, "t") == {1}
-    scenario.subscriber("UPDATE t SET b = 40 WHERE a = 4")  # which the list kept from PostgreSQL's subscriber
+    scenario.subscriber(
+        "UPDATE t SET b = 40 WHERE a = 4"
+    )  # the column list kept b from PostgreSQL's subscriber
     scenario.publisher("ALTER PUBLICATION pub SET TABLE t (a, b, c); UPDATE t SET b = 21 WHERE a = 2")
     scenario.check(expect={"t": ["1|10|v", "2|21|y", "3|30|z", "4|40|w"]})
     assert copies(scenario, "t") == {2}

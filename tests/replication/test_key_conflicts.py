@@ -1,8 +1,8 @@
-"""A replica with a key never holds it twice: the conflicts insert_exists and update_exists (section 29.8).
+"""A replica with a key never holds the same key twice: the conflicts insert_exists and update_exists (section 29.8).
 
-The subscriber raises them where publications left out what made room for a key. It retries; pgsieve sets the table
-aside, or disables the subscription, before the slice with the conflict. Each test changes the tables of several
-variants at once, in slices that are applied in one batch.
+The subscriber reports them if publications left out the change that freed the key. It retries; pgsieve sets the table aside,
+or disables the subscription, before the slice with the conflict. Each test changes the tables of several variants at once, in
+slices that are applied in one batch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ pytestmark = [
 
 _CONFLICT = re.compile(
     r'ERROR:  (conflict detected on relation "public\.(\w+)": conflict=\w+)\n'
-    # From 19 on the remote row comes first, and the key's line is the index's.
+    # From 19 on the log has the remote row first, and the key's line names the index.
     r".*DETAIL:  (?:Could not apply remote change: [^\n]*\n\s+)?Key already exists in unique index[^\n]*?(?:\n\s+)?"
     r"[Kk](ey \([^\n]*?\)=\([^\n]*?\))[;,][^\n]*\n"
     r"(?:.*\n)*?.*finished at (\S+)"
@@ -42,7 +42,7 @@ def _replicas(scenario: Scenario) -> list[PgsieveReplica]:
 
 
 def _receive(scenario: Scenario) -> None:
-    """End a slice."""
+    """End a slice in every replica."""
     for replica in _replicas(scenario):
         drain(replica.subscription.feed, replica.lake, [replica.subscription], print)
 
@@ -59,7 +59,7 @@ def _apply(scenario: Scenario) -> list[ApplyResult]:
 def _check(
     scenario: Scenario, results: Sequence[ApplyResult], table: str, conflict: str, rows: list[str]
 ) -> None:
-    """A table is set aside with PostgreSQL's words, and holds what it held before the slice."""
+    """Assert that the table is set aside with PostgreSQL's words, and has the rows from before the slice."""
     for replica, result in zip(_replicas(scenario), results, strict=True):
         state = TableStates(replica.lake, "sub").newest()["public", table]
         assert state.state == SyncState.SET_ASIDE, (table, state)
@@ -77,7 +77,7 @@ def test_an_insert_of_a_key_that_the_replica_has_is_a_conflict(
     scenario: Scenario, postgres_version: int
 ) -> None:
     former = len(_conflicts(scenario))
-    # The key's row came by a filter that let it in once, and does not let go of it.
+    # A filter let the key's row in, and the altered filter does not remove it.
     tables = {
         "filtered": "INSERT INTO {0} VALUES (20, 'in', 'x'); UPDATE {0} SET c = 'y' WHERE a = 1",
         "undone": "UPDATE {0} SET c = 'y' WHERE a = 1; DELETE FROM {0} WHERE a = 1",
@@ -103,9 +103,9 @@ def test_an_insert_of_a_key_that_the_replica_has_is_a_conflict(
     results = _apply(scenario)
     for table in tables:
         _check(scenario, results, table, "insert_exists", ["1|in|x", "2|in|x", "3|in|y"])
-    if postgres_version < 18:  # it refuses them as violations of the unique index
+    if postgres_version < 18:  # it reports a violation of the unique index instead
         return
-    # The subscriber meets the first of them, tries again, and never comes past it.
+    # The subscriber meets one of the conflicts, retries, and never gets past it.
     wait_until(lambda: len(_conflicts(scenario)) > former, lambda: "the subscriber has no conflict")
     words, table, key, lsn = _conflicts(scenario)[former]
     for replica in _replicas(scenario):
@@ -119,7 +119,7 @@ def test_an_insert_of_a_key_that_the_replica_has_is_a_conflict(
 
 
 def _conflicts(scenario: Scenario) -> list[tuple[str, str, str, str]]:
-    """PostgreSQL's words, table, key and LSN of each conflict in the subscriber's log (since 18)."""
+    """PostgreSQL's words, the table, key and LSN of each conflict in the subscriber's log (since 18)."""
     return _CONFLICT.findall(scenario.subscriber_server.log.read_text(errors="replace"))
 
 
@@ -159,7 +159,7 @@ def test_an_update_to_a_key_that_the_replica_has_is_a_conflict(scenario: Scenari
 
 
 @pytest.mark.drawn
-def test_a_conflict_disables_the_subscription_before_anything_of_its_slice_is_applied(
+def test_a_conflict_disables_the_subscription_before_its_slice(
     scenario: Scenario,
 ) -> None:
     scenario.tables("CREATE TABLE t (a int PRIMARY KEY, b text); CREATE TABLE notes (a int PRIMARY KEY)")

@@ -1,4 +1,4 @@
-"""Rows are found by keys of every type, from run to run: updated, deleted, inserted again, moved (section 29.1.1)."""
+"""Keys of every type find rows across runs: updates, deletes, new inserts and moves (section 29.1.1)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TYPES = """
     CREATE TYPE mood AS ENUM ('v0', 'v1', 'v2', 'v3', 'v4', 'v5', 'v6'); CREATE DOMAIN code AS varchar(9) CHECK (VALUE <> '');
     CREATE TYPE pair AS (a int, b text)
 """
-#: By type: the n-th of seven keys.
+#: By type, an SQL expression for the n-th of seven keys.
 _KEYS = {
     "smallint": "n - 3",
     "int": "n::bigint * 1000000007 % 2147483647",
@@ -63,7 +63,7 @@ _ROUNDS = (
     "DELETE FROM {0} WHERE a = 1; INSERT INTO {0} SELECT 10, {1}, 1 FROM (VALUES (1)) v(n); DELETE FROM {0} WHERE a = 4",
     "INSERT INTO {0} SELECT 20, {1}, 4 FROM (VALUES (4)) v(n); UPDATE {0} SET b = b + 100",
 )
-#: The rows of 2 and 3 go to other keys, and others take theirs.
+#: The rows 2 and 3 move to other keys, and other rows take their keys.
 _MOVES = (
     "UPDATE {0} SET k = {1} FROM (VALUES (5)) v(n) WHERE a = 2",
     "INSERT INTO {0} SELECT 30, {1}, 2 FROM (VALUES (2)) v(n); UPDATE {0} SET k = {1} FROM (VALUES (6)) v(n) WHERE a = 3",
@@ -82,7 +82,7 @@ def _rows(replica: PgsieveReplica, table: str) -> list[tuple[str | None, ...]]:
     ("scenario", "keys", "rounds"),
     [
         ("driver alone", _KEYS, (*_ROUNDS, *_MOVES)),
-        # Where rows move, Spark applies the changes.
+        # For moved rows of large batches Spark is needed.
         ("driver large alone", _KEYS, _ROUNDS),
     ],
     indirect=["scenario"],

@@ -1,4 +1,4 @@
-"""A lake at a URI, which only Spark may reach, and a lake on S3 hold the same rows as one in a folder."""
+"""A lake at a URI that only Spark reaches, and a lake on S3, hold the same rows as a lake in a folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ at_a_uri = pytest.mark.parametrize(
 
 @at_a_uri
 def test_a_lake_at_a_uri_is_written_and_read(scenario: Scenario) -> None:
-    """An S3 server starts, and a session that reaches it."""
+    """It takes long because an S3 server starts, and a Spark session that reaches it."""
     scenario.tables("CREATE TABLE tab1 (a int PRIMARY KEY, b text)")
     scenario.publisher(
         "INSERT INTO tab1 SELECT i, 'x' FROM generate_series(1, 5) i;"

@@ -1,6 +1,6 @@
-"""Many changes pass through files that threads write: no Spark is to be had here, and the rows are the built-in subscriber's.
+"""Threads write many changes as files. No Spark is available here, and the rows equal the built-in subscriber's.
 
-Tables with a key and without one, in several slices that are applied in one batch and one by one.
+Tables with and without a key, in several slices, which are applied in one batch and one by one.
 """
 
 from __future__ import annotations

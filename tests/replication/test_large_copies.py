@@ -1,4 +1,4 @@
-"""Large tables: in mode `pipeline` threads of this process copy them here, in mode `publisher` Spark's executors do (section 29.4.5)."""
+"""Copies of large tables: by threads of this process in mode `pipeline`, by Spark's executors in mode `publisher` (section 29.4.5)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Partition trees that are published as their root: rows are found by the identity of the leaf that they live in.
+"""Partition trees published as their root: the identity of a row's leaf finds the row.
 
-A tree for each combination of identities of a root and of its leaves. The publisher sends old rows as the leaf's identity has
-them, and describes the root (maybe_send_schema() of pgoutput.c). So a subscriber stops with an error (SQLSTATE 55000) or loses
-rows wherever the root's identity is not the leaf's.
+The tests have a tree for each combination of identities of a root and its leaves. The publisher sends old rows by the leaf's identity,
+but describes the root (maybe_send_schema() of pgoutput.c). If the two identities differ, a subscriber stops with an error
+(SQLSTATE 55000) or loses rows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROWS = """
 INSERT INTO {0} SELECT i, i, i, 'old' FROM generate_series(1, 6) i;
 INSERT INTO {0} SELECT i, i + 10, i + 10, 'old' FROM generate_series(1, 3) i
 """
-#: A row keeps its identity, changes it, goes, and moves to another leaf.
+#: Rows keep their identity, change it, are deleted, and move to another leaf.
 CHANGES = """
 UPDATE {0} SET v = 'a' WHERE id = 1 AND d < 10; UPDATE {0} SET b = 22 WHERE id = 2 AND d < 10;
 UPDATE {0} SET id = 33 WHERE d = 3; DELETE FROM {0} WHERE d = 4; UPDATE {0} SET d = 15 WHERE d = 5;
@@ -46,19 +46,19 @@ IDENTITIES |= {f"{kind}pk": IDENTITIES["pk"] + IDENTITIES[kind] for kind in ("fu
 
 
 def tree(root: str, leaf: str, other: str | None = None) -> tuple[str, str]:
-    """A tree's name and definition; the second leaf may have another identity than the first."""
+    """A tree's name and definition. The second leaf may have another identity than the first."""
     name = "_".join(["t", root, leaf, *([other] if other else [])])
     leaves = IDENTITIES[leaf].format(f"{name}_1") + IDENTITIES[other or leaf].format(f"{name}_2")
     return name, TREE.format(name, IDENTITIES[root].format(name) + leaves)
 
 
-#: A subscriber finds the rows, or loses some of them by the root's key, which leaves of another identity do not send.
+#: A subscriber finds all rows, or loses some because the leaves do not send the root's key. pgsieve holds the same rows.
 AS_SUBSCRIBER = [
     *product(("pk", "fullpk"), ("none", "full", "indexb")),
     *product(("index",), ("full", "pkid", "indexb")),
     ("full", "full"),
 ]
-#: The leaves' identity tells the leaf, or is FULL: where a subscriber stops, or loses rows, pgsieve holds the publisher's.
+#: The leaves' identity differs from the root's, or is FULL: a subscriber stops or loses rows, pgsieve holds the publisher's rows.
 AS_PUBLISHER = [
     *product(("none",), ("pk", "full", "index")),
     *product(("nothingpk",), ("none", "full", "index")),
@@ -69,7 +69,7 @@ AS_PUBLISHER = [
     ("full", "full", "fullpk"),
     ("none", "pk", "fullpk"),
 ]
-#: The others run with `make test-long`.
+#: `make test-long` runs the other combinations.
 SOME = [
     *product(("none",), ("pk", "full", "pkid")),
     ("nothingpk", "none"),
@@ -77,7 +77,7 @@ SOME = [
     ("none", "full", "none"),
     ("none", "full", "pk"),
 ]
-#: The publisher refuses changes of its second leaf, which a publication of pgsieve.yaml must not allow for.
+#: The publisher refuses changes of its second leaf, so a publication of pgsieve.yaml must not list the table.
 UNCHANGEABLE = "t_none_full_none"
 REFUSED = [
     *product(("none", "full"), ("pkid", "indexb")),
@@ -88,7 +88,7 @@ REFUSED = [
 
 
 @pytest.mark.spark
-def test_by_the_key_of_a_root_rows_are_found_and_lost_as_by_a_subscriber(scenario: Scenario) -> None:
+def test_the_key_of_a_root_finds_and_misses_the_same_rows_as_a_subscriber(scenario: Scenario) -> None:
     names = []
     for identities in AS_SUBSCRIBER:
         name, definition = tree(*identities)
@@ -97,7 +97,7 @@ def test_by_the_key_of_a_root_rows_are_found_and_lost_as_by_a_subscriber(scenari
         scenario.subscriber(f"CREATE TABLE {name} (id int NOT NULL, d int NOT NULL, b int NOT NULL, v text)")
         scenario.subscriber(IDENTITIES[identities[0]].format(name))
     via_root = "WITH (publish_via_partition_root)"
-    # The changes of an unlogged leaf are not in the WAL; its rows are copied.
+    # Changes of an unlogged leaf are not in the WAL, but its rows are copied.
     scenario.publisher(
         tree("pk", "none")[1].replace("t_pk_none", "unsent") + "ALTER TABLE unsent_2 SET UNLOGGED;"
     )
@@ -105,7 +105,7 @@ def test_by_the_key_of_a_root_rows_are_found_and_lost_as_by_a_subscriber(scenari
     scenario.subscriber("CREATE TABLE unsent (id int, d int, b int NOT NULL, v text, PRIMARY KEY (id, d))")
     names.append("unsent")
     scenario.publisher(f"CREATE PUBLICATION pub FOR TABLE {', '.join(names)} {via_root}")
-    # Where only INSERTs are published, rows that were deleted stay, and their key may come again.
+    # If only INSERTs are published, deleted rows stay, and their key may be inserted again.
     name, definition = tree("none", "pk")
     scenario.publisher(definition + ";" + ROWS.format(name))
     scenario.subscriber(f"CREATE TABLE {name} (id int, d int, b int, v text)")
@@ -123,7 +123,7 @@ def test_by_the_key_of_a_root_rows_are_found_and_lost_as_by_a_subscriber(scenari
 
 
 def _publish(shop: Shop, trees: Iterable[tuple[str, str]], **more: object) -> None:
-    """Have a publication of the server via the root, and one of pgsieve.yaml, replicated in both modes."""
+    """Replicate the trees: a publication of the server in both modes, and a publication of pgsieve.yaml, each via the root."""
     names = [name for name, _ in trees]
     for name, definition in trees:
         shop.database.execute(definition + ";" + ROWS.format(name))
@@ -145,7 +145,7 @@ def _publish(shop: Shop, trees: Iterable[tuple[str, str]], **more: object) -> No
 def _differing(
     shop: Shop, names: Iterable[str], subscriptions: Sequence[str] = ("pipe", "file", "publ")
 ) -> set[tuple[str, str]]:
-    """The subscriptions and tables whose rows are not the publisher's."""
+    """The subscriptions and tables whose rows differ from the publisher's."""
     differing = set()
     for name in names:
         expected = sorted(shop.database.execute(f"TABLE {name}").fetchall())
@@ -160,10 +160,10 @@ def _differing(
 
 @pytest.mark.drawn
 @pytest.mark.parametrize("combinations", ["some", pytest.param("all", marks=pytest.mark.long)])
-def test_rows_are_found_by_the_identity_that_leaves_share_or_the_table_is_refused(
+def test_the_identity_that_all_leaves_share_finds_rows_or_the_table_is_refused(
     shop: Shop, combinations: str
 ) -> None:
-    """A tree of tables for each pair of identities, and commands for all."""
+    """It takes long: a tree of tables for each pair of identities, and several commands for all of them."""
     chosen = [
         [*kinds] if combinations == "all" else [k for k in kinds if k in SOME]
         for kinds in (AS_PUBLISHER, REFUSED)
@@ -185,7 +185,7 @@ def test_rows_are_found_by_the_identity_that_leaves_share_or_the_table_is_refuse
             changes = [change for change in changes if "d = 11" not in change and "d = 6" not in change]
         for change in changes:
             shop.database.execute(change)
-    # The way out, while changes come.
+    # Follow the advice while changes arrive.
     for name in waiting:
         shop.database.execute(CHANGES.format(name))
         for leaf in (f"{name}_1", f"{name}_2"):
@@ -195,7 +195,7 @@ def test_rows_are_found_by_the_identity_that_leaves_share_or_the_table_is_refuse
     assert _differing(shop, [*names, *waiting]) == set()
     for name in waiting:
         shop.database.execute(f"UPDATE {name} SET v = 'e' WHERE d = 3; UPDATE {name} SET d = 16 WHERE d = 7")
-    # Leaves that were FULL get a key.
+    # Leaves with identity FULL get a key.
     for leaf in ("t_none_full_1", "t_none_full_2"):
         shop.database.execute(f"ALTER TABLE {leaf} ADD PRIMARY KEY (id, d), REPLICA IDENTITY DEFAULT")
     shop.database.execute("UPDATE t_none_full SET v = 'e' WHERE d = 3; DELETE FROM t_none_full WHERE d = 7")
@@ -203,7 +203,7 @@ def test_rows_are_found_by_the_identity_that_leaves_share_or_the_table_is_refuse
     assert _differing(shop, [*waiting, "t_none_full"]) == set()
 
 
-#: What is altered on one leaf between two runs, and undone; each with a change that only that identity tells.
+#: Alterations of one leaf between two runs that are undone again, each with a change under the temporary identity.
 UNDONE = {
     "full": "ALTER TABLE {0}_1 REPLICA IDENTITY USING INDEX {0}_1_i; {1}; ALTER TABLE {0}_1 REPLICA IDENTITY FULL",
     "pk": "ALTER TABLE {0}_1 REPLICA IDENTITY USING INDEX {0}_1_i; {1}; ALTER TABLE {0}_1 REPLICA IDENTITY DEFAULT",
@@ -216,7 +216,7 @@ UNDONE = {
 
 
 @pytest.mark.drawn
-def test_an_identity_that_was_another_for_a_while_loses_no_row(shop: Shop) -> None:
+def test_a_temporary_change_of_identity_loses_no_row(shop: Shop) -> None:
     trees = []
     for kind in UNDONE:
         name, definition = tree("none", kind if kind in IDENTITIES else "full")
@@ -224,7 +224,7 @@ def test_an_identity_that_was_another_for_a_while_loses_no_row(shop: Shop) -> No
         indexes = "".join(f"CREATE UNIQUE INDEX t_{kind}_{n}_i ON t_{kind}_{n} (b);" for n in (1, 2))
         trees.append((f"t_{kind}", definition + indexes))
     _publish(shop, trees)
-    # Beside one to the leaves the slot captures leaves, of which a subscription to the root is sent.
+    # Because of a subscription to the leaves, the slot captures leaves; a subscription to the root receives their changes.
     listed = ", ".join(name for name, _ in trees)
     shop.database.execute(f"CREATE PUBLICATION bare FOR TABLE {listed}")
     subscriptions = shop.written["subscriptions"] | {"bare": {"source": "shop", "publications": ["bare"]}}
@@ -241,7 +241,7 @@ def test_an_identity_that_was_another_for_a_while_loses_no_row(shop: Shop) -> No
 
 
 def _shown(output: str) -> dict[str, Any]:
-    """What a command has printed as JSON, before what it says on stderr."""
+    """The JSON that a command printed, without the text of stderr after it."""
     shown: dict[str, Any] = json.JSONDecoder().raw_decode(output)[0]
     return shown
 
@@ -250,7 +250,7 @@ def _shown(output: str) -> dict[str, Any]:
 def test_validate_warns_of_rows_that_are_not_found_or_not_sent(shop: Shop) -> None:
     trees = [tree("pk", "indexb"), tree("pk", "none")]
     _publish(shop, [(name, text + f"ALTER TABLE {name}_2 SET UNLOGGED;") for name, text in trees])
-    # Leaves below another partition; a foreign one is read by nothing here.
+    # Leaves below an inner partition, and a foreign leaf, from which nothing is read here.
     shop.database.execute(
         "CREATE FOREIGN DATA WRAPPER w; CREATE SERVER s FOREIGN DATA WRAPPER w;"
         "CREATE TABLE deep (id int PRIMARY KEY) PARTITION BY RANGE (id);"
@@ -263,8 +263,8 @@ def test_validate_warns_of_rows_that_are_not_found_or_not_sent(shop: Shop) -> No
     shop.configure(
         subscriptions=shop.written["subscriptions"] | {"two": {"source": "shop", "publications": ["bare"]}}
     )
-    code, told = shop.cli("validate", "--json")
-    report = json.loads(told)
+    code, output = shop.cli("validate", "--json")
+    report = json.loads(output)
     assert (code, report["problems"]) == (0, [])
     warned = {(w["object"], w["message"]) for w in report["warnings"]}
     for subscription in ("pipe", "file", "publ"):
@@ -285,30 +285,32 @@ def test_validate_warns_of_rows_that_are_not_found_or_not_sent(shop: Shop) -> No
         },
     }
 
-    def told_of(warnings: Iterable[tuple[str, str]]) -> dict[str, set[str]]:
-        """What is said of leaves whose changes are not sent, up to the reason."""
-        said: dict[str, set[str]] = {}
+    def unsent_leaves(warnings: Iterable[tuple[str, str]]) -> dict[str, set[str]]:
+        """By subscription, the warnings about leaves whose changes are not sent, up to the reason."""
+        leaves_of: dict[str, set[str]] = {}
         for subscription, message in warnings:
             for end in ("are not in the WAL", "are not replicated"):
                 if end in message:
-                    said.setdefault(subscription, set()).add(message.partition(end)[0] + end)
-        return said
+                    leaves_of.setdefault(subscription, set()).add(message.partition(end)[0] + end)
+        return leaves_of
 
-    assert told_of(warned) == unsent
+    assert unsent_leaves(warned) == unsent
     assert not [m for n, m in warned if n == "shop"]
     assert "no problems" not in shop.cli("validate")[1]
-    # Also those that run, look and compare hear of it.
+    # `run`, `status` and `check` warn, too.
     for command in ("run", "status"):
-        code, told = shop.cli(command, "--json")
-        each = _shown(told)["subscriptions"]
-        assert (code, told_of((s["name"], w) for s in each for w in s["warnings"])) == (0, unsent), command
+        code, output = shop.cli(command, "--json")
+        each = _shown(output)["subscriptions"]
+        assert (code, unsent_leaves((s["name"], w) for s in each for w in s["warnings"])) == (0, unsent), (
+            command
+        )
     shop.database.execute("UPDATE t_pk_none SET v = 'x' WHERE d = 11")
-    code, told = shop.cli("check", "--json")
-    report = _shown(told)
+    code, output = shop.cli("check", "--json")
+    report = _shown(output)
     differing = {(t["subscription"], t["name"]) for t in report["tables"] if not t["equal"]}
     assert (code, differing) == (1, {(s, "t_pk_none") for s in ("pipe", "file", "publ")})
-    assert told_of(tuple(w.split(": ", 1)) for w in report["warnings"]) == unsent
-    # A publication of pgsieve.yaml has the table captured, which no publication of the server lists.
+    assert unsent_leaves(tuple(w.split(": ", 1)) for w in report["warnings"]) == unsent
+    # Because of a publication of pgsieve.yaml, a table is captured that no publication of the server lists.
     own = shop.written["sources"]["shop"]["publications"] | {"more": {"tables": [{"table": "public.stock"}]}}
     shop.written["sources"]["shop"]["publications"] = own
     shop.database.execute("DROP PUBLICATION q")

@@ -1,4 +1,4 @@
-"""Row filters that change the case of letters or disregard it (sections 9.4, 9.7 and 23.2)."""
+"""Row filters that change or ignore the case of letters (sections 9.4, 9.7 and 23.2)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.fixtures.oracle import Scenario
 
 pytestmark = pytest.mark.spark
 
-#: Letters that change, those that have no other case, and those whose case depends on the language or the context.
+#: Letters with another case, letters without one, and letters whose case depends on the language or the context.
 EMAILS = [
     "anna@example.org", "Anna@Example.org", "ÄNNA@EXAMPLE.ORG", "änna@example.org", "Straße", "STRASSE", "ΟΔΟΣ", "οδος",
     "οδοσ", "İSTANBUL", "istanbul", "ıstanbul", "Ǆungla", "ǅungla", "ǆungla", "𐐀bc", "𐐨bc", "\N{KELVIN SIGN}elvin",

@@ -1,6 +1,6 @@
-"""Metadata columns: replicas say of each row which change it is of, and their other columns are the built-in subscriber's.
+"""Metadata columns: they name the change that each row comes from. The other columns equal the built-in subscriber's.
 
-Whoever writes them, and wherever batches end (`PgsieveReplica._compare`), they say the same.
+They are the same for every writer, and wherever batches end (`PgsieveReplica._compare`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _with_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _metadata(replica: Any, table: str, key: str = "id") -> dict[Any, dict[str, Any]]:
-    """The metadata of the rows of a table, by their key."""
+    """The metadata of a table's rows, by key."""
     return {row[key]: {kind: row[name] for kind, name in _NAMES.items()} for row in replica.whole_rows(table)}
 
 
@@ -48,7 +48,7 @@ def _now(scenario: Scenario) -> tuple[int, datetime]:
     return parse_lsn(str(lsn)), datetime.fromtimestamp(float(seconds), UTC)
 
 
-def test_rows_say_which_change_they_are_of(scenario: Scenario) -> None:
+def test_metadata_columns_name_the_change_of_each_row(scenario: Scenario) -> None:
     scenario.tables("""
         CREATE TABLE t (id int PRIMARY KEY, v int, big text);
         CREATE TABLE tree (id int PRIMARY KEY) PARTITION BY RANGE (id);
@@ -111,7 +111,7 @@ def test_rows_say_which_change_they_are_of(scenario: Scenario) -> None:
         }
 
 
-def test_rows_of_a_tree_that_is_published_as_its_root_say_their_leaf_where_the_publisher_does(
+def test_rows_of_a_tree_published_as_its_root_name_their_leaf_if_the_publisher_sends_it(
     scenario: Scenario,
 ) -> None:
     scenario.tables("""
@@ -134,7 +134,7 @@ def test_rows_of_a_tree_that_is_published_as_its_root_say_their_leaf_where_the_p
 
 
 def _as_of_history(replica: Any) -> dict[int, tuple[Any, ...]]:
-    """By key the last change that the history has of each row that lives, followed change by change."""
+    """By key, the last change of each living row, from a replay of the change history."""
     rows: dict[int, tuple[Any, ...]] = {}
     for change in sorted(replica.changes("t"), key=lambda each: (each["commit_lsn"], each["ordinal"])):
         old, new = change["old"], change["new"]
@@ -148,7 +148,9 @@ def _as_of_history(replica: Any) -> dict[int, tuple[Any, ...]]:
 
 
 @pytest.mark.drawn
-def test_after_random_changes_rows_say_the_last_change_that_the_history_has(scenario: Scenario) -> None:
+def test_metadata_columns_name_the_last_change_of_the_history_after_random_changes(
+    scenario: Scenario,
+) -> None:
     seed = drawn_seed()
     print(f"again: PGSIEVE_SEED={seed}")
     random = Random(str(seed))

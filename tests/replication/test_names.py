@@ -1,4 +1,4 @@
-"""Schemas, tables, columns and publications may have any name (section 4.1.1), and no name is ever read as SQL or as a path."""
+"""Schemas, tables, columns and publications may have any name (section 4.1.1). No name is interpreted as SQL or as a path."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def quoted(*names: str) -> str:
 
 
 def outside(scenario: Scenario) -> set[Path]:
-    """What lies in the scenario's folder outside of the folders that a lake has."""
+    """The files in the scenario's folder that lie outside of the folders of a lake."""
     lakes = [scenario.folder / f"replica_{number}" / "lake" for number in range(len(scenario.replicas))]
     allowed = {folder for lake in lakes for folder in (lake / "_pgsieve", lake / "sub")}
     return {
@@ -32,13 +32,13 @@ def outside(scenario: Scenario) -> set[Path]:
 
 
 @pytest.mark.drawn
-def test_every_name_is_replicated_as_the_name_that_it_is(scenario: Scenario) -> None:
-    """A table for each odd name: each is copied, changed and checked."""
+def test_every_name_is_replicated_unchanged(scenario: Scenario) -> None:
+    """It takes long: a table for each odd name is copied, changed and checked."""
     scenario.tables('CREATE TABLE victim (a int PRIMARY KEY); CREATE SCHEMA "Sch.ema/..;\'`"""')
     scenario.publisher("INSERT INTO victim VALUES (1)")
     publication = quoted(WORST[0])
     schemas = ["public", "Sch.ema/..;'`\""]
-    # Columns that Delta has to map to other names need Spark, and so do keys that change: two tables have both.
+    # Columns that Delta maps to other names need Spark, and so do keys that change. Two tables have both.
     columns, rest = WORST, joined()
     tables = {
         (schemas[0], rest.pop()): columns[: len(columns) // 2],
@@ -93,12 +93,12 @@ def test_every_name_is_replicated_as_the_name_that_it_is(scenario: Scenario) -> 
     ],
     indirect=["scenario"],
 )
-def test_columns_and_keys_may_have_names_that_readers_and_writers_have_for_themselves(
+def test_columns_and_keys_may_have_names_that_delta_readers_and_writers_reserve(
     scenario: Scenario, turns: tuple[int, ...]
 ) -> None:
-    """A table for each name that is taken: each is copied, changed and checked."""
+    """It takes long: a table for each reserved name is copied, changed and checked."""
     keyed = [f"k{number}" for number in range(len(TAKEN))]
-    # Of columns only those that delta-rs leaves to this process: the others would be Spark's, which has names of its own.
+    # The columns exclude names that delta-rs reserves: Spark would write the table, and Spark reserves other names.
     few = [quoted(name) for name in TAKEN if not name.startswith("__delta_rs_")]
     columns = ", ".join(f"{name} text" for name in few)
     scenario.tables(
@@ -121,7 +121,7 @@ def test_columns_and_keys_may_have_names_that_readers_and_writers_have_for_thems
                 f"UPDATE {table} SET v = 'changed' WHERE {name} = {turn}; DELETE FROM {table} WHERE {name} = {turn + 4};"
                 f"INSERT INTO {table} VALUES ({turn + 20}, 'new')"
             )
-            if scenario.writer.batches == "small":  # Elsewhere a JVM would do it.
+            if scenario.writer.batches == "small":  # with large batches this needs a JVM
                 scenario.publisher(f"UPDATE {table} SET {name} = {turn + 30} WHERE {name} = {turn + 6}")
         if scenario.writer.batches == "small":
             one = "ctid IN (SELECT ctid FROM keyless LIMIT 1)"

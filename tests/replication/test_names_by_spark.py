@@ -1,4 +1,4 @@
-"""Columns may have any names beside each other (section 4.1.1), whoever writes the rows: each is one identifier, and no path."""
+"""Columns of one table may have any names (section 4.1.1), whichever writer writes the rows: no name is read as a path to a field."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from psycopg import sql
 
 from tests.fixtures.oracle import Scenario
 
-#: Names of structs and columns that the steps have for themselves, what reads as a field of one, as a pattern, or as a quote.
+#: Names of structs and columns that the steps use themselves, and names that look like a field of them, a pattern, or a quote.
 # fmt: off
 _PLAIN = (
     "s", "s.t", ".", "..", "t", "row", "s.row", "new", "new.s", "old", "old.row", "action", "unchanged", "v0", "*", "x`y", "x`y.z",
     'x"y', "'||1||'", "$HOME$$", "[0]", "_change_type", "_metadata", "__filename", "_delta_log", "é", "e\u0301", "Z" * 63,
 )
 # fmt: on
-#: Each of these alone has Delta map all names of its table to others, and Spark write it.
+#: Each of these names makes Delta map all column names of its table, so that only Spark writes the table.
 _MAPPED = (
     " ",
     "a b",
@@ -46,7 +46,7 @@ def _quoted(name: str) -> str:
 @pytest.mark.parametrize(
     "scenario", ["spark large", "spark", "driver drawn marking", "committing"], indirect=True
 )
-def test_names_beside_each_other_are_the_names_that_they_are(scenario: Scenario) -> None:
+def test_odd_column_names_in_one_table_are_replicated_unchanged(scenario: Scenario) -> None:
     tables = {"keyless": _PLAIN, "keyless_mapped": _MAPPED, "keyed": _PLAIN, "keyed_mapped": _MAPPED}
     filters = []
     for table, names in tables.items():

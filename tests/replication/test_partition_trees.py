@@ -1,7 +1,7 @@
 """Several publications at several levels of one partition tree (section 29.4.4; GetTopMostAncestorInPublication).
 
-The tree has three levels, partitions in another schema, with other column orders, dropped columns, and identities
-of their own. Each test looks at the whole tree.
+The tree has three levels, partitions in another schema, other column orders, dropped columns, and different identities.
+Each test uses the whole tree.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ LEVELS = {
     ),
 }
 
-#: The others run with `make test-long`.
+#: `make test-long` runs the others.
 SHORT = {"leaves of a root", "an inner table beside the leaves", "the root and an inner table in one"}
 
 
 def subscriber_tables(scenario: Scenario) -> None:
-    """Each name of the tree as a table of its own."""
+    """A plain table for each name of the tree."""
     scenario.subscriber("CREATE SCHEMA other")
     for name in ("root", "one", "rest", "high", "other.inner", "other.low"):
         scenario.subscriber(f"CREATE TABLE {name} (region int, id int, note text, PRIMARY KEY (region, id))")
@@ -83,7 +83,7 @@ def test_changes_go_to_the_topmost_ancestor_that_some_publication_names(
         scenario.publisher(f"CREATE PUBLICATION p{number} FOR TABLE {objects}")
     scenario.subscribe(*(f"p{number}" for number in range(len(publications))))
     subscribed = {name.removeprefix("public.") for name in scenario.subscribed()}
-    # Before 16 a partition that one publication names is copied beside what another one publishes it as.
+    # Before 16 a partition that one publication lists is copied, although another publication publishes it as its ancestor.
     assert subscribed == received if postgres_version >= 16 else subscribed >= received
     assert any(scenario.check(*received).values())
     scenario.publisher(CHANGES)
@@ -95,7 +95,7 @@ def test_changes_go_to_the_topmost_ancestor_that_some_publication_names(
 
 
 def test_a_schema_is_published_with_the_partitions_that_lie_in_it_and_below(scenario: Scenario) -> None:
-    # Section 29.1, TABLES IN SCHEMA: a partitioned table of the schema brings partitions of other schemas.
+    # Section 29.1, TABLES IN SCHEMA: a partitioned table of the schema includes its partitions in other schemas.
     scenario.publisher(TREE)
     subscriber_tables(scenario)
     scenario.publisher(ROWS)
@@ -110,7 +110,7 @@ def test_a_schema_is_published_with_the_partitions_that_lie_in_it_and_below(scen
 
 
 @pytest.mark.drawn
-def test_columns_of_a_tree_change_with_its_rows_published_either_way(scenario: Scenario) -> None:
+def test_columns_of_a_tree_change_whether_its_root_or_its_leaves_are_published(scenario: Scenario) -> None:
     for name in ("via", "bare"):
         scenario.tables(
             f"""CREATE TABLE {name} (a int PRIMARY KEY, b text) PARTITION BY RANGE (a);
@@ -135,7 +135,7 @@ def test_columns_of_a_tree_change_with_its_rows_published_either_way(scenario: S
     alter(scenario, "ALTER TABLE via ADD COLUMN c int DEFAULT 7; ALTER TABLE bare ADD COLUMN c int DEFAULT 7")
     change("INSERT INTO {0} VALUES (3, 'x', 3), (13, 'y', NULL); UPDATE {0} SET c = a WHERE a IN (1, 11)")
     alter(scenario, "ALTER TABLE via RENAME COLUMN b TO d; ALTER TABLE bare RENAME COLUMN b TO d")
-    # Within one streamed transaction; the subscriber has the column before.
+    # The changes are in one streamed transaction; the subscriber gets the column before it.
     scenario.subscriber("ALTER TABLE via ADD COLUMN e date; ALTER TABLE bare ADD COLUMN e date")
     scenario.publisher("BEGIN")
     for name in ("via", "bare"):
@@ -163,8 +163,8 @@ def test_columns_of_a_tree_change_with_its_rows_published_either_way(scenario: S
 
 
 @pytest.mark.drawn
-def test_children_of_an_ordinary_table_are_published_with_it_unless_only_it_is(scenario: Scenario) -> None:
-    # CREATE PUBLICATION: ONLY, *. Each child is a table of its own.
+def test_inheritance_children_are_published_with_their_parent_except_with_only(scenario: Scenario) -> None:
+    # CREATE PUBLICATION, ONLY and *: each child is a separate table.
     for name in ("with", "alone"):
         scenario.tables(
             f"CREATE TABLE {name}_parent (a int PRIMARY KEY); CREATE TABLE {name}_child (b text, PRIMARY KEY (a)) INHERITS"

@@ -1,10 +1,10 @@
 """PostgreSQL's rules for partitioned tables (section 29.4.4, publish_via_partition_root; t/013 and t/031).
 
-The built-in subscriber's tables may be laid out otherwise than the publisher's; a replica has no layout, it is
-what the publication publishes: a leaf partition, or the root. Compared are the published columns.
+The built-in subscriber may partition its tables in another way than the publisher. A replica has no partitions: it is the
+table that the publication publishes, a leaf or the root. The published columns are compared.
 
-Left out: the subscriber's own row movement and bounds beyond what the published tables show, its triggers, and
-ALL TABLES EXCEPT (PostgreSQL 19).
+Left out: the subscriber's own row movement and partition bounds, as far as the published tables do not show them, its triggers,
+and ALL TABLES EXCEPT (PostgreSQL 19).
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import pytest
 
 from tests.fixtures.oracle import Scenario
 
-# On the oldest server all of them run, by `make test-oldest`.
+# `make test-oldest` runs all of them on the oldest server.
 pytestmark = [pytest.mark.spark, pytest.mark.drawn]
 
-#: Lists {1,2,3} (with another column order), {4,5,6} and the rest.
+#: Lists {1,2,3} (with another column order), {4,5,6}, and a default partition.
 TAB1 = """
 CREATE TABLE tab1 (a int PRIMARY KEY, b text) PARTITION BY LIST (a);
 CREATE TABLE tab1_1 (b text, a int NOT NULL);
@@ -24,13 +24,13 @@ ALTER TABLE tab1 ATTACH PARTITION tab1_1 FOR VALUES IN (1, 2, 3);
 CREATE TABLE tab1_2 PARTITION OF tab1 FOR VALUES IN (4, 5, 6);
 CREATE TABLE tab1_def PARTITION OF tab1 DEFAULT
 """
-#: The same names as plain tables, with a column of their own.
+#: The same names as plain tables, with an additional column each.
 LEAVES_AS_TABLES = """
 CREATE TABLE tab1_1 (a int PRIMARY KEY, c text DEFAULT 'sub2_tab1_1', b text);
 CREATE TABLE tab1_2 (a int PRIMARY KEY, c text DEFAULT 'sub2_tab1_2', b text);
 CREATE TABLE tab1_def (a int PRIMARY KEY, b text, c text DEFAULT 'sub2_tab1_def')
 """
-#: Partitioned otherwise: tab1_2 by itself, a further column with a default.
+#: Partitioned in another way: tab1_2 is itself partitioned, and an additional column has a default.
 OTHER_PARTITIONS = """
 CREATE TABLE tab1 (c text DEFAULT 'sub1_tab1', a int PRIMARY KEY, b text) PARTITION BY LIST (a);
 CREATE TABLE tab1_1 (b text, c text DEFAULT 'sub1_tab1', a int NOT NULL);
@@ -44,7 +44,7 @@ CREATE TABLE tab1_def PARTITION OF tab1 (c DEFAULT 'sub1_tab1') DEFAULT
 
 
 def leaves(scenario: Scenario, local: str) -> None:
-    """tab1 published without publish_via_partition_root, subscribed by tables made by `local`."""
+    """tab1 published without publish_via_partition_root. `local` creates the subscriber's tables."""
     scenario.publisher(TAB1)
     scenario.subscriber(local)
     scenario.publisher("CREATE PUBLICATION pub FOR TABLE tab1")
@@ -52,7 +52,7 @@ def leaves(scenario: Scenario, local: str) -> None:
 
 
 def root(scenario: Scenario, publication: str = "TABLE tab1") -> None:
-    """tab1 published via its root, subscribed by a plain table."""
+    """tab1 published via its root. The subscriber has a plain table."""
     scenario.publisher(TAB1)
     scenario.subscriber("CREATE TABLE tab1 (a int PRIMARY KEY, b text)")
     scenario.publisher(f"CREATE PUBLICATION pub FOR {publication} WITH (publish_via_partition_root = true)")
@@ -141,7 +141,7 @@ CREATE TABLE tab3_1 PARTITION OF tab3 FOR VALUES IN (0, 1, 2, 3, 5, 6)
 
 
 def via_root(scenario: Scenario) -> None:
-    """tab2 with its partition listed beside it; of tab3 only the partition."""
+    """Via the root: tab2 listed together with a partition, and a partition of tab3."""
     scenario.publisher(VIA_ROOT)
     scenario.subscriber(
         "CREATE TABLE tab2 (a int PRIMARY KEY, c text DEFAULT 'sub1_tab2', b text) PARTITION BY RANGE (a);"
@@ -233,7 +233,7 @@ def test_columns_dropped_and_added_on_the_publisher_are_followed_through_a_uniqu
     scenario.subscribe("pub")
     scenario.publisher("INSERT INTO tab5 VALUES (1, 1); UPDATE tab5 SET a = 2 WHERE a = 1")
     scenario.check(expect={"tab5": ["2|1"]})
-    # The leaf of the subscriber gets another column order.
+    # The subscriber's leaf gets another column order.
     scenario.subscriber(
         "ALTER TABLE tab5 DETACH PARTITION tab5_1; ALTER TABLE tab5_1 DROP COLUMN b; ALTER TABLE tab5_1 ADD COLUMN b int;"
         "UPDATE tab5_1 SET b = 1; ALTER TABLE tab5 ATTACH PARTITION tab5_1 DEFAULT"
@@ -245,7 +245,7 @@ def test_columns_dropped_and_added_on_the_publisher_are_followed_through_a_uniqu
         "UPDATE tab5 SET c = 1 WHERE a = 3"
     )
     scenario.check(expect={"tab5": ["3|1|"]})  # the publisher's order is now a, c, b
-    scenario.subscriber("ALTER TABLE tab5 REPLICA IDENTITY NOTHING")  # the leaf's own still counts
+    scenario.subscriber("ALTER TABLE tab5 REPLICA IDENTITY NOTHING")  # the leaf's own identity still counts
     scenario.publisher("UPDATE tab5 SET a = 4 WHERE a = 3")
     scenario.check(expect={"tab5": ["4|1|"]})
 
@@ -261,7 +261,9 @@ def test_via_the_root_only_the_column_list_of_the_root_counts(
         "CREATE PUBLICATION pub2 FOR TABLE test_root_1 (a, b) WITH (publish_via_partition_root = true)"
     )
     scenario.subscriber("CREATE TABLE test_root (a int PRIMARY KEY, b int, c int)")
-    if postgres_version < 16:  # copies the partition beside its root; pgsieve does as later versions do
+    if (
+        postgres_version < 16
+    ):  # these copy the partition in addition to its root; pgsieve does as later versions do
         scenario.subscriber("CREATE TABLE test_root_1 (a int PRIMARY KEY, b int)")
     scenario.publisher("INSERT INTO test_root VALUES (1, 2, 3), (10, 20, 30)")
     scenario.subscribe("pub1", "pub2")
@@ -274,7 +276,9 @@ def test_via_the_root_only_the_column_list_of_the_root_counts(
 @pytest.mark.parametrize(
     "scenario", ["spark", pytest.param("driver large on_s3", marks=pytest.mark.long)], indirect=True
 )
-def test_via_the_root_a_partition_with_another_identity_sends_what_finds_no_row(scenario: Scenario) -> None:
+def test_via_the_root_a_partition_with_another_identity_sends_changes_that_find_no_row(
+    scenario: Scenario,
+) -> None:
     scenario.publisher(
         "CREATE TABLE tab (a int PRIMARY KEY, b int NOT NULL, c text) PARTITION BY LIST (a);"
         "CREATE TABLE tab_1 PARTITION OF tab FOR VALUES IN (1, 2, 3, 4);"
@@ -285,7 +289,7 @@ def test_via_the_root_a_partition_with_another_identity_sends_what_finds_no_row(
     )
     scenario.subscriber("CREATE TABLE tab (a int PRIMARY KEY, b int NOT NULL, c text)")
     scenario.subscribe("pub")
-    # The old tuple is sent where b changes, and has no a; a DELETE has none either.
+    # An UPDATE of b sends the old tuple, which lacks a. The old tuple of a DELETE lacks a, too.
     scenario.publisher(
         "UPDATE tab SET c = 'new' WHERE a = 1; UPDATE tab SET b = 20 WHERE a = 2; UPDATE tab SET a = 4 WHERE a = 3;"
         "DELETE FROM tab WHERE a = 4; UPDATE tab SET a = 8 WHERE a = 1; UPDATE tab SET c = 'new' WHERE a > 6"
@@ -341,7 +345,7 @@ def test_a_row_moved_between_partitions_is_filtered_as_a_delete_and_as_an_insert
 
 
 def test_the_publication_of_the_higher_level_alone_filters(scenario: Scenario) -> None:
-    # Operations add up over all publications; filters come from those that publish as the root. Here the root's
+    # Operations combine over all publications, but filters come only from those that publish as the root. Here the root's
     # publication has no filter for updates (get_rel_sync_entry and pgoutput_row_filter_init in pgoutput.c).
     scenario.publisher(
         "CREATE TABLE top (a int PRIMARY KEY, b int) PARTITION BY RANGE (a);"

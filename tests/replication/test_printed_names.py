@@ -1,6 +1,6 @@
-"""Text that follows the catalog: values of regclass, aclitem and the like print names, which may be altered.
+"""Text that depends on the catalog: values of regclass, aclitem and similar types print names, which can change.
 
-A subscriber holds oids of its own objects, so the publisher is the oracle: a replica has what the publisher's table prints.
+A subscriber holds oids of its own objects, so the publisher is the oracle: a replica holds the text that the publisher's table prints.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ VALUES = {
     "aclitem": "{0}_role=r/postgres",
     "aclitem[]": "{{{0}_role=r/postgres}}",
 }
-#: One after the other, each alters what some of the values print; the last one for a while, as a row is written.
+#: Each changes the text of some values. The last one is temporary, while a row is written.
 ALTERATIONS = (
     """ALTER TABLE app.a RENAME TO b; ALTER VIEW app.v RENAME TO w; ALTER FUNCTION app.f RENAME TO g;
     ALTER TYPE app.mood RENAME TO temper; ALTER ROLE {0}_role RENAME TO {0}_other; ALTER COLLATION app.c RENAME TO d;
@@ -51,7 +51,7 @@ ALTERATIONS = (
 
 @pytest.mark.drawn
 def test_a_replica_has_the_names_that_the_publisher_prints(shop: Shop) -> None:
-    """Runs with copies of many tables."""
+    """It takes long: runs with copies of many tables."""
     database, name = shop.database, shop.written["sources"]["shop"]["slot"]
     for statement in OBJECTS.format(name).split(";"):
         database.execute(statement)
@@ -83,7 +83,7 @@ def test_a_replica_has_the_names_that_the_publisher_prints(shop: Shop) -> None:
             database.execute(f"UPDATE keyed SET n = {n}; UPDATE bag SET n = {n} WHERE id = 0")
             assert shop.cli("run")[0] == 0
             _compare(shop)
-        # A label that was another for a while, as a row was written.
+        # A label changes temporarily, while a row is written.
         database.execute("ALTER TYPE size RENAME VALUE 'l' TO 'xl'")
         database.execute("INSERT INTO sizes VALUES (2, 'xl')")
         database.execute("ALTER TYPE size RENAME VALUE 'xl' TO 'l'; ALTER TYPE size ADD VALUE 'm'")
@@ -91,7 +91,7 @@ def test_a_replica_has_the_names_that_the_publisher_prints(shop: Shop) -> None:
         for subscription in ("pipe", "publ"):
             rows = shop.table(subscription, "sizes").to_pyarrow_table().to_pylist()
             assert sorted(row["size"] for row in rows) == ["l", "s"]
-        # Where no name was altered, nothing is copied.
+        # Without an altered name nothing is copied.
         versions = [shop.table(s, t).version() for s in ("pipe", "publ") for t in ("keyed", "bag")]
         assert shop.cli("check")[0] == 0
         assert versions == [shop.table(s, t).version() for s in ("pipe", "publ") for t in ("keyed", "bag")]
@@ -111,5 +111,5 @@ def _compare(shop: Shop) -> None:
 
 
 def _text(value: object) -> object:
-    """An array as PostgreSQL prints one of names that need no quotes, or as it is."""
+    """An array as PostgreSQL prints it (for names without quotes), or the value itself."""
     return "{" + ",".join(map(str, value)) + "}" if isinstance(value, list) else value

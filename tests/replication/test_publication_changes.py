@@ -1,4 +1,4 @@
-"""An alteration on the publisher counts from its own place in the WAL on, not from the run that meets it.
+"""An alteration on the publisher takes effect at its place in the WAL, not at the next run.
 
 pgoutput reads the catalog as of each change (get_rel_sync_entry() in
 src/backend/replication/pgoutput/pgoutput.c). A built-in subscription learns of tables that came or went at
@@ -17,11 +17,11 @@ from tests.fixtures.oracle import Scenario
 from tests.fixtures.pgsieve_replica import PgsieveReplica
 from tests.fixtures.replicas import BY_DEFAULT, Subscription
 
-# On the oldest server all of them run, by `make test-oldest`.
+# `make test-oldest` runs all of them on the oldest server.
 pytestmark = [pytest.mark.spark, pytest.mark.drawn]
 
 
-def test_each_change_is_filtered_by_the_publication_as_it_was_then(scenario: Scenario) -> None:
+def test_each_change_is_filtered_by_the_publication_of_that_moment(scenario: Scenario) -> None:
     scenario.tables("CREATE TABLE t (a int PRIMARY KEY, b text)")
     scenario.publisher("CREATE PUBLICATION pub FOR TABLE t")
     scenario.subscribe("pub")
@@ -37,7 +37,7 @@ def test_each_change_is_filtered_by_the_publication_as_it_was_then(scenario: Sce
     scenario.check(expect={"t": ["21|", "22|", "33|", "34|"]})
 
 
-def test_a_change_goes_to_the_table_of_the_name_that_it_had_then(scenario: Scenario) -> None:
+def test_a_change_goes_to_the_name_that_its_table_had_then(scenario: Scenario) -> None:
     scenario.tables("CREATE TABLE t (a int PRIMARY KEY); CREATE SCHEMA s")
     scenario.tables("CREATE TABLE x (a int PRIMARY KEY); CREATE TABLE y (a int PRIMARY KEY)")
     scenario.subscriber("CREATE TABLE u (a int PRIMARY KEY); CREATE TABLE s.t (a int PRIMARY KEY)")
@@ -51,7 +51,7 @@ def test_a_change_goes_to_the_table_of_the_name_that_it_had_then(scenario: Scena
         ALTER TABLE s.t SET SCHEMA public; INSERT INTO t VALUES (5)"""
     )
     scenario.check(expect={"t": ["1", "3", "5"]})
-    # Two tables exchange their names; and another has a name, while it is there.
+    # Two tables exchange their names; then another table has the name for a while.
     swap = "ALTER TABLE x RENAME TO z; ALTER TABLE y RENAME TO x; ALTER TABLE z RENAME TO y"
     scenario.publisher(
         f"""INSERT INTO x VALUES (1), (2); INSERT INTO y VALUES (3), (4); {swap}; INSERT INTO x VALUES (5);
@@ -84,7 +84,7 @@ def test_a_row_of_a_partition_goes_to_the_root_that_it_had_then(scenario: Scenar
     scenario.check(expect={"r": ["1", "11", "13", "21", "22"]})
 
 
-#: What the subscription is sent for a while only. Of each nothing is left that a look afterwards would see.
+#: Changes that are published only for a while. The catalog afterwards shows no trace of it.
 UNDONE = (
     """ALTER PUBLICATION p2 ADD TABLE t; INSERT INTO t VALUES (1); UPDATE t SET v = 'x' WHERE id = 100;
     ALTER PUBLICATION p2 DROP TABLE t; INSERT INTO t VALUES (2), (101);
@@ -100,7 +100,7 @@ UNDONE = (
 )
 
 
-def test_what_is_altered_and_undone_between_two_runs_counts_while_it_was(scenario: Scenario) -> None:
+def test_an_alteration_undone_between_two_runs_counts_while_it_lasted(scenario: Scenario) -> None:
     scenario.tables(
         """CREATE TABLE t (id int PRIMARY KEY, v text); ALTER TABLE t REPLICA IDENTITY FULL;
         CREATE TABLE w (id int PRIMARY KEY);
@@ -179,7 +179,7 @@ def test_without_copy_data_only_what_is_written_later_arrives(scenario: Scenario
     scenario.check(expect={"t": ["2", "4"]})
 
 
-def test_while_streaming_too_a_publication_counts_as_it_was_then(scenario: Scenario) -> None:
+def test_each_streamed_change_is_filtered_by_the_publication_of_that_moment(scenario: Scenario) -> None:
     scenario.tables("CREATE TABLE t (a int PRIMARY KEY)")
     scenario.publisher("CREATE PUBLICATION pub FOR TABLE t WHERE (a < 10)")
     scenario.subscribe("pub", streaming="on")
@@ -193,7 +193,7 @@ def test_while_streaming_too_a_publication_counts_as_it_was_then(scenario: Scena
 
 
 @pytest.mark.parametrize("streaming", ["off", "on"])
-def test_what_was_published_for_a_while_arrives_although_it_was_not_captured(
+def test_temporarily_published_changes_arrive_although_they_were_not_captured(
     scenario: Scenario, streaming: str
 ) -> None:
     scenario.tables("CREATE TABLE t (a int PRIMARY KEY)")
@@ -207,7 +207,7 @@ def test_what_was_published_for_a_while_arrives_although_it_was_not_captured(
     scenario.check(expect={"t": ["2"]})
 
 
-def test_a_publication_that_is_missing_is_passed_over_from_18_on_and_an_error_before(
+def test_a_missing_publication_is_ignored_from_18_on_and_an_error_before(
     scenario: Scenario, postgres_version: int, tmp_path: Path
 ) -> None:
     # LoadPublications() in pgoutput.c; CREATE SUBSCRIPTION itself only warns in every version.

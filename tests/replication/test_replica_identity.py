@@ -1,6 +1,6 @@
-"""How rows are found: by the key, or as a whole under REPLICA IDENTITY FULL (section 29.1.1; t/032, t/034, t/100).
+"""How rows are found: by the key, or by the whole row under REPLICA IDENTITY FULL (section 29.1.1; t/032, t/034, t/100).
 
-Each test has one table a kind of identity, and changes all of them in one run.
+Each test has one table per kind of identity, and changes all of them in one run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def test_rows_without_a_key_are_found_as_a_whole(scenario: Scenario) -> None:
         scenario.publisher(f"ALTER TABLE {table} REPLICA IDENTITY FULL")
     scenario.subscriber(
         "CREATE INDEX ON equal (x); CREATE INDEX ON people (last)"
-    )  # no concern of the replica's
+    )  # irrelevant for the replica
     scenario.publisher("""
         INSERT INTO equal SELECT i % 10, (i % 10)::text FROM generate_series(0, 10) i;
         INSERT INTO people SELECT 'first_name_' || i, 'last_name_' || i FROM generate_series(0, 200) i;
@@ -54,8 +54,8 @@ def test_rows_without_a_key_are_found_as_a_whole(scenario: Scenario) -> None:
 
 
 @both_writers
-def test_of_rows_that_are_spelled_otherwise_the_publishers_is_taken(scenario: Scenario) -> None:
-    """The subscriber takes the first in its table that is equal, and then lacks a row that the publisher has."""
+def test_among_equal_rows_with_different_text_the_publishers_row_is_chosen(scenario: Scenario) -> None:
+    """The subscriber takes the first equal row of its table, and so loses a row that the publisher has."""
     spelled = {
         "numbers": ("numeric", "1.0", "1.00"),
         "spans": ("interval", "'1 mon'", "'30 days'"),
@@ -75,14 +75,14 @@ def test_of_rows_that_are_spelled_otherwise_the_publishers_is_taken(scenario: Sc
     scenario.run()
     assert scenario.builtin is not None
     for table in spelled:
-        held = sorted(scenario.publisher(f"SELECT * FROM {table}"))
-        assert sorted(scenario.builtin.rows("public", table)) != held
+        published_rows = sorted(scenario.publisher(f"SELECT * FROM {table}"))
+        assert sorted(scenario.builtin.rows("public", table)) != published_rows
         for name, replica in scenario.replicas.items():
-            assert sorted(replica.rows("public", table)) == held, (table, name)
+            assert sorted(replica.rows("public", table)) == published_rows, (table, name)
 
 
 @both_writers
-def test_a_key_of_the_subscriber_finds_rows_whatever_else_they_hold(scenario: Scenario) -> None:
+def test_a_key_of_the_subscriber_finds_rows_whatever_their_other_columns_hold(scenario: Scenario) -> None:
     scenario.tables("CREATE TABLE t (a int PRIMARY KEY, b int, c text); ALTER TABLE t REPLICA IDENTITY FULL")
     scenario.publisher("INSERT INTO t VALUES (1, 1, 'x'), (2, 2, 'x'); CREATE PUBLICATION pub FOR TABLE t")
     scenario.subscribe("pub")
@@ -127,7 +127,7 @@ def test_the_identity_may_change_while_changes_stream(scenario: Scenario) -> Non
         UPDATE t SET a = 11 WHERE a = 1; ALTER TABLE t REPLICA IDENTITY FULL; UPDATE t SET a = 12 WHERE a = 2;
         DELETE FROM t WHERE a = 3; ALTER TABLE t REPLICA IDENTITY DEFAULT; UPDATE t SET c = 'y' WHERE a > 3
     """)
-    # From here on the publisher sends what the subscriber looks rows up by.
+    # From here on the publisher sends the columns by which the subscriber finds rows.
     scenario.publisher("ALTER TABLE u REPLICA IDENTITY USING INDEX u_b_key")
     scenario.publisher("ALTER PUBLICATION later SET (publish = 'insert, update, delete')")
     scenario.check(expect={"t": ["11|10|y", "12|20|y", "4|40|y", "5|50|y", "6|60|y"]})
@@ -143,7 +143,7 @@ def test_a_key_without_overlaps_is_a_key_like_any_other(scenario: Scenario, post
         "CREATE TABLE temporal_{0} (id int4range, valid_at daterange, a text,"
         " CONSTRAINT temporal_{0}_key {1} (id, valid_at WITHOUT OVERLAPS))"
     )
-    if postgres_version < 18:  # there are none
+    if postgres_version < 18:  # they do not exist
         with pytest.raises(errors.SyntaxError):
             scenario.publisher(definition.format("pk", "PRIMARY KEY"))
         return

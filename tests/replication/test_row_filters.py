@@ -1,6 +1,6 @@
 """PostgreSQL's rules for row filters (section 29.4; src/test/subscription/t/028).
 
-Left out: a filter that raises an error at run time, with which the built-in subscription never catches up.
+Left out: a filter that raises an error at run time. The built-in subscription never gets past such a row.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from psycopg import errors
 from tests.fixtures.oracle import Scenario
 from tests.fixtures.pgsieve_replica import PgsieveReplica
 
-# On the oldest server all of them run, by `make test-oldest`.
+# `make test-oldest` runs all of them on the oldest server.
 pytestmark = [pytest.mark.spark, pytest.mark.drawn]
 
 
 def filtered(scenario: Scenario, where: str, publish: str = "insert, update, delete, truncate") -> None:
-    """t(a key, b, c), identity FULL, rows 1 to 10 with b = a and c = 'row a', published where `where`."""
+    """t(a key, b, c) with identity FULL and rows 1 to 10 (b = a, c = 'row a'), published with the filter `where`."""
     scenario.tables("CREATE TABLE t (a int PRIMARY KEY, b int, c text); ALTER TABLE t REPLICA IDENTITY FULL")
     scenario.publisher("INSERT INTO t SELECT i, i, 'row ' || i FROM generate_series(1, 10) i")
     scenario.publisher(f"CREATE PUBLICATION pub FOR TABLE t WHERE ({where}) WITH (publish = '{publish}')")
@@ -26,7 +26,7 @@ def filtered(scenario: Scenario, where: str, publish: str = "insert, update, del
 
 
 def manual_example(scenario: Scenario) -> None:
-    """The first example of section 29.4.7, with rows 6 and 9 on the subscriber."""
+    """The first example of section 29.4.7. The subscriber has the rows 6 and 9."""
     scenario.tables("CREATE TABLE t1 (a int, b int, c text, PRIMARY KEY (a, c))")
     scenario.publisher("CREATE PUBLICATION p1 FOR TABLE t1 WHERE (a > 5 AND c = 'NSW')")
     scenario.subscribe("p1")
@@ -69,7 +69,7 @@ def test_the_initial_copy_takes_the_rows_that_match(scenario: Scenario) -> None:
 
 
 @pytest.mark.parametrize("publish", ["delete", "update", "truncate"])
-def test_the_initial_copy_pays_no_heed_to_the_published_operations(scenario: Scenario, publish: str) -> None:
+def test_the_initial_copy_ignores_the_published_operations(scenario: Scenario, publish: str) -> None:
     filtered(scenario, "a > 8", publish)
     scenario.check(expect={"t": ["10|10|row 10", "9|9|row 9"]})
     scenario.publisher("INSERT INTO t VALUES (11, 11, 'not published')")
@@ -150,7 +150,7 @@ def test_a_key_changed_together_with_the_match_is_a_delete_of_the_old_key(scenar
     scenario.check(expect={"t": ["101|50|row 1", "102|10|row 10"]})
 
 
-def test_the_insert_made_of_an_update_goes_out_where_only_updates_are_published(scenario: Scenario) -> None:
+def test_the_insert_made_of_an_update_is_sent_if_only_updates_are_published(scenario: Scenario) -> None:
     filtered(scenario, "b > 8", "update")
     scenario.publisher(
         "INSERT INTO t VALUES (11, 11, 'not published'); UPDATE t SET b = 20 WHERE a = 2; UPDATE t SET b = 0 WHERE a = 9;"
@@ -159,10 +159,10 @@ def test_the_insert_made_of_an_update_goes_out_where_only_updates_are_published(
     scenario.check(expect={"t": ["10|10|row 10", "2|20|row 2"]})
 
 
-def test_the_insert_made_of_an_update_holds_unchanged_long_values_of_the_identity_alone(
+def test_the_insert_made_of_an_update_has_unchanged_long_values_only_of_the_identity(
     scenario: Scenario,
 ) -> None:
-    # pgoutput_row_filter() completes the new row from the old one; what that lacks is NULL on the subscriber.
+    # pgoutput_row_filter() completes the new row from the old one. A value that both lack is NULL on the subscriber.
     for name in ("t", "keyed"):
         scenario.tables(
             f"CREATE TABLE {name} (a int PRIMARY KEY, b int, long text);"
@@ -210,7 +210,7 @@ def test_unchanged_long_values_stay_as_they_are(scenario: Scenario) -> None:
     scenario.check(expect={"t": [f"2|3|{'2' * 9000}", f"5|5|{'3' * 9000}"]})
 
 
-# What matches.
+# Which rows match.
 
 
 def test_a_filter_that_is_null_does_not_match(scenario: Scenario) -> None:
@@ -223,8 +223,8 @@ def test_a_filter_that_is_null_does_not_match(scenario: Scenario) -> None:
     scenario.check(expect={"t": ["11|9|null", "12|12|"]})
 
 
-#: Row filters over rows 1 (1, apple), 2 (2, apricot), 3 (3, ''), 4 (NULL, NULL), 5 (5, pear), 6 (NULL, banana),
-#: and the rows that match.
+#: Row filters, with the numbers of the rows that match. The rows are 1 (1, apple), 2 (2, apricot), 3 (3, ''), 4 (NULL, NULL),
+#: 5 (5, pear) and 6 (NULL, banana).
 FILTERS: dict[str, list[int]] = {
     "b IS NULL": [4, 6],
     "(b > 2) IS NOT TRUE": [1, 2, 4, 6],
@@ -237,7 +237,7 @@ FILTERS: dict[str, list[int]] = {
 }
 
 
-def test_a_filter_matches_what_it_matches_in_sql(scenario: Scenario) -> None:
+def test_a_filter_matches_the_same_rows_as_in_sql(scenario: Scenario) -> None:
     names = [f"t{number}" for number in range(len(FILTERS))]
     for name in names:
         scenario.tables(
@@ -249,7 +249,7 @@ def test_a_filter_matches_what_it_matches_in_sql(scenario: Scenario) -> None:
         + ", ".join(f"{name} WHERE ({where})" for name, where in zip(names, FILTERS, strict=True))
     )
     scenario.subscribe("pub")
-    # Rows 1 to 3 come by updates, of which some match before and some do not, the others by inserts.
+    # Rows 1 to 3 come by updates; some of them matched before, some did not. The others come by inserts.
     for name in names:
         scenario.publisher(
             f"UPDATE {name} SET b = a, c = CASE a WHEN 1 THEN 'apple' WHEN 2 THEN 'apricot' ELSE '' END;"
@@ -282,7 +282,7 @@ def test_a_filter_on_a_virtual_generated_column_is_one_on_its_expression(
     scenario: Scenario, postgres_version: int
 ) -> None:
     definition = "CREATE TABLE t (x int PRIMARY KEY, y int GENERATED ALWAYS AS (x * 2) VIRTUAL)"
-    if postgres_version < 18:  # there are none
+    if postgres_version < 18:  # they do not exist
         with pytest.raises(errors.SyntaxError):
             scenario.publisher(definition)
         return
@@ -299,7 +299,7 @@ def test_a_filter_on_a_virtual_generated_column_is_one_on_its_expression(
 
 
 def test_a_filter_on_a_stored_generated_column_is_one_on_its_value(scenario: Scenario) -> None:
-    """Servers before 18 do not send the value, but filter by it."""
+    """Servers before 18 do not send the value, but use it in the filter."""
     scenario.publisher("CREATE TABLE t (x int PRIMARY KEY, y numeric GENERATED ALWAYS AS (x / 2) STORED)")
     scenario.subscriber("CREATE TABLE t (x int PRIMARY KEY, y numeric)")
     scenario.publisher("INSERT INTO t VALUES (1), (6)")
@@ -386,7 +386,7 @@ def test_filters_are_combined_for_each_operation_by_itself(scenario: Scenario) -
     scenario.subscribe("pub1", "pub2", "pub3")
     scenario.publisher("INSERT INTO t VALUES (1, -1), (2, 50), (3, 200), (4, 300), (5, 10)")
     scenario.check(expect={"t": ["2|50", "3|200", "4|300", "5|10"]})
-    # Row 1 matches the filters for updates before and after, though it was not inserted: no row to update.
+    # Row 1 matches the filters for updates before and after, but was not inserted: there is no row to update.
     scenario.publisher("UPDATE t SET b = b - 250 WHERE a IN (1, 4); UPDATE t SET b = NULL WHERE a = 5")
     scenario.publisher("DELETE FROM t WHERE a = 3")
     scenario.check(expect={"t": ["2|50", "4|50"]})

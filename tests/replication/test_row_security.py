@@ -1,4 +1,4 @@
-"""Rights and policies of the source's role count as they do for a built-in subscription (section 29.11, *Security*)."""
+"""Privileges and policies of the source's role count as for a built-in subscription (section 29.11, *Security*)."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _TABLES = """
     CREATE TABLE below PARTITION OF above FOR VALUES FROM (0) TO (100)
 """
 _PUBLISHED = ("policed", "open", "root", "granted", "above")
-#: Those with a policy for their owner, and those whose partition has one. Of one table it lets every row pass.
+#: `_POLICED` have a policy for their owner, or their partition has one. The policy of `open` lets every row pass.
 _POLICED, _RIGHTS = ("policed", "open", "root", "below"), ("policed", "open", "root", "low", "high", "below")
 
 
 class _AsKeeper(Scenario):
-    """A scenario whose subscriptions connect as a role of their own, which owns tables and is no superuser."""
+    """A scenario whose subscriptions connect as the role `keeper`, which owns tables and is no superuser."""
 
     subscribing = False
 
@@ -74,7 +74,7 @@ def keeper(
             admin.execute("DROP ROLE keeper")
 
 
-def test_policies_hide_rows_from_a_copy_and_not_from_what_follows(keeper: Scenario) -> None:
+def test_policies_hide_rows_from_a_copy_but_not_from_later_changes(keeper: Scenario) -> None:
     keeper.subscribe("pub")
     for table in _PUBLISHED:
         keeper.publisher(
@@ -82,7 +82,7 @@ def test_policies_hide_rows_from_a_copy_and_not_from_what_follows(keeper: Scenar
             f"UPDATE {table} SET who = 'another' WHERE id IN (1, 2)"
         )
     rows = keeper.check(*_PUBLISHED)
-    assert {table: len(held) for table, held in rows.items()} == {
+    assert {table: len(rows_of_table) for table, rows_of_table in rows.items()} == {
         "policed": 4,
         "open": 6,
         "root": 4,
@@ -93,7 +93,7 @@ def test_policies_hide_rows_from_a_copy_and_not_from_what_follows(keeper: Scenar
         assert isinstance(replica, PgsieveReplica)
         results = check_consistency(replica.subscription, replica.lake, lambda _: None)
         assert {r.table: r.problem for r in results if not r.equal} == {"policed": HIDDEN, "root": HIDDEN}
-        # What the role cannot see is not taken out of the replica.
+        # The replica keeps rows that the role cannot see.
         (done,) = repair(replica.subscription, replica.lake, [("public", "policed")], lambda _: None)
         assert (done.problem, done.deleted) == (HIDDEN, 0)
     keeper.check(*_PUBLISHED)

@@ -1,7 +1,7 @@
-"""Schema changes on the publisher: the replica holds what the publisher's table holds, whoever has to do what.
+"""Schema changes on the publisher: the replica holds the rows of the publisher's table.
 
-PostgreSQL's own subscriber needs the same DDL on its side, so `scenario.tables` runs it on both; only what the
-publisher alone fills in (defaults of existing rows) is the same on both then, too.
+PostgreSQL's own subscriber needs the same DDL on its side, so `scenario.tables` runs it on both. Defaults of existing rows,
+which only the publisher fills in, are then also the same on both.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def history(replica: PgsieveReplica, table: str, generation: int = 0) -> list[Ma
 
 
 def check_with_publisher(scenario: Scenario, *tables: str) -> None:
-    """Compare replicas with the publisher's tables, where a built-in subscriber's cannot follow within a transaction."""
+    """Compare replicas with the publisher's tables, because a built-in subscriber cannot follow DDL within a transaction."""
     scenario.run()
     for name in tables:
         wanted = Rows(scenario.publisher(f"SELECT * FROM {name}"))
@@ -37,7 +37,7 @@ def check_with_publisher(scenario: Scenario, *tables: str) -> None:
 
 
 def keyed(scenario: Scenario) -> None:
-    """A table with a key and two rows, copied."""
+    """A copied table with a key and two rows."""
     scenario.tables("CREATE TABLE t (id int PRIMARY KEY, a text, b int)")
     scenario.publisher("INSERT INTO t VALUES (1, 'x', 10), (2, 'y', 20); CREATE PUBLICATION pub FOR TABLE t")
     scenario.subscribe("pub")
@@ -54,7 +54,7 @@ def test_an_added_column_is_null_in_rows_that_were_there(scenario: Scenario) -> 
         assert [row.get("c") is None for row in history(replica, "t")] == [True, False, False]
 
 
-def test_an_added_column_without_any_change_of_a_row_is_there(scenario: Scenario) -> None:
+def test_an_added_column_appears_without_any_change_of_a_row(scenario: Scenario) -> None:
     keyed(scenario)
     alter(scenario, "ALTER TABLE t ADD COLUMN c int, ADD COLUMN d text DEFAULT 'filled'")
     scenario.check(expect={"t": ["1|x|10||filled", "2|y|20||filled"]})
@@ -90,7 +90,7 @@ def test_a_volatile_default_rewrites_the_table_which_is_copied_again(scenario: S
     scenario.tables("CREATE TABLE t (id int PRIMARY KEY)")
     scenario.publisher("INSERT INTO t VALUES (1), (2); CREATE PUBLICATION pub FOR TABLE t")
     scenario.subscribe("pub")
-    # In order of the rows: the same numbers on both sides.
+    # The rows are in order, so that both sides draw the same numbers.
     alter(scenario, "CREATE SEQUENCE s; ALTER TABLE t ADD COLUMN c int DEFAULT nextval('s')")
     scenario.check(expect={"t": ["1|1", "2|2"]})
     assert copies(scenario, "t") == {2}
@@ -124,8 +124,8 @@ def test_a_renamed_column_keeps_its_values(scenario: Scenario) -> None:
 
 
 @pytest.mark.drawn
-def test_columns_that_exchange_their_names_are_told_apart(scenario: Scenario) -> None:
-    """Spark starts, which alone changes names of columns."""
+def test_columns_that_exchange_their_names_keep_their_values(scenario: Scenario) -> None:
+    """It takes long because Spark starts: only Spark renames columns."""
     scenario.tables("CREATE TABLE t (id int PRIMARY KEY, a int, b int)")
     scenario.publisher("INSERT INTO t VALUES (1, 1, 2), (2, 1, 2); CREATE PUBLICATION pub FOR TABLE t")
     scenario.subscribe("pub")
@@ -148,7 +148,7 @@ def test_a_column_dropped_and_added_again_under_its_name_is_another_one(scenario
     scenario.check(expect={"t": ["1|x|", "2|y|", "3|before|", "4|after|40"]})
 
 
-def test_what_changes_no_value_copies_nothing(scenario: Scenario) -> None:
+def test_ddl_that_changes_no_value_copies_nothing(scenario: Scenario) -> None:
     keyed(scenario)
     scenario.publisher("INSERT INTO t VALUES (3, 'before', 30)")
     alter(
@@ -195,7 +195,7 @@ def test_a_rewrite_that_changes_no_definition_copies_nothing(scenario: Scenario)
 
 @pytest.mark.drawn
 def test_a_column_may_get_a_name_that_parquet_forbids_and_lose_it_again(scenario: Scenario) -> None:
-    """Spark starts, which alone maps names of columns."""
+    """It takes long because Spark starts: only Spark maps column names."""
     keyed(scenario)
     scenario.publisher("UPDATE t SET b = 11 WHERE id = 1")
     alter(scenario, 'ALTER TABLE t RENAME COLUMN a TO "a, (b)"')
@@ -214,7 +214,7 @@ def test_any_ddl_in_and_around_a_streamed_transaction_is_followed(scenario: Scen
     for name in names:
         scenario.tables(f"CREATE TABLE {name} (a int PRIMARY KEY, b text, c int)")
         scenario.publisher(f"INSERT INTO {name} VALUES (1, 'copied', 1), (2, 'copied', 2)")
-    # What the subscriber cannot get with the transaction it has before: other columns are by their names.
+    # The subscriber cannot get these columns within the transaction, so it has them before.
     scenario.subscriber(
         """ALTER TABLE renamed ADD COLUMN d text; ALTER TABLE retyped ALTER COLUMN c TYPE bigint;
         ALTER TABLE filled ADD COLUMN d int DEFAULT 7; ALTER TABLE all_at_once ADD COLUMN d int, ADD COLUMN e date"""
@@ -261,7 +261,7 @@ def test_any_ddl_in_and_around_a_streamed_transaction_is_followed(scenario: Scen
 
 
 @pytest.mark.drawn
-def test_a_table_is_what_has_its_name_now(scenario: Scenario) -> None:
+def test_a_replica_is_the_table_that_has_its_name_now(scenario: Scenario) -> None:
     scenario.tables(
         """CREATE SCHEMA s; CREATE TABLE renamed (a int PRIMARY KEY); CREATE TABLE moved (a int PRIMARY KEY);
         CREATE TABLE s.below (a int PRIMARY KEY); CREATE TABLE again (a int PRIMARY KEY, b text)"""

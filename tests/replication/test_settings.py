@@ -1,4 +1,4 @@
-"""What the publisher's database and role set changes no row: literals, patterns, NULLs and text mean what they meant (section 20.11)."""
+"""Settings of the publisher's database and role change no row: literals, patterns, NULLs and text keep their meaning (section 20.11)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SETTINGS = {
     "search_path": "other",
     "escape_string_warning": "off",
 }
-#: As a session says it in which all of these are set.
+#: Row filters as written in a session that has all of these settings.
 FILTERS = {
     "paths": r"path = 'C:\\dir' OR path LIKE 'D:\\\\%' OR path ~ '^E:\\\\'",
     "nothing": "path = NULL OR path IN ('C:\\\\dir')",
@@ -35,9 +35,9 @@ FILTERS = {
 
 
 def test_settings_of_the_database_and_the_role_change_no_row(scenario: Scenario) -> None:
-    escaped = scenario.publisher_server.version < 19  # which has none but standard literals
+    escaped = scenario.publisher_server.version < 19  # 19 has only standard literals
 
-    def said(text: str) -> str:
+    def spelled(text: str) -> str:
         return text if escaped else text.replace("\\\\", "\\")
 
     scenario.subscriber("CREATE SCHEMA other")
@@ -54,13 +54,13 @@ def test_settings_of_the_database_and_the_role_change_no_row(scenario: Scenario)
         scenario.publisher(f"ALTER ROLE postgres IN DATABASE {scenario.name} SET {name} = {value}")
     published = ", ".join(f"{table} WHERE ({where})" for table, where in FILTERS.items())
     with scenario.session() as inherited:
-        inherited(said(f"CREATE PUBLICATION pub FOR TABLE {published}"))
-        assert inherited(said("SELECT 'a\\\\b' = 'a' || chr(92) || 'b'")) == [("t",)]
+        inherited(spelled(f"CREATE PUBLICATION pub FOR TABLE {published}"))
+        assert inherited(spelled("SELECT 'a\\\\b' = 'a' || chr(92) || 'b'")) == [("t",)]
 
         def insert(first: int) -> None:
             for table in FILTERS:
                 inherited(
-                    said(rf"""
+                    spelled(rf"""
                     INSERT INTO {table} VALUES
                       ({first}, 'C:\\dir', '2020-02-29 00:00:00+00', '\\x5c', 0.1::float8 + 0.2, '1 mon -2 days', '{{NULL}}'),
                       ({first + 1}, 'C:dir', '2020-01-03 00:00:00+00', '\\x5d', 0.3, '1 day', '{{}}'),
@@ -75,7 +75,7 @@ def test_settings_of_the_database_and_the_role_change_no_row(scenario: Scenario)
         scenario.subscribe("pub")
         insert(11)
         for table in FILTERS:
-            moved = said(f"UPDATE {table} SET i = '2 days', path = 'C:\\\\dir' WHERE id IN (12, 13)")
+            moved = spelled(f"UPDATE {table} SET i = '2 days', path = 'C:\\\\dir' WHERE id IN (12, 13)")
             inherited(f"{moved}; DELETE FROM {table} WHERE id = 1")
         scenario.check()
     assert scenario.builtin is not None

@@ -1,6 +1,6 @@
-"""Few changes pass through this process alone: no Spark is to be had here, and the rows are the built-in subscriber's.
+"""Small changes need only this process: no Spark is available here, and the rows equal the built-in subscriber's.
 
-Every kind of table and of change in one scenario, in several slices that are applied in one batch and one by one.
+One scenario has every kind of table and of change, in several slices, which are applied in one batch and one by one.
 """
 
 from __future__ import annotations

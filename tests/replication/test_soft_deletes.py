@@ -1,6 +1,6 @@
-"""Soft deletes: the rows that live are the built-in subscriber's, and all others that ever lived stay as they were last.
+"""Soft deletes: the living rows equal the built-in subscriber's, and all former rows stay in their last state.
 
-Whoever writes them, and wherever batches end (`PgsieveReplica._compare`).
+This holds for every writer, and wherever batches end (`PgsieveReplica._compare`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.parametrize("scenario", _WRITERS, in
 _NAMES = {kind: f"_{kind}" for kind in METADATA}
 _BIG = "repeat('{}', 9000)"
 
-#: A row but for its key: a number, and the first letter of a large value, None for NULL.
+#: A row without its key: a number, and the first letter of a large value, or None for NULL.
 _Row = tuple[int, str | None]
 
 
@@ -37,12 +37,12 @@ def _with_soft_deletes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class _Model:
-    """The rows of t (id, v, big) that live, and those that lived, by a publication WHERE (id % 3 <> 0)."""
+    """The living and the former rows of t (id, v, big), for a publication WHERE (id % 3 <> 0)."""
 
     def __init__(self) -> None:
         self.published: dict[int, _Row] = {}
         self.living: dict[int, _Row] = {}
-        #: Also whether the row left the filter.
+        #: The row's last state, and whether it left the filter.
         self.dead: dict[int, tuple[_Row, bool]] = {}
 
     def _begin(self, key: int, row: _Row) -> None:
@@ -55,7 +55,7 @@ class _Model:
         return row
 
     def insert(self, key: int) -> str:
-        """SQL that inserts a row where there is none."""
+        """SQL that inserts a row unless its key exists."""
         if key not in self.published:
             self.published[key] = (0, "n")
             if key % 3:
@@ -63,7 +63,7 @@ class _Model:
         return f"INSERT INTO t VALUES ({key}, 0, {_BIG.format('n')}) ON CONFLICT DO NOTHING"
 
     def update(self, key: int) -> str:
-        """SQL that changes the number, and so does not send the large value."""
+        """SQL that changes the number. The large value is not sent."""
         for rows in (self.published, self.living):
             if key in rows:
                 rows[key] = (rows[key][0] + 1, rows[key][1])
@@ -77,7 +77,7 @@ class _Model:
         return f"UPDATE t SET big = {_BIG.format(letter)} WHERE id = {key}"
 
     def move(self, key: int, to: int) -> str:
-        """SQL that gives a row another key that is free; a row that comes into the filter comes without its large value."""
+        """SQL that gives a row another, free key. If the row starts to match the filter, its large value is missing."""
         if key in self.published and to not in self.published:
             number, _ = self.published[to] = self.published.pop(key)
             row = self._end(key, filtered=not to % 3) if key % 3 else (number, None)
@@ -131,13 +131,13 @@ def _agrees(scenario: Scenario, model: _Model) -> None:
         assert all(
             row["_deleted_at"] is None and row["_filtered"] is False for row in rows if not row["_deleted"]
         )
-        # Where the publisher filters, it sends a DELETE.
+        # If the publisher filters, it sends a DELETE.
         left = {key for key, (_, filtered) in model.dead.items() if filtered and mode.endswith("pipeline")}
         assert {row["id"] for row in ended if row["_filtered"]} == left
 
 
 @pytest.mark.drawn
-def test_rows_that_lived_stay_as_they_were_last(scenario: Scenario) -> None:
+def test_deleted_rows_stay_in_their_last_state(scenario: Scenario) -> None:
     """Some twenty random transactions, each a slice, in both modes."""
     seed = drawn_seed()
     print(f"again: PGSIEVE_SEED={seed}")

@@ -1,6 +1,6 @@
-"""Reading from a standby (PostgreSQL 16 and later): slot, copy and changes there, nothing on the primary.
+"""A standby as the source (PostgreSQL 16 and later): slot, copy and changes use the standby, and the primary is untouched.
 
-Section 49.2.3, Logical decoding on standby. What is replicated is compared with the primary's rows.
+Section 49.2.3, Logical decoding on standby. The replica's rows are compared with the primary's.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.drawn]
 
 @pytest.fixture
 def pgsieve(standby_pair: StandbyPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pgsieve:
-    """Runs a command on a configuration that names the standby."""
+    """Runs commands with a configuration that names the standby."""
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "dagster"))
     file = tmp_path / "pgsieve.yaml"
     written = {
@@ -98,7 +98,7 @@ def test_changes_come_from_a_standby_until_it_is_promoted_and_after(
     assert code == 0, text
     expected = [(1, "EMEA"), (6, "EMEA"), (7, "EMEA")]
     assert rows(tmp_path, "ours") == rows(tmp_path, "theirs") == expected
-    # An alteration: the slice is decoded once more, on the standby.
+    # After an alteration the slice is decoded once more, on the standby.
     standby_pair.on_primary("alter publication p set table orders where (region = 'APAC')")
     standby_pair.on_primary("insert into orders values (11, 'APAC'), (13, 'EMEA')")
     assert pgsieve("run")[0] == 0
@@ -113,7 +113,7 @@ def test_changes_come_from_a_standby_until_it_is_promoted_and_after(
     assert rows(tmp_path, "ours") == rows(tmp_path, "theirs") == [*expected, (15, "APAC")]
 
 
-def test_a_standby_that_was_not_meant_is_refused(
+def test_an_unexpected_standby_is_refused(
     standby_pair: StandbyPair, pgsieve: Pgsieve, tmp_path: Path
 ) -> None:
     standby_pair.on_primary("create table orders (id int primary key); create publication p for table orders")

@@ -1,6 +1,6 @@
-"""Large transactions that are streamed while they are open leave what they committed (section 29.9; t/015 to 018).
+"""Large transactions that are streamed while they are open: only committed changes remain (section 29.9; t/015 to 018).
 
-The publisher's logical_decoding_work_mem is 64 kB, so that the transactions here are sent before they end.
+The publisher's logical_decoding_work_mem is 64 kB, so these transactions are sent before they end.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def streamed(scenario: Scenario, *tables: str, **options: object) -> None:
 
 
 def change(session: Session, table: str, first: int, last: int) -> None:
-    """Insert rows, change the even ones, delete each third, of the whole table."""
+    """Insert rows, change the even rows of the whole table, and delete each third."""
     session(FILL.format(table, first, last))
     session(f"UPDATE {table} SET b = sha256(b) WHERE mod(a, 2) = 0; DELETE FROM {table} WHERE mod(a, 3) = 0")
 
@@ -54,7 +54,7 @@ def test_interleaved_transactions_apply_as_they_commit(
     rows = scenario.check("test_tab")["test_tab"]
     assert rows.summary() == "3334|1|5000"
     assert scenario.subscriber("SELECT count(*) FROM test_tab WHERE c = 999") == [("3334",)]
-    scenario.subscriber("UPDATE test_tab SET c = 7")  # what the subscriber adds is its own
+    scenario.subscriber("UPDATE test_tab SET c = 7")  # the subscriber's own column is irrelevant
     scenario.publisher("UPDATE test_tab SET b = sha256(a::text::bytea)")
     scenario.check("test_tab")
     assert scenario.subscriber("SELECT count(*) FROM test_tab WHERE c = 7") == [("3334",)]
@@ -63,7 +63,7 @@ def test_interleaved_transactions_apply_as_they_commit(
 @pytest.mark.drawn
 def test_savepoints_of_streamed_transactions_count_as_they_end(scenario: Scenario) -> None:
     streamed(scenario, "kept", "undone", "spilled", "whole", streaming="parallel")
-    # Each savepoint adds to the transaction, by little and by much.
+    # The savepoints add few and many rows to the transaction.
     scenario.publisher("BEGIN")
     for number in range(5):
         if number:
@@ -75,11 +75,11 @@ def test_savepoints_of_streamed_transactions_count_as_they_end(scenario: Scenari
     change(scenario.publisher, "undone", 2001, 4000)
     scenario.publisher("ROLLBACK TO s2;" + FILL.format("undone", 4001, 4010))
     scenario.publisher("ROLLBACK TO s1; DELETE FROM undone WHERE a BETWEEN 8 AND 2000; COMMIT")
-    # A subtransaction that is the only one to have changed a table.
+    # Only this subtransaction has changed a certain table.
     scenario.publisher("BEGIN; SAVEPOINT s")
     scenario.publisher(FILL.format("spilled", 3, 2000))
     scenario.publisher("ROLLBACK TO s; DELETE FROM spilled WHERE a = 1; COMMIT")
-    # A relation is described again after a rollback, for a later subtransaction.
+    # After a rollback, the relation is described again for a later subtransaction.
     scenario.publisher("BEGIN")
     change(scenario.publisher, "whole", 3, 3000)
     scenario.publisher("ROLLBACK")
@@ -125,7 +125,7 @@ def test_a_prepared_transaction_that_was_streamed_waits_for_its_second_phase(sce
     scenario.publisher(f"SAVEPOINT s; {FILL.format('committed', 2001, 4000)}; ROLLBACK TO s")
     scenario.publisher(f"PREPARE TRANSACTION '{scenario.name}'; BEGIN")
     change(scenario.publisher, "undone", 3, 2000)
-    scenario.publisher("PREPARE TRANSACTION ''")  # any text is a name, also none
+    scenario.publisher("PREPARE TRANSACTION ''")  # any text is a valid name, also the empty one
     scenario.publisher(FILL.format("undone", 4001, 4002))
     scenario.check(expect={"committed": "2|1|2", "undone": "4|1|4002"})
     scenario.publisher(f"COMMIT PREPARED '{scenario.name}'; ROLLBACK PREPARED ''")

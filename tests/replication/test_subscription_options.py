@@ -1,4 +1,4 @@
-"""CREATE SUBSCRIPTION's options say how changes travel; two_phase also when, origin also which.
+"""Options of CREATE SUBSCRIPTION decide how changes travel; two_phase also decides when, and origin which.
 
 PostgreSQL documentation, CREATE SUBSCRIPTION; 47.10, Two-phase Commit Support for Logical Decoding.
 """
@@ -15,7 +15,7 @@ from tests.fixtures.oracle import Scenario, wait_until
 from tests.fixtures.pgsieve_replica import PgsieveReplica
 from tests.fixtures.replicas import Subscription
 
-# On the oldest server all of them run, by `make test-oldest`.
+# `make test-oldest` runs all of them on the oldest server.
 pytestmark = [pytest.mark.spark, pytest.mark.drawn]
 
 
@@ -25,11 +25,11 @@ def test_a_prepared_transaction_is_seen_only_once_it_is_committed(scenario: Scen
     scenario.publisher("CREATE PUBLICATION pub FOR TABLE t WHERE (a < 10)")
     scenario.subscribe("pub", two_phase=True)
     scenario.check(expect={"t": ["1|before"]})
-    gid = scenario.name  # of the whole server
+    gid = scenario.name  # a gid is unique on the whole server
     scenario.publisher(f"BEGIN; INSERT INTO t VALUES (2, 'x'), (12, 'x'); PREPARE TRANSACTION '{gid}'")
     scenario.publisher("INSERT INTO t VALUES (3, 'beside')")
     scenario.check(expect={"t": ["1|before", "3|beside"]})
-    # Long after: the slot is confirmed past the PREPARE, and the table's description is of another session.
+    # Much later, the slot is confirmed past the PREPARE, and the table was described in another session.
     scenario.publisher("UPDATE t SET b = 'changed' WHERE a = 3")
     scenario.check(expect={"t": ["1|before", "3|changed"]})
     scenario.publisher(f"COMMIT PREPARED '{gid}'")
@@ -44,7 +44,7 @@ def test_a_prepared_transaction_that_is_rolled_back_leaves_nothing(scenario: Sce
     gid = scenario.name
     scenario.publisher(f"BEGIN; INSERT INTO t VALUES (1, 'x'); PREPARE TRANSACTION '{gid}'")
     scenario.check(expect={"t": []})
-    # The gid is used again for another transaction before anybody reads what became of the first.
+    # Another transaction uses the gid again before the end of the first one is read.
     scenario.publisher(f"ROLLBACK PREPARED '{gid}'")
     scenario.publisher(f"BEGIN; INSERT INTO t VALUES (2, 'y'); PREPARE TRANSACTION '{gid}'")
     scenario.check(expect={"t": []})
@@ -55,7 +55,7 @@ def test_a_prepared_transaction_that_is_rolled_back_leaves_nothing(scenario: Sce
 def test_two_phase_is_enabled_once_all_tables_are_ready_and_holds_for_those_that_join(
     scenario: Scenario,
 ) -> None:
-    # src/backend/replication/logical/worker.c, on two-phase transactions: pending, then enabled for good.
+    # src/backend/replication/logical/worker.c, on two-phase transactions: first pending, then enabled for good.
     scenario.tables("CREATE TABLE t (a int PRIMARY KEY); CREATE TABLE u (a int PRIMARY KEY)")
     scenario.publisher("INSERT INTO t VALUES (1); CREATE PUBLICATION pub FOR TABLE t")
     scenario.subscribe("pub", two_phase=True)
@@ -86,12 +86,12 @@ def test_without_two_phase_a_prepared_transaction_arrives_at_its_commit(scenario
 
 
 @pytest.mark.parametrize("origin", ["any", "none"])
-def test_what_came_by_replication_is_sent_on_unless_origin_is_none(
+def test_replicated_changes_are_sent_on_unless_origin_is_none(
     scenario: Scenario, origin: str, postgres_version: int
 ) -> None:
     scenario.tables("CREATE TABLE t (a int PRIMARY KEY, b text)")
     scenario.publisher("CREATE PUBLICATION pub FOR TABLE t")
-    if postgres_version < 16:  # there is no such parameter
+    if postgres_version < 16:  # the parameter does not exist
         with pytest.raises(errors.SyntaxError):
             scenario.subscribe("pub", origin=origin)
         return
@@ -131,10 +131,10 @@ def test_a_transaction_that_is_streamed_holds_what_it_committed(scenario: Scenar
     scenario.check(expect={"t": [*rows, "10002|beside"]})
 
 
-def test_what_a_subscriber_applied_is_published_again(
+def test_changes_that_a_subscriber_applied_are_published_again(
     scenario: Scenario, subscriber_server: EmbeddedServer, tmp_path: Path
 ) -> None:
-    # src/test/subscription/t/100: from node to node. The last one is pgsieve.
+    # src/test/subscription/t/100: a chain of nodes, of which pgsieve is the last.
     scenario.tables("CREATE TABLE t (a int PRIMARY KEY, b text)")
     scenario.publisher("INSERT INTO t VALUES (1, 'copied'); CREATE PUBLICATION pub FOR TABLE t")
     scenario.subscribe("pub")
@@ -161,11 +161,11 @@ def test_what_a_subscriber_applied_is_published_again(
             replica.close()
 
 
-def test_a_copy_of_what_came_by_replication_is_warned_of_where_origin_is_none(
+def test_a_copy_of_replicated_rows_gives_a_warning_if_origin_is_none(
     scenario: Scenario, subscriber_server: EmbeddedServer, tmp_path: Path, postgres_version: int
 ) -> None:
     # CREATE SUBSCRIPTION, notes; src/test/subscription/t/030: only a warning, and all rows are copied
-    if postgres_version < 16:  # there is no such parameter
+    if postgres_version < 16:  # the parameter does not exist
         return
     scenario.tables("CREATE TABLE t (a int PRIMARY KEY); CREATE TABLE own (a int)")
     scenario.publisher("INSERT INTO t VALUES (1); CREATE PUBLICATION pub FOR TABLE t")

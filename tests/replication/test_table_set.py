@@ -1,4 +1,4 @@
-"""Several subscriptions of one slot: added to pgsieve.yaml and taken out of it while the source lives on."""
+"""Several subscriptions of one slot are added to pgsieve.yaml and removed from it while the source is in use."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.spark
 
 
 class Sharing:
-    """The subscriptions that read one slot, as pgsieve.yaml has them at the moment."""
+    """The subscriptions that share one slot, as pgsieve.yaml currently lists them."""
 
     def __init__(self, scenario: Scenario, folder: Path) -> None:
         spark = engine().session.newSession()
@@ -34,7 +34,7 @@ class Sharing:
         self.name = scenario.name
 
     def run(self, **publications: str) -> None:
-        """What `pgsieve run` does with these subscriptions, each of one publication."""
+        """Do what `pgsieve run` does with these subscriptions; each has one publication."""
         names = {name: (publication,) for name, publication in publications.items()}
         feed = Feed(self.name, self.source, self.name, self.name, False, names)
         subscriptions = [Subscription(name, feed) for name in names]
@@ -46,7 +46,7 @@ class Sharing:
                 transform(each, self.lake, print)
                 apply(each, self.lake, print)
 
-    def held(self, subscription: str, table: str) -> list[int]:
+    def rows_of(self, subscription: str, table: str) -> list[int]:
         """The rows of one replica."""
         assert self.lake.local is not None
         path = self.lake.paths.replica(subscription, "public", table)
@@ -71,12 +71,12 @@ def test_each_subscription_has_the_rows_of_its_own_filters(scenario: Scenario, s
         INSERT INTO t VALUES (0), (9), (13); DELETE FROM t WHERE a = 1"""
     )
     sharing.run(a="low", b="high")
-    assert sharing.held("a", "t") == [0, 2, 7, 8]
-    assert sharing.held("b", "t") == [7, 8, 9, 11, 12, 13]
+    assert sharing.rows_of("a", "t") == [0, 2, 7, 8]
+    assert sharing.rows_of("b", "t") == [7, 8, 9, 11, 12, 13]
 
 
 @pytest.mark.drawn
-def test_one_that_is_taken_out_stops_and_is_copied_when_it_is_back(
+def test_a_removed_subscription_stops_and_is_copied_when_it_returns(
     scenario: Scenario, sharing: Sharing
 ) -> None:
     sharing.run(a="low", b="high")
@@ -85,27 +85,25 @@ def test_one_that_is_taken_out_stops_and_is_copied_when_it_is_back(
     tables = scenario.publisher(
         f"SELECT tablename FROM pg_publication_tables WHERE pubname = '{scenario.name}'"
     )
-    assert tables == [("t",)], "nobody reads u any more"
+    assert tables == [("t",)], "no subscription reads u any more"
     scenario.publisher("INSERT INTO t VALUES (9); INSERT INTO u VALUES (2)")
     sharing.run(a="low")
-    assert sharing.held("a", "t") == [1, 2, 7, 8, 9]
-    assert sharing.held("b", "t") == [7, 11]
+    assert sharing.rows_of("a", "t") == [1, 2, 7, 8, 9]
+    assert sharing.rows_of("b", "t") == [7, 11]
     scenario.publisher("DELETE FROM u WHERE a = 1")
     sharing.run(a="low", b="high", c="high")
     scenario.publisher("INSERT INTO u VALUES (3)")
     sharing.run(a="low", b="high", c="high")
     for name in ("b", "c"):
-        assert sharing.held(name, "t") == [7, 8, 9, 11]
-        assert sharing.held(name, "u") == [2, 3]
+        assert sharing.rows_of(name, "t") == [7, 8, 9, 11]
+        assert sharing.rows_of(name, "u") == [2, 3]
 
 
-def test_a_publication_that_is_gone_is_named_and_nothing_is_lost(
-    scenario: Scenario, sharing: Sharing
-) -> None:
+def test_a_dropped_publication_is_named_and_nothing_is_lost(scenario: Scenario, sharing: Sharing) -> None:
     sharing.run(b="high")
     scenario.publisher("INSERT INTO u VALUES (1); ALTER PUBLICATION high RENAME TO gone")
     with pytest.raises(PublicationError, match='publication "high" does not exist'):
         sharing.run(b="high")
     scenario.publisher("ALTER PUBLICATION gone RENAME TO high; INSERT INTO u VALUES (2)")
     sharing.run(b="high")
-    assert sharing.held("b", "u") == [1, 2]
+    assert sharing.rows_of("b", "u") == [1, 2]

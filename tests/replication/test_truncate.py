@@ -1,7 +1,7 @@
 """PostgreSQL's rules for TRUNCATE (sections 29.4 and 29.8; src/test/subscription/t/010).
 
-Left out: RESTART IDENTITY setting local sequences back, for a replica has none; and two subscriptions that fill
-one table, for each subscription has replica tables of its own.
+Left out: RESTART IDENTITY, because a replica has no sequences, and two subscriptions that fill one table, because each
+subscription has its own replica tables.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def test_cascade_reaches_the_published_tables_that_it_truncates(scenario: Scenar
     scenario.check(expect={"tab3": [], "tab4": [], "tab5": ["5"]})
 
 
-def test_only_the_published_of_the_tables_truncated_together_are_emptied(scenario: Scenario) -> None:
+def test_of_tables_truncated_together_only_the_published_ones_are_emptied(scenario: Scenario) -> None:
     scenario.tables("CREATE TABLE tab1 (a int PRIMARY KEY); CREATE TABLE tab2 (a int PRIMARY KEY)")
     scenario.publisher(
         "CREATE PUBLICATION pub1 FOR TABLE tab1; CREATE PUBLICATION pub2 FOR TABLE tab2 WITH (publish = 'insert, delete')"
@@ -104,7 +104,7 @@ def test_each_truncate_of_a_transaction_counts(scenario: Scenario) -> None:
     scenario.check(expect={"tab1": ["1|kept and updated"]})
 
 
-def test_truncate_pays_no_heed_to_row_filters(scenario: Scenario) -> None:
+def test_truncate_ignores_row_filters(scenario: Scenario) -> None:
     scenario.tables("CREATE TABLE tab1 (a int PRIMARY KEY)")
     scenario.publisher(
         "INSERT INTO tab1 SELECT generate_series(1, 10); CREATE PUBLICATION pub FOR TABLE tab1 WHERE (a > 5)"

@@ -1,4 +1,4 @@
-"""Columns of every kind of type in replicas, arrays above all: as keys, in whole rows, kept out of line (chapter 8)."""
+"""Columns of every kind of type, above all arrays: as keys, in whole rows, and stored out of line (chapter 8)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ VALUES = """
 
 
 def consistent(scenario: Scenario) -> None:
-    """The check compares whole rows: by Spark, or in this process."""
+    """Assert that the consistency check, which compares whole rows, finds no difference."""
     for replica in scenario.replicas.values():
         assert isinstance(replica, PgsieveReplica)
         for result in check_consistency(replica.subscription, replica.lake, lambda _: None):
@@ -45,7 +45,7 @@ def test_columns_of_all_kinds_are_copied_and_changed(scenario: Scenario, binary:
     scenario.publisher(f"INSERT INTO kinds SELECT id + 10, {names()} FROM kinds")
     scenario.publisher("UPDATE kinds SET names = array_fill('long'::text, ARRAY[2000]) WHERE id = 2")
     scenario.check("kinds")
-    # The long array is kept out of line, and not sent again.
+    # The long array is stored out of line, and not sent again.
     scenario.publisher("UPDATE kinds SET numbers = numbers || 4, prices = NULL WHERE id < 10")
     scenario.publisher("UPDATE kinds SET id = 20 WHERE id = 11; DELETE FROM kinds WHERE id = 12")
     scenario.check("kinds")
@@ -53,7 +53,7 @@ def test_columns_of_all_kinds_are_copied_and_changed(scenario: Scenario, binary:
 
 
 def test_columns_of_all_kinds_in_binary_format(scenario: Scenario) -> None:
-    """Section 29.2, binary; a domain and an enum come in the format of what they are made of."""
+    """Section 29.2, binary. A domain is sent in the format of its base type, an enum as its text."""
     scenario.tables(
         "CREATE TYPE mood AS ENUM ('sad', 'ok'); CREATE DOMAIN price AS numeric CHECK (VALUE > 0)"
     )
@@ -91,7 +91,7 @@ def test_rows_with_arrays_are_equal_as_a_whole(scenario: Scenario) -> None:
     )
     scenario.publisher("CREATE PUBLICATION pub FOR TABLE whole")
     scenario.subscribe("pub")
-    # One of the equal rows goes.
+    # One of several equal rows is deleted.
     scenario.publisher("DELETE FROM whole WHERE ctid = (SELECT min(ctid) FROM whole)")
     scenario.publisher(
         "UPDATE whole SET b = '{NULL,\"\"}' WHERE b IS NULL; INSERT INTO whole VALUES ('{}', '{}')"

@@ -1,6 +1,6 @@
-"""Arrays and types that users make arrive as PostgreSQL prints them (section 8; src/test/subscription/t/002).
+"""Arrays and user-defined types arrive as PostgreSQL prints them (section 8; src/test/subscription/t/002).
 
-Each test has one table a kind of type, and changes all of them in one run.
+Each test has one table per kind of type, and changes all of them in one run.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def test_values_of_every_kind_of_type_arrive_as_postgresql_prints_them(
             "plain": ["1|1.50|é|0.1", "2|10000000000||NaN", "3|||"],
         },
     )
-    assert all(rows.values())  # none is compared while it is empty
+    assert all(rows.values())  # no comparison is of an empty table
     scenario.publisher("""
         UPDATE one_array SET b = '{4,5,6}' WHERE a = 1; UPDATE one_array SET b = '{4,5,6,1}' WHERE a > 3;
         UPDATE arrays SET b = '{1a,2b,3c}', c = '{1,2,3}' WHERE a = '{1,2,3}';
@@ -121,7 +121,7 @@ def test_values_of_every_kind_of_type_arrive_as_postgresql_prints_them(
 def test_a_type_of_an_extension_arrives_as_its_text(
     decoding_server: EmbeddedServer, subscriber_server: EmbeddedServer, tmp_path: Path
 ) -> None:
-    # The wheel's servers have no hstore; a subscriber may keep any type as text.
+    # The wheel's servers have no hstore. A subscriber may store any type as text.
     with Scenario(decoding_server, subscriber_server, tmp_path) as scenario:
         scenario.publisher("CREATE EXTENSION hstore; CREATE TABLE tst_hstore (a int PRIMARY KEY, b hstore)")
         scenario.subscriber("CREATE TABLE tst_hstore (a int PRIMARY KEY, b text)")

@@ -57,7 +57,7 @@ def _rows_at(
 
 
 @pytest.mark.parametrize("seed", range(300))
-def test_versions_as_of_each_commit_are_the_rows_of_then(seed: int) -> None:
+def test_versions_valid_at_each_commit_are_the_rows_of_that_time(seed: int) -> None:
     drawn = random.Random(seed)
     changes, replica = history(drawn, drawn.randint(0, 14))
     of_commit = np.sort(np.array([drawn.randint(0, 6) for _ in changes], np.int64))

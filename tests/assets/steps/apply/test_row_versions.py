@@ -146,7 +146,9 @@ def _drawn(drawn: random.Random) -> tuple[list[tuple[int, Change]], dict[int, Va
 
 @pytest.mark.parametrize("marks", [False, True])
 @pytest.mark.parametrize("seed", range(6))
-def test_versions_as_of_each_commit_are_the_rows_of_then(tmp_path: Path, seed: int, *, marks: bool) -> None:
+def test_versions_valid_at_each_commit_are_the_rows_of_that_time(
+    tmp_path: Path, seed: int, *, marks: bool
+) -> None:
     drawn = random.Random(seed)
     changes, replica = _drawn(drawn)
     world = World(tmp_path, replica, marks=marks)
