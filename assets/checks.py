@@ -162,7 +162,7 @@ def conformity_checks(
 
 #: The reason why rows of a correct replica may fail.
 _ALTERED = (
-    "the row filter or its publications were altered since the table was copied: rows that were there before stay, as in"
+    "the row filter or its publications were altered since the table was copied: earlier rows stay, as in"
     " PostgreSQL, until `pgsieve resync`"
 )
 

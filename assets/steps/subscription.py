@@ -444,9 +444,9 @@ def planned_sources(former: Definition, present: Definition) -> tuple[ColumnSour
         listed=former.listed or present.listed,
     )
     if not former.key and present.key and present.layout.is_of_leaves:
-        raise SchemaChangedError("the rows of its partitions are found by a key now")
+        raise SchemaChangedError("a key finds the rows of its partitions now")
     if all(source.former is None for source in planned) and present != former:
-        raise SchemaChangedError("no column is left of the former ones")
+        raise SchemaChangedError("none of its former columns is left")
     if former.kept and not present.kept:
         raise SchemaChangedError("deleted rows are no longer kept")
     if present.kept and former.key_numbers != present.key_numbers:

@@ -39,6 +39,6 @@ def test_a_lake_that_only_spark_reaches_says_so(tmp_path: Path) -> None:
     resource = PgsieveLake(uri="hdfs://nowhere/lake", engine=SparkEngine(master="local[1]", spark_config={}))
     lake = resource.open()
     assert lake.local is None
-    with pytest.raises(LakeError, match="reached by Spark only") as refused:
+    with pytest.raises(LakeError, match="only Spark reaches") as refused:
         Cuts(lake, "sales").tables(Cut(1, {}, datetime.now(UTC)))
     assert refused.value.hint == "read it with `read_at_cut`"

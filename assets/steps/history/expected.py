@@ -32,7 +32,7 @@ def expected_histories(
     elif copied is not None and copied.definition is not None:
         path = lake.paths.versions(subscription.name, *name, copied.definition.history.generation)
         if lake.records.exists(path):
-            yield f'the versions of its rows in "{path}" stay as they are: they are not kept any more'
+            yield f'the versions of its rows in "{path}" stay as they are: new ones are no longer kept'
 
 
 def _expected_versions(

@@ -61,7 +61,7 @@ def bases(moment: Moment) -> list[Base]:
     reached = max(Transformed(lake, subscription).position(), moment.complete, *(cut.lsn for cut in cuts))
     if not states or not reached:
         raise MomentError(
-            f'the lake has nothing of a subscription "{subscription}"',
+            f'the lake has no data of a subscription "{subscription}"',
             hint="`pgsieve run` copies its tables",
             sqlstate="42704",
         )
@@ -259,7 +259,7 @@ class _Search:
         if self._lake.local is None:
             raise self._unreadable(
                 name,
-                "the lake is reached by Spark only, where no moment between two cuts can be read",
+                "only Spark reaches the lake, and pgsieve cannot read a moment between two cuts there",
                 "0A000",
             )
         return self._lake.local

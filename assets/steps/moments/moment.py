@@ -51,7 +51,7 @@ class Moment:
         if moment.tzinfo is None:
             raise MomentError(
                 f'the time "{moment.isoformat(" ")}" has no time zone',
-                hint=f'say which it is of: "{moment.isoformat(" ")}+00:00" is UTC',
+                hint=f'add its time zone: "{moment.isoformat(" ")}+00:00" is UTC',
                 sqlstate="22007",
             )
         return cls(lake, subscription, _lsn_at(TableStates(lake, subscription), moment))
@@ -78,7 +78,7 @@ def _lsn_at(states: TableStates, time: datetime) -> int:
     if not later:
         raise MomentError(
             f"{subject}: no commit after that time has been replicated, so earlier ones may still arrive",
-            hint="`pgsieve run` reads on; without a time, the newest rows are those of the replicas, and of the newest cut's LSN",
+            hint="`pgsieve run` reads on; the replicas have the newest rows, also as of the newest cut's LSN",
             sqlstate="22023",
         )
     first = min(later)

@@ -59,7 +59,7 @@ class TableAt:
         """Its rows as delta-rs reads them; raises MomentError where it does not reach the lake."""
         if self.lake.local is None:
             raise MomentError(
-                f'table "{self.qualified}": its lake is reached by Spark only',
+                f'table "{self.qualified}": only Spark reaches its lake',
                 hint="read it with `read_at`, in Spark",
                 sqlstate="0A000",
             )

@@ -120,7 +120,7 @@ class Refilter:
         if replicated is None:
             raise PgsieveError("the table is not published")
         if replicated.leaves:
-            raise PgsieveError("a partition tree is only copied")
+            raise PgsieveError("a partition tree can only be copied")
         if not self.subscription.copy_data:
             raise PgsieveError("`copy_data: false` begins without rows")
         if state is None or state.state != SyncState.READY or state.definition is None:
@@ -147,7 +147,7 @@ class Refilter:
     ) -> None:
         """Raise if a replica may have other rows than a copy then; `identity` is the present replica identity."""
         if source.feed.filtered:
-            raise PgsieveError("its publisher filters: what it published between two runs is not known")
+            raise PgsieveError("its publisher filters, and its publications between two runs are not known")
         if not of_source.unaltered or of_source.published is None:
             raise PgsieveError(
                 "since its copy its publications were altered, or a transaction was skipped; or an earlier pgsieve copied it"
@@ -172,7 +172,7 @@ class Refilter:
         local = self.lake.local
         if deleted is None or deleted > state.lsn or local is None or of_source.history.generation:
             raise PgsieveError(
-                "whether UPDATEs became INSERTs without unchanged values is not known any more"
+                "it is no longer known whether UPDATEs became INSERTs without their unchanged values"
             )
         if not self.lake.records.exists(path):
             return

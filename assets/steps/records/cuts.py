@@ -130,7 +130,7 @@ class Cuts:
         """The replicas at a cut as delta-rs tables; raises LakeError where delta-rs cannot reach the lake."""
         if self.lake.local is None:
             raise LakeError(
-                f'the lake of subscription "{self.subscription}" is reached by Spark only',
+                f'only Spark reaches the lake of subscription "{self.subscription}"',
                 hint="read it with `read_at_cut`",
                 sqlstate="0A000",
             )

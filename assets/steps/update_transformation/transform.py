@@ -170,7 +170,7 @@ class Transformation:
         if begin >= deleted:
             return
         problem = (
-            f"its changes are transformed up to {format_lsn(begin)} only, and those up to {format_lsn(deleted)} are deleted"
+            f"its changes are transformed only up to {format_lsn(begin)}, and changes up to {format_lsn(deleted)} are deleted"
             " from the change log: the subscription was restored from a backup, or left out of the configuration meanwhile"
         )
         behind = [

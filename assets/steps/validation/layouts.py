@@ -39,7 +39,7 @@ def clustering(subscription: Subscription, name: Name, columns: Iterable[tuple[s
     listed = ", ".join(map(quote_identifier, unfit))
     raise ClusteringError(
         f'subscription "{subscription.name}": table {quote_qualified(*name)} cannot be clustered by {listed}:'
-        " its replica has no such column, or an array",
+        " its replica has no such column, or it is an array",
         hint="name other columns in `cluster_by` of the table's layout in pgsieve.yaml, or leave it out",
         sqlstate="42703",
     )

@@ -75,13 +75,13 @@ def warnings_of_names(
                 readers = (
                     "are mapped by Delta: Spark, Trino and Delta Kernel read them, Polars and delta-rs refuse the table"
                     if is_mapped(table)
-                    else "are its own in the Delta table: Spark, Polars, delta-rs and DuckDB over it read them, and Spark refuses"
+                    else "stay as they are in the Delta table: Spark, Polars, delta-rs and DuckDB over it read them, and Spark refuses"
                     " ALTER TABLE and RESTORE of the replica"
                 )
                 listed = ", ".join(map(quote_identifier, names))
                 yield PgsieveError(
                     f'table "{replicated.table.qualified}": the names {listed} {readers}',
-                    hint="none is needed; for other readers set `layout: {names: snake}`, or rename the columns",
+                    hint="nothing needs to be done; for other readers set `layout: {names: snake}`, or rename the columns",
                 )
 
 
@@ -108,7 +108,7 @@ def warning_of_switched_decoding(feed: Feed) -> PgsieveError:
     return PgsieveError(
         f'source "{feed.source.name}": wal_level is replica: logical decoding is on while a logical replication slot exists,'
         f' and the last one that is dropped switches it off; slot "{feed.slot}" keeps it on',
-        hint="none is needed; set wal_level = logical where decoding has to be on without a slot, as for standbys",
+        hint="nothing needs to be done; set wal_level = logical if decoding has to be on without a slot, as for standbys",
     )
 
 

@@ -75,7 +75,7 @@ def test_histories_begin_with_the_copy_and_are_switched_off_and_on(shop: Shop, t
 
     # Off: the table stays as it is. On again: it begins anew at the newest cut.
     _configure(shop, None)
-    assert "stay as they are: they are not kept any more" in _said(shop, "validate")
+    assert "stay as they are: new ones are no longer kept" in _said(shop, "validate")
     shop.database.execute("update orders set n = 21 where id = 2")
     _said(shop, "run")
     assert _versions(shop, "orders")[1] == (2, 20, True)
