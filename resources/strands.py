@@ -1,6 +1,6 @@
 """Strands of work, such as subscriptions: one strand works at a time, while others wait for Spark or a server.
 
-In: a turn that the strands share. Out: blocks in which the calling thread works, or waits. Most of the work is Python's,
+In: a lock that the strands share. Out: blocks in which the calling thread works, or waits. Most of the work is Python's,
 so strands that work in parallel would not be faster. They would need more memory, and more sessions of the publisher.
 Raises nothing.
 """
@@ -10,62 +10,60 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from threading import Condition, Lock
 
+from pgsieve.resources.context import assigned
+
 _STRAND: ContextVar["Strand | None"] = ContextVar("strand", default=None)
 
 
-class Turn:
-    """The turn to work. Strands get it in the order in which they ask, so their results come in that order, too."""
+class TicketLock:
+    """A lock that strands get in the order in which they ask, so their results come in that order, too."""
 
     def __init__(self) -> None:
-        self._changed, self._asked, self._given_back = Condition(), 0, 0
+        self._changed, self._asked, self._released = Condition(), 0, 0
 
     @property
     def is_taken(self) -> bool:
-        """Whether a strand has the turn."""
-        return self._asked > self._given_back
+        """Whether a strand has the lock."""
+        return self._asked > self._released
 
-    def take(self) -> None:
-        """Wait until the caller has the turn."""
+    def acquire(self) -> None:
+        """Wait until the caller has the lock."""
         with self._changed:
             before, self._asked = self._asked, self._asked + 1
-            self._changed.wait_for(lambda: self._given_back == before)
+            self._changed.wait_for(lambda: self._released == before)
 
-    def give_back(self) -> None:
-        """Give the turn to the next strand."""
+    def release(self) -> None:
+        """Give the lock to the next strand."""
         with self._changed:
-            self._given_back += 1
+            self._released += 1
             self._changed.notify_all()
 
 
 class Strand:
-    """The work of one or more threads. The strand has the turn as long as one of them works."""
+    """The work of one or more threads. The strand has the lock as long as one of them works."""
 
-    def __init__(self, turn: Turn) -> None:
-        self._turn, self._working, self._counted = turn, 0, Lock()
+    def __init__(self, lock: TicketLock) -> None:
+        self._lock, self._working, self._counted = lock, 0, Lock()
 
     @contextmanager
     def going_on(self) -> Iterator[None]:
         """Within the block the calling thread belongs to this strand, and so do the threads that it starts."""
-        token = _STRAND.set(self)
-        try:
-            with working():
-                yield
-        finally:
-            _STRAND.reset(token)
+        with assigned(_STRAND, self), working():
+            yield
 
     def begin(self) -> None:
-        """Count a thread that works; the first one waits for the turn."""
+        """Count a thread that works; the first one waits for the lock."""
         with self._counted:
             if not self._working:
-                self._turn.take()
+                self._lock.acquire()
             self._working += 1
 
     def end(self) -> None:
-        """Count a thread that no longer works; the last one gives the turn back."""
+        """Count a thread that no longer works; the last one releases the lock."""
         with self._counted:
             self._working -= 1
             if not self._working:
-                self._turn.give_back()
+                self._lock.release()
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from pgsieve.decoding.wording import counted
+from pgsieve.resources.context import assigned
 
 #: The engine of small work: the calling thread.
 DRIVER = "driver"
@@ -56,11 +57,10 @@ _NAMED = 3
 def measured() -> Iterator[Work]:
     """Measure the costs of the work within the block."""
     work, began = Work(), monotonic()
-    token = _MEASURED.set((*_MEASURED.get(), work))
     try:
-        yield work
+        with assigned(_MEASURED, (*_MEASURED.get(), work)):
+            yield work
     finally:
-        _MEASURED.reset(token)
         work.seconds = monotonic() - began
 
 
@@ -73,11 +73,8 @@ def note(engine: str, tasks: int, size: int) -> None:
 @contextmanager
 def called(owner: str, what: str) -> Iterator[None]:
     """Have Spark's UI name the jobs of the block `owner: what`, and group the jobs of an owner."""
-    token = _CALLED.set((owner, what))
-    try:
+    with assigned(_CALLED, (owner, what)):
         yield
-    finally:
-        _CALLED.reset(token)
 
 
 def called_here() -> Name | None:

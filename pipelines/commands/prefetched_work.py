@@ -20,7 +20,7 @@ from pgsieve.assets.steps.log import Log
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.shared_jobs import shared_jobs
 from pgsieve.resources.postgres.kept_sessions import kept_sessions
-from pgsieve.resources.strands import Strand, Turn
+from pgsieve.resources.strands import Strand, TicketLock
 from pgsieve.resources.work import Work, measured
 
 #: How often the end of the work in progress is requested again.
@@ -41,9 +41,9 @@ def prefetched_work(lake: Lake, work: Mapping[Key, Callable[[Log], T]]) -> Itera
         yield {}
         return
     lake.release_tables()
-    threads, turn = lake.executors.callers if shared_jobs() is not None else 1, Turn()
+    threads, lock = lake.executors.callers if shared_jobs() is not None else 1, TicketLock()
     with receiving_records(_PrefetchedRecords()), ThreadPoolExecutor(threads, "pgsieve-work") as pool:
-        done = {key: _Prefetched(pool, lake, act, Strand(turn)) for key, act in work.items()}
+        done = {key: _Prefetched(pool, lake, act, Strand(lock)) for key, act in work.items()}
         try:
             yield done
         except BaseException:

@@ -15,6 +15,7 @@ from threading import Condition
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pgsieve.resources.context import assigned
 from pgsieve.resources.lake.stores.shared_reads import begin_part
 from pgsieve.resources.parts import Guard, Part
 from pgsieve.resources.work import Name
@@ -155,11 +156,8 @@ _SHARED: ContextVar[SharedJobs | None] = ContextVar("jobs", default=None)
 @contextmanager
 def jobs_shared() -> Iterator[None]:
     """Within the block, and the threads of its work, callers share jobs."""
-    token = _SHARED.set(SharedJobs())
-    try:
+    with assigned(_SHARED, SharedJobs()):
         yield
-    finally:
-        _SHARED.reset(token)
 
 
 def shared_jobs() -> SharedJobs | None:

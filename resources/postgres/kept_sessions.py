@@ -8,7 +8,7 @@ for `IDLE_SECONDS` is not reused, as a firewall may have dropped it. Raises noth
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from contextvars import ContextVar
 from threading import Lock
 from typing import Any
@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 import psycopg
 from psycopg.pq import TransactionStatus
 
+from pgsieve.resources.context import assigned
 from pgsieve.resources.postgres.sessions import Conninfo, settle_again
 
 #: A session that was idle for longer is closed. So are idle sessions beyond this number, because a role's number of
@@ -96,13 +97,8 @@ class KeptSessions:
 @contextmanager
 def sessions_kept() -> Iterator[None]:
     """Reuse sessions within the block, and in the threads that continue its context."""
-    kept = KeptSessions()
-    token = _KEPT.set(kept)
-    try:
+    with closing(KeptSessions()) as kept, assigned(_KEPT, kept):
         yield
-    finally:
-        _KEPT.reset(token)
-        kept.close()
 
 
 def kept_sessions() -> KeptSessions | None:

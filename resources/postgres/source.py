@@ -18,6 +18,7 @@ import pyarrow as pa
 from psycopg import sql
 
 from pgsieve.decoding.server_versions import NEWEST_SERVER, OLDEST_SERVER
+from pgsieve.resources.context import assigned
 from pgsieve.resources.postgres.errors import (
     LockHeldError,
     SourceError,
@@ -176,8 +177,8 @@ class Source:
         with ExitStack() as opened:
             # If the error lasts, the next request for a lock raises it.
             with suppress(SourceError):
-                token = _LOCKING.set((self, opened.enter_context(self.connect())))
-                opened.callback(_LOCKING.reset, token)
+                connection = opened.enter_context(self.connect())
+                opened.enter_context(assigned(_LOCKING, (self, connection)))
             yield
 
     def _taken_if_free(self, what: str) -> Turn | None:

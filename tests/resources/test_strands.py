@@ -5,18 +5,18 @@ from __future__ import annotations
 from contextvars import copy_context
 from threading import Event, Thread
 
-from pgsieve.resources.strands import Strand, Turn, waiting, working
+from pgsieve.resources.strands import Strand, TicketLock, waiting, working
 from tests.fixtures.oracle import wait_until
 
 _SECONDS = 60
 
 
 def test_a_strand_works_while_another_waits_and_not_while_it_works() -> None:
-    turn, said = Turn(), list[str]()
+    lock, said = TicketLock(), list[str]()
     began, answered, other_worked = Event(), Event(), Event()
 
     def first() -> None:
-        with Strand(turn).going_on():
+        with Strand(lock).going_on():
             said.append("first begins")
             with waiting():
                 began.set()
@@ -27,11 +27,11 @@ def test_a_strand_works_while_another_waits_and_not_while_it_works() -> None:
 
     def other() -> None:
         began.wait(_SECONDS)
-        with Strand(turn).going_on():
+        with Strand(lock).going_on():
             said.append("other begins")
             answered.set()
             # The first wants to go on.
-            wait_until(lambda: turn._asked == 3, lambda: "it does not ask for the turn")
+            wait_until(lambda: lock._asked == 3, lambda: "it does not ask for the lock")
             said.append("other ends")
             other_worked.set()
 
@@ -41,11 +41,11 @@ def test_a_strand_works_while_another_waits_and_not_while_it_works() -> None:
     for each in threads:
         each.join(_SECONDS)
     assert said == ["first begins", "other begins", "other ends", "first ends"]
-    assert not turn.is_taken
+    assert not lock.is_taken
 
 
 def test_a_strand_has_the_turn_as_long_as_one_of_its_threads_works() -> None:
-    turn, waits, works = Turn(), Event(), Event()
+    lock, waits, works = TicketLock(), Event(), Event()
     ends = {"waits": Event(), "works": Event()}
 
     def one_that_waits() -> None:
@@ -58,34 +58,34 @@ def test_a_strand_has_the_turn_as_long_as_one_of_its_threads_works() -> None:
             works.set()
             ends["works"].wait(_SECONDS)
 
-    with Strand(turn).going_on():
+    with Strand(lock).going_on():
         threads = [Thread(target=copy_context().run, args=(act,)) for act in (one_that_waits, one_that_works)]
         with waiting():
             for each, begun in zip(threads, (waits, works), strict=True):
                 each.start()
                 begun.wait(_SECONDS)
-            assert turn.is_taken
+            assert lock.is_taken
             ends["works"].set()
             threads[1].join(_SECONDS)
-            assert not turn.is_taken
+            assert not lock.is_taken
             ends["waits"].set()
             threads[0].join(_SECONDS)
-        assert turn.is_taken
-    assert not turn.is_taken
+        assert lock.is_taken
+    assert not lock.is_taken
 
 
 def test_strands_get_the_turn_in_the_order_in_which_they_ask() -> None:
-    turn, worked = Turn(), list[int]()
+    lock, worked = TicketLock(), list[int]()
 
     def work(number: int) -> None:
-        with Strand(turn).going_on():
+        with Strand(lock).going_on():
             worked.append(number)
 
-    with Strand(turn).going_on():
+    with Strand(lock).going_on():
         threads = [Thread(target=work, args=(number,)) for number in range(8)]
         for number, each in enumerate(threads, 2):
             each.start()
-            wait_until(lambda asked=number: turn._asked == asked, lambda: "it does not ask for the turn")
+            wait_until(lambda asked=number: lock._asked == asked, lambda: "it does not ask for the lock")
     for each in threads:
         each.join(_SECONDS)
     assert worked == list(range(8))

@@ -13,6 +13,8 @@ from uuid import uuid4
 
 import pyarrow as pa
 
+from pgsieve.resources.context import assigned
+
 #: This many bytes are kept by a run, and by each of Spark's Python workers.
 BYTES, WORKER_BYTES = 256 * 1024 * 1024, 64 * 1024 * 1024
 
@@ -77,11 +79,8 @@ _SHARED: ContextVar[SharedReads | None] = ContextVar("reads", default=None)
 @contextmanager
 def reads_shared() -> Iterator[None]:
     """Within the block, and the same thread of work, row groups that are read are kept for the next reader."""
-    token = _SHARED.set(SharedReads(name=uuid4().hex))
-    try:
+    with assigned(_SHARED, SharedReads(name=uuid4().hex)):
         yield
-    finally:
-        _SHARED.reset(token)
 
 
 def shared_reads() -> SharedReads:

@@ -1,0 +1,21 @@
+"""Context variables that have a value within a block: `with assigned(variable, value): …`.
+
+The value reaches the calling thread, and the threads that start with a copy of its context. Raises nothing.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TypeVar
+
+Value = TypeVar("Value")
+
+
+@contextmanager
+def assigned(variable: ContextVar[Value], value: Value) -> Iterator[None]:
+    """Give the variable the value within the block, and its former value afterwards."""
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
