@@ -1,8 +1,8 @@
-"""Schedules and sensors: all off until a user turns them on, or all on with `dagster.automation` in pgsieve.yaml.
+"""Schedules and sensors: off until a user switches them on, or on with `dagster.automation` in pgsieve.yaml.
 
-Increments run on a schedule. One sensor copies tables that have no replica yet or whose definition changed.
-Another sensor watches slots: when one is missing, has lost WAL or retains too much of it, the sensor starts a
-run that fails. Alerts for failed runs then report it; Dagster sends no alert for a failed tick.
+Increments and maintenance run on schedules. One sensor copies tables that have no replica yet, or whose
+definition changed. Another sensor watches a slot: if it is missing, has lost WAL or retains too much of it, the
+sensor starts a run that fails. Alerts for failed runs then report it; Dagster sends no alert for a failed tick.
 """
 
 from collections.abc import Collection, Mapping
@@ -19,10 +19,10 @@ from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.translator import Naming
 from pgsieve.pipelines.jobs import problem_of_slot
 
-#: The sensor waits this long for a copy that it requested, as Dagster may never notice that a run was killed.
-#: A superfluous request finds nothing to copy.
+#: The sensor waits at most this long for a copy that it requested: Dagster may never notice that a run was killed. A
+#: run that was requested in vain finds nothing to copy.
 _WAITING = timedelta(hours=1)
-#: An alarm is not repeated within this time.
+#: The time between two runs that fail for the same slot.
 _SILENCE = timedelta(hours=1)
 
 
@@ -54,9 +54,9 @@ def _status(*, running: bool) -> dg.DefaultSensorStatus:
 
 
 def published_sensor(tables: Mapping[str, Collection[Name]], naming: Naming) -> dg.SensorDefinition:
-    """List the tables, by subscription, as partitions of the initial syncs, as they were published when Dagster loaded the code.
+    """List the tables of each subscription, as published when Dagster loaded the code, as partitions of its initial sync.
 
-    It is always on: it starts nothing, and asks nothing but Dagster's records.
+    It is always on, as it starts no run and reads only Dagster's records.
     """
 
     @dg.sensor(
@@ -73,7 +73,7 @@ def published_sensor(tables: Mapping[str, Collection[Name]], naming: Naming) -> 
             if new := sorted({*map(table_partition, names)} - set(present)):
                 requests.append(partitions.build_add_request(new))
         if not requests:
-            return dg.SkipReason("all are listed")
+            return dg.SkipReason("all tables are listed")
         return dg.SensorResult(dynamic_partitions_requests=requests)
 
     return published_tables
@@ -86,7 +86,7 @@ def copy_sensor(
     *,
     running: bool = False,
 ) -> dg.SensorDefinition:
-    """Copy tables that were published, or changed their columns, since the last time."""
+    """Start the copies of tables that have no replica, or whose columns changed."""
 
     @dg.sensor(
         name=naming.name(f"{subscription.name}_new_tables"),
@@ -105,12 +105,13 @@ def copy_sensor(
             return dg.SkipReason("every published table has its replica")
         last = _last_copy(context.instance, subscription)
         if last and not last.dagster_run.is_finished and datetime.now(UTC) - last.create_timestamp < _WAITING:
-            return dg.SkipReason(f"run {last.dagster_run.run_id} copies what was lacking before")
+            return dg.SkipReason(f"run {last.dagster_run.run_id} is copying tables")
         partitions = tables_partitions(subscription.name)
         present = partitions.get_partition_keys(dynamic_partitions_store=context.instance)
         new = sorted(set(keys) - set(present))
         order = [*present, *new]
-        # Dagster starts a run key once: until a further run has copied, the sensor makes the same request.
+        # Dagster starts one run for a run key. The key contains the last copying run, so repeated requests before the next
+        # one are the same.
         number = last.dagster_run.run_id if last else "first"
         return dg.SensorResult(
             run_requests=[
@@ -126,7 +127,7 @@ def copy_sensor(
 
 
 def _last_copy(dagster: dg.DagsterInstance, subscription: Subscription) -> dg.RunRecord | None:
-    """The newest run that copies, or copied, a subscription's missing tables."""
+    """The newest run that the sensor of a subscription has started."""
     records = dagster.get_run_records(dg.RunsFilter(tags={LACKING: subscription.name}), limit=1)
     return records[0] if records else None
 
@@ -134,7 +135,7 @@ def _last_copy(dagster: dg.DagsterInstance, subscription: Subscription) -> dg.Ru
 def slot_lag_sensor(
     feed: Feed, job: dg.JobDefinition, naming: Naming, *, running: bool = False
 ) -> dg.SensorDefinition:
-    """Start the job that fails when something is wrong with the slot: at once, and then every hour."""
+    """Start the job that fails if a slot has a problem: when the problem begins, and then every hour."""
 
     @dg.sensor(
         name=naming.name(f"{feed.name}_slot_lag"),

@@ -1,8 +1,8 @@
 """A Dagster Component: `dg scaffold defs pgsieve.PgsieveComponent replicas` adds a pgsieve.yaml to a project.
 
-In: the component's defs.yaml. Out: the definitions of the configuration file that it names, with a
-translation. The published tables are the component's state, which Dagster keeps (`dg utils
-refresh-defs-state`): building definitions asks no source.
+In: the component's defs.yaml. Out: the definitions of the configuration file that defs.yaml names, changed by
+its translation. The published tables are the component's state, which `dg utils refresh-defs-state` reads and
+Dagster keeps: building definitions asks no source.
 """
 
 import os
@@ -45,14 +45,14 @@ subscriptions:
     publications: [sales]
 """
 
-#: The component's name in a defs.yaml.
+#: The line of a defs.yaml that names this component.
 _OWN_TYPE = re.compile(r"^type: *['\"]?pgsieve\.(\w+\.)*PgsieveComponent\b", re.MULTILINE)
 
 
 class PgsieveScaffolder(Scaffolder[Any]):
-    """Writes a defs.yaml, and beside it a pgsieve.yaml to be filled in, with the lake outside of the package.
+    """Writes a defs.yaml, and beside it a pgsieve.yaml to be filled in; the lake is outside of the project's package.
 
-    The second component of a project gets a prefix of its own.
+    Each further component of a project gets a prefix of its own.
     """
 
     def scaffold(self, request: ScaffoldRequest[Any]) -> None:
@@ -70,7 +70,7 @@ class PgsieveScaffolder(Scaffolder[Any]):
 
 
 def _has_another(folder: Path) -> bool:
-    """Whether a folder beside this one has such a component already."""
+    """Whether a folder beside this one already has such a component."""
     return any(
         file.parent != folder and _OWN_TYPE.search(file.read_text(encoding="utf-8", errors="replace"))
         for file in folder.parent.rglob("defs.yaml")
@@ -78,12 +78,12 @@ def _has_another(folder: Path) -> bool:
 
 
 def _relative_path(context: dg.ResolutionContext, path: str) -> Path:
-    """A path of defs.yaml, which is relative to it."""
+    """Resolve a path in defs.yaml, which is relative to its folder."""
     return Path(context.resolve_source_relative_path(path))
 
 
 def _variables(data: PgsieveAsset) -> Mapping[str, Any]:
-    """The variables of a translation."""
+    """The variables that a translation in YAML may use."""
     return {"data": data}
 
 
@@ -92,10 +92,10 @@ def _variables(data: PgsieveAsset) -> Mapping[str, Any]:
 class PgsieveComponent(dg.StateBackedComponent, dg.Resolvable):
     """Tables of PostgreSQL databases, replicated into Delta Lake with the row filters of their publications.
 
-    `config` is the configuration file. `prefix` begins the names of jobs, schedules, sensors, ops and of the
-    resources `<prefix>_lake` and `<prefix>_spark`. `spark` is the project's own resource of dagster-pyspark,
-    a template variable in YAML. `translation` changes the assets; `data` is a `PgsieveAsset`. Subclasses may
-    override `get_asset_spec`.
+    `config` is the configuration file. The names of jobs, schedules, sensors, ops and of the resources `<prefix>_lake` and
+    `<prefix>_spark` begin with `prefix`. `spark` is the project's own resource of dagster-pyspark, in YAML a template
+    variable. `translation` changes the assets; in it, `data` is a `PgsieveAsset`. Subclasses may override
+    `get_asset_spec`.
     """
 
     config: Annotated[Path, dg.Resolver(_relative_path, model_field_type=str)] = Path("pgsieve.yaml")
@@ -108,18 +108,18 @@ class PgsieveComponent(dg.StateBackedComponent, dg.Resolvable):
 
     @property
     def defs_state_config(self) -> DefsStateConfig:
-        """Where the state is kept; each prefix has its own key."""
+        """The place of the state; each prefix has its own key."""
         return DefsStateConfig.from_args(self.defs_state, default_key=f"PgsieveComponent[{self.prefix}]")
 
     def get_asset_spec(self, data: PgsieveAsset) -> dg.AssetSpec:
-        """The spec of an asset before `translation`; its deps are only the user's."""
+        """The spec of an asset before `translation`; for additional `deps`, as pgsieve adds its own later."""
         return PgsieveTranslator().get_asset_spec(data)
 
     def write_state_to_path(self, state_path: Path) -> None:
         """Ask the sources for their published tables, and write the state.
 
-        A source that does not answer keeps its part of the former state. That is an error, except during
-        development (`dg dev`), where the definitions are wanted all the same.
+        A source that does not answer keeps its part of the former state. Its error is raised, but only logged during
+        development (`dg dev`), so that the definitions load.
         """
         config = load_config(self.config)
         before = Published.from_json(state_path.read_text(encoding="utf-8")) if state_path.is_file() else None
@@ -133,7 +133,7 @@ class PgsieveComponent(dg.StateBackedComponent, dg.Resolvable):
     def build_defs_from_state(
         self, context: dg.ComponentLoadContext, state_path: Path | None
     ) -> dg.Definitions:
-        """The definitions of the state's tables; without a state, of the lake's tables."""
+        """The definitions for the state's tables; without a state, for those of published.json and the lake."""
         del context
         config = load_config(self.config)
         if state_path is None:

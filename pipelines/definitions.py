@@ -1,7 +1,7 @@
-"""Dagster's table of contents: the assets, checks, jobs, schedules and sensors of one configuration file.
+"""Dagster's definitions: the assets, checks, jobs, schedules and sensors of one configuration file.
 
-In: the file that PGSIEVE_CONFIG names, or ./pgsieve.yaml; without a file there are no definitions. The
-published tables were read before (`pipelines/published.py`). Loading asks no source, so a source that fails
+In: the file that PGSIEVE_CONFIG names, or ./pgsieve.yaml; without a file there are no definitions. Loading asks
+no source, but reads the published tables from a file (`pipelines/published.py`): a source that does not answer
 makes a code location neither slow nor empty. `build_definitions` is for the user's own code location.
 """
 
@@ -44,7 +44,7 @@ from pgsieve.pipelines.automation import (
 from pgsieve.pipelines.config.model import Config, ConfigError, load_config
 from pgsieve.pipelines.jobs import jobs_of
 from pgsieve.pipelines.project import project
-from pgsieve.pipelines.published import Published, kept_published, known_tables, refresh_published
+from pgsieve.pipelines.published import Published, kept_published, recorded_tables, refresh_published
 from pgsieve.resources.lake.pyspark_resource import pyspark_resource
 
 
@@ -69,12 +69,15 @@ def build_definitions(
 ) -> dg.Definitions:
     """The definitions of a configuration file, to be merged into a code location's own.
 
-    Without a file it is the one that PGSIEVE_CONFIG names, or ./pgsieve.yaml. Jobs, schedules, sensors, ops
-    and the resources `<prefix>_lake` and `<prefix>_spark` begin with the prefix; two files in one code
-    location need two. The translator decides asset keys, groups and the like. `spark` is the project's own
-    resource: the steps use its application instead of the file's `spark`, and start it when they need it.
-    There is no executor: runs use the code location's. Raises ConfigError, and PgsieveError for a prefix or a
-    translation whose names Dagster does not accept.
+    - `file`: by default the file that PGSIEVE_CONFIG names, or ./pgsieve.yaml
+    - `prefix`: begins the names of jobs, schedules, sensors, ops and of the resources `<prefix>_lake` and `<prefix>_spark`;
+      two files in one code location need two prefixes
+    - `translator`: decides asset keys, groups and the like
+    - `spark`: the project's own resource; the steps use its Spark application instead of the file's `spark`, and start it
+      when they need it
+
+    Runs use the code location's executor. Raises ConfigError, and PgsieveError for a prefix or a translation whose names
+    Dagster does not accept.
     """
     config = load_config(None if file is None else Path(file))
     naming = Naming(prefix, translator or PgsieveTranslator())
@@ -82,9 +85,9 @@ def build_definitions(
 
 
 def definitions(config: Config) -> dg.Definitions:
-    """The definitions of a configuration by itself, as `pgsieve ui` has them."""
+    """The definitions for `pgsieve ui`, which has no other ones."""
     own = assemble(config, kept_published(config), Naming())
-    # One process, so one Spark session per run.
+    # A run in one process needs only one Spark session.
     return dg.Definitions.merge(own, dg.Definitions(executor=dg.in_process_executor))
 
 
@@ -96,11 +99,11 @@ def assemble(
     authoritative: bool = False,
     spark: PySparkResource | LazyPySparkResource | None = None,
 ) -> dg.Definitions:
-    """The definitions of a configuration, with the tables known from `published` (see `known_tables`)."""
+    """The definitions of a configuration, with the tables of `published` (see `recorded_tables`)."""
     declared = project(config)
     lake = declared.lake
     lake = PgsieveLake(uri=lake.uri, engine=pyspark_resource(lake.engine, spark), folders=lake.folders)
-    tables = known_tables(declared, published, authoritative=authoritative)
+    tables = recorded_tables(declared, published, authoritative=authoritative)
     automated = config.dagster.automation
     subscriptions, feeds = list(declared.subscriptions.values()), list(declared.feeds.values())
     jobs = jobs_of(declared, naming)
@@ -151,7 +154,7 @@ def assemble(
 def _source_tables(
     subscriptions: list[Subscription], tables: Mapping[str, Tables], naming: Naming
 ) -> Iterator[dg.AssetSpec]:
-    """The publishers' tables, each once; no step here materialises them."""
+    """The publishers' tables, each once, as external assets."""
     names = defaultdict[str, set[Name]](set)
     for subscription in subscriptions:
         names[subscription.feed.source.name].update(tables[subscription.name])
@@ -161,19 +164,19 @@ def _source_tables(
 
 
 def _freshness(subscription: Subscription) -> dg.FreshnessPolicy:
-    """All tables have been brought up to date within the subscription's `freshness`."""
+    """The policy that each table is brought up to date within the subscription's `freshness`."""
     return dg.FreshnessPolicy.time_window(fail_window=subscription.freshness)
 
 
 def register_tables(config: Config, dagster: dg.DagsterInstance) -> None:
-    """Read the published tables for the definitions, and add each as a Dagster partition of its initial sync.
+    """Record the published tables for the definitions, and add each as a Dagster partition of its initial sync.
 
-    A source that does not answer keeps its known tables.
+    A source that does not answer keeps its recorded tables.
     """
     declared = project(config)
     for error in refresh_published(config, declared):
         get_dagster_logger().warning(str(error))
-    for name, tables in known_tables(declared, kept_published(config)).items():
+    for name, tables in recorded_tables(declared, kept_published(config)).items():
         partitions = tables_partitions(name)
         assert partitions.name is not None
         dagster.add_dynamic_partitions(partitions.name, sorted(table_partition(table) for table in tables))

@@ -1,6 +1,7 @@
-"""Dagster's jobs: what a run is asked for, by feed or by subscription.
+"""Dagster's jobs, by feed or by subscription.
 
-In: the configured feeds and subscriptions. Out: jobs, which schedules and sensors start (`pgsieve.pipelines.automation`), or a person.
+In: the configured feeds and subscriptions. Out: jobs. Schedules, sensors (`pgsieve.pipelines.automation`) and
+people start them.
 """
 
 from collections.abc import Sequence
@@ -23,9 +24,9 @@ from pgsieve.resources.postgres.slot import resynchronisation, slot_state
 
 @dataclass(frozen=True)
 class Jobs:
-    """The jobs of a project: `increments`, `maintenance` and `alarms` are by feed, `copies` by subscription, each in its order.
+    """The jobs of a project: `increments`, `maintenance` and `alarms` are by feed, `copies` by subscription, in their order.
 
-    `of_one` is for a person: what one subscription has to do, where its feed has several.
+    `of_one` are for people: the increments of one subscription, if its feed has several.
     """
 
     increments: list[UnresolvedAssetJobDefinition]
@@ -36,7 +37,7 @@ class Jobs:
 
     @property
     def all(self) -> list[UnresolvedAssetJobDefinition | dg.JobDefinition]:
-        """All of them."""
+        """All jobs."""
         return [*self.increments, *self.of_one, *self.copies, *self.maintenance, *self.alarms]
 
 
@@ -69,9 +70,10 @@ def _increments_job(
 
 
 def _increments(feed: Feed, subscriptions: Sequence[Subscription], naming: Naming) -> dg.AssetSelection:
-    """What an increment of these subscriptions is asked for, and the checks that speak for all of it.
+    """The assets and checks of an increment of these subscriptions.
 
-    It records the replicas that it has changed: Dagster calls every table failed that a failing run was asked for.
+    Replicas are not among them, as Dagster would show all of them as failed after a failed run. The run records those that
+    it has changed.
     """
     log = naming.key(of_feed(feed, AssetKind.CHANGE_LOG))
     keys, checks = [log], [dg.AssetCheckKey(log, "slot_health")]
@@ -89,11 +91,11 @@ def _maintenance(declared: Project, feed: Feed, naming: Naming) -> dg.AssetSelec
 
 
 def _copy_job(subscription: Subscription, naming: Naming) -> UnresolvedAssetJobDefinition:
-    """A run that copies tables; each is a Dagster partition."""
+    """A job that copies tables; each table is a Dagster partition."""
     return dg.define_asset_job(
         naming.name(f"{subscription.name}_copies"),
         dg.AssetSelection.assets(naming.key(of_subscription(subscription, AssetKind.INITIAL_SYNC))),
-        description=f"Copies tables of subscription {subscription.name}, those that are chosen as Dagster partitions.",
+        description=f"Copies the tables of subscription {subscription.name} that are chosen as Dagster partitions.",
         partitions_def=tables_partitions(subscription.name),
     )
 
@@ -102,12 +104,12 @@ def _maintenance_job(declared: Project, feed: Feed, naming: Naming) -> Unresolve
     return dg.define_asset_job(
         naming.name(f"{feed.name}_maintenance"),
         _maintenance(declared, feed, naming),
-        description=f"Deletes what retention lets go of {feed.name}, compacts tables, and removes old files.",
+        description=f"Deletes changes of {feed.name} that are older than their retention, compacts tables, and removes old files.",
     )
 
 
 def _slot_alarm_job(feed: Feed, naming: Naming) -> dg.JobDefinition:
-    """A run that fails as long as something is wrong with the slot."""
+    """A job that fails as long as the slot has a problem."""
     name = naming.name(f"{feed.name}_slot_alarm")
 
     @dg.op(name=f"{name}_if_unhealthy", required_resource_keys={naming.lake})
@@ -135,23 +137,23 @@ def _slot_alarm_job(feed: Feed, naming: Naming) -> dg.JobDefinition:
 
 @dataclass(frozen=True)
 class SlotProblem:
-    """What is wrong with a slot, and what to do about it."""
+    """A problem of a slot, and the way out."""
 
     text: str
     way_out: str
 
 
 def problem_of_slot(feed: Feed, lake: Lake) -> SlotProblem | None:
-    """What is wrong with the slot; nothing is before the first run, which makes it."""
+    """The problem of a slot, or None; a missing slot is no problem before the first run, which creates it."""
     try:
         with feed.source.connect() as connection:
             state = slot_state(connection, feed.slot)
     except SourceError as error:
-        return SlotProblem(error.message, error.hint or "see whether the server is running")
+        return SlotProblem(error.message, error.hint or "check whether the server is running")
     if state is None and ChangeLog(lake, feed).position() is None:
         return None
     if (text := slot_problem(feed.slot, state)) is None:
         return None
     if state is None or state.wal_status == "lost":
         return SlotProblem(text, resynchronisation(feed.subscriptions))
-    return SlotProblem(text, "run the increments oftener, and look for a run that fails")
+    return SlotProblem(text, "run the increments more often, and look for failed runs")

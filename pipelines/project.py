@@ -1,7 +1,7 @@
-"""From the configuration to the objects of the steps: sources, feeds, subscriptions, and the lake.
+"""Makes the objects that the steps work on from the configuration: sources, feeds, subscriptions, and the lake.
 
-A source's subscriptions with `row_filter: pipeline` share its slot; each with `row_filter: publisher` has its
-own. Raises PgsieveError for options that are not supported.
+Subscriptions of a source with `row_filter: pipeline` share its slot; each with `row_filter: publisher` has a
+slot of its own. Raises PgsieveError for options that are not supported.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,13 +22,13 @@ from pgsieve.resources.postgres.source import Source
 
 @dataclass(frozen=True)
 class Project:
-    """Everything a configuration file declares."""
+    """The objects that a configuration file declares."""
 
     feeds: Mapping[str, Feed]
     subscriptions: Mapping[str, Subscription]
     lake: PgsieveLake
     retention: Retention
-    #: The template of the replicas' names in the catalog; None: they are not registered.
+    #: The template of the replicas' names in Spark's catalog; None if they are not registered.
     names: str | None = None
 
     def reading(self, feed: Feed) -> list[Subscription]:
@@ -84,7 +84,7 @@ def project(config: Config) -> Project:
 
 
 def engine_of(config: Config) -> SparkEngine:
-    """The Spark engine of a configuration; its storage is declared first."""
+    """The Spark engine of a configuration; call it after the storage was declared."""
     return SparkEngine(
         master=config.spark.master,
         spark_config=config.spark.conf,
@@ -144,36 +144,36 @@ _OPTIONS = ("origin", "binary", "streaming", "two_phase", "failover")
 
 
 def _options(source: str, sharing: Sequence[SubscriptionConfig]) -> PgoutputOptions:
-    """The options for reading a slot; the subscriptions that share it have to agree."""
+    """The options for reading a slot. Raises PgsieveError if the subscriptions that share it differ in one."""
     first = sharing[0]
     for other, option in product(sharing[1:], _OPTIONS):
         if getattr(other, option) != getattr(first, option):
             raise PgsieveError(
                 f'subscriptions "{first.name}" and "{other.name}" share the replication slot of source "{source}",'
                 f" but differ in `{option}`",
-                hint=f"give both the same `{option}`, or one of them `row_filter: publisher`, a slot of its own",
+                hint=f"give both the same `{option}`, or one of them a slot of its own with `row_filter: publisher`",
                 sqlstate="22023",
             )
     return PgoutputOptions((), first.binary, first.streaming, first.two_phase, first.origin)
 
 
 def _refuse_unsafe(storage: Storage, conf: Mapping[str, str]) -> None:
-    """Refuse a lake whose store may lose a commit, unless one Spark session is its only writer."""
+    """Refuse a lake whose store may lose a commit, unless a Spark session is the only writer there."""
     if storage.only_spark:
         return
     if not storage.is_safe:
         raise PgsieveError(
-            f'the lake is at "{storage.scheme}://", of which it is not certain that of two commits of one version the store'
-            " keeps the first: one could be lost",
-            hint="move the lake to s3://, abfss://, gs://, hdfs:// or a folder; or, where one Spark session or Spark Connect"
-            " server is the only one that ever writes there, say so: `storage: {only_writer: spark}`",
+            f'the lake is at "{storage.scheme}://", where a commit could be lost: it is not certain that this store refuses'
+            " the second of two commits of one version",
+            hint="move the lake to s3://, abfss://, gs://, hdfs:// or a folder; or, if a single Spark session or Spark Connect"
+            " server is the only writer there, set `storage: {only_writer: spark}`",
             sqlstate="0A000",
         )
     refuse_other_log_store(storage, conf)
 
 
 def _refuse_unbuilt(subscription: SubscriptionConfig, storage: Storage) -> None:
-    """Refuse an option that would have no effect."""
+    """Raise PgsieveError for an option that would have no effect."""
     unbuilt = {
         "two_phase: true": (
             subscription.two_phase and not storage.by_delta_rs,

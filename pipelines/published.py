@@ -1,8 +1,8 @@
-"""The published tables for Dagster's definitions: read once, kept in a file, and never asked for while code loads.
+"""The published tables for Dagster's definitions, recorded in a file, so that loading code asks no source.
 
 In: the catalogs of the sources, at deploy time or on request (`read_feeds`). Out: text (`to_json`), and from
-it the tables of each subscription (`known_tables`). Where the file has none, the lake's own records are used:
-the last recorded catalog, then the states of the tables. Incomplete information is returned without an error.
+it the tables of each subscription (`recorded_tables`). For a feed that is not in the file, the lake's records
+are used: the last recorded catalog, then the states of the tables. Missing information is no error.
 """
 
 import json
@@ -32,7 +32,7 @@ _OTHER_VERSION = (AttributeError, KeyError, TypeError, ValueError)
 
 @dataclass(frozen=True)
 class Published:
-    """By feed: an LSN of the publisher's, and the part of its catalog that the feed's subscriptions need, as text."""
+    """By feed: an LSN, and the part of the publisher's catalog at this LSN that the feed's subscriptions need, as text."""
 
     catalogs: Mapping[str, tuple[int, str]] = field(default_factory=dict)
 
@@ -45,10 +45,7 @@ class Published:
 
     @classmethod
     def from_json(cls, text: str) -> "Published":
-        """From a text of `to_json`.
-
-        Empty for another version's text, which is read anew at the next occasion.
-        """
+        """Read a text of `to_json`; empty if another version of pgsieve wrote it."""
         try:
             read = json.loads(text)
             if read["format"] != _FORMAT:
@@ -84,7 +81,7 @@ def kept_published(config: Config) -> Published:
 
 
 def read_feeds(declared: Project, before: Published) -> tuple[Published, list[PgsieveError]]:
-    """Ask the sources for their publications; returns the errors of those whose part stays as it was."""
+    """Ask the sources for their publications; a source with an error keeps its former entry. Returns the errors, too."""
     catalogs, errors = {n: c for n, c in before.catalogs.items() if n in declared.feeds}, []
     for feed in declared.feeds.values():
         try:
@@ -95,7 +92,7 @@ def read_feeds(declared: Project, before: Published) -> tuple[Published, list[Pg
 
 
 def refresh_published(config: Config, declared: Project) -> list[PgsieveError]:
-    """Read the publications, and keep them; returns the errors of sources whose part stays as it was."""
+    """Ask the sources for their publications, and write the file; returns the errors. These keep former entries."""
     published, errors = read_feeds(declared, kept_published(config))
     file = state_file(config)
     try:
@@ -113,12 +110,13 @@ def refresh_published(config: Config, declared: Project) -> list[PgsieveError]:
     return errors
 
 
-def known_tables(
+def recorded_tables(
     declared: Project, published: Published, *, authoritative: bool = False
 ) -> dict[str, Tables]:
     """The tables of each subscription, without asking a source; raises nothing.
 
-    `published` counts, unless the lake has a later catalog. With `authoritative` the lake is not asked.
+    They are those of `published`, or of the lake if its catalog is newer. With `authoritative` the catalog of the lake is
+    read only for feeds that `published` lacks.
     """
     by_subscription: dict[str, Tables] = {}
     recorded: dict[str, list[tuple[int, Catalog]]] = {}
@@ -135,10 +133,10 @@ def known_tables(
 
 
 def published_tables(declared: Project, subscriptions: Iterable[Subscription]) -> dict[str, Tables]:
-    """The tables each subscription replicates, by its source's present catalog.
+    """The tables that each subscription replicates, by the current catalog of its source.
 
-    Where that is unknown (the source does not answer, a publication is missing), the tables that have
-    replicas. A run then reports what is wrong, and the other subscriptions have their tables.
+    If the source does not answer or a publication is missing, they are the tables with replicas. The run then reports the
+    problem, without an effect on other subscriptions.
     """
     catalogs: dict[str, Catalog | None] = {}
     tables: dict[str, Tables] = {}
@@ -164,14 +162,14 @@ def _present(feed: Feed) -> Catalog | None:
 def _catalogs(
     declared: Project, feed: Feed, published: Published, *, authoritative: bool
 ) -> Iterator[tuple[int, Catalog]]:
-    """The known catalogs of a feed's publications, the newest first."""
+    """The recorded catalogs of a feed's publications, the newest first."""
     catalogs: list[tuple[int, Catalog]] = []
     if (kept := published.catalogs.get(feed.name)) is not None:
         try:
             catalogs.append((kept[0], catalog_from_json(kept[1])))
         except _OTHER_VERSION:
             get_dagster_logger().warning(
-                f"{feed.name}: what was kept of its publications is of another version"
+                f"{feed.name}: another version of pgsieve has recorded its publications"
             )
     if not (authoritative and catalogs):
         catalogs += _recorded(declared, feed)
@@ -179,10 +177,7 @@ def _catalogs(
 
 
 def _recorded(declared: Project, feed: Feed) -> list[tuple[int, Catalog]]:
-    """The catalog that the lake has of a feed.
-
-    None where only Spark could read it, as code has to load at once.
-    """
+    """The last recorded catalog of a feed in the lake; none if only Spark reads the lake, as that takes long."""
     try:
         lake = declared.lake.open()
         newest = None if lake.local is None else Catalogs(lake, feed).newest()
@@ -196,7 +191,7 @@ def _recorded(declared: Project, feed: Feed) -> list[tuple[int, Catalog]]:
 
 
 def _tables(subscription: Subscription, catalog: Catalog) -> Tables | None:
-    """The tables that a catalog publishes to a subscription; None where the catalog is not enough."""
+    """The tables that a catalog publishes to a subscription; None if the catalog lacks something for this."""
     try:
         published = subscription.tables(subscription.feed.with_defined(catalog))
     except PgsieveError as error:
@@ -206,7 +201,7 @@ def _tables(subscription: Subscription, catalog: Catalog) -> Tables | None:
 
 
 def _replicas(declared: Project, subscription: Subscription, *, at_once: bool = False) -> Tables:
-    """The tables that have a replica, from the lake without the source; with `at_once` without Spark too."""
+    """The tables with a replica, from the lake; with `at_once` none if only Spark reads the lake, as that takes long."""
     publications = subscription.feed.subscriptions[subscription.name]
     try:
         lake = declared.lake.open()

@@ -4,10 +4,10 @@ In: arguments, the configuration file, the environment. Out: results on stdout, 
 and an exit code that scripts can rely on:
 
 ====  ===================================================================================================
-0     done, and nothing wrong was found
-1     done, and something was found: `check` a difference, `validate` a problem, `run` a table set aside
-2     refused: wrong arguments or configuration, or anything else that says what to do about it, also where
-      that concerns some of the subscriptions and the others went on
+0     done, and nothing is wrong
+1     done, with findings: `check` a difference, `validate` a problem, `run` a table set aside
+2     refused, with a message: wrong arguments or configuration, a source that does not answer; also if only
+      some of the subscriptions ended with it
 70    a fault of pgsieve's own (EX_SOFTWARE of sysexits.h); `--verbose` shows the traceback
 130   interrupted
 ====  ===================================================================================================
@@ -44,7 +44,7 @@ INTERRUPTED = 130
 
 
 def refuse(ctx: Any, error: Exception) -> None:
-    """Print the error that ends a command: on stderr, and with `--json` as its result, on one line of stdout."""
+    """Print the error that ends a command on stderr; with `--json` also on stdout, as one line of JSON."""
     if isinstance(error, PgsieveError):
         console.print_error(error)
     else:
@@ -54,19 +54,25 @@ def refuse(ctx: Any, error: Exception) -> None:
             console.print_json_line(Refusal(error))
 
 
-class _Flags:
-    """An option that help shows without a type, as it takes no value."""
+class _PlainHelp:
+    """Help that names each value by its metavar, and shows no types of Python such as `<bool>` or `<list[str]>`."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """The options and arguments."""
+        """The options and arguments; a flag has no metavar, as it takes no value."""
         params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
         for each in params:
             if getattr(each, "is_flag", False):
                 each.metavar = ""
+            elif each.param_type_name == "argument":
+                each.display_type_rich = _no_type  # Newer versions of typer show the type beside the metavar.
         return params
 
 
-class Group(_Flags, TyperGroup):
+def _no_type(ctx: Any) -> None:
+    del ctx
+
+
+class Group(_PlainHelp, TyperGroup):
     """The group of commands; it refuses wrong arguments as it refuses other errors."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -83,13 +89,13 @@ class Group(_Flags, TyperGroup):
 
 #: The key under which a context keeps the arguments of the process.
 _ARGUMENTS = "pgsieve.arguments"
-#: The exceptions for wrong arguments: click's, and those of a typer with its own click.
+#: The base of all exceptions for wrong arguments: in click, or in the copy of click that newer versions of typer contain.
 _UsageError: Any = typer.BadParameter.__base__
 
 
 @contextmanager
 def _usage_as_json(ctx: Any) -> Iterator[None]:
-    """Print wrong arguments on stdout too, where JSON is requested; the caller writes them to stderr."""
+    """Print an error about arguments as JSON on stdout, if the arguments request JSON; the caller prints it on stderr."""
     try:
         yield
     except _UsageError as error:
@@ -98,7 +104,7 @@ def _usage_as_json(ctx: Any) -> Iterator[None]:
         raise
 
 
-class Command(_Flags, TyperCommand):
+class Command(_PlainHelp, TyperCommand):
     """A command whose errors become one line and an exit code."""
 
     def invoke(self, ctx: Any) -> Any:
@@ -115,16 +121,16 @@ class Command(_Flags, TyperCommand):
         except Exception as error:
             if isinstance(error, OSError) and error.errno == errno.EPIPE:  # `pgsieve … | head` is no fault.
                 raise
-            from pgsieve.pipelines.commands.failures import what_refused
+            from pgsieve.pipelines.commands.failures import as_refusal
 
-            if (refused := what_refused(error)) is not None:
+            if (refused := as_refusal(error)) is not None:
                 refuse(ctx, refused)
                 raise typer.Exit(REFUSED) from error
             refuse(ctx, error)
             raise typer.Exit(FAULT) from error
 
     def _printed(self, ctx: Any) -> Any:
-        """Run it and flush its output: a failed write is refused here, not by the interpreter at its end."""
+        """Run the command and flush stdout: a failed write ends the command here, not the interpreter at its exit."""
         try:
             result = super().invoke(ctx)
         except typer.Exit:
@@ -179,9 +185,12 @@ Subscriptions = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
-UiHost = Annotated[str, typer.Option("--host", help="Address that the web interface listens on.")]
+UiHost = Annotated[
+    str, typer.Option("--host", metavar="ADDRESS", help="Address that the web interface listens on.")
+]
 UiPort = Annotated[
-    int, typer.Option("--port", min=1, max=65535, help="Port that the web interface listens on.")
+    int,
+    typer.Option("--port", min=1, max=65535, metavar="PORT", help="Port that the web interface listens on."),
 ]
 
 
@@ -196,6 +205,7 @@ LogFormat = Annotated[
     _LogFormat | None,
     typer.Option(
         "--log-format",
+        metavar="text|json",
         help="How progress, warnings and errors are written to stderr; json: one object a line. Also PGSIEVE_LOG_FORMAT.",
         show_choices=True,
     ),
@@ -218,6 +228,7 @@ LogLevel = Annotated[
     _LogLevel | None,
     typer.Option(
         "--log-level",
+        metavar="debug|info|warning|error",
         help="The lowest level of log records on stderr (default: warning); debug shows which engine writes each table, and"
         " why. Also PGSIEVE_LOG_LEVEL.",
         case_sensitive=False,
@@ -234,7 +245,7 @@ Subscription = Annotated[
 def command(
     epilog: str, name: str | None = None, to: typer.Typer = app, *, panel: str | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register a command, with the common options allowed after its name too; `panel` is its section in `--help`."""
+    """Register a command; the options about the log may stand after its name, too. `panel` is its section in `--help`."""
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
         @wraps(function)
@@ -260,7 +271,7 @@ def command(
             for name, annotation in logged.items()
         ]
         signed: Any = invoked
-        # Typer shows the line breaks of a paragraph, which are those of the source.
+        # Typer would keep the source's line breaks within a paragraph.
         signed.__doc__ = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.cleandoc(function.__doc__ or ""))
         signed.__signature__ = declared.replace(parameters=[*declared.parameters.values(), *added])
         signed.__annotations__ = {**function.__annotations__, **logged}
@@ -312,7 +323,7 @@ def _level_of_environment() -> str | None:
 
 
 def load(ctx: typer.Context, config: Path | None) -> Config:
-    """The configuration of the file in the option after the command, else before it, else of the default file."""
+    """Read the configuration file: that of --config after the command, else before it, else the default file."""
     settings = load_config(config or ctx.obj)
     from pgsieve.resources.data_frames import spare_data_frames
 
@@ -321,16 +332,16 @@ def load(ctx: typer.Context, config: Path | None) -> Config:
 
 
 def is_verbose(ctx: Any) -> bool:
-    """Whether tracebacks are wanted."""
+    """Whether --verbose requests tracebacks."""
     return bool(ctx.find_root().params["verbose"])
 
 
 def ignore(*_: object) -> None:
-    """A progress that shows nothing: all of it is shown at the end."""
+    """Show no step: the result at the end contains all of them."""
 
 
-def end(failures: Sequence[Failure], *, found: bool = False) -> None:
-    """Exit with the greatest code that applies."""
+def end(failures: Sequence[Failure], *, problems: bool = False) -> None:
+    """Exit with the greatest code of the failures; without a failure, with 1 if there are problems."""
     codes = [REFUSED if isinstance(failure.error, PgsieveError) else FAULT for failure in failures]
-    if code := max(codes, default=FOUND if found else 0):
+    if code := max(codes, default=FOUND if problems else 0):
         raise typer.Exit(code)

@@ -13,9 +13,9 @@ import os
 import sys
 from pathlib import Path
 
-# Set before anything else is imported. The garbage collector would search through all that Dagster,
-# SQLAlchemy and pyarrow create during import, which stays. With Python's threshold of 700 new containers,
-# that took a tenth of the CPU time of a command with nothing to do.
+# Set before anything else is imported. Dagster, SQLAlchemy and pyarrow create many objects during import, which all
+# stay. With Python's threshold of 700 new containers the garbage collector searched them again and again: a tenth
+# of the CPU time of a command with nothing to do.
 gc.set_threshold(100_000)
 # At the end of the process no cycles are worth collecting either; that took half a second and more.
 atexit.register(gc.freeze)
@@ -31,7 +31,7 @@ from pgsieve.pipelines.command_line import first_steps, replication, comparison,
 def main() -> None:
     """Entry point of the console script."""
     _name_files_in_utf8()
-    # Python has none where the caller has closed it (`>&-`).
+    # Python sets a stream to None if the caller has closed it (`>&-`).
     sys.stdout, sys.stderr = sys.stdout or _nowhere(), sys.stderr or _nowhere()
     code: str | int | None = FAULT
     try:
@@ -44,16 +44,16 @@ def main() -> None:
         try:
             sys.stdout.flush()
         except OSError as error:
-            # Otherwise the interpreter would write it again at its end, and exit with 120.
+            # Otherwise the interpreter would try again to write the rest at its exit, and end with 120.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            code = code or _unwritten(error)  # A command has printed it, and ended with a code.
+            code = code or _unwritten(error)  # A command that ended with a code has printed the error.
     sys.exit(code)
 
 
 def _name_files_in_utf8() -> None:
-    """Restart where a locale makes Python encode file names otherwise than Arrow, delta-rs and the JVM do.
+    """Restart Python in UTF-8 mode if the locale makes it encode file names otherwise.
 
-    All of them have to find a lake under one name.
+    Arrow, delta-rs and the JVM use UTF-8, and all of them must find a lake by the same name.
     """
     if sys.getfilesystemencoding() != "utf-8" and not sys.flags.utf8_mode:
         os.environ["PYTHONUTF8"] = "1"  # For child processes.
@@ -61,7 +61,7 @@ def _name_files_in_utf8() -> None:
 
 
 def _unwritten(error: OSError) -> int:
-    """Report output that could not be written outside of commands: help, the version, a shell's completion.
+    """Report that output could not be written which no command prints: help, the version, a shell's completion.
 
     Returns the exit code.
     """

@@ -1,4 +1,4 @@
-"""Commands that inspect: status of replication, equality of replicas, problems for PostgreSQL, contents of a slot."""
+"""Commands that inspect: `status`, `check`, `validate`, `decode`."""
 
 import sys
 from typing import Annotated
@@ -35,7 +35,7 @@ def status(
 ) -> None:
     """Show slots, their lag, and the state of every replica table.
 
-    Exits with 2 if a source does not answer, or a subscription cannot be replicated. What the lake has of it is
+    Exits with 2 if a source does not answer, or a subscription cannot be replicated. The facts that the lake has are
     still shown.
     """
     if prometheus and as_json:
@@ -62,11 +62,11 @@ def check(
     subscriptions: Subscriptions = None,
     config: ConfigFile = None,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Replace the rows that differ by the publisher's.")
+        bool, typer.Option("--repair", help="Replace rows that differ by the publisher's rows.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compare replica tables with the publisher's filtered tables at the same LSN.
+    """Compare replicas with the publisher's filtered tables at the same LSN.
 
     Exits with 1 on any difference, and prints the keys of some rows that differ.
     """
@@ -81,7 +81,7 @@ def check(
     elif report.tables or not report.failures:
         reports.print_check(report)
     console.print_failures(report.failures, verbose=is_verbose(ctx))
-    end(report.failures, found=not report.equal)
+    end(report.failures, problems=not report.equal)
 
 
 @command("Example: pgsieve validate -c pgsieve.yaml", panel=_PANEL)
@@ -92,8 +92,8 @@ def validate(
 ) -> None:
     """Find what PostgreSQL would refuse, before anything is created.
 
-    Prints the publications, what each subscription will receive, and SQL that is still to be run.
-    Exits with 1 when there is a problem.
+    Prints the publications, what each subscription will receive, and the SQL statements that you have to run.
+    Exits with 1 if there is a problem.
     """
     settings = load(ctx, config)
     from pgsieve.pipelines.commands.validate import validate as find_problems
@@ -118,7 +118,7 @@ def decode(
     ] = None,
     slot: Annotated[
         str | None,
-        typer.Option("--slot", "-S", metavar="NAME", help="The slot to read, where the source has several."),
+        typer.Option("--slot", "-S", metavar="NAME", help="The slot to read, if the source has several."),
     ] = None,
     from_change_log: Annotated[
         bool,
@@ -126,7 +126,7 @@ def decode(
     ] = False,
     config: ConfigFile = None,
 ) -> None:
-    """Print what waits in a slot, as pg_recvlogical prints it with this output plugin; confirms nothing."""
+    """Print the changes that wait in a slot, as pg_recvlogical does with this output plugin; confirms nothing."""
     settings = load(ctx, config)
     from pgsieve.pipelines.commands.decode import decode as run_decode
 

@@ -1,7 +1,7 @@
 """Prints results, progress and errors, as text or as JSON; `reports` lays out each result.
 
-Data goes to stdout, progress and errors to stderr, so that the file of `pgsieve status --json > file` has
-only JSON. Nothing here raises. Text from a database or a file is never read as markup, and cannot control a
+Data goes to stdout, progress and errors to stderr: `pgsieve status --json > file` writes only JSON into the
+file. Nothing here raises. Text from a database or a file is never read as markup, and cannot control a
 terminal.
 """
 
@@ -55,7 +55,7 @@ class Text(RichText):
 
 
 class _Warnings(logging.Formatter):
-    """Shows a warning that no other handler takes."""
+    """Formats log records that no other handler takes, without terminal control characters."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name is Python's
         return visible(super().formatMessage(record))
@@ -68,9 +68,9 @@ def show_warnings() -> None:
 
 
 def log_from(level: str) -> None:
-    """Write log records from this level on, in any letter case.
+    """Write log records from this level on; the level's name may have any letter case.
 
-    Below a warning only pgsieve's, with the decisions of each step.
+    Records below a warning are only pgsieve's own: the decisions of each step.
     """
     global _level  # noqa: PLW0603 - stderr is the process's, too
     _level = logging.getLevelNamesMapping()[level.upper()]
@@ -82,7 +82,7 @@ def log_from(level: str) -> None:
 
 
 def log_as_json() -> None:
-    """From now on write progress, warnings and errors as JSON, including output of others on stderr."""
+    """From now on write progress, warnings and errors as JSON; also what other code writes to stderr."""
     global _json  # noqa: PLW0603 - stderr is the process's, too
     if _json is None:
         _json = JsonLog()
@@ -90,7 +90,10 @@ def log_as_json() -> None:
 
 
 def log_as_text() -> bool:
-    """Restore stderr, before another program replaces this process, or it ends; returns whether it was JSON."""
+    """End the log as JSON and restore stderr; returns whether the log was JSON.
+
+    Needed before this process ends, or another program replaces it.
+    """
     global _json
     closing, _json = _json, None
     if closing is not None:
@@ -104,7 +107,7 @@ _INTO: ContextVar[TextIO | None] = ContextVar("into", default=None)
 
 @contextmanager
 def printed_into(file: TextIO) -> Iterator[None]:
-    """Have results and errors printed into a file within the block, those of other threads where they went before."""
+    """Print results and errors of this thread into a file within the block; other threads print as before."""
     before = _INTO.set(file)
     try:
         yield
@@ -121,9 +124,9 @@ def _out() -> Console:
 
 
 def to_stderr(*, is_terminal: bool | None = None) -> Console:
-    """A console on stderr: progress, errors, and what is shown before a question.
+    """A console on stderr: for progress, errors, and the tables before a question.
 
-    Whether it is a terminal is checked each time, or passed.
+    Without `is_terminal`, Rich looks whether stderr is a terminal.
     """
     return Console(
         file=_INTO.get(),
@@ -136,12 +139,10 @@ def to_stderr(*, is_terminal: bool | None = None) -> Console:
 
 
 def print_out(*what: RenderableType) -> None:
-    """Print on stdout, one after the other."""
+    """Print on stdout, one after the other; a sentence is one line, whatever its length."""
     console = _out()
     for each in what:
-        console.print(
-            each, soft_wrap=not isinstance(each, Table)
-        )  # A sentence is one line, whatever its length.
+        console.print(each, soft_wrap=not isinstance(each, Table))
 
 
 def table_of(*columns: str, title: str | None = None, right: Sequence[str] = ()) -> Table:
@@ -186,7 +187,7 @@ def size_of(count: int | None) -> str | None:
 
 
 def print_error(error: PgsieveError, concerned: str = "") -> None:
-    """Print an error in red on one line, and its hint; a configuration file's problems one by one."""
+    """Print an error in red on one line, then its hint; for a configuration file, each problem so."""
     if _json is not None and not isinstance(error, ConfigError):
         _json.error(error)
         return
@@ -199,7 +200,7 @@ def print_error(error: PgsieveError, concerned: str = "") -> None:
 
 
 def print_failures(failures: Sequence[Failure], *, verbose: bool) -> None:
-    """Print the errors that ended the part of some subscriptions, with their names."""
+    """Print the errors that ended the work for some subscriptions, with the names of these."""
     for failure in failures:
         if _json is not None:
             _json.error(failure.error, subscriptions=failure.subscriptions, verbose=verbose)
@@ -212,7 +213,7 @@ def print_failures(failures: Sequence[Failure], *, verbose: bool) -> None:
 
 
 def print_unexpected(error: BaseException, concerned: str = "", *, verbose: bool) -> None:
-    """Report a fault of pgsieve; the traceback only on request, and without variables: they contain values."""
+    """Report a fault of pgsieve; `verbose` adds the traceback, without variables, as these contain cell values."""
     if _json is not None:
         _json.error(error, verbose=verbose)
     elif verbose:
@@ -250,14 +251,14 @@ class _TerminalProgress:
 
     def finish(self, task: str) -> None:
         self._bars.remove_task(self._tasks.pop(task))
-        self._bars.refresh()  # Results may be printed next, to another stream.
+        self._bars.refresh()  # Results may follow on stdout.
 
     def tell(self, line: str) -> None:
         self._bars.console.print(visible(line), markup=False, highlight=False)
 
 
 class LineProgress:
-    """A line when a task starts and one when it ends: for logs; on stderr, or in a file."""
+    """Progress as plain lines, one when a task starts and one when it ends: on stderr, or in a file."""
 
     def __init__(self, file: TextIO | None = None) -> None:
         self._file = file
@@ -265,19 +266,19 @@ class LineProgress:
         self._tasks: dict[str, float] = {}
 
     def start(self, task: str) -> None:
-        """Say that a task begins."""
+        """Write that a task begins."""
         with self._lock:
             self._tasks[task] = time.monotonic()
         self._say(f"{task}: started")
 
     def finish(self, task: str) -> None:
-        """Say that it has ended, and how long it took."""
+        """Write that a task has ended, and how long it took."""
         with self._lock:
             began = self._tasks.pop(task)
         self._say(f"{task}: ended after {time.monotonic() - began:.1f} s")
 
     def tell(self, line: str) -> None:
-        """Say a line."""
+        """Write a line about a running task."""
         self._say(line)
 
     def _say(self, line: str) -> None:
@@ -288,7 +289,7 @@ class LineProgress:
 
 @contextmanager
 def progress() -> Iterator[Progress]:
-    """Progress on stderr: running tasks on a terminal; plain lines otherwise, or JSON."""
+    """Progress on stderr: a display of the running tasks on a terminal, otherwise plain lines, or JSON."""
     if _json is not None:
         yield JsonProgress(_json)
         return
@@ -296,7 +297,8 @@ def progress() -> Iterator[Progress]:
     if not console.is_terminal:
         yield LineProgress()
         return
-    # Dagster puts a pipe before the terminal while a step runs: Rich would print lines into that of the task.
+    # While a step runs, Dagster replaces stderr by a pipe to the terminal. Rich would take this for no terminal,
+    # and print plain lines into the display.
     console = to_stderr(is_terminal=True)
     text = TextColumn("{task.description}", markup=False)
     with Bars(SpinnerColumn(), text, TimeElapsedColumn(), console=console, transient=True) as bars:
@@ -307,7 +309,7 @@ def progress() -> Iterator[Progress]:
 
 
 def as_json(report: object, *, indent: int | None = 2) -> str:
-    """Write a result as JSON, the fields under their names in `pgsieve.pipelines.commands.results`."""
+    """A result as JSON; the keys are the names of the fields in `pgsieve.pipelines.commands.results`."""
     return visible_json(json.dumps(plain(report), indent=indent, ensure_ascii=False))
 
 
@@ -325,6 +327,6 @@ def print_result(report: Result, as_text: Callable[[Result], None], *, in_json: 
 
 
 def print_json_line(report: object) -> None:
-    """Print one of many results as JSON, on a line of its own, at once."""
+    """Print a result as one line of JSON, and flush it: more results may follow much later."""
     sys.stdout.write(as_json(report, indent=None) + "\n")
     sys.stdout.flush()

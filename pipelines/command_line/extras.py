@@ -1,7 +1,7 @@
-"""The extras of the distribution: packages that two commands need besides pgsieve's own dependencies.
+"""The extras of the distribution: packages that only the commands `demo` and `ui` need.
 
-In: the name of a command. Raises `MissingExtraError`, which says how to install a missing package. No package
-is imported here: the import system is asked whether it is installed.
+In: the name of a command. Raises `MissingExtraError`, which says how to install a missing package. Looks for
+the package without importing it.
 """
 
 from importlib.util import find_spec

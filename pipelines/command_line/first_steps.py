@@ -34,9 +34,28 @@ class _DemoLake(StrEnum):
     S3 = "s3"
 
 
+Lake = Annotated[
+    _DemoLake,
+    typer.Option(
+        "--lake",
+        metavar="folder|s3",
+        help="Where the Delta tables are: in the folder, or on an embedded S3 server.",
+    ),
+]
+Rows = Annotated[
+    int,
+    typer.Option(
+        "--rows",
+        min=0,
+        metavar="NUMBER",
+        help="Rows of the large table, which is copied last; 0 leaves it out.",
+    ),
+]
+
+
 @contextmanager
 def _logged(file: Path) -> Iterator[tuple[Progress, Callable[[RunSummary], None]]]:
-    """What runs say goes into a file."""
+    """Progress and reports of runs that go into a file, as the terminal shows the demo's own lines."""
     with file.open("w", encoding="utf-8") as log:
 
         def show(summary: RunSummary) -> None:
@@ -58,33 +77,31 @@ def demo(
     with_ui: Annotated[
         bool,
         typer.Option(
-            "--ui", help="Instead: made-up traffic, its replicas, and Dagster's web interface, until Ctrl-C."
+            "--ui",
+            help="Instead: a server with invented traffic, its replicas, and Dagster's web interface, until Ctrl-C.",
         ),
     ] = False,
     host: UiHost = "127.0.0.1",
     port: UiPort = 3000,
-    lake: Annotated[
-        _DemoLake,
-        typer.Option("--lake", help="Where the Delta tables are: in the folder, or on an S3 server in it."),
-    ] = _DemoLake.FOLDER,
-    rows: Annotated[
-        int, typer.Option("--rows", min=0, help="Rows of the first copy at size; 0 leaves it out.")
-    ] = 1_000_000,
+    lake: Lake = _DemoLake.FOLDER,
+    rows: Rows = 1_000_000,
     without_spark: Annotated[
         bool,
-        typer.Option("--without-spark", help="Have threads do what Spark does, on a machine without Java."),
+        typer.Option("--without-spark", help="Use threads instead of Spark, on a machine without Java."),
     ] = False,
 ) -> None:
     """Replay the manual's row filter examples on an embedded PostgreSQL, beside a built-in subscription.
 
-    Then Spark copies a million rows with a row filter and a partition root, and applies half a million changes, beside it.
-    With --ui it stays: a server on which something changes all the time, a run every few seconds, and Dagster's pages to
-    look at, and to click.
+    Then both copy a million rows, with a row filter and a partition root, and apply half a million changes; Spark does so for
+    pgsieve. With --ui the demo stays instead: a server whose rows change all the time, a run every few seconds, and Dagster's
+    web interface.
     """
     require_extra("demo")
     if with_ui:
         if as_json:
-            raise PgsieveError("`--ui` stays, and has no result", hint="leave out `--json` or `--ui`")
+            raise PgsieveError(
+                "`--ui` runs until Ctrl-C and has no result for `--json`", hint="leave out `--json` or `--ui`"
+            )
         if lake != _DemoLake.FOLDER:
             raise PgsieveError("`--ui` has its lake in a folder", hint="leave out `--lake` or `--ui`")
         require_extra("ui")
@@ -109,7 +126,9 @@ Conninfo = Annotated[
     str | None,
     typer.Option(
         "--conninfo",
-        help="The database, as libpq writes it, or a postgresql:// URI; a password in it is not written to the file.",
+        metavar="CONNINFO",
+        help="The database, as a libpq connection string or a postgresql:// URI; a password in it is not written to the"
+        " file.",
     ),
 ]
 PasswordCommand = Annotated[
@@ -117,7 +136,7 @@ PasswordCommand = Annotated[
     typer.Option(
         "--password-command",
         metavar="COMMAND",
-        help="A program that prints the password, for tokens that expire, with its arguments.",
+        help="A program with its arguments that prints the password: for tokens that expire.",
     ),
 ]
 Publications = Annotated[
@@ -127,7 +146,9 @@ Publications = Annotated[
 Tables = Annotated[
     list[str] | None,
     typer.Option(
-        "--table", metavar="SCHEMA.TABLE", help="Instead: a table to publish by pgsieve.yaml; repeatable."
+        "--table",
+        metavar="SCHEMA.TABLE",
+        help="Instead of --publication: a table, for a publication that pgsieve.yaml defines; repeatable.",
     ),
 ]
 ViaRoot = Annotated[
@@ -140,14 +161,16 @@ ViaRoot = Annotated[
 Role = Annotated[
     str | None,
     typer.Option(
-        "--role", help="The role that replicates (default: that of the conninfo, unless it may do anything)."
+        "--role",
+        metavar="NAME",
+        help="The role that replicates (default: that of the conninfo, unless it is a superuser).",
     ),
 ]
 AllowUntestedServer = Annotated[
     bool,
     typer.Option(
         "--allow-untested-server",
-        help="The server may be newer than those that pgsieve was tested with; pgsieve.yaml then says so.",
+        help="Accept a server newer than the versions that pgsieve was tested with; written to pgsieve.yaml.",
     ),
 ]
 
@@ -162,11 +185,16 @@ def init(
     publications: Publications = None,
     tables: Tables = None,
     source: Annotated[
-        str | None, typer.Option("--source", metavar="NAME", help="Its name (default: the database's).")
+        str | None,
+        typer.Option("--source", metavar="NAME", help="The source's name (default: the database's)."),
     ] = None,
     subscription: Annotated[
         str | None,
-        typer.Option("--subscription", metavar="NAME", help="Its name (default: the first publication's)."),
+        typer.Option(
+            "--subscription",
+            metavar="NAME",
+            help="The subscription's name (default: the first publication's).",
+        ),
     ] = None,
     lake: Annotated[
         str, typer.Option("--lake", metavar="FOLDER|URI", help="Where the Delta tables go.")
@@ -178,11 +206,11 @@ def init(
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write pgsieve.yaml and the SQL for its role, from what a database publishes; then validate.
+    """Write pgsieve.yaml from a database's publications or tables, and the SQL for its role; then validate.
 
-    On a terminal it asks for what no option says. Nothing on the server is changed, no password is written.
-    Of a table without a replica identity only INSERTs are published. Exits with 1 when validate finds a problem, and then
-    writes no SQL.
+    On a terminal it asks for missing options. It changes nothing on the server, and writes no password. A table without a
+    replica identity is published with its INSERTs only. If validate finds a problem, no SQL is written, and the exit code is
+    1.
     """
     from pgsieve.pipelines.command_line.interview import Options, chosen, connected
     from pgsieve.pipelines.commands.init import initialise, refuse_existing

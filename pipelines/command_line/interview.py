@@ -1,7 +1,8 @@
-"""The questions of `pgsieve init`: on a terminal for missing options, elsewhere none.
+"""The questions of `pgsieve init`: on a terminal it asks for missing options.
 
 In: options. Out: the connection, a survey of its database, and the user's choice. Questions go to stderr.
-Raises PgsieveError where an option is missing without a terminal, or names something that does not exist.
+Raises PgsieveError if an option is missing and there is no terminal, or if an option names an object that
+does not exist.
 """
 
 import sys
@@ -40,7 +41,7 @@ def _confirmed(question: str) -> bool:
 
 @dataclass(frozen=True)
 class Options:
-    """The options of `pgsieve init` about the source and what to replicate; None for one that is not given."""
+    """The options of `pgsieve init` about the source and the tables to replicate; None for an option that is not given."""
 
     conninfo: str | None
     password_command: str | None
@@ -55,9 +56,9 @@ class Options:
 
 
 def connected(options: Options) -> tuple[Connection, Survey]:
-    """The connection, and a survey of its database; asks for a password where one is needed.
+    """The connection, and a survey of its database; asks for the password if the server requires one.
 
-    Errors name the source.
+    Raises `SourceUnreachableError`, with the source's name.
     """
     conninfo, source = options.conninfo, options.source
     if conninfo is None:
@@ -80,12 +81,12 @@ def connected(options: Options) -> tuple[Connection, Survey]:
 
 
 def chosen(survey: Survey, options: Options) -> Choice:
-    """What to replicate, under which names; partition trees as their roots, unless the options say otherwise."""
+    """What to replicate, and the names for it; a partition tree is replicated as its root by default."""
     publications, tables, via_root = options.publications, options.tables, options.via_root
     if publications and tables:
         raise PgsieveError(
             "--publication and --table exclude each other",
-            hint="tables get a publication in pgsieve.yaml; publications of the server have their own",
+            hint="name publications of the server, or tables for a publication that pgsieve.yaml defines",
         )
     if not publications and not tables:
         publications, tables = _asked_for(survey)
@@ -111,7 +112,7 @@ def chosen(survey: Survey, options: Options) -> Choice:
 
 
 def _asked_for(survey: Survey) -> tuple[list[str], list[str]]:
-    """Publications or tables: the user's answer, else every publication."""
+    """The publications or tables of the user's answer; without a terminal, every publication with tables."""
     published = [each.name for each in survey.publications if each.tables]
     everything = [f'"{table.schema}"."{table.name}"' for table in survey.tables]
     if not _is_asked():

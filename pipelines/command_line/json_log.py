@@ -1,4 +1,4 @@
-"""stderr as JSON: one object a line, whichever part of the process writes there.
+"""stderr as JSON: each line is an object, whichever part of the process writes it.
 
 In: progress, errors, Python's log records and warnings, and lines that the JVM or a C library writes to the
 file descriptor. Out: lines on the original stderr. docs/monitoring.md has the keys. Raises nothing.
@@ -19,13 +19,13 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.visible import visible_json
 from pgsieve.resources.passwords import concealed
 
-#: A mark that ends the reading thread; a child process may keep the pipe open for longer.
+#: A mark that ends the reading thread. The end of the pipe would not do: a child process may keep it open.
 _END = b"\0end of pgsieve's stderr\n"
 _STDERR = 2
 
 
 class JsonLog:
-    """Takes over the file descriptor 2 until `close`: other output there is wrapped, line by line."""
+    """Takes over file descriptor 2 until `close`, and turns each line that other code writes there into an object."""
 
     def __init__(self) -> None:
         sys.stderr.flush()
@@ -41,7 +41,7 @@ class JsonLog:
         atexit.register(self.close)
 
     def write(self, level: str, **entries: object) -> None:
-        """Write one line; entries that are None are left out."""
+        """Write one line; leave out entries that are None."""
         now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         entries = {"time": now, "level": level, **{k: v for k, v in entries.items() if v is not None}}
         line = visible_json(json.dumps(entries, ensure_ascii=False, default=str)).encode() + b"\n"
@@ -49,13 +49,13 @@ class JsonLog:
             while line:  # A pipe may accept only a part.
                 try:
                     line = line[os.write(self._out, line) :]
-                except OSError:  # The reader has gone.
+                except OSError:  # No process reads the pipe any more.
                     return
 
     def error(
         self, error: BaseException, *, subscriptions: tuple[str, ...] = (), verbose: bool = False
     ) -> None:
-        """Write an error; for a fault of pgsieve only its kind, and the traceback on request."""
+        """Write an error; for a fault of pgsieve only its type, and with `verbose` the traceback."""
         concerned = list(subscriptions) or None
         if isinstance(error, PgsieveError):
             self.write(
@@ -76,7 +76,7 @@ class JsonLog:
         self._handler.setLevel(level)
 
     def close(self) -> None:
-        """Restore stderr; every line has been written."""
+        """Restore stderr, after the last line was written."""
         atexit.unregister(self.close)
         if self._writing is None:
             return
@@ -93,7 +93,7 @@ class JsonLog:
         with os.fdopen(reading, "rb") as lines:
             for line in lines:
                 if line.endswith(_END):
-                    line = line[: -len(_END)]  # noqa: PLW2901 - what stood before it without a line's end
+                    line = line[: -len(_END)]  # noqa: PLW2901 - text before the mark, without a line break
                     if line:
                         self._foreign(line)
                     return
@@ -105,7 +105,7 @@ class JsonLog:
 
 
 class _Handler(logging.Handler):
-    """Python's log records, from the same level on as without JSON."""
+    """Writes Python's log records from the level of `log_from` on, by default from warnings on."""
 
     def __init__(self, log: JsonLog) -> None:
         super().__init__(logging.WARNING)
@@ -123,26 +123,26 @@ class _Handler(logging.Handler):
 
 
 class JsonProgress:
-    """A line when a task starts, and one with its seconds when it ends."""
+    """Progress as JSON: a line when a task starts, and one with its seconds when it ends."""
 
     def __init__(self, log: JsonLog) -> None:
         self._log, self._lock = log, threading.Lock()
         self._tasks: dict[str, float] = {}
 
     def start(self, task: str) -> None:
-        """Begin a task."""
+        """Write that a task begins."""
         with self._lock:
             self._tasks[task] = time.monotonic()
         self._log.write("info", event="started", task=task)
 
     def finish(self, task: str) -> None:
-        """End the task."""
+        """Write that a task has ended, and how long it took."""
         with self._lock:
             began = self._tasks.pop(task)
         self._log.write("info", event="ended", task=task, seconds=round(time.monotonic() - began, 3))
 
     def tell(self, line: str) -> None:
-        """Report a task's progress."""
+        """Write a line about a running task."""
         self._log.write("info", message=line)
 
 

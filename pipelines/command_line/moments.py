@@ -1,4 +1,4 @@
-"""Commands on replicas as they were: read shows them, restore copies them to a folder, refilter makes others of them."""
+"""Commands about replicas at other moments, or made from replicas: `read`, `restore`, `refilter`."""
 
 from typing import Annotated
 
@@ -16,7 +16,7 @@ At = Annotated[
     typer.Option(
         "--at",
         metavar="LSN|TIME",
-        help="Before this LSN (16/B374D848), or up to this time with its zone ('2026-03-01 12:00:00+00:00').",
+        help="All commits before this LSN (16/B374D848), or up to this time with its zone ('2026-03-01 12:00:00+00:00').",
     ),
 ]
 
@@ -35,15 +35,15 @@ def read(
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Read the replicas as they were at any moment, all tables of a subscription at the same one.
+    """Read the replicas of a subscription as they were at one moment, the same for all tables.
 
-    An LSN stands for what had committed before it, a time for what had committed up to it; without --at it is the newest cut.
-    A table that changed between the last cut and the moment is copied to a temporary folder, and the changes are applied
-    there; the replica stays as it is. The rows are exact: where `retention` has removed what is needed, the command refuses
-    and says why. The publisher is not asked.
+    The rows are those of all commits before an LSN, or up to a time; without --at, those of the newest cut.
+    If a table changed between the last cut and the moment, it is copied to a temporary folder, and the changes are applied
+    there; the replica stays as it is. The rows are exact: if `retention` has removed versions or changes that are needed, the
+    command refuses and says why. The publisher is not asked.
 
-    With a table, prints its rows as CSV, as COPY does: NULL is empty, texts stand in quotes, arrays are JSON. With --json,
-    one JSON object a row.
+    With SCHEMA.TABLE, prints its rows as CSV, as COPY does: NULL is empty, texts are quoted, arrays are JSON. With --json,
+    prints one JSON object per row.
     """
     settings = load(ctx, config)
     (selected,) = settings.selected([subscription])
@@ -70,11 +70,11 @@ def restore(
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Put the replicas as they were at any moment into another folder, as Delta tables to stay.
+    """Copy the replicas as they were at one moment into another folder, as Delta tables.
 
-    They are in FOLDER/SUBSCRIPTION/SCHEMA/TABLE. On the file system of the lake, files are hard links and take no room.
-    No run continues these tables, as a slot never moves back. The replicas, the lake and the publisher stay as they are.
-    Moments are those of `pgsieve read`.
+    The tables are in FOLDER/SUBSCRIPTION/SCHEMA/TABLE. On the lake's own file system, their files are hard links and take no
+    room. No run continues these tables, as a slot never moves back. The replicas, the lake and the publisher stay as they
+    are. --at means the same as for `pgsieve read`.
     """
     settings = load(ctx, config)
     (selected,) = settings.selected([subscription])
@@ -97,7 +97,7 @@ def refilter(
         typer.Option(
             "--from",
             metavar="SUBSCRIPTION",
-            help="Make them from its replicas (default: from any that has the rows).",
+            help="Make the tables from the replicas of this subscription (default: of any that has the rows).",
         ),
     ] = None,
     planning: Annotated[
@@ -111,13 +111,13 @@ def refilter(
 ) -> None:
     """Make a subscription's replicas from other replicas, after its row filters, columns or publications changed.
 
-    It also makes the replicas of a new subscription, before its first run. The publisher is asked for no row: a wide
+    It also makes the replicas of a new subscription, before its first run. No row is read from the publisher: a wide
     subscription is copied once, and narrow ones are made from it later. `pgsieve run` continues the replicas from the LSN
     that is printed, as after a copy.
 
-    A table is made only where its rows are certain: the other replica has all of its columns, in the same types, and all of
-    its rows, and nothing else was published since that replica was copied. Other tables stay as they are. Then the reason is
-    printed, the exit code is 1, and `pgsieve resync` copies them.
+    A table is made only if its rows are certain: the other replica has all of its columns, in the same types, and all of
+    its rows, and its publications did not change since it was copied. Otherwise the table stays as it is, the reason is
+    printed, and the exit code is 1; `pgsieve resync` copies it.
     """
     settings = load(ctx, config)
     (selected,) = settings.selected([subscription])
@@ -152,7 +152,7 @@ def print_refiltered(report: RefilterReport) -> None:
 
 
 def print_moment(report: MomentReport) -> None:
-    """Print the tables of a moment."""
+    """Print the tables as of a moment, with their paths."""
     console.print_out(console.Text(f"{report.subscription} as of LSN {report.lsn}", style="bold"))
     listed = console.table_of(
         "table", "rows", "changes applied", "version", "path", right=("rows", "changes applied", "version")

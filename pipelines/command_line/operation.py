@@ -1,4 +1,4 @@
-"""Commands that keep pgsieve in operation: maintenance, Dagster's web interface, jars, and the engine."""
+"""Commands for operation: maintenance, Dagster's web interface and definitions, jars, and the engine."""
 
 from pathlib import Path
 from typing import Annotated
@@ -32,9 +32,9 @@ def maintain(
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Delete what is applied and older than its retention, compact small files, remove old versions.
+    """Delete applied changes that are older than their retention, compact small files, remove old versions.
 
-    How long things are kept is `retention` in the configuration. Runs may go on meanwhile.
+    `retention` in the configuration says how long each is kept. Runs may go on meanwhile.
     """
     settings = load(ctx, config)
     selected = settings.selected(subscriptions or [])
@@ -52,10 +52,10 @@ def ui(
     host: UiHost = "127.0.0.1",
     port: UiPort = 3000,
 ) -> None:
-    """Start Dagster's web interface on this configuration, until interrupted.
+    """Start Dagster's web interface for this configuration, until interrupted.
 
-    Dagster keeps its records in $DAGSTER_HOME, or in .pgsieve/dagster beside the configuration file. A Spark is kept
-    warm for the runs meanwhile, unless `spark.engine` is off.
+    Dagster keeps its records in $DAGSTER_HOME, or in .pgsieve/dagster beside the configuration file. Meanwhile an engine, a
+    running Spark, serves the runs, unless `spark.engine` is off.
     """
     require_extra("ui")
     settings = load(ctx, config)
@@ -74,10 +74,10 @@ def ui(
 
 @command("Example: pgsieve refresh-defs-state", "refresh-defs-state", panel=_PANEL)
 def refresh_defs_state(ctx: typer.Context, config: ConfigFile = None) -> None:
-    """Read what is published, for Dagster's definitions: these load without asking a source.
+    """Record the published tables for Dagster's definitions, which load without asking a source.
 
-    It is kept in .pgsieve/published.json beside the configuration file; a source that does not answer keeps
-    its former entry. `pgsieve ui` does the same when it starts.
+    They are written to .pgsieve/published.json beside the configuration file. A source that does not answer keeps its former
+    entry. `pgsieve ui` does the same when it starts.
     """
     settings = load(ctx, config)
     from pgsieve.pipelines.project import project
@@ -94,13 +94,13 @@ def refresh_defs_state(ctx: typer.Context, config: ConfigFile = None) -> None:
 def jars(
     folder: Annotated[
         Path | None,
-        typer.Argument(metavar="FOLDER", help="Copy them here, for a machine without network."),
+        typer.Argument(metavar="FOLDER", help="Copy the jars here, for a machine without network."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fetch the jars that Spark needs for Delta and S3, as the first run that starts a Spark does by itself.
+    """Fetch the jars that Spark needs for Delta and S3; the first run that starts a Spark does so by itself.
 
-    A machine that reaches no Maven repository takes them from a copy of the folder, which PGSIEVE_JARS names there.
+    For a machine that reaches no Maven repository, copy FOLDER there and set PGSIEVE_JARS to its path.
     """
     from pgsieve.pipelines.commands.jars import jars as fetch_jars
 
@@ -120,9 +120,9 @@ app.add_typer(engine, name="engine", rich_help_panel=_PANEL)
 
 @command("Example: pgsieve engine start", "start", engine)
 def start_engine(ctx: typer.Context, config: ConfigFile = None, as_json: AsJson = False) -> None:
-    """Start the engine unless it serves already; one of other settings or another version ends before.
+    """Start the engine unless it runs already; an engine with other settings or of another version is ended first.
 
-    It ends when no run has used it for `spark.engine_idle` (15 minutes).
+    The engine ends when no run has used it for `spark.engine_idle` (15 minutes).
     """
     settings = load(ctx, config)
     from pgsieve.pipelines.commands.engine import start
@@ -138,7 +138,7 @@ def print_engine_status(
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show whether the engine runs, since when, for which lake, and in how much memory. Exits with 1 if it does not run."""
+    """Show whether the engine runs, since when, for which lake, and how much memory it uses. Exits with 1 if it does not run."""
     settings = load(ctx, config)
     from pgsieve.pipelines.commands.engine import status as engine_status
 
@@ -150,7 +150,7 @@ def print_engine_status(
 
 @command("Example: pgsieve engine stop", "stop", engine)
 def stop_engine(ctx: typer.Context, config: ConfigFile = None, as_json: AsJson = False) -> None:
-    """End the engine, also where runs use it: they end with an error, and the next ones go on."""
+    """End the engine, even if runs use it: these end with an error, and the next runs continue."""
     settings = load(ctx, config)
     from pgsieve.pipelines.commands.engine import stop
 

@@ -1,4 +1,4 @@
-"""Commands that replicate, or change what is replicated: run, resync, skip, enable, drop.
+"""Commands that replicate: run, resync, skip, enable, drop.
 
 `console` prints their results.
 """
@@ -35,14 +35,14 @@ TakeOver = Annotated[
     bool,
     typer.Option(
         "--take-over",
-        help="Take a replication slot that another lake may read. That one has to be copied again.",
+        help="Take the replication slot from another lake that may read it. The tables of that lake must be copied again.",
     ),
 ]
 
 
 Follow = Annotated[
     bool,
-    typer.Option("--follow", help="Go on applying changes as they arrive, until SIGTERM or Ctrl-C."),
+    typer.Option("--follow", help="Keep running and apply changes as they arrive, until SIGTERM or Ctrl-C."),
 ]
 MetricsPort = Annotated[
     int | None,
@@ -59,7 +59,7 @@ MetricsHost = Annotated[
     typer.Option(
         "--metrics-host",
         metavar="ADDRESS",
-        help="Address that they are served at (0.0.0.0: at all of this machine).",
+        help="Address that metrics are served at (0.0.0.0: all addresses of this machine).",
     ),
 ]
 StallLimit = Annotated[
@@ -68,7 +68,7 @@ StallLimit = Annotated[
         "--stall-limit",
         min=0,
         metavar="SECONDS",
-        help="With --follow: end with an error after this time without progress while changes wait; 0: never.",
+        help="With --follow: end with an error if changes wait and nothing progresses for this time; 0: never.",
     ),
 ]
 
@@ -87,15 +87,15 @@ def run(
         bool,
         typer.Option(
             "--explain",
-            help="Instead: show what would be done for each table, which engine would write it, and why; changes nothing.",
+            help="Only show what a run would do for each table, which engine would write it, and why; change nothing.",
         ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Copy what is new, apply every change up to the source's current LSN, and exit.
+    """Copy new tables, apply every change up to the source's current LSN, and exit.
 
-    Prints what was copied and applied; with --follow and --json an object a line. Exits with 1 when a table had to be set
-    aside.
+    Prints the copied tables and the applied changes; with --follow and --json, one object a line. Exits with 1 if a table is
+    set aside.
     """
     settings = load(ctx, config)
     selected = settings.selected(subscriptions or [])
@@ -127,7 +127,7 @@ def run(
         console.print_failures(summary.failures, verbose=is_verbose(ctx))
     else:
         reports.print_run(summary, verbose=is_verbose(ctx))
-    end(summary.failures, found=summary.problems)
+    end(summary.failures, problems=summary.problems)
 
 
 def _followed(
@@ -138,7 +138,7 @@ def _followed(
     metrics_at: tuple[str, int] | None,
     stall_limit: float | None,
 ) -> tuple[Failure, ...]:
-    """Follow the subscriptions; returns the failures at the end. A follower whose threads go on ends the process."""
+    """Follow the subscriptions; returns the failures. Where threads cannot be stopped, it ends the whole process."""
     from pgsieve.pipelines.following.follow import follow
     from pgsieve.pipelines.following.watch import BrokenOffError, StalledError
 
@@ -156,7 +156,7 @@ def _followed(
         code = REFUSED
     console.log_as_text()
     sys.stdout.flush()
-    os._exit(code)  # Not sys.exit, which would wait for these threads.
+    os._exit(code)  # sys.exit would wait for these threads.
 
 
 def _explain(settings: Config, selected: Sequence[SubscriptionConfig], *, as_json: bool) -> None:
@@ -178,11 +178,11 @@ def resync(
     take_over: TakeOver = False,
     as_json: AsJson = False,
 ) -> None:
-    """Copy tables again, and bring the subscription up to date; the other tables are left alone.
+    """Copy tables again, and bring the subscription up to date; other tables are not copied.
 
-    Says of each table what changed since it was copied. Without tables it copies those that are set aside, or whose
-    row filter, columns or publications changed; and all of them where the slot was lost, after making a new one. Tables of
-    pgsieve's own that cannot be read are begun anew then, and what they told of is copied.
+    Prints for each table what changed since it was copied. Without SCHEMA.TABLE it copies the tables that are set aside, or
+    whose row filter, columns or publications changed. If the slot was lost, it makes a new one and copies all tables. If
+    tables of pgsieve's own cannot be read, it begins them anew, and copies the tables that they describe.
     """
     settings = load(ctx, config)
     (selected,) = settings.selected([subscription])
@@ -200,15 +200,18 @@ def skip(
     ctx: typer.Context,
     subscription: Subscription,
     lsn: Annotated[
-        str, typer.Argument(metavar="LSN", help="The finish LSN of the transaction to skip; none clears it.")
+        str,
+        typer.Argument(
+            metavar="LSN", help="The finish LSN of the transaction; `none` cancels an earlier skip."
+        ),
     ],
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Skip all changes of one transaction, as ALTER SUBSCRIPTION ... SKIP does.
 
-    The LSN is the one that the error of a disabled subscription names. It is cleared once that transaction was
-    skipped, or another one that was not empty was applied.
+    The error of a disabled subscription names the LSN. pgsieve forgets it after this transaction was skipped, or after another
+    one with changes was applied.
     """
     settings = load(ctx, config)
     (selected,) = settings.selected([subscription])
@@ -222,7 +225,7 @@ def skip(
 def enable(
     ctx: typer.Context, subscription: Subscription, config: ConfigFile = None, as_json: AsJson = False
 ) -> None:
-    """Enable a subscription that an error disabled (disable_on_error); the next run goes on where it stopped."""
+    """Enable a subscription that an error disabled (disable_on_error); the next run continues where it stopped."""
     settings = load(ctx, config)
     (selected,) = settings.selected([subscription])
     from pgsieve.pipelines.commands.skip import enable as enable_again
@@ -236,17 +239,17 @@ def drop(
     ctx: typer.Context,
     subscription: Subscription,
     delete_tables: Annotated[
-        bool, typer.Option("--delete-tables", help="Delete its tables in the lake, too.")
+        bool, typer.Option("--delete-tables", help="Delete the subscription's tables in the lake, too.")
     ] = False,
     leave_slot: Annotated[
-        bool, typer.Option("--leave-slot", help="Do not ask the server, which may be gone.")
+        bool, typer.Option("--leave-slot", help="Do not connect to the server: for one that is gone.")
     ] = False,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Remove what pgsieve made for a subscription on the server: slot and capture publications.
+    """Remove a subscription's slot and capture publications from the server.
 
-    A slot that other subscriptions need is kept, and captures no more than they need.
+    If other subscriptions need the slot, it stays, and captures only the tables that they need.
     """
     settings = load(ctx, config)
     from pgsieve.pipelines.commands.drop import drop as drop_subscription

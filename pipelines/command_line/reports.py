@@ -1,6 +1,7 @@
-"""Reports of commands for a person: results (`pgsieve.pipelines.commands.results`) in, lines and tables out.
+"""Prints the results of commands for a person.
 
-Nothing here raises. `console.print_json` prints the same results as JSON.
+In: results (`pgsieve.pipelines.commands.results`). Out: lines and tables. Nothing here raises.
+`console.print_json` prints the same results as JSON.
 """
 
 import sys
@@ -94,7 +95,7 @@ def _print_changes(run: SubscriptionRun) -> None:
 
 
 def _print_transformed(tables: Sequence[TransformedTable]) -> None:
-    """Print what UPDATEs became, where a row filter or a partition tree has a say in it."""
+    """Print how UPDATEs were sent, for tables with a row filter or a partition tree: these may turn them into INSERT or DELETE."""
     numbers = ("UPDATEs", "as INSERT", "as UPDATE", "as DELETE", "not sent")
     shown = table_of("transformed", "through", *numbers, "row filter", right=numbers)
     for each in tables:
@@ -129,7 +130,7 @@ def print_explanation(explained: Explanation) -> None:
 
 
 def print_resync(report: ResyncReport) -> None:
-    """Print which tables were copied again, what had changed in each, and what the run did."""
+    """Print the tables that were copied again, what had changed in each, and the run's result."""
     name = report.subscription
     if report.lost:
         print_out(Text.assemble(("slot replaced: ", "bold"), report.lost))
@@ -154,7 +155,7 @@ def print_enabled(report: EnableReport) -> None:
 
 
 def print_skip(report: SkipReport) -> None:
-    """Print what a subscription will skip."""
+    """Print the transaction that a subscription will skip."""
     lsn = report.skip_lsn
     outcome = f"will skip the transaction finished at LSN {lsn}" if lsn else "skips no transaction"
     print_out(Text(f"{report.subscription}: {outcome}"))
@@ -250,13 +251,13 @@ def print_status(report: StatusReport) -> None:
 
 
 def _print_problem(name: str, problem: str) -> None:
-    """What is wrong with a slot or subscription, and the hint on a line of its own."""
+    """Print the problem of a slot or subscription, and its hint on a line of its own."""
     what, *hints = problem.split("\n")
     print_out(Text.assemble((f"{name}: ", "red"), what), *(Text(f"  {hint}") for hint in hints))
 
 
 def _progress_of(subscription: SubscriptionStatus) -> str:
-    """How far behind a subscription is, and when it was last up to date; empty before the first run."""
+    """How far a subscription is behind, and when it was last up to date; empty before the first run."""
     parts = []
     if subscription.seconds_behind is not None:
         waiting = timedelta(seconds=round(subscription.seconds_behind))
@@ -267,7 +268,7 @@ def _progress_of(subscription: SubscriptionStatus) -> str:
 
 
 def print_check(report: CheckReport) -> None:
-    """Print the comparison; of each table that differs a sample of keys, and of one that cannot be compared why."""
+    """Print the comparison; then some keys of each table that differs, and the reason for a table that was not compared."""
     columns = ("subscription", "table", "publisher", "replica", "result", "LSN")
     tables = table_of(*columns, right=("publisher", "replica"))
     for table in report.tables:
@@ -286,7 +287,7 @@ def print_check(report: CheckReport) -> None:
             print_out(Text.assemble((name, "red"), f"{undone}, {table.problem}"))
         if table.repaired:
             written, removed = table.repaired
-            print_out(Text(f"{name}repaired, {counted(written, 'row')} written and {removed:,} taken out"))
+            print_out(Text(f"{name}repaired, {counted(written, 'row')} written and {removed:,} removed"))
     print_checked(report.sequences)
     _print_warnings(report.warnings)
     print_out(_outcome(report.tables))
@@ -300,7 +301,7 @@ def _unequal(table: CheckedTable) -> str:
 
 
 def _outcome(tables: Sequence[CheckedTable]) -> Text:
-    """How many tables differ, or could not be compared."""
+    """How many tables differ, and how many could not be compared."""
     differing = sum(table.compared and not table.equal for table in tables)
     unknown, total = sum(not table.compared for table in tables), counted(len(tables), "table")
     parts = [f"{differing:,} of {total} {'differs' if differing == 1 else 'differ'}"] if differing else []
@@ -311,7 +312,7 @@ def _outcome(tables: Sequence[CheckedTable]) -> Text:
 
 
 def print_survey(listed: Sequence[SurveyedPublication], surveyed: Sequence[SurveyedTable]) -> None:
-    """Print a database's publications and tables to stderr, where the questions about them follow."""
+    """Print a database's publications and tables on stderr, before the questions about them."""
     publications = table_of("publication", "publishes", "tables")
     for each in listed:
         shown = ", ".join(each.tables[:6]) + (f" and {len(each.tables) - 6} more" if each.tables[6:] else "")
@@ -342,7 +343,11 @@ def print_init(report: InitReport) -> None:
     password = f"; the password of {report.role} is expected in {report.variable}" if report.variable else ""
     look = f"look at {report.config}{password}" + (": export it, or use password_command" if password else "")
     if report.statements is None:
-        steps = [look, "mend what stands above: until then no SQL is written", "pgsieve init --force, again"]
+        steps = [
+            look,
+            "solve the problems above: until then no SQL is written",
+            "pgsieve init --force, again",
+        ]
     else:
         steps = [
             f"run {report.statements} as the owner of the tables; its role is {report.role}",
@@ -359,11 +364,11 @@ def print_live_demo(demo: LiveDemo) -> None:
         ("Look at it:", demo.url),
         (
             "1.",
-            "The lineage: tables of the source, a replica of each, the cut; the steps are in the group shop_replication.",
+            "The lineage: the source's tables, their replicas, the cut; the steps are in the group shop_replication.",
         ),
         (
             "",
-            "The first run copies the tables, then one every few seconds applies what was written: the assets tell when.",
+            "The first run copies the tables; then a run every few seconds applies the changes. The assets show when.",
         ),
         ("2.", "Click sales › shop › orders: its rows, and what each run inserted, updated and deleted."),
         (
@@ -372,14 +377,14 @@ def print_live_demo(demo: LiveDemo) -> None:
         ),
         (
             "4.",
-            "Runs: what is recorded of each run. Automation: the schedules and sensors, off until you say so.",
+            "Runs: the record of each run. Automation: the schedules and sensors; all are off until you switch them on.",
         ),
-        ("5.", "Write yourself, and watch it arrive, or leave the row filter region = 'EMEA':"),
+        ("5.", "Change a row yourself, and see it enter or leave the row filter region = 'EMEA':"),
         ("", f"psql '{demo.conninfo}' -c \"update shop.orders set region = 'EMEA' where id = 1001\""),
         ("6.", "From another terminal:"),
         ("", f"pgsieve -c {demo.config} status"),
         ("", f"tail -f {demo.log}"),
-        ("Ctrl-C", f"ends it all; what it made stays in {demo.config.parent}"),
+        ("Ctrl-C", f"ends the demo; its files stay in {demo.config.parent}"),
     )
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     for mark, text in lines:
@@ -389,7 +394,7 @@ def print_live_demo(demo: LiveDemo) -> None:
 
 
 def print_demo_step(title: str, tables: Sequence[ComparedTable]) -> None:
-    """The tables after one step of the demo, side by side."""
+    """Print the tables after one step of the demo, side by side."""
     print_out("", Text(title, style="bold"))
     for compared in tables:
         verdict = Text("equal", style="green") if compared.equal else Text("DIFFERENT", style="bold red")
@@ -403,7 +408,7 @@ def print_demo_step(title: str, tables: Sequence[ComparedTable]) -> None:
 
 
 def _print_sized(sized: SizedReport) -> None:
-    """Print both durations at size, in rows per second, and the result of `check`."""
+    """Print how long both took for the large table, in rows per second, and the result of `check`."""
     table = table_of(
         *("at size", "rows or changes", "CREATE SUBSCRIPTION", "pgsieve", "run by"),
         right=("rows or changes", "CREATE SUBSCRIPTION", "pgsieve"),
@@ -435,22 +440,24 @@ def print_demo(report: DemoReport) -> None:
         Text.assemble(verdict, f" {report.seconds:.0f} s."),
         Text(f"Delta tables:  {report.lake}"),
         Text(f"Configuration: {report.config}"),
-        Text("The servers have ended. One that stays, with Dagster's pages on it: pgsieve demo --ui"),
+        Text(
+            "The servers have ended. For a server that stays, with Dagster's web interface: pgsieve demo --ui"
+        ),
     )
 
 
 def print_jars(report: JarsReport) -> None:
-    """Print the present jars, and how a machine without network uses the copy."""
+    """Print the jars, and how a machine without network uses the copy."""
     table = table_of("package", "files", "size", right=("files", "size"))
     for each in report.packages:
         add_row(table, each.package, each.files, size_of(each.bytes))
     print_out(table)
     if report.folder is not None:
-        print_out(Text(f"copied; where no Maven repository is reached: export PGSIEVE_JARS={report.folder}"))
+        print_out(Text(f"copied; on a machine without Maven repository: export PGSIEVE_JARS={report.folder}"))
 
 
 def print_engine(report: EngineReport) -> None:
-    """Print whether the engine serves."""
+    """Print whether the engine runs, and whether runs use it."""
     if not report.serving:
         print_out("the engine does not run; start it: pgsieve engine start")
         return
@@ -466,5 +473,5 @@ def print_engine(report: EngineReport) -> None:
 
 
 def print_engine_stopped(report: EngineStopReport) -> None:
-    """Print whether there was an engine to end."""
+    """Print whether an engine was ended."""
     print_out("the engine has ended" if report.stopped else "no engine ran")

@@ -1,6 +1,6 @@
 """Prints the rows of a replica on stdout: batches of Arrow -> CSV, or one JSON object a line.
 
-The command line imports it only to print rows: help, and a wrong file, need no pyarrow.
+The command line imports this module only to print rows, as it imports pyarrow: help stays fast.
 """
 
 import json
@@ -27,7 +27,7 @@ def print_rows(batches: Iterator[pa.RecordBatch], schema: pa.Schema, *, as_json:
 
 
 def _printed_type(kind: pa.DataType) -> pa.DataType:
-    """The type as which values are printed: as they are, or as text."""
+    """The type for printing: numbers and booleans as they are, all others as text."""
     plain = pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_floating(kind)
     return kind if plain else pa.string()
 

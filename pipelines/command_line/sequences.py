@@ -11,7 +11,7 @@ from pgsieve.pipelines.commands.sequences import CheckedSequence, ListedSequence
 
 
 def print_listed(sequences: Sequence[ListedSequence]) -> None:
-    """A line for each sequence of a subscription."""
+    """Print a line for each sequence of a subscription."""
     for each in sequences:
         value = "not read yet" if each.last_value is None else f"{each.last_value}"
         called = "" if each.is_called or each.last_value is None else ", not called yet"
@@ -20,7 +20,7 @@ def print_listed(sequences: Sequence[ListedSequence]) -> None:
 
 
 def print_checked(sequences: Sequence[CheckedSequence]) -> None:
-    """A line for each sequence, and whether it differs."""
+    """Print a line for each sequence: whether the recorded value equals the publisher's."""
     for each in sequences:
         result = "moved on" if each.moved else "equal" if each.equal else "differs"
         recorded, publisher = (

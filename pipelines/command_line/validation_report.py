@@ -1,4 +1,4 @@
-"""Reports of publications, and of what subscriptions will receive, for a person.
+"""Prints the result of `validate` for a person: publications, and what each subscription will receive.
 
 In: results (`pgsieve.pipelines.commands.validation_results`). Out: lines. Nothing here raises.
 """
@@ -127,7 +127,7 @@ def _print_moments(received: ReceivedTables) -> None:
 
 
 def _by_filter(row_filters: Mapping[str, str | None]) -> list[tuple[str | None, list[str]]]:
-    """The operations that share a row filter; TRUNCATE has none, as it concerns no single row."""
+    """Each row filter with its operations; TRUNCATE concerns the whole table, so it has no row filter."""
     grouped: dict[str | None, list[str]] = {}
     for operation, row_filter in row_filters.items():
         if operation != "truncate":
@@ -141,6 +141,6 @@ def _names(names: Sequence[str], separator: str = ", ") -> str:
 
 
 def print_since_copy(table: TableStatus | ReceivedTable) -> None:
-    """Print what has changed in the publications of a table since it was copied."""
+    """Print what changed in a table's publications since it was copied."""
     for change in table.since_copy:
         print_out(Text(f"{quote_qualified(table.schema, table.name)}: changed since its copy: {change}"))

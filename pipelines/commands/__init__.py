@@ -1,4 +1,4 @@
 """The work of each command of `pgsieve`, one module per command. No command prints.
 
-`results` has the dataclasses that they return, `failures` the errors with the subscriptions that they end.
+`results` has the dataclasses that commands return; `failures` says which subscriptions an error ends.
 """

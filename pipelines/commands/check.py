@@ -29,8 +29,8 @@ def check(
 ) -> CheckReport:
     """Bring the selected subscriptions up to one LSN each and compare all their tables there.
 
-    `repairing` writes the publisher's rows over the differing ones, at a later LSN. A subscription that
-    cannot be checked does not stop the others.
+    With `repairing` the publisher's rows replace the rows that differ, at a later LSN. A subscription that cannot
+    be checked does not stop the others.
     """
     declared = project(config)
     failures, warnings = Failures(), list[str]()
@@ -48,7 +48,7 @@ def _checked(
     subscription: Subscription, lake: Lake, progress: Progress, warn: Log, *, repairing: bool
 ) -> tuple[list[CheckedTable], list[CheckedSequence]]:
     with _shown(progress, f"check {subscription.name}") as log:
-        # First: reading the slot also brings sequences up to date.
+        # Sequences come first: reading the slot would bring them up to date.
         sequences = _checked_sequences(subscription, lake)
         results = check_consistency(
             subscription, lake, log, warn=lambda warning: warn(f"{subscription.name}: {warning}")
@@ -98,9 +98,9 @@ def _checked_sequences(subscription: Subscription, lake: Lake) -> list[CheckedSe
 def _with_copied(
     subscription: Subscription, lake: Lake, results: Sequence[TableConsistency], log: Log
 ) -> list[TableConsistency]:
-    """Copy tables whose definition has changed, as the next run would, and compare them then.
+    """Copy tables whose definition has changed, as the next run would, and compare these again.
 
-    The other results stay.
+    Returns all results.
     """
     compared = {(c.schema, c.table): c for c in results}
     waiting = {name for name, c in compared.items() if c.problem}

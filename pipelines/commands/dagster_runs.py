@@ -1,7 +1,7 @@
-"""Limits the commands' runs in Dagster's records: of idle runs only the last is kept, of others the recent ones.
+"""Deletes old runs of commands from Dagster's records: idle runs except the last one, and runs past their retention.
 
-In: Dagster's instance, and runs that commands of pgsieve made in it; no others are touched. Out: fewer of
-them. The run of an asset's last materialization, and every copy, is kept.
+In: Dagster's instance. Runs that no command of pgsieve made stay, as do the run of each asset's last
+materialization, and every run that copied tables.
 """
 
 from collections.abc import Mapping
@@ -9,13 +9,13 @@ from datetime import UTC, datetime, timedelta
 
 import dagster as dg
 
-#: A tag of a command's runs: what it materialises.
+#: A tag of a command's runs; its value is the task, such as `maintain sales`.
 COMMAND = "pgsieve/command"
-#: A tag of runs that found nothing to do.
+#: A tag of runs without work.
 IDLE = "pgsieve/idle"
-#: Dagster's tags of a run that copies tables: one, or several.
+#: Dagster's tags of a run that copies one table, or several.
 _COPY = {"dagster/partition", "dagster/asset_partition_range_start"}
-#: The number of runs that are read at once.
+#: The number of runs per query.
 _PAGE = 100
 
 
@@ -25,7 +25,7 @@ def tagged(task: str, tags: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def keep_one_idle(dagster: dg.DagsterInstance, result: dg.ExecuteInProcessResult) -> None:
-    """Delete earlier idle runs of the same task, where a run found nothing to do."""
+    """If a run had no work, tag it as idle, and delete the earlier idle runs of the same task."""
     events = [event.materialization.metadata for event in result.get_asset_materialization_events()]
     if not result.success or not all(map(_is_idle, events)):
         return
@@ -39,13 +39,13 @@ def keep_one_idle(dagster: dg.DagsterInstance, result: dg.ExecuteInProcessResult
 
 
 def _is_idle(metadata: Mapping[str, dg.MetadataValue]) -> bool:
-    """Whether a materialization of the change log, or of a transformation, reports no work."""
+    """Whether a materialization of the change log, or of transformed changes, reports no work."""
     slices, tables = metadata.get("slices"), metadata.get("tables")
     return (slices is not None and slices.value == 0) or (tables is not None and tables.value == "no changes")
 
 
 def delete_old_runs(dagster: dg.DagsterInstance, kept: timedelta | None) -> int:
-    """Delete the commands' runs that ended longer ago; returns their number. None keeps them all."""
+    """Delete the commands' runs that ended before the retention; returns their number. None keeps all of them."""
     if kept is None:
         return 0
     finished = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]

@@ -1,7 +1,7 @@
 """`pgsieve decode`: the messages of a source's slot, or of its change log, through an output plugin.
 
-In: the configuration, a plugin and its options. Out: the plugin's output, as bytes. The slot is only peeked
-at: nothing is confirmed. Raises PgsieveError for a source, slot, plugin or option that does not exist.
+In: the configuration, a plugin and its options. Out: the plugin's output, as bytes. It peeks at the slot and
+confirms nothing. Raises PgsieveError for a source, slot, plugin or option that does not exist.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ from pgsieve.resources.postgres.slot import (
 )
 from pgsieve.resources.postgres.wal import flushed_lsn
 
-#: From here on Stream Abort has its LSN and time, with streaming = parallel.
+#: The first protocol version whose Stream Abort messages have an LSN and a time, with streaming = parallel.
 _PARALLEL_PROTOCOL = 4
 
 
@@ -67,7 +67,7 @@ def _option(text: str) -> tuple[str, str | None]:
 
 
 def _feed(declared: Project, source: str, slot: str | None) -> Feed:
-    """The feed of a source's slot; the slot must be named only where there are several."""
+    """The feed of a source's slot; the slot must be named only if the source has several."""
     feeds = {f.slot: f for f in declared.feeds.values() if f.source.name == source}
     if not feeds:
         sources = tuple(dict.fromkeys(f.source.name for f in declared.feeds.values()))
@@ -89,14 +89,14 @@ def _recorded(declared: Project, feed: Feed) -> Iterator[bytes]:
     if lake.local is None:
         raise PgsieveError(
             f'lake "{lake.uri}" can be read only by Spark, and decode starts none',
-            hint="leave out --from-change-log to read what waits in the slot",
+            hint="leave out --from-change-log to read the changes that wait in the slot",
             sqlstate="0A000",
         )
     with lake.access.refusing(path):
         if not lake.local.exists(path):
             raise PgsieveError(
-                f'source "{feed.source.name}": nothing has been recorded of slot "{feed.slot}"',
-                hint="`pgsieve run` records it",
+                f'source "{feed.source.name}": the change log has nothing of slot "{feed.slot}" yet',
+                hint="`pgsieve run` reads the slot into it",
             )
         slices = lake.local.change_log(path)
         for end in slices.ends(0):
@@ -137,8 +137,8 @@ def _waiting(feed: Feed, version: int, *, streaming: bool) -> Iterator[bytes]:
             if not has_changes(connection, source.name, slot, first):
                 return
             batches = read_messages(source.executor_conninfo(), peek_query(slot, upto, options, version))
-            # The server has read all of the slot before it sends anything, so others need not wait for the
-            # printing.
+            # The server decodes the whole slot before it sends a row. So after the first batch the lock is released, and
+            # other processes need not wait for the printing.
             with refusing_slot(source.name, slot, "read"):
                 begun = list(islice(batches, 1))
     with refusing_slot(source.name, slot, "read"):

@@ -13,7 +13,7 @@ from pgsieve.resources.postgres.errors import SourceUnreachableError
 
 
 def drop(config: Config, name: str, *, delete_tables: bool, leave_slot: bool) -> DropReport:
-    """Drop a subscription; a second call finds nothing left to do."""
+    """Drop a subscription; a second call changes nothing."""
     declared = project(config)
     lake = declared.lake.open()
     if name not in declared.subscriptions and TableStates(lake, name).is_in_use():
@@ -29,7 +29,7 @@ def drop(config: Config, name: str, *, delete_tables: bool, leave_slot: bool) ->
     except SourceUnreachableError as error:
         raise SourceUnreachableError(
             error.message,
-            hint="where the server is gone for good, `--leave-slot` drops the subscription without it",
+            hint="if the server is gone for good, `--leave-slot` drops the subscription without it",
             sqlstate=error.sqlstate,
         ) from error
     captured = "" if feed.filtered else f" and the publications {feed.capture}*"

@@ -1,7 +1,7 @@
-"""`pgsieve engine`: the Spark that is kept warm for the runs of a configuration.
+"""`pgsieve engine`: a Spark that keeps running for the runs of a configuration, the warm engine.
 
-In: the configuration. Out: an `EngineReport`. Raises PgsieveError where the configuration has no engine, or
-the engine does not start to serve.
+In: the configuration. Out: an `EngineReport`. Raises PgsieveError if the configuration has no engine, or the
+engine does not start.
 """
 
 import os
@@ -32,7 +32,7 @@ def start(config: Config, progress: Progress) -> EngineReport:
 
 
 def status(config: Config) -> EngineReport:
-    """Whether the engine serves, and how."""
+    """Whether the engine serves, and its address, uptime and memory."""
     engine = _engine(config)
     record = engine.folder.read()
     if record is None:
@@ -50,15 +50,15 @@ def status(config: Config) -> EngineReport:
 
 
 def stop(config: Config) -> bool:
-    """End the engine; returns whether there was one.
+    """End the engine; returns whether one ran.
 
-    It also ends an engine that the configuration no longer has.
+    An engine is also ended if the configuration has switched it off since.
     """
     return control.stop(EngineFolder(config.state_folder / "engine"))
 
 
 def keep_for_this_process(config: Config) -> None:
-    """Start the engine, and keep it as long as this process lives; silent where that is not possible."""
+    """Start the engine, and keep it as long as this process lives. An error is ignored: runs start a Spark of their own."""
     engine = project(config).lake.engine
     if engine.is_warmed:
         with suppress(PgsieveError, OSError):
@@ -81,7 +81,7 @@ def _engine(config: Config) -> SparkEngine:
 
 
 def _resident_bytes(pid: int) -> int:
-    """The memory of a process; 0 where the system does not show it."""
+    """The memory of a process; 0 if the system does not show it."""
     with suppress(OSError, ValueError, IndexError):
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")

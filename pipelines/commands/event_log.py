@@ -1,11 +1,11 @@
-"""Dagster's event log in SQLite, with connections that stay open.
+"""Dagster's event log in SQLite, made faster by connections that stay open.
 
-In: an event log storage as Dagster makes it by its configuration. Out: the same, in the same files. Dagster
-makes an engine and a connection for each statement. The last connection that closes checkpoints the
-database's log, which is most of the cost of an event. A run with changes in 200 tables has some thousand
-events; those that plan its steps are stored in one transaction. Each run has a database of its own, whose
-tables Dagster's migrations create; here the others copy the first run's. Raises the errors of Dagster's
-storage.
+In: Dagster's own event log storage. Out: the same storage, with the same files. Raises its errors.
+
+Dagster opens a connection for each statement. When the last connection closes, SQLite checkpoints its log,
+which is most of the cost of an event; a run with changes in 200 tables has some thousand events. Here the
+connections stay open, and the events that plan a run's steps are stored in one transaction. Dagster also
+creates a database for each run by its migrations. Here only the first run does so; later runs copy its file.
 """
 
 import os
@@ -24,30 +24,30 @@ from sqlalchemy.event import listen
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import QueuePool
 
-#: Open databases at most: one for all runs, one for events without a run, and the newest run's own.
+#: The largest number of open databases: one for all runs, one for events without a run, and the newest run's own.
 _KEPT = 3
 #: How long a statement waits for another process, as in Dagster.
 _BUSY_SECONDS = 30
-#: Dagster's settings of an event's batch: its size, and the upper limit.
+#: Dagster's environment variable for the number of events in a batch, and the value for it.
 _BATCH, _BATCH_EVENTS = "DAGSTER_EVENT_BATCH_SIZE", "1000"
 
 
 class KeptEventLog(SqliteEventLogStorage):
-    """The storage whose connections stay open; `connections_kept` makes it from Dagster's own."""
+    """An event log storage whose connections stay open; `connections_kept` makes it from Dagster's storage."""
 
     #: One connection for each database.
     _open: OrderedDict[str, Connection]
     _turn: RLock
     #: The connections of a batch, each in a transaction.
     _batch: dict[str, Connection]
-    #: A run's database before its first event.
+    #: The file of a run's database without events, which later runs copy.
     _pattern: bytes | None
-    #: Existing tables, columns and migrations: Dagster looks for them with each event, and none is removed.
-    _there: set[tuple[str, ...]]
+    #: Tables, columns and migrations that exist. Dagster looks for them with each event, and never removes one.
+    _existing: set[tuple[str, ...]]
 
     @contextmanager
     def _connect(self, shard: str) -> Iterator[Connection]:
-        with self._turn:  # So one connection per database is enough.
+        with self._turn:  # The lock makes one connection per database enough.
             if (connection := self._batch.get(shard)) is not None:
                 yield connection
                 return
@@ -55,10 +55,7 @@ class KeptEventLog(SqliteEventLogStorage):
                 yield connection
 
     def store_event_batch(self, events: Sequence[EventLogEntry]) -> None:
-        """Store some events in one transaction of each database.
-
-        Where it fails, Dagster stores them one by one.
-        """
+        """Store events in one transaction of each database; if this fails, Dagster stores them one by one."""
         with self._turn, ExitStack() as stack:
             stack.callback(self._batch.clear)
             for shard in {INDEX_SHARD_NAME, *(event.run_id for event in events)}:
@@ -72,14 +69,14 @@ class KeptEventLog(SqliteEventLogStorage):
                 self._initdb(engine)
         elif self._pattern is None:
             self._initdb(engine)
-            engine.dispose()  # Then all of it is in one file.
+            engine.dispose()  # Closing moves all pages from SQLite's log into the one file.
             self._pattern = path.read_bytes()
         else:
             made = path.with_suffix(".making")
             made.write_bytes(self._pattern)
             try:
                 path.hardlink_to(made)
-            except OSError:  # Another process was faster, or the file system has no links.
+            except OSError:  # Another process has created the file, or the file system has no hard links.
                 self._initdb(engine)
             finally:
                 made.unlink()
@@ -96,14 +93,14 @@ class KeptEventLog(SqliteEventLogStorage):
         """Whether a data migration was applied to the database of all runs."""
         return self._has(("migration", name), lambda: super(KeptEventLog, self).has_secondary_index(name))
 
-    def _has(self, what: tuple[str, ...], look: Callable[[], bool]) -> bool:
-        if what not in self._there and look():
-            self._there.add(what)
-        return what in self._there
+    def _has(self, entry: tuple[str, ...], look: Callable[[], bool]) -> bool:
+        if entry not in self._existing and look():
+            self._existing.add(entry)
+        return entry in self._existing
 
     def _connection(self, shard: str) -> Connection:
         connection, path = self._open.pop(shard, None), self.path_for_shard(shard)
-        if connection is not None and not os.path.exists(path):  # noqa: PTH110 - asked for each event
+        if connection is not None and not os.path.exists(path):  # noqa: PTH110 - faster, and called for each event
             _close(connection)  # The file has been removed.
             connection = None
         if connection is None:
@@ -135,7 +132,7 @@ def _close(connection: Connection) -> None:
 
 
 def _is_made(engine: Engine) -> bool:
-    """Whether a database records its migration: otherwise Dagster reads all of its migrations, and applies them."""
+    """Whether a database's migrations were applied; otherwise Dagster has to read and apply all of them."""
     try:
         with engine.connect() as connection:
             return bool(connection.execute(text("select version_num from alembic_version")).first())
@@ -144,25 +141,25 @@ def _is_made(engine: Engine) -> bool:
 
 
 def _write_soon(connection: DBAPIConnection, _record: object) -> None:
-    """Do not wait for the disk with each event: a power cut may lose the last ones, never the database (sqlite.org/wal.html)."""
+    """Do not wait for the disk after each event.
+
+    A power cut may lose the last events, but does not damage the database (sqlite.org/wal.html).
+    """
     connection.cursor().execute("PRAGMA synchronous = NORMAL")
 
 
 @contextmanager
 def connections_kept(storage: EventLogStorage) -> Iterator[None]:
-    """Let Dagster's own storage in SQLite keep its connections open in the block.
-
-    Other storages do so themselves.
-    """
+    """Within the block, keep the connections of Dagster's storage in SQLite open; other storages stay as they are."""
     if type(storage) is not SqliteEventLogStorage:
         yield
         return
-    # Dagster makes its storages itself, and passes them to others: this one has to stay the same object.
+    # Dagster has passed this object on already, so its class is changed instead of the object.
     kept: EventLogStorage = storage
     storage.__class__ = KeptEventLog
     assert isinstance(kept, KeptEventLog)
     kept._open, kept._turn, kept._batch = OrderedDict(), RLock(), {}  # noqa: SLF001 - see above
-    kept._pattern, kept._there = None, set()  # noqa: SLF001
+    kept._pattern, kept._existing = None, set()  # noqa: SLF001
     ours = _BATCH not in os.environ
     os.environ.setdefault(_BATCH, _BATCH_EVENTS)
     try:

@@ -1,4 +1,4 @@
-"""What `pgsieve run --explain` returns: plain values, as those of `results`. Nothing here raises."""
+"""The result of `pgsieve run --explain`, for people and as JSON. Nothing here raises."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ExplainedTable:
-    """What a run would do for a table: `copy` its `bytes`, `apply` its changes, `wait`, or nothing (`set aside`).
+    """The work of a run for a table: `copy` its `bytes`, `apply` its changes, `wait`, or none (`set aside`).
 
-    `few` is the engine that would write rows up to the small limit, `many` the one for more: `driver` (this process),
-    `threads` or `Spark`; None if nothing is written. `because` says why.
+    `few` is the engine for rows up to the small limit, `many` the engine for more: `driver` (this process), `threads` or
+    `Spark`; None if nothing is written. `because` is the reason for the engine or for the state.
     """
 
     subscription: str
@@ -24,7 +24,10 @@ class ExplainedTable:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What `pgsieve run --explain` found: the tables, and by feed how many bytes of WAL wait in the slot (None: no slot yet)."""
+    """The tables, and by feed how many bytes of WAL wait in the slot (None: no slot yet).
+
+    `small_bytes` is the small limit.
+    """
 
     tables: tuple[ExplainedTable, ...]
     waiting_bytes: Mapping[str, int | None]

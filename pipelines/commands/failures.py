@@ -1,8 +1,8 @@
-"""Errors that end some subscriptions' part of a command, while the others go on.
+"""Errors that end a command's work for some subscriptions, while the others go on.
 
-In: blocks of work, each on behalf of some subscriptions. Out: the errors, as `Failure`s. An error of a slot
-or a change log concerns every subscription that reads it; one of a subscription's own tables concerns no
-other. Raises only errors that end the process.
+In: blocks of work, each for some subscriptions. Out: the errors, as `Failure`s. An error about a slot or a
+change log concerns every subscription that reads it; an error about a subscription's own tables concerns only
+this subscription. Raises only errors that end the process.
 """
 
 import os
@@ -17,7 +17,7 @@ from pgsieve.resources.lake.stores.store_errors import store_refusal
 
 
 class _Named(Protocol):
-    """A subscription, or the part of one."""
+    """A subscription, or an object that works for one."""
 
     @property
     def name(self) -> str:
@@ -29,16 +29,16 @@ Result = TypeVar("Result")
 
 
 def _ignore(_: Failure) -> None:
-    """Ignores a failure: the caller reads `listed` at the end."""
+    """Ignore a failure: the caller reads `listed` at the end."""
 
 
 def never(_: Exception) -> bool:
-    """Every error ends its part."""
+    """No exception: every error is recorded."""
     return False
 
 
 class Failures:
-    """The first error of each subscription that has failed; `tell` is called when one happens."""
+    """The first error of each subscription that has failed; `tell` is called with each new failure."""
 
     def __init__(self, tell: Callable[[Failure], None] = _ignore) -> None:
         self._errors: dict[str, Exception] = {}
@@ -49,18 +49,17 @@ class Failures:
 
     @contextmanager
     def of(self, *subscriptions: str, unless: Callable[[Exception], bool] = never) -> Iterator[None]:
-        """End the block at an error, and record it for the subscriptions.
+        """End the block at an error, and record the error for the subscriptions.
 
-        A subscription that failed before keeps its first error. An error for which `unless` holds is raised, and not
-        recorded.
+        A subscription that failed before keeps its first error. An error for which `unless` is true is raised instead.
         """
         try:
             yield
         except Exception as error:
-            # Any error is caught: even a fault of pgsieve itself must not end the other subscriptions' part.
+            # Even a fault of pgsieve itself must not end the work for the other subscriptions.
             if unless(error):
                 raise
-            reported = what_refused(error) or error
+            reported = as_refusal(error) or error
             concerned = tuple(name for name in subscriptions if name not in self)
             self._errors |= dict.fromkeys(concerned, reported)
             if concerned:
@@ -73,11 +72,9 @@ class Failures:
         *,
         unless: Callable[[Exception], bool] = never,
     ) -> list[Result]:
-        """The results of a step for the subscriptions that have not failed.
+        """The results of a step for each subscription that has not failed; an error does not stop the others.
 
-        One that fails does not stop the others.
-
-        Raises an error for which `unless` holds.
+        Raises an error for which `unless` is true.
         """
         results = []
         for part in parts:
@@ -87,15 +84,18 @@ class Failures:
         return results
 
     def listed(self) -> tuple[Failure, ...]:
-        """The failures; an error that several subscriptions met is one failure of them all."""
+        """The failures; the same error of several subscriptions is one failure with their names."""
         concerned: dict[tuple[type, str], list[str]] = {}
         for name, error in self._errors.items():
             concerned.setdefault((type(error), str(error)), []).append(name)
         return tuple(Failure(tuple(sorted(names)), self._errors[names[0]]) for names in concerned.values())
 
 
-def what_refused(error: Exception) -> PgsieveError | None:
-    """The refusal of a disk or a store, also for Dagster's records or temporary files, or the loss of Spark."""
+def as_refusal(error: Exception) -> PgsieveError | None:
+    """The error for people if a disk or store refused, or Spark was lost; else None.
+
+    The disk may be that of the lake, of Dagster's records, or of temporary files.
+    """
     if isinstance(error, PgsieveError):
         return None
     if is_lost(error):

@@ -1,7 +1,7 @@
 """Dagster in this process: its instance, and runs that materialise assets for a command.
 
 In: a configuration, or assets and a name for the task. Out: a run in Dagster's records, which `pgsieve ui`
-shows, and its errors as errors of pgsieve. Raises KeyboardInterrupt where a run was interrupted.
+shows. Raises the run's errors as errors of pgsieve, and KeyboardInterrupt if the run was interrupted.
 """
 
 import fcntl
@@ -31,13 +31,13 @@ _logger = logging.getLogger(__name__)
 _STEP_ENDS = {dg.DagsterEventType.STEP_SUCCESS, dg.DagsterEventType.STEP_FAILURE}
 _INTERRUPTS = {dg.DagsterExecutionInterruptedError.__name__, KeyboardInterrupt.__name__}
 _QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
-#: The commands' own assets have the keys that they have without a translation.
+#: Asset keys in the commands' runs: those of a project without a translator of its own.
 NAMING = Naming()
 
 
 @contextmanager
 def instance(config: Config) -> Iterator[dg.DagsterInstance]:
-    """The Dagster instance that records the runs: DAGSTER_HOME's, or the one of `pgsieve ui`."""
+    """The Dagster instance that records the runs: that of DAGSTER_HOME, else the one beside pgsieve.yaml, as in `pgsieve ui`."""
     home = dagster_home(config)
     home.mkdir(parents=True, exist_ok=True)
     before = os.environ.get("DAGSTER_HOME")
@@ -54,10 +54,10 @@ def instance(config: Config) -> Iterator[dg.DagsterInstance]:
 
 @contextmanager
 def _opened(home: Path) -> Iterator[dg.DagsterInstance]:
-    """Dagster's instance; one process creates its databases, and others wait for it.
+    """Open Dagster's instance; one process creates its databases, and other processes wait.
 
-    If two create them at the same time, Dagster's migrations fail in one, or leave a version with which the
-    next run fails.
+    If two processes created them at the same time, Dagster's migrations would fail in one of them, or record a
+    version with which the next run fails.
     """
     with ExitStack() as stack:
         with (home / ".opening").open("ab") as lock:
@@ -83,8 +83,8 @@ def materialize(
 ) -> dg.ExecuteInProcessResult | None:
     """Materialise assets in this process; raises PgsieveError for any error.
 
-    A run that fails because a table is set aside, or a subscription disabled, has done all that it can:
-    Dagster's record says so, and the command's result. None is returned then.
+    A table that is set aside, or a disabled subscription, makes the run fail in Dagster's record, but the run has done
+    all the rest. Then None is returned, and the command's result names the table or subscription.
     """
     progress.start(task)
     result = None
@@ -112,9 +112,9 @@ def materialize(
 
 @contextmanager
 def refused_by_dagster() -> Iterator[None]:
-    """Raise a step's error as the commands report it.
+    """Raise the error of a step instead of Dagster's error about the step.
 
-    Nothing is raised for a run that has done all that it can.
+    `IncompleteError` is only logged: the run has done all that it can.
     """
     error = None
     try:
@@ -127,12 +127,12 @@ def refused_by_dagster() -> Iterator[None]:
         error = failed.error
     except dg.Failure as failure:
         raise PgsieveError(failure.description or str(failure)) from failure
-    if error is not None:  # Raised without Dagster's error as its context: it is the same error.
+    if error is not None:  # Raised here, so that Dagster's error about it does not become its context.
         raise error
 
 
 def run_failure(result: dg.ExecuteInProcessResult) -> PgsieveError:
-    """The reason of a failed run in which no step of pgsieve has failed."""
+    """The error for a failed run in which no step of pgsieve has failed: Dagster's last message."""
     messages = [" ".join(error.message.split()) for error in _errors(result)]
     return PgsieveError(messages[-1] if messages else f"Dagster's run {result.run_id} failed")
 
@@ -144,7 +144,7 @@ def _errors(result: dg.ExecuteInProcessResult) -> list[SerializableErrorInfo]:
 
 
 def _trace_steps(dagster: dg.DagsterInstance, run_id: str) -> None:
-    """A span for each of Dagster's steps, within the open one."""
+    """Record a span for each step of Dagster's run, within the open span."""
     began: dict[str, float] = {}
     for entry in dagster.all_logs(run_id, {dg.DagsterEventType.STEP_START, *_STEP_ENDS}):
         event, key = entry.get_dagster_event(), entry.step_key

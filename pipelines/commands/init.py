@@ -1,9 +1,8 @@
 """`pgsieve init`: a first pgsieve.yaml, and the SQL for its role.
 
-In: a conninfo, and a choice of the publications and tables in its database. Out: a `Survey` to choose from,
-then two new files and an `InitReport`. No password is written: a literal one becomes a variable of the
-environment. Nothing on the server is changed. Raises SourceError where the database does not answer,
-PgsieveError where a file exists already.
+In: a conninfo, then the user's choice of publications or tables. Out: a `Survey` to choose from, then two
+files and an `InitReport`. No password is written: pgsieve.yaml names an environment variable instead. Nothing
+on the server is changed. Raises SourceError if the database does not answer, PgsieveError if a file exists.
 """
 
 import os
@@ -47,10 +46,10 @@ _HEAD = (
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """The access to the database: the conninfo without secrets, and the password, None where libpq finds one itself.
+    """The access to the database: the conninfo without secrets, and the password; None if libpq finds the password itself.
 
-    A command may print the password instead: a program and its arguments. With `allow_untested_server` the
-    server may be newer than the tested ones.
+    `password_command` is a program with its arguments that prints the password. With `allow_untested_server` the
+    server may be newer than the tested versions.
     """
 
     conninfo: str
@@ -67,7 +66,7 @@ class Connection:
         *,
         allow_untested_server: bool = False,
     ) -> "Connection":
-        """A conninfo as the user writes it, with its password or with `${NAME}`; raises PgsieveError."""
+        """Parse the user's conninfo; its password may be written as `${NAME}`. Raises PgsieveError."""
         parameters = dict(parameters_of(conninfo))
         if parameters.get("sslpassword"):
             raise PgsieveError(
@@ -79,13 +78,15 @@ class Connection:
                 raise PgsieveError(f"environment variable {variable[1]} is not set", hint="export it first")
             password = environ[variable[1]]
         if password is not None and password_command is not None:
-            raise PgsieveError("the conninfo has a password, too", hint="keep one of the two")
+            raise PgsieveError(
+                "the conninfo has a password, and --password-command is given", hint="keep one of the two"
+            )
         try:
             command = tuple(shlex.split(password_command or ""))
         except ValueError:
             raise PgsieveError(
-                "--password-command has a quote without its end",
-                hint="write it as in a shell, in one argument",
+                "--password-command has an unclosed quote",
+                hint="write the command as in a shell, in one argument",
             ) from None
         return cls(make_conninfo("", **parameters), password, command, allow_untested_server)
 
@@ -100,7 +101,7 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """The contents of a database, and the role that asked; `managed` is a cloud provider's role that grants REPLICATION."""
+    """The contents of a database, and the session's role; `managed` is a cloud provider's role that grants REPLICATION."""
 
     database: str
     user: str
@@ -127,7 +128,7 @@ def survey(connection: Connection, source_name: str | None = None) -> Survey:
     except UntestedServerError as error:
         raise UntestedServerError(
             error.message,
-            hint="install a pgsieve that was tested with it; or, where wrong rows do no harm, repeat this with"
+            hint="install a pgsieve that was tested with it; or, if wrong rows do no harm, repeat the command with"
             " --allow-untested-server, which is then written to pgsieve.yaml",
             sqlstate=error.sqlstate,
         ) from None
@@ -159,7 +160,7 @@ def survey(connection: Connection, source_name: str | None = None) -> Survey:
 
 
 def _published(publication: Publication, catalog: Catalog) -> list[tuple[str, str]]:
-    """The tables of a publication; empty where it cannot be subscribed to, which validate explains."""
+    """The tables of a publication; empty if it cannot be subscribed to. `validate` reports the reason."""
     try:
         return sorted(replicated_tables([publication], catalog))
     except PublicationError:
@@ -167,7 +168,7 @@ def _published(publication: Publication, catalog: Catalog) -> list[tuple[str, st
 
 
 def _tables(catalog: Catalog) -> tuple[SurveyedTable, ...]:
-    """The tables that may be published: those that are not partitions of another table."""
+    """The tables to choose from: all except partitions of another table."""
     return tuple(
         SurveyedTable(t.schema, t.name, _has_identity(t, catalog), t.kind == "p")
         for t in sorted(catalog.tables.values(), key=lambda t: (t.schema, t.name))
@@ -176,7 +177,7 @@ def _tables(catalog: Catalog) -> tuple[SurveyedTable, ...]:
 
 
 def _has_identity(table: Table, catalog: Catalog) -> bool:
-    """Whether UPDATE and DELETE still work once they are published: the server checks the table of the row.
+    """Whether UPDATE and DELETE still work after they are published: the server checks the partition that has the row.
 
     See CheckCmdReplicaIdentity() in src/backend/executor/execReplication.c.
     """
@@ -188,9 +189,9 @@ def _has_identity(table: Table, catalog: Catalog) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What is replicated: publications of the server, or tables for publications that pgsieve.yaml defines.
+    """The user's choice: publications of the server, or tables for publications that pgsieve.yaml defines.
 
-    `via_root`: a partition tree is published as its root.
+    With `via_root` a partition tree is published as its root.
     """
 
     source: str
@@ -203,7 +204,10 @@ class Choice:
 
     @property
     def inserts_only(self) -> tuple[str, ...]:
-        """The tables of which only INSERTs are published: the server would refuse their UPDATEs and DELETEs."""
+        """The tables without a replica identity: only their INSERTs are published.
+
+        The server would refuse UPDATE and DELETE on them otherwise.
+        """
         return tuple(quote_qualified(t.schema, t.name) for t in self.tables if not t.has_identity)
 
 
@@ -214,16 +218,16 @@ def safe_name(text: str) -> str:
 
 
 def proposed_role(survey: Survey) -> str:
-    """The role that replicates: the one that asked, unless it is a superuser."""
+    """The role that replicates: the session's, unless that is a superuser or the server is one of RDS."""
     return "pgsieve" if survey.superuser or survey.managed == "rds_replication" else survey.user
 
 
 def initialise(
     file: Path, connection: Connection, survey: Survey, choice: Choice, *, force: bool = False
 ) -> InitReport:
-    """Write pgsieve.yaml and, beside it, the SQL for the role, unless validate finds a problem.
+    """Write pgsieve.yaml and, unless validate finds a problem, the SQL for the role beside it.
 
-    Both name the role that replicates. It may not exist yet, so validation runs as the role that asked.
+    Both name the role that replicates. This role may not exist yet, so validate runs as the session's role.
     """
     statements = file.with_name(f"{file.stem}-role.sql")
     for each in (file, statements):
@@ -232,7 +236,7 @@ def initialise(
     asked = _configuration(connection, choice, variable)
     environ = {**os.environ, variable: connection.password or ""} if variable else os.environ
     config = parse_config(asked, file, environ)  # Raises before anything is written.
-    validation = validate(config, rights=False)  # The statements grant what the role lacks.
+    validation = validate(config, rights=False)  # The statements will grant the missing rights.
     own = connection
     if choice.role != survey.user:
         own = replace(connection, conninfo=make_conninfo(connection.conninfo, user=choice.role))
@@ -246,7 +250,7 @@ def initialise(
 
 
 def refuse_existing(file: Path, *, force: bool) -> None:
-    """Raise PgsieveError where the file exists and may not be replaced."""
+    """Raise PgsieveError if the file exists and may not be replaced."""
     if file.exists() and not force:
         raise PgsieveError(
             f"{file} exists already", hint="choose another file with -c/--config, or replace it with --force"
@@ -255,7 +259,7 @@ def refuse_existing(file: Path, *, force: bool) -> None:
 
 def _write(file: Path, text: str, *, force: bool) -> None:
     try:
-        # Exclusive: another init may have been faster.
+        # "x" fails if another init has created the file in the meantime.
         with file.open("w" if force else "x", encoding="utf-8") as written:
             written.write(text)
     except FileExistsError:
@@ -267,7 +271,7 @@ def _write(file: Path, text: str, *, force: bool) -> None:
 
 
 def _configuration(connection: Connection, choice: Choice, variable: str | None) -> str:
-    """The text of pgsieve.yaml; `${` in it stays as the user wrote it."""
+    """The text of pgsieve.yaml; a `${` in the password command stays literal."""
     source: dict[str, object] = {"conninfo": connection.conninfo}
     if variable:
         source["password"] = f"${{{variable}}}"
@@ -275,7 +279,7 @@ def _configuration(connection: Connection, choice: Choice, variable: str | None)
         source["allow_untested_server"] = True
     publications = choice.publications
     if connection.password_command:
-        # Of the shell's syntax only `${` has a meaning in pgsieve.yaml.
+        # pgsieve.yaml would replace `${NAME}`; it has no other syntax of the shell.
         source["password_command"] = [part.replace("${", "$${") for part in connection.password_command]
     if choice.tables:
         defined = _publications(choice)
@@ -319,15 +323,15 @@ def role_statements(survey: Survey, choice: Choice, config: Config, validation: 
     sequences = [(s.schema, s.name) for received in validation.subscriptions for s in received.sequences]
     schemas = sorted({schema for schema, _ in (*tables, *sequences)})
     lines = [
-        f"-- What the role {role} needs for pgsieve in the database {quote_identifier(survey.database)}, and no more.",
-        "-- Run it as the owner of the tables, or as an administrator. It holds no password: in psql, set one with",
+        f"-- The rights that the role {role} needs for pgsieve in the database {quote_identifier(survey.database)}, and no more.",
+        "-- Run it as the owner of the tables, or as an administrator. It contains no password: in psql, set one with",
         f"-- \\password {choice.role}",
         "",
     ]
     exists = choice.role == survey.user
     if not exists:
         login = "LOGIN" if survey.managed else "LOGIN REPLICATION"
-        lines.append(f"CREATE ROLE {role} {login};  -- leave it out where the role is there")
+        lines.append(f"CREATE ROLE {role} {login};  -- leave it out if the role exists")
     if survey.managed:
         lines.append(f"GRANT {survey.managed} TO {role};")
     elif exists and not (survey.replication or survey.superuser):
@@ -338,8 +342,8 @@ def role_statements(survey: Survey, choice: Choice, config: Config, validation: 
     if subscription.row_filter == "pipeline" and validation.statements:
         lines += [
             "",
-            "-- The publications that the slot reads. A role that owns the tables makes them itself at the first run;",
-            "-- for any other, `pgsieve validate` prints them again whenever the tables change.",
+            "-- The publications that the slot reads. A role that owns the tables creates them itself at the first run.",
+            "-- For any other role, `pgsieve validate` prints these statements again whenever the tables change.",
             *validation.statements,
         ]
     return "\n".join(lines) + "\n"

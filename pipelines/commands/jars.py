@@ -1,7 +1,7 @@
-"""`pgsieve jars` prepares Spark's start: jars for Delta and for a lake on S3, and an archive of classes.
+"""`pgsieve jars`: prepares Spark's start, by jars for Delta and for a lake on S3, and by an archive of classes.
 
-In: a folder to copy them to, or none. Out: a `JarsReport`. Raises JarsUnavailableError where they cannot be
-fetched, and PgsieveError where the folder cannot be written.
+In: a folder to copy the jars to, or none. Out: a `JarsReport`. Raises JarsUnavailableError if they cannot be
+fetched, and PgsieveError if the folder cannot be written.
 """
 
 import os
@@ -21,7 +21,7 @@ from pgsieve.resources.lake.java.class_archive import FOLDER_VARIABLE, make_arch
 
 
 def jars(folder: Path | None, progress: Progress) -> JarsReport:
-    """Fetch and make what is missing; copy all of it where a folder is named."""
+    """Fetch missing jars, and make the archive of classes if it is missing; copy the jars if a folder is given."""
     if folder is not None and os.environ.get(FOLDER_VARIABLE):
         raise PgsieveError(
             f"{FOLDER_VARIABLE} is set, so no jars are fetched for another folder",
@@ -36,7 +36,7 @@ def jars(folder: Path | None, progress: Progress) -> JarsReport:
     if is_lacking and not os.environ.get(FOLDER_VARIABLE) and not os.access(kept.parent, os.W_OK):
         if folder is None:
             raise PgsieveError(
-                f"jars cannot be kept in {kept.parent}, which this user cannot write",
+                f"jars cannot be kept in {kept.parent}, as this user cannot write there",
                 hint=f"`pgsieve jars FOLDER`, and {FOLDER_VARIABLE}=FOLDER for the runs",
                 sqlstate="42501",
             )

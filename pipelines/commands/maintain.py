@@ -13,7 +13,7 @@ from pgsieve.pipelines.project import project
 def maintain(
     config: Config, selected: Sequence[SubscriptionConfig], progress: Progress
 ) -> tuple[MaintainedFolder, ...]:
-    """Maintain the selected subscriptions, then their feeds; raises PgsieveError, and keeps what is done."""
+    """Maintain the selected subscriptions, then their feeds. Raises PgsieveError; finished deletions stay."""
     declared = project(config)
     subscriptions = [declared.subscriptions[s.name] for s in selected]
     assets = [

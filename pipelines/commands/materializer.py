@@ -1,6 +1,7 @@
-"""One subscription's part of a run: its assets, the work of their steps, and the result.
+"""The work of a run for one subscription: its assets, the work of their steps, and the result.
 
-In: a subscription of a project. Out: assets, in runs of Dagster in this process, and a `SubscriptionRun`.
+In: a subscription of a project. Out: materialised assets, by runs of Dagster in this process, and a
+`SubscriptionRun`.
 """
 
 import logging
@@ -55,7 +56,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Materializer:
-    """One subscription's part of a run."""
+    """Does the work of a run for one subscription, and collects its result."""
 
     def __init__(
         self,
@@ -81,8 +82,8 @@ class Materializer:
         self.sent_as: dict[Name, SentCounts] = {}
         #: The costs of copies, transformations and applies.
         self.work = Work()
-        #: The tables whose copy waits for other transactions, with the ids of these; for a foreign server, with none. They
-        #: are not tried again meanwhile.
+        #: The tables whose copy waits for other transactions, with the ids of these, or for a foreign server, without ids.
+        #: They are not tried again meanwhile.
         self.awaiting: dict[Name, tuple[str, ...]] = {} if awaiting is None else awaiting
         #: Whether a copy may wait long for these transactions.
         self.patient = False
@@ -134,23 +135,23 @@ class Materializer:
         self.copied += [CopiedTable(c.schema, c.table, c.rows, c.seconds) for c in copied if not c.problem]
 
     def try_again(self, names: Sequence[Name]) -> None:
-        """Copy some of the tables that waited, with more patience for other transactions."""
+        """Let the next copy try these waiting tables again, and wait longer for other transactions."""
         for name in names:
             del self.awaiting[name]
         self.patient |= bool(names)
 
     def has_to_copy(self) -> bool:
-        """Whether some table needs a copy."""
+        """Whether a table needs a copy, and does not wait."""
         return self.enabled and bool(self._tables_to_copy())
 
     def if_enabled(self) -> "Materializer | None":
-        """None where the subscription is disabled."""
+        """The materializer; None if its subscription is disabled."""
         return self if self.enabled else None
 
     def table_changes(
         self, fail: Callable[[Exception], None], done: Done[Sequence[TableChanges]] | None
     ) -> dg.AssetsDefinition:
-        """The asset of the transformation."""
+        """The asset of the transformed changes; with `done`, its step takes the result of work done elsewhere."""
         callbacks = StepCallbacks(report=self._transformed, spend=self.work.add, fail=fail)
         return table_changes_asset(self.subscription, NAMING, done=done, callbacks=callbacks)
 
@@ -165,7 +166,7 @@ class Materializer:
         fail: Callable[[Exception], None],
         done: Done[tuple[Cut | None, ApplyResult]] | None,
     ) -> dg.AssetsDefinition:
-        """The assets of some replica tables, and of a cut, which includes the other tables too."""
+        """The assets of some replica tables, and of the cut, which also includes the `unchanged` tables."""
         return replica_tables_asset(
             self.subscription,
             tables,
@@ -176,15 +177,15 @@ class Materializer:
         )
 
     def brought_up_to_date(self, log: Log) -> tuple[Cut | None, ApplyResult]:
-        """The work of `replica_tables`, and the cut before."""
+        """The work of `replica_tables`; returns also the cut before."""
         return Cuts(self.lake, self.name).last(), apply(self.subscription, self.lake, log)
 
-    def tables_to_tell(self, published: Callable[[], Mapping[str, Tables]]) -> tuple[Tables, Tables]:
+    def tables_to_report(self, published: Callable[[], Mapping[str, Tables]]) -> tuple[Tables, Tables]:
         """The replica tables with changes to report, and the others; both empty without changes.
 
-        `published` has the tables of each subscription, and is called only where there are changes. A subscription that
-        an error has just disabled may have changes too: its earlier commits are applied. A table that was set aside
-        counts once as changed, so that one run fails for it.
+        `published` returns the tables of each subscription; it is called only if there are changes. A subscription that
+        an error has just disabled may have changes too: its earlier commits are applied. A table that is set aside
+        counts as changed once, so that exactly one run fails for it.
         """
         name = self.subscription.name
         asked = [each(self.lake, name).path for each in (Cuts, Transformed, TableStates)]
@@ -197,7 +198,7 @@ class Materializer:
         return partitioned(published()[self.subscription.name], stale)
 
     def _newly_set_aside(self) -> set[Name]:
-        """The tables that are set aside and for which no run has failed."""
+        """The tables that are set aside, and for which no run has failed yet."""
         states, whole = TableStates(self.lake, self.name).newest(), SubscriptionRecord(self.lake, self.name)
         problems = problems_of(self.name, self.lake, states, whole.state())
         key = NAMING.key(of_subscription(self.subscription, AssetKind.CUT))
@@ -205,15 +206,12 @@ class Materializer:
         return {name for name, problem in problems.items() if name is not None and problem not in reported}
 
     def report(self) -> None:
-        """Report the cut where no asset has changes: a dropped table is not in the next one."""
+        """Apply and report the cut, although no table has changes: a dropped table leaves the cut."""
         self._applied(apply(self.subscription, self.lake, _logger.info))
         report_cut(self.dagster, self.subscription, self.lake, NAMING)
 
     def apply_slice(self) -> tuple[Sequence[TableChanges], ApplyResult] | None:
-        """Transform and apply without a run of Dagster.
-
-        Returns what was done, None for a disabled subscription.
-        """
+        """Transform and apply without a run of Dagster; returns the results, None for a disabled subscription."""
         if not self.enabled:
             return None
         with measured() as work:
@@ -245,15 +243,12 @@ class Materializer:
             )
 
     def register(self) -> None:
-        """Register the replicas in the catalog, where the configuration has a template for names."""
+        """Register the replicas in Spark's catalog, if the configuration has a template for names."""
         if self.declared.names is not None and self.enabled:
             Registration(self.subscription, self.lake, self.declared.names).register()
 
     def unfinished(self) -> bool:
-        """Whether a table has to be copied again as its columns have changed meanwhile.
-
-        Waiting ones do not count.
-        """
+        """Whether a table must be copied again, as its columns have changed meanwhile; waiting tables do not count."""
         states = TableStates(self.lake, self.subscription.name).newest().values()
         return (
             any(s.state not in {SyncState.READY, SyncState.REMOVED, SyncState.SET_ASIDE} for s in states)
@@ -261,7 +256,7 @@ class Materializer:
         )
 
     def summary(self) -> SubscriptionRun:
-        """What was done."""
+        """The result so far."""
         name = self.subscription.name
         cuts, states_of, work = Cuts(self.lake, name), TableStates(self.lake, name), self.work
         record, change_log = SubscriptionRecord(self.lake, name), ChangeLog(self.lake, self.subscription.feed)

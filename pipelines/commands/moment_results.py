@@ -1,13 +1,13 @@
-"""What `pgsieve read`, `restore` and `refilter` return, as `pgsieve.pipelines.commands.results` has the others'."""
+"""The results of `pgsieve read`, `restore` and `refilter`, for people and as JSON. Nothing here raises."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class TableOfMoment:
-    """A table as it was: its rows, and how many changes were applied to the version of its replica that was nearest before.
+    """A table as of a moment: the number of its rows, and the Delta table and version that contain them.
 
-    `path` is the Delta table with these rows, `version` the one that has them.
+    `changes` is the number of changes that were applied to the last earlier version of its replica.
     """
 
     schema: str
@@ -20,20 +20,20 @@ class TableOfMoment:
 
 @dataclass(frozen=True, slots=True)
 class MomentReport:
-    """The tables of a subscription as they were when all that counts had committed before an LSN."""
+    """The tables of a subscription with all transactions that committed before an LSN, and no later ones."""
 
     subscription: str
     lsn: str
     tables: tuple[TableOfMoment, ...]
-    #: Where they were restored to.
+    #: The folder that they were restored to.
     folder: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RefilteredTable:
-    """A table that can be, or was, made of another subscription's replica (`source`), or why it cannot.
+    """A table that can be, or was, made from the replica of another subscription (`source`); else the reason why not.
 
-    `rows` are those that it has now; None where it was only planned.
+    `rows` is the number of its rows; None if it was not made.
     """
 
     schema: str
@@ -45,7 +45,10 @@ class RefilteredTable:
 
 @dataclass(frozen=True, slots=True)
 class RefilterReport:
-    """What `pgsieve refilter` made, or would make (`planned`); `lsn`: from which LSN on the tables follow, where it was made."""
+    """The tables that `pgsieve refilter` made, or with `planned` would make.
+
+    Runs continue the tables from `lsn`; None if none was made.
+    """
 
     subscription: str
     planned: bool

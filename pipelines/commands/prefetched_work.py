@@ -1,10 +1,11 @@
-"""Prefetches the work of steps, in order, while Dagster records the steps before.
+"""Prefetches the work of steps, in order, while Dagster records the steps before them.
 
-In: the work of each step. Out: for each a function that waits for its result (`Done`). To record a step takes
-Dagster as long as a small one works, in Python; most of the work waits for a server, or runs without Python's
-lock. One thread does it. Where callers share jobs of Spark, some more wait for these, and still one works at a time: so
-no more memory, and no more sessions of the publisher, are needed than without them. Raises nothing; each step raises
-the error of its work.
+In: the work of each step. Out: for each step a function that waits for its result (`Done`), and raises the error
+of the work.
+
+Dagster takes as long to record a small step as the step works. Most of the work waits for a server, or runs
+without Python's lock, so one thread does it meanwhile. If subscriptions share jobs of Spark, more threads wait
+for these jobs, but only one works at a time: this needs no more memory, and no more sessions of the publisher.
 """
 
 import logging
@@ -23,7 +24,7 @@ from pgsieve.resources.postgres.kept_sessions import kept_sessions
 from pgsieve.resources.strands import Strand, TicketLock
 from pgsieve.resources.work import Work, measured
 
-#: How often the end of the work in progress is requested again.
+#: Seconds after which the work in progress is asked again to end.
 _LOOK_SECONDS = 0.2
 
 Key = TypeVar("Key", bound=Hashable)
@@ -32,10 +33,9 @@ T = TypeVar("T")
 
 @contextmanager
 def prefetched_work(lake: Lake, work: Mapping[Key, Callable[[Log], T]]) -> Iterator[Mapping[Key, Done[T]]]:
-    """Do the work of each step, in this order; a single step does its own work, and so is not here.
+    """Do the work of each step in threads, in this order; a single step gets no thread, and does its work itself.
 
-    The threads end with the block. If the block fails, the work in progress is ended soon, and no further
-    work begins.
+    The threads end with the block. If the block fails, the work in progress ends soon, and no further work begins.
     """
     if len(work) < 2:
         yield {}
@@ -49,7 +49,7 @@ def prefetched_work(lake: Lake, work: Mapping[Key, Callable[[Log], T]]) -> Itera
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             while any(not each.ended(_LOOK_SECONDS) for each in done.values()):
-                # Repeated, as the work may just have been about to wait.
+                # Repeated, as the work may begin to wait only after a call.
                 lake.executors.stop()
                 if (sessions := kept_sessions()) is not None:
                     sessions.cancel()
@@ -57,7 +57,7 @@ def prefetched_work(lake: Lake, work: Mapping[Key, Callable[[Log], T]]) -> Itera
 
 
 class _PrefetchedRecords(logging.Handler):
-    """Keeps the log records of a step's work until the step runs, as meanwhile another step is running."""
+    """Keeps the log records of a step's work until the step runs: meanwhile they would count for another step."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if (keep := PREFETCH_LOG.get()) is not None:
@@ -82,7 +82,7 @@ class _Prefetched(Generic[T]):
         self._result: Future[tuple[T, Work]] = pool.submit(copy_context().run, work)
 
     def ended(self, seconds: float) -> bool:
-        """Whether the work has ended, or will not begin, within this many seconds."""
+        """Whether the work ends within this many seconds, or will never begin."""
         return self._result.cancelled() or not wait([self._result], seconds).not_done
 
     def __call__(self, log: Log) -> tuple[T, Work]:

@@ -1,7 +1,7 @@
 """`pgsieve read`: the replicas of a subscription as they were at a moment.
 
-In: the configuration and a moment (none: the newest cut). Out: which tables there were, or the rows of one. Raises MomentError where the
-lake does not hold the moment any more.
+In: the configuration and a moment (None: the newest cut). Out: the list of tables, or the rows of one. Raises
+MomentError if the lake no longer has the versions and changes that are needed.
 """
 
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ def read_table(config: Config, selected: SubscriptionConfig, moment: str | None,
 
 
 def moment_of(config: Config, selected: SubscriptionConfig, moment: str | None) -> Moment:
-    """A moment of a subscription; that of the newest cut where none is named."""
+    """The moment of an LSN or a time; for None, that of the newest cut."""
     declared = project(config)
     lake, subscription = declared.lake.open(), declared.subscriptions[selected.name]
     if moment is None:
@@ -54,7 +54,7 @@ def moment_of(config: Config, selected: SubscriptionConfig, moment: str | None) 
 
 
 def report(moment: Moment, tables: Sequence[TableAt], folder: str | None = None) -> MomentReport:
-    """The result of a command that made these tables."""
+    """The result about these tables."""
     return MomentReport(
         moment.subscription,
         format_lsn(moment.lsn),

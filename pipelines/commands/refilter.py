@@ -1,7 +1,7 @@
-"""`pgsieve refilter`: makes replicas of a subscription from other replicas, without reading a row of the publisher's tables.
+"""`pgsieve refilter`: makes replicas of a subscription from other replicas, without reading the publisher's tables.
 
-In: the configuration, a subscription, tables, and perhaps the one subscription to make them from. Out: a `RefilterReport`.
-It reads the publisher's catalog and the slot. Raises PgsieveError.
+In: the configuration, a subscription, tables, and optionally the subscription to make them from. Out: a
+`RefilterReport`. It reads the publisher's catalog and the slot. Raises PgsieveError.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ def refilter(
     *,
     planning: bool,
 ) -> RefilterReport:
-    """Make all or some tables. With `planning` make none, and report the subscriptions that they would be made from."""
+    """Make the tables, by default all. With `planning` only report the subscriptions that they would be made from."""
     declared = project(config)
     subscription, lake = declared.subscriptions[selected.name], declared.lake.open()
     names = [table_name(text) for text in tables]
@@ -56,7 +56,7 @@ def refilter(
             for name in sorted({subscription.name, *(each.name for each in chosen)}):
                 locked.enter_context(subscription.feed.source.exclusively(name))
             SubscriptionRecord(lake, subscription.name).keep_folders()
-            # Planned again: the catalog may have been altered before the locks were taken.
+            # `done` plans again, as the catalog may have changed before the locks were taken.
             made = {plan.name: plan for plan in _refiltering(subscription, chosen, lake).done(possible)}
             plans = [made.get(plan.name, plan) for plan in plans]
             lsn = max(moment_of(lake, each) for each in chosen)
@@ -69,7 +69,7 @@ def refilter(
 
 
 def _refiltering(subscription: Subscription, sources: Sequence[Subscription], lake: Lake) -> Refilter:
-    """The filtering of a subscription, by the present catalog."""
+    """A `Refilter` for a subscription, by the publisher's current catalog."""
     with subscription.feed.source.connect() as connection:
         refuse_other_publisher(connection, subscription.feed, lake)
         server = present_catalog(connection)
@@ -81,7 +81,7 @@ def _refiltering(subscription: Subscription, sources: Sequence[Subscription], la
 def possible_sources(
     declared: Project, subscription: Subscription, lake: Lake, named: str | None = None
 ) -> list[Subscription]:
-    """The subscriptions of the same source that have replicas, the subscription itself first; or the named one."""
+    """The subscriptions with replicas of the same source, the subscription itself first; with `named` only that one."""
     same = {
         name: each
         for name, each in declared.subscriptions.items()
@@ -100,7 +100,7 @@ def possible_sources(
 
 
 def _bring_up(source: Subscription, lake: Lake, progress: Progress) -> None:
-    """Bring a subscription's replicas up to the present, and so beyond every alteration of the catalog that was read."""
+    """Bring a subscription's replicas up to date, and so beyond every ALTER that the catalog already shows."""
     task = f"bring {source.name} up to date"
     progress.start(task)
     try:

@@ -1,6 +1,6 @@
-"""`pgsieve restore`: the replicas of a subscription as they were at a moment, put into another folder.
+"""`pgsieve restore`: copies the replicas of a subscription as they were at a moment into another folder.
 
-In: the configuration, a moment (none: the newest cut) and a folder. Out: a `MomentReport`. Raises MomentError.
+In: the configuration, a moment (None: the newest cut) and a folder. Out: a `MomentReport`. Raises MomentError.
 """
 
 from pgsieve.assets.steps.moments.restore import restore as restore_tables
@@ -10,6 +10,6 @@ from pgsieve.pipelines.config.model import Config, SubscriptionConfig
 
 
 def restore(config: Config, selected: SubscriptionConfig, moment: str | None, folder: str) -> MomentReport:
-    """Put the tables that a subscription had at a moment into a folder."""
+    """Copy the tables of a subscription as of a moment into a folder."""
     chosen = moment_of(config, selected, moment)
     return report(chosen, restore_tables(chosen, folder), folder)

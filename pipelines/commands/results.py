@@ -1,7 +1,7 @@
-"""The commands' results: frozen dataclasses of plain values, for the terminal, JSON and tests alike.
+"""The commands' results: frozen dataclasses of plain values, for the terminal, for JSON and for tests.
 
 LSNs are text as PostgreSQL writes them (`16/B374D848`). No field contains a cell value, except keys of rows
-that differ. Errors are kept as they were raised. Nothing here raises.
+that differ. Fields with errors contain the exceptions. Nothing here raises.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 from pgsieve.pipelines.commands.sequences import CheckedSequence, ListedSequence
 from pgsieve.pipelines.commands.validation_results import ValidationReport
 
-#: The value of a field that only a source can tell, if it does not answer.
+#: The value of a field that only a source knows, if the source does not answer.
 UNKNOWN: Literal["unknown"] = "unknown"
 
 
@@ -33,7 +33,7 @@ class Progress(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error that ended the part of some subscriptions; their earlier work is durable."""
+    """An error that ended the work for some subscriptions; their earlier work is durable."""
 
     subscriptions: tuple[str, ...]
     error: Exception
@@ -71,9 +71,10 @@ class AppliedTable:
 
 @dataclass(frozen=True, slots=True)
 class TransformedTable:
-    """The changes of one table that a run transformed and that came through one relation (`source`, the table or a partition).
+    """Counts of the changes to one table that a run transformed, through one relation and one row filter.
 
-    `row_filter` decided, None without one. The other fields count what `updates` were sent as.
+    `source` is the relation: the table or a partition. `row_filter` is None if there was none. The last four fields count
+    how the `updates` were sent.
     """
 
     schema: str
@@ -91,7 +92,7 @@ class TransformedTable:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """The costs of work: the engine (`driver`, `threads`, `Spark, local`), its tasks, the bytes they wrote, seconds."""
+    """The costs of work: the engine (`driver`, `threads`, `Spark, local`), its tasks, bytes written, and seconds."""
 
     engine: str
     tasks: int
@@ -103,10 +104,13 @@ class Spent:
 class SubscriptionRun:
     """The result of a run for one subscription, from the LSN before it to the LSN of its cut.
 
-    `changed` is false if there was nothing new. A problem is a table set aside, a sequence that cannot be read, or
-    the subscription disabled, with the reason. `notice` says whether the LSN to skip was skipped. `spent` are the
-    costs of all steps except the slot's. `warnings` name partitions whose changes are not sent, and the effect on
-    their rows. `transformed` counts the changes that came, also those not sent.
+    - `changed`: false if nothing was copied or applied
+    - `problems`: tables that are set aside or wait, sequences that cannot be read, and the disabled subscription; each with
+      the reason
+    - `notice`: whether the transaction to skip was skipped
+    - `spent`: the costs of all steps except reading the slot
+    - `warnings`: partitions whose changes are not sent, and the effect on their rows
+    - `transformed`: counts of all transformed changes, also of those not sent
     """
 
     name: str
@@ -125,7 +129,7 @@ class SubscriptionRun:
 
 @dataclass(frozen=True, slots=True)
 class MaintainedFolder:
-    """What maintenance, by the name of its asset, deleted and compacted."""
+    """The rows that maintenance deleted, and the files that it compacted; `name` is that of its asset."""
 
     name: str
     rows: int
@@ -152,7 +156,7 @@ class RunSummary:
 
 @dataclass(frozen=True, slots=True)
 class ResyncedTable:
-    """A table that was to be copied again: its state before, and what had changed since it was copied."""
+    """A table that `resync` copies again: its state before, and what had changed since it was copied."""
 
     schema: str
     name: str
@@ -164,9 +168,8 @@ class ResyncedTable:
 class ResyncReport:
     """The work of `pgsieve resync`.
 
-    `lost` says what was wrong with a slot that was replaced, `damaged` which of pgsieve's own tables could
-    not be read. `run` is None where nothing had to be copied, or where the process that follows the slot does
-    it (`followed`).
+    `lost` is the problem of a slot that was replaced. `damaged` are pgsieve's own tables that could not be read. `run` is
+    None if nothing had to be copied, or if the process that follows the slot copies the tables (`followed`).
     """
 
     subscription: str
@@ -179,7 +182,7 @@ class ResyncReport:
 
 @dataclass(frozen=True, slots=True)
 class SkipReport:
-    """The choice of `pgsieve skip`: the finish LSN of the transaction that a subscription will skip, None for none."""
+    """The result of `pgsieve skip`: the finish LSN of the transaction that a subscription will skip, or None."""
 
     subscription: str
     skip_lsn: str | None
@@ -195,7 +198,7 @@ class EnableReport:
 
 @dataclass(frozen=True, slots=True)
 class DropReport:
-    """What `pgsieve drop` removed, and what it left: `kept_for` are the subscriptions that need the slot."""
+    """The objects that `pgsieve drop` removed, and those left; `kept_for` are the subscriptions that need the slot."""
 
     subscription: str
     slot: str | None
@@ -242,10 +245,10 @@ class SlotStatus:
 
 @dataclass(frozen=True, slots=True)
 class TableStatus:
-    """A replica table: its sync state, its row filter and its position; `problem` says why it is set aside.
+    """A replica table: its sync state, its row filter and its position; `problem` is the reason for its state.
 
-    `row_filter` is None where every row passes, and `unknown` where the source does not say it. `since_copy`
-    lists the changes of its publications since it was copied; `pgsieve resync` copies it again.
+    `row_filter` is None if every row passes, and `unknown` if the source does not answer. `since_copy` lists the changes of
+    its publications since it was copied; they take effect when `pgsieve resync` copies it again.
     """
 
     schema: str
@@ -261,11 +264,12 @@ class TableStatus:
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionStatus:
-    """A subscription and its tables; whether it is enabled and why not, and the finish LSN it will skip.
+    """A subscription and its tables; whether it is enabled and why not, and the finish LSN that it will skip.
 
-    `problem` is what stops all of it. `seconds_behind` is how long the oldest commit that the replicas lack
-    has been waiting (0: none waits; None: unknown). `last_success` is when all changes were last found
-    applied (ISO 8601, UTC). `warnings` are those of a run.
+    - `problem`: the obstacle for the whole subscription
+    - `seconds_behind`: how long the oldest commit that the replicas lack has been waiting (0: none; None: unknown)
+    - `last_success`: the last time at which all changes were applied (ISO 8601, UTC)
+    - `warnings`: as in `SubscriptionRun`
     """
 
     name: str
@@ -285,7 +289,7 @@ class SubscriptionStatus:
 
 @dataclass(frozen=True, slots=True)
 class StatusReport:
-    """What `pgsieve status` shows."""
+    """The result of `pgsieve status`."""
 
     slots: tuple[SlotStatus, ...]
     subscriptions: tuple[SubscriptionStatus, ...]
@@ -295,8 +299,8 @@ class StatusReport:
 class CheckedTable:
     """A replica table compared with `SELECT … WHERE <row filter>` on the publisher at the same LSN.
 
-    `differing_keys` is a sample: keys only, as text. `problem` says why the table could not be compared, or not
-    repaired. `repaired` has the rows written and deleted, None without a repair.
+    `differing_keys` has the keys of some rows that differ, as text. `problem` is the reason why the table could not be
+    compared or repaired. `repaired` is the number of rows written and of rows deleted; None without a repair.
     """
 
     subscription: str
@@ -320,7 +324,7 @@ class CheckedTable:
 class CheckReport:
     """The findings of `pgsieve check`, and the subscriptions that it could not check.
 
-    `warnings` name partitions whose changes are not sent: why a table differs, and what was not compared.
+    `warnings` name partitions whose changes are not sent, so that tables differ or rows were not compared.
     """
 
     tables: tuple[CheckedTable, ...]
@@ -330,7 +334,7 @@ class CheckReport:
 
     @property
     def equal(self) -> bool:
-        """Whether no table differs, and no sequence."""
+        """Whether all tables and all sequences are equal."""
         return all(table.equal for table in self.tables) and all(each.equal for each in self.sequences)
 
 
@@ -353,7 +357,7 @@ class ComparedTable:
 
 @dataclass(frozen=True, slots=True)
 class SizedStep:
-    """The seconds of CREATE SUBSCRIPTION and of pgsieve for this many rows, or changes, of the demo; `spent` as of a run."""
+    """The seconds that CREATE SUBSCRIPTION and pgsieve took for this many rows or changes of the demo's large table."""
 
     title: str
     rows: int
@@ -364,7 +368,7 @@ class SizedStep:
 
 @dataclass(frozen=True, slots=True)
 class SizedReport:
-    """The demo's main job at size: its steps, and whether `check` found the replica equal to the publisher."""
+    """The demo's large table: its copy and its changes, and whether `check` found the replica equal to the publisher."""
 
     steps: tuple[SizedStep, ...]
     equal: bool
@@ -374,7 +378,7 @@ class SizedReport:
 class DemoReport:
     """The result of `pgsieve demo`: its configuration file, its lake, every comparison, and its seconds.
 
-    `sized` is the main job at size, None where that was left out.
+    `sized` is the result for the large table; None if it was left out.
     """
 
     config: Path
@@ -385,13 +389,13 @@ class DemoReport:
 
     @property
     def equal(self) -> bool:
-        """Whether every replica had the rows of the built-in subscriber, and `check` found the large one equal."""
+        """Whether every replica had the rows of the built-in subscriber, and `check` found the large table equal."""
         return all(table.equal for table in self.tables) and (self.sized is None or self.sized.equal)
 
 
 @dataclass(frozen=True, slots=True)
 class JarSet:
-    """Jars that Spark needs together: the package that needs the others, and the number and bytes of files."""
+    """The jars of a package and of its dependencies: their number and size."""
 
     package: str
     files: int
@@ -400,7 +404,7 @@ class JarSet:
 
 @dataclass(frozen=True, slots=True)
 class JarsReport:
-    """The jars of `pgsieve jars`, and the folder of the copy."""
+    """The result of `pgsieve jars`: the packages, and the folder of the copy."""
 
     packages: tuple[JarSet, ...]
     folder: str | None
@@ -410,7 +414,7 @@ class JarsReport:
 class EngineReport:
     """The warm engine: whether it serves, its address, uptime and memory, and whether a run uses it.
 
-    `current` says whether it serves this configuration and this version: runs use no other.
+    `current` is true if it has this configuration's settings and this version; otherwise runs do not use it.
     """
 
     serving: bool
@@ -425,14 +429,14 @@ class EngineReport:
 
 @dataclass(frozen=True, slots=True)
 class EngineStopReport:
-    """The result of `pgsieve engine stop`: `stopped` is false where no engine ran."""
+    """The result of `pgsieve engine stop`: `stopped` is false if no engine ran."""
 
     stopped: bool
 
 
 @dataclass(frozen=True, slots=True)
 class LiveDemo:
-    """What `pgsieve demo --ui` keeps running, and where a person looks at it: a page, pgsieve.yaml, the source, a log."""
+    """The running demo of `pgsieve demo --ui`: its web page, its pgsieve.yaml, its source, and its log."""
 
     url: str
     config: Path
@@ -453,7 +457,7 @@ class SurveyedPublication:
 class SurveyedTable:
     """A table that may be published; without a replica identity only its INSERTs.
 
-    For a partition tree it is the root; it has an identity where all its leaves have one.
+    A partition tree is listed by its root, which has an identity if all its leaves have one.
     """
 
     schema: str
@@ -464,10 +468,10 @@ class SurveyedTable:
 
 @dataclass(frozen=True, slots=True)
 class InitReport:
-    """What `pgsieve init` wrote, for which role, and validate's findings.
+    """The files that `pgsieve init` wrote, the role in them, and the findings of validate.
 
-    `variable` is the environment variable of the password; None where libpq finds it. `statements` is None as
-    long as validate finds a problem. For the tables in `inserts_only` only INSERTs are published.
+    `variable` is the environment variable for the password; None if libpq finds the password itself. `statements` is None
+    if validate finds a problem. Of the tables in `inserts_only` only INSERTs are published.
     """
 
     config: Path

@@ -1,4 +1,4 @@
-"""`pgsieve resync`: copy tables again through the same asset as a run, and bring the subscription up to date.
+"""`pgsieve resync`: copies tables again by the same asset as a run, and brings the subscription up to date.
 
 In: the configuration, a subscription, and tables as `schema.table`. Out: a `ResyncReport`. Raises PgsieveError.
 """
@@ -34,11 +34,10 @@ def resync(
     *,
     take_over: bool = False,
 ) -> ResyncReport:
-    """Copy the named tables again, or all that need it.
+    """Copy the named tables again; without names, all tables that need it.
 
-    Only the latter also replaces a lost slot, and damaged records.
-
-    A slot that another lake may have read is taken only with `take_over`.
+    Without names it also replaces a lost slot, and damaged tables of pgsieve's own. A slot that another lake may have read
+    is taken only with `take_over`.
     """
     if take_over:
         take_slots_over(config, [selected])
@@ -49,7 +48,7 @@ def resync(
     lake.access.check_writable()
     with feed.source.connect() as connection, ExitStack() as attempted:
         if not names:
-            # Damaged records say nothing; the readable ones are read below.
+            # A damaged record is replaced below.
             attempted.enter_context(suppress(LakeError))
         refuse_other_publisher(connection, feed, lake)
     damaged = [] if names else replace_damaged_records(subscription, lake)
@@ -63,7 +62,7 @@ def resync(
     if wanted and (followed := _is_read(feed)):
         states.leave_to_next_copy(wanted)
     elif wanted:
-        # A copy by a run that died has the definition of that time.
+        # A copy that died has left its table's definition of that time.
         states.leave_to_next_copy(wanted)
         with instance(config) as dagster:
             result = Materializer(declared, subscription, dagster, progress)

@@ -1,8 +1,8 @@
-"""`pgsieve run`: materialise a subscription's assets up to the source's current LSN, and return the results.
+"""`pgsieve run`: materialise the assets of subscriptions up to the source's current LSN, and return the results.
 
-It materialises the UI's assets through Dagster, in this process: first the initial sync of the tables that need one,
-then change log, transformation and replicas. `pgsieve ui` shows its runs. An error ends only the subscriptions that
-it concerns.
+In: the configuration. Out: a `RunSummary`. These are the assets of the web interface, which also shows the runs; Dagster
+materialises them in this process. First come the copies of tables that need one, then the change log, the transformed
+changes and the replicas. An error ends only the work for the subscriptions that it concerns.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -48,16 +48,16 @@ from pgsieve.resources.postgres.kept_sessions import sessions_kept
 
 T = TypeVar("T")
 
-#: If a table's columns change while its feed is drained, the run copies it again, at most this often.
+#: A run copies, drains and applies at most this often: again if a table's columns changed meanwhile.
 _ROUNDS = 3
 #: A line of progress names at most this many subscriptions.
 _NAMED = 3
 
 
 def take_over(config: Config, selected: Sequence[SubscriptionConfig]) -> None:
-    """Give the lake the slots of the selected subscriptions, which another lake may have read.
+    """Claim the slots of the selected subscriptions for this lake, also if another lake has read them.
 
-    Raises PgsieveError where the lake has replicas of another database.
+    Raises PgsieveError if the lake has replicas of another database.
     """
     declared = project(config)
     lake = declared.lake.open()
@@ -68,9 +68,9 @@ def take_over(config: Config, selected: Sequence[SubscriptionConfig]) -> None:
 
 
 def run(config: Config, selected: Sequence[SubscriptionConfig], progress: Progress) -> RunSummary:
-    """Run the selected subscriptions; durable work is kept if some fail.
+    """Run the selected subscriptions; if one fails, the others go on, and its durable work stays.
 
-    Disabled ones are left out, and named. If all are disabled, it raises SubscriptionDisabledError.
+    Disabled subscriptions do not run; the summary names them. Raises SubscriptionDisabledError if all are disabled.
     """
     declared = project(config)
     subscriptions, failures = [declared.subscriptions[s.name] for s in selected], Failures()
@@ -87,14 +87,14 @@ def run(config: Config, selected: Sequence[SubscriptionConfig], progress: Progre
 
 
 def _of_whole(lake: Lake, subscriptions: Sequence[Subscription]) -> list[str]:
-    """The tables of pgsieve's own about subscriptions as a whole."""
+    """The paths of pgsieve's own tables about whole subscriptions."""
     return [
         table.path for s in subscriptions for table in (Cuts(lake, s.name), SubscriptionRecord(lake, s.name))
     ]
 
 
 def _asked_first(lake: Lake, subscriptions: Sequence[Subscription]) -> list[str]:
-    """The tables of pgsieve's own that every run reads first; on an object store they are opened in parallel."""
+    """The paths of pgsieve's own tables that every run reads first, so that they are opened in parallel."""
     states = [each(lake, s.name).path for s in subscriptions for each in (TableStates, Transformed)]
     feeds = {s.feed.name: s.feed for s in subscriptions}.values()
     return [
@@ -122,7 +122,7 @@ def enabled_ones(
 def run_feed(feed: Feed, reading: Sequence[Materializer], failures: Failures) -> None:
     """Copy tables that need it, drain the feed's slot, and apply, until no table has to be copied again.
 
-    Tables whose copy waits for other transactions are tried once more after the changes of all others.
+    A copy that waits for other transactions is tried once more after the changes of the other tables were applied.
     """
     for _ in range(_ROUNDS):
         if not _run_round(feed, reading, failures):
@@ -136,7 +136,7 @@ def run_feed(feed: Feed, reading: Sequence[Materializer], failures: Failures) ->
 
 
 def _run_round(feed: Feed, reading: Sequence[Materializer], failures: Failures) -> bool:
-    """Copy, drain and apply once; False where all have failed."""
+    """Copy, drain and apply once; returns False if all subscriptions have failed."""
     failures.each(reading, lambda each: each.copy())
     if not (going := [r for r in reading if r.name not in failures]):
         return False
@@ -154,10 +154,10 @@ def apply_together(
     *,
     unless: Callable[[Exception], bool] = never,
 ) -> None:
-    """Materialise the transformations, and the replica tables that have changes from them or from a copy.
+    """Materialise the transformed changes, then the replicas that have new changes or a new copy.
 
-    All subscriptions share one run of Dagster, since a run costs more than most steps. An error of one ends no
-    other's. Raises an error for which `unless` holds.
+    All subscriptions share one run of Dagster for each, since a run costs more than most steps. An error of one does not end
+    the others. Raises an error for which `unless` is true.
     """
     going = [m for m in failures.each(materializers, Materializer.if_enabled, unless=unless) if m is not None]
     with ExitStack() as shared:
@@ -172,14 +172,14 @@ def apply_together(
     def published() -> Mapping[str, Tables]:
         return published_tables(going[0].declared, [m.subscription for m in going])
 
-    changes = dict(failures.each(going, lambda m: (m, m.tables_to_tell(published)), unless=unless))
+    changes = dict(failures.each(going, lambda m: (m, m.tables_to_report(published)), unless=unless))
     applying = {m: partial(m.replica_tables, *tables) for m, tables in changes.items() if tables[0]}
     _materialize_each("apply to", applying, Materializer.brought_up_to_date, failures, unless)
     failures.each([m for m in changes if m not in applying], Materializer.report, unless=unless)
 
 
-#: Makes an asset of a subscription, from a function that takes its step's error, and from work done outside
-#: of the step.
+#: Makes an asset of a subscription. Parameters: a function that takes the step's error, and the result of work that was
+#: done outside of the step.
 _Asset = Callable[[Callable[[Exception], None], Done[T] | None], dg.AssetsDefinition]
 
 
@@ -192,7 +192,7 @@ def _materialize_each(
 ) -> None:
     """Materialise an asset of each subscription, in one run; `what` names the work in messages.
 
-    The `work` of one asset's step runs while Dagster records the steps of others.
+    The `work` of a step runs while Dagster records the steps before it.
     """
     if not assets:
         return
@@ -218,7 +218,7 @@ def _materialize_each(
 
 
 def summaries(materializers: Sequence[Materializer], failures: Failures) -> tuple[SubscriptionRun, ...]:
-    """The results: all work of the subscriptions that have not failed, and the changes of the others."""
+    """The results of the subscriptions that have not failed, and of failed ones that have changed."""
     done = []
     for each in materializers:
         with failures.of(each.name):

@@ -1,6 +1,6 @@
-"""Results about a subscription's sequences: those that it receives, and their comparison with the publisher's.
+"""Results about a subscription's sequences: their list, and their comparison with the publisher's.
 
-In: values of the lake, or of the publisher. Out: dataclasses, for people and as JSON.
+In: values from the lake or from the publisher. Out: dataclasses, for people and as JSON.
 """
 
 from collections.abc import Iterable
@@ -13,10 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ListedSequence:
-    """A sequence that a subscription receives.
-
-    Its value as recorded or on the publisher, None where it was never read.
-    """
+    """A sequence that a subscription receives, with its value; None if it was never read."""
 
     schema: str
     name: str
@@ -27,7 +24,7 @@ class ListedSequence:
 
 @dataclass(frozen=True, slots=True)
 class CheckedSequence:
-    """A sequence's recorded value, and the publisher's; `moved` where that has moved on, which is no difference."""
+    """A sequence's recorded value, and the publisher's; `moved` if the publisher's has moved on, which is no difference."""
 
     subscription: str
     schema: str

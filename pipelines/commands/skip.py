@@ -1,6 +1,6 @@
-"""`pgsieve skip` and `pgsieve enable`: the state of a subscription as a whole, changed in the lake alone.
+"""`pgsieve skip` and `pgsieve enable`: change the state of a subscription, which is in the lake.
 
-In: the configuration and a subscription. Out: the state it has now. Raises PgsieveError.
+In: the configuration and a subscription. Out: the new state. Raises PgsieveError.
 """
 
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
@@ -12,7 +12,7 @@ from pgsieve.pipelines.project import project
 
 
 def skip(config: Config, selected: SubscriptionConfig, lsn: str) -> str | None:
-    """Choose the transaction to skip by its finish LSN, or `none`; returns the LSN as PostgreSQL writes it."""
+    """Record the finish LSN of the transaction to skip, or `none`; returns the LSN as PostgreSQL writes it."""
     declared = project(config)
     subscription, lake = declared.subscriptions[selected.name], declared.lake.open()
     refuse_other_publisher_if_it_answers(subscription.feed, lake)
@@ -22,7 +22,7 @@ def skip(config: Config, selected: SubscriptionConfig, lsn: str) -> str | None:
 
 
 def enable(config: Config, selected: SubscriptionConfig) -> bool:
-    """Enable a subscription; False where it was enabled already."""
+    """Enable a subscription; returns False if it was enabled already."""
     declared = project(config)
     subscription, lake = declared.subscriptions[selected.name], declared.lake.open()
     refuse_other_publisher_if_it_answers(subscription.feed, lake)

@@ -1,4 +1,4 @@
-"""`pgsieve status`: the present state of slots and replica tables. In: the configuration. Out: a `StatusReport`."""
+"""`pgsieve status`: the state of slots and replica tables. In: the configuration. Out: a `StatusReport`."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
@@ -47,16 +47,16 @@ from pgsieve.resources.postgres.source import decoding_is_switched
 
 _logger = logging.getLogger(__name__)
 
-#: How long the server may decode to find since when the first transaction has been waiting.
+#: How long the server may decode WAL to find the commit time of the first waiting transaction.
 _DECODING = "10s"
 _DECODED: Mapping[bool | None, str] = {True: "while a slot exists", False: "always"}
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A source's answers: its publications, its slot, and how long a transaction has been waiting there.
+    """A source's answers: its publications, its slot, and how many seconds the first transaction has been waiting there.
 
-    Or the problem.
+    If the source does not answer, only the problem.
     """
 
     examined: Examination | None = None
@@ -69,7 +69,7 @@ class _Asked:
 def status(config: Config) -> StatusReport:
     """Read slots from the sources and table states from the lake; changes nothing.
 
-    For a source that cannot be asked, the report has the lake's records, and the problem.
+    For a source that does not answer, the report has the lake's records, and the problem.
     """
     declared = project(config)
     lake = declared.lake.open()
@@ -77,9 +77,9 @@ def status(config: Config) -> StatusReport:
 
 
 def brief_status(config: Config) -> Callable[[], StatusReport]:
-    """A function that reads the status again and again at little cost: it counts no rows, and decodes no slot.
+    """A function that reads the status at little cost: it counts no rows, and decodes no WAL.
 
-    It has its own lake object, so it may run beside other work, in one thread at a time.
+    It has a lake object of its own, so one thread may call it while others work.
     """
     declared = project(config)
     lake = declared.lake.open()
@@ -87,7 +87,7 @@ def brief_status(config: Config) -> Callable[[], StatusReport]:
 
 
 def _report(declared: Project, lake: Lake, ran: Mapping[str, datetime] | None) -> StatusReport:
-    """The report; without `ran`, the times of subscriptions' runs, it is a brief one."""
+    """The report. `ran` has the time of each subscription's last run; without it the report is brief."""
     slots, subscriptions = [], []
     brief, ran = ran is None, ran or {}
     for feed in declared.feeds.values():
@@ -116,7 +116,7 @@ def _report(declared: Project, lake: Lake, ran: Mapping[str, datetime] | None) -
                 shown = _shown(lake, feed, subscription, asked.examined, counting=not brief)
                 progress = _progress(lake, subscription, asked, ran.get(subscription.name))
             except LakeError as error:
-                reason(lake, error)  # Raises where the lake itself fails.
+                reason(lake, error)  # Raises if the whole lake fails.
                 shown, progress = replace(_named(feed, subscription), problem=str(error)), (None, None)
             subscriptions.append(replace(shown, seconds_behind=progress[0], last_success=progress[1]))
     return StatusReport(tuple(slots), tuple(subscriptions))
@@ -128,7 +128,7 @@ def _asked(lake: Lake, feed: Feed, *, peeking: bool) -> _Asked:
         with feed.source.connect() as connection:
             examined = Examination(connection, feed, read_catalog(connection))
             state = slot_state(connection, feed.slot)
-            # The error is about the lake's own tables; other parts of the report show it.
+            # A `LakeError` is about pgsieve's own tables; other parts of the report show it.
             with suppress(LakeError):
                 refuse_other_publisher(connection, feed, lake)
             seconds = None if state is None else _seconds_unread(connection, lake, feed, state, peeking)
@@ -144,10 +144,7 @@ def _seconds_unread(
     state: SlotState,
     peeking: bool,
 ) -> float | None:
-    """How long the first transaction has been waiting in the slot.
-
-    None where the server does not say in time.
-    """
+    """How long the first transaction has been waiting in the slot; None if the server does not answer in time."""
     if ChangeLog(lake, feed).position() is None:
         return None
     try:
@@ -156,7 +153,7 @@ def _seconds_unread(
             seconds_since(connection, unread_since(connection, lake, feed, state, peeking=peeking)), 3
         )
     except PgsieveError:
-        # Much WAL to decode, a lost slot, or a missing publication: other parts of the report show which.
+        # Too much WAL to decode, a lost slot, or a missing publication: other parts of the report show which.
         return None
     finally:
         connection.execute("set statement_timeout = 0")
@@ -165,7 +162,7 @@ def _seconds_unread(
 def _progress(
     lake: Lake, subscription: Subscription, asked: _Asked, ran: datetime | None
 ) -> tuple[float | None, str | None]:
-    """How many seconds a subscription has been behind, and when all changes were last found applied."""
+    """How many seconds a subscription has been behind, and when all changes were last applied."""
     cut, durable = Cuts(lake, subscription.name).last(), ChangeLog(lake, subscription.feed).position()
     success = cut.at if cut else None
     if durable is None:
@@ -179,7 +176,7 @@ def _progress(
         now = datetime.now(UTC)
         seconds = max(seconds or 0.0, round((now - since).total_seconds(), 3) if since else 0.0)
     else:
-        # A run that had nothing to apply is only in Dagster's records.
+        # A run without changes leaves a trace only in Dagster's records.
         follows = asked.state is not None and asked.state.active and seconds == 0
         success = max((t for t in (success, ran, datetime.now(UTC) if follows else None) if t), default=None)
     return seconds, None if success is None else _iso(success)
@@ -190,24 +187,21 @@ def _iso(time: datetime) -> str:
 
 
 def _last_transformations(config: Config, subscriptions: Iterable[Subscription]) -> Mapping[str, datetime]:
-    """When a run last transformed the changes of each subscription, from Dagster's records.
-
-    Empty without records.
-    """
+    """When a run last transformed the changes of each subscription, from Dagster's records; empty without records."""
     if not dagster_home(config, make=False).exists():
         return {}
     names = {of_subscription(s, AssetKind.TABLE_CHANGES).key: s.name for s in subscriptions}
     try:
         with instance(config) as dagster:
             events = dagster.get_latest_materialization_events(list(names))
-    except Exception as error:  # noqa: BLE001 - of Dagster, or of whatever database keeps its records
+    except Exception as error:  # noqa: BLE001 - an error of Dagster, or of any database that keeps its records
         _logger.warning("Dagster's records cannot be read: %s", type(error).__name__)
         return {}
     return {names[key]: datetime.fromtimestamp(e.timestamp, UTC) for key, e in events.items() if e}
 
 
 def _rows(lake: Lake, subscription: Subscription, name: Name) -> tuple[int | None, str | None]:
-    """How many rows a replica has, None without a replica; or why they cannot be counted."""
+    """The number of a replica's rows, None without a replica; and the reason if they cannot be counted."""
     path = lake.paths.replica(subscription.name, *name)
     try:
         return lake.count(path) if lake.records.exists(path) else None, None
@@ -218,7 +212,7 @@ def _rows(lake: Lake, subscription: Subscription, name: Name) -> tuple[int | Non
 def _shown(
     lake: Lake, feed: Feed, subscription: Subscription, examined: Examination | None, *, counting: bool
 ) -> SubscriptionStatus:
-    """A subscription by its source and the lake; by the lake alone where it cannot be replicated."""
+    """A subscription's state from its source and the lake; only from the lake if it cannot be replicated."""
     obstacle = examined.obstacle(subscription.name) if examined else None
     catalog = examined.catalog if examined and obstacle is None else None
     shown = _subscription(lake, feed, subscription, catalog, counting=counting)

@@ -1,8 +1,7 @@
-"""Dagster's web server and daemon on pgsieve's definitions, as one command.
+"""Dagster's web server and daemon with pgsieve's definitions, as one command.
 
-In: the configuration, an address. `dagster dev` and all of its child processes, including runs, are in a
-session of their own, and end with the block that started them. Raises PgsieveError when Dagster's folder
-cannot be made.
+In: the configuration, an address. Out: `dagster dev` and its child processes, including runs: a session of
+processes that ends with the block that started it. Raises PgsieveError if Dagster's folder cannot be made.
 """
 
 import os
@@ -21,22 +20,20 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.config.model import FILE_VARIABLE, Config
 from pgsieve.resources.processes import end_with_parent
 
-#: Dagster's own settings for a folder that pgsieve makes: no telemetry, and no offer of a newsletter.
+#: Dagster's settings in a folder that pgsieve makes: no telemetry, and no offer of a newsletter.
 _INSTANCE_SETTINGS = "telemetry:\n  enabled: false\nnux:\n  enabled: false\n"
-#: The same settings as earlier versions of pgsieve wrote them.
+#: The settings that earlier versions of pgsieve wrote.
 _FORMER_SETTINGS = "telemetry:\n  enabled: false\n"
-#: How long a run in progress may take to end; less than service managers wait before they kill (systemd: 90
-#: s, Kubernetes: 30 s).
+#: How long a run in progress may take to end; service managers kill it after 90 s (systemd) or 30 s (Kubernetes).
 _STOP_SECONDS = 20.0
 #: How long the system may take to remove killed processes.
 _KILLED_SECONDS = 5.0
 
 
 def dagster_home(config: Config, environ: Mapping[str, str] = os.environ, *, make: bool = True) -> Path:
-    """Folder of Dagster's records: DAGSTER_HOME, else `.pgsieve/dagster` beside the configuration file.
+    """The folder of Dagster's records: DAGSTER_HOME, else `.pgsieve/dagster` beside the configuration file.
 
-    pgsieve's own folder is made with its settings, unless `make` is false; one that DAGSTER_HOME names is
-    left as it is.
+    Unless `make` is false, the second is made, with settings; a folder that DAGSTER_HOME names stays as it is.
     """
     configured = environ.get("DAGSTER_HOME")
     if configured:
@@ -58,11 +55,10 @@ def dagster_home(config: Config, environ: Mapping[str, str] = os.environ, *, mak
 
 
 def command(host: str, port: int) -> list[str]:
-    """Arguments of the server.
+    """The server's command.
 
-    `-d` makes Dagster import pgsieve from where it is installed, not from what the current folder happens to
-    have under the same name. The warning that is switched off recommends `dg dev`, which works inside a
-    project folder only.
+    `-d` makes Dagster import the installed pgsieve, even if the current folder has a module of this name. The ignored warning
+    recommends `dg dev`, which works only inside a project folder.
     """
     return [
         *(sys.executable, "-W", "ignore::FutureWarning", "-m", "dagster", "dev"),
@@ -72,12 +68,12 @@ def command(host: str, port: int) -> list[str]:
 
 
 def environment(config: Config, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Environment of the server: the definitions read the same file, and Dagster has its records in one place."""
+    """The server's environment, with the paths of this configuration file and of Dagster's records."""
     return {**environ, FILE_VARIABLE: str(config.path), "DAGSTER_HOME": str(dagster_home(config, environ))}
 
 
 class Stop(threading.Event):
-    """Set by SIGINT, SIGTERM, and SIGHUP, which a closed terminal sends; a further signal sets `at_once`."""
+    """An event that SIGINT, SIGTERM or SIGHUP (a closed terminal) sets; a second signal sets `at_once`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,7 +96,7 @@ class Stop(threading.Event):
                 signal.signal(number, handler)
 
     def wait_awake(self, seconds: float) -> bool:
-        """Wait in the main thread, which has to be awake for a signal's handler; returns whether it was set."""
+        """Wait in short steps, as Python runs handlers of signals only in an awake main thread; returns whether it is set."""
         until = time.monotonic() + seconds
         while not self.is_set() and time.monotonic() < until:
             self.wait(min(0.5, max(0.0, until - time.monotonic())))
@@ -111,10 +107,10 @@ class Stop(threading.Event):
 def dagster(
     config: Config, host: str, port: int, *options: str, stop: Stop, log: Path | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Dagster's web server, its daemon, and their runs, all of which end with the block.
+    """Dagster's web server, its daemon, and their runs; all of them end with the block.
 
-    A run in progress is interrupted; it loses nothing. Processes that have not ended after some time, or with
-    `at_once` immediately, are killed. Their output goes to `log`, or to this process's.
+    A run in progress is interrupted; it loses nothing. Processes that do not end in time are killed; with `at_once`,
+    immediately. Their output goes to the file `log`, else where this process writes.
     """
     with ExitStack() as opened:
         output = opened.enter_context(log.open("wb")) if log else None
@@ -124,7 +120,7 @@ def dagster(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            # Ctrl-C in a terminal reaches only this process, which ends them in order.
+            # Then Ctrl-C in a terminal reaches only this process, which ends the others in order.
             start_new_session=True,
             preexec_fn=end_with_parent,  # noqa: PLW1509 - one call of the system, which needs no lock
         )
@@ -148,17 +144,14 @@ def _end_session(process: subprocess.Popen[bytes], stop: Stop) -> None:
 
 
 def _reap(group: int) -> None:
-    """Collect ended processes of a group: in a container without an init process all of them are this one's children."""
+    """Collect ended processes of a group: in a container without an init process they are all children of this process."""
     with suppress(ChildProcessError):
         while os.waitpid(-group, os.WNOHANG)[0]:
             pass
 
 
 def serve(config: Config, host: str, port: int, *options: str) -> int:
-    """Run the server, with more options of its own, until it ends or SIGINT, SIGTERM or SIGHUP ends it.
-
-    Returns its exit code.
-    """
+    """Run the server until it ends or a signal ends it; returns the exit code. `options` are those of `dagster dev`."""
     stop = Stop()
     with stop.by_signals(), dagster(config, host, port, *options, stop=stop) as process:
         while process.poll() is None and not stop.wait_awake(1.0):

@@ -1,7 +1,7 @@
 """`pgsieve validate`: finds problems before anything is created.
 
-In: the configuration. Out: a `ValidationReport`: pictures of the publications, what each subscription will
-receive, problems with PostgreSQL's SQLSTATE, and the SQL that a role with more rights has to run.
+In: the configuration. Out: a `ValidationReport`: the publications, the tables of each subscription, problems
+with PostgreSQL's SQLSTATE, and the SQL that a role with more rights has to run.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -70,9 +70,7 @@ from pgsieve.resources.postgres.source import decoding_is_switched
 def validate(config: Config, *, rights: bool = True) -> ValidationReport:
     """Examine the lake's store, every source and subscription.
 
-    Objects that it creates in the store are removed.
-
-    Without `rights` those of the source's role are not checked: they are about to be granted.
+    It creates objects in the store for this, and removes them. With `rights` it also checks the rights of the source's role.
     """
     declared = project(config)
     declared.lake.engine.check_store()
@@ -86,7 +84,7 @@ def validate(config: Config, *, rights: bool = True) -> ValidationReport:
 
 @dataclass(frozen=True)
 class _Source:
-    """The state of a feed's publisher: its examination, its present catalog, and the sequences of each subscription."""
+    """A feed's publisher: its examination, its current catalog and version, and the sequences of each subscription."""
 
     examination: Examination
     server: Catalog
@@ -95,7 +93,7 @@ class _Source:
 
 
 class _Findings:
-    """The findings of `pgsieve validate`, one feed after the other."""
+    """Collects the findings of `pgsieve validate`, one feed after the other."""
 
     def __init__(self, declared: Project, *, rights: bool) -> None:
         self._declared, self._rights = declared, rights
@@ -119,7 +117,7 @@ class _Findings:
         """Record whether the lake can be written, and whether Spark can run."""
         lake = self._declared.lake
         try:
-            # A warning only: small work needs no Java.
+            # Only a warning: small tables and few changes need no Java.
             lake.engine.check_java()
         except SparkUnavailableError as error:
             self._warnings.append(_problem("spark", error))
@@ -148,7 +146,7 @@ class _Findings:
             self._warnings += [_problem(name, error) for error in warnings_of_feed(feed, catalog)]
 
     def _asked(self, feed: Feed) -> tuple[_Source, list[PgsieveError]]:
-        """The publisher's state, and what the role or the lake lacks for the feed."""
+        """The publisher's state, and the errors about missing rights, other publishers' replicas, and event triggers."""
         version = feed.source.check_ready()
         with feed.source.connect() as connection:
             server = read_catalog(connection)
@@ -163,7 +161,7 @@ class _Findings:
         return _Source(examined, server, version, sequences), lacking
 
     def _look_at_subscription(self, subscription: Subscription, source: _Source) -> bool:
-        """Record what a subscription will receive; returns False if that is unknown."""
+        """Record what a subscription will receive; returns False if an error prevents that."""
         name, feed, catalog = subscription.name, subscription.feed, source.examination.catalog
         unread = map(PgsieveError, unread_sequences(source.sequences[name]) if self._rights else ())
         errors = (*source.examination.problems(name), *unread)
@@ -185,7 +183,7 @@ class _Findings:
             of_names = warnings_of_names(subscription, catalog, partial(_is_mapped, lake, name))
             self._warnings += [_problem(name, error) for error in (*of_rows, *of_names)]
         except PgsieveError as error:
-            # The examination above has usually reported the cause already.
+            # The examination has usually reported the cause already.
             if all(problem.object != name for problem in self._problems):
                 self._problems.append(_problem(name, error))
             return False
@@ -200,7 +198,7 @@ def _is_mapped(lake: Lake, subscription: str, table: Name) -> bool:
 def _lacking(
     connection: psycopg.Connection[Any], declared: Project, feed: Feed, catalog: Catalog
 ) -> Iterator[PgsieveError]:
-    """The rights that the role lacks for a feed's slot and for the copies of its subscriptions."""
+    """The errors about rights that the role lacks for a feed's slot, and for the copies of its subscriptions."""
     tables = list[ReplicatedTable]()
     for subscription in declared.reading(feed):
         with suppress(PublicationError):  # The examination reports it.
@@ -211,7 +209,7 @@ def _lacking(
 def _replicas_of_others(
     connection: psycopg.Connection[Any], declared: Project, feed: Feed
 ) -> Iterator[PgsieveError]:
-    """The error if the lake has another cluster's or database's data in the place of this feed's."""
+    """The error if the lake's data of this feed came from another cluster or database."""
     lake = declared.lake.open()
     try:
         refuse_other_publisher(connection, feed, lake)
@@ -222,7 +220,7 @@ def _replicas_of_others(
 def _failing_triggers(
     connection: psycopg.Connection[Any], feed: Feed, catalog: Catalog, server: Catalog
 ) -> Iterator[PgsieveError]:
-    """The event triggers with which the capture publications would fail."""
+    """The errors about event triggers that would make the statements of capture publications fail."""
     with suppress(PublicationError):
         for planned in feed.planned_capture(catalog):
             name = feed.capture + planned.suffix
@@ -237,7 +235,7 @@ def _problem(about: str, error: PgsieveError) -> ValidationProblem:
 
 
 def _statements(feed: Feed, catalog: Catalog, server: Catalog, version: int) -> Iterator[str]:
-    """The statements that the first run will execute, if the role may; else the DBA has to."""
+    """The statements that the first run will execute; if the role may not, an administrator has to."""
     for planned in feed.planned_capture(catalog):
         yield from (
             s + ";" for s in capture_statements(feed.capture + planned.suffix, planned, server, version)

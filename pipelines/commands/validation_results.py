@@ -1,4 +1,4 @@
-"""The findings of `pgsieve validate`, for people and as JSON: publications, what each subscription will receive, problems.
+"""The result of `pgsieve validate`, for people and as JSON: publications, tables of each subscription, problems.
 
 Identifiers are as in PostgreSQL's catalog, not quoted. Nothing here raises.
 """
@@ -11,7 +11,7 @@ from pgsieve.pipelines.commands.sequences import ListedSequence
 
 @dataclass(frozen=True, slots=True)
 class ListedTable:
-    """A table in a publication; `columns` None is no column list, `where` None no row filter."""
+    """A table in a publication; without a column list `columns` is None, without a row filter `where` is None."""
 
     schema: str
     name: str
@@ -40,9 +40,9 @@ class PublicationPicture:
 
 @dataclass(frozen=True, slots=True)
 class ReceivedChanges:
-    """The changes of some relations that are replicated: the operations with their row filters, and the old rows' columns.
+    """The replicated changes of some relations: row filters by operation, and the replica identity.
 
-    `relations` are the table itself or its partitions; a filter of None lets every row pass.
+    `relations` are the table itself or its partitions. A row filter of None means every row.
     """
 
     relations: tuple[str, ...]
@@ -52,12 +52,15 @@ class ReceivedChanges:
 
 @dataclass(frozen=True, slots=True)
 class ReceivedTable:
-    """A table that a subscription will receive; `row_filter` is that of the initial copy, None copies every row.
+    """A table that a subscription will receive.
 
-    `since_copy` is what is different from when it was copied, `metadata` has the names of metadata columns by what they say,
-    `renamed` has the names in the replica of columns that have other names there. `histories` says which histories of its
-    rows are kept. `refilter_from` is the subscription whose replica has the rows that a table lacks which is not copied, or
-    which was published in another way when it was; None where none has, or nothing is lacking.
+    - `row_filter`: that of the initial copy; None copies every row
+    - `since_copy`: how its publications changed since it was copied
+    - `metadata`: the names of metadata columns, by kind
+    - `renamed`: the names of columns in the replica, by the publisher's names, where they differ
+    - `histories`: the histories of its rows that are kept, a sentence each
+    - `refilter_from`: for a table that must be copied, or copied again: a subscription whose replica has all of its rows;
+      None if there is none, or no copy is needed
     """
 
     schema: str
@@ -74,7 +77,7 @@ class ReceivedTable:
 
 @dataclass(frozen=True, slots=True)
 class ReceivedTables:
-    """What one subscription will receive. `oldest_moment` is the LSN of its oldest cut, from which on any moment can be read."""
+    """The tables and sequences of a subscription; each moment from `oldest_moment` on can be read, the LSN of its oldest cut."""
 
     subscription: str
     tables: tuple[ReceivedTable, ...]
@@ -84,7 +87,7 @@ class ReceivedTables:
 
 @dataclass(frozen=True, slots=True)
 class ValidationProblem:
-    """Something that PostgreSQL, or pgsieve, would refuse; `object` names the object concerned."""
+    """A problem for which PostgreSQL or pgsieve would refuse `object`."""
 
     object: str
     message: str
@@ -96,8 +99,8 @@ class ValidationProblem:
 class ValidationReport:
     """The findings of `pgsieve validate`; `statements` is SQL for a role that may run it.
 
-    `warnings` stop nothing: rows that come or go in an unexpected way, as with a subscriber, or statements
-    that the publisher refuses as long as something is replicated.
+    A warning does not stop replication. It is about rows that come or go unexpectedly, as with any subscriber, or about
+    statements that the publisher will refuse during replication.
     """
 
     publications: tuple[PublicationPicture, ...]

@@ -1,6 +1,6 @@
 """`catalog` of pgsieve.yaml: the names of the replicas in the Spark session's catalog.
 
-In: the template in the file. Out: the template, checked. Raises errors that pydantic turns into a
+In: the template in the file. Out: the same template, if it is valid. Raises errors that pydantic turns into a
 ConfigError.
 """
 

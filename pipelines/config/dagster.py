@@ -1,4 +1,4 @@
-"""`dagster` of pgsieve.yaml: what Dagster does by itself."""
+"""`dagster` of pgsieve.yaml: whether Dagster runs jobs by itself."""
 
 from pydantic import BaseModel, ConfigDict
 

@@ -1,11 +1,10 @@
-"""A YAML file as text: scalars as they are written, each with its line, `${VAR}` from the environment.
+"""A YAML file as text: each scalar as it is written, with its line, and `${VAR}` replaced from the environment.
 
-In: a file and the environment. Out: a `Document`, nested dicts and lists whose leaves are all str, that finds
-the line of any key. Raises ConfigError, never anything else, and never with a value in it: values may be
-passwords.
+In: a file and the environment. Out: a `Document`: nested dicts and lists whose leaves are all str, and the line
+of each key. Raises only ConfigError, without values, as these may be passwords.
 
-YAML 1.1 reads `on`, `off`, `no` as booleans, `010` as eight and `12:30` as 750. Here a scalar is its text,
-and the model decides what it means; that is how `streaming: off` and a column named `no` work.
+YAML 1.1 reads `on`, `off`, `no` as booleans, `010` as eight and `12:30` as 750. Here a scalar stays text, and
+the model decides what it means. So `streaming: off` and a column named `no` work.
 """
 
 import json
@@ -31,10 +30,7 @@ _REFERENCE = re.compile(r"\$\$\{|\$\{([A-Za-z_][A-Za-z0-9_]*)\}|\$\{")
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One problem at one place of the file.
-
-    `key` is the dotted path to it ("" is the file), `allowed` the names that are allowed there.
-    """
+    """A problem at one place of the file; `key` is the dotted path ("" is the file), `allowed` are the names allowed there."""
 
     key: str
     line: int | None
@@ -44,7 +40,7 @@ class Problem:
 
 
 class ConfigError(PgsieveError):
-    """The configuration file cannot be used as it is; names file, line, key and the allowed values."""
+    """The configuration file has problems; each message names file, line, key and the allowed values."""
 
     def __init__(self, file: Path, problems: Iterable[Problem]) -> None:
         self.file = file
@@ -61,7 +57,7 @@ class ConfigError(PgsieveError):
             self.message = "\n".join(map(visible, lines))
 
     def describe(self, problem: Problem) -> str:
-        """`file:line: key: what is wrong`, the form that editors and terminals make a link of."""
+        """`file:line: key: message`: editors and terminals turn this form into a link."""
         place = f"{self.file}:{problem.line}" if problem.line else str(self.file)
         return ": ".join(part for part in (place, problem.key, problem.message) if part)
 
@@ -71,7 +67,7 @@ def _in_brackets(problem: Problem) -> str:
 
 
 def name_hint(name: str | None, allowed: Sequence[str]) -> str:
-    """The allowed names in place of `name`, the nearest first."""
+    """A hint with the allowed names, and a suggestion if one is similar to `name`."""
     near = get_close_matches(name, allowed, n=1) if name else []
     meant = f"did you mean {near[0]!r}? " if near else ""
     return f"{meant}allowed here: {', '.join(allowed)}" if allowed else "nothing may stand here"
@@ -92,23 +88,23 @@ def dotted(location: Location) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """The parsed file: `content` has str at every leaf; the node tree has the lines."""
+    """The parsed file: `content` has str at every leaf; the tree of nodes has the lines."""
 
     content: dict[str, object]
     root: yaml.Node = field(repr=False)
 
     def line(self, location: Location) -> int:
-        """Line of this key, or of the nearest existing one around it."""
+        """The line of this key; if it does not exist, that of the nearest mapping or list around it."""
         key, node = self._walk(location)
         return int((key or node).start_mark.line) + 1
 
     def text(self, location: Location) -> str | None:
-        """The scalar as the file writes it (before `${VAR}` is replaced), for suggestions only."""
+        """The scalar as it is written, before `${VAR}` is replaced; only for suggestions."""
         _, node = self._walk(location)
         return str(node.value) if isinstance(node, yaml.ScalarNode) else None
 
     def _walk(self, location: Location) -> tuple[yaml.Node | None, yaml.Node]:
-        """Node of the last existing key on the path (none for list items), and the node of its value."""
+        """The node of the last existing key on the path (None for items of lists), and the node of its value."""
         key: yaml.Node | None = None
         node = self.root
         for part in location:
@@ -134,11 +130,11 @@ _TextLoader.add_implicit_resolver(_NULL, re.compile(r"^(?:~|null|Null|NULL|)$"),
 
 
 class _Reader:
-    """Node tree to dicts, lists and str; collects every problem instead of stopping at the first."""
+    """Turns the tree of nodes into dicts, lists and str; collects every problem instead of stopping at the first."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
-        self._done: dict[int, object] = {}  # By node: an alias is its anchor's node, converted once.
+        self._done: dict[int, object] = {}  # By node: an alias is the same node as its anchor.
         self._open: set[int] = set()
         self.problems: list[Problem] = []
 
@@ -221,7 +217,7 @@ def _is_text(value: str) -> bool:
 
 
 def _syntax_problem(error: yaml.YAMLError) -> Problem:
-    """PyYAML's own message about the grammar, without its excerpt of the line, which may have a password."""
+    """PyYAML's message about the grammar, without its excerpt of the line, which may contain a password."""
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     line = mark.line + 1 if mark is not None else None
     problem = str(getattr(error, "problem", None) or "")
@@ -239,7 +235,7 @@ def _syntax_problem(error: yaml.YAMLError) -> Problem:
 
 
 def read_file(file: Path) -> str:
-    """Return the file's text; it is UTF-8, with or without a byte order mark."""
+    """Read the file's text: UTF-8, with or without a byte order mark."""
     try:
         data = file.read_bytes()
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name.
@@ -256,14 +252,14 @@ def read_file(file: Path) -> str:
 
 
 def parse(text: str, file: Path, environ: Mapping[str, str]) -> Document:
-    """Read the text of a configuration file."""
+    """Parse the text of a configuration file."""
     try:
         root = yaml.compose(text, Loader=_TextLoader)
     except yaml.YAMLError as error:
         raise ConfigError(file, [_syntax_problem(error)]) from None
     except RecursionError:
         raise ConfigError(file, [Problem("", None, "not valid YAML: nested too deeply")]) from None
-    # PyYAML passes on errors of chr() for an escape, and of int() for a version.
+    # PyYAML does not catch errors of chr() for an escape, and of int() for a version.
     except (ValueError, OverflowError):
         raise ConfigError(
             file, [Problem("", None, "not valid YAML: an escape or number out of range")]

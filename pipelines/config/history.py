@@ -1,6 +1,7 @@
 """`history` of a subscription in pgsieve.yaml: the histories of rows that are kept.
 
-In: the section of the file. Out: the choice for each table. Raises what pydantic turns into a ConfigError.
+In: the section of the file. Out: the choice for each table. Raises errors that pydantic turns into a
+ConfigError.
 """
 
 from typing import Annotated
@@ -13,14 +14,14 @@ from pgsieve.pipelines.config.values import distinct, qualified
 
 
 def in_full(section: object) -> object:
-    """`scd2` keeps the versions of rows, `off` nothing."""
+    """The section for its short forms: `scd2` keeps the versions of rows, `off` keeps no history."""
     if section == "scd2":
         return {"scd2": True}
     return {"initial": False, "scd2": False} if section == "off" else section
 
 
 class TableHistoryConfig(BaseModel):
-    """The histories of one table; a key that is left out is as in the subscription."""
+    """The histories of one table; for a key that is left out, the subscription's value counts."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 

@@ -1,6 +1,7 @@
-"""Names as SQL writes them: `public.orders`, `"Sales"."Order Lines"` in, the parts as in the catalog out.
+"""Parses names as SQL writes them.
 
-Raises ValueError with what is wrong, without the text itself.
+In: `public.orders`, `"Sales"."Order Lines"`. Out: the parts, as in the catalog. Raises ValueError with the
+problem, without the text itself.
 """
 
 import re
@@ -19,9 +20,9 @@ _PART = re.compile(
 def parse_qualified(text: str, parts: int) -> tuple[str, ...]:
     """Split a qualified name into exactly this many parts.
 
-    Without quotes a name is folded to lower case. Within double quotes it is taken as it is and `""` is one
-    quote (PostgreSQL documentation, section 4.1.1). Only ASCII letters are folded, as PostgreSQL does in
-    every multi-byte encoding (`src/backend/parser/scansup.c`).
+    Without quotes a name is folded to lower case. Within double quotes it stays as it is, and `""` is one quote
+    (PostgreSQL documentation, section 4.1.1). Only ASCII letters are folded, as in PostgreSQL with a multi-byte
+    encoding (`src/backend/parser/scansup.c`).
     """
     names: list[str] = []
     at = 0
@@ -60,7 +61,7 @@ def quote(*parts: str) -> str:
 
 
 def table_name(text: str) -> tuple[str, str]:
-    """A table that a command was told of; raises PgsieveError."""
+    """The schema and name of a table in a command's arguments; raises PgsieveError."""
     try:
         schema, table = parse_qualified(text, 2)
     except ValueError as error:

@@ -30,14 +30,14 @@ _HINTS = {
     "delta.enableDeletionVectors": "pgsieve enables them in tables of 64 MB and more, unless `spark: {conf: {…}}` says no",
     "delta.deletedFileRetentionDuration": "`retention: {versions: …}` says how long old versions are kept",
     "delta.logRetentionDuration": "`retention: {versions: …}` says how long old versions are kept",
-    "delta.targetFileSize": "`target_file_size` of the layout says it",
-    "delta.columnMapping.mode": "names are mapped where Spark makes a table of a name such as Line No",
+    "delta.targetFileSize": "use `target_file_size` of the layout",
+    "delta.columnMapping.mode": "names are mapped in tables that Spark writes, for a column such as Line No",
     "delta.setTransactionRetentionDuration": "the positions of replicas are kept for good",
 }
 
 
 def _folders(text: str) -> str:
-    """Refuse a template that could give two tables one folder, or a folder whose name Spark ignores."""
+    """Refuse a template that could give two tables the same folder, or a folder that Spark ignores because of its name."""
     try:
         parsed = list(Formatter().parse(text))
     except ValueError:
@@ -91,7 +91,7 @@ def _properties(properties: dict[str, str]) -> dict[str, str]:
             why = f"{_HINTS[name]}; " if name in _HINTS else ""
             raise refusal(
                 f"has {name}, which a layout cannot set",
-                f"{why}what every writer here complies with is {allowed}",
+                f"{why}allowed here: {allowed}",
             )
         if not re.fullmatch(pattern.values, value):
             raise refusal(f"has {name}, which cannot be {value!r}", f"it is {pattern.meaning}")
@@ -99,7 +99,7 @@ def _properties(properties: dict[str, str]) -> dict[str, str]:
 
 
 class TableLayoutConfig(BaseModel):
-    """The layout of one replica; missing values are the subscription's."""
+    """The layout of one replica; for missing values, the subscription's count."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 

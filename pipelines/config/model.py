@@ -1,11 +1,10 @@
 """The configuration: `pgsieve.yaml` in, a frozen `Config` out.
 
-Raises ConfigError with file, line, key and the allowed values. Values never appear in a message, and a
-conninfo never in a repr: they may contain passwords. Options of publications and subscriptions keep the
-names, values and defaults of CREATE PUBLICATION and CREATE SUBSCRIPTION (PostgreSQL documentation, SQL
-commands).
+Raises ConfigError with file, line, key and the allowed values. No value appears in a message, and no conninfo
+in a repr, as both may contain passwords. Options of publications and subscriptions have the names, values and
+defaults of CREATE PUBLICATION and CREATE SUBSCRIPTION (PostgreSQL documentation, SQL commands).
 
-Names of publications and slots are taken as they are. Names of tables and columns are read as SQL reads them:
+Names of publications and slots are taken literally. Names of tables and columns are read as SQL reads them:
 folded to lower case unless in double quotes.
 """
 
@@ -149,12 +148,12 @@ class SourceConfig(_Section):
 
     @model_validator(mode="after")
     def _one_password(self) -> Self:
-        ways = [
+        keys = [
             "password in `conninfo`" if has_password(self.conninfo) else None,
             "`password`" if self.password is not None else None,
             "`password_command`" if self.password_command is not None else None,
         ]
-        if len(passwords := [way for way in ways if way]) > 1:
+        if len(passwords := [key for key in keys if key]) > 1:
             raise refusal(f"has a {' and a '.join(passwords)}", "keep one of them")
         return self
 
@@ -199,12 +198,12 @@ class SubscriptionConfig(_Section):
 
     @property
     def slot(self) -> str:
-        """The subscription's own slot, in mode `publisher`."""
+        """The name of the subscription's own slot, in mode `publisher`."""
         return slot_name(self.source, self.name)
 
     @property
     def type_overrides(self) -> dict[tuple[str, str, str], str]:
-        """`types` by schema, table and column as the catalog has them."""
+        """`types` by schema, table and column, with names as in the catalog."""
         overrides = {}
         for key, spark_type in self.types.items():
             schema, table, column = parse_qualified(key, 3)
@@ -247,7 +246,7 @@ class Config(_Section):
 
     @model_validator(mode="after")
     def _references_hold(self) -> Self:
-        """Apply the rules of files to a `Config` made in Python."""
+        """Refuse sections that contradict each other, also in a `Config` that was made in Python."""
         broken = list(_broken_references(self))
         if broken:
             raise _BrokenReferencesError(broken)
@@ -255,14 +254,11 @@ class Config(_Section):
 
     @property
     def state_folder(self) -> Path:
-        """The folder of records that stay on this machine, such as the UI's.
-
-        The lake has all else.
-        """
+        """The folder of records that stay on this machine, such as those of the web interface; all others are in the lake."""
         return self.path.parent / ".pgsieve"
 
     def selected(self, names: Sequence[str]) -> tuple[SubscriptionConfig, ...]:
-        """The subscriptions of these names in the file's order; all of them when none is named."""
+        """The subscriptions with these names, in the file's order; without names, all."""
         unknown = [name for name in names if name not in self.subscriptions]
         if unknown:
             raise PgsieveError(
@@ -278,7 +274,7 @@ class Config(_Section):
 
 
 class _BrokenReferencesError(PgsieveError):
-    """Carries the place of each broken reference below the model, which a pydantic error cannot."""
+    """Sections that contradict each other, each with its place; an error of pydantic would have only one place."""
 
     def __init__(self, broken: Sequence[tuple[Location, str, str]]) -> None:
         self.broken = tuple(broken)
@@ -290,7 +286,7 @@ _NO_SOURCE = "is not a source of this file"
 
 
 def _broken_references(config: Config) -> Iterator[tuple[Location, str, str]]:
-    """Problems between sections that are valid by themselves: place, message, hint."""
+    """Contradictions between sections that are valid by themselves: place, message, hint."""
     for name, message, hint in config.storage.misplaced(config.lake):
         yield ("storage", name), message, hint
     yield from _same_but_for_case("sources", config.sources)
@@ -304,7 +300,7 @@ def _broken_references(config: Config) -> Iterator[tuple[Location, str, str]]:
             yield (
                 place,
                 f"is the slot of source {slots[at]} too",
-                "one slot is read once: give one of them another slot",
+                "only one source can read a slot: give one of them another slot",
             )
         slots.setdefault(at, name)
     for name, subscription in config.subscriptions.items():
@@ -343,7 +339,7 @@ def _same_but_for_case(section: str, names: Iterable[str]) -> Iterator[tuple[Loc
             yield (section, name), f"differs from {first} only in case", "give one of them another name"
 
 
-#: The model of each mapping in the file, by the keys on the way to it (`*` is any key).
+#: The model of each mapping in the file, by its path of keys (`*` is any key).
 _MODELS: dict[tuple[str, ...], type[BaseModel]] = {
     (): Config,
     ("spark",): SparkConfig,
@@ -407,7 +403,7 @@ def _problem(details: ErrorDetails, document: Document) -> Problem:
 
 
 def _missing_sources(document: Document) -> Iterator[Problem]:
-    """Sources that subscriptions name and the file lacks, for a file that is not yet a `Config`."""
+    """Problems of subscriptions whose source the file lacks; for a file that has other problems, too."""
     sources, subscriptions = (document.content.get(section) for section in ("sources", "subscriptions"))
     if not isinstance(sources, dict) or not isinstance(subscriptions, dict):
         return
@@ -419,7 +415,7 @@ def _missing_sources(document: Document) -> Iterator[Problem]:
 
 
 def _without_own_fields(document: Document, file: Path) -> dict[str, Any]:
-    """The content, after refusing keys that are fields of the models but not keys of the file."""
+    """The content; raises ConfigError for keys that are fields of the models, but not keys of the file."""
     content = document.content
     places: list[tuple[Location, object, str]] = [((), content, "path")]
     for section in ("sources", "subscriptions"):
@@ -442,7 +438,7 @@ def _without_own_fields(document: Document, file: Path) -> dict[str, Any]:
 
 
 def parse_config(text: str, path: Path, environ: Mapping[str, str] = os.environ) -> Config:
-    """Read the text of a configuration file that is, or would be, at `path`."""
+    """Parse the text of a configuration file; paths in it are relative to the folder of `path`. Raises ConfigError."""
     document = parse(text, path, environ)
     content = _without_own_fields(document, path)
     try:
@@ -460,11 +456,11 @@ def parse_config(text: str, path: Path, environ: Mapping[str, str] = os.environ)
             Problem(dotted(place), document.line(place), message, hint)
             for place, message, hint in error.broken
         ]
-    # Raised here, not above: the exceptions there contain the values.
+    # Raised here, outside of the handlers: their exceptions contain values, and would become the context.
     raise ConfigError(path, problems)
 
 
 def load_config(path: Path | None = None, environ: Mapping[str, str] = os.environ) -> Config:
-    """The configuration in this file, else the one that PGSIEVE_CONFIG names, else ./pgsieve.yaml."""
+    """Read this file, else the file that PGSIEVE_CONFIG names, else ./pgsieve.yaml."""
     file = path or Path(environ.get(FILE_VARIABLE) or DEFAULT_FILE)
     return parse_config(read_file(file), file, environ)

@@ -29,7 +29,7 @@ RelationName = Annotated[str, AfterValidator(_relation)]
 
 
 class PublishedTableConfig(_Section):
-    """A table of a publication: its row filter (`where`, SQL) and its column list, if it has them."""
+    """A table of a publication, optionally with a row filter (`where`, in SQL) and a column list."""
 
     table: RelationName
     where: Filled | None = None
@@ -38,7 +38,7 @@ class PublishedTableConfig(_Section):
     @field_validator("columns")
     @classmethod
     def _columns_are_names(cls, columns: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        """The columns' names as in the catalog."""
+        """Change the names of columns to those in the catalog."""
         if columns is None:
             return None
         names = tuple(qualified(column, 1, 'region, "Unit Price"')[0] for column in columns)
@@ -47,7 +47,7 @@ class PublishedTableConfig(_Section):
 
     @property
     def relation(self) -> tuple[str, str]:
-        """Schema and name as the catalog has them."""
+        """Schema and name, as in the catalog."""
         return _parsed(self.table)
 
 

@@ -1,6 +1,6 @@
-"""Times of pgsieve.yaml: how long something is kept (`7 days`, `off`, `forever`), or may wait.
+"""Times of pgsieve.yaml: how long changes and versions are kept (`7 days`, `off`, `forever`), and how long to wait.
 
-Text in, times out.
+In: text. Out: times. Raises errors that pydantic turns into a ConfigError.
 """
 
 import re
@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 _UNITS = {"hour": timedelta(hours=1), "day": timedelta(days=1), "week": timedelta(weeks=1)}
 _WORDS = {"off": timedelta(), "forever": None}
-#: Concurrent readers and runs need the files of versions that are no longer the newest.
+#: Readers and runs that go on need the files of recent versions, although newer ones exist.
 _LEAST = timedelta(hours=2)
 
 
@@ -42,7 +42,7 @@ def _wait(value: object) -> timedelta:
     return int(match[1]) * _UNITS.get(match[2], timedelta(minutes=1))
 
 
-#: How long something may wait.
+#: A time to wait.
 Wait = Annotated[timedelta, BeforeValidator(_wait)]
 
 

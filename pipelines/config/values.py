@@ -1,7 +1,7 @@
 """Allowed values of the configuration's keys: names, connection strings, options as PostgreSQL reads them.
 
-In: a value as YAML has it. Out: the value as a `Config` has it. Any other value is refused with a hint, and
-without showing it, since it may be a password.
+In: a value of the file. Out: the value for a `Config`. Any other value is refused with a hint, but not shown,
+since it may be a password.
 """
 
 import re
@@ -22,17 +22,17 @@ CAPTURE_BYTES = MAX_BYTES - len("_iud_root")
 
 
 def slot_name(*parts: str, longest: int = MAX_BYTES) -> str:
-    """Name of a replication slot from these parts: lower case letters, digits, underscores, `longest` at most.
+    """A name for a replication slot, made from these parts: lower case letters, digits, underscores, `longest` at most.
 
-    The rule is `ReplicationSlotValidateName` (`src/backend/replication/slot.c`). A longer name is cut and
-    gets a digest of the whole, so that two long names never give one slot.
+    The rule is `ReplicationSlotValidateName` (`src/backend/replication/slot.c`). A longer name is cut, and gets a
+    digest of all parts, so that two long names do not become the same slot.
     """
     name = re.sub(r"[^a-z0-9_]", "_", "_".join(("pgsieve", *parts)).lower())
     return cut_name(name, longest, "_".join(parts))
 
 
 def refusal(message: str, hint: str | None = None) -> PydanticCustomError:
-    """The error of an invalid value, for a validator to raise."""
+    """The error that a validator raises for an invalid value."""
     return PydanticCustomError("refused", "{message}", {"message": message, "hint": hint})
 
 
@@ -56,7 +56,7 @@ def _object_name(name: str, longest: int = MAX_BYTES) -> str:
 
 
 def _capture_name(name: str) -> str:
-    """Refuse a name that the server would cut, together with the suffix that distinguishes it."""
+    """Refuse a name that the server would cut once pgsieve has added a suffix to it."""
     return _object_name(name, CAPTURE_BYTES)
 
 
@@ -75,14 +75,14 @@ def qualified(text: str, parts: int, example: str) -> tuple[str, ...]:
 
 
 def not_empty(entries: Collection[object] | None) -> Collection[object] | None:
-    """Refuse an empty list or mapping, but none whose only entry is invalid, as `min_length` would."""
+    """Refuse an empty list or mapping; pydantic's `min_length` would also refuse one whose only entry is invalid."""
     if entries is not None and not entries:
         raise refusal("should have at least one entry")
     return entries
 
 
 def distinct(items: Iterable[Hashable], what: str) -> None:
-    """Refuse a list that names one thing twice."""
+    """Refuse a list that contains an item twice."""
     if any(times > 1 for times in Counter(items).values()):
         raise refusal(f"names a {what} twice", "keep one of them")
 
@@ -92,7 +92,7 @@ def readable_conninfo(conninfo: SecretStr) -> SecretStr:
     try:
         conninfo_to_dict(conninfo.get_secret_value())
     except psycopg.Error:
-        # libpq's own message quotes the part where it failed, which may be in a password.
+        # libpq's message quotes a part of the string, which may be a part of a password.
         raise refusal(
             "is not a connection string that libpq can read",
             "keyword=value pairs, values with spaces in single quotes; or postgresql://user@host/dbname, "
@@ -107,7 +107,7 @@ def has_password(conninfo: SecretStr) -> bool:
 
 
 def filled_secret(secret: SecretStr) -> SecretStr:
-    """Refuse an empty password: libpq would look for another one."""
+    """Refuse an empty password, for which libpq would look for another one."""
     if not secret.get_secret_value():
         raise refusal("is empty", "leave the key out for none, or for that of PGPASSWORD or .pgpass")
     return secret
@@ -145,7 +145,7 @@ def switch(value: object) -> object:
 
 
 def named_by_key(entries: object) -> object:
-    """Give every entry of a mapping its key as its name."""
+    """Add to each entry of a mapping its key as `name`."""
     if not isinstance(entries, Mapping):
         return entries
     return {
@@ -154,7 +154,7 @@ def named_by_key(entries: object) -> object:
 
 
 def _plain_name(name: str) -> str:
-    """Refuse a column name that an engine would have to map or quote."""
+    """Refuse a column name that an engine would have to map or to quote."""
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or len(name) > MAX_BYTES:
         raise refusal(
             "cannot be the name of a column", f"letters, digits and underscores, {MAX_BYTES} at most"

@@ -1,1 +1,1 @@
-"""`pgsieve demo`: a server, a subscription and its replica to look at, once or until it is stopped."""
+"""`pgsieve demo`: an embedded server, its replicas, and a comparison; with `--ui` until it is stopped."""

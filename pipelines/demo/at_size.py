@@ -1,7 +1,7 @@
-"""The demo's main job at size: a first copy and a catch-up with a row filter and a partition root, on Spark.
+"""The demo's large table, with a row filter and a partition root: a first copy and a catch-up, on Spark.
 
-In: two servers, a folder, and a number of rows. Out: the seconds of CREATE SUBSCRIPTION and of pgsieve for
-each of the two, and whether `check` finds the replica equal. Raises the error of a failed run.
+In: two servers, a folder, and a number of rows. Out: the seconds that CREATE SUBSCRIPTION and pgsieve take for
+the copy and for the catch-up, and whether `check` finds the replica equal. Raises the error of a failed run.
 """
 
 from collections.abc import Mapping
@@ -47,7 +47,7 @@ def at_size(
     rows: int,
     progress: Progress,
 ) -> SizedReport:
-    """Have both copy `rows` rows, and apply half as many changes; `store` is a lake outside of the folder."""
+    """Let both copy `rows` rows, and apply half as many changes; `store` is the lake's store, empty for the folder."""
     publisher, _ = servers
     with ExitStack() as stack:
         source, target = (stack.enter_context(_database(server)) for server in servers)
@@ -79,7 +79,7 @@ def at_size(
 
 
 def _database(server: EmbeddedServer) -> psycopg.Connection[Any]:
-    """A new database with the table."""
+    """Make a database with the table; returns a session there."""
     with session(server) as connection:
         connection.execute(f"create database {_NAME}")
     connection = session(server, dbname=_NAME)
@@ -97,7 +97,7 @@ def _configuration(
         "subscriptions": {"orders": {"source": _NAME, "publications": [_NAME]}},
         **({**store, "lake": f"{store['lake']}_{_NAME}"} if store else {}),
     }
-    # Beside the demo's own: they share Dagster's records.
+    # In the folder of the demo's pgsieve.yaml, so that both share Dagster's records.
     path = home / f"{_NAME}.yaml"
     path.write_text(yaml.safe_dump(written, sort_keys=False), encoding="utf-8")
     return load_config(path)
@@ -120,7 +120,7 @@ def _change(source: psycopg.Connection[Any], rows: int) -> int:
 
 
 def _step(title: str, rows: int, subscriber: float, config: Config, progress: Progress) -> SizedStep:
-    """Run pgsieve on work for which the built-in subscription took `subscriber` seconds."""
+    """Run pgsieve for the same work, for which the built-in subscription took `subscriber` seconds."""
     began = monotonic()
     done = run(config, config.selected([]), progress)
     for failure in done.failures:
@@ -130,7 +130,7 @@ def _step(title: str, rows: int, subscriber: float, config: Config, progress: Pr
 
 
 def _wait(source: psycopg.Connection[Any], target: psycopg.Connection[Any]) -> None:
-    """Wait until the built-in subscription has copied its table and applied everything."""
+    """Wait until the built-in subscription has copied its table and applied all changes."""
     _until(target, "select bool_and(srsubstate = 'r') from pg_subscription_rel")
     row = source.execute("select pg_current_wal_lsn()::text").fetchone()
     assert row is not None

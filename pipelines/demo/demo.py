@@ -1,9 +1,9 @@
-"""`pgsieve demo`: the manual's row filter examples on an embedded PostgreSQL 18, in both modes, and then a job at size.
+"""`pgsieve demo`: the manual's row filter examples on an embedded PostgreSQL 18, in both modes; then a large table.
 
-In: a folder, or none for a temporary one. Out: a `DemoReport`. One embedded server publishes, a second one
+In: a folder, or None for a temporary one. Out: a `DemoReport`. One embedded server publishes, a second one
 subscribes with CREATE SUBSCRIPTION, and pgsieve replicates the same publications into Delta with `row_filter:
-pipeline` and `row_filter: publisher`. After each step the three are compared. The statements are those of
-section 29.4.7. `at_size` comes last.
+pipeline` and `row_filter: publisher`. After each step the three results are compared. The statements are those
+of section 29.4.7. The large table (`at_size`) comes last.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -55,7 +55,7 @@ insert into parent values (1), (8)
 
 @dataclass(frozen=True)
 class Step:
-    """Statements, and the tables to show after them; `publications` is run before them to change s1's publications."""
+    """Statements, and the tables to show after them; before them, `publications` changes the publications of s1."""
 
     title: str
     statements: str
@@ -88,21 +88,21 @@ STEPS = (
     ),
 )
 
-#: The subscription of the manual that has a table; t1 is in p2 too, without a filter.
+#: The manual's subscriptions, and the one whose table is shown; t1 is in p2 too, without a filter.
 _SUBSCRIPTIONS = {"s1": ("p1", "p4"), "s23": ("p2", "p3")}
 _OWNER = {"t1": "s1", "parent": "s1", "child": "s1", "t2": "s23", "t3": "s23"}
 _MODES = ("pipeline", "publisher")
 
-#: The tables have few rows: compiling code for them takes longer than reading them.
+#: Settings of Spark for tables with few rows, where compiling code takes longer than reading the rows.
 SMALL_DATA = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.shuffle.partitions": "1",
-    # One quick compilation, without a second, better one. The default code cache of 48 MB would be too small.
+    # The JVM compiles only once, quickly. Its default code cache would then be 48 MB, which is too small.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m",
 }
 
-#: The rows of the first copy at size; half as many changes follow it.
+#: The rows of the large table; half as many changes follow its copy.
 ROWS = 1_000_000
 
 Show = Callable[[str, Sequence[ComparedTable]], None]
@@ -117,11 +117,11 @@ def demo(
     rows: int = ROWS,
     without_spark: bool = False,
 ) -> DemoReport:
-    """Run the demo; everything is made in `folder`, or in a temporary one that stays for inspection.
+    """Run the demo; all files are in `folder`, or in a temporary folder that stays for inspection.
 
-    `on_s3` puts the lake on an S3 server of the demo's own. `rows` are copied at size, 0 skips that;
-    `without_spark` uses threads for it. Raises SparkUnavailableError where Java is missing, EmbeddedS3Error
-    where the S3 server is not installed, and the error of a failed run.
+    `on_s3` puts the lake on an embedded S3 server. The large table has `rows`; 0 leaves it out; `without_spark` uses
+    threads for it. Raises SparkUnavailableError if Java is missing, EmbeddedS3Error if the S3 server is not installed, and
+    the error of a failed run.
     """
     started = monotonic()
     spark = {"master": "threads[*]" if without_spark else "local[*]"}
@@ -149,7 +149,7 @@ def demo(
 def _compared_steps(
     config: Config, publisher: EmbeddedServer, subscriber: EmbeddedServer, progress: Progress, show: Show
 ) -> tuple[ComparedTable, ...]:
-    """Replay the manual's examples step by step; the tables after each, as all sides hold them."""
+    """Replay the manual's examples step by step; returns the tables of all sides after each step."""
     compared: list[ComparedTable] = []
     with ExitStack() as opened:
         source = opened.enter_context(session(publisher))
@@ -178,7 +178,7 @@ def _compared_steps(
 
 
 def _refuse_without_java() -> None:
-    """Raise SparkUnavailableError before anything is made, with the demo's own remedies."""
+    """Raise SparkUnavailableError before any file is made, with a hint for the demo."""
     try:
         SparkEngine().check_java()
     except SparkUnavailableError as error:
@@ -190,7 +190,7 @@ def _refuse_without_java() -> None:
 
 @contextmanager
 def _s3_server(home: Path) -> Iterator[Mapping[str, Any]]:
-    """An S3 server with its data in the folder: the lake's address and its access, as pgsieve.yaml has them."""
+    """Start an S3 server with its data in the folder; yields `lake` and `storage` for pgsieve.yaml."""
     key, secret = token_hex(10), token_hex(20)
     with embedded_s3(home / "s3", key, secret) as url:
         storage = {"endpoint": url, "region": REGION, "access_key_id": key, "secret_access_key": secret}
@@ -198,7 +198,7 @@ def _s3_server(home: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def _configuration(home: Path, publisher: EmbeddedServer, store: Mapping[str, Any]) -> Config:
-    """Write pgsieve.yaml: each of the manual's subscriptions once in each mode, in a folder or on a store."""
+    """Write pgsieve.yaml: each of the manual's subscriptions in both modes, in a folder or on a store."""
     subscriptions = {
         f"{name}_{mode}": {"source": "demo", "publications": list(publications), "row_filter": mode}
         for name, publications in _SUBSCRIPTIONS.items()
@@ -224,7 +224,7 @@ def _changing(config: Config, step: Step) -> Sequence[SubscriptionConfig]:
 
 @contextmanager
 def _database(subscriber: EmbeddedServer, name: str) -> Iterator[psycopg.Connection[Any]]:
-    """A new database for each built-in subscription: t1 is in two, and one database would get its rows twice."""
+    """Make a database for a built-in subscription: two of them have t1, and one database would get its rows twice."""
     with session(subscriber) as connection:
         connection.execute(f"create database {quote(name)}")
     with session(subscriber, dbname=name) as connection:
@@ -233,7 +233,7 @@ def _database(subscriber: EmbeddedServer, name: str) -> Iterator[psycopg.Connect
 
 
 def _subscribe(targets: Mapping[str, psycopg.Connection[Any]], publisher: EmbeddedServer) -> None:
-    """CREATE SUBSCRIPTION on the second server."""
+    """Run CREATE SUBSCRIPTION on the second server."""
     for name, publications in _SUBSCRIPTIONS.items():
         names = ", ".join(quote(p) for p in publications)
         targets[name].execute(
@@ -242,7 +242,7 @@ def _subscribe(targets: Mapping[str, psycopg.Connection[Any]], publisher: Embedd
 
 
 def _wait(source: psycopg.Connection[Any], target: psycopg.Connection[Any]) -> None:
-    """Wait until the built-in subscriptions have copied their tables and applied everything."""
+    """Wait until the built-in subscriptions have copied their tables and applied all changes."""
     row = source.execute("select pg_current_wal_lsn()::text").fetchone()
     assert row is not None
     deadline = monotonic() + _PATIENCE
@@ -267,7 +267,7 @@ _PATIENCE = 60.0
 def _compare(
     config: Config, table: str, source: psycopg.Connection[Any], target: psycopg.Connection[Any]
 ) -> list[ComparedTable]:
-    """One table in the publisher, the built-in subscriber and pgsieve in each mode."""
+    """Compare a table of the publisher, of the built-in subscriber, and of pgsieve in each mode."""
     query = f"select * from {quote(table)} order by 1"
     names = tuple(d.name for d in source.execute(query).description or ())
 

@@ -1,9 +1,9 @@
-"""`pgsieve demo --ui`: a server with made-up traffic, its replicas, and Dagster's web interface, until it is stopped.
+"""`pgsieve demo --ui`: a server with invented traffic, its replicas, and Dagster's web interface, until it is stopped.
 
-In: a folder, or none for a temporary one; an address for the web interface. Out: whatever `ready` is given: what to open
-and to click; and a log of what each run did, so that this stays in sight. A run every few seconds applies what was written,
-as a schedule would; Dagster records it, so that its pages are alive. SIGINT and SIGTERM end it, with everything that it
-started. Raises PgsieveError where something does not start.
+In: a folder, or None for a temporary one; an address for the web interface. Out: a `LiveDemo` for the caller, who
+prints the pages to open. The results of runs go to a log file, so that these lines stay in sight. A run every few
+seconds applies the changes, as a schedule would; Dagster records it. SIGINT and SIGTERM end the demo with all processes that
+it started. Raises PgsieveError if a process does not start, or ends.
 """
 
 import os
@@ -29,13 +29,13 @@ from pgsieve.pipelines.demo.traffic import make_tables, traffic
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.sessions import Conninfo
 
-#: The time between two runs: a person can see one end, and click between them.
+#: The time between two runs, in which a person can see the result and click.
 RUN_SECONDS = 10.0
-#: Dagster's processes take up to this long to start, on a busy machine.
+#: How long Dagster's processes may take to start, on a busy machine.
 _START_SECONDS = 300.0
 _STOP_SECONDS = 20.0
 
-#: Makes a log file: the progress of runs goes there, and what each did.
+#: Opens a log file; returns a progress that writes there, and a function that writes the result of a run there.
 RunLog = Callable[[Path], AbstractContextManager[tuple[Progress, Callable[[RunSummary], None]]]]
 
 
@@ -47,9 +47,9 @@ def live_demo(
     ready: Callable[[LiveDemo], None],
     logged: RunLog,
 ) -> None:
-    """Run the demo until a signal ends it; `ready` is called once a person can look, what runs say is `logged`."""
+    """Run the demo until a signal ends it; `ready` is called once the web interface answers, `logged` opens the log file."""
     home = new_folder(folder)
-    # The demo has its own records, wherever else this user has Dagster's.
+    # The demo has its own records of Dagster, apart from this user's.
     os.environ.pop("DAGSTER_HOME", None)
     stop = Stop()
     with ExitStack() as opened:
@@ -57,7 +57,7 @@ def live_demo(
         progress.start("start PostgreSQL")
         server = EmbeddedServer(home / "publisher")
         started = opened.enter_context(starting(server))
-        # They take seconds to import, as long as the server takes to start.
+        # These imports take seconds, while the server starts.
         from pgsieve.pipelines.commands import engine
         from pgsieve.pipelines.commands.in_process import instance
         from pgsieve.pipelines.definitions import register_tables
@@ -80,7 +80,7 @@ def live_demo(
         if not stop.is_set():
             group = f"{url}/locations/pgsieve.pipelines.definitions/asset-groups/sales"
             ready(LiveDemo(group, config.path, server.conninfo(), log))
-        # Not before: the first run starts Spark, and all would wait for the processor.
+        # Runs begin only now: the first one starts Spark, and would compete with Dagster's start for the processor.
         opened.enter_context(traffic(server.conninfo()))
         log_line, show = opened.enter_context(logged(log))
         runs = threading.Thread(target=_runs, args=(config, log_line, show, stop), name="runs", daemon=True)
@@ -90,13 +90,15 @@ def live_demo(
             if dagster_server.poll() is not None:
                 raise _ended(home)
             if not runs.is_alive():
-                raise PgsieveError("the runs of the demo have ended", hint=f"{log} says why; start it again")
+                raise PgsieveError(
+                    "the runs of the demo have ended", hint=f"{log} shows the reason; start the demo again"
+                )
         progress.start("end PostgreSQL and Dagster")
     progress.finish("end PostgreSQL and Dagster")
 
 
 def _configuration(home: Path, server: EmbeddedServer) -> Config:
-    """Write pgsieve.yaml: one subscription of filtered rows and chosen columns, one of everything."""
+    """Write pgsieve.yaml: one subscription with row filters and column lists, and one of whole tables."""
     from pgsieve.pipelines.demo.demo import SMALL_DATA
 
     written = {
@@ -118,15 +120,11 @@ def _configuration(home: Path, server: EmbeddedServer) -> Config:
 
 
 def _runs(config: Config, progress: Progress, show: Callable[[RunSummary], None], stop: Stop) -> None:
-    """A run every few seconds.
-
-    One that cannot read the slot, because of a run of the web interface, is tried again.
-    """
+    """Run every few seconds; if a run of the web interface reads the slot, try again at the next time."""
     from pgsieve.pipelines.commands.run import run
 
-    # Ctrl-C in a terminal reaches all processes of this group. Those that Dagster starts for a step (tail,
-    # and watch_orphans, which would show a traceback) inherit the mask of this thread, and end with their
-    # step.
+    # Ctrl-C in a terminal reaches all processes of this group. Dagster starts processes for each step (`tail`, and
+    # `watch_orphans`, which would show a traceback). They inherit this thread's mask, and end with their step.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     while not stop.is_set():
         try:

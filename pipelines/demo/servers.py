@@ -1,4 +1,4 @@
-"""The demo's folder, its servers, which start side by side, and its sessions on them."""
+"""The demo's folder, its servers, and sessions on them."""
 
 import tempfile
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ from pgsieve.resources.postgres.sessions import Conninfo
 
 
 def new_folder(folder: Path | None) -> Path:
-    """The folder of a demo, which is made; raises PgsieveError where there is something in it."""
+    """Make the folder of a demo; raises PgsieveError if it exists and is not empty."""
     home = (folder or Path(tempfile.mkdtemp(prefix="pgsieve-demo-"))).resolve()
     if home.exists() and any(home.iterdir()):
         raise PgsieveError(f'folder "{home}" is not empty', hint="choose a new folder for --keep")
@@ -25,7 +25,7 @@ def new_folder(folder: Path | None) -> Path:
 
 @contextmanager
 def starting(*servers: EmbeddedServer) -> Iterator[Callable[[], None]]:
-    """Start servers side by side while the block goes on; what it yields waits until they run.
+    """Start servers in parallel, while the block goes on; yields a function that waits until they run.
 
     They stop with the block. The function raises EmbeddedServerError.
     """
@@ -43,7 +43,7 @@ def starting(*servers: EmbeddedServer) -> Iterator[Callable[[], None]]:
 
 
 def session(server: EmbeddedServer, **extra: str) -> psycopg.Connection[Any]:
-    """A session of the demo's user, with table names that need no schema."""
+    """A session of the demo's user, whose table names need no schema."""
     connection = Conninfo(server.conninfo(**extra)).connect()
     connection.execute("set search_path = public")
     return connection

@@ -1,8 +1,8 @@
-"""Made-up traffic of a shop: tables, publications, and a writer that changes some rows a second.
+"""Invented traffic of a shop: tables, publications, and a writer that changes some rows a second.
 
-In: sessions of an empty database. Out: committed transactions of every kind: INSERT, UPDATE, DELETE, rows
-that move into a row filter and out of it, and changes of a partitioned table. The writer continues after an
-error of the server.
+In: an empty database. Out: committed transactions with INSERT, UPDATE and DELETE, with rows that move into a
+row filter and out of it, and with changes of a partitioned table. The writer continues after an error of the
+server.
 """
 
 import random
@@ -40,7 +40,7 @@ create publication everything for tables in schema shop with (publish_via_partit
 
 _REGIONS = ("EMEA", "AMER", "APAC")
 
-#: One of these is written at a time; the numbers are their weights.
+#: The statements, of which one is executed at a time, with their weights.
 _WRITES: tuple[tuple[int, str], ...] = (
     (
         6,
@@ -80,15 +80,12 @@ def make_tables(connection: psycopg.Connection[Any]) -> None:
 
 @contextmanager
 def traffic(conninfo: str, seconds: float = 0.5) -> Iterator[Callable[[], int]]:
-    """Within the block, write a transaction every few `seconds`.
-
-    The returned function gives their number so far.
-    """
+    """Within the block, write a transaction every `seconds`; yields a function that returns their number so far."""
     stopped, written = threading.Event(), 0
 
     def write() -> None:
         nonlocal written
-        choice = random.Random(0)  # noqa: S311 - made-up traffic
+        choice = random.Random(0)  # noqa: S311 - invented traffic
         weights, statements = zip(*_WRITES, strict=True)
         while not stopped.is_set():
             try:

@@ -1,15 +1,17 @@
-"""`pgsieve run --follow`: repeat the steps of a run, as changes arrive, until it is stopped.
+"""`pgsieve run --follow`: repeats the steps of a run, as changes arrive, until it is stopped.
 
-Each feed has a thread, which reads it through the streaming replication protocol. The changes of a slice are
-applied before the next slice is appended. SIGTERM and SIGINT end it at a commit boundary, or within a step that
-takes too long, such as one of an engine that hangs. A subscription that
-fails is left out until the command is started again. The others go on; after the last one of a feed, the feed
-is not read any more. A fault of the server or the network that passes is no failure: a feed that was followed
-once is followed again. Copies are Dagster runs. Slices are reported to Dagster every few minutes
-(`pipelines/following/follow_report.py`). Every few hundred slices the follower maintains their tables, as
-each slice leaves a few more files and commits. A table is registered in the catalog once it is copied; a name
-that is taken is reported, and ends nothing. Where nothing moves although something waits, the process ends
-with an error, so that its supervisor starts it again (`pipelines/following/watch.py`).
+In: the configuration. Out: the results of each slice, by a callback. A thread for each feed reads the slot by
+streaming replication, and applies the changes of a slice before it appends the next slice.
+
+- SIGTERM and SIGINT end it at a commit boundary; if a step takes too long for that, within the step.
+- A subscription that fails is left out until the command is started again. The others go on. A feed without
+  subscriptions is not read any more.
+- A passing fault of the server or the network is no failure: a feed that was followed once is followed again.
+- Copies are runs of Dagster. Slices are reported to Dagster every few minutes (`follow_report`).
+- Every few hundred slices it maintains their tables, as each slice leaves a few more files and commits.
+- It registers a table in Spark's catalog after the copy. A name that is taken is reported, and ends nothing.
+- If changes wait and a feed makes no progress, the process ends with an error, so that its supervisor starts it
+  again (`watch`).
 """
 
 import logging
@@ -53,20 +55,20 @@ from pgsieve.resources.tracing import span
 
 Tell = Callable[[RunSummary], None]
 
-#: The system may deliver a signal to any thread; Python's handler runs in the main one, once that is awake.
+#: How often the main thread wakes up: only there, and only awake, does Python run the handler of a signal.
 _AWAKE_SECONDS = 1.0
-#: The time between a passing fault and the next attempt; doubled each time, until a slice is applied.
+#: The pause after a passing fault; doubled each time, until a slice is applied.
 _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 30.0
 
 #: How long another follower of the same slot may take to end.
 _OTHER_FOLLOWER_SECONDS = 10.0
 
-#: How often to check whether a cut is due to be reported; sooner where `freshness` is short.
+#: How often to check whether a cut must be reported; more often if `freshness` is short.
 _CUT_SECONDS = 60.0
 
 #: How often to check whether the transactions that a copy waits for have ended.
 _AWAITED_SECONDS = 2.0
-#: How often to ask again a foreign server that a copy waits for.
+#: How often to ask a foreign server that a copy waits for.
 _FOREIGN_SECONDS = 60.0
 
 #: Tables are maintained after this many slices.
@@ -75,11 +77,11 @@ MAINTAIN_SLICES = 500
 _logger = logging.getLogger(__name__)
 
 
-#: How long nothing may move although something waits: the largest slice is applied in less.
+#: How long a feed may make no progress while changes wait: the largest slice is applied in less.
 STALL_SECONDS = 1800.0
-#: How long the other feeds have to reach a commit boundary when one has stalled.
+#: How long the other feeds may take to reach a commit boundary when one has stalled.
 _GRACE_SECONDS = 10.0
-#: How long all feeds have to reach a commit boundary after a signal. Kubernetes kills after 30 seconds.
+#: How long all feeds may take to reach a commit boundary after a signal. Kubernetes kills after 30 seconds.
 STOP_SECONDS = 20.0
 
 
@@ -94,13 +96,13 @@ def follow(
 ) -> tuple[Failure, ...]:
     """Follow the selected subscriptions until stopped, or until all have failed; returns the failures.
 
-    `tell` gets the results, one slice at a time, and each failure when it happens. `metrics_at` is a host and
-    a port for metrics, `stall_limit` in seconds, None for none. Raises SubscriptionDisabledError where every
-    subscription is disabled, StalledError where a feed has stalled, BrokenOffError where one that was stopped goes
-    on: its thread may still be running, so the caller has to end the process.
+    `tell` gets the results of each slice, and each failure when it happens. `metrics_at` is a host and a port for metrics.
+    `stall_limit` is in seconds; None is no limit. Raises SubscriptionDisabledError if every subscription is disabled,
+    StalledError if a feed has stalled, and BrokenOffError if a feed does not end in time after a signal. After the last
+    two, threads may still be running, so the caller has to end the process.
     """
     declared = project(config)
-    # The metrics server starts first: an address that is not available is refused before anything is done.
+    # The metrics server starts below before the feeds: an address that is not available is refused before any work.
     metrics = FollowMetrics(brief_status(config)) if metrics_at else None
     feeds_by_slot = {(f.source.name, f.slot): f for f in declared.feeds.values()}
     watch = Watch(stall_limit, lambda pulse: _is_behind(feeds_by_slot[pulse.source, pulse.slot], pulse))
@@ -121,8 +123,8 @@ def follow(
         following = _Following(declared, dagster, progress, tell, failures, watch, metrics)
         followers = [_Follower(following, feed, names) for feed in feeds]
         stopping = opened.enter_context(_stopped_by_signals(followers))
-        # Not in the main thread: there Dagster would end a run in progress on the signal. Daemons, as a
-        # stalled thread would never end.
+        # Feeds do not run in the main thread: there Dagster would end a run in progress on the signal. The threads are
+        # daemons, as a stalled one would keep the process from ending.
         threads = [threading.Thread(target=follower.follow, daemon=True) for follower in followers]
         for thread in threads:
             thread.start()
@@ -139,7 +141,7 @@ def follow(
 
 
 def _are_working(threads: Sequence[threading.Thread], seconds: float) -> bool:
-    """Whether some of the threads still work after this many seconds; returns sooner where none does."""
+    """Whether a thread still works after this many seconds; returns False as soon as none does."""
     until = time.monotonic() + seconds
     for thread in threads:
         thread.join(max(0.0, until - time.monotonic()))
@@ -147,22 +149,22 @@ def _are_working(threads: Sequence[threading.Thread], seconds: float) -> bool:
 
 
 def _is_behind(feed: Feed, pulse: Pulse) -> bool:
-    """Whether the server has more than the feed has received."""
+    """Whether the server has WAL that the feed has not received."""
     with feed.source.connect() as connection:
         return pulse.streamed is not None and current_lsn(connection) > pulse.streamed.position
 
 
 @dataclass
 class _Stopping:
-    """When a signal came to end the process; None before."""
+    """The time of the signal that ends the process; None before."""
 
     since: float | None = None
 
     def check(self) -> None:
-        """Raise BrokenOffError where the feeds have not ended in time: what they wait for may never come."""
+        """Raise BrokenOffError if the feeds have not ended in time: they may wait for ever."""
         if self.since is not None and time.monotonic() - self.since >= STOP_SECONDS:
             raise BrokenOffError(
-                f"ended after {STOP_SECONDS:g} s in the middle of a slice or a copy; nothing is lost, and the next run goes on"
+                f"ended after {STOP_SECONDS:g} s in the middle of a slice or a copy; nothing is lost, and the next run continues"
             )
 
 
@@ -185,7 +187,7 @@ def _stopped_by_signals(followers: Sequence["_Follower"]) -> Iterator[_Stopping]
 
 @dataclass(frozen=True)
 class _Following:
-    """What the followers of all feeds share: the configuration, Dagster's records, and what hears of what they do."""
+    """The objects that the followers of all feeds share: the project, Dagster's records, and the receivers of results."""
 
     declared: Project
     dagster: dg.DagsterInstance
@@ -197,9 +199,9 @@ class _Following:
 
 
 class _Follower:
-    """One feed, and the subscriptions that read it."""
+    """Follows one feed for the subscriptions that read it."""
 
-    #: Only one slice of all feeds is processed at a time: a session's settings identify the writer.
+    #: Only one feed is copied, applied or maintained at a time: the Spark session's settings identify the writer.
     _turn = threading.Lock()
 
     def __init__(self, following: _Following, feed: Feed, names: Container[str]) -> None:
@@ -210,7 +212,7 @@ class _Follower:
         self._streamed: StreamedFeed | None = None
         self._report = FollowReport(self._declared, feed, self._subscriptions, self._dagster, self._progress)
         self._slices, self._written = 0, {s.name: set[Name]() for s in self._subscriptions}
-        #: By subscription, the tables whose copy waits for other transactions, and these.
+        #: By subscription, the tables whose copy waits for other transactions, with the ids of these.
         self._awaiting = {s.name: dict[Name, tuple[str, ...]]() for s in self._subscriptions}
         self._has_followed, self._pause = False, _PAUSE_SECONDS
         self._pulse, self._metrics = Pulse(feed.source.name, feed.slot), following.metrics
@@ -239,7 +241,8 @@ class _Follower:
     def _follow_on(self) -> None:
         with (
             self._failures.of(*(s.name for s in self._subscriptions)),
-            # A waiting process gets the turn; but two followers would take turns for ever.
+            # The lock of the slot passes to a waiting process between slices. Without this lock, two followers would take
+            # turns for ever.
             self._feed.source.exclusively(f"following the slot {self._feed.slot}", _OTHER_FOLLOWER_SECONDS),
         ):
             while not self._stopped.is_set() and self._going_on():
@@ -267,10 +270,10 @@ class _Follower:
             try:
                 self._read()
             finally:
-                self._tell_dagster()
+                self._send_report()
 
     def _register(self, materializers: Sequence[Materializer]) -> None:
-        """Register new replicas in the catalog; a failure is tried again with the next copy, or maintenance."""
+        """Register new replicas in Spark's catalog; after a failure, the next copy or maintenance tries again."""
         for materializer in materializers:
             if materializer.name in self._failures:
                 continue
@@ -282,12 +285,12 @@ class _Follower:
     def _tries_again(self, error: Exception) -> bool:
         """Whether another attempt may succeed.
 
-        A feed that never worked may be configured wrongly, and a lost Spark stays lost.
+        It may not for a feed that has never been followed, as its configuration may be wrong, or after Spark was lost.
         """
         return self._has_followed and passes(error) and not isinstance(error, SparkLostError)
 
     def _each(self, parts: Sequence[Part], step: Callable[[Part], Result]) -> list[Result]:
-        """As in `Failures`; raises a fault that passes."""
+        """As `Failures.each`; raises a passing fault."""
         return self._failures.each(parts, step, unless=self._tries_again)
 
     def _going_on(self) -> bool:
@@ -314,7 +317,7 @@ class _Follower:
                             self._maintain()
 
     def _copy_later(self, streamed: StreamedFeed) -> None:
-        """End the stream once that is over which a copy waits for: then the tables are copied."""
+        """End the stream once a copy no longer has to wait: `_follow` then copies the tables."""
         awaiting = list(chain.from_iterable(tables.items() for tables in self._awaiting.values()))
         transactions = {ids for _, ids in awaiting if ids}
         foreign, asked = {name for name, ids in awaiting if not ids}, time.monotonic()
@@ -327,24 +330,24 @@ class _Follower:
                 return
 
     def _awaits(self, transactions: tuple[str, ...]) -> bool:
-        """Whether some of these transactions are still open, as far as the server can be asked."""
-        with suppress(PgsieveError):  # The stream gets the same error.
+        """Whether some of these transactions are still open; true if the server does not answer."""
+        with suppress(PgsieveError):  # The stream meets the same error.
             return are_open(self._feed.source, transactions)
         return True
 
     def _answers(self, name: Name) -> bool:
-        """Whether the foreign servers that have rows of a table answer by now."""
+        """Whether the foreign servers that have rows of a table answer now."""
         with suppress(PgsieveError):
             refuse_unanswering(self._feed.source, name)
             return True
         return False
 
     def _note_progress(self, _: str) -> None:
-        """Record that a step makes progress."""
+        """Record that the stream makes progress."""
         self._pulse.step()
 
     def _apply(self, streamed: StreamedFeed) -> bool:
-        """Append and apply the slice that is due; returns whether a table has to be copied."""
+        """Append and apply the next slice; returns whether a table has to be copied."""
         task = f"follow {self._feed.slot}"
         self._progress.start(task)
         try:
@@ -353,7 +356,7 @@ class _Follower:
                     drained = streamed.append()
                 if self._metrics is not None:
                     self._metrics.appended(self._pulse.source, self._pulse.slot, drained.slices)
-                self._report.appended(drained, self._tell_dagster)
+                self._report.appended(drained, self._send_report)
                 self._pulse.step()
                 applied = self._materializers()
                 self._each(applied, self._apply_slice)
@@ -377,10 +380,7 @@ class _Follower:
         return nullcontext() if self._metrics is None else self._metrics.timed(step)
 
     def _maintain(self) -> None:
-        """Maintain the tables of the slices since the last time.
-
-        A failure is tried again after as many slices.
-        """
+        """Maintain the tables that changed since the last time; after a failure, it is tried again as many slices later."""
         lake, retention = self._declared.lake.open(), self._declared.retention
         self._slices = 0
         try:
@@ -390,15 +390,15 @@ class _Follower:
                 written.clear()
             maintain_feed(self._feed, lake, self._declared.reading(self._feed), retention, quiet)
         except Exception:
-            _logger.exception("the followed tables are not maintained yet")
+            _logger.exception("maintenance of the followed tables has failed; it is tried again later")
         self._register(self._materializers())
 
-    def _tell_dagster(self) -> None:
+    def _send_report(self) -> None:
         with self._turn:
-            self._report.tell()
+            self._report.send()
 
     def _report_cuts(self) -> None:
-        """Report unchanged cuts to Dagster now and then; changed ones are in the slices' report."""
+        """Report cuts that stay as they are to Dagster now and then; the report of the slices has the new cuts."""
         soonest = min((s.freshness.total_seconds() / 8 for s in self._subscriptions), default=_CUT_SECONDS)
         while not self._stopped.wait(min(_CUT_SECONDS, soonest)) and not self._pulse.ended:
             with self._turn:
@@ -413,7 +413,7 @@ class _Follower:
                         lake = self._declared.lake.open()
                         report_cut(self._dagster, subscription, lake, NAMING, behind)
                     except Exception:
-                        _logger.exception("Dagster's records do not have the cut of %s", subscription.name)
+                        _logger.exception("the cut of %s could not be reported to Dagster", subscription.name)
 
     def _materializers(self) -> list[Materializer]:
         return self._each(

@@ -1,7 +1,7 @@
-"""Reports a continuous run to Dagster: one Dagster run every few minutes, however many slices there were.
+"""Reports the work of `run --follow` to Dagster: one run of Dagster every few minutes, for all slices since the last.
 
 In: the results of each slice. Out: materializations of the assets that a run would have materialised, with
-their changes since the last report. A report that fails is only logged: the tables have everything.
+the sums of their changes. A report that fails is only logged: the tables in the lake are complete.
 """
 
 import logging
@@ -29,19 +29,16 @@ from pgsieve.pipelines.commands.results import Progress
 from pgsieve.pipelines.project import Project
 from pgsieve.pipelines.published import published_tables
 
-#: A report is due this long after the first slice that is in none.
+#: A report is due this long after the first slice since the last report.
 REPORT_SECONDS = 300.0
 
-_UNTOLD = "what was followed is in the tables, but not in Dagster's records"
+_UNREPORTED = "the followed changes are in the tables, but not in Dagster's records"
 
 _logger = logging.getLogger(__name__)
 
 
 class FollowReport:
-    """Collects the results of a feed's slices, and reports them to Dagster together.
-
-    Used by one thread at a time.
-    """
+    """Collects the results of a feed's slices, and reports them to Dagster together; for one thread at a time."""
 
     def __init__(
         self,
@@ -64,7 +61,7 @@ class FollowReport:
         return self._drained is not None
 
     def appended(self, drained: Drained, tell: Callable[[], None]) -> None:
-        """A slice was appended; `tell` is called, in a thread of its own, when the report is due."""
+        """Add an appended slice; `tell` is called when the report is due, in a thread of its own."""
         before = self._drained
         self._drained = drained
         if before:
@@ -76,14 +73,14 @@ class FollowReport:
             self._timer.start()
 
     def applied(self, subscription: str, changes: Sequence[TableChanges], result: ApplyResult) -> None:
-        """A subscription's tables have changed."""
+        """Add the changes of a subscription's tables."""
         tables = self._changes.setdefault(subscription, {})
         for change in changes:
-            tables[change.name] = _together(tables[change.name], change) if change.name in tables else change
+            tables[change.name] = _summed(tables[change.name], change) if change.name in tables else change
         self._applied[subscription] = total(self._applied.get(subscription, ApplyResult()), result)
 
-    def tell(self) -> None:
-        """Materialise the collected results, and begin anew."""
+    def send(self) -> None:
+        """Materialise the collected results, and forget them."""
         if self._timer is not None:
             self._timer.cancel()
         drained, changes, applied = self._drained, self._changes, self._applied
@@ -110,21 +107,21 @@ class FollowReport:
                         )
                     )
             task = f"follow {self._feed.slot}"
-            # A failure for one subscription does not keep the others from the report.
-            told = materialize(
+            # A failed step for one subscription does not stop the report of the others.
+            run = materialize(
                 self._dagster, self._declared, assets, self._progress, task, raise_on_error=False
             )
         except Exception:
-            _logger.exception(_UNTOLD)
+            _logger.exception(_UNREPORTED)
             return
-        for event in told.get_step_failure_events() if told else ():
+        for event in run.get_step_failure_events() if run else ():
             error = event.step_failure_data.error
             if error is not None and error.cls_name != IncompleteError.__name__:
-                _logger.error("%s: %s", _UNTOLD, error.message.strip())
+                _logger.error("%s: %s", _UNREPORTED, error.message.strip())
 
 
-def _together(first: TableChanges, second: TableChanges) -> TableChanges:
-    """Two slices' changes of a table, as one."""
+def _summed(first: TableChanges, second: TableChanges) -> TableChanges:
+    """The sum of a table's changes in two slices."""
     return replace(
         second,
         sent_as=added(first.sent_as, second.sent_as),

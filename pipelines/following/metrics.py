@@ -1,8 +1,8 @@
-"""Metrics for Prometheus: the state of slots, subscriptions and tables, and the work of a process that follows them.
+"""Metrics for Prometheus: the state of slots, subscriptions and tables, and the work of a process that follows feeds.
 
-In: a `StatusReport`, and the results of each slice. Out: metrics in Prometheus' text format, by its own
-client library. Names and units follow https://prometheus.io/docs/practices/naming; docs/monitoring.md lists
-them. No label contains a cell value.
+In: a `StatusReport`, and the results of each slice. Out: metrics in Prometheus' text format, by the client
+library of Prometheus. Names and units follow https://prometheus.io/docs/practices/naming; docs/monitoring.md
+lists them. No label contains a cell value.
 """
 
 import threading
@@ -30,13 +30,13 @@ from pgsieve.pipelines.commands.results import UNKNOWN, StatusReport, Subscripti
 _SLOT = ("source", "slot")
 _TABLE = ("subscription", "schema", "table")
 
-#: A report serves further scrapes for this long.
+#: For how long later scrapes get the same report.
 _FRESH_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Figure:
-    """A gauge, and the function that reads it from a slot's or subscription's report; None is left out."""
+    """A gauge, and the function that reads its value from the status of a slot or subscription; None gives no sample."""
 
     name: str
     help: str
@@ -59,13 +59,13 @@ _SLOT_FIGURES: Sequence[_Figure] = (
     ),
     _Figure(
         "pgsieve_slot_lag_seconds",
-        "For how long the oldest commit that the change log lacks has been waiting; 0 where none waits.",
+        "How long the oldest commit that the change log lacks has been waiting; 0 if none waits.",
         lambda s: s.lag_seconds,
     ),
     _Figure("pgsieve_slot_retained_wal_bytes", "WAL that the slot retains.", lambda s: s.retained_bytes),
     _Figure(
         "pgsieve_slot_safe_wal_bytes",
-        "WAL that may still be written before the slot can be lost; absent where max_slot_wal_keep_size sets no limit.",
+        "WAL that may still be written before the slot can be lost; absent if max_slot_wal_keep_size sets no limit.",
         lambda s: s.safe_wal_bytes,
     ),
 )
@@ -73,18 +73,18 @@ _SLOT_FIGURES: Sequence[_Figure] = (
 _SUBSCRIPTION_FIGURES: Sequence[_Figure] = (
     _Figure(
         "pgsieve_subscription_up",
-        "Whether nothing stands in the way of the subscription as a whole.",
+        "Whether the whole subscription can be replicated.",
         lambda s: s.problem is None,
     ),
     _Figure("pgsieve_subscription_enabled", "Whether the subscription is enabled.", lambda s: s.enabled),
     _Figure(
         "pgsieve_subscription_seconds_behind",
-        "For how long the oldest commit that the replicas lack has been waiting; 0 where none waits.",
+        "How long the oldest commit that the replicas lack has been waiting; 0 if none waits.",
         lambda s: s.seconds_behind,
     ),
     _Figure(
         "pgsieve_subscription_last_success_timestamp_seconds",
-        "When everything that was there was last found applied.",
+        "The last time at which all changes were applied.",
         lambda s: None if s.last_success is None else datetime.fromisoformat(s.last_success).timestamp(),
     ),
 )
@@ -103,18 +103,18 @@ def _gauge(figure: _Figure, labels: Sequence[str], rows: Iterable[tuple[Sequence
 
 
 class StatusCollector(Collector):
-    """Metrics of a report that is read at each scrape; `read` must not raise what it can report."""
+    """Collects the metrics of a report, which `read` makes at a scrape; a problem of a source is part of the report."""
 
     def __init__(self, read: Callable[[], StatusReport]) -> None:
         self._read, self._lock = read, threading.Lock()
         self._report: tuple[float, StatusReport] | None = None
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: the metrics are known only at a scrape."""
+        """Describes no metric in advance: they depend on the report."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """One family of samples for each figure."""
+        """The samples of each gauge."""
         report = self._fresh()
         slots = [((s.source, s.slot), s) for s in report.slots]
         subscriptions = [((s.name,), s) for s in report.subscriptions]
@@ -132,7 +132,7 @@ class StatusCollector(Collector):
 
 
 def _tables_by_state(subscriptions: Iterable[SubscriptionStatus]) -> Metric:
-    """How many tables are in each state, including 0, so that an alert has a value to compare."""
+    """The number of tables in each state; also 0, so that an alert has a value to compare."""
     family = GaugeMetricFamily(
         "pgsieve_tables", "Tables of the subscription in this sync state.", labels=("subscription", "state")
     )
@@ -145,7 +145,7 @@ def _tables_by_state(subscriptions: Iterable[SubscriptionStatus]) -> Metric:
 
 def _table_families(subscriptions: Iterable[SubscriptionStatus]) -> Iterator[Metric]:
     state = GaugeMetricFamily(
-        "pgsieve_table_state", "1 for the table's present sync state.", labels=(*_TABLE, "state")
+        "pgsieve_table_state", "1 for the table's current sync state.", labels=(*_TABLE, "state")
     )
     rows = GaugeMetricFamily("pgsieve_table_rows", "Rows of the replica.", labels=_TABLE)
     for subscription in subscriptions:
@@ -172,25 +172,25 @@ def _build_info(registry: CollectorRegistry) -> None:
 
 
 class FollowMetrics:
-    """The work of a process that follows its feeds, and the state of everything at a scrape."""
+    """Metrics of a process that follows feeds: its own work, and at each scrape the status."""
 
     def __init__(self, read: Callable[[], StatusReport]) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(StatusCollector(read))
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
-        # The JVM of Spark; it has no samples before it has been started.
+        # The JVM of Spark; without samples before it has been started.
         ProcessCollector("pgsieve_jvm", pid=_java_child, registry=self.registry)
         _build_info(self.registry)
         self._connected = Gauge(
             "pgsieve_follower_connected",
-            "Whether the slot is being read by this process.",
+            "Whether this process reads the slot.",
             _SLOT,
             registry=self.registry,
         )
         self._behind = Gauge(
             "pgsieve_follower_waiting_seconds",
-            "For how long something that arrived has been waiting to be applied by this process; 0 where nothing waits.",
+            "How long changes that arrived have been waiting for this process to apply them; 0 if none wait.",
             _SLOT,
             registry=self.registry,
         )
@@ -199,7 +199,7 @@ class FollowMetrics:
         )
         self._changes = Counter(
             "pgsieve_changes",
-            "Rows of the replica that changes touched, by kind; each truncate of the table counts once.",
+            "Rows of the replica that changes inserted, updated or deleted, by kind; each truncate of the table counts once.",
             (*_TABLE, "kind"),
             registry=self.registry,
         )
@@ -211,13 +211,13 @@ class FollowMetrics:
         )
         self._updates = Counter(
             "pgsieve_transformed_updates",
-            "UPDATEs that the publisher sent for the table, by what the row filter made of them.",
+            "UPDATEs that the publisher sent for the table, by the operation that the row filter turned them into.",
             (*_TABLE, "sent_as"),
             registry=self.registry,
         )
         self._conflicts = Counter(
             "pgsieve_conflicts",
-            "Changes that met a row of their key, or missed the row they were for, as in pg_stat_subscription_stats.",
+            "Changes whose key already had a row, or that found no row, as in pg_stat_subscription_stats.",
             (*_TABLE, "conflict"),
             registry=self.registry,
         )
@@ -229,7 +229,7 @@ class FollowMetrics:
         )
         self._failures = Counter(
             "pgsieve_failures",
-            "Errors that ended the part of a subscription.",
+            "Errors that ended the work for a subscription.",
             ("subscription",),
             registry=self.registry,
         )
@@ -237,21 +237,21 @@ class FollowMetrics:
     def follows(
         self, source: str, slot: str, connected: Callable[[], bool], waiting: Callable[[], float]
     ) -> None:
-        """A feed is followed: each scrape asks whether it is connected, and how long changes have been waiting."""
+        """Add a feed: each scrape asks whether it is connected, and how long changes have been waiting."""
         self._connected.labels(source, slot).set_function(lambda: float(connected()))
         self._behind.labels(source, slot).set_function(waiting)
         self._slices.labels(source, slot)
 
     def subscribes(self, subscription: str) -> None:
-        """A subscription is followed: its errors are counted from 0, since `increase` ignores a counter's first value."""
+        """Add a subscription, with 0 errors: Prometheus' `increase` ignores a counter's first value."""
         self._failures.labels(subscription)
 
     def appended(self, source: str, slot: str, slices: int) -> None:
-        """Slices were appended."""
+        """Count slices that were appended to the change log."""
         self._slices.labels(source, slot).inc(slices)
 
     def applied(self, subscription: str, changes: Sequence[TableChanges], result: ApplyResult) -> None:
-        """A slice was applied to a subscription's tables."""
+        """Count the changes of a slice that was applied to a subscription's tables."""
         for change in changes:
             for kind, count in change.received.items():
                 self._received.labels(subscription, *change.name, kind).inc(count)
@@ -275,24 +275,24 @@ class FollowMetrics:
                 self._conflicts.labels(subscription, *name, conflict).inc(count)
 
     def failed(self, subscriptions: Iterable[str]) -> None:
-        """An error ended the part of some subscriptions."""
+        """Count an error that ended the work for some subscriptions."""
         for subscription in subscriptions:
             self._failures.labels(subscription).inc()
 
     @contextmanager
     def timed(self, step: str) -> Iterator[None]:
-        """Measure a step."""
+        """Measure how long the block takes."""
         with self._steps.labels(step).time():
             yield
 
 
 def _java_child() -> str:
-    """The process of this one's JVM, as /proc names it; "none" where there is none."""
+    """The id of the JVM that this process has started; "none" without one."""
     try:
         for entry in Path("/proc/self/task").iterdir():
             for child in (entry / "children").read_text(encoding="ascii").split():
                 if Path(f"/proc/{child}/exe").readlink().name == "java":
                     return child
-    except OSError:  # A child, or a thread, has ended meanwhile; or this is not Linux.
+    except OSError:  # A child or a thread has just ended, or the system is not Linux.
         pass
     return "none"

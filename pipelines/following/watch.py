@@ -1,8 +1,9 @@
-"""Watches a process that follows feeds: the answers of `/healthz`, and the end of a stalled process.
+"""Watches a process that follows feeds: answers `/healthz`, and ends a stalled process.
 
-In: the progress of each feed, from the threads that do the work. Out: `Health`, and a StalledError where
-something waited and nothing moved for longer than a limit. Another session holds a lock, a connected server
-sends nothing, or a disk does not answer. A feed whose server cannot be reached is not stalled: it connects again.
+In: the progress of each feed, from the threads that do the work. Out: `Health`, and a StalledError if changes
+waited and a feed made no progress for longer than a limit. Causes are a lock of another session, a connected
+server that sends nothing, or a disk that does not answer. A feed whose server cannot be reached is not
+stalled: it connects again.
 """
 
 import json
@@ -24,24 +25,24 @@ from pgsieve.decoding.errors import PgsieveError
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment
 
-#: A connection on which nothing has arrived for this long counts as lost.
+#: A connection counts as lost if no message has arrived for this long.
 _SILENCE_SECONDS = 30.0
 
 
 class StalledError(PgsieveError):
-    """Something waits, and nothing moves."""
+    """Changes wait, and a feed makes no progress."""
 
 
 class BrokenOffError(PgsieveError):
-    """The process has to end, and a feed has reached no commit boundary in time."""
+    """The process has to end, but a feed has not reached a commit boundary in time."""
 
 
 @dataclass
 class Pulse:
     """The activity of one feed's thread; written by that thread, read by others.
 
-    `moved` is when something last moved. While `unwatched`, the thread does work that may legitimately take
-    long: a copy, maintenance.
+    `moved` is the time of the last progress. While `unwatched`, the thread does work that may take long, such as a copy or
+    maintenance.
     """
 
     source: str
@@ -56,7 +57,7 @@ class Pulse:
 
     @contextmanager
     def applying(self) -> Iterator[None]:
-        """Within the block a received slice is appended and applied."""
+        """A block in which the thread appends and applies a received slice."""
         self.applying_since = (self.streamed and self.streamed.waiting_since) or time.monotonic()
         try:
             yield
@@ -66,7 +67,7 @@ class Pulse:
 
     @contextmanager
     def watched(self, streamed: StreamedFeed) -> Iterator[None]:
-        """Within the block the slot is read by streaming replication."""
+        """A block in which the thread reads the slot by streaming replication."""
         self.streamed, self.unwatched, self.moved = streamed, False, time.monotonic()
         try:
             yield
@@ -75,7 +76,7 @@ class Pulse:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Within the block the thread does work that may take long, and does not count as stalled."""
+        """A block of work that may take long, in which the thread does not count as stalled."""
         self.unwatched = True
         try:
             yield
@@ -88,9 +89,11 @@ class Pulse:
 
     @property
     def connected(self) -> bool:
-        """Whether the server has sent something lately."""
+        """Whether the server has sent a message lately, or a slice is being applied.
+
+        During an apply this thread reads no message; another thread keeps the connection alive.
+        """
         last = self.streamed.last_message_at if self.streamed else None
-        # While a slice is applied the stream is not read here: its own thread keeps the connection.
         return last is not None and (
             self.applying_since is not None or time.monotonic() - last < _SILENCE_SECONDS
         )
@@ -104,7 +107,7 @@ class Pulse:
         return 0.0 if since is None else time.monotonic() - since
 
     def still_seconds(self) -> float:
-        """How long nothing has moved."""
+        """How long the feed has made no progress."""
         streamed = self.streamed
         seen = (self.steps, streamed.position if streamed else 0, streamed.received if streamed else 0)
         if seen != self._seen or self.unwatched:
@@ -114,17 +117,17 @@ class Pulse:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """The answer of `/healthz`: whether all is well, and each feed's part."""
+    """The answer of `/healthz`: whether no feed has stalled, and the state of each feed."""
 
     well: bool
     feeds: Sequence[dict[str, object]]
 
 
 class Watch:
-    """The feeds of a process, watched by one thread.
+    """Watches the feeds of a process, from one thread.
 
-    `behind` says whether the server has WAL that the feed has not received; it raises PgsieveError where the
-    server does not answer.
+    `behind` says whether the server has WAL that the feed has not received; it raises PgsieveError if the server
+    does not answer.
     """
 
     def __init__(self, limit: float | None, behind: Callable[[Pulse], bool]) -> None:
@@ -136,17 +139,17 @@ class Watch:
         self._pulses.append(pulse)
 
     def check(self) -> None:
-        """Raise StalledError where a feed has stalled."""
+        """Raise StalledError if a feed has stalled."""
         for pulse in self._pulses:
             still = self._still_seconds(pulse)
             if self._limit is None or pulse.ended or still < self._limit:
                 continue
             if waiting := self._waiting(pulse):
                 raise StalledError(
-                    f'source "{pulse.source}": nothing has moved for {still:.0f} s in following the slot "{pulse.slot}",'
+                    f'source "{pulse.source}": following the slot "{pulse.slot}" has made no progress for {still:.0f} s,'
                     f" though {waiting}",
-                    hint="the log and pg_stat_activity say what it waits for; start it again, nothing is lost;"
-                    " --stall-limit says how long it waits",
+                    hint="the log and pg_stat_activity show the cause; start the command again, nothing is lost;"
+                    " --stall-limit is the time that it waits",
                 )
 
     def _still_seconds(self, pulse: Pulse) -> float:
@@ -154,7 +157,7 @@ class Watch:
             return pulse.still_seconds()
 
     def _waiting(self, pulse: Pulse) -> str | None:
-        """What waits; None where nothing waits, or where that is unknown."""
+        """The changes that wait, as the end of a sentence; None if none wait, or that is unknown."""
         if pulse.waiting_seconds:
             return "changes that arrived wait to be applied"
         if not pulse.connected:
@@ -165,7 +168,7 @@ class Watch:
             return None
 
     def health(self) -> Health:
-        """The activity of each feed."""
+        """The state of each feed."""
         feeds, well = [], True
         for pulse in self._pulses:
             still = self._still_seconds(pulse)
@@ -194,9 +197,9 @@ def _state(pulse: Pulse, *, stalled: bool) -> str:
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """An HTTP server that can answer a probe during a scrape; `close` waits for all answers.
+    """An HTTP server that can answer a probe during a scrape; `server_close` waits for all answers.
 
-    A thread that is within a driver's code when the interpreter ends would crash the process.
+    Otherwise a thread could be in a driver's code at the interpreter's exit, which crashes the process.
     """
 
     daemon_threads = False
@@ -207,14 +210,14 @@ class _Quiet(WSGIRequestHandler):
     timeout = 10
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
-        """Drops the line: one per scrape would be too many."""
+        """Write no line, as one per scrape would be too many."""
 
 
 @contextmanager
 def serving(host: str, port: int, registry: CollectorRegistry, watch: Watch) -> Iterator[int]:
-    """Serve /metrics and /healthz in the block; returns the port, which the system chooses for 0.
+    """Serve /metrics and /healthz in the block; yields the port, which the system chooses for 0.
 
-    Raises PgsieveError where the address is not available.
+    Raises PgsieveError if the address is not available.
     """
     metrics = make_wsgi_app(registry)
 

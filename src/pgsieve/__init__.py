@@ -1,17 +1,19 @@
 """PostgreSQL logical replication into Delta Lake, with PostgreSQL's own semantics.
 
-For users are the names of `__all__`; everything else is private and may change with any version:
+The names of `__all__` are public. Everything else is private and may change with any version:
 
 - `build_definitions(file)`: Dagster's definitions of a configuration file, for a code location of your own
 - `PgsieveComponent`: the same as a component, `dg scaffold defs pgsieve.PgsieveComponent replicas`
-- `PgsieveTranslator`: how its assets appear there, to subclass; `PgsieveAsset` and `AssetKind` say what an asset is of
-- `PgsieveLake`: the lake as a resource, for assets that read the replicas; `at_cut(subscription)`: when to materialise them
+- `PgsieveTranslator`: subclass it to change how assets appear; `PgsieveAsset` and `AssetKind` describe an asset to it
+- `PgsieveLake`: the lake as a resource, for assets that read replicas
+- `at_cut(subscription)`: an automation condition that materialises such assets after each cut
 - `read_at_cut(spark, lake, subscription)`: all tables of a subscription as they were at one LSN
 - `read_at(spark, lake, subscription, moment)`: the same at any LSN or time
-- `messages`: pgoutput's messages as dataclasses, with `decode` and `encode`; `Decoder` for those of a session
-- `PgsieveError`: what every error of pgsieve's is, with `hint` and `sqlstate`
+- `messages`: pgoutput's messages as dataclasses, with `decode` and `encode`
+- `Decoder`: decodes the messages of a session, in order
+- `PgsieveError`: the base of all errors of pgsieve, with `hint` and `sqlstate`
 
-Importing pgsieve imports neither Spark nor Dagster: where a name comes from is imported when it is asked for.
+`import pgsieve` imports neither Spark nor Dagster: the first use of a name imports its module.
 """
 
 from importlib import import_module
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from pgsieve.pipelines.component import PgsieveComponent
     from pgsieve.pipelines.definitions import build_definitions
 
-    #: That of the tag that was built, or of the one before and the commits since then.
+    #: The tag's version; for later commits, the last tag's with the number of commits since then.
     __version__: str
 
 __all__ = [
@@ -66,7 +68,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    """A public name, from the module that it lives in; kept here, so that this is asked once."""
+    """Import a public name from its module, and keep it here, so that Python asks for it only once."""
     if name == "__version__":
         value: object = version("pgsieve")
     elif name in _MODULES:
@@ -80,5 +82,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """What a user may look for."""
+    """The public names, also those that no code has imported yet."""
     return sorted({*globals(), *__all__})

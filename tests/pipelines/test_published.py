@@ -11,8 +11,8 @@ from pgsieve.pipelines.project import project
 from pgsieve.pipelines.published import (
     Published,
     kept_published,
-    known_tables,
     read_feeds,
+    recorded_tables,
     refresh_published,
     state_file,
 )
@@ -41,7 +41,7 @@ def test_a_source_that_does_not_answer_keeps_its_part_and_one_that_is_gone_does_
     assert read == Published({"shop": (7, "{}")})
     assert "no connection" in error.message
     # A catalog that this version does not understand hides nothing else.
-    assert known_tables(project(config), read) == {"sales": {}}
+    assert recorded_tables(project(config), read) == {"sales": {}}
 
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:

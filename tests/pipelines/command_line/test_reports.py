@@ -272,7 +272,7 @@ def test_check_shows_the_keys_that_differ(capsys):
         ["sales", "public.a", "2", "1", "differs", "0/2F"],
         ["sales", "public.b", "–", "–", "not", "compared", "0/2F"],
         ["sales", "public.orders:", "differing", "keys", "(1),", "(7)"],
-        ["sales", "public.orders:", *["repaired,", "1", "row", "written", "and", "1", "taken", "out"]],
+        ["sales", "public.orders:", *["repaired,", "1", "row", "written", "and", "1", "removed"]],
         ["sales", "public.a:", "differing", "keys", "(3)"],
         ["sales", "public.a:", "not", "repaired,", "altered"],
         ["sales", "public.b:", "not", "compared,", "set", "aside:", "NaN"],

@@ -222,7 +222,7 @@ def test_pgoutput_prints_the_messages_themselves(decode: Decode) -> None:
             f'error: source "shop" has no slot "s"\nhint: allowed here: {SLOT}',
         ),
         ([], "json", "shop", f'error: source "shop": replication slot "{SLOT}" does not exist [42704]\n'),
-        (["--from-change-log"], "json", "shop", 'error: source "shop": nothing has been recorded of slot'),
+        (["--from-change-log"], "json", "shop", 'error: source "shop": the change log has nothing of slot'),
     ],
     ids=["plugin", "option", "source", "unread", "slot", "missing", "change log"],
 )

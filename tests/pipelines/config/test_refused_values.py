@@ -212,7 +212,7 @@ REFUSED = {
     "two sources on one slot": (
         LEAST.replace("subscriptions", "  b: {conninfo: dbname=shop, slot: pgsieve_shop}\nsubscriptions"),
         (4, "sources.b.slot", "is the slot of source shop too"),
-        "one slot is read once: give one of them another slot",
+        "only one source can read a slot: give one of them another slot",
     ),
     "a publication of this file for the publisher": (
         LEAST.replace("dbname=shop", "dbname=shop, publications: {p1: {tables: [{table: a.b}]}}").replace(

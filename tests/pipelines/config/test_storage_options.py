@@ -146,7 +146,7 @@ def test_an_address_that_engines_take_for_several_places_is_refused(lake: str, s
     "lake", ["wasb://lake@shop.blob.core.windows.net", "oss://bucket/lake", "dbfs:/lake"]
 )
 def test_a_store_that_may_lose_commits_is_refused_unless_spark_alone_writes(lake: str) -> None:
-    with pytest.raises(PgsieveError, match="one could be lost") as caught:
+    with pytest.raises(PgsieveError, match="a commit could be lost") as caught:
         project(read(lake, "{}"))
     assert "storage: {only_writer: spark}" in str(caught.value.hint)
     assert project(read(lake, "{only_writer: spark}")).lake.uri == lake

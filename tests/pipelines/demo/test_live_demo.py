@@ -129,7 +129,7 @@ def test_it_stays_until_a_signal_and_leaves_nothing_behind(tmp_path: Path, endin
             return DeltaTable(str(orders)).version() if DeltaTable.is_deltatable(str(orders)) else -1
 
         wait_until(lambda: version() >= 2, log.read_text, 300)
-        assert log.read_text().rstrip().endswith(f"what it made stays in {folder}"), (
+        assert log.read_text().rstrip().endswith(f"its files stay in {folder}"), (
             "where to look stays in sight"
         )
         query = {

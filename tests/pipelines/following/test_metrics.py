@@ -189,7 +189,8 @@ def test_a_follower_ends_where_nothing_moves_though_something_waits(shop: Shop) 
             wait_until(lambda: follower.metrics()[waiting] > 0, follower.log.read_text, 30)
             assert follower.process.wait(60) == 2
         log = follower.log.read_text()
-        assert 'error: source "shop": nothing has moved for' in log
+        assert 'error: source "shop": following the slot' in log
+        assert "has made no progress for" in log
         assert "changes that arrived wait to be applied" in log
 
 
