@@ -8,13 +8,26 @@ returned.
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from time import monotonic
 
 #: Between two lines of progress where no terminal can overwrite one.
 _SECONDS = 10.0
 _REASON_LINES = 30
+#: What commands, and the Python processes of Spark, import.
+_IMPORTED = (
+    "pgsieve.pipelines.command_line.cli",
+    "pgsieve.pipelines.command_line.replication",
+    "pgsieve.pipelines.commands.run",
+    "pgsieve.pipelines.definitions",
+    "pyspark.sql.connect.session",
+    "pyspark.worker",
+    "deltalake",
+    "pandas",
+)
+#: Where it is set, Python keeps nothing that it compiles.
+_KEEP_NOTHING = "PYTHONDONTWRITEBYTECODE"
 #: What setuptools reads besides the files of a project that it builds, unless the user names another file.
 _BUILDS = {"DIST_EXTRA_CONFIG": str(Path(__file__).with_name("wheels.cfg"))}
 
@@ -44,7 +57,15 @@ def main(extras: str) -> int:
     log.write_text("".join(lines), encoding="utf-8")
     if pip.returncode:
         sys.stderr.write("\n".join([*_reason(lines), f"pip failed; all that it said is in {log}.\n"]))
+    elif sys.dont_write_bytecode:
+        _compile(_IMPORTED)
     return pip.returncode
+
+
+def _compile(modules: Sequence[str]) -> None:
+    """Have Python keep what it compiles of these modules and what they import: else each process compiles that anew, for seconds."""
+    environment = {name: value for name, value in os.environ.items() if name != _KEEP_NOTHING}
+    subprocess.run([sys.executable, "-c", f"import {', '.join(modules)}"], env=environment, check=False)
 
 
 def _reason(lines: list[str]) -> Iterator[str]:

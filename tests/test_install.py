@@ -11,7 +11,7 @@ from zipfile import ZIP_STORED, ZipFile
 
 import pytest
 
-from scripts.install import _BUILDS, _Progress, _reason
+from scripts.install import _BUILDS, _KEEP_NOTHING, _compile, _Progress, _reason
 from scripts.resolve_constraints import supported
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -65,6 +65,16 @@ def test_progress_is_told_where_there_is_no_terminal(capsys: pytest.CaptureFixtu
     told = capsys.readouterr().out.splitlines()
     assert told[0] == "  1 packages found, dagster<1.14"
     assert told[1] == "  putting 1 packages in place"
+
+
+def test_what_commands_import_is_compiled_once_where_python_keeps_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(_KEEP_NOTHING, "1")
+    monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path))
+    _compile(["json.tool", "tomllib"])
+    compiled = {path.name.partition(".")[0] for path in tmp_path.rglob("*.pyc")}
+    assert compiled >= {"tool", "decoder", "_parser"}, "also what they import"
 
 
 def test_every_python_that_pyproject_names_is_resolved_for() -> None:
