@@ -1,5 +1,4 @@
 """Bytes: bounded reads of one message, writes, and reads of many values at once.
 
-These modules do what the functions of PostgreSQL's pqformat.c do with a buffer. They depend on no message and
-no type.
+These modules correspond to PostgreSQL's pqformat.c. They contain no rule of a message or a type.
 """

@@ -1,8 +1,8 @@
 """A bounded reader: the bytes of one message in, numbers and strings in wire order out.
 
-Every reading method names what it reads. Raises ProtocolError, and nothing else, with the message's
-name, the offset and what was expected there; never reads or allocates beyond the message. Integers are
-big-endian (PostgreSQL documentation 54.6, Message Data Types; src/backend/libpq/pqformat.c).
+Each reading method takes the name of the field, for errors. Raises only ProtocolError, with the message's name, the
+offset and what was expected there; never reads or allocates beyond the message. Integers are big-endian (PostgreSQL
+documentation 54.6, Message Data Types; src/backend/libpq/pqformat.c).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pgsieve.decoding.errors import ProtocolError
 
 PROTOCOL_VIOLATION = "08P01"
 
-# Formats rather than struct.Struct objects, which cannot be sent to Spark's executors.
+# Formats, not struct.Struct objects: these cannot be sent to Spark's executors.
 _I8, _U16, _I16, _U32, _I32, _U64, _I64 = "!b", "!H", "!h", "!I", "!i", "!Q", "!q"
 
 
@@ -40,7 +40,7 @@ class Cursor:
         return self._size - self._offset
 
     def fail(self, expected: str, *, back: int = 0) -> NoReturn:
-        """Raise this message's error; what is wrong began `back` bytes ago."""
+        """Raise this message's error; the wrong field begins `back` bytes before the position."""
         raise ProtocolError(
             f"malformed {self._message} message at offset {self._offset - back}: expected {expected}",
             sqlstate=PROTOCOL_VIOLATION,
@@ -51,63 +51,63 @@ class Cursor:
         if self.remaining:
             self.fail(f"the end of the message, but {self.remaining} bytes remain")
 
-    def u8(self, what: str) -> int:
+    def u8(self, field: str) -> int:
         """Read an unsigned byte."""
         start = self._offset
         if start >= self._size:
-            self.fail(f"{what} of 1 byte, but 0 remain")
+            self.fail(f"{field} of 1 byte, but 0 remain")
         self._offset = start + 1
         return self._data[start]
 
-    def i8(self, what: str) -> int:
+    def i8(self, field: str) -> int:
         """Read a signed byte."""
-        return self._integer(_I8, what)
+        return self._integer(_I8, field)
 
-    def u16(self, what: str) -> int:
+    def u16(self, field: str) -> int:
         """Read an unsigned integer of 16 bits."""
-        return self._integer(_U16, what)
+        return self._integer(_U16, field)
 
-    def i16(self, what: str) -> int:
+    def i16(self, field: str) -> int:
         """Read a signed integer of 16 bits."""
-        return self._integer(_I16, what)
+        return self._integer(_I16, field)
 
-    def u32(self, what: str) -> int:
-        """Read an unsigned integer of 32 bits: OIDs and transaction ids are such."""
-        return self._integer(_U32, what)
+    def u32(self, field: str) -> int:
+        """Read an unsigned integer of 32 bits, such as an OID or a transaction id."""
+        return self._integer(_U32, field)
 
-    def i32(self, what: str) -> int:
+    def i32(self, field: str) -> int:
         """Read a signed integer of 32 bits."""
-        return self._integer(_I32, what)
+        return self._integer(_I32, field)
 
-    def u64(self, what: str) -> int:
-        """Read an unsigned integer of 64 bits: LSNs are such."""
-        return self._integer(_U64, what)
+    def u64(self, field: str) -> int:
+        """Read an unsigned integer of 64 bits, such as an LSN."""
+        return self._integer(_U64, field)
 
-    def i64(self, what: str) -> int:
+    def i64(self, field: str) -> int:
         """Read a signed integer of 64 bits."""
-        return self._integer(_I64, what)
+        return self._integer(_I64, field)
 
-    def cstr(self, what: str) -> str:
+    def cstr(self, field: str) -> str:
         """Read a string that ends with a zero byte."""
         end = self._data.find(b"\0", self._offset)
         if end < 0:
-            self.fail(f"{what}, a string that ends with a zero byte")
-        # An invalid UTF-8 name concerns only its own table.
+            self.fail(f"{field}, a string that ends with a zero byte")
+        # A name that is not UTF-8 must not fail here: it concerns its own table only.
         text = str(self._data[self._offset : end], "utf-8", "surrogateescape")
         self._offset = end + 1
         return text
 
-    def byten(self, length: int, what: str) -> bytes:
+    def byten(self, length: int, field: str) -> bytes:
         """Read `length` bytes (the manual's Byten)."""
         start = self._offset
         end = start + length
         if length < 0 or end > self._size:
-            self.fail(f"{what} of {length} bytes, but {self.remaining} remain")
+            self.fail(f"{field} of {length} bytes, but {self.remaining} remain")
         self._offset = end
         return self._data[start:end]
 
-    def sized(self, what: str) -> bytes:
-        """Read a length in 32 bits and that many bytes."""
+    def sized(self, field: str) -> bytes:
+        """Read a length of 32 bits, and as many bytes."""
         start = self._offset + 4
         if start <= self._size:
             length: int = struct.unpack_from(_I32, self._data, start - 4)[0]
@@ -115,35 +115,35 @@ class Cursor:
             if start <= end <= self._size:
                 self._offset = end
                 return self._data[start:end]
-        return self.byten(self.i32(f"length of {what}"), what)  # Raises the fitting error.
+        return self.byten(self.i32(f"length of {field}"), field)  # This raises the error.
 
-    def flags(self, what: str, *, allowed: int) -> int:
-        """Read a byte of flags, none of them outside `known`."""
-        value = self.u8(what)
+    def flags(self, field: str, *, allowed: int) -> int:
+        """Read a byte of flags; a flag outside `allowed` is an error."""
+        value = self.u8(field)
         if value & ~allowed:
-            self.fail(f"{what} with no bit outside 0x{allowed:02x}, not 0x{value:02x}", back=1)
+            self.fail(f"{field} with no bit outside 0x{allowed:02x}, not 0x{value:02x}", back=1)
         return value
 
-    def valid_xid(self, what: str) -> int:
+    def valid_xid(self, field: str) -> int:
         """Read a transaction id that is set (TransactionIdIsValid)."""
-        return self.u32(what) or self.fail(f"{what}, not zero", back=4)
+        return self.u32(field) or self.fail(f"{field}, not zero", back=4)
 
-    def valid_lsn(self, what: str) -> int:
+    def valid_lsn(self, field: str) -> int:
         """Read an LSN that is set (XLogRecPtrIsValid)."""
-        return self.u64(what) or self.fail(f"{what}, not zero", back=8)
+        return self.u64(field) or self.fail(f"{field}, not zero", back=8)
 
-    def fits(self, count: int, what: str, *, item_size: int) -> int:
-        """Check a count just read: this many items of at least `item_size` bytes must remain."""
+    def fits(self, count: int, field: str, *, item_size: int) -> int:
+        """Check a count that was just read: so many items of at least `item_size` bytes must remain."""
         if not 0 <= count * item_size <= self.remaining:
-            self.fail(f"a number of {what} that {self.remaining} bytes can hold, not {count}")
+            self.fail(f"a number of {field} that {self.remaining} bytes can hold, not {count}")
         return count
 
-    def _integer(self, layout: str, what: str) -> int:
+    def _integer(self, layout: str, field: str) -> int:
         start = self._offset
         size = struct.calcsize(layout)
         end = start + size
         if end > self._size:
-            self.fail(f"{what} of {size} bytes, but {self.remaining} remain")
+            self.fail(f"{field} of {size} bytes, but {self.remaining} remain")
         self._offset = end
         value: int = struct.unpack_from(layout, self._data, start)[0]
         return value

@@ -1,7 +1,7 @@
-"""Many messages or values as one run of bytes: an Arrow binary array in, numpy reads at many positions at once out.
+"""Many messages or values as one run of bytes: takes an Arrow binary array, and reads at many positions at once.
 
-Nothing runs per value. Raises ProtocolError for a message that is NULL and for a value that is not as wide as
-its type, ValueError for more than 2 GiB, which 32-bit offsets cannot address.
+No Python code runs per value. Raises ProtocolError for a message that is NULL and for a value that is not as wide
+as its type, and ValueError for more than 2 GiB, which 32-bit offsets cannot address.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MOST = 2**31 - 1
 
 
 class Octets:
-    """The bytes of a binary array's values, which follow each other from `starts` to `ends`."""
+    """The bytes of a binary array; each value has the bytes from its item of `starts` to its item of `ends`."""
 
     __slots__ = ("_last", "_words", "buffer", "ends", "starts")
 
@@ -46,15 +46,15 @@ class Octets:
         if readable.size < _WORD:
             readable = pa.py_buffer(readable.to_pybytes().ljust(_WORD, b"\0"))
         self._last = readable.size - _WORD
-        # Every byte starts a word: reading one at each position is a single gather.
+        # A view in which a word starts at every byte, so that words at many positions are one lookup.
         self._words = np.ndarray((self._last + 1,), dtype="<u8", buffer=readable, strides=(1,))
 
     def kinds(self) -> npt.NDArray[np.uint8]:
-        """The first byte from each value's start on: the type of a message that is not empty."""
+        """The byte at each value's start: the type of a message, unless it is empty."""
         return (self.words(self.starts) >> 56).astype(np.uint8)
 
     def words(self, positions: Positions) -> Words:
-        """The eight bytes from each position on as a big-endian number; bytes beyond the end are zeros."""
+        """The eight bytes from each position on, as a big-endian number; bytes beyond the end are zeros."""
         if not len(positions) or positions.max() <= self._last:
             return self._words[positions].byteswap()
         inside = np.minimum(positions, self._last)
@@ -80,10 +80,10 @@ def bits(values: npt.NDArray[np.bool_]) -> pa.Buffer:
 
 
 def gathered(buffer: pa.Buffer, bounds: npt.NDArray[np.int32]) -> pa.Array:
-    """The values with these bounds, one after the other, as a binary array.
+    """The values with these bounds (start, end, start, end …) as a binary array.
 
-    Bounds never decrease: as offsets of a binary array, every other element is a value, and those between are
-    what separates them.
+    Bounds never decrease. So they are the offsets of a binary array in which every other element is a value, and the
+    elements between are the bytes that separate the values.
     """
     count = len(bounds) // 2
     if not count:
@@ -95,12 +95,12 @@ def gathered(buffer: pa.Buffer, bounds: npt.NDArray[np.int32]) -> pa.Array:
 
 
 def fixed_width(values: pa.Array, layout: str) -> tuple[npt.NDArray[Any], Mask]:
-    """Return values of one width as numbers, 0 for NULL, and which are not NULL."""
+    """Return values of one width as numbers, with 0 for NULL, and the mask of values that are not NULL."""
     kind = np.dtype(layout)
     valid = np.asarray(values.is_valid())
     offsets = offsets_of(values)
     if (np.diff(offsets) != np.where(valid, kind.itemsize, 0)).any():
-        raise ProtocolError(f"a value in binary format has not {kind.itemsize} bytes", sqlstate="22P03")
+        raise ProtocolError(f"a value in binary format does not have {kind.itemsize} bytes", sqlstate="22P03")
     numbers = np.zeros(len(values), kind.newbyteorder("="))
     if valid.any():
         numbers[valid] = np.frombuffer(values.buffers()[2], kind, int(valid.sum()), int(offsets[0]))
@@ -108,7 +108,7 @@ def fixed_width(values: pa.Array, layout: str) -> tuple[npt.NDArray[Any], Mask]:
 
 
 def binary_of(numbers: npt.NDArray[Any], valid: Mask) -> pa.Array:
-    """Return numbers in binary format, big-endian, as a binary array; NULL where they are not valid."""
+    """Return numbers in binary format, big-endian, as a binary array; those that are not valid become NULL."""
     kind, every = numbers.dtype, bool(valid.all())
     sent = (numbers if every else numbers[valid]).astype(kind.newbyteorder(">"))
     offsets = np.zeros(len(valid) + 1, np.int32)
@@ -120,7 +120,7 @@ def binary_of(numbers: npt.NDArray[Any], valid: Mask) -> pa.Array:
 
 
 def without_nulls(values: pa.Array, convert: Callable[[pa.Array], pa.Array]) -> pa.Array:
-    """Convert the values that are not NULL, as binary; the others stay NULL."""
+    """Convert the values that are not NULL, cast to binary; NULL stays NULL."""
     values = values.cast(pa.binary())
     if not values.null_count:
         return convert(values)

@@ -1,7 +1,7 @@
-"""The cursor's mirror: numbers and strings in wire order in, the bytes of one message out.
+"""The counterpart of the cursor: numbers and strings in wire order in, the bytes of one message out.
 
-What the cursor refuses to read is refused here too, as ProtocolError: a value that does not fit its
-field, a zero byte in a string, an unset LSN where one is required.
+Raises ProtocolError for all that the cursor refuses to read: a value that does not fit its field, a zero byte in a
+string, an unset LSN where one is required.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pgsieve.decoding.errors import ProtocolError
 
 
 class Writer:
-    """The bytes of one message, which only grow."""
+    """The bytes of one message; each method appends to them."""
 
     __slots__ = ("_data", "_message")
 
@@ -33,38 +33,38 @@ class Writer:
             f"cannot encode {self._message} message: expected {expected}", sqlstate=PROTOCOL_VIOLATION
         )
 
-    def u8(self, value: int, what: str) -> None:
+    def u8(self, value: int, field: str) -> None:
         """Write an unsigned byte."""
-        self._integer("!B", value, what)
+        self._integer("!B", value, field)
 
-    def i16(self, value: int, what: str) -> None:
+    def i16(self, value: int, field: str) -> None:
         """Write a signed integer of 16 bits."""
-        self._integer("!h", value, what)
+        self._integer("!h", value, field)
 
-    def u32(self, value: int, what: str) -> None:
+    def u32(self, value: int, field: str) -> None:
         """Write an unsigned integer of 32 bits."""
-        self._integer("!I", value, what)
+        self._integer("!I", value, field)
 
-    def i32(self, value: int, what: str) -> None:
+    def i32(self, value: int, field: str) -> None:
         """Write a signed integer of 32 bits."""
-        self._integer("!i", value, what)
+        self._integer("!i", value, field)
 
-    def u64(self, value: int, what: str) -> None:
+    def u64(self, value: int, field: str) -> None:
         """Write an unsigned integer of 64 bits."""
-        self._integer("!Q", value, what)
+        self._integer("!Q", value, field)
 
-    def i64(self, value: int, what: str) -> None:
+    def i64(self, value: int, field: str) -> None:
         """Write a signed integer of 64 bits."""
-        self._integer("!q", value, what)
+        self._integer("!q", value, field)
 
-    def cstr(self, text: str, what: str) -> None:
+    def cstr(self, text: str, field: str) -> None:
         """Write a string and a zero byte."""
         encoded = b""
-        with suppress(UnicodeEncodeError):  # A lone surrogate that stands for no byte.
+        with suppress(UnicodeEncodeError):  # The text has a lone surrogate that stands for no byte.
             encoded = text.encode("utf-8", "surrogateescape") if "\0" not in text else b""
-        # Surrogates for bytes that form UTF-8 become another text.
+        # The bytes of surrogates may form UTF-8, and would be read as another text.
         if encoded.decode("utf-8", "surrogateescape") != text:
-            self.fail(f"{what}, a string of characters without a zero one")
+            self.fail(f"{field}, a string of characters without a zero one")
         self._data += encoded
         self._data.append(0)
 
@@ -72,22 +72,22 @@ class Writer:
         """Write bytes as they are."""
         self._data += content
 
-    def sized(self, content: bytes, what: str) -> None:
-        """Write the length in 32 bits and the bytes."""
-        self.i32(len(content), what)
+    def sized(self, content: bytes, field: str) -> None:
+        """Write the length of 32 bits, and the bytes."""
+        self.i32(len(content), field)
         self._data += content
 
-    def valid_xid(self, value: int, what: str) -> None:
+    def valid_xid(self, value: int, field: str) -> None:
         """Write a transaction id that is set."""
-        self.u32(value or self.fail(f"{what}, not zero"), what)
+        self.u32(value or self.fail(f"{field}, not zero"), field)
 
-    def valid_lsn(self, value: int, what: str) -> None:
+    def valid_lsn(self, value: int, field: str) -> None:
         """Write an LSN that is set."""
-        self.u64(value or self.fail(f"{what}, not zero"), what)
+        self.u64(value or self.fail(f"{field}, not zero"), field)
 
-    def _integer(self, layout: str, value: int, what: str) -> None:
+    def _integer(self, layout: str, value: int, field: str) -> None:
         size = struct.calcsize(layout)
         try:
             self._data += struct.pack(layout, value)
         except struct.error:
-            self.fail(f"{what} that fits {size} bytes")
+            self.fail(f"{field} that fits {size} bytes")

@@ -1,4 +1,5 @@
-"""pgoutput's messages, PostgreSQL documentation 54.9: one at a time as dataclasses, or many as columns.
+"""pgoutput's messages (PostgreSQL documentation, 54.9): one at a time as dataclasses, or many as columns.
 
-From a slot's bytes to whole transactions in commit order (`transactions`), and to typed columns (`tuples`).
+`transactions` assembles a slot's messages into whole transactions in commit order; `tuples` decodes rows into
+typed columns.
 """

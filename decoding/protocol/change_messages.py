@@ -1,8 +1,8 @@
 """The messages that describe and change relations, and the logical decoding message.
 
-Each class holds one message's fields and, side by side, how they are read and written after the type
-byte. All of them may lie between Stream Start and Stream Stop; then a transaction id stands directly
-after the type byte, which `pgsieve.decoding.protocol.messages` handles: it is `xid` here, None outside of a stream.
+Each class has one message's fields, and reads and writes the bytes after the type byte. Between Stream Start and
+Stream Stop a transaction id follows the type byte; `pgsieve.decoding.protocol.messages` reads it into `xid`, which
+is None outside a stream.
 Readers raise ProtocolError. PostgreSQL documentation 54.9; src/backend/replication/logical/proto.c.
 """
 
@@ -31,7 +31,7 @@ _PART_OF_KEY = 1
 _CASCADE = 1
 _RESTART_IDENTITY = 2
 _TRANSACTIONAL = 1
-_COLUMN_SIZE = 10  # At least: flags, an empty name, the type's oid and modifier.
+_COLUMN_SIZE = 10  # The least size: flags, an empty name, the type's oid and modifier.
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +63,9 @@ class RelationColumn:
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """The present description of a relation; it replaces an earlier one with the same id.
+    """The current description of a relation; it replaces an earlier one with the same id.
 
-    Namespace '' is pg_catalog.
+    The namespace '' means pg_catalog.
     """
 
     tag: ClassVar[int] = ord("R")
@@ -149,7 +149,7 @@ class Insert:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """A changed row. `old` is None when the replica identity did not change: then `new` has it."""
+    """A changed row. `old` is None when the replica identity did not change; then `new` contains the identity."""
 
     tag: ClassVar[int] = ord("U")
 
@@ -194,7 +194,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Truncate:
-    """Relations emptied together."""
+    """The relations that one TRUNCATE empties."""
 
     tag: ClassVar[int] = ord("T")
 
@@ -224,7 +224,7 @@ class Truncate:
 
 @dataclass(frozen=True, slots=True)
 class LogicalMessage:
-    """A message of pg_logical_emit_message; those that are not transactional come outside of any transaction."""
+    """A message of pg_logical_emit_message; one that is not transactional comes outside any transaction."""
 
     tag: ClassVar[int] = ord("M")
 

@@ -41,7 +41,7 @@ class Description:
 class RelationDescriptions:
     """The publisher's descriptions of relations, and the relations whose description has to be repeated.
 
-    These are stale: the last description that was passed on may be missing in this slice, or be another one.
+    Such a relation is stale: its valid description was not passed on in this slice, or another one was passed on later.
     """
 
     _descriptions: dict[int, Description] = field(default_factory=dict)
@@ -50,11 +50,11 @@ class RelationDescriptions:
     _arrivals: int = 0
 
     def begin_slice(self) -> None:
-        """Describe every relation again from here on, before its first change."""
+        """From here on, describe every relation again before its first change."""
         self._stale = set(self._descriptions)
 
     def note(self, data: pa.Array) -> dict[int, Description]:
-        """Take note of Type messages (binary array), and return the relations that are described here."""
+        """Keep the Type messages among these messages (binary array), and return the descriptions of relations."""
         kind = Octets(data).kinds()
         descriptions: dict[int, Description] = {}
         for at in np.flatnonzero((kind == _RELATION) | (kind == _TYPE)):
@@ -104,7 +104,7 @@ class RelationDescriptions:
         yield data.slice(passed) if passed else data
 
     def _first_uses(self, octets: Octets, kind: Marks, data: pa.Array) -> dict[int, list[int]]:
-        """Where the messages first change or truncate each stale relation."""
+        """The positions at which messages first change or truncate stale relations, with these relations."""
         uses: dict[int, list[int]] = {}
         changes: Positions = np.flatnonzero(np.isin(kind, _CHANGES))
         if (octets.ends[changes] - octets.starts[changes] < _SHORTEST_CHANGE).any():

@@ -1,8 +1,8 @@
 """The CopyData messages of a replication connection, around pgoutput's own messages.
 
 The bytes of one CopyData in, XLogData, PrimaryKeepalive, StandbyStatusUpdate or OtherEnvelope out, and back;
-or many XLogData in, their columns out (`xlog_data_columns`). Raises ProtocolError. The type bytes are a set
-of their own: 'r' here is no Rollback Prepared. PostgreSQL documentation 54.4, START_REPLICATION;
+or many XLogData in, their columns out (`xlog_data_columns`). Raises ProtocolError. Envelopes have type bytes of
+their own: 'r' is not Rollback Prepared. PostgreSQL documentation 54.4, START_REPLICATION;
 src/backend/replication/walreceiver.c.
 """
 
@@ -24,12 +24,12 @@ from pgsieve.decoding.errors import ProtocolError
 _YES = 1
 
 XLOG_DATA_HEADER_BYTES = 25
-"""What is before the message in XLogData. The server's other envelopes are shorter than that."""
+"""The number of bytes before the message in XLogData. The server's other envelopes are shorter than this."""
 
 
 @dataclass(frozen=True, slots=True)
 class XLogData:
-    """From the server: one message of the output plugin in `data`. Both LSNs are where it was written."""
+    """From the server: `data` is one message of the output plugin; both LSNs are its position in the WAL."""
 
     tag: ClassVar[int] = ord("w")
 
@@ -110,7 +110,7 @@ class StandbyStatusUpdate:
 
 @dataclass(frozen=True, slots=True)
 class OtherEnvelope:
-    """A type that this version does not know. A receiver ignores it, as PostgreSQL's own does."""
+    """An envelope of an unknown type. A receiver ignores it, as PostgreSQL's own receiver does."""
 
     tag: int
     content: bytes
@@ -161,12 +161,12 @@ def encode_envelope(envelope: Envelope) -> bytes:
 def xlog_data_columns(
     octets: bytes | bytearray, lengths: npt.NDArray[np.int32]
 ) -> tuple[npt.NDArray[np.int64], pa.BinaryArray]:
-    """`data_start` and `data` of many XLogData that follow each other, without an operation for each.
+    """Return `data_start` and `data` of many XLogData that follow each other; no Python code runs per envelope.
 
-    Envelopes of other types are left out; each must be longer than XLOG_DATA_HEADER_BYTES.
+    Envelopes of other types are left out. Each envelope must be longer than XLOG_DATA_HEADER_BYTES.
     """
     count = len(lengths)
-    # Cut into header, message, header, message, ...: then Arrow gathers the messages.
+    # The offsets divide the bytes into header, message, header, message, …, so that Arrow can gather the messages.
     offsets = np.zeros(2 * count + 1, np.int32)
     np.cumsum(lengths, out=offsets[2::2])
     offsets[1::2] = offsets[:-1:2] + XLOG_DATA_HEADER_BYTES

@@ -1,8 +1,8 @@
 """The headers of a slot's messages: batches of raw messages in, the columns that order and group them out.
 
-Only type byte, relation and transaction are read, for all messages of a batch at once; tuples are decoded
-later (`pgsieve.decoding.protocol.tuples`). Raises ProtocolError for messages outside of Begin ... Commit and
-for those of streamed and prepared transactions: `transactions` has assembled them before. PostgreSQL
+The scan reads only type byte, relation and transaction, for all messages of a batch at once;
+`pgsieve.decoding.protocol.tuples` decodes rows later. Raises ProtocolError for messages outside Begin ... Commit,
+and for messages of streamed and prepared transactions, which `transactions` has to assemble before. PostgreSQL
 documentation 54.5 and 54.9.
 """
 
@@ -41,14 +41,15 @@ _CHANGES = _table(b"IUDTM")
 class MessageHeaders:
     """One element per message.
 
-    `relation_id` is that of Relation, Insert, Update and Delete, else 0. `commit_lsn` (where the commit
-    record starts, Begin's final LSN), `commit_time` (microseconds since 1970-01-01 UTC) and `xid` are the
-    transaction's. `end_lsn` is where the commit record ends, on Commit, else 0: the position to confirm.
+    `relation_id` is set on Relation, Insert, Update and Delete, and 0 on others. `commit_lsn` (the start of the
+    commit record, Begin's final LSN), `commit_time` (microseconds since 1970-01-01 UTC) and `xid` are the
+    transaction's. `end_lsn` is set on Commit, and 0 on others: the end of the commit record, up to which the slot
+    is confirmed.
 
-    `ordinal` orders the messages of a transaction: its n-th change (Insert, Update, Delete, Truncate,
-    Message) has 2n, everything between changes the odd number between. So (commit_lsn, ordinal) of a change
-    is the same in every session, although each session decides by itself where it sends Relation messages. A
-    change belongs to the last Relation message with a lower ordinal.
+    `ordinal` orders the messages of a transaction. The n-th change (Insert, Update, Delete, Truncate, Message) has
+    2n; a message between two changes has the odd number between theirs. So a change has the same (commit_lsn,
+    ordinal) in every session, although sessions send Relation messages at different places. The last Relation
+    message with a lower ordinal describes the change.
     """
 
     kind: npt.NDArray[np.uint8]
@@ -64,7 +65,7 @@ class HeaderScanner:
     """Scans the consecutive batches of one reading of a slot; a transaction may span batches."""
 
     def __init__(self) -> None:
-        # The transaction of the next batch's first messages; a zero LSN is no transaction.
+        # The transaction that is open when the next batch begins; LSN 0 means none.
         self._lsn = self._time = self._xid = self._changes = 0
 
     @property
@@ -78,13 +79,13 @@ class HeaderScanner:
         starts, sizes = octets.starts, octets.ends - octets.starts
         head = octets.words(starts)
         kind = (head >> 56).astype(np.uint8)
-        _require((sizes > 0) & _KNOWN[kind], kind, "is not one of a transaction that is sent at commit")
+        _require((sizes > 0) & _KNOWN[kind], kind, "is not part of a transaction that is sent at commit")
         with_relation = _WITH_RELATION[kind]
         _require(~with_relation | (sizes >= _RELATION_SIZE), kind, "ends before its relation")
 
         begins, commits = np.flatnonzero(kind == _BEGIN), np.flatnonzero(kind == _COMMIT)
-        _require(sizes[begins] == _BEGIN_SIZE, kind[begins], f"has not {_BEGIN_SIZE} bytes")
-        _require(sizes[commits] == _COMMIT_SIZE, kind[commits], f"has not {_COMMIT_SIZE} bytes")
+        _require(sizes[begins] == _BEGIN_SIZE, kind[begins], f"does not have {_BEGIN_SIZE} bytes")
+        _require(sizes[commits] == _COMMIT_SIZE, kind[commits], f"does not have {_COMMIT_SIZE} bytes")
         _require(head[commits] >> 48 & 0xFF == 0, kind[commits], "has unknown flags")
         at = starts[begins]
         # Element 0 is the transaction that the previous batch left open, element n this batch's n-th.
@@ -131,7 +132,7 @@ class HeaderScanner:
 
 
 def begun_and_changed(data: pa.Array) -> tuple[set[int], set[int]]:
-    """The transactions that begin in messages, and the relations of which they change rows."""
+    """The transactions that begin in these messages, and the relations whose rows the messages change."""
     octets = Octets(data)
     kind = octets.kinds()
     begins, changes = octets.starts[kind == _BEGIN], octets.starts[_OF_ROWS[kind]]

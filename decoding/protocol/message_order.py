@@ -1,10 +1,10 @@
-"""The required order of the messages of one session: messages in, nothing out.
+"""Checks the order of the messages of one session: messages in, nothing out.
 
-Raises ProtocolError for a message that may not come at its place: a change outside of a transaction, a
-transaction within another, an end that is not the open transaction's, a block of a stream that has not begun.
-The error names the message and says where it may come. PostgreSQL documentation 54.5, Logical Streaming
+Raises ProtocolError for a message that may not come at its place: a change outside a transaction, a transaction
+within another, the end of a transaction that is not open, a block of a stream that has not begun. The error names
+the message and the place where it may come. PostgreSQL documentation 54.5, Logical Streaming
 Replication Protocol. The rules are those that the server's own subscriber checks in
-src/backend/replication/logical/worker.c, and further ones that pgoutput always keeps.
+src/backend/replication/logical/worker.c, and further rules that pgoutput always keeps.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class MessageOrder:
 
     @property
     def block(self) -> int | None:
-        """The streamed transaction in whose block the last message is."""
+        """The streamed transaction in whose block the last message is, or None."""
         return self._open.xid if isinstance(self._open, StreamStart) else None
 
     def check(self, message: Message) -> None:
-        """Take the session's next message."""
+        """Check the session's next message."""
         match message:
             case Begin() | BeginPrepare() | StreamStart():
                 self._begin(message)
@@ -109,7 +109,7 @@ class MessageOrder:
     def _end_stream(self, message: StreamCommit | StreamAbort | StreamPrepare) -> None:
         self._expect_none_open(message)
         if isinstance(message, StreamAbort):
-            # Also sent where the server noticed the abort before it sent a block.
+            # The server also sends it after an abort that it noticed before it sent a block.
             if message.subxid == message.xid:
                 self._streams.discard(message.xid)
             return

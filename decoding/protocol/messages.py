@@ -1,10 +1,9 @@
 """pgoutput messages of protocol versions 1 to 4: the bytes of one message in, its dataclass out, and back.
 
-`encode(decode(data)) == data` and `decode(encode(message)) == message`. Every byte is accounted for: anything
-else raises ProtocolError and nothing but ProtocolError. A message does not say two things about itself, so
-the caller passes them: whether it lies between Stream Start and Stream Stop, and whether the session asked
-for streaming = parallel. `Decoder` tracks them for the messages of one session. PostgreSQL documentation
-54.9, Logical Replication Message Formats.
+`encode(decode(data)) == data` and `decode(encode(message)) == message`. Every byte is checked; wrong bytes raise
+ProtocolError and no other error. The bytes do not say whether a message lies between Stream Start and Stream
+Stop, nor whether the session asked for streaming = parallel, so the caller passes both. `Decoder` tracks them for
+the messages of one session. PostgreSQL documentation 54.9, Logical Replication Message Formats.
 """
 
 from __future__ import annotations
@@ -147,8 +146,8 @@ def decode(
 ) -> Message:
     """Decode one message.
 
-    `streaming`: it lies between Stream Start and Stream Stop, where changes carry a transaction id.
-    `parallel`: the session asked for streaming = parallel, where Stream Abort carries LSN and time.
+    `streaming`: the message lies between Stream Start and Stream Stop, where changes have a transaction id.
+    `parallel`: the session asked for streaming = parallel, where Stream Abort has an LSN and a time.
     """
     octets = bytes(data)  # no copy when it is bytes already
     if not octets:
@@ -171,7 +170,7 @@ def decode(
 
 
 def encode(message: Message) -> bytes:
-    """Encode one message; a change with an `xid` as within a stream, one without as outside of it."""
+    """Encode one message; a change with an `xid` is encoded as in a stream, any other one as outside a stream."""
     out = Writer(type(message).__name__)
     out.u8(message.tag, "message type byte")
     if isinstance(message, ChangeMessage) and message.xid is not None:
@@ -181,7 +180,7 @@ def encode(message: Message) -> bytes:
 
 
 class Decoder:
-    """Decodes the messages of one session in their order, aware of streamed blocks.
+    """Decodes the messages of one session in their order, and knows whether a streamed block is open.
 
     Between Stream Start and Stream Stop only changes and an Origin may come
     (PostgreSQL documentation 54.5, Logical Streaming Replication Protocol).
@@ -206,7 +205,7 @@ class Decoder:
         if not (inside if self._streaming else outside):
             place = "inside" if self._streaming else "outside"
             raise ProtocolError(
-                f"unexpected {type(message).__name__} message {place} of a streamed block",
+                f"unexpected {type(message).__name__} message {place} a streamed block",
                 sqlstate=PROTOCOL_VIOLATION,
             )
         if isinstance(message, StreamStart | StreamStop):
@@ -215,10 +214,10 @@ class Decoder:
 
 
 def timestamp_to_unix_micros(timestamp: int) -> int:
-    """Microseconds since 2000-01-01 UTC, as every message has them, to microseconds since 1970-01-01."""
+    """Convert microseconds since 2000-01-01 UTC, which messages contain, to microseconds since 1970-01-01."""
     return timestamp + _UNIX_EPOCH_MICROS
 
 
 def timestamp_from_unix_micros(micros: int) -> int:
-    """Microseconds since 1970-01-01 UTC to microseconds since 2000-01-01."""
+    """Convert microseconds since 1970-01-01 UTC to microseconds since 2000-01-01."""
     return micros - _UNIX_EPOCH_MICROS

@@ -1,19 +1,19 @@
-"""The descriptions of Relation and Type messages so far: relation ids in, relations with the names of their types out.
+"""Keeps the descriptions of Relation and Type messages: relation ids in, relations with the names of their types out.
 
 A description that is sent within a streamed transaction is valid only for that transaction until it commits,
 and is dropped if it aborts (PostgreSQL documentation 54.5). Raises ProtocolError for a relation that no
 message has described.
 
-A type that is not built in is named by its Type message, in quotes where needed and with its schema unless
-that is pg_catalog: as format_type does under the empty search_path of pg_recvlogical. Type messages say less
+A type that is not built in has the name of its Type message, with quotes if needed, and with its schema unless
+that is pg_catalog, as format_type prints it with the empty search_path of pg_recvlogical. Type messages say less
 than the catalog, so two kinds of names are not exact:
 
-- a domain's message has the name of its base type, and `int4` there, not integer;
+- a domain's message has the name of its base type, such as `int4`, not integer;
 - an array's message has the name of the array type, `_mood` for mood[]. So a leading underscore is read as an
-  array. That is wrong for a type whose own name begins so, and for an array type whose name had to be cut or
-  made unique.
+  array. This is wrong for another type whose name begins with an underscore, and for an array type whose name was
+  cut or made unique.
 
-A caller that can ask the server passes the server's names (`type_names`), which come first.
+A caller that can ask the server passes the server's names (`type_names`), which are preferred.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _CATALOG = "pg_catalog"
 
 @dataclass(frozen=True, slots=True)
 class PublishedRelation:
-    """A relation of changes: the Relation message, the Type messages and names of its columns' types."""
+    """A relation whose changes are sent: its Relation message, and its columns' Type messages and type names."""
 
     message: Relation
     types: tuple[Type, ...]
@@ -42,7 +42,7 @@ class PublishedRelation:
 
     @property
     def namespace(self) -> str:
-        """The schema's name; a message leaves out pg_catalog."""
+        """The schema's name; messages leave out the name pg_catalog."""
         return self.message.namespace or _CATALOG
 
     def check(self, change: Insert | Update | Delete) -> None:
@@ -68,7 +68,7 @@ class _Scope:
 
 
 class RelationCache:
-    """The relations of one session; `xid` is the streamed transaction a message belongs to, None outside."""
+    """The relations of one session; `xid` is the streamed transaction of a message, None outside a stream."""
 
     def __init__(self, type_names: Mapping[int, str] = MappingProxyType({})) -> None:
         self._type_names = type_names
@@ -76,7 +76,7 @@ class RelationCache:
         self._streams: dict[int, _Scope] = {}
 
     def add(self, message: Relation | Type, xid: int | None = None) -> None:
-        """Take a description; it replaces an earlier one with the same id."""
+        """Add a description; it replaces an earlier one with the same id."""
         scope = self._session if xid is None else self._streams.setdefault(xid, _Scope())
         if isinstance(message, Type):
             scope.types[message.type_oid] = message
@@ -90,7 +90,7 @@ class RelationCache:
         )
 
     def get(self, relation_id: int, xid: int | None = None) -> PublishedRelation:
-        """The last description of a relation."""
+        """Return the last description of a relation."""
         streamed = self._streams.get(xid) if xid is not None else None
         relation = streamed.relations.get(relation_id) if streamed else None
         relation = relation or self._session.relations.get(relation_id)
@@ -120,7 +120,7 @@ class RelationCache:
 
 
 def _type_name(described: Type) -> str:
-    """The name of a type that is not built in; for an array type the element type's with brackets."""
+    """The name of a type that is not built in; an array type has the element type's name with brackets."""
     name, brackets = described.name, ""
     if len(name) > 1 and name.startswith("_"):
         name, brackets = name[1:], "[]"

@@ -1,8 +1,8 @@
 """The messages around the changes: transactions, streamed blocks, two-phase commit, origins.
 
-Each class holds one message's fields and, side by side, how they are read and written after the type
-byte. Times are microseconds since 2000-01-01, LSNs unsigned numbers. Readers raise ProtocolError, also for
-an unknown flag, and for an unset LSN or transaction id where PostgreSQL's own subscriber refuses one.
+Each class has one message's fields, and reads and writes the bytes after the type byte. Times are microseconds
+since 2000-01-01, LSNs are unsigned numbers. Readers raise ProtocolError, also for an unknown flag, and for an
+unset LSN or transaction id if PostgreSQL's own subscriber refuses it.
 PostgreSQL documentation 54.9; src/backend/replication/logical/proto.c.
 """
 
@@ -46,7 +46,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The transaction's end; a subscriber that has all of it confirms `end_lsn`."""
+    """The transaction's end; a subscriber that has the whole transaction confirms `end_lsn`."""
 
     tag: ClassVar[int] = ord("C")
 
@@ -79,7 +79,7 @@ class Origin:
 
     @classmethod
     def read(cls, cursor: Cursor) -> Origin:
-        """Read what follows the type byte; the LSN is zero in a stream."""
+        """Read what follows the type byte; in a stream the LSN is zero."""
         return cls(cursor.u64("origin commit LSN"), cursor.cstr("origin name"))
 
     def write(self, out: Writer) -> None:
@@ -90,7 +90,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class StreamStart:
-    """A block of a transaction still in progress starts."""
+    """A block of a transaction that is still in progress starts."""
 
     tag: ClassVar[int] = ord("S")
 
@@ -203,7 +203,7 @@ class BeginPrepare:
 
     @classmethod
     def read(cls, cursor: Cursor) -> BeginPrepare:
-        """Read what follows the type byte; unlike its relatives this message has no flags."""
+        """Read what follows the type byte; unlike other two-phase messages this one has no flags."""
         return cls(*_read_prepared(cursor, "prepare"))
 
     def write(self, out: Writer) -> None:
@@ -264,7 +264,7 @@ class CommitPrepared:
 
 @dataclass(frozen=True, slots=True)
 class RollbackPrepared:
-    """ROLLBACK PREPARED; names the prepare by its end and time, as gids are used again."""
+    """ROLLBACK PREPARED; it names the PREPARE also by its end and time, because a gid may be used again."""
 
     tag: ClassVar[int] = ord("r")
 
@@ -327,7 +327,7 @@ class StreamPrepare:
 def _read_prepared(
     cursor: Cursor, event: str, read_xid: Callable[[Cursor, str], int] = Cursor.u32
 ) -> _PreparedFields:
-    """Read the fields that all but one of the two-phase messages share.
+    """Read the fields that all two-phase messages except Rollback Prepared share.
 
     Only logicalrep_read_prepare_common, for Prepare and Stream Prepare, requires a valid transaction id.
     """

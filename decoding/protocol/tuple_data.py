@@ -1,4 +1,4 @@
-"""TupleData: the columns of one row as pgoutput sends them, each value still in its own bytes.
+"""TupleData: the columns of one row as pgoutput sends them, each value as bytes.
 
 Bytes at a cursor in, a tuple with one of Null, Unchanged, Text and Binary per column out, and back.
 Raises ProtocolError for an unknown kind of value and for counts and lengths beyond the message.
@@ -35,14 +35,14 @@ class Unchanged:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """The type's output form in the client encoding."""
+    """The text of the type's output function, in the client encoding."""
 
     content: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Binary:
-    """The output of the type's send function."""
+    """The bytes of the type's send function."""
 
     content: bytes
 
@@ -56,7 +56,7 @@ UNCHANGED = Unchanged()
 
 @dataclass(frozen=True, slots=True)
 class OldKey:
-    """The old row of a relation with an index as replica identity: key columns, the others Null."""
+    """The old key of a relation whose replica identity is an index: the other columns are Null."""
 
     columns: TupleData
 

@@ -1,12 +1,12 @@
 """Many changes of one relation as columns: Insert, Update and Delete messages in, typed Arrow columns out.
 
 A vector of positions, one per message, walks over all tuples at once, column by column. Then the values of each column
-are gathered and converted as a whole. They may be in text or in binary format: with the option binary, types without a
-send function still come as text. Python runs nothing per row or per value.
+are gathered and converted together. Values may be in text or in binary format: with the option binary, types without a
+send function are still sent as text. No Python code runs per row or per value.
 
-Every byte is accounted for: anything that is not the messages of one relation raises ProtocolError. A value
-that its column's Spark type cannot hold raises ValueNotRepresentableError. A value in binary format whose text cannot be
-computed raises UnsupportedBinaryError where the replica has text.
+Every byte is checked: bytes that are not messages of one relation raise ProtocolError. A value that its column's
+Spark type cannot hold raises ValueNotRepresentableError. If the replica has text, a value in binary format that
+cannot be printed raises UnsupportedBinaryError.
 PostgreSQL documentation 54.9; logicalrep_write_tuple in src/backend/replication/logical/proto.c.
 """
 
@@ -33,7 +33,7 @@ _NULL, _UNCHANGED, _TEXT, _BINARY = b"nutb"
 
 _HEADER = 8  # Type byte, relation, mark of the first tuple, number of columns.
 _TUPLE_HEADER = 3  # Mark, number of columns.
-_ROWS = 8192  # Tuples walked together: their bytes stay in the processor's cache from column to column.
+_ROWS = 8192  # So few tuples are walked together that their bytes stay in the processor's cache.
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +65,15 @@ class DecodedChanges:
 class _Cells:
     """A column's values in all messages: their bounds, and their kinds ('t', 'b', 'n' or 'u').
 
-    `bounds` has start and end of each message's value, so it never decreases. `marks` is a single mark where
-    all values have the same kind.
+    `bounds` has start and end of each message's value, so it never decreases. `marks` is a single mark if all
+    values have the same kind.
     """
 
     bounds: npt.NDArray[np.int32]
     marks: Marks | int
 
-    def came(self, mark: int) -> Mask | bool:
-        """Which values have this kind; a single answer where all have the same."""
+    def has_kind(self, mark: int) -> Mask | bool:
+        """The mask of the values with this kind; a single boolean if all have the same kind."""
         return self.marks == mark
 
 
@@ -88,8 +88,8 @@ def decode_changes(
     """Decode Insert, Update and Delete messages of one relation version (binary or large_binary), in order.
 
     `old_columns` and `new_columns` choose columns of `old` and `new`, in the relation's order; the others are
-    skipped. None chooses all. `complete` takes a column of `new` that was not sent from `old`, where that has
-    it: a value stored out of line is never NULL, so a NULL in `old` is no value.
+    skipped. None chooses all. With `complete`, a column of `new` that was not sent gets its value from `old`, if
+    `old` has one. A NULL in `old` is no value there, because a value that is not sent is never NULL.
     """
     octets, count, width = Octets(data), len(data), len(columns.names)
     operation, mark = _headers(octets, width)
@@ -101,12 +101,12 @@ def decode_changes(
         with_old = np.flatnonzero(is_old)
         old_cells, after = _walk(octets, positions, with_old, width, old_at)
         positions[with_old] = after
-        if any(np.any(cells.came(_UNCHANGED)) for cells in old_cells):
+        if any(np.any(cells.has_kind(_UNCHANGED)) for cells in old_cells):
             raise ProtocolError("an old tuple has an unchanged TOASTed value", sqlstate="08P01")
         updates = np.flatnonzero(is_old & (operation == _UPDATE))
         second = octets.words(positions[updates])
         _require((second >> 56 == _NEW).all(), "has no new tuple")
-        _require((second >> 40 & 0xFFFF == width).all(), f"has not {width} columns")
+        _require((second >> 40 & 0xFFFF == width).all(), f"does not have {width} columns")
         positions[updates] += _TUPLE_HEADER
     is_new = operation != _DELETE
     new_cells: list[_Cells] = []
@@ -117,7 +117,7 @@ def decode_changes(
     if complete and old_cells and new_cells:
         old_of = dict(zip(old_at, old_cells, strict=True))
         new_cells = [_completed(cells, old_of.get(at)) for at, cells in zip(new_at, new_cells, strict=True)]
-    # No step goes back, so a walk that ends where its message ends was always inside of it.
+    # Positions only increase, so a walk that ends where its message ends was always inside the message.
     _require((positions == octets.ends).all(), "does not end where its last value ends")
 
     struct = partial(_struct, columns, octets.buffer)
@@ -131,7 +131,7 @@ def decode_changes(
 
 
 def _headers(octets: Octets, width: int) -> tuple[Marks, Marks]:
-    """Each message's type, and the mark of its first tuple; what is no change of a relation of so many columns is refused."""
+    """Each message's type, and the mark of its first tuple; refuse messages that do not change a relation of this width."""
     head = octets.words(octets.starts)
     operation, mark = (head >> 56).astype(np.uint8), (head >> 16).astype(np.uint8)
     is_old = (mark == _OLD_KEY) | (mark == _OLD_ROW)
@@ -142,8 +142,8 @@ def _headers(octets: Octets, width: int) -> tuple[Marks, Marks]:
         (is_old & (operation != _INSERT) | (mark == _NEW) & (operation != _DELETE)).all(),
         "has no tuple that its type allows",
     )
-    _require((head & 0xFFFF == width).all(), f"has not {width} columns")
-    # A value has a byte at least: without this check, few bytes could claim the memory of many values.
+    _require((head & 0xFFFF == width).all(), f"does not have {width} columns")
+    # A value has at least one byte. Without this check, few bytes could claim the memory of many values.
     _require((octets.ends - octets.starts >= _HEADER + width).all(), f"is too short for {width} columns")
     return operation, mark
 
@@ -154,18 +154,17 @@ def _require(condition: bool | np.bool_, failure: str) -> None:
 
 
 def _chosen(columns: RelationColumns, names: Collection[str] | None) -> list[int]:
-    """Return the places of the chosen columns."""
+    """Return the indexes of the chosen columns."""
     return [at for at, name in enumerate(columns.names) if names is None or name in names]
 
 
 def _walk(
     octets: Octets, positions: Positions, rows: Positions, width: int, chosen: Sequence[int]
 ) -> tuple[list[_Cells], Positions]:
-    """Walk over one tuple of each of `rows`, whose first columns are at `positions`.
+    """Walk over one tuple of each of `rows`; the first column of each is at its item of `positions`.
 
-    Also return where the tuples end.
-
-    Rows without a tuple get an empty value at their message's end and the mark of NULL.
+    Returns the cells of the chosen columns, and where the tuples end. Messages that are not in `rows` get empty
+    values at their end, with the mark of NULL.
     """
     count = len(positions)
     places = {column: place for place, column in enumerate(chosen)}
@@ -195,9 +194,9 @@ def _walk(
 
 
 def _marked(seen: Marks | int | None, mark: Marks | int, batch: slice | Positions, count: int) -> Marks | int:
-    """Add the marks of a batch of rows to those of the rows before.
+    """Add the marks of a batch of rows to the marks of earlier rows.
 
-    Where all marks are the same, one stands for all.
+    If all marks are the same, one stands for all.
     """
     if seen is None and isinstance(mark, int):
         return mark
@@ -210,8 +209,8 @@ def _marked(seen: Marks | int | None, mark: Marks | int, batch: slice | Position
 
 
 def _step(octets: Octets, at: Positions) -> tuple[Positions, Positions, Marks | int]:
-    """Read one value of each tuple: its start, its end, and its kind, one mark where all are the same."""
-    words = octets.words(at)  # The kind of value, and for a sent one four bytes of length.
+    """Read one value of each tuple: its start, its end, and its kind (one mark if all are the same)."""
+    words = octets.words(at)  # The kind of the value, then, if the value was sent, four bytes of length.
     mark = int(words[0] >> 56) if len(words) else _TEXT
     if mark in (_TEXT, _BINARY):
         less = words - np.uint64(mark << 56)
@@ -227,10 +226,10 @@ def _step(octets: Octets, at: Positions) -> tuple[Positions, Positions, Marks | 
 
 
 def _completed(new: _Cells, old: _Cells | None) -> _Cells:
-    """Take unchanged values from the old tuple; it stands before the new one in its message."""
+    """Take unchanged values from the old tuple of the same message."""
     if old is None:
         return new
-    inherited = new.came(_UNCHANGED) & (old.came(_TEXT) | old.came(_BINARY))
+    inherited = new.has_kind(_UNCHANGED) & (old.has_kind(_TEXT) | old.has_kind(_BINARY))
     if not np.any(inherited):
         return new
     inherited = np.broadcast_to(inherited, len(new.bounds) // 2)
@@ -243,26 +242,26 @@ def _struct(
     buffer: pa.Buffer,
     chosen: Sequence[int],
     cells: Sequence[_Cells],
-    is_there: Mask,
+    is_present: Mask,
 ) -> pa.StructArray:
     """Convert the chosen columns and put them into one struct."""
     kind = pa.struct([pa.field(columns.names[at], columns.types[at].arrow) for at in chosen])
-    if not is_there.any():
-        return pa.nulls(len(is_there), kind)
+    if not is_present.any():
+        return pa.nulls(len(is_present), kind)
     children = [
         _values(buffer, cell, columns.types[at], columns.names[at])
         for at, cell in zip(chosen, cells, strict=True)
     ]
-    validity = None if is_there.all() else bits(is_there)
-    return pa.Array.from_buffers(kind, len(is_there), [validity], children=children)
+    validity = None if is_present.all() else bits(is_present)
+    return pa.Array.from_buffers(kind, len(is_present), [validity], children=children)
 
 
 def _values(buffer: pa.Buffer, cells: _Cells, kind: ColumnType, name: str) -> pa.Array:
-    """Convert a column's values, in text and binary format, to one array."""
+    """Convert a column's values, which may be in text and in binary format, to one array."""
     values = gathered(buffer, cells.bounds)
     if isinstance(cells.marks, int) and cells.marks == _TEXT:
         return from_text(values, kind, name)
-    text, binary = (np.broadcast_to(cells.came(mark), len(values)) for mark in (_TEXT, _BINARY))
+    text, binary = (np.broadcast_to(cells.has_kind(mark), len(values)) for mark in (_TEXT, _BINARY))
     if not binary.any():
         return from_text(_only(values, text), kind, name)
     if not text.any():
@@ -277,19 +276,19 @@ def _values(buffer: pa.Buffer, cells: _Cells, kind: ColumnType, name: str) -> pa
     return both.take(pa.array(places, mask=~(text | binary)))
 
 
-def _only(values: pa.Array, there: Mask) -> pa.Array:
-    """The values where `there` is true, NULL for the others."""
-    if there.all():
+def _only(values: pa.Array, is_sent: Mask) -> pa.Array:
+    """The values that were sent, NULL for the others."""
+    if is_sent.all():
         return values
-    return pa.Array.from_buffers(pa.binary(), len(values), [bits(there), *values.buffers()[1:]])
+    return pa.Array.from_buffers(pa.binary(), len(values), [bits(is_sent), *values.buffers()[1:]])
 
 
-def _letters(letters: Marks, is_there: Mask) -> pa.Array:
-    """Strings of one letter, or empty where `is_there` is false."""
+def _letters(letters: Marks, is_present: Mask) -> pa.Array:
+    """Strings of one letter, or empty where `is_present` is false."""
     offsets = np.zeros(len(letters) + 1, np.int32)
-    np.cumsum(is_there, out=offsets[1:])
+    np.cumsum(is_present, out=offsets[1:])
     return pa.Array.from_buffers(
-        pa.string(), len(letters), [None, pa.py_buffer(offsets), pa.py_buffer(letters[is_there])], 0
+        pa.string(), len(letters), [None, pa.py_buffer(offsets), pa.py_buffer(letters[is_present])], 0
     )
 
 
@@ -297,9 +296,9 @@ def _unchanged(count: int, names: Sequence[str], cells: Sequence[_Cells]) -> pa.
     """For each message, the list of columns that were sent as unchanged."""
     kind = pa.list_(pa.string())
     masks = {
-        name: np.broadcast_to(cell.came(_UNCHANGED), count)
+        name: np.broadcast_to(cell.has_kind(_UNCHANGED), count)
         for name, cell in zip(names, cells, strict=bool(cells))
-        if np.any(cell.came(_UNCHANGED))
+        if np.any(cell.has_kind(_UNCHANGED))
     }
     if not masks:
         return pa.nulls(count, kind)

@@ -1,11 +1,11 @@
 r"""One-dimensional arrays: the text of array_out, or the bytes of array_send, in; Arrow lists out.
 
-All arrays of a column are split at once, whatever their elements are: quotes and backslashes of the text are
-found by position. The elements, gathered into one array, are converted by the element type's own converter.
-Nothing runs per array or element in Python. NULL elements stay NULL.
+All arrays of a column are split at once, by the positions of braces, quotes and backslashes. The elements are
+gathered into one array, and the element type's converter converts them. No Python code runs per array or per
+element. NULL elements stay NULL.
 
-Raises ValueError, without the value, for an array that a list cannot represent: more than one dimension, or a
-first subscript other than 1; ProtocolError for bytes that are no array of these elements. PostgreSQL
+Raises ValueError, without the value, for an array that a list cannot represent (more than one dimension, or a
+first subscript other than 1), and ProtocolError for bytes that are no array of these elements. PostgreSQL
 documentation 8.15; array_out and array_send in src/backend/utils/adt/arrayfuncs.c.
 """
 
@@ -46,7 +46,7 @@ class ArrayText:
         first, size = int(offsets[0]), int(offsets[-1]) - int(offsets[0])
         letters = np.frombuffer(text.buffers()[2] or b"", np.uint8, size, first)
         starts, ends = offsets[:-1] - first, offsets[1:] - first
-        # Bounds before the braces belong to an array that does not begin at 1.
+        # An array whose first subscript is not 1 begins with its bounds, not with a brace.
         if (
             (ends - starts < 2).any()
             or (letters[starts] != _OPEN).any()
@@ -61,10 +61,10 @@ class ArrayText:
 
 
 def _outside_of_quotes(letters: Letters, last: Positions) -> tuple[Mask | None, Mask | None]:
-    """Which letters are outside of quotes, and which are part of a value; None for all.
+    """The letters outside quotes, and the letters that are part of a value, as masks; None means all letters.
 
-    A backslash makes the next letter part of the value, so of several in a row every other one does. The
-    braces around each array, which end at `last`, keep one array's quotes from the next.
+    A backslash makes the next letter part of the value, so every other one of a run of backslashes escapes. `last`
+    are the closing braces of the arrays; none may be inside quotes, so quotes of one array do not reach the next.
     """
     quotes, backslashes = letters == _QUOTE, np.flatnonzero(letters == _BACKSLASH)
     if not len(backslashes) and not quotes.any():
@@ -83,7 +83,7 @@ def _outside_of_quotes(letters: Letters, last: Positions) -> tuple[Mask | None, 
 
 
 def _between(letters: Letters, plain: Mask | None, count: int, delimiter: int) -> tuple[Positions, Positions]:
-    """Return the brace or delimiter before and behind each element of `count` arrays."""
+    """Return the positions of the brace or delimiter before and after each element of `count` arrays."""
     opening, closing = letters == _OPEN, letters == _CLOSE
     structure = opening | closing | (letters == delimiter)
     if plain is not None:
@@ -97,13 +97,13 @@ def _between(letters: Letters, plain: Mask | None, count: int, delimiter: int) -
     is_last = letters[left] == _CLOSE
     if (is_last != (letters[right] == _OPEN)).any() or letters[places[-1]] != _CLOSE:
         raise ValueError("not an array")
-    # Adjacent braces have no element between them; any element has a letter, at least a quote.
+    # Adjacent braces have no element between them; an empty text has quotes between its delimiters.
     separated = ~is_last & ~((right == left + 1) & (letters[left] == _OPEN) & (letters[right] == _CLOSE))
     return left[separated], right[separated]
 
 
 def _elements(letters: Letters, kept: Mask | None, starts: Positions, ends: Positions) -> pa.Array:
-    """Gather the elements without their quotes and backslashes, NULL for an unquoted NULL."""
+    """Gather the elements without their quotes and backslashes; an unquoted NULL becomes NULL."""
     is_null = (ends - starts == len(_NULL)) & (letters[np.minimum(starts, len(letters) - 1)] == _NULL[0])
     for place in range(1, len(_NULL)):
         nulls = np.flatnonzero(is_null)
@@ -143,14 +143,17 @@ def text_from_lists(lists: pa.Array, elements: pa.Array, delimiter: str) -> pa.A
     return pc.if_else(lists.is_valid(), pc.binary_join_element_wise("{", joined, "}", ""), None)
 
 
-_HEADER, _DIMENSION = 12, 8  # Dimensions, flags, element type; size, lower bound.
+_HEADER, _DIMENSION = (
+    12,
+    8,
+)  # The number of dimensions, flags, element type; then per dimension size and lower bound.
 _LENGTH = 4
 _IS_NULL = -1
 
 
 @dataclass(frozen=True, slots=True)
 class ArraySend:
-    """Converts arrays from binary format; `element` converts their elements, of type `element_oid`, from binary."""
+    """Converts arrays from binary format; `element` converts their elements of type `element_oid`."""
 
     element_oid: int
     element: Converter
@@ -168,7 +171,7 @@ class ArraySend:
         return _lists(target, valid, offsets, self.element(elements, target.value_type))
 
     def _counts(self, octets: Octets) -> Positions:
-        """Return how many elements each array has."""
+        """Return the number of elements of each array."""
         sizes = octets.ends - octets.starts
         dimensions = octets.words(octets.starts) >> 32
         empty = dimensions == 0
@@ -186,7 +189,7 @@ class ArraySend:
 
 
 def _walked(octets: Octets, positions: Positions, counts: Positions) -> pa.Array:
-    """Gather the elements, each of which follows its length."""
+    """Gather the elements; each follows its length."""
     first = np.cumsum(counts) - counts
     starts = np.repeat(positions, counts) + _LENGTH
     lengths = np.full(len(starts), _IS_NULL, np.int64)
@@ -211,7 +214,10 @@ def _length(octets: Octets, at: Positions) -> Positions:
 def _are_alike(
     octets: Octets, positions: Positions, counts: Positions, starts: Positions, lengths: Positions
 ) -> bool:
-    """Whether all elements have one length, none NULL, without a walk: long arrays mostly have numbers."""
+    """Whether all elements have the same length and none is NULL, as in arrays of numbers; fills in `starts` and `lengths`.
+
+    This check takes no step per element.
+    """
     if not len(starts):
         return bool((positions == octets.ends).all())
     length = int(_length(octets, starts[:1] - _LENGTH)[0])

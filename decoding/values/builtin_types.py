@@ -1,7 +1,7 @@
-"""PostgreSQL's own types that a column can have: oids, names, and the types they are made of.
+"""PostgreSQL's own types that a column can have: their oids, their names, and the types of their elements and bounds.
 
-Facts of src/include/catalog/pg_type.dat and pg_range.dat, the same in every supported version; oids below
-16384 never change.
+The source is src/include/catalog/pg_type.dat and pg_range.dat. All supported versions agree: an oid below 16384
+never changes.
 """
 
 from __future__ import annotations
@@ -112,12 +112,12 @@ BOX_ARRAY = 1020
 
 @dataclass(frozen=True, slots=True)
 class MadeOf:
-    """A type made of another one, as pg_type has it.
+    """A type that is defined by others, as in pg_type.
 
     `kind` is typtype ('d', 'e', 'c', 'r' or 'm'), or 'a' for an array. `of` is the base type of a domain, the
-    subtype of a range, the range of a multirange, the element of an array. `labels` are those of an enum, the
-    oldest first, `written` the transactions that last wrote them. `fields` are those of a composite that
-    another type uses, by number and type. Values in binary format contain these.
+    subtype of a range, the range of a multirange, or the element type of an array. An enum has `labels`, the oldest
+    first, and in `written` the transactions that last wrote them. A composite type that another type uses has
+    `fields`, each as number and type.
     """
 
     kind: str
@@ -128,12 +128,12 @@ class MadeOf:
 
 
 DefinedTypes: TypeAlias = Mapping[int, MadeOf]
-NONE_DEFINED: DefinedTypes = {}  # It is sent to executors, which a MappingProxyType cannot be.
+NONE_DEFINED: DefinedTypes = {}  # Not a MappingProxyType, which cannot be sent to executors.
 
 MADE: DefinedTypes = MappingProxyType(
     {
         **{array: MadeOf("a", element) for array, element in ELEMENTS.items()},
-        # A multirange is made of a type that is itself made of another one: a range.
+        # A type over a range is a multirange; any other one here is a range.
         **{
             oid: MadeOf("m" if BUILTIN_TYPES[t.of].of else "r", t.of)
             for oid, t in BUILTIN_TYPES.items()
@@ -141,4 +141,4 @@ MADE: DefinedTypes = MappingProxyType(
         },
     }
 )
-"""What PostgreSQL's own arrays, ranges and multiranges are made of."""
+"""PostgreSQL's own arrays, ranges and multiranges, with the types that define them."""

@@ -1,8 +1,8 @@
 r"""bytea: its text output, hex or escape format, in; Arrow binary out.
 
-Raises ValueError, without the value, for text in neither. PostgreSQL documentation 8.4, byteaout in
-src/backend/utils/adt/bytea.c. The two formats cannot be mixed up: escape doubles every backslash of a value,
-so only hex starts with `\x`.
+Raises ValueError, without the value, for text in neither format. PostgreSQL documentation 8.4; byteaout in
+src/backend/utils/adt/bytea.c. The formats cannot be confused: the escape format doubles each backslash, so only
+the hex format starts with `\x`.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ def from_text(values: pa.Array) -> pa.Array:
 
 
 def _from_hex(text: pa.Array) -> pa.Array:
-    r"""Convert all digits at once: every value is `\x` and pairs of digits, so the pairs stay aligned."""
+    r"""Convert all digits of the column at once; `\x` has two letters, so the pairs of digits stay aligned."""
     validity = bits(np.asarray(text.is_valid())) if text.null_count else None
-    text = text.fill_null(_EMPTY)  # There may be no other bytes for a NULL.
+    text = text.fill_null(_EMPTY)  # A NULL may have no bytes of its own.
     offsets = offsets_of(text)
     first, size = int(offsets[0]), int(offsets[-1]) - int(offsets[0])
     if ((offsets - first) % 2).any():
         raise ValueError("not bytea in hex format")
     digits = _NIBBLES[np.frombuffer(text.buffers()[2] or b"", np.uint8, size, first)]
     starts = offsets[:-1] - first
-    digits[starts] = digits[starts + 1] = 0  # The `\x` itself: one byte to leave out.
+    digits[starts] = digits[starts + 1] = 0  # `\x` becomes one byte, which is left out below.
     if (digits == _NOT_HEX).any():
         raise ValueError("not bytea in hex format")
     decoded = np.delete(digits[0::2] << 4 | digits[1::2], starts // 2)

@@ -1,10 +1,11 @@
 """Dates and timestamps: PostgreSQL's ISO text, or its binary send format, in; Arrow date32 and timestamp out.
 
-Values before year 1 and after 9999 are exact. Infinity is the greatest value of Spark's type. -infinity is
-the first instant of a year before PostgreSQL's range, and as near to Spark's least value as filters on it
-work: Spark's pushdown converts literals to the Julian calendar, which overflows at the very least ones.
-Raises ValueError, without the value, for text that is no date, and for timestamps out of range: Spark's end
-in January 294247, PostgreSQL's 29 years later. No real value becomes one of the two infinities.
+Values before year 1 and after 9999 are exact. infinity is the greatest value of Spark's type. -infinity is the
+first instant of a year before PostgreSQL's range. It is not Spark's least value: Spark's pushdown converts
+literals to the Julian calendar, and this overflows near the least value.
+
+Raises ValueError, without the value, for text that is no date, and for timestamps out of Spark's range, which
+ends in January 294247, 29 years before PostgreSQL's. No finite value becomes one of the two infinities.
 
 PostgreSQL documentation 8.5; src/include/datatype/timestamp.h, EncodeDateTime in utils/adt/datetime.c.
 """
@@ -33,7 +34,7 @@ def days_since_epoch(year: int, month: int, day: int) -> int:
 
 def calendar_date(days: int) -> tuple[int, int, int]:
     """Year, month and day of the proleptic Gregorian calendar, from days since 1970-01-01; the year before 1 is 0."""
-    # The inverse of the above: from 0000-03-01 on, in cycles of 400 years, and of these in years.
+    # The inverse of days_since_epoch: count from 0000-03-01, first in cycles of 400 years, then in years.
     cycle, day = divmod(days + 719_468, 146_097)
     year = (day - day // 1460 + day // 36_524 - day // 146_096) // 365
     day -= 365 * year + year // 4 - year // 100
@@ -65,7 +66,7 @@ def from_text(values: pa.Array, target: pa.DataType) -> pa.Array:
 
 
 def _with_exceptions(text: pa.Array, target: pa.DataType) -> pa.Array:
-    """Convert regular values together, infinities together, and only values before year 1 or after 9999 singly."""
+    """Convert regular values and infinities by columns, and values before year 1 or after 9999 one by one."""
     number, least, greatest = _range_of(target)
     regular = pc.match_substring_regex(text, _REGULAR)
     try:
@@ -112,7 +113,7 @@ def _parse(value: bytes, target: pa.DataType) -> int:
 def from_send(values: pa.Array, target: pa.DataType) -> pa.Array:
     """Convert the bytes of date_send, timestamp_send and timestamptz_send: big-endian, counted from 2000-01-01.
 
-    The greatest and the least number are the infinities (DATEVAL_NOEND, DT_NOEND).
+    The greatest and the least number mean the infinities (DATEVAL_NOEND, DT_NOEND).
     """
     number, least, greatest = _range_of(target)
     sent, valid = fixed_width(values, f">i{number.bit_width // 8}")
@@ -143,7 +144,7 @@ def to_send(values: pa.Array) -> pa.Array:
 
 
 def _range_of(target: pa.DataType) -> tuple[pa.DataType, int, int]:
-    """The integer type behind a date or timestamp type, and its values for -infinity and infinity."""
+    """The integer type of a date or timestamp type, and the integers for -infinity and infinity."""
     if pa.types.is_timestamp(target):
         return pa.int64(), TIMESTAMP_MINUS_INFINITY, TIMESTAMP_INFINITY
     return pa.int32(), DATE_MINUS_INFINITY, DATE_INFINITY

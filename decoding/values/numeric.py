@@ -1,11 +1,9 @@
-"""numeric: the bytes of numeric_send in, Arrow decimals or the text of numeric_out out.
+"""numeric: the bytes of numeric_send in, Arrow decimals or the text of numeric_out out; also decimals to text.
 
-Decimals back to text.
-
-A value is base-10000 digits: their number, the power of 10000 of the first one, a sign that also marks NaN
-and the infinities, the decimal places to print, and the digits, 16 bits each. Digits are added up or printed
-for a whole column at once. Raises ValueError, without the value, for a value that is out of the decimal's
-range, ProtocolError for bytes that are no numeric. numeric_send and get_str_from_var in
+A value has digits of base 10000. Its bytes are the number of digits, the power of 10000 of the first digit, the
+sign or a mark for NaN and the infinities, the decimal places to print, and the digits, 16 bits each. A column's
+digits are added up or printed at once. Raises ValueError, without the value, for a value out of the decimal's
+range, and ProtocolError for bytes that are no numeric. Source: numeric_send and get_str_from_var in
 src/backend/utils/adt/numeric.c.
 """
 
@@ -49,15 +47,15 @@ def decimal_from_send(values: pa.Array, target: pa.DataType) -> pa.Array:
 def decimal_from_text(text: pa.Array, target: pa.DataType) -> pa.Array:
     """Convert the text of numeric_out to a decimal; a value that does not fit is refused, never rounded."""
     if pc.any(pc.greater(pc.binary_length(text), _MOST_DIGITS)).as_py():
-        # Arrow 26 adds digits up modulo 2**128, and only then checks whether the number fits.
+        # Arrow 26 adds digits up modulo 2**128 before it checks whether the number fits.
         digits = pc.ascii_ltrim(pc.replace_substring(pc.ascii_ltrim(text, "-"), ".", ""), "0")
         if pc.max(pc.binary_length(digits)).as_py() > _MOST_DIGITS:
-            raise ValueError("a decimal has not the digits")
+            raise ValueError("a decimal has too few digits")
     return text.cast(target)
 
 
 def _padding(target: pa.DataType) -> int:
-    """How many decimal places the last base-10000 digit has beyond the decimal's."""
+    """The number of decimal places of the last base-10000 digit beyond the decimal's scale."""
     return int(-target.scale % 4)
 
 
@@ -67,20 +65,20 @@ def _decimals(sent: pa.Array, target: pa.DataType) -> pa.Array:
     if ((sign != 0) & (sign != _NEGATIVE)).any():
         raise ValueError("no decimal is NaN or infinite")
     count = (head >> 48).astype(np.int64)
-    # The power of 10000 of the first digit, once the point is moved behind the last group of four.
+    # The power of 10000 of the first digit if the decimal point is after the last group of four places.
     power = (head >> 32).astype(np.uint16).view(np.int16).astype(np.int64) + -(-target.scale // 4)
     total = np.zeros(len(sent), np.int64)
     for place, read in enumerate(_digits(octets, octets.starts, int(count.max(initial=0)))):
         digit = np.where(count > place, read, 0)
         exponent = np.clip(power - place, 0, len(_POWERS) - 1)
-        # Every later digit is less than 10000, so there is room for all where there is room for the first.
+        # Later digits are less than 10000, so the sum fits in a word if the first digit does.
         is_out = (power - place != exponent) & (digit > 0)
         if (is_out | (digit >= (_ROOM[exponent] if place == 0 else _BASE))).any():
-            raise ValueError("a decimal has not the digits")
+            raise ValueError("a decimal has too few digits")
         total += digit * _POWERS[exponent]
     unscaled, rest = np.divmod(total, 10 ** _padding(target))
     if (unscaled >= 10**target.precision).any() or rest.any():
-        raise ValueError("a decimal has not the digits")
+        raise ValueError("a decimal has too few digits")
     unscaled[sign == _NEGATIVE] *= -1
     words = np.stack([unscaled, unscaled >> 63], axis=1)
     return pa.Array.from_buffers(target, len(sent), [None, pa.py_buffer(words)])
@@ -108,7 +106,7 @@ def text_from_decimal(values: pa.Array) -> pa.Array:
 
 
 def _texts(sent: pa.Array) -> pa.Array:
-    """Print the values of one layout, that is of one header, together."""
+    """Print values column by column: those with the same header are printed together."""
     if not len(sent):
         return pa.array([], pa.string())
     octets, head = _read(sent)
@@ -131,9 +129,9 @@ def _read(sent: pa.Array) -> tuple[Octets, npt.NDArray[np.uint64]]:
 
 
 def _digits(octets: Octets, starts: Positions, count: int) -> Iterator[Positions]:
-    """The first digits of all values, the second, and so on.
+    """Yield the first digits of all values, then the second digits, and so on.
 
-    Behind a value's last digit the result is undefined.
+    After a value's last digit the result is undefined.
     """
     for place in range(count):
         if place % 4 == 0:
@@ -142,12 +140,12 @@ def _digits(octets: Octets, starts: Positions, count: int) -> Iterator[Positions
 
 
 def _printed(octets: Octets, head: int, starts: Positions) -> pa.Array:
-    """Print values that differ only in their digits."""
+    """Print values that have the same header."""
     count, sign, places = head >> 48, head >> 16 & 0xFFFF, head & 0xFFFF
     first = ((head >> 32 & 0xFFFF) ^ 0x8000) - 0x8000
     if sign in _SPECIAL:
         return pa.repeat(_SPECIAL[sign], len(starts))
-    # Groups of four, from the first printed one before the point to the last one behind it.
+    # The printed groups of four digits, before the decimal point and after it.
     before, behind = max(first, 0) + 1, -(-places // 4)
     quads = np.full((len(starts), before + behind, 4), ord("0"), np.uint8)
     for place, digit in enumerate(_digits(octets, starts, count)):
@@ -161,8 +159,8 @@ def _printed(octets: Octets, head: int, starts: Positions) -> pa.Array:
     kept = np.maximum.accumulate(whole != ord("0"), axis=1)
     kept[:, -1] = True
     minus, point = (
-        np.full((len(starts), int(there)), ord(letter), np.uint8)
-        for there, letter in ((sign == _NEGATIVE, "-"), (places > 0, "."))
+        np.full((len(starts), int(is_printed)), ord(letter), np.uint8)
+        for is_printed, letter in ((sign == _NEGATIVE, "-"), (places > 0, "."))
     )
     letters = np.concatenate([minus, whole, point, fraction], axis=1)
     keep = np.ones(letters.shape, np.bool_)

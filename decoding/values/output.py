@@ -1,13 +1,12 @@
 """PostgreSQL's output functions over values in binary format: the bytes of a type's send function in, its text out.
 
-One table maps types to functions. Types that are not in it are made of other types, or are a user's. The text
-is that of a session with DateStyle ISO, IntervalStyle postgres, TimeZone UTC, extra_float_digits 3,
-bytea_output hex and client encoding UTF8. The common types are printed as columns, the rarer ones once per
-distinct value.
+One table maps types to functions; other types consist of these, or are users' types. The text is that of a session
+with DateStyle ISO, IntervalStyle postgres, TimeZone UTC, extra_float_digits 3, bytea_output hex and client encoding
+UTF8. Common types are printed by columns; of rarer types, each distinct value is printed once.
 
-Raises NoOutputError for a type whose text does not follow from its bytes alone (money depends on the server's
-locale, regclass and similar types on its catalog) or whose send function is not PostgreSQL's own
-(extensions), and ProtocolError for bytes that are no value of the type.
+Raises NoOutputError for a type whose text cannot be made from its bytes alone: money depends on the server's
+locale, regclass and similar types on its catalog, and types of extensions have send functions of their own. Raises
+ProtocolError for bytes that are no value of the type.
 """
 
 from __future__ import annotations
@@ -30,16 +29,16 @@ from pgsieve.decoding.values.output_numbers import float4_text, float8_text
 Output: TypeAlias = Callable[[pa.Array], pa.Array]
 
 
-#: pg_lsn in the format of servers from 19 on: their catalogs have it among the `defined` types.
+#: pg_lsn as servers from 19 on print it; the `defined` types of such a server contain this entry.
 PADDED: DefinedTypes = MappingProxyType({3220: MadeOf("b", 0)})
 
 
 class NoOutputError(Exception):
-    """The text of a type's values does not follow from their binary format."""
+    """The text of a type's values cannot be made from their binary format."""
 
 
 def text_of(values: pa.Array, type_oid: int, defined: DefinedTypes = NONE_DEFINED) -> pa.Array:
-    """Print binary values of a type as strings; `defined` are the types that users made, NULL stays NULL."""
+    """Print binary values of a type as strings; `defined` are users' types. NULL stays NULL."""
     if type_oid in PADDED and type_oid in defined:
         return _each(output_values.padded_lsn)(values)
     if type_oid in _OUTPUTS:
@@ -67,7 +66,7 @@ def _take_apart(type_oid: int, made: MadeOf) -> TakeApart:
 
 
 def has_output(type_oid: int) -> bool:
-    """Whether a built-in type's text follows from its binary format."""
+    """Whether the text of a built-in type can be made from its binary format."""
     made = MADE.get(type_oid)
     return type_oid in _OUTPUTS or (made is not None and (made.kind != "a" or has_output(made.of)))
 
@@ -98,7 +97,7 @@ def _floats(layout: str, function: Callable[[float], str]) -> Output:
     def output(values: pa.Array) -> pa.Array:
         numbers, valid = fixed_width(values.cast(pa.binary()), layout)
         pairs = zip(numbers.tolist(), valid.tolist(), strict=True)
-        return pa.array([function(n) if there else None for n, there in pairs], pa.string())
+        return pa.array([function(n) if is_valid else None for n, is_valid in pairs], pa.string())
 
     return output
 
@@ -109,11 +108,11 @@ def _booleans(values: pa.Array) -> pa.Array:
 
 
 def _versioned(values: pa.Array) -> pa.Array:
-    return without_nulls(values, _behind_version)
+    return without_nulls(values, _after_version)
 
 
-def _behind_version(sent: pa.Array) -> pa.Array:
-    """Print jsonb or jsonpath: text behind the byte of version 1."""
+def _after_version(sent: pa.Array) -> pa.Array:
+    """Print jsonb or jsonpath: the text after a byte for the version, which is 1."""
     octets = Octets(sent)
     if (octets.words(octets.starts) >> 56 != 1).any() or (octets.starts == octets.ends).any():
         raise ProtocolError("a value in binary format is of another version than 1", sqlstate="22P03")
@@ -134,7 +133,7 @@ def _uuid_letters(sent: pa.Array) -> pa.Array:
     octets = Octets(sent)
     count = len(sent)
     if (octets.ends - octets.starts != _UUID_BYTES).any():
-        raise ProtocolError(f"a value in binary format has not {_UUID_BYTES} bytes", sqlstate="22P03")
+        raise ProtocolError(f"a value in binary format does not have {_UUID_BYTES} bytes", sqlstate="22P03")
     read = np.frombuffer(octets.buffer, np.uint8).reshape(count, _UUID_BYTES)
     letters = np.full((count, _UUID_LETTERS), ord("-"), np.uint8)
     digits = np.stack([_HEX[read >> 4], _HEX[read & 15]], axis=2).reshape(count, -1)

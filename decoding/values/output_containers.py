@@ -1,9 +1,9 @@
-"""The output functions of types that are made of others: the bytes of their send functions in, their text out.
+"""The output functions of arrays, composites, ranges and multiranges: the bytes of send functions in, text out.
 
-Arrays, composites, ranges and multiranges are taken apart and assembled one at a time. The values inside are
-printed together, one column per type, by the printer for the type's oid. Raises ProtocolError for bytes that
-are no value of the type. array_out in src/backend/utils/adt/arrayfuncs.c, record_out in rowtypes.c,
-range_deparse in rangetypes.c, multirange_out in multirangetypes.c.
+These values are taken apart and assembled one at a time. The values inside are printed together, one column per
+type, by the printer for the type's oid. Raises ProtocolError for bytes that are no value of the type. Source:
+array_out in src/backend/utils/adt/arrayfuncs.c, record_out in rowtypes.c, range_deparse in rangetypes.c,
+multirange_out in multirangetypes.c.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import pyarrow as pa
 
 from pgsieve.decoding.binary.cursor import Cursor
 
-#: Prints binary values of the type with an oid as strings; NULL stays NULL.
+#: Prints binary values of the type with this oid as strings; NULL stays NULL.
 Print: TypeAlias = Callable[[pa.Array, int], pa.Array]
-#: Assembles a value from the texts of its parts, in the order in which it was taken apart.
+#: Assembles a value from the texts of its parts. Values are assembled in the order in which they were taken apart.
 Assemble: TypeAlias = Callable[[], str]
 
 _MOST_DIMENSIONS = 6  # MAXDIM
@@ -28,23 +28,23 @@ _EMPTY, _LOWER_CLOSED, _UPPER_CLOSED, _NO_LOWER, _NO_UPPER = 0x01, 0x02, 0x04, 0
 
 @dataclass(slots=True)
 class Parts:
-    """The values inside of a column's values, by the oid of their type, and their texts once they are printed."""
+    """The parts of a column's values by the oid of their type, and their texts once they are printed."""
 
     values: dict[int, list[bytes]] = field(default_factory=dict)
     texts: dict[int, Iterator[str]] = field(default_factory=dict)
 
     def take(self, type_oid: int, value: bytes) -> Assemble:
-        """Keep a value to be printed; returns a function for its text."""
+        """Keep a part to be printed; return a function that gives its text."""
         self.values.setdefault(type_oid, []).append(value)
         return lambda: next(self.texts[type_oid])
 
     def print(self, printer: Print) -> None:
-        """Print the kept values."""
+        """Print the kept parts."""
         for type_oid, values in self.values.items():
             self.texts[type_oid] = iter(printer(pa.array(values, pa.binary()), type_oid).to_pylist())
 
 
-#: Takes a value apart.
+#: Takes a value apart, and returns the function that assembles its text.
 TakeApart: TypeAlias = Callable[[bytes, Parts], Assemble]
 
 
@@ -57,7 +57,7 @@ def printed(values: pa.Array, take_apart: TakeApart, printer: Print) -> pa.Array
 
 
 def _quoted(text: str, special: re.Pattern[str], escape: str) -> str:
-    r"""Put text between quotes where necessary; within, `\` and `"` are escaped by `escape`, or doubled."""
+    r"""Put text between quotes if necessary; in quotes, `escape` precedes each `\` and `"`, or they are doubled."""
     if text and not special.search(text):
         return text
     return '"' + re.sub(r'["\\]', lambda match: (escape or match[0]) + match[0], text) + '"'
@@ -67,7 +67,7 @@ def _quoted(text: str, special: re.Pattern[str], escape: str) -> str:
 
 
 def array(value: bytes, parts: Parts, delimiter: str = ",") -> Assemble:
-    """Take an array apart: dimensions, their bounds where one does not begin at 1, elements."""
+    """Take an array apart: its dimensions with their bounds, and its elements."""
     cursor = Cursor(value, "array")
     count = cursor.i32("a number of dimensions")
     if not 0 <= count <= _MOST_DIMENSIONS:
@@ -101,7 +101,7 @@ def _sized(cursor: Cursor, type_oid: int, parts: Parts) -> Assemble | None:
 
 
 def vector(value: bytes, parts: Parts) -> Assemble:
-    """Take an int2vector or oidvector apart, which is sent as an array."""
+    """Take an int2vector or oidvector apart; it is sent as an array."""
     assemble = array(value, parts)
     return lambda: assemble().partition("{")[2][:-1].replace(",", " ")
 
@@ -128,7 +128,7 @@ _RANGE_SPECIAL = re.compile(r'["\\()\[\],\s]', re.ASCII)
 
 
 def bounds(value: bytes, parts: Parts, subtype: int) -> Assemble:
-    """Take a range apart: flags, and its bounds."""
+    """Take a range apart: its flags and its bounds."""
     cursor = Cursor(value, "range")
     flags = cursor.u8("flags")
     if flags & _EMPTY:
@@ -145,7 +145,7 @@ def bounds(value: bytes, parts: Parts, subtype: int) -> Assemble:
 
 
 def ranges(value: bytes, parts: Parts, range_type: int) -> Assemble:
-    """Take a multirange apart: ranges, each with its length."""
+    """Take a multirange apart: its ranges, each after its length."""
     cursor = Cursor(value, "multirange")
     count = cursor.fits(cursor.i32("a number of ranges"), "ranges", item_size=5)
     inside = [parts.take(range_type, cursor.sized("a range")) for _ in range(count)]

@@ -1,8 +1,8 @@
 """The output functions of date and time types: the bytes of their send functions in, ISO text out.
 
-The text is that of a session with DateStyle ISO, IntervalStyle postgres and TimeZone UTC. One value at a
-time. Raises ProtocolError for bytes that are no value. EncodeDateTime, EncodeTimezone and EncodeInterval in
-src/backend/utils/adt/datetime.c; src/include/datatype/timestamp.h.
+The text is that of a session with DateStyle ISO, IntervalStyle postgres and TimeZone UTC. Each function prints one
+value, and raises ProtocolError for bytes that are no value. Source: EncodeDateTime, EncodeTimezone and
+EncodeInterval in src/backend/utils/adt/datetime.c; src/include/datatype/timestamp.h.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _INTERVAL_LIMITS = {
 
 
 def _date(days: int) -> tuple[str, str]:
-    """Return a day, counted from 2000-01-01, and its era."""
+    """Return a day, counted from 2000-01-01, as a date and its era."""
     year, month, day = calendar_date(days + POSTGRES_EPOCH_DAYS)
     shown, era = (year, "") if year > 0 else (1 - year, " BC")
     return f"{shown:04}-{month:02}-{day:02}", era
@@ -75,7 +75,7 @@ def time(value: bytes) -> str:
 
 
 def timetz(value: bytes) -> str:
-    """Print a time of day with its zone, which is sent in seconds west of Greenwich."""
+    """Print a time of day with its zone; the server sends the zone in seconds west of Greenwich."""
     cursor = Cursor(value, "timetz")
     micros, west = cursor.i64("time"), cursor.i32("zone")
     cursor.end()
@@ -97,7 +97,7 @@ def interval(value: bytes) -> str:
     if months < 0:
         years, rest = -years, -rest
     parts: list[str] = []
-    before = False  # Whether the part before was negative: then a positive one shows its sign.
+    before = False  # Whether the previous part was negative: after it, a positive part has a sign.
     for number, unit in ((years, "year"), (rest, "mon"), (days, "day")):
         if number:
             parts.append(f"{'+' * (before and number > 0)}{number} {unit}{'s' * (number != 1)}")

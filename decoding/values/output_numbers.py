@@ -1,7 +1,7 @@
 """float4out and float8out with extra_float_digits above 0: a number in, its shortest exact digits out.
 
-PostgreSQL avoids a decimal that lies exactly between two numbers, as readers differ in which of them they
-take: 1e+23 is printed as 9.999999999999999e+22. src/common/d2s.c, f2s.c.
+PostgreSQL avoids a decimal that lies exactly between two numbers, because readers round it differently: it prints
+1e+23 as 9.999999999999999e+22. Source: src/common/d2s.c, f2s.c.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from fractions import Fraction
 import numpy as np
 
 _NAMES = {math.inf: "Infinity", -math.inf: "-Infinity", 0.0: "0"}
-# The number of digits from which on there is an exponent, and the number that always distinguishes two
+# The most digits before the point without an exponent, and the number of digits that always distinguishes two
 # numbers.
 _WIDTH_8, _DIGITS_8 = 15, 17
 _WIDTH_4, _DIGITS_4 = 6, 9
-# A value exactly between two smaller numbers has more digits than those: an odd multiple of a power of 1/2.
+# Below these limits, the middle between two neighbours is an odd multiple of a power of 1/2, which has more digits
+# than the shortest decimals of the neighbours.
 _BETWEEN_8, _BETWEEN_4 = 2.0**50, 2.0**20
 
 
@@ -53,10 +54,10 @@ def _special(value: float) -> str:
 
 
 def _between(shortest: Decimal, value: float, below: float, above: float, most: int) -> Decimal:
-    """The shortest decimal nearer to the value than to its neighbours; `shortest` may lie between two."""
+    """The shortest decimal that is nearer to the value than to its neighbours; `shortest` may lie in the middle."""
     exact = Fraction(value)
     least = (exact + Fraction(below)) / 2
-    # Beyond the greatest number, the neighbour is as far away as the one before it.
+    # The neighbour above the greatest number counts as being as far away as the one below.
     greatest = exact * 2 - least if math.isinf(above) else (exact + Fraction(above)) / 2
     if least < shortest < greatest:
         return shortest

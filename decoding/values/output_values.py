@@ -1,9 +1,8 @@
 """The output functions of the rarer built-in types: the bytes of a type's send function in, its text out.
 
-One value at a time. Raises ProtocolError for bytes that are no value of the type. Each function is next to
-its type's send and output functions in src/backend/utils/adt: network.c (with src/port/inet_net_ntop.c),
-mac.c, mac8.c, varbit.c, geo_ops.c, tsvector.c, tsquery.c, tid.c, pg_lsn.c, xid.c, xid8funcs.c, char.c,
-bytea.c.
+Each function prints one value, and raises ProtocolError for bytes that are no value of the type. Source: the send
+and output functions in src/backend/utils/adt: network.c (with src/port/inet_net_ntop.c), mac.c, mac8.c, varbit.c,
+geo_ops.c, tsvector.c, tsquery.c, tid.c, pg_lsn.c, xid.c, xid8funcs.c, char.c, bytea.c.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _IPV4, _IPV6 = 2, 3  # PGSQL_AF_INET, PGSQL_AF_INET6
 
 
 def char(value: bytes) -> str:
-    r"""Print a "char": nothing for the byte 0, \ooo for one outside of ASCII."""
+    r"""Print a "char": the byte 0 as nothing, a byte outside ASCII as \ooo."""
     octet = Cursor(value, '"char"').u8("a byte")
     return f"\\{octet:03o}" if octet >= 0x80 else chr(octet) if octet else ""
 
@@ -41,13 +40,13 @@ def lsn(value: bytes) -> str:
 
 
 def padded_lsn(value: bytes) -> str:
-    """Print a pg_lsn as servers do from 19 on: with eight digits behind the slash."""
+    """Print a pg_lsn as servers from 19 on do: with eight digits after the slash."""
     high, _, low = lsn(value).partition("/")
     return f"{high}/{low:0>8}"
 
 
 def tid(value: bytes) -> str:
-    """Print a tuple's block and place."""
+    """Print a tid: a tuple's block and its place in the block."""
     cursor = Cursor(value, "tid")
     return f"({cursor.u32('a block')},{cursor.u16('a place')})"
 
@@ -75,7 +74,7 @@ def macaddr(value: bytes) -> str:
 
 
 def inet(value: bytes) -> str:
-    """Print an inet or cidr with its bits, but an inet of a single host without."""
+    """Print an inet or cidr with its number of bits; an inet of a single host has none."""
     cursor = Cursor(value, "inet")
     family, bits, is_cidr = cursor.u8("a family"), cursor.u8("bits"), cursor.u8("cidr or not")
     address = cursor.byten(cursor.u8("a size"), "an address")
@@ -87,7 +86,7 @@ def inet(value: bytes) -> str:
 
 
 def _ipv6(address: bytes) -> str:
-    """Write the longest run of zeros, the first of several, as `::`, and an IPv4 address with its dots."""
+    """Print an IPv6 address: the first of the longest runs of zeros as `::`, an IPv4 address inside with dots."""
     words = struct.unpack(">8H", address)
     runs = [(len(match[0]), -match.start()) for match in re.finditer("0{2,}", _zeros(words))]
     size, start = max(runs, default=(0, 0))
@@ -137,7 +136,7 @@ def polygon(value: bytes) -> str:
 
 
 def path(value: bytes) -> str:
-    """Print a path: round brackets where it is closed."""
+    """Print a path: a closed one in round brackets, an open one in square brackets."""
     cursor = Cursor(value, "path")
     return _path(cursor, "()" if cursor.u8("closed or not") else "[]")
 
@@ -155,7 +154,7 @@ def _lexeme(cursor: Cursor) -> str:
 
 
 def tsvector(value: bytes) -> str:
-    """Print lexemes with their places and weights."""
+    """Print a tsvector: lexemes with their positions and weights."""
     cursor = Cursor(value, "tsvector")
     lexemes = []
     for _ in range(cursor.fits(cursor.i32("a count"), "lexemes", item_size=3)):
@@ -172,7 +171,7 @@ _PRIORITY = {_OR: 1, _AND: 2, _PHRASE: 3, _NOT: 4}
 
 
 def tsquery(value: bytes) -> str:
-    """Print the tree of a query, in which each operator comes before its right and then its left operand."""
+    """Print a tsquery: a tree in which an operator comes first, then its right operand, then its left one."""
     cursor = Cursor(value, "tsquery")
     return _query(cursor, 0, in_phrase=False) if cursor.i32("a count") else ""
 

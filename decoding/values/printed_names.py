@@ -1,7 +1,7 @@
-"""Types whose text is a name of the catalog: it changes when an object, a schema or a role is renamed, moved or dropped.
+"""Types whose text is a name in the catalog: it changes when an object, schema or role is renamed, moved or dropped.
 
-Values are oids, and the output functions look names up (src/backend/utils/adt/regproc.c, acl.c). So the text
-of unchanged rows may differ from one day to the next.
+The values are oids, and the output functions look up the names (src/backend/utils/adt/regproc.c, acl.c). So the
+text of an unchanged row may change.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from pgsieve.decoding.values.builtin_types import BUILTIN_TYPES
 
-#: The kinds of names that a type prints; the publisher's catalog is asked for them.
+#: The kind of name that each type prints; pgsieve reads these names from the publisher's catalog.
 NAMES_OF: Mapping[int, str] = MappingProxyType(
     {
         24: "function",  # regproc
@@ -30,5 +30,5 @@ NAMES_OF: Mapping[int, str] = MappingProxyType(
     }
 )
 
-#: These types and arrays of them.
+#: The types that print names, and their array types.
 PRINTING_TYPES = frozenset({*NAMES_OF, *(BUILTIN_TYPES[oid].array_oid for oid in NAMES_OF)})

@@ -1,8 +1,7 @@
-"""Identifiers and literals in SQL text, quoted where the server quotes them, and cut to the server's length.
+"""Identifiers and literals in SQL text: quotes them as the server does, and cuts names to the server's length.
 
-Text in, text out; raises nothing. quote_identifier in src/backend/utils/adt/ruleutils.c, quote_literal in
-utils/adt/quote.c. Key words are those of PostgreSQL 18, some of which earlier servers do not have (appendix
-C).
+Text in, text out; raises nothing. Source: quote_identifier in src/backend/utils/adt/ruleutils.c, quote_literal in
+utils/adt/quote.c. The key words are those of PostgreSQL 18; `_SINCE` has those that older servers lack (appendix C).
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ _SINCE = MappingProxyType(
 )
 
 
-#: NAMEDATALEN - 1: PostgreSQL cuts longer names with a notice; here the cut name would be another object.
+#: NAMEDATALEN - 1. PostgreSQL cuts a longer name with a notice, and the cut name may be another object's.
 MAX_BYTES = 63
 
 
 def cut_name(name: str, longest: int, whole: str) -> str:
-    """An ASCII name of at most `longest` bytes: a longer one is cut, and gets a digest of the `whole` that it stands for."""
+    """Return an ASCII name of at most `longest` bytes; a longer name is cut, and ends with a digest of `whole`."""
     if len(name) <= longest:
         return name
     return f"{name[: longest - 9]}_{sha256(whole.encode()).hexdigest()[:8]}"
 
 
 def quote_identifier(name: str, server_version: int = NEWEST_SERVER) -> str:
-    """The name, in double quotes where this server would read it as another name or as a key word."""
+    """Return the name, in double quotes if this server would read it as another name or as a key word."""
     is_keyword = name in KEYWORDS and server_version >= _SINCE.get(name, 0)
     if _PLAIN.fullmatch(name) and not is_keyword:
         return name
@@ -51,6 +50,6 @@ def quote_qualified(namespace: str, name: str, server_version: int = NEWEST_SERV
 
 
 def quote_literal(text: str) -> str:
-    """A string constant; one with backslashes is an escape string constant."""
+    """A string constant; text with backslashes becomes an escape string constant."""
     escape = "E" if "\\" in text else ""
     return escape + "'" + text.replace("\\", "\\\\").replace("'", "''") + "'"

@@ -1,15 +1,15 @@
 """PostgreSQL types as columns of a replica: a type's oid and modifier in, its Arrow and Spark type out.
 
-One table (`_TYPES`) has each type's counterpart, the conversion of its values in text and in binary format,
-and the SQL expression that the initial copy selects. All three ways lead to the same Arrow values. An array
-of a built-in type is an array of that type's counterpart. A type that is not in the table, or a user's type,
-is PostgreSQL's own text. docs/types.md is the table in words.
+One table (`_TYPES`) has each type's Arrow and Spark type, the conversions of its values from text and from binary
+format, and the SQL expression that the initial copy selects. All three give the same Arrow values. An array of a
+built-in type becomes an array of the element's type. A type that is not in the table, or a user's type, becomes
+PostgreSQL's own text. docs/types.md shows the table.
 
-Both the slot's session and the copy's must print values with DateStyle ISO, IntervalStyle postgres, TimeZone
-UTC, extra_float_digits 3, bytea_output hex and client encoding UTF8. Raises UnsupportedTypeError for an
-override that is not offered, ValueNotRepresentableError for a value that does not fit in its column,
-UnsupportedBinaryError for a value in binary format whose text does not follow from its bytes. PostgreSQL
-documentation chapter 8.
+The sessions of the slot and of the copy must print values with DateStyle ISO, IntervalStyle postgres, TimeZone
+UTC, extra_float_digits 3, bytea_output hex and client encoding UTF8. Raises UnsupportedTypeError for an override
+that is not offered, ValueNotRepresentableError for a value that does not fit in its column, and
+UnsupportedBinaryError for a value in binary format whose text cannot be made from its bytes. PostgreSQL
+documentation, chapter 8.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from pgsieve.decoding.values.quoting import quote_identifier
 
 _NATIVE = "{}"
 _TEXT = "{}::pg_catalog.text"
-# The type's output function, as pgoutput calls it: a cast to text prints booleans and char(n) differently,
-# also below a domain. concat() makes NULL an empty string.
+# concat() calls the type's output function, as pgoutput does; a cast to text would print booleans and char(n), and
+# domains over them, differently. The CASE keeps NULL, of which concat() makes an empty string.
 _OUTPUT = "CASE WHEN pg_catalog.num_nulls({0}) = 0 THEN pg_catalog.concat({0}) END"
 
 _NUMERIC = 1700
@@ -49,8 +49,8 @@ _GREATEST_PRECISION = 38  # Of Spark and Arrow.
 class ColumnType:
     """The replica's column for a PostgreSQL type.
 
-    `arrow` and `spark` are the same type twice. `text`, `binary` and `copy` convert to `arrow` from
-    PostgreSQL's text, from its binary format, and from the result of `expression` in the initial copy.
+    `arrow` and `spark` are the same type for two libraries. `text`, `binary` and `copy` convert values to `arrow`:
+    from PostgreSQL's text, from its binary format, and from the result of `expression` in the initial copy.
     """
 
     arrow: pa.DataType
@@ -63,7 +63,7 @@ class ColumnType:
 
 @dataclass(frozen=True, slots=True)
 class _Fixed:
-    """Converts numbers in binary format, of numpy's layout."""
+    """Converts numbers in binary format; `layout` is numpy's name of the format."""
 
     layout: str
 
@@ -92,7 +92,7 @@ def _boolean_text(values: pa.Array, _: pa.DataType) -> pa.Array:
     if not valid.any():
         return pa.nulls(len(values), pa.bool_())
     octets = np.frombuffer(values.buffers()[2], np.uint8)
-    # A NULL behind the last value has no byte of its own.
+    # A NULL after the last value has no byte of its own.
     letters = np.take(octets, offsets[:-1], mode="clip")
     true = letters == ord("t")
     if (valid & ~true & (letters != ord("f"))).any():
@@ -101,7 +101,7 @@ def _boolean_text(values: pa.Array, _: pa.DataType) -> pa.Array:
 
 
 def _parsed(values: pa.Array, target: pa.DataType) -> pa.Array:
-    """Convert digits; the parser refuses anything but a number, so the bytes need no check of their encoding."""
+    """Convert digits. The bytes' encoding is not checked, because the parser refuses all that is no number."""
     text = values if pa.types.is_string(values.type) else values.cast(pa.binary()).view(pa.string())
     return text.cast(target)
 
@@ -111,12 +111,12 @@ def _parsed_decimal(values: pa.Array, target: pa.DataType) -> pa.Array:
 
 
 def _widened_real(values: pa.Array, target: pa.DataType) -> pa.Array:
-    """Read the digits as a real, then widen it: a double made of the same digits would be another number."""
+    """Read the digits as a real, then widen the real: a double from the same digits would be another number."""
     return _parsed(values, pa.float32()).cast(target)
 
 
 def _decoded_text(values: pa.Array, target: pa.DataType) -> pa.Array:
-    """Check that the bytes are UTF-8: a database in encoding SQL_ASCII may contain anything."""
+    """Convert bytes to text after a check that they are UTF-8; a database in encoding SQL_ASCII may send any bytes."""
     return values.cast(pa.binary()).cast(target)
 
 
@@ -145,8 +145,7 @@ def _number(
 
 
 def _datetime(arrow: pa.DataType, spark: str, send: str) -> ColumnType:
-    # The copy's driver overflows on infinity and on distant years in native values; the send functions do
-    # not.
+    # The copy's driver overflows on infinity and on distant years, so the copy selects the send function's bytes.
     return ColumnType(
         arrow,
         spark,
@@ -212,7 +211,7 @@ _WIDER: Mapping[int, Mapping[str, ColumnType]] = MappingProxyType(
         700: {"double": _number(pa.float64(), "double", ">f4", _widened_real)},
     }
 )
-"""The exact overrides of a type, besides string and, for numeric, decimal(p,s)."""
+"""The exact overrides of a type; string, and for numeric decimal(p,s), are offered besides."""
 
 _DECIMAL = re.compile(r"(?:decimal|numeric)\((\d+)(?:,(\d+))?\)")
 _ARRAY = re.compile(r"array<(.*)>")
@@ -233,9 +232,9 @@ def column_type(
 ) -> ColumnType:
     """The replica's column for a PostgreSQL type.
 
-    `override` is another Spark type that the user asks for. string is PostgreSQL's own text for every type;
-    numeric can be any decimal(p,s); integers and real can be wider; an array can be one of these. `defined`
-    describes users' types, as their values in binary format do not.
+    `override` is another Spark type that the user wants: string (PostgreSQL's own text) for every type, any
+    decimal(p,s) for numeric, a wider type for integers and real, or an array of these. `defined` describes users'
+    types, which is needed for their values in binary format.
     """
     default = _default_type(type_oid, type_modifier, defined)
     if override is None:
@@ -263,7 +262,7 @@ def _default_type(type_oid: int, type_modifier: int, defined: DefinedTypes) -> C
 
 
 def _chosen_type(type_oid: int, type_modifier: int, wanted: str, defined: DefinedTypes) -> ColumnType | None:
-    """The type that a user asks for, None where it is not offered."""
+    """The column's type for an override, None if it is not offered."""
     default = _default_type(type_oid, type_modifier, defined)
     wanted = _SYNONYMS.get(wanted, wanted)
     if wanted == default.spark:
@@ -307,8 +306,8 @@ def from_binary(values: pa.Array, type: ColumnType, column: str) -> pa.Array:  #
         return _converted(type.binary, values, type, column)
     except NoOutputError:
         raise UnsupportedBinaryError(
-            f'column "{column}" has a value in binary format, of a type whose text does not follow from that',
-            hint="read the slot without `binary`; where pgsieve.yaml does not set it, the server cannot print the value as text:"
+            f'column "{column}" has a value in binary format, and its type can be printed by the server only',
+            hint="read the slot without `binary`; if pgsieve.yaml does not set it, the server cannot print the value as text:"
             " correct the value at the publisher, or leave its column out by a column list",
             sqlstate="0A000",
         ) from None
@@ -322,7 +321,9 @@ def from_copy(values: pa.Array, type: ColumnType, column: str) -> pa.Array:  # n
 def _converted(converter: Converter, values: pa.Array, type: ColumnType, column: str) -> pa.Array:  # noqa: A002
     try:
         return converter(values, type.arrow)
-    except ValueError:  # Arrow's errors are among these. They quote the value, so none is chained.
+    except (
+        ValueError
+    ):  # Arrow's errors are of this class. They quote the value, so the new error has no cause.
         raise ValueNotRepresentableError(
             f'column "{column}" has a value that Spark type {type.spark} cannot hold',
             hint=f"set `types: {{{OF_TABLE}.{quote_identifier(column)}: string}}` in pgsieve.yaml for PostgreSQL's own text",
@@ -331,7 +332,7 @@ def _converted(converter: Converter, values: pa.Array, type: ColumnType, column:
 
 
 def _first_refused(converter: Converter, values: pa.Array, target: pa.DataType) -> int:
-    """The place of the first value that cannot be converted; one of them cannot."""
+    """The index of the first value that cannot be converted; there has to be one."""
 
     def refused(first: int, last: int) -> bool:
         try:

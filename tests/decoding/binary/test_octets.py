@@ -42,7 +42,7 @@ def test_numbers_of_one_width_come_back_as_they_were_sent() -> None:
     numbers, valid = fixed_width(sent, ">i4")
     assert (numbers.tolist(), valid.tolist()) == ([7, 0, -1], [True, False, True])
     assert binary_of(numbers, valid).equals(sent)
-    with pytest.raises(ProtocolError, match="has not 4 bytes"):
+    with pytest.raises(ProtocolError, match="does not have 4 bytes"):
         fixed_width(pa.array([b"\x00\x07"], pa.binary()), ">i4")
 
 

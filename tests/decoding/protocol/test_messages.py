@@ -477,7 +477,7 @@ def test_a_decoder_refuses_transactions_inside_of_a_streamed_block(message):
     decoder = Decoder(parallel=isinstance(message, StreamAbort) and message.abort is not None)
     decoder.decode(encode(StreamStart(7, first_segment=True)))
     with pytest.raises(
-        ProtocolError, match=f"unexpected {type(message).__name__} message inside of a streamed block"
+        ProtocolError, match=f"unexpected {type(message).__name__} message inside a streamed block"
     ):
         decoder.decode(encode(message))
     assert decoder.streaming
@@ -485,7 +485,7 @@ def test_a_decoder_refuses_transactions_inside_of_a_streamed_block(message):
 
 def test_a_decoder_refuses_the_end_of_a_block_that_did_not_begin():
     decoder = Decoder()
-    with pytest.raises(ProtocolError, match="unexpected StreamStop message outside of a streamed block"):
+    with pytest.raises(ProtocolError, match="unexpected StreamStop message outside a streamed block"):
         decoder.decode(b"E")
     assert not decoder.streaming
 

@@ -278,14 +278,14 @@ STREAM_OF_5 = [StreamStart(5, first_segment=True), RELATION, INSERT, replace(INS
 @pytest.mark.parametrize(
     ("messages", "expected"),
     [
-        ([StreamStop()], "unexpected StreamStop message outside of a streamed block"),
+        ([StreamStop()], "unexpected StreamStop message outside a streamed block"),
         ([StreamStart(5, first_segment=False)], "first block was never received"),
         ([*STREAM_OF_5, StreamStart(5, first_segment=True)], "is streamed already"),
-        ([STREAM_OF_5[0], Begin(30, 0, 4)], "does not belong into a streamed block"),
-        ([STREAM_OF_5[0], STREAM_OF_5[0]], "unexpected StreamStart message inside of a streamed block"),
+        ([STREAM_OF_5[0], Begin(30, 0, 4)], "does not belong in a streamed block"),
+        ([STREAM_OF_5[0], STREAM_OF_5[0]], "unexpected StreamStart message inside a streamed block"),
         ([StreamCommit(5, 30, 40, 0)], "first block was never received"),
         ([BeginPrepare(10, 20, 0, 8, "gid"), PREPARE], "of another transaction than its Begin Prepare"),
-        ([BeginPrepare(10, 20, 0, 9, "gid"), StreamStop()], "inside of a transaction that is being prepared"),
+        ([BeginPrepare(10, 20, 0, 9, "gid"), StreamStop()], "inside a transaction that is being prepared"),
     ],
 )
 def test_what_no_server_sends_is_refused(messages, expected):

@@ -250,8 +250,11 @@ def test_values_that_do_not_fit_name_their_column():
 @pytest.mark.parametrize(
     ("messages", "failure"),
     [
-        ([encode(Insert(RELATION, (Binary(b"\0\0\1"), NULL, NULL, NULL)))], "binary format has not 4 bytes"),
-        ([encode(Insert(RELATION, (NULL, NULL, NULL)))], "has not 4 columns"),
+        (
+            [encode(Insert(RELATION, (Binary(b"\0\0\1"), NULL, NULL, NULL)))],
+            "binary format does not have 4 bytes",
+        ),
+        ([encode(Insert(RELATION, (NULL, NULL, NULL)))], "does not have 4 columns"),
         ([encode(Insert(RELATION, (NULL,) * 4)), encode(Insert(7, (NULL,) * 4))], "another relation"),
         ([encode(Truncate(cascade=False, restart_identity=False, relation_ids=(1,)))], "is no change"),
         ([encode(Delete(RELATION, OldKey((UNCHANGED, NULL, NULL, NULL))))], "unchanged"),

@@ -274,7 +274,7 @@ def test_what_a_reason_says_of_a_subscription_brings_its_tables_back(shop: Shop,
     assert states("versions") == {"public.orders": "e", "public.notes": "r"}
     assert "is not a complete Parquet file; move its folder elsewhere: " in printed
     assert states("printed") == {"public.copied": "e", "public.sent": "e"}
-    assert "where pgsieve.yaml does not set it, the server cannot print the value as text: correct" in printed
+    assert "if pgsieve.yaml does not set it, the server cannot print the value as text: correct" in printed
     versions.rename(tmp_path / "damaged")
     shop.database.execute("delete from copied; delete from sent")
     for command in ("resync versions public.orders", "resync printed"):
