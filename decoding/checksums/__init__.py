@@ -1,4 +1,4 @@
-"""Rows and segments of rows as numbers that a server computes too, so that both sides can be compared.
+"""Checksums of rows and of segments of a table, as a server computes them, so that both sides can be compared.
 
-They follow record_send, hash_record_extended and hashfn.c of PostgreSQL, on Arrow columns.
+The functions work on Arrow columns, and follow PostgreSQL's record_send, hash_array_extended and hashfn.c.
 """

@@ -2,7 +2,7 @@
 
 The function is Bob Jenkins' lookup3 over blocks of twelve bytes, as little-endian servers compute it:
 hash_bytes_extended() in src/common/hashfn.c. All values are hashed together, one block of each at a time. The
-longest come first, so values with a block left are always the first ones.
+longest values come first, so the values that still have a block are always the first ones.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def hash_bytes_extended(values: pa.Array, seed: int) -> Words:
         b += np.uint32(seed & 0xFFFFFFFF)
         _mix(a, b, c)
     blocks = sizes // _BLOCK
-    # How many values have a first block, a second one, and so on.
+    # The number of values that have a first block, a second block, and so on.
     remaining = len(blocks) - np.searchsorted(blocks[::-1], np.arange(1, blocks.max(initial=0) + 1))
     for block, count in enumerate(remaining.tolist()):
         _add(octets, starts[:count], block, a[:count], b[:count], c[:count])
@@ -51,7 +51,7 @@ def hash_bytes_extended(values: pa.Array, seed: int) -> Words:
 def _add(octets: Octets, starts: Positions, block: int, a: State, b: State, c: State) -> None:
     """Add the twelve bytes of one block."""
     at, size = block * _BLOCK, octets.buffer.size
-    # Every byte starts a word: reading one in each value is a single gather.
+    # A view in which a word starts at every byte, so that words of all values are one lookup.
     words = np.ndarray((size - at - 7,), "<u8", octets.buffer, at, (1,))[starts].view("<u4")
     a += words[0::2]
     b += words[1::2]
@@ -59,7 +59,7 @@ def _add(octets: Octets, starts: Positions, block: int, a: State, b: State, c: S
 
 
 def _add_rest(octets: Octets, positions: Positions, left: Positions, a: State, b: State, c: State) -> None:
-    """Add the bytes behind the last whole block, up to eleven; the lowest byte of `c` is the length's."""
+    """Add the bytes after the last whole block, up to eleven; the lowest byte of `c` belongs to the length."""
     words = _first_bytes(octets.words(positions).byteswap(), np.minimum(left, 8))
     a += words.astype(np.uint32)
     b += (words >> np.uint64(32)).astype(np.uint32)
@@ -68,7 +68,7 @@ def _add_rest(octets: Octets, positions: Positions, left: Positions, a: State, b
 
 
 def _first_bytes(words: Words, count: Positions) -> Words:
-    """Keep the first bytes of each word, up to eight."""
+    """Keep the first `count` bytes of each word, up to eight, and set the others to zero."""
     masks = np.array([(1 << 8 * kept) - 1 for kept in range(9)], np.uint64)
     return words & masks[count]
 

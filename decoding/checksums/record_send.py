@@ -1,9 +1,8 @@
 """Rows of a replica as record_send would return them: Arrow columns in, one byte string per row out.
 
-The publisher computes the same for its rows by `row_expression`, so that both sides can hash them. Two rows
-have the same bytes only if all their values are the same. Equal values may have different bytes where
-PostgreSQL itself has several for one value (-0.0 and 0.0, NaN), and where `types` gives an array's elements
-another type.
+The publisher computes the same bytes for its rows by `row_expression`, so that both sides can hash them. Two rows
+have the same bytes only if all their values are the same. Equal values may have different bytes: -0.0 and 0.0, the
+several NaNs of PostgreSQL, and arrays whose elements have another type by `types`.
 
 The bytes of a row are the number of its columns, and for each column the oid of its type, the length of the
 value (-1 for NULL), and the result of the type's send function: record_send in
@@ -29,7 +28,7 @@ from pgsieve.decoding.values.numeric import text_from_decimal
 from pgsieve.decoding.values.output import text_of
 from pgsieve.decoding.values.types import ColumnType
 
-#: A column of bytes, some for each row.
+#: Bytes in rows and columns; each row of a table has the same number of them.
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 _BYTEA, _TEXT = 17, 25
@@ -43,7 +42,7 @@ _NUMBERS: Mapping[pa.DataType, tuple[int, str]] = MappingProxyType(
         pa.float64(): (701, "float8"),
     }
 )
-"""The PostgreSQL type of a number's binary format: oid and name."""
+"""The PostgreSQL type, by oid and name, whose binary format a number has."""
 
 _PRINTED: Mapping[pa.DataType, int] = MappingProxyType(
     {
@@ -59,7 +58,7 @@ _PRINTED: Mapping[pa.DataType, int] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class SentColumn:
-    """A column as a field of the row: its SQL expression, the expression's oid, and its type in the replica."""
+    """A column as a field of the row: its SQL expression, the oid of the expression's type, and its type in the replica."""
 
     expression: str
     oid: int
@@ -96,7 +95,7 @@ def record_send(arrays: Sequence[pa.Array], columns: Sequence[SentColumn]) -> pa
 
 
 def _pieces(arrays: Sequence[pa.Array], columns: Sequence[SentColumn]) -> Iterator[pa.Array]:
-    """Binary arrays that make the rows when they are joined; neighbours of fixed width are one piece."""
+    """Yield binary arrays whose concatenation gives the rows; adjacent fields of fixed width are one array."""
     count = len(arrays[0])
     fixed = [_same(len(columns), count)]
     for array, column in zip(arrays, columns, strict=True):

@@ -1,11 +1,11 @@
-"""Segments of a table: its rows by their hash, and for each segment the number of its rows and the sum of their hashes.
+"""Divides a table's rows into segments by their hashes, and counts the rows and sums the hashes of each segment.
 
 In: the columns of a table and a seed. Out: SQL by which a publisher computes the hash of each row and the
 checksums of each segment, and the same for a replica's rows as Arrow columns. The order of the rows does not
-matter; equal rows count as often as they occur. A segment is the low bits of the hash. So a row that differs
-is in one segment at the publisher, and mostly in another one in the replica: then both segments differ.
+matter; equal rows count as often as they occur. The low bits of a row's hash are its segment. So a row that
+differs is usually in different segments at the publisher and in the replica, and then both segments differ.
 
-Two different tables have the same checksums in one of 2⁶⁴ cases, and in other cases with each seed.
+Two different tables have the same checksums in one of 2⁶⁴ cases, and each seed has other such cases.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from pgsieve.decoding.binary.octets import Mask, Positions, Words
 from pgsieve.decoding.checksums.hash_bytes import hash_bytes_extended
 from pgsieve.decoding.checksums.record_send import SentColumn, record_send, row_expression
 
-#: The server's hash table for this many groups is within the default work_mem.
+#: With so few groups, the server's hash table stays within the default work_mem.
 SEGMENTS = 2**14
 _SEGMENT = SEGMENTS - 1
 
-#: A longer row is hashed by its SHA-256, as each block of a hash waits for the one before.
+#: Of a longer row (in bytes) the SHA-256 is hashed: blocks of one value cannot be hashed at the same time.
 _LONG = 1000
-#: This many rows are hashed at once: they stay in the processor's cache.
+#: So few rows are hashed at once that they stay in the processor's cache.
 _ROWS = 8192
 _BYTES = 64 * 1024 * 1024
 
@@ -39,7 +39,7 @@ Numbers: TypeAlias = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class RowHash:
-    """Hashes the rows of a table, at the publisher and here."""
+    """Hashes the rows of a table, at the publisher and in this process."""
 
     columns: tuple[SentColumn, ...]
     seed: int
@@ -48,7 +48,7 @@ class RowHash:
     def expression(self) -> str:
         """The hash of a row in SQL, a bigint."""
         sent = "CASE WHEN pg_catalog.length(sent) <= {0} THEN sent ELSE pg_catalog.sha256(sent) END"
-        # OFFSET 0 keeps the planner from repeating the row's expression wherever it is used.
+        # Without OFFSET 0 the planner would repeat the row's expression at each use of `sent`.
         return (
             f"(SELECT {hash_expression(sent.format(_LONG), self.seed)}"
             f" FROM (SELECT {row_expression(self.columns)} AS sent OFFSET 0) AS one_row)"
@@ -72,13 +72,13 @@ class RowHash:
 
 
 def hash_expression(value: str, seed: int) -> str:
-    """The hash of a bytea in SQL: that of an array with one element, as servers before 18 offer no other."""
+    """The hash of a bytea in SQL: it hashes an array with one element, because servers before 18 hash no bytea."""
     signed = seed - 2**64 if seed >= 2**63 else seed
     return f"pg_catalog.hash_array_extended(ARRAY[{value}], {signed})"
 
 
 def array_hashes(values: pa.Array, seed: int) -> Words:
-    """What `hash_expression` gives for binary values (hash_array_extended in utils/adt/arrayfuncs.c), unsigned."""
+    """The results of `hash_expression` for binary values, unsigned (hash_array_extended in utils/adt/arrayfuncs.c)."""
     return hash_bytes_extended(values, seed) + np.uint64(31)
 
 
@@ -97,7 +97,7 @@ def segment_of(hashes: Words) -> Numbers:
 
 @dataclass(frozen=True, slots=True)
 class Checksums:
-    """How many rows each segment of a table has, and the sum of their hashes modulo 2⁶⁴."""
+    """For each segment of a table, the number of its rows and the sum of their hashes modulo 2⁶⁴."""
 
     rows: Numbers = field(default_factory=lambda: np.zeros(SEGMENTS, np.int64))
     sums: Words = field(default_factory=lambda: np.zeros(SEGMENTS, np.uint64))
@@ -114,13 +114,13 @@ class Checksums:
         np.add.at(self.sums, segments, sums)
 
     def differing(self, other: Checksums) -> Mask:
-        """Which segments differ."""
+        """The mask of segments that differ."""
         differ: Mask = (self.rows != other.rows) | (self.sums != other.sums)
         return differ
 
 
 def checksums_query(rows: str) -> str:
-    """SQL for the checksums of the segments of `rows`, a query for a column `hash`."""
+    """SQL for the checksums of all segments; `rows` is a query with a column `hash`."""
     return (
         f"SELECT hash & {_SEGMENT} AS segment, pg_catalog.count(*) AS rows, pg_catalog.sum(hash)::text AS sum"
         f" FROM ({rows} OFFSET 0) AS hashed GROUP BY 1"
@@ -137,13 +137,13 @@ def include_queried(checksums: Checksums, batch: pa.RecordBatch) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Some segments of a table: those whose element of `segments` is true."""
+    """Chosen segments of a table: those whose element of `segments` is true."""
 
     row_hash: RowHash
     segments: Mask
 
     def query(self, rows: str, columns: Sequence[str]) -> str:
-        """SQL for `columns` of the chosen rows of `rows`, a query that also has a column `hash`."""
+        """SQL for `columns` of the rows in these segments; `rows` is a query with these columns and a column `hash`."""
         numbers = ",".join(map(str, np.flatnonzero(self.segments)))
         return (
             f"SELECT {', '.join(columns)} FROM ({rows}) AS hashed"
@@ -151,5 +151,5 @@ class Chosen:
         )
 
     def of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The chosen rows of a batch."""
+        """The rows of a batch that are in these segments."""
         return batch.filter(pa.array(self.segments[segment_of(self.row_hash.of(batch))]))

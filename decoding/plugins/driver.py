@@ -1,20 +1,20 @@
-"""Drives an output plugin from a slot's pgoutput messages: bytes in, the plugin's output out.
+"""Drives an output plugin with a slot's pgoutput messages: bytes in, the plugin's output out.
 
-The messages are those of one session in their order, of any protocol version, as a slot sends them or the
-change log has them. They become the calls that `pgsieve.decoding.plugins.interface` lists:
+The messages are those of one session in their order, of any protocol version, from a slot or from the change
+log. The driver makes of them the calls that `pgsieve.decoding.plugins.interface` lists:
 
-- Insert, Update, Delete, Truncate and Message with the last description of their relations;
-- streamed transactions as blocks where the plugin streams. Otherwise they are kept and decoded at their end,
-  without the changes of aborted subtransactions;
-- prepared transactions at PREPARE where the plugin decodes these and filter_prepare does not refuse.
-  Otherwise at COMMIT PREPARED like any other, or not at all after ROLLBACK PREPARED;
-- nothing of a transaction whose origin filter_by_origin refuses.
+- Insert, Update, Delete, Truncate and Message are passed with the last description of their relations.
+- A streamed transaction is passed as blocks if the plugin streams. Otherwise the driver buffers it until its end,
+  and leaves out the changes of aborted subtransactions.
+- A prepared transaction is passed at PREPARE if the plugin decodes it then and filter_prepare does not refuse it.
+  Otherwise it is passed at COMMIT PREPARED like any other, and not at all after ROLLBACK PREPARED.
+- A transaction whose origin filter_by_origin refuses is left out.
 
-pgoutput's messages contain less than the WAL. So filter_by_origin is called once per transaction, not once
-per change, and not for messages that are not transactional. A streamed transaction has no origin yet.
+pgoutput's messages contain less than the WAL. So filter_by_origin is called once per transaction instead of once
+per change, and not for messages outside transactions. A streamed transaction has no origin yet.
 
-Raises ProtocolError for messages in an order in which no server sends them, OutputPluginError for what the
-plugin lacks, and the plugin's own errors.
+Raises ProtocolError for messages in an order in which no server sends them, OutputPluginError for a callback that
+the plugin lacks, and the plugin's own errors.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from types import MappingProxyType, TracebackType
 from typing import Self, assert_never
 
 from pgsieve.decoding.lsn import format_lsn
-from pgsieve.decoding.plugins.held_transactions import HeldChange, HeldTransaction
+from pgsieve.decoding.plugins.buffered_transaction import BufferedChange, BufferedTransaction
 from pgsieve.decoding.plugins.interface import (
     Output,
     OutputPluginError,
@@ -65,10 +65,10 @@ from pgsieve.decoding.server_versions import NEWEST_SERVER
 
 @dataclass(slots=True)
 class _Open:
-    """A transaction for which the plugin is called; a streamed one includes all its blocks.
+    """A transaction for which the plugin is called; a streamed transaction includes all its blocks.
 
-    The callback `start` comes with the first message after the Origin; `ignored` is None until
-    filter_by_origin has been asked.
+    The callback `start` is called at the first message after the Origin. `ignored` is None until filter_by_origin
+    has decided.
     """
 
     txn: Transaction
@@ -83,11 +83,11 @@ class _Open:
 
 
 class PluginDriver:
-    """One plugin at work on the messages of one session: `with PluginDriver(...) as driver: driver.feed(...)`.
+    """Calls one plugin for the messages of one session: `with PluginDriver(...) as driver: driver.feed(...)`.
 
-    `options` are the plugin's, by name. `parallel` says whether the messages were requested with streaming =
-    parallel. `server_version` is that of the server whose plugin is meant. `type_names` are SQL names of
-    types by oid, where the catalog could be asked.
+    `options` are the plugin's, by name. `parallel`: the messages were requested with streaming = parallel.
+    `server_version` is the version whose plugin is imitated. `type_names` are SQL names of types by oid, if the
+    catalog is available.
     """
 
     def __init__(
@@ -103,17 +103,17 @@ class PluginDriver:
         self._decoder = Decoder(parallel=parallel)
         self._order = MessageOrder()
         self._relations = RelationCache(type_names)
-        #: The transaction or block of the next messages: one of the two, or none.
+        #: The transaction or block to which the next messages belong; at most one of the two is set.
         self._open: _Open | None = None
-        self._holding: HeldTransaction | None = None
+        self._buffering: BufferedTransaction | None = None
         #: Transactions that have begun and not ended, including prepared ones.
         self._streams: dict[int, _Open] = {}
-        self._held: dict[int, HeldTransaction] = {}
+        self._buffered: dict[int, BufferedTransaction] = {}
         self._ignored: set[int] = set()
 
     @property
     def output_type(self) -> OutputType:
-        """What the plugin writes."""
+        """Whether the plugin writes text or bytes."""
         return self._plugin.output_type
 
     @property
@@ -130,7 +130,7 @@ class PluginDriver:
         self._plugin.shutdown()
 
     def feed(self, data: bytes) -> Iterator[Output]:
-        """Take the session's next message; yields the plugin's output as it is written."""
+        """Take the session's next message; yield the plugin's output as it is written."""
         message = self._decoder.decode(data)
         self._order.check(message)
         match message:
@@ -144,14 +144,14 @@ class PluginDriver:
             case StreamStart():
                 self._stream_start(message.xid)
             case Origin():
-                transaction = self._holding or self._current().txn
+                transaction = self._buffering or self._current().txn
                 transaction.origin, transaction.origin_lsn = message.name, message.commit_lsn
             case LogicalMessage(transactional=False):
                 yield from self._plugin.call("message", None, message)
             case Insert() | Update() | Delete() | Truncate() | LogicalMessage():
                 relations = self._relations_of(message)
-                if self._holding is not None:
-                    self._holding.add(message, data, relations)
+                if self._buffering is not None:
+                    self._buffering.add(message, data, relations)
                 else:
                     yield from self._change(self._current(), message, relations)
             case Commit():
@@ -159,16 +159,16 @@ class PluginDriver:
                 begun.txn.end_lsn = message.end_lsn
                 yield from self._end(begun, "commit", message.commit_lsn)
             case Prepare():
-                if self._open is None and self._holding is None:
-                    # PostgreSQL 18 sends no Begin Prepare for an empty transaction; a plugin may have state
-                    # of it since then.
+                if self._open is None and self._buffering is None:
+                    # PostgreSQL 18 sends no Begin Prepare for an empty transaction, but the plugin's callbacks need
+                    # the state that begin_prepare sets.
                     self._begin_prepare(message)
-                if self._holding is not None:
-                    self._holding = None
+                if self._buffering is not None:
+                    self._buffering = None
                 else:
                     yield from self._prepare(self._current(), message)
-            case StreamStop() if self._holding is not None:
-                self._holding = None
+            case StreamStop() if self._buffering is not None:
+                self._buffering = None
             case StreamStop():
                 yield from self._end(self._current(), "stream_stop")
             case StreamCommit():
@@ -188,7 +188,7 @@ class PluginDriver:
         assert self._open is not None  # MessageOrder allows messages of a transaction only within one.
         return self._open
 
-    def _relations_of(self, message: HeldChange) -> tuple[PublishedRelation, ...]:
+    def _relations_of(self, message: BufferedChange) -> tuple[PublishedRelation, ...]:
         block = self._order.block
         match message:
             case LogicalMessage():
@@ -211,7 +211,7 @@ class PluginDriver:
         return self._plugin.call(begun.start, begun.txn)
 
     def _change(
-        self, begun: _Open, message: HeldChange, relations: tuple[PublishedRelation, ...]
+        self, begun: _Open, message: BufferedChange, relations: tuple[PublishedRelation, ...]
     ) -> Iterator[Output]:
         yield from self._start(begun)
         if begun.ignored:
@@ -225,20 +225,20 @@ class PluginDriver:
                 yield from self._plugin.call(begun.prefix + "change", begun.txn, relations[0], message)
 
     def _end(self, begun: _Open, name: str, *lsn: int) -> Iterator[Output]:
-        """The last callback of a transaction or block, also of an empty one."""
+        """Call the last callback of a transaction or block, even of an empty one."""
         self._open = None
         yield from self._start(begun)
         if not begun.ignored:
             yield from self._plugin.call(name, begun.txn, *lsn)
 
-    def _replay(self, transaction: HeldTransaction, begun: _Open) -> Iterator[Output]:
-        """The changes of a transaction that was kept."""
+    def _replay(self, transaction: BufferedTransaction, begun: _Open) -> Iterator[Output]:
+        """Pass the changes of a buffered transaction."""
         begun.txn.origin, begun.txn.origin_lsn = transaction.origin, transaction.origin_lsn
         for message, relations in transaction.changes():
             yield from self._change(begun, message, relations)
 
-    def _replay_committed(self, transaction: HeldTransaction, txn: Transaction) -> Iterator[Output]:
-        """Decode a kept transaction as if it had been neither streamed nor prepared."""
+    def _replay_committed(self, transaction: BufferedTransaction, txn: Transaction) -> Iterator[Output]:
+        """Pass a buffered transaction as if it had not been streamed or prepared."""
         begun = _Open(txn, "begin")
         yield from self._replay(transaction, begun)
         yield from self._end(begun, "commit", txn.final_lsn)
@@ -249,7 +249,7 @@ class PluginDriver:
         if self._plugin.decodes_prepare(message.xid, message.gid):
             self._open = _Open(_prepared(message), "begin_prepare")
         else:
-            self._held[message.xid] = self._holding = HeldTransaction(streamed=False)
+            self._buffered[message.xid] = self._buffering = BufferedTransaction(streamed=False)
 
     def _prepare(self, begun: _Open, message: Prepare | StreamPrepare) -> Iterator[Output]:
         yield from self._end(begun, "prepare", message.prepare_lsn)
@@ -260,7 +260,7 @@ class PluginDriver:
         xid, gid = message.xid, message.gid
         if xid in self._ignored:
             self._ignored.remove(xid)
-        elif transaction := self._held.pop(xid, None):
+        elif transaction := self._buffered.pop(xid, None):
             yield from self._replay_committed(transaction, _committed(Transaction(xid, gid=gid), message))
         elif streamed := self._streams.pop(xid, None):
             _committed(streamed.txn, message)
@@ -270,8 +270,8 @@ class PluginDriver:
             yield from self._plugin.call("commit_prepared", txn, message.commit_lsn)
         else:
             raise OutputPluginError(
-                f"transaction {xid} was prepared before the messages that are read, and committed at"
-                f" {format_lsn(message.commit_lsn)}: its changes are not among them",
+                f"transaction {xid} was prepared before the first message that was read, and committed at"
+                f" {format_lsn(message.commit_lsn)}: its changes are missing",
                 hint="use a plugin that decodes transactions when they are prepared",
                 sqlstate="55000",
             )
@@ -283,7 +283,7 @@ class PluginDriver:
         elif streamed := self._streams.pop(xid, None):
             streamed.txn.abort_time = message.rollback_time
             yield from self._end_stream(streamed, "stream_abort", streamed.txn, message.rollback_end_lsn)
-        elif self._held.pop(xid, None) is None and self._plugin.decodes_prepare(xid, gid):
+        elif self._buffered.pop(xid, None) is None and self._plugin.decodes_prepare(xid, gid):
             txn = Transaction(xid, end_lsn=message.rollback_end_lsn, gid=gid)
             txn.prepare_time, txn.commit_time = message.prepare_time, message.rollback_time
             yield from self._plugin.call(
@@ -297,17 +297,17 @@ class PluginDriver:
             self._open = self._streams.setdefault(xid, _Open(Transaction(xid), "stream_start"))
             self._open.started = False
         else:
-            self._holding = self._held.setdefault(xid, HeldTransaction(streamed=True))
+            self._buffering = self._buffered.setdefault(xid, BufferedTransaction(streamed=True))
 
     def _end_stream(self, streamed: _Open, name: str, txn: Transaction, lsn: int) -> Iterator[Output]:
-        """A callback between blocks, or after the last."""
+        """Call a callback between blocks, or after the last block."""
         if not streamed.ignored:
             yield from self._plugin.call(name, txn, lsn)
 
     def _stream_commit(self, message: StreamCommit) -> Iterator[Output]:
         xid = message.xid
         self._relations.end_stream(xid, committed=True)
-        if transaction := self._held.pop(xid, None):
+        if transaction := self._buffered.pop(xid, None):
             yield from self._replay_committed(transaction, _committed(Transaction(xid), message))
         else:
             streamed = self._streams.pop(xid)
@@ -319,10 +319,10 @@ class PluginDriver:
         whole = xid == subxid
         if whole:
             self._relations.end_stream(xid, committed=False)
-        if transaction := self._held.get(xid):
+        if transaction := self._buffered.get(xid):
             transaction.abort(subxid)
             if whole:
-                del self._held[xid]
+                del self._buffered[xid]
             return
         streamed = self._streams.get(xid)
         if streamed is None:
@@ -340,7 +340,7 @@ class PluginDriver:
         if not self._plugin.decodes_prepare(xid, message.gid):
             return  # until COMMIT PREPARED or ROLLBACK PREPARED
         txn = _prepared(message)
-        if transaction := self._held.pop(xid, None):
+        if transaction := self._buffered.pop(xid, None):
             begun = _Open(txn, "begin_prepare")
             yield from self._replay(transaction, begun)
             yield from self._prepare(begun, message)
@@ -375,7 +375,7 @@ def text_changes(driver: PluginDriver, messages: Iterable[bytes]) -> Iterator[st
     if driver.output_type is not OutputType.TEXT:
         raise OutputTypeError(
             "the output plugin produces binary output, but textual data is expected",
-            hint="choose an option of the plugin's that makes it write text, or read its output as bytes",
+            hint="choose an option that makes the plugin write text, or read its output as bytes",
             sqlstate="0A000",
         )
     for data in binary_changes(driver, messages):

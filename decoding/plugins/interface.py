@@ -1,23 +1,23 @@
 """The interface of logical decoding output plugins (PostgreSQL documentation 49.6), as Python callables.
 
-An output plugin is a function without arguments that returns its `OutputPluginCallbacks`. The struct that
-_PG_output_plugin_init fills is a frozen dataclass here, and its NULLs are None. Each callback gets the
-`DecodingContext`, through which it writes, and most of them the `Transaction`.
-`pgsieve.decoding.plugins.driver` calls them:
+An output plugin is a function without arguments that returns its `OutputPluginCallbacks`. This frozen dataclass
+stands for the struct that _PG_output_plugin_init fills, with None for NULL. Each callback gets the
+`DecodingContext`, through which it writes; most callbacks also get the `Transaction`.
+`pgsieve.decoding.plugins.driver` calls them in this order:
 
 - startup, once; shutdown, once at the end;
-- per transaction begin, (change | truncate | message)*, commit;
-- or begin_prepare, (change | truncate | message)*, prepare, and later, alone, commit_prepared or
+- for a transaction: begin, (change | truncate | message)*, commit;
+- for a prepared transaction: begin_prepare, (change | truncate | message)*, prepare, and later commit_prepared or
   rollback_prepared;
-- or blocks of stream_start, (stream_change | stream_truncate | stream_message)*, stream_stop, which may
-  alternate with those of other transactions, and after them stream_commit, stream_prepare or stream_abort;
-  stream_abort of a subtransaction comes between blocks;
+- for a streamed transaction: blocks of stream_start, (stream_change | stream_truncate | stream_message)*,
+  stream_stop, and after the last block stream_commit, stream_prepare or stream_abort. Blocks of several
+  transactions may alternate; stream_abort of a subtransaction comes between blocks;
 - message without a transaction, for a message that is not transactional;
 - filter_by_origin before a transaction begins, filter_prepare before it is prepared.
 
-begin, change and commit are required. Having any callback of the streaming or the two-phase group turns the
-group on; then its required callbacks must exist when they are called. Raises OutputPluginError subclasses,
-worded and coded as the server does (src/backend/replication/logical/logical.c).
+begin, change and commit are required. A plugin with any callback of the streaming or of the two-phase group turns
+the group on; then the group's required callbacks must exist when they are called. Raises subclasses of
+OutputPluginError, with the server's messages and codes (src/backend/replication/logical/logical.c).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pgsieve.decoding.protocol.relations import PublishedRelation
 
 
 class OutputPluginError(PgsieveError):
-    """An output plugin that cannot be loaded, or that does what the interface does not allow."""
+    """An output plugin that cannot be loaded, or that breaks a rule of the interface."""
 
 
 class MissingCallbackError(OutputPluginError):
@@ -45,15 +45,15 @@ class OutputPluginOptionError(OutputPluginError):
 
 
 class OutputNotAcceptedError(OutputPluginError):
-    """A write where the interface does not allow one."""
+    """A plugin wrote at a time when the interface does not allow it."""
 
 
 class OutputTypeError(OutputPluginError):
-    """Binary output where text is expected, or values that a plugin cannot print."""
+    """Binary output instead of text, or values that a plugin cannot print."""
 
 
 class OutputType(Enum):
-    """Whether the output is text, in the encoding of the values, or any bytes."""
+    """The kind of output: text in the encoding of the values, or any bytes."""
 
     BINARY = "binary"
     TEXT = "text"
@@ -61,7 +61,7 @@ class OutputType(Enum):
 
 @dataclass(slots=True)
 class OutputPluginOptions:
-    """The options that startup may set. pgoutput's stream has no rewrites, so `receive_rewrites` changes nothing."""
+    """The options that startup may set. `receive_rewrites` has no effect, as pgoutput sends no rewrites of tables."""
 
     output_type: OutputType = OutputType.BINARY
     receive_rewrites: bool = False
@@ -72,7 +72,7 @@ class Transaction:
     """The properties of a transaction (ReorderBufferTXN); LSNs and times that are not known yet are 0.
 
     `final_lsn` is the record of the commit or prepare, `end_lsn` the position after it. Times are
-    microseconds since 2000-01-01. `output_plugin_private` is the plugin's. `toptxn` is set for a
+    microseconds since 2000-01-01. `output_plugin_private` is for the plugin's own use. `toptxn` is set for a
     subtransaction.
     """
 
@@ -91,7 +91,7 @@ class Transaction:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One write of a plugin; `last` unless the same callback will write more."""
+    """One write of a plugin; `last` is false if the same callback will write more."""
 
     data: bytes
     last: bool
@@ -100,9 +100,9 @@ class Output:
 class DecodingContext:
     """A plugin's context (LogicalDecodingContext).
 
-    `output_plugin_options` are the client's names and values. `streaming` and `two_phase` say whether the
-    groups of callbacks are on: startup may turn them off. `server_version` is that of the server whose
-    behaviour is wanted, as in server_version_num.
+    `output_plugin_options` are the client's names and values. `streaming` and `two_phase` say whether these groups
+    of callbacks are on; startup may turn them off. `server_version` is the version whose behaviour is wanted, as in
+    server_version_num.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class DecodingContext:
         self._written: list[Output] = []
 
     def prepare_write(self, *, last: bool) -> None:
-        """Empty `out`, to be filled and then written (OutputPluginPrepareWrite)."""
+        """Empty `out`; the plugin fills it and then calls `write` (OutputPluginPrepareWrite)."""
         if not self.accept_writes:
             raise OutputNotAcceptedError(
                 "writes are only accepted in commit, begin and change callbacks", sqlstate="XX000"
@@ -133,7 +133,7 @@ class DecodingContext:
         self._prepared_write = last
 
     def write(self, *, last: bool) -> None:
-        """Hand over the contents of `out`, with the `last` that it was prepared with (OutputPluginWrite)."""
+        """Write the contents of `out`; `last` is the same as in `prepare_write` (OutputPluginWrite)."""
         if self._prepared_write is not last:
             raise OutputNotAcceptedError(
                 "OutputPluginPrepareWrite needs to be called before OutputPluginWrite",
@@ -144,7 +144,7 @@ class DecodingContext:
         self._prepared_write = None
 
     def take_written(self) -> list[Output]:
-        """The output since the last call."""
+        """Return the output since the last call."""
         written, self._written = self._written, []
         return written
 
@@ -184,10 +184,11 @@ _TWO_PHASE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputPluginCallbacks:
-    """The callbacks of a plugin; arguments are those of the manual's typedefs.
+    """The callbacks of a plugin; their arguments are those of the manual's typedefs.
 
-    Where those name a message's parts, the message itself is the argument. `filter_by_origin` gets the
-    origin's name, None for local changes. It and `filter_prepare` return true for changes to leave out.
+    If a typedef has the parts of a message, the callback gets the message instead. `filter_by_origin` gets the
+    origin's name, or None for local changes. `filter_by_origin` and `filter_prepare` return true for changes to
+    leave out.
     """
 
     begin: OfTransaction
@@ -221,12 +222,12 @@ class OutputPluginCallbacks:
 
     @property
     def streaming(self) -> bool:
-        """Whether the plugin streams transactions in progress: it has a callback of that group."""
+        """Whether the plugin streams transactions in progress: it has a callback of the streaming group."""
         return any(getattr(self, name) is not None for name in _STREAMING)
 
     @property
     def two_phase(self) -> bool:
-        """Whether the plugin decodes transactions when they are prepared."""
+        """Whether the plugin decodes transactions when they are prepared: it has a callback of the two-phase group."""
         return any(getattr(self, name) is not None for name in _TWO_PHASE)
 
 

@@ -1,4 +1,4 @@
-r"""The output plugin `json`: one line with a JSON object per callback, every value exact.
+r"""The output plugin `json`: one line with a JSON object per callback, with exact values.
 
 =====================  ==============================================================================
 `action`               the callback: begin, insert, update, delete, truncate, message, commit,
@@ -7,19 +7,19 @@ r"""The output plugin `json`: one line with a JSON object per callback, every va
 `xid`                  the transaction; in a stream_abort also `subxid`, where a subtransaction is void
 `lsn`, `end_lsn`       the record of the commit, prepare or message, and the position after it
 `time`                 ISO, in UTC: of the commit or prepare; of the rollback in a rollback_prepared
-`gid`, `origin`        where the transaction has them
+`gid`, `origin`        if the transaction has them
 `schema`, `table`      the relation; in a truncate `tables`, pairs of them, with `cascade` and
                        `restart_identity`
-`old`, `new`           the rows, by column; `old` is the replica identity, with all columns where
+`old`, `new`           the rows, by column; `old` is the replica identity, with all columns if
                        `old_is_full`
 `unchanged`            the columns of `new` whose TOASTed value was not sent; they are not in `new`
-`transactional`,       of a message; its content is text, or where it is not UTF-8 `content_hex`
+`transactional`,       of a message; content that is not UTF-8 is in `content_hex` instead
 `prefix`, `content`
 =====================  ==============================================================================
 
-Integers and booleans are JSON's, NULL is null, every other value is PostgreSQL's own text: readers of JSON would
-round numbers. With the option stream-changes (off) transactions in progress come as blocks of the same objects
-between stream_start and stream_stop; a change in them has the `xid` of its subtransaction.
+Integers and booleans are JSON's, NULL is null. Every other value is PostgreSQL's own text, because readers of JSON
+would round numbers. With the option stream-changes (default off), a transaction in progress is written as blocks of
+the same objects between stream_start and stream_stop; a change in a block has the `xid` of its subtransaction.
 
 Raises OutputPluginOptionError for other options, OutputTypeError for values in binary format or not in UTF-8.
 """
@@ -76,7 +76,7 @@ def _startup(ctx: DecodingContext, options: OutputPluginOptions, is_init: bool) 
 
 
 def _write(ctx: DecodingContext, action: str, fields: Mapping[str, Any]) -> None:
-    """Write one object; fields that are None are not there."""
+    """Write one object; fields that are None are left out."""
     shown = {name: value for name, value in fields.items() if value is not None}
     ctx.prepare_write(last=True)
     ctx.out += json.dumps({"action": action, **shown}, ensure_ascii=False, separators=(",", ":")).encode()
@@ -202,7 +202,7 @@ def _message(ctx: DecodingContext, txn: Transaction | None, message: LogicalMess
 
 
 def _row(relation: PublishedRelation, values: TupleData, *, keys_only: bool = False) -> dict[str, Any]:
-    """A row's values by column; for an old key only those of the key's columns."""
+    """A row's values by column; an old key has only the key's columns."""
     row: dict[str, str | int | bool | None] = {}
     for column, value in zip(relation.message.columns, values, strict=True):
         if isinstance(value, Null):

@@ -1,7 +1,7 @@
-"""An output plugin with its callbacks, called by name: the rules on which of them are required, and when.
+"""Calls the callbacks of an output plugin by name, and knows which of them are required.
 
-In: arguments. Out: the callback's output. Raises MissingCallbackError, with the wording and code of the
-wrappers in src/backend/replication/logical/logical.c, and the plugin's own errors.
+In: a callback's name and arguments. Out: the callback's output. Raises MissingCallbackError, with the messages and
+codes of src/backend/replication/logical/logical.c, and the plugin's own errors.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from pgsieve.decoding.plugins.interface import (
 _STREAMING = "logical streaming requires a {}_cb callback"
 _TWO_PHASE = "logical replication at prepare time requires a {}_cb callback"
 
-#: The message for a missing callback of an active group; any other callback may be missing and is then not
-#: called.
+#: The messages for missing callbacks of an active group. Other callbacks may be missing, and are then not called.
 _MISSING = MappingProxyType(
     {
         "stream_start": _STREAMING,
@@ -52,7 +51,7 @@ class LoadedPlugin:
             server_version=server_version,
         )
         if self._callbacks.startup is not None:
-            is_init = False  # The slot exists, with whatever plugin the server has for it.
+            is_init = False  # The slot exists already; the plugin does not create it.
             self._callbacks.startup(self._context, self._context.options, is_init)
 
     def shutdown(self) -> None:
@@ -62,12 +61,12 @@ class LoadedPlugin:
 
     @property
     def output_type(self) -> OutputType:
-        """What the plugin writes."""
+        """Whether the plugin writes text or bytes."""
         return self._context.options.output_type
 
     @property
     def streaming(self) -> bool:
-        """Whether it is called for transactions in progress."""
+        """Whether the plugin is called for transactions in progress."""
         return self._context.streaming
 
     def refuses_origin(self, origin: str | None) -> bool:
@@ -76,12 +75,12 @@ class LoadedPlugin:
         return refuses is not None and refuses(self._context, origin)
 
     def decodes_prepare(self, xid: int, gid: str) -> bool:
-        """Whether this transaction is decoded when it is prepared."""
+        """Whether the plugin decodes this transaction when it is prepared."""
         refuses = self._callbacks.filter_prepare
         return self._context.two_phase and not (refuses is not None and refuses(self._context, xid, gid))
 
     def call(self, name: str, *arguments: object) -> list[Output]:
-        """Call the callback of this name, which may write."""
+        """Call the callback of this name; return its output."""
         callback = getattr(self._callbacks, name)
         if callback is None:
             if name in _MISSING:

@@ -1,6 +1,6 @@
-"""Values of output plugin options, read as the server reads them.
+"""Reads the values of output plugin options as the server does.
 
-Raises OutputPluginOptionError with the option's name. Options contain no data, so it shows the value.
+Raises OutputPluginOptionError with the option's name, and with its value, because options contain no data.
 """
 
 from __future__ import annotations

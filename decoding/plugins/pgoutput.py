@@ -1,14 +1,14 @@
 """The output plugin `pgoutput`: writes pgoutput's messages again, in another protocol version or with other options.
 
-A recording of version 4 with streamed and prepared transactions becomes one of version 1, for a reader that
-knows no more. Options, with the server's meaning (PostgreSQL documentation 54.5.1): proto_version, which is
-required; streaming (off, on, parallel), two_phase, messages (off), origin (any, none). Values are passed on
-in the format they have, and publications have been applied to the messages before.
+For example, a recording of version 4 with streamed and prepared transactions becomes one of version 1, for a reader
+that knows version 1 only. Options, with the server's meaning (PostgreSQL documentation 54.5.1): proto_version, which
+is required; streaming (off, on, parallel), two_phase, messages (off), origin (any, none). Values keep their format.
+The server has already applied the publications to the messages.
 
-As on the server a transaction without changes is not written, a relation is described before its first change
-and when its description has changed, and again within a streamed transaction. With streaming = parallel, an
-abort that was read without that option has LSN and time 0. Raises OutputPluginOptionError, worded and coded
-as pgoutput's (src/backend/replication/pgoutput/pgoutput.c).
+As on the server, a transaction without changes is not written. A relation is described before its first change,
+when its description has changed, and again within a streamed transaction. With streaming = parallel, an abort that
+was read without this option has LSN and time 0. Raises OutputPluginOptionError, with pgoutput's messages and codes
+(src/backend/replication/pgoutput/pgoutput.c).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _Description = tuple[Relation, tuple[Type, ...]]
 
 
 class Pgoutput:
-    """The plugin's state: its options, and which relations have been described to the reader."""
+    """The plugin's state: its options, and the descriptions of relations that it has written."""
 
     def __init__(self) -> None:
         self._messages = self._local_only = self._parallel = False
@@ -101,7 +101,7 @@ class Pgoutput:
         self._local_only = origin == "none"
 
     def filter_by_origin(self, ctx: DecodingContext, origin: str | None) -> bool:
-        """Leave out changes of another origin, with origin = none."""
+        """With origin = none, leave out transactions that have an origin."""
         del ctx
         return self._local_only and origin is not None
 
@@ -109,7 +109,7 @@ class Pgoutput:
 
     @staticmethod
     def begin(ctx: DecodingContext, txn: Transaction) -> None:
-        """Delay Begin until the first change."""
+        """Put off Begin until the first change."""
         del ctx
         txn.output_plugin_private = False
 
@@ -121,13 +121,13 @@ class Pgoutput:
 
     @staticmethod
     def commit(ctx: DecodingContext, txn: Transaction, commit_lsn: int) -> None:
-        """Commit, where there is a Begin."""
+        """Commit, if Begin was written."""
         if txn.output_plugin_private:
             _write(ctx, Commit(commit_lsn, txn.end_lsn, txn.commit_time))
 
     @staticmethod
     def begin_prepare(ctx: DecodingContext, txn: Transaction) -> None:
-        """Begin Prepare, also of an empty transaction."""
+        """Begin Prepare, even of an empty transaction."""
         _begin(ctx, txn, BeginPrepare(*_prepared(txn)))
 
     @staticmethod
@@ -171,7 +171,7 @@ class Pgoutput:
         _write(ctx, replace(change, xid=None))
 
     def message(self, ctx: DecodingContext, txn: Transaction | None, message: LogicalMessage) -> None:
-        """Message, where messages are requested."""
+        """Message, if messages are requested."""
         if self._messages:
             if txn is not None:
                 self._begun(ctx, txn)
@@ -205,7 +205,7 @@ class Pgoutput:
         relation: PublishedRelation,
         xid: int | None,
     ) -> None:
-        """Type and Relation messages, unless the reader knows exactly these."""
+        """Write Type and Relation messages, unless the same ones were written last."""
         message, types = relation.message, relation.types
         former = described.get(message.relation_id)
         if former is not None and former[0] is message:
@@ -236,14 +236,14 @@ class Pgoutput:
         _write(ctx, StreamStop())
 
     def stream_abort(self, ctx: DecodingContext, txn: Transaction, abort_lsn: int) -> None:
-        """Stream Abort, with LSN and time where the reader knows them."""
+        """Stream Abort, with LSN and time if streaming = parallel."""
         if txn.toptxn is None:
             self._described_in.pop(txn.xid, None)
         abort = AbortInfo(abort_lsn, txn.abort_time) if self._parallel else None
         _write(ctx, StreamAbort((txn.toptxn or txn).xid, txn.xid, abort))
 
     def stream_commit(self, ctx: DecodingContext, txn: Transaction, commit_lsn: int) -> None:
-        """Stream Commit; the reader keeps what the stream described."""
+        """Stream Commit; the stream's descriptions of relations stay valid."""
         self._described |= self._described_in.pop(txn.xid, {})
         _write(ctx, StreamCommit(txn.xid, commit_lsn, txn.end_lsn, txn.commit_time))
 
@@ -259,7 +259,7 @@ def _as_sent(message: Relation, types: tuple[Type, ...], xid: int | None) -> tup
 
 
 def _begin(ctx: DecodingContext, txn: Transaction, message: Begin | BeginPrepare | StreamStart) -> None:
-    """The first message of a transaction, with its origin behind."""
+    """Write the first message of a transaction, and then its origin, if there is one."""
     _write(ctx, message, last=txn.origin is None)
     if txn.origin is not None:
         _write(ctx, Origin(txn.origin_lsn, txn.origin))
@@ -288,10 +288,10 @@ def _protocol(value: str | None) -> int:
     return protocol
 
 
-def _require(protocol: int, least: int, what: str) -> None:
+def _require(protocol: int, least: int, feature: str) -> None:
     if protocol < least:
         raise OutputPluginOptionError(
-            f"requested proto_version={protocol} does not support {what}, need {least} or higher",
+            f"requested proto_version={protocol} does not support {feature}, need {least} or higher",
             sqlstate="22023",
         )
 

@@ -1,32 +1,32 @@
-"""The output plugin `test_decoding`: a line of text for each callback, in the server's own words.
+"""The output plugin `test_decoding`: a line of text for each callback, with the server's wording.
 
-Options, with their defaults, read as booleans: include-xids (on), include-timestamp, force-binary,
-skip-empty-xacts, only-local, include-rewrites, stream-changes (off). Raises OutputPluginOptionError for
-others and for values that are no booleans, OutputTypeError for values in binary format, whose text only a
-server can print. contrib/test_decoding/test_decoding.c.
+Its options are booleans: include-xids (on by default), include-timestamp, force-binary, skip-empty-xacts,
+only-local, include-rewrites, stream-changes (off by default). Raises OutputPluginOptionError for other options and
+for values that are no booleans, and OutputTypeError for values in binary format, which only a server can print.
+Source: contrib/test_decoding/test_decoding.c.
 
-The text equals that of the server's plugin for the same WAL, line by line, except for what pgoutput does not
-send (the server's plugin ignores publications):
+For the same WAL, the text equals that of the server's plugin line by line. It differs because pgoutput sends only
+published changes, while the server's plugin ignores publications:
 
-- transactions without a published change, of which the server prints BEGIN and COMMIT unless skip-empty-xacts
-  is on; messages, where the slot was read without `messages`;
-- changes that are not published: of tables outside of the publications, among them materialized views, of
-  operations, rows and columns left out, of generated columns where those are not published; updates and
-  deletes of tables without a replica identity, which are refused where they are published; and the
-  partitioned tables that the server lists in a TRUNCATE besides their partitions;
-- changes of a partition that is published as its root: these have the root's name and columns;
-- rewrites of tables by DDL, which include-rewrites shows;
-- names of types that are not built in, where they come from Type messages alone
-  (`pgsieve.decoding.protocol.relations`);
-- origins of single changes, of messages that are not transactional, and of streamed transactions: only-local
-  leaves out whole transactions;
-- with stream-changes, the streamed part of a (sub)transaction that was aborted by the time it was read: the
-  server stops where it notices, which depends on the plugin's catalog lookups;
-- times, which are in UTC here and in TimeZone there.
+- A transaction without a published change is missing; the server prints BEGIN and COMMIT for it, unless
+  skip-empty-xacts is on. Messages are missing if the slot was read without `messages`.
+- Changes that are not published are missing: of tables outside the publications, such as materialized views, and
+  of operations, rows and columns that are left out, such as generated columns. Updates and deletes of tables without
+  a replica identity are missing, as they fail when they are published. A TRUNCATE lists partitions, but not
+  the partitioned tables that the server lists too.
+- Changes of a partition that is published as its root have the root's name and columns.
+- Rewrites of tables by DDL, which include-rewrites shows, are missing.
+- Names of types that are not built in may differ if only Type messages give them
+  (`pgsieve.decoding.protocol.relations`).
+- Single changes, messages that are not transactional, and streamed transactions have no origin, so only-local
+  leaves out whole transactions only.
+- With stream-changes, the blocks of a (sub)transaction that had aborted when it was read may differ: the server
+  stops when it notices the abort, which depends on the plugin's catalog lookups.
+- Times are in UTC; the server prints them in TimeZone.
 
-The driver's `server_version` chooses between versions of the server. Before PostgreSQL 17 skip-empty-xacts
-does not count messages as changes: no BEGIN, and no opening of a block, is printed for them. Names that are
-key words are in quotes, and there are more of them in each version.
+The driver's `server_version` chooses the server's version. Before PostgreSQL 17, skip-empty-xacts does not count
+messages as changes, so neither BEGIN nor the opening of a block is printed for them. Names that are key words are
+in quotes, and each version has more key words.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class _Wrote:
 
 @dataclass(slots=True)
 class _Prefixes:
-    """The text before the values of a relation, by its last description: ` name[type]:` of each column."""
+    """The texts before a relation's values, from its last description: the table, and ` name[type]:` for each column."""
 
     relation: PublishedRelation
     table: bytes
@@ -118,20 +118,20 @@ class TestDecoding:
         self._server_version = ctx.server_version
 
     def filter_by_origin(self, ctx: DecodingContext, origin: str | None) -> bool:
-        """Leave out changes of another origin, with only-local."""
+        """With only-local, leave out transactions that have an origin."""
         del ctx
         return self._on["only-local"] and origin is not None
 
     @staticmethod
     def filter_prepare(ctx: DecodingContext, xid: int, gid: str) -> bool:
-        """Leave transactions with `_nodecode` in their gid for COMMIT PREPARED."""
+        """Put off transactions with `_nodecode` in their gid until COMMIT PREPARED."""
         del ctx, xid
         return "_nodecode" in gid
 
     # transactions
 
     def begin(self, ctx: DecodingContext, txn: Transaction) -> None:
-        """BEGIN, of a transaction or a prepared one; later with skip-empty-xacts."""
+        """BEGIN, also of a prepared transaction; with skip-empty-xacts it is put off until the first change."""
         txn.output_plugin_private = _Wrote()
         if not self._on["skip-empty-xacts"]:
             self._write(ctx, self._begin_line(txn))
@@ -221,7 +221,7 @@ class TestDecoding:
     # streams
 
     def stream_start(self, ctx: DecodingContext, txn: Transaction) -> None:
-        """Open a block; later with skip-empty-xacts."""
+        """Open a block; with skip-empty-xacts this is put off until the first change."""
         if txn.output_plugin_private is None:
             txn.output_plugin_private = _Wrote()
         txn.output_plugin_private.stream = False
@@ -234,7 +234,7 @@ class TestDecoding:
             self._write(ctx, self._stream_line("closing a streamed block for transaction", txn))
 
     def stream_abort(self, ctx: DecodingContext, txn: Transaction, abort_lsn: int) -> None:
-        """A streamed transaction, or a subtransaction of one, is void."""
+        """A streamed transaction, or one of its subtransactions, was aborted."""
         del abort_lsn
         if not self._skips(txn.toptxn or txn):
             self._write(ctx, self._stream_line("aborting streamed (sub)transaction", txn))
@@ -257,7 +257,7 @@ class TestDecoding:
     def stream_change(
         self, ctx: DecodingContext, txn: Transaction, relation: PublishedRelation, change: Change
     ) -> None:
-        """A line for a change without its values, as it may be aborted."""
+        """A line for a change, without its values, because the change may still be aborted."""
         del relation, change
         self._streamed(ctx, txn)
         self._write(ctx, self._for_transaction("streaming change for", txn))
@@ -351,7 +351,7 @@ def _print_tuple(out: bytearray, prefixes: _Prefixes, values: TupleData, *, skip
 
 
 def _literal(type_oid: int, content: bytes) -> bytes:
-    """A value as an SQL literal, for the types for which the server's plugin prints one."""
+    """A value as an SQL literal of the form that the server's plugin prints for its type."""
     if type_oid in _NUMBERS:
         return content
     if type_oid == _BOOL:

@@ -1,37 +1,37 @@
-"""A transaction that is held until it commits: what an aborted subtransaction takes with it."""
+"""A transaction that is buffered until it commits: what an aborted subtransaction takes with it."""
 
 from __future__ import annotations
 
-from pgsieve.decoding.plugins.held_transactions import HeldTransaction
+from pgsieve.decoding.plugins.buffered_transaction import BufferedTransaction
 from pgsieve.decoding.protocol.messages import LogicalMessage, encode
 
 
-def held(*xids: int) -> HeldTransaction:
+def buffered(*xids: int) -> BufferedTransaction:
     """A streamed transaction whose n-th change is of the n-th of these subtransactions."""
-    transaction = HeldTransaction(streamed=True)
+    transaction = BufferedTransaction(streamed=True)
     for number, xid in enumerate(xids):
         message = LogicalMessage(transactional=True, lsn=1, prefix="", content=str(number).encode(), xid=xid)
         transaction.add(message, encode(message), ())
     return transaction
 
 
-def left(transaction: HeldTransaction) -> list[str]:
+def left(transaction: BufferedTransaction) -> list[str]:
     changes = [change for change, _ in transaction.changes()]
     return [change.content.decode() for change in changes if isinstance(change, LogicalMessage)]
 
 
 def test_the_changes_come_out_in_their_order() -> None:
-    assert left(held(7, 8, 7)) == ["0", "1", "2"]
+    assert left(buffered(7, 8, 7)) == ["0", "1", "2"]
 
 
 def test_an_aborted_subtransaction_takes_everything_since_its_first_change() -> None:
-    transaction = held(7, 8, 9, 8)
+    transaction = buffered(7, 8, 9, 8)
     transaction.abort(8)
     assert left(transaction) == ["0"]
 
 
 def test_a_subtransaction_that_was_dropped_with_another_has_nothing_to_drop_any_more() -> None:
-    transaction = held(7, 8, 9)
+    transaction = buffered(7, 8, 9)
     transaction.abort(8)
     message = LogicalMessage(transactional=True, lsn=1, prefix="", content=b"later", xid=7)
     transaction.add(message, encode(message), ())
@@ -40,6 +40,6 @@ def test_a_subtransaction_that_was_dropped_with_another_has_nothing_to_drop_any_
 
 
 def test_a_subtransaction_without_changes_drops_nothing() -> None:
-    transaction = held(7)
+    transaction = buffered(7)
     transaction.abort(8)
     assert left(transaction) == ["0"]
