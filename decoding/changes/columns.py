@@ -1,7 +1,7 @@
 """The Arrow form of a row's change: its columns, its operations, and the structs of its two sides.
 
 A change is (commit_lsn, ordinal, number, commit_time, operation, unchanged, old, new). `old` and `new` are
-structs of the relation's columns; `old` is absent where the publisher sent no old tuple, `new` is absent for
+structs of the relation's columns; `old` is absent if the publisher sent no old tuple, `new` is absent for
 a delete. `unchanged` names the columns of `new` that were not sent because their TOASTed value did not
 change. Raises nothing.
 """
@@ -47,7 +47,7 @@ def without_slice(schema: pa.Schema) -> pa.Schema:
 
 
 def field_of(rows: pa.Array | pa.ChunkedArray, name: str) -> pa.Array | pa.ChunkedArray:
-    """A field of structs by its place: Arrow reads a name that begins with a dot or a bracket as a path."""
+    """A field of structs, taken by its index: Arrow reads a name that begins with a dot or a bracket as a path."""
     return pc.struct_field(rows, [rows.type.get_field_index(name)])
 
 

@@ -1,7 +1,7 @@
 """Copied rows as changes of a change history: rows of a replica in, changes out.
 
-A copy is one change `snapshot`, after which no earlier row is left, and one `copy` for each of its rows. Both have
-the LSN of the snapshot, and come before every change that committed at or after it. Raises what Arrow does.
+A copy becomes a change `snapshot`, which ends all earlier rows, and a change `copy` for each of its rows. Both have
+the LSN of the snapshot, and come before every change that committed at or after it. Raises Arrow's errors.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import pyarrow as pa
 
 from pgsieve.decoding.changes.columns import repeated
 
-#: Operations of a copy, beside those of changes that the publisher sends.
+#: The operations of a copy; the publisher's changes have others.
 SNAPSHOT, COPY = "snapshot", "copy"
-#: Their ordinals: those of changes that committed at the same LSN begin with 0.
+#: Their ordinals, which precede those of changes that committed at the same LSN: these begin with 0.
 _PLACES = {SNAPSHOT: -2, COPY: -1}
 #: SQL conditions: whether a row of a change history is a change, and whether it begins a copy.
 IS_CHANGE, IS_SNAPSHOT = "ordinal >= 0", f"ordinal = {_PLACES[SNAPSHOT]}"
@@ -23,7 +23,7 @@ IS_CHANGE, IS_SNAPSHOT = "ordinal >= 0", f"ordinal = {_PLACES[SNAPSHOT]}"
 
 @dataclass(frozen=True)
 class CopiedRows:
-    """Makes changes of the rows of a copy at an LSN. Travels to executors.
+    """Turns the rows of a copy at an LSN into changes. It is sent to executors.
 
     `schema` is that of the change history, `time` the time of the snapshot.
     """
@@ -33,7 +33,7 @@ class CopiedRows:
     schema: pa.Schema
 
     def begin(self) -> pa.RecordBatch:
-        """The change before the rows."""
+        """The change `snapshot`, which comes before the rows."""
         return self._changes(SNAPSHOT, pa.nulls(1, self.schema.field("new").type))
 
     def of(self, rows: pa.RecordBatch) -> pa.RecordBatch:

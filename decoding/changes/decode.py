@@ -1,6 +1,6 @@
-"""Raw messages of one relation version -> decoded changes (`columns`): Arrow batches in, Arrow batches out.
+"""Decodes raw messages of one relation version into changes (`columns`): Arrow batches in, Arrow batches out.
 
-Raises ValueNotRepresentableError, with the row's key, for a value that its column's type here cannot
+Raises ValueNotRepresentableError, with the row's key, for a value that its column's type in the replica cannot
 represent.
 """
 
@@ -24,7 +24,7 @@ _OPERATIONS = pa.array(ROW_OPERATIONS)
 
 @dataclass(frozen=True)
 class AddedColumn:
-    """A column that a relation version does not have yet, and its value (an array of one) in all of its rows."""
+    """A column that a relation version does not have yet, and its value (an array of one) in all rows of the version."""
 
     name: str
     spark: str
@@ -33,10 +33,10 @@ class AddedColumn:
 
 @dataclass(frozen=True)
 class FilterColumns:
-    """The columns that row filters read, in the default types for PostgreSQL's; the replica may have others.
+    """The columns that row filters read, in the default types of `values.types`; the replica's types may differ.
 
-    It is a key of decoded messages; types and values are compared, but not hashed. `key` names a row in an
-    error.
+    An object of this class identifies decoded messages: its types and values are compared, but not hashed. `key`
+    names a row in an error.
     """
 
     names: frozenset[str]
@@ -54,7 +54,7 @@ def decoded(
 ) -> pa.RecordBatch:
     """Decode Insert, Update and Delete messages column by column: `names` and the `added` columns, which come last.
 
-    Columns of `new` that were not sent are taken from `old`, where that has their value (identity columns).
+    A column of `new` that was not sent gets its value from `old`, if `old` has it (identity columns).
     `key` names a row in an error.
     """
     data = batch.column("data")
@@ -88,7 +88,7 @@ def _with_added(rows: pa.StructArray, added: Sequence[AddedColumn], whole: pa.Ar
 
 
 def _key_of(message: pa.Array, columns: RelationColumns, key: Sequence[str]) -> Mapping[str, str]:
-    """The key of one change; empty where the key itself cannot be converted."""
+    """The key of one change; empty if the key itself cannot be converted."""
     with suppress(ValueNotRepresentableError):
         change = decode_changes(message, columns, old_columns=key, new_columns=key)
         rows = change.old if change.old.null_count == 0 else change.new

@@ -1,4 +1,4 @@
-"""The metadata of deleted rows that a replica keeps; in a module of its own, as reading pgsieve.yaml needs no pyarrow."""
+"""The metadata of deleted rows that a replica keeps; this module needs no pyarrow, nor does reading pgsieve.yaml."""
 
 #: The kind of metadata that says whether a row is deleted.
 DELETED = "deleted"

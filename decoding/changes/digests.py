@@ -1,9 +1,8 @@
-"""Rows without a key as digests: rows in, 20 bytes per row out, which are equal where all values of the rows are.
+"""Rows without a key as digests: rows in, 20 bytes per row out, which are equal if all values of the rows are equal.
 
-Values are equal where they are printed alike: NULL equals NULL, every NaN is one value, and 0.0 is not -0.0.
-So the row that PostgreSQL deletes is the replica's row with the same text. A digest has 128 bits of BLAKE2b.
-Before them stands a mark of 32 bits that costs far less: in a large table only rows with a wanted mark are
-digested. Raises Arrow's errors.
+Values are equal if they are printed alike: NULL equals NULL, all NaN are equal, and 0.0 is not -0.0. So the row that
+PostgreSQL deletes is the replica's row with the same text. A digest is a mark of 32 bits and 128 bits of BLAKE2b.
+The mark costs far less: in a large table only rows with a wanted mark are digested. Raises Arrow's errors.
 
 https://www.rfc-editor.org/rfc/rfc7693
 """
@@ -26,7 +25,7 @@ from pgsieve.decoding.changes.net_change import Mask, Numbers
 #: A digest as a column.
 DIGEST = pa.schema([("digest", pa.binary())])
 _BYTES, _MARK_BYTES = 16, 4
-#: This many rows are serialised at once to be digested.
+#: The number of rows that are serialised and digested at once.
 _ROWS = 16_384
 _OCTETS = pa.large_binary()
 #: The marks of columns are combined by Horner's method, modulo 2**64, with this odd factor.
@@ -62,7 +61,7 @@ def digested(changes: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
 
 @dataclass(frozen=True)
 class Sought:
-    """Distinct digests whose rows are wanted. It is sent to executors, each of which makes its own index."""
+    """Distinct digests whose rows are wanted. It is sent to executors; each makes its own index."""
 
     digests: pa.Table
     # Not a cached_property: before Python 3.12 that has a lock, and a class that is sent by value cannot have one.
@@ -75,7 +74,7 @@ class Sought:
         return Sought, (self.digests,)
 
     def within(self, rows: pa.RecordBatch) -> tuple[Numbers, Numbers]:
-        """The places of rows that have one of the digests, in order, and the places of their digests."""
+        """The indexes of rows that have one of the digests, in order, and the indexes of their digests."""
         if not self._made:
             self._made.append(_Index.of(self.digests))
         index = self._made[0]
@@ -89,7 +88,7 @@ class Sought:
 
 
 class _Index(NamedTuple):
-    """Sorted digests, their places, and which of the marks are theirs that are shifted to be small numbers."""
+    """Sorted digests, their indexes, and a table that says for each mark, shifted right, whether a digest has it."""
 
     octets: npt.NDArray[np.bytes_]
     order: Numbers
@@ -115,15 +114,15 @@ def _in_one(digests: pa.Table) -> npt.NDArray[np.bytes_]:
 
 
 def _of_side(rows: pa.StructArray, columns: Sequence[str]) -> pa.StructArray:
-    there = np.flatnonzero(rows.is_valid())
-    chosen = rows if len(there) == len(rows) else rows.take(pa.array(there))
+    present = np.flatnonzero(rows.is_valid())
+    chosen = rows if len(present) == len(rows) else rows.take(pa.array(present))
     values = pa.RecordBatch.from_arrays([field_of(chosen, name) for name in columns], names=list(columns))
     digests = row_digests(values).combine_chunks()
     place = np.full(len(rows), -1, np.int64)
-    place[there] = np.arange(len(there))
+    place[present] = np.arange(len(present))
     children = [column.combine_chunks() for column in digests.columns]
     packed = pa.StructArray.from_arrays(children, fields=list(DIGEST))
-    return packed if len(there) == len(rows) else packed.take(pa.array(place, mask=place < 0))
+    return packed if len(present) == len(rows) else packed.take(pa.array(place, mask=place < 0))
 
 
 def _digests(rows: pa.RecordBatch) -> npt.NDArray[np.uint8]:
@@ -134,7 +133,7 @@ def _digests(rows: pa.RecordBatch) -> npt.NDArray[np.uint8]:
 
 
 def _octets(column: pa.Array) -> pa.Array:
-    """Each value as bytes, also NULL; no value is a prefix of another."""
+    """Each value as bytes, also NULL; the bytes of no value are a prefix of another's."""
     presence = pc.if_else(column.is_valid(), pa.scalar(b"\1", _OCTETS), pa.scalar(b"\0", _OCTETS))
     parts = [_fixed(pc.fill_null(lengths, 0))] if (lengths := _lengths(column)) is not None else []
     parts.append(_joined(column, lengths) if pa.types.is_list(column.type) else _plain(column))
@@ -183,7 +182,7 @@ def _lengths(column: pa.Array) -> pa.Array | None:
 
 
 def _words(column: pa.Array) -> npt.NDArray[np.uint64]:
-    """A number for each value, the same for equal ones; NULL is a value like any other."""
+    """A number for each value, the same for equal values; NULL is a value like any other."""
     lengths = _lengths(column)
     values = _one_nan(column) if lengths is None else lengths
     values = values.cast(pa.uint8()) if pa.types.is_boolean(values.type) else values

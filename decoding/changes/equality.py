@@ -1,8 +1,7 @@
-"""PostgreSQL's equality: a column in, one that Arrow finds equal in the same places out.
+"""PostgreSQL's equality: a column in, a column out whose values are equal in Arrow if they are equal in PostgreSQL.
 
-Arrow compares and groups by bits, and supports neither for lists. So NaN gets one bit pattern, and so does
-zero. A list is replaced by the numbers of its elements among all distinct ones of the column. The result is
-for comparisons only.
+Arrow compares and groups by bits, and supports neither for lists. So NaN gets one bit pattern, and so does zero. A
+list is replaced by bytes with a number for each distinct element. The result is for comparisons only.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import pyarrow.compute as pc
 
 
 def comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Values that are equal where the column's are; NULL stays NULL."""
+    """Values that Arrow compares as PostgreSQL compares the column's values; NULL stays NULL."""
     if pa.types.is_list(column.type):
         return pa.chunked_array([_lists(column.combine_chunks())])
     if not pa.types.is_floating(column.type):

@@ -1,8 +1,7 @@
-"""Keys as numbers: rows of key columns -> the same number where PostgreSQL finds the keys equal.
+"""Keys as numbers: rows of key columns in, the same number for keys that are equal in PostgreSQL out.
 
-In: an Arrow table of the key's columns. Out: one integer per row, from 0 on. Rows are equal where all their
-values are, as in `equality`; NULL is a value like any other here, and is found in no table. Raises Arrow's
-errors.
+In: an Arrow table of the key's columns. Out: one integer per row, from 0 on. Rows are equal if all their values are
+equal (`equality`). NULL counts as a value here, although no table has NULL in a key. Raises Arrow's errors.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from pgsieve.decoding.changes.net_change import Numbers
 
 
 def key_numbers(keys: pa.Table) -> Numbers:
-    """A number for each row, from 0 on, the same where the keys are equal."""
+    """A number for each row, from 0 on; equal keys have the same number."""
     return reduce(_combined, (_encoded(comparable(column)) for column in keys.columns))
 
 

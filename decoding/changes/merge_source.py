@@ -1,4 +1,4 @@
-"""The source of a MERGE: a net change -> where each value of a new row comes from, a change or a row of the replica.
+"""The source of a MERGE: for each value of a new row, the change or the replica's row from which it comes.
 
 In: a net change. Out: one element per key, by numbers of keys and of changes. The caller fetches the values:
 Arrow by `take`, Spark by joins. Raises nothing.
@@ -17,13 +17,12 @@ from pgsieve.decoding.changes.net_change import NONE, Mask, NetChange, Numbers
 
 @dataclass(frozen=True)
 class MergeSource:
-    """The action of a MERGE for each of some `keys`: delete, update or upsert; end, where ended rows are kept.
+    """The action of a MERGE for each of `keys`: delete, update or upsert, and end if ended rows are kept.
 
-    `last` is the change with the row. `sent` is, for columns that some change left out, the change with the
-    column's value; `NONE` where no change has it. Then a row that comes from another key has the value of the
-    replica's row of the key `base`, and a row that `keeps` the column has its own. `expected`: the replica
-    should have a row of the key. `ended` is the change that ended a row that is kept; `end` alters only that
-    row's metadata.
+    `last` is the change that has the row. For each column that some change left out, `sent` is the change that has
+    the column's value, or `NONE` without one. Then a row that came from another key takes the value of the replica's
+    row of the key `base`, and a row that `keeps` the column has its own value. `expected`: the replica should have a
+    row of the key. `ended` is the change that ended a kept row; `end` alters only that row's metadata.
     """
 
     keys: Numbers

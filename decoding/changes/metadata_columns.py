@@ -1,7 +1,7 @@
 """Metadata columns: a replica's data about each of its rows, as ordinary columns of its changes.
 
-In: the chosen metadata (`METADATA`), and changes of one relation version. Out: values for their new rows, and for
-deleted rows that are kept. Raises nothing.
+In: the chosen metadata (`METADATA`), and changes of one relation version. Out: values for the changes' new rows, and
+for deleted rows that are kept. Raises nothing.
 
 A copied row has the snapshot's LSN and time and no commit; its first change replaces all of them. Only the apply
 knows when a row was applied, and adds it (`Stamp`).
@@ -22,7 +22,7 @@ from pgsieve.decoding.changes.deleted_rows import DELETED
 from pgsieve.decoding.values.types import ColumnType, column_type
 
 _BOOLEAN, _BIGINT, _TEXT, _TIMESTAMPTZ = 16, 20, 25, 1184
-#: The metadata that there is, and PostgreSQL's types of it.
+#: The kinds of metadata, and their PostgreSQL types.
 METADATA: Mapping[str, int] = MappingProxyType(
     {
         "commit_lsn": _BIGINT,
@@ -41,7 +41,7 @@ METADATA: Mapping[str, int] = MappingProxyType(
 APPLIED_AT = "applied_at"
 #: Metadata columns: their names, and the kind of each.
 Metadata = Sequence[tuple[str, str]]
-#: What changes have under the same name.
+#: The kinds that changes have as a column of the same name.
 _OF_CHANGES = frozenset({"commit_lsn", "commit_time", "ordinal", "operation"})
 FLAGS = frozenset({"deleted", "filtered"})
 _ENDED: Mapping[str, object] = MappingProxyType({"deleted": True, "operation": "delete"})
@@ -53,19 +53,19 @@ def metadata_type(kind: str) -> ColumnType:
 
 
 def column_of(metadata: Metadata, kind: str) -> str | None:
-    """The name of the column that has a kind of metadata; None where there is none."""
+    """The name of the column with a kind of metadata; None without one."""
     return next((name for name, each in metadata if each == kind), None)
 
 
 @dataclass(frozen=True)
 class MetadataColumns:
-    """The metadata columns of a replica, by their names, and the table or partition of the changes (None: unknown)."""
+    """The kind of each metadata column of a replica, by name, and the table or partition of the changes (None: unknown)."""
 
     kinds: Mapping[str, str] = field(default_factory=dict)
     source: str | None = None
 
     def values(self, name: str, changes: Mapping[str, pa.Array], count: int) -> pa.Array:
-        """The values of a column for the new rows of `count` changes, which have the columns `changes`."""
+        """The values of a column for the new rows of `count` changes; `changes` are the changes' columns."""
         kind = self.kinds[name]
         arrow = metadata_type(kind).arrow
         if kind in _OF_CHANGES:
@@ -77,7 +77,10 @@ class MetadataColumns:
         return pa.nulls(count, arrow)
 
     def kept(self, name: str, changes: Mapping[str, pa.Array], came_as: pa.Array) -> pa.Array:
-        """The same for old rows, which may be kept; NULL where there is none. `came_as` are the operations before row filters."""
+        """The values of a column for old rows, if the replica keeps deleted rows; otherwise NULL.
+
+        `came_as` are the operations before row filters.
+        """
         kind = self.kinds[name]
         match kind:
             case _ if DELETED not in self.kinds.values():
@@ -98,8 +101,8 @@ def metadata_schema(metadata: Metadata) -> pa.Schema:
 
 
 def truncated_metadata(truncates: pa.Table, metadata: Metadata) -> pa.Table:
-    """The metadata of rows that TRUNCATEs end, one row per TRUNCATE; these have `commit_lsn`, `ordinal` and `commit_time`."""
-    said = {
+    """The metadata of rows that TRUNCATEs end, one row for each of `truncates` (`commit_lsn`, `ordinal`, `commit_time`)."""
+    values = {
         "deleted_at": truncates["commit_time"],
         "operation": pa.repeat("truncate", truncates.num_rows),
         "deleted": pa.repeat(True, truncates.num_rows),
@@ -108,8 +111,8 @@ def truncated_metadata(truncates: pa.Table, metadata: Metadata) -> pa.Table:
     }
     schema = metadata_schema(metadata)
     columns = [
-        said[kind].cast(schema.field(name).type)
-        if kind in said
+        values[kind].cast(schema.field(name).type)
+        if kind in values
         else pa.nulls(truncates.num_rows, schema.field(name).type)
         for name, kind in metadata
     ]
@@ -117,7 +120,7 @@ def truncated_metadata(truncates: pa.Table, metadata: Metadata) -> pa.Table:
 
 
 def copied_as(kind: str, lsn: int, time: str) -> str:
-    """The SQL expression of a metadata column in the copy at the snapshot of an LSN and a time (text as PostgreSQL writes it)."""
+    """The SQL expression of a metadata column in a copy; `lsn` and `time` (PostgreSQL's text) are the snapshot's."""
     match kind:
         case "operation":
             return "'copy'::pg_catalog.text"
@@ -141,18 +144,18 @@ Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
 
 
 def living(rows: Rows, schema: pa.Schema, deleted: str | None) -> Rows:
-    """The columns of a schema, in its types, of the living rows among a replica's: those that the column `deleted` does not mark.
+    """The living rows of a replica, in the columns and types of a schema.
 
-    None: all rows live.
+    The column `deleted` marks rows that do not live; None: all rows live.
     """
-    # Arrow filters no views, which DataFusion reads.
+    # The cast comes first: DataFusion reads texts as views, which Arrow cannot filter.
     typed = rows.select(schema.names).cast(schema)
     return typed if deleted is None else typed.filter(pc.invert(pc.fill_null(rows[deleted], False)))
 
 
 @dataclass(frozen=True)
 class Stamp:
-    """Puts the time at which rows are applied into the column of that name; None: there is no such column."""
+    """Sets the column for the time at which rows are applied; None: the replica has no such column."""
 
     column: str | None
     time: datetime = field(default_factory=lambda: datetime.now(UTC))

@@ -22,13 +22,13 @@ import numpy as np
 
 from pgsieve.decoding.changes.net_change import NONE, UPDATE, KeyChanges, Mask, Numbers
 
-#: An event's place, and whether it inserts its row, in one integer below the row's number.
+#: The low bits of an event's integer: its place, and whether it inserts its row. The row's number is above them.
 _EVENT_BITS = 33
 
 
 @dataclass(frozen=True)
 class MultisetChange:
-    """How many rows of each number to delete, the changes to insert, and how many changes found no row."""
+    """The number of rows to delete by row number, the changes whose rows are inserted, and the number of missing rows."""
 
     going: Numbers
     coming: Numbers
@@ -36,13 +36,13 @@ class MultisetChange:
 
 
 def sides(changes: KeyChanges) -> tuple[Numbers, Numbers]:
-    """The rows before and after; an UPDATE that changes nothing has one row on both sides."""
+    """The rows before and after each change; an UPDATE that changes nothing has the same row on both sides."""
     stays = (changes.operations == UPDATE) & (changes.old == NONE)
     return np.where(stays, changes.new, changes.old), changes.new
 
 
 def needed(changes: KeyChanges, rows: int) -> Numbers:
-    """How many of each row the replica must have for every change to find its row; `rows` is the number of rows."""
+    """The number of each row that the replica needs, so that every change finds its row; `rows` is the number of rows."""
     old, new = sides(changes)
     least = np.zeros(rows, np.int64)
     # An UPDATE deletes the old row before it inserts the new one.
@@ -57,7 +57,7 @@ def needed(changes: KeyChanges, rows: int) -> Numbers:
 
 
 def multiset_change(changes: KeyChanges, present: Numbers) -> MultisetChange:
-    """The change of a multiset that has each row as often as `held` says."""
+    """The change of a multiset that has each row as often as `present` says."""
     old, new = sides(changes)
     lost = np.zeros(len(old), np.bool_)
     if (needed(changes, len(present)) > present).any():
@@ -72,7 +72,7 @@ def multiset_change(changes: KeyChanges, present: Numbers) -> MultisetChange:
 
 
 def first_of(rows: Numbers, left: Numbers) -> Mask:
-    """Mask the first occurrences of each row; `left` says how many are wanted, and is reduced."""
+    """Mask the first occurrences of each row; `left` has the number that is wanted of each row, and is reduced."""
     order = np.argsort(rows, kind="stable")
     ordered = rows[order]
     begins = np.flatnonzero(np.diff(ordered, prepend=NONE))
@@ -107,6 +107,6 @@ def _lost(old: Numbers, new: Numbers, present: Numbers) -> Mask:
 
 
 def _last(new: Numbers, counts: Numbers) -> Numbers:
-    """The last changes with each new row, as many as `counts` says."""
+    """The last changes with each new row; `counts` has the number that is wanted of each row."""
     places = np.flatnonzero(new != NONE)[::-1]
     return np.sort(places[first_of(new[places], counts)])

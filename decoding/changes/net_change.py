@@ -41,7 +41,7 @@ Mask = npt.NDArray[np.bool_]
 INSERT, UPDATE, DELETE = range(3)
 _LEAVE, _ARRIVE = 3, 4
 #: Other origins of a tenure's row than `INSERT` and `_ARRIVE`: the replica, or none (changes of a missing
-#: row). Where tenures are split by commits, also the part before.
+#: row). If tenures are split by commits, `_CONTINUED` stands for the tenure's previous part.
 _REPLICA, _NOTHING, _CONTINUED = -1, -2, -3
 #: No key, no change, no row.
 NONE = -1
@@ -65,7 +65,7 @@ class KeyChanges:
 
     @property
     def moves(self) -> Mask:
-        """Which changes are UPDATEs from one key to another."""
+        """The mask of UPDATEs from one key to another."""
         moved: Mask = (self.operations == UPDATE) & (self.old != NONE)
         return moved
 
@@ -112,7 +112,7 @@ class NetChange:
         return remains
 
     def counts(self, before: Mask) -> dict[str, int]:
-        """How many living rows come, change, go and are missing. `before`: the keys of living rows in the replica."""
+        """The numbers of living rows that come, change, go or are missing; `before` marks keys of living rows in the replica."""
         lives = (self.upserted | (self.updated & before[self.base])) & (self.ended == NONE)
         present = before[self.keys]
         counted = {
@@ -142,18 +142,18 @@ class _Tenures:
 
     @property
     def ended(self) -> Mask:
-        """Which tenures have ended."""
+        """The mask of tenures that have ended."""
         return _ends(self.kind[self.ends_at])
 
     @property
     def left(self) -> Mask:
-        """Which tenures a move has ended."""
+        """The mask of tenures that a move has ended."""
         left: Mask = self.kind[self.ends_at] == _LEAVE
         return left
 
     @property
     def is_first(self) -> Mask:
-        """Which tenures are the first of their key."""
+        """The mask of tenures that are the first of their key."""
         return _changes(self.keys)
 
 
@@ -348,7 +348,7 @@ def _conflict(tenures: _Tenures, origin: Numbers, base: Numbers, present: Mask) 
 
 
 def _without_lost_moves(changes: KeyChanges, present: Mask) -> KeyChanges:
-    """The changes, with a DELETE of the old key for each move that finds no row: the effect is the same, and a row is missing."""
+    """The changes, with a DELETE of the old key in place of each move that finds no row; it finds none either."""
     if not changes.moves.any():
         return changes
     tenures = _tenures(changes)
@@ -393,14 +393,14 @@ def _ends(kind: npt.NDArray[np.int8]) -> Mask:
 
 
 def _changes(key: Numbers) -> Mask:
-    """Where another key begins."""
+    """The mask of places at which another key begins."""
     begins = np.ones(len(key), np.bool_)
     begins[1:] = key[1:] != key[:-1]
     return begins
 
 
 def _first(keys: Numbers, count: int) -> Numbers:
-    """The first place of each key; their number for a key without a place."""
+    """The first place of each key; for a key without a place the number of places."""
     first = np.full(count, len(keys), np.int64)
     places = np.flatnonzero(keys != NONE)[::-1]
     # For equal indices NumPy keeps the last value.

@@ -1,4 +1,4 @@
-"""What becomes of changes: how many came through a relation, which row filter decided, and what they were sent as.
+"""Counts changes by their relation, their operation, the row filter, and the operation as which they are sent.
 
 In: codes of operations, a batch at a time. Out: counts by `SentAs`. Raises nothing.
 """
@@ -15,14 +15,14 @@ import numpy.typing as npt
 
 from pgsieve.decoding.changes.columns import ROW_OPERATIONS
 
-#: A change that is not sent, where operations are numbers.
+#: The code of an operation for changes that are not sent.
 NOTHING = -1
 
 
 class SentAs(NamedTuple):
-    """Changes of one operation that came through one relation (a table, or a partition), and what they became.
+    """The changes that are counted together: of one relation (a table, or a partition) and operation, sent as one operation.
 
-    `row_filter` is what decided, as it is written; several that are ORed are one. None: there is none. `sent_as` is None for
+    `row_filter` is the text of the filter, or of several that are ORed; None without a filter. `sent_as` is None for
     changes that are not sent.
     """
 
@@ -32,25 +32,25 @@ class SentAs(NamedTuple):
     sent_as: str | None
 
 
-#: How many changes became what.
+#: The number of changes of each kind.
 SentCounts = Mapping[SentAs, int]
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where changes come from: the relation, by its qualified name, and for each operation the row filter as it is written."""
+    """The origin of changes: the relation's qualified name, and for each operation the text of the row filter."""
 
     source: str = ""
     row_filters: Mapping[str, str | None] = field(default_factory=dict)
 
     def sent_as(self, operation: str, sent_as: str | None) -> SentAs:
-        """What changes of this origin are counted as."""
+        """The kind as which changes of this origin are counted."""
         return SentAs(self.source, self.row_filters.get(operation), operation, sent_as)
 
     def count(
         self, operations: npt.NDArray[np.int32], becomes: npt.NDArray[np.int32], counts: Counter[SentAs]
     ) -> None:
-        """Add changes, by places of their operations in `ROW_OPERATIONS`, and of what they are sent as (or `NOTHING`)."""
+        """Add changes: indexes in `ROW_OPERATIONS` of their operations, and of those as which they are sent (or `NOTHING`)."""
         most = len(ROW_OPERATIONS) + 1
         for code, count in enumerate(np.bincount(operations * most + becomes + 1).tolist()):
             if count:
@@ -60,12 +60,12 @@ class Origin:
 
 
 def received(counts: SentCounts) -> dict[str, int]:
-    """How many changes of each operation came."""
+    """The number of changes by their operation before row filters."""
     return {o: sum(n for each, n in counts.items() if each.operation == o) for o in ROW_OPERATIONS}
 
 
 def became(counts: SentCounts, operation: str = "update") -> dict[str | None, int]:
-    """How many changes of an operation were sent as each operation, and as nothing (None)."""
+    """The number of changes of an operation by the operation as which they were sent (None: not sent)."""
     return {
         sent: sum(n for each, n in counts.items() if (each.operation, each.sent_as) == (operation, sent))
         for sent in (*ROW_OPERATIONS, None)
@@ -81,7 +81,7 @@ def added(*several: SentCounts) -> Counter[SentAs]:
 
 
 def as_rows(counts: SentCounts) -> list[dict[str, Any]]:
-    """The counts as plain values, in the same order however they were counted."""
+    """The counts as plain values, in a fixed order."""
     return [{**each._asdict(), "changes": count} for each, count in sorted(counts.items(), key=_order)]
 
 

@@ -23,7 +23,7 @@ def empty_tally() -> Tally:
 def count_changes(batch: pa.RecordBatch, key: Sequence[str], tally: Tally) -> None:
     """Add to a tally the changes by operation, the `key_changes`, and the columns that some change left out (`unchanged`).
 
-    Only the key's columns of the tuples are read: without a key the batch needs none.
+    The batch needs only the key's columns of the tuples, and none without a key.
     """
 
     def add(name: str, count: int) -> None:
@@ -37,21 +37,21 @@ def count_changes(batch: pa.RecordBatch, key: Sequence[str], tally: Tally) -> No
 
 
 def count_whole_changes(batch: pa.RecordBatch, key: Sequence[str], tally: Tally) -> None:
-    """The same for a batch with all columns of its changes, whose `bytes` in memory are added, too."""
+    """Count like `count_changes` for a batch with all columns of its changes, and add its size in memory (`bytes`)."""
     count_changes(batch, key, tally)
     tally["bytes"] = tally.get("bytes", 0) + batch.nbytes
 
 
 def key_changes(batch: pa.RecordBatch, key: Sequence[str]) -> pa.BooleanArray:
-    """Which changes are UPDATEs that move their row to another key: none without a key."""
+    """The mask of UPDATEs that move their row to another key; without a key there are none."""
     if not key:
         return pa.repeat(pa.scalar(False), batch.num_rows)
     differs = pa.repeat(pa.scalar(False), batch.num_rows)
     for name in key:
         sides = comparable(pa.chunked_array([field_of(batch.column(s), name) for s in SIDES]))
         old, new = sides.slice(0, batch.num_rows), sides.slice(batch.num_rows)
-        # An old tuple of another replica identity has NULL there, which finds no row: the row of the new key
-        # is not changed.
+        # An old tuple of another replica identity has NULL in a key column. It finds no row, so the UPDATE must not
+        # change the row of the new key.
         only_one = pc.xor(pc.is_null(old), pc.is_null(new))
         differs = pc.or_(differs, pc.or_(only_one, pc.fill_null(pc.not_equal(old, new), False)))
     moves = pc.and_(pc.equal(batch.column("operation"), "update"), pc.is_valid(batch.column("old")))

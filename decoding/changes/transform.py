@@ -1,8 +1,7 @@
 """The UPDATE transformation (section 29.4.3): messages of one relation version -> the subscription's changes.
 
-In: batches of stored messages (`ENCODED_COLUMNS`). Out: batches of changes in the replica's columns, and how
-many changes of each operation came. Raises the errors of decoding, and PostgreSQL's errors for a row on which
-it has to evaluate a filter.
+In: batches of stored messages (`ENCODED_COLUMNS`). Out: batches of changes in the replica's columns, and counts of
+changes by operation and result. Raises the errors of decoding, and PostgreSQL's errors if a filter fails for a row.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ from pgsieve.decoding.row_filters.strings import FilterValueError
 from pgsieve.decoding.wording import shortened
 
 _Mask: TypeAlias = npt.NDArray[np.bool_]
-#: What each change is sent as: a place in `ROW_OPERATIONS`, or `NOTHING`.
+#: For each change the index in `ROW_OPERATIONS` of the operation as which it is sent, or `NOTHING`.
 _Codes: TypeAlias = npt.NDArray[np.int32]
 #: For insert, update and delete the row filters that are ORed, None for no filter.
 Filters: TypeAlias = Mapping[str, Sequence[RowFilter] | None]
 #: For insert, update and delete the verdict on a batch of rows, None for no filter.
 _Conditions: TypeAlias = Mapping[str, Verdicts | None]
-#: Makes the filtered columns of a batch of messages, or has them already.
+#: Returns the columns that filters read of a batch of messages; makes them unless another transformation has.
 Shared: TypeAlias = Callable[[FilterColumns, Callable[[], pa.RecordBatch]], pa.RecordBatch]
 
 _OPERATIONS = pa.array(ROW_OPERATIONS)
@@ -50,7 +49,7 @@ def _alone(_read: FilterColumns, make: Callable[[], pa.RecordBatch]) -> pa.Recor
 
 @dataclass(frozen=True)
 class Encoded:
-    """A batch of messages, and the source of the columns that filters read, where other transformations read these too."""
+    """A batch of messages; `shared` gives the columns that filters read, decoded once for several transformations."""
 
     batch: pa.RecordBatch
     shared: Shared = _alone
@@ -58,10 +57,10 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Transformation:
-    """How the messages of a relation version are decoded, and what the subscription gets of them. Travels to executors.
+    """Decodes the messages of a relation version into the changes that the subscription gets. It is sent to executors.
 
     `schema` is that of the replica's changes (`changes_schema`), `key` its key. `read` are the columns that the filters
-    read; None without filters. `origin` is what changes are counted by, `metadata` are columns of `schema` that the table has not.
+    read; None without filters. Changes are counted by `origin`. `metadata` are columns of `schema` that the table does not have.
     """
 
     columns: RelationColumns
@@ -75,7 +74,7 @@ class Transformation:
     metadata: MetadataColumns = field(default_factory=MetadataColumns)
 
     def changes(self, messages: Iterable[Encoded], counts: Counter[SentAs]) -> Iterator[pa.RecordBatch]:
-        """The subscription's changes, in the columns of `schema` except the slice; `counts` gets how many were sent as what.
+        """The subscription's changes, in the columns of `schema` except the slice; they are counted in `counts`.
 
         See `made`.
         """
@@ -84,10 +83,10 @@ class Transformation:
     def made(
         self, messages: Iterable[Encoded], counts: Counter[SentAs]
     ) -> Iterator[tuple[pa.RecordBatch, pa.Array]]:
-        """The same, each batch with the operations that its changes came as.
+        """The same, each batch with the operations of its changes before row filters.
 
-        An UPDATE that is transformed is sent whatever `operations` says of insert and delete (29.4.3). Only what passes the
-        filters is decoded whole: of the rest no column is looked at that no filter reads.
+        A transformed UPDATE is sent even if `operations` has no insert or delete (29.4.3). Changes that the filters
+        reject are decoded only as far as the filters read.
         """
         conditions: _Conditions = {
             operation: None if filters is None else _named(filters)
@@ -116,7 +115,7 @@ class Transformation:
         return messages.shared(read, make)
 
     def _codes(self, changes: pa.RecordBatch, conditions: _Conditions, counts: Counter[SentAs]) -> _Codes:
-        """What decoded changes are sent as; they are counted."""
+        """Count decoded changes, and return the codes of the operations as which they are sent."""
         operation: _Codes = np.asarray(pc.index_in(changes.column("operation"), _OPERATIONS))
         becomes = _sent_as(changes, operation, conditions, self.operations)
         self.origin.count(operation, becomes, counts)
@@ -144,7 +143,7 @@ def _named(filters: Sequence[RowFilter]) -> Verdicts:
 def _sent_as(
     changes: pa.RecordBatch, operation: _Codes, conditions: _Conditions, operations: Collection[str]
 ) -> _Codes:
-    """The operations that decoded changes, with the columns that filters read, are sent as."""
+    """The codes of the operations as which changes are sent; `changes` have the columns that filters read."""
     has_old = np.asarray(changes.column("old").is_valid())
 
     def matches(of: str, side: str, rows: _Mask) -> _Mask:
@@ -170,7 +169,7 @@ def _sent_as(
 
 
 def _matches(verdicts: Verdicts | None, rows: pa.StructArray, concerned: _Mask) -> _Mask:
-    """Which of the `concerned` rows pass; NULL counts as no. No other row is evaluated."""
+    """The mask of the `concerned` rows that pass; NULL counts as no. Other rows are not evaluated."""
     if verdicts is None:
         return concerned
     passed = np.zeros(len(concerned), np.bool_)
@@ -185,10 +184,7 @@ def _matches(verdicts: Verdicts | None, rows: pa.StructArray, concerned: _Mask) 
 def _as_sent(
     changes: pa.RecordBatch, becomes: _Codes, schema: pa.Schema, metadata: MetadataColumns
 ) -> tuple[pa.RecordBatch, pa.Array]:
-    """Decoded changes as they are sent, without those that are not, in the columns of `schema` but for the slice.
-
-    Also the operations that they came as.
-    """
+    """The changes that are sent, in the columns of `schema` except the slice, and their operations before row filters."""
     came_as = changes.column("operation")
     columns = {name: changes.column(name) for name in CHANGE_COLUMNS}
     columns["operation"] = _OPERATIONS.take(pa.array(becomes, mask=becomes == NOTHING))
@@ -202,7 +198,7 @@ def _as_sent(
 
 
 def _without(values: pa.Array, absent: _Mask) -> pa.Array:
-    """The values; NULL where they are absent."""
+    """The values, with NULL where `absent` is true."""
     if not absent.any():
         return values
     return values.take(pa.array(np.arange(len(values)), mask=absent))
@@ -211,7 +207,7 @@ def _without(values: pa.Array, absent: _Mask) -> pa.Array:
 def _projected(
     columns: Mapping[str, pa.Array], schema: pa.Schema, metadata: MetadataColumns, came_as: pa.Array
 ) -> pa.RecordBatch:
-    """The columns of a schema, those of both sides in its order. An old row has the metadata of its end."""
+    """The changes in the columns and fields of a schema. An old row has the metadata of a row that ends."""
     arrays = {name: columns[name] for name in schema.names}
 
     def child(rows: pa.StructArray, side: str, f: pa.Field) -> pa.Array:
@@ -240,6 +236,6 @@ def truncates(places: Sequence[tuple[int, int, datetime | None]], schema: pa.Sch
 
 
 def in_slice(changes: pa.RecordBatch, end: int, schema: pa.Schema) -> pa.RecordBatch:
-    """Changes with the slice that they belong to."""
+    """Changes with the end of their slice as the first column."""
     ends = pa.array(np.full(changes.num_rows, end, np.int64))
     return pa.RecordBatch.from_arrays([ends, *changes.columns], schema=schema)

@@ -1,8 +1,8 @@
-"""Versions of rows, as in a slowly changing dimension of type 2: rows with their validity, in columns of their own.
+"""Versions of rows, as in a slowly changing dimension of type 2: rows with columns for their validity.
 
 A version is valid from the commit that made it up to the commit that ended it. So `valid_from_lsn` <= c and
 c < `valid_to_lsn` find the rows after the commit at an LSN c. A copied row is valid from the last LSN before that of
-its snapshot. Raises what Arrow does.
+its snapshot. Raises Arrow's errors.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def versions_schema(columns: Iterable[tuple[str, pa.DataType]]) -> pa.Schema:
 
 
 def last_before(lsn: int) -> int:
-    """The first LSN of rows that are only known to be there before an LSN."""
+    """The LSN from which rows of a snapshot at `lsn` are valid; their commits are unknown."""
     return lsn - 1
 
 
@@ -66,7 +66,7 @@ class Commits:
 
 
 def with_validity(rows: pa.RecordBatch, begun: Numbers, until: Numbers, commits: Commits) -> pa.RecordBatch:
-    """Rows as versions, by the numbers of the commits that begin and end them; `NONE` ends a present one."""
+    """Rows as versions, by the numbers of the commits that begin and end them; a present version ends with `NONE`."""
     begins, ends = pa.array(begun), pa.array(until, mask=until == NONE)
     validity = [
         commits.times.take(begins),
@@ -79,7 +79,7 @@ def with_validity(rows: pa.RecordBatch, begun: Numbers, until: Numbers, commits:
 
 
 def ended(versions: pa.RecordBatch, until: Numbers, commits: Commits) -> pa.RecordBatch:
-    """Present versions, ended by the commits of these numbers; without versions that began there."""
+    """Present versions, ended by the commits of these numbers; versions that began at the same commit are left out."""
     ends = pa.array(until)
     values = {
         TO: commits.times.take(ends),
@@ -94,7 +94,7 @@ def ended(versions: pa.RecordBatch, until: Numbers, commits: Commits) -> pa.Reco
 
 @dataclass(frozen=True)
 class Opened:
-    """Makes present versions of a replica's rows at an LSN; `schema` is that of versions. Travels to executors."""
+    """Turns a replica's rows at an LSN into present versions; `schema` is that of versions. It is sent to executors."""
 
     lsn: int
     time: datetime | None

@@ -1,11 +1,11 @@
-"""Publications: which of them apply to a relation, and what they send of it.
+"""Publications: which of them apply to a relation, and which part of its changes they send.
 
-In: the publisher's tables and publications as its catalog (or pgsieve.yaml) has them. Out: for a changed
-relation, what the subscribed publications together send of it (`published_relation`), and as which relation:
-`published_as` resolves publish_via_partition_root. Also the tables that a subscription copies at first
-(`replicated_tables`). Raises `PublicationError` where PostgreSQL refuses the combination. Defined by
-get_rel_sync_entry() in src/backend/replication/pgoutput/pgoutput.c, by pg_get_publication_tables() in
-src/backend/catalog/pg_publication.c, and by sections 29.4 and 29.5.
+In: the publisher's tables and publications from its catalog (or pgsieve.yaml). Out: for a changed relation, the part
+that the subscribed publications send together (`published_relation`), and the relation as which they send it:
+`published_as` resolves publish_via_partition_root. Also the tables of the initial copy (`replicated_tables`). Raises
+`PublicationError` for a combination that PostgreSQL refuses. Source: get_rel_sync_entry() in
+src/backend/replication/pgoutput/pgoutput.c, pg_get_publication_tables() in
+src/backend/catalog/pg_publication.c, and sections 29.4 and 29.5.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pgsieve.decoding.values.builtin_types import DefinedTypes
 OPERATIONS = ("insert", "update", "delete", "truncate")
 
 
-#: The row filter of a table whose expressions the server could not print: no SQL, so that nothing is evaluated by it.
+#: Stands for a row filter that the server could not print. It is no SQL, so that it is never evaluated.
 UNREAD_FILTER = "? (the table is locked)"
 
 
@@ -33,10 +33,10 @@ class PublicationError(PgsieveError):
 class Attribute:
     """A column of a table, as pg_attribute has it; `generated` is '', 's' (stored) or 'v' (virtual).
 
-    `changed` is the transaction that last altered it. `missing` is the value of all rows older than the column
-    (attmissingval, as its type prints it), None where there is none and their column is NULL.
-    `collation` has its schema where that is not pg_catalog. `is_sent` is false for a generated column that no
-    change carries: a virtual one, and before version 18 a stored one.
+    `changed` is the transaction that last altered it. `missing` is the value of the column in rows older than it
+    (attmissingval, as its type prints it), None if these rows have NULL. `collation` includes the schema unless
+    that is pg_catalog. `is_sent` is false for a generated column that changes do not contain: a virtual one, and before
+    version 18 a stored one.
     """
 
     name: str
@@ -65,12 +65,11 @@ class Table:
       foreign ones.
     - `children` are the oids of the tables that directly inherit from a plain one.
     - `columns_ever` counts the dropped columns too (relnatts).
-    - `file` is the file of the rows, another one whenever all of them were written again (relfilenode).
-    - `case_mappings` say how the server changes the case of letters, by collation, where its row filters need
-      that.
-    - `encoding` is the server's encoding of the text that row filters see, and `major_version` the server's
-      version that evaluates them.
-    - `legible` is false where the name, schema or columns have bytes that are invalid in that encoding.
+    - `file` is the file of the rows (relfilenode); it is another one after all rows were rewritten.
+    - `case_mappings` are the server's mappings of letters' case by collation, if the table's row filters need them.
+    - `encoding` is the server's encoding of the text that row filters read, and `major_version` the version of the
+      server that evaluates them.
+    - `legible` is false if the name, schema or columns have bytes that are invalid in that encoding.
     """
 
     oid: int
@@ -97,8 +96,8 @@ class Table:
     def key(self) -> tuple[str, ...]:
         """The columns by which a subscriber finds a row: the identity index, else the primary key.
 
-        Empty where there is neither, as in FindReplTupleInLocalRel() of
-        src/backend/replication/logical/worker.c: rows are then compared as a whole.
+        Without either it is empty, and rows are compared as a whole (FindReplTupleInLocalRel() in
+        src/backend/replication/logical/worker.c).
         """
         if self.replica_identity == "i":
             return self.identity_index
@@ -106,7 +105,7 @@ class Table:
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """The columns that an old tuple carries (ALTER TABLE ... REPLICA IDENTITY)."""
+        """The columns that an old tuple has (ALTER TABLE ... REPLICA IDENTITY)."""
         if self.replica_identity == "f":
             return tuple(a.name for a in self.attributes)
         return self.key
@@ -121,7 +120,7 @@ class Table:
 class PublicationTable:
     """A table listed in a publication, with its row filter and column list.
 
-    `filter_columns` are the columns that the row filter reads, None where it has not been analysed.
+    `filter_columns` are the columns that the row filter reads, None if the filter has not been analysed.
     """
 
     oid: int
@@ -153,25 +152,25 @@ class Publication:
         return next((t for t in self.tables if t.oid == oid), None)
 
     def contains(self, table: Table) -> bool:
-        """Whether the table itself, not an ancestor of it, is published."""
+        """Whether the publication contains the table itself, not only an ancestor of it."""
         if self.all_tables:
             return self.excluded.isdisjoint({table.oid, *table.ancestors})
         return table.schema in self.schemas or self.listed(table.oid) is not None
 
     def row_filter(self, table: Table) -> str | None:
-        """The row filter this publication puts on a table it publishes; None is every row."""
+        """The row filter of a table that this publication contains; None sends every row."""
         if self.all_tables or table.schema in self.schemas:
             return None
         entry = self.listed(table.oid)
         return entry.where if entry else None
 
     def has_column_list(self, table: Table) -> bool:
-        """Whether it names the columns that it sends of a table."""
+        """Whether the publication has a column list for a table."""
         entry = self.listed(table.oid)
         return not self.all_tables and entry is not None and entry.columns is not None
 
     def column_list(self, table: Table) -> tuple[str, ...]:
-        """The columns this publication sends of a table, in the table's order."""
+        """The columns of a table that this publication sends, in the table's order."""
         entry = None if self.all_tables or table.schema in self.schemas else self.listed(table.oid)
         if entry and entry.columns is not None:
             return tuple(a.name for a in table.attributes if a.name in entry.columns)
@@ -183,9 +182,9 @@ class Publication:
 class Catalog:
     """The publisher's tables by oid, at one moment; `types` defines users' types, by oid.
 
-    `names` has a digest of all names of a kind that values of some types print (`NAMES_OF` of
-    decoding/values/printed_names.py). `locked` are the tables whose row filters and generation expressions are
-    unknown because of a lock, and its holder.
+    For each kind of name that values of some types print (`NAMES_OF` of decoding/values/printed_names.py), `names`
+    has a digest of all names of the kind. `locked` are the tables whose row filters and generation expressions are
+    unknown because of a lock, and the holder of the lock.
     """
 
     tables: Mapping[int, Table]
@@ -202,7 +201,7 @@ class Catalog:
     def select(self, names: Sequence[str]) -> tuple[Publication, ...]:
         """The named publications; raises PublicationError for those that do not exist.
 
-        From 18 on a server ignores missing ones, and publishes what the others do (LoadPublications() in
+        Servers from 18 on ignore missing publications as long as one exists (LoadPublications() in
         src/backend/replication/pgoutput/pgoutput.c).
         """
         selected = tuple(self.publications[n] for n in names if n in self.publications)
@@ -212,7 +211,7 @@ class Catalog:
         return selected
 
     def missing(self, names: Iterable[str]) -> PublicationError | None:
-        """The error where some of the named publications do not exist."""
+        """The error for named publications that do not exist; None if all exist."""
         missing = ", ".join(f'"{n}"' for n in names if n not in self.publications)
         if not missing:
             return None
@@ -225,9 +224,9 @@ class Catalog:
 
 @dataclass(frozen=True, slots=True)
 class PublishedRelation:
-    """What the publications of one subscription together send of a changed relation.
+    """The part of a relation's changes that the publications of one subscription send together.
 
-    `filters` has for each operation the row filters that are ORed, or None where every row passes.
+    `filters` has for each operation the row filters that are ORed, or None if every row passes.
     """
 
     relation: Table
@@ -239,7 +238,7 @@ class PublishedRelation:
 
 
 def published_as(publication: Publication, table: Table, catalog: Catalog) -> tuple[Table, int] | None:
-    """The relation a change of `table` is published as by one publication, and its level above it."""
+    """The relation as which one publication sends changes of `table`, and its level above the table; None if it sends none."""
     chain = [table, *(catalog.tables[a] for a in table.ancestors if a in catalog.tables)]
     containing = [level for level, relation in enumerate(chain) if publication.contains(relation)]
     if not containing:
@@ -322,11 +321,11 @@ def published_relation(
 
 @dataclass(frozen=True, slots=True)
 class ReplicatedTable:
-    """A table of which a subscription has a replica: what the first copy reads, and the replica's key.
+    """A table of which a subscription has a replica: the rows and columns of the initial copy, and the replica's key.
 
     `row_filters` are ORed, whatever the publications' operations are; None copies every row (29.4.5).
-    `leaves` are the partitions that contain the rows of a partitioned table, `routed_by` the columns that
-    decide which of them.
+    `leaves` are the partitions that contain the rows of a partitioned table, and `routed_by` the columns that decide
+    in which partition a row is.
     """
 
     table: Table
@@ -339,12 +338,12 @@ class ReplicatedTable:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The key columns of the replica; empty where rows can be distinguished only as a whole.
+        """The key columns of the replica; empty if only whole rows can be distinguished.
 
-        Old rows carry the identity of their leaf. So the root's key is used where all leaves have it.
-        Otherwise it is the key that all leaves share, if it includes the columns that choose the leaf: no two
-        rows of the tree are equal in it then. Where no row is looked up, the leaves' keys do not count: a
-        deleted row stays, and its key may come again.
+        Old rows have the identity of their leaf. So the root's key is used if the identities of all leaves contain it.
+        Otherwise the key that all leaves share is used, if it contains the columns that choose the leaf: then it is
+        unique in the whole tree. Without updates and deletes no row is looked up, so the leaves' keys do not count: a
+        deleted row stays in the replica, and its key may come again.
         """
         own = self.table.key
         has_own = own and all(set(own) <= set(leaf.identity) for leaf in self.leaves if leaf.identity)
@@ -361,7 +360,7 @@ class ReplicatedTable:
 
 
 def _tables_of(publication: Publication, catalog: Catalog) -> dict[int, Table]:
-    """The tables a publication sends, as pg_get_publication_tables() lists them."""
+    """The tables that a publication sends, as pg_get_publication_tables() lists them."""
     members = {t.oid: t for t in catalog.tables.values() if publication.contains(t)}
     if publication.via_root:
         return {oid: t for oid, t in members.items() if not any(a in members for a in t.ancestors)}
@@ -373,10 +372,10 @@ def _tables_of(publication: Publication, catalog: Catalog) -> dict[int, Table]:
 def replicated_tables(
     publications: Sequence[Publication], catalog: Catalog
 ) -> dict[tuple[str, str], ReplicatedTable]:
-    """The tables a subscription to `publications` replicates, by (schema, name), in name order.
+    """The tables that a subscription to `publications` replicates, by (schema, name), in name order.
 
-    Where one publication publishes via the partition root, partitions whose ancestor is in the combined
-    list are left out, so that no row is copied twice (pg_get_publication_tables since version 16).
+    If one publication publishes via the partition root, partitions with an ancestor in the combined list are left out,
+    so that no row is copied twice (pg_get_publication_tables since version 16).
     """
     by_publication = [(p, _tables_of(p, catalog)) for p in publications]
     combined: dict[int, Table] = {}

@@ -3,8 +3,8 @@
 In: tables, WHERE, column lists and parameters as a user wrote them, and the publisher's catalog. Out: a
 `Publication` like the server's own, or each reason why CREATE PUBLICATION refuses it, in the order in which
 the server checks (CreatePublication() in src/backend/commands/publicationcmds.c, pub_collist_validate() in
-src/backend/catalog/pg_publication.c). Only a server knows whether a WHERE is allowed: the caller asks it, and
-passes its verdict.
+src/backend/catalog/pg_publication.c). Only a server knows whether a WHERE is allowed, so the caller asks the server
+and passes its verdict.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pgsieve.decoding.publications.catalog import (
 
 _SYSTEM_COLUMNS: Final = frozenset({"tableoid", "ctid", "xmin", "xmax", "cmin", "cmax"})
 
-#: The server's error for a WHERE over a table, None where it accepts it.
+#: Returns the server's error for a WHERE over a table, or None if the server accepts it.
 Verdict = Callable[[Table, str], PublicationError | None]
 
 
@@ -49,7 +49,7 @@ class DefinedPublication:
     all_tables: bool = False
     #: The tables that ALL TABLES leaves out, by schema and name.
     excluded: tuple[tuple[str, str], ...] = ()
-    #: Sequences by schema and name, which PostgreSQL publishes since version 19, and only all of them.
+    #: Sequences by schema and name; PostgreSQL itself publishes sequences only since version 19, and only all of them.
     sequences: tuple[tuple[str, str], ...] = ()
     all_sequences: bool = False
 
@@ -115,7 +115,10 @@ class DefinedPublication:
                 yield defined, table
 
     def _redundant(self, entries: list[tuple[DefinedTable, Table]]) -> Iterator[PublicationError]:
-        """Tables listed again; for one that comes by inheritance the server names the last that it added."""
+        """The errors for tables that are listed twice.
+
+        If the second entry comes by inheritance, the server names the table that it added last.
+        """
         first: dict[int, DefinedTable] = {}
         added = ""
         for defined, table in entries:
@@ -124,13 +127,13 @@ class DefinedPublication:
                 continue
             earlier = first[table.oid]
             inherits = (table.schema, table.name) != (defined.schema, defined.name)
-            for what, redundant in (
+            for clause, redundant in (
                 ("WHERE clauses", (earlier.where or defined.where) is not None),
                 ("column lists", (earlier.columns or defined.columns) is not None),
             ):
                 if redundant:
                     name = added if inherits else table.name
-                    yield self._refusal(f'conflicting or redundant {what} for table "{name}"', "42710")
+                    yield self._refusal(f'conflicting or redundant {clause} for table "{name}"', "42710")
                     break
 
     def _where_problems(self, table: Table, where: str, verdict: Verdict) -> Iterator[PublicationError]:
@@ -180,7 +183,7 @@ class DefinedPublication:
 
 
 def _with_children(schema: str, name: str, catalog: Catalog) -> Iterator[Table]:
-    """A table and those that inherit from it, each once."""
+    """A table and the tables that inherit from it, each once."""
     table = catalog.by_name.get((schema, name))
     pending = [] if table is None else [table]
     seen: set[int] = set()

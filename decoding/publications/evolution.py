@@ -165,7 +165,7 @@ def sources(
 
 
 def refuse_ambiguity(former: Layout, present: Layout) -> None:
-    """Raise where a name may have stood for several columns between the two states, as messages have only names."""
+    """Raise if a name may have meant several columns between the two states, because messages have only names."""
     if former.oid != present.oid:
         raise SchemaChangedError("it was dropped and created again")
     added = present.added_since(former)
@@ -203,9 +203,9 @@ def _source(
 
 
 def missing_value(column: LayoutColumn, former: Layout, present: Layout) -> str | None:
-    """The value of an added column in the rows older than it.
+    """The value of an added column in older rows.
 
-    Raises SchemaChangedError where that is unknown.
+    Raises SchemaChangedError if the value is unknown.
     """
     if len(column.missing) > 1:
         raise SchemaChangedError(
@@ -222,9 +222,9 @@ def _prints_alike(former: int, present: int) -> bool:
 
 
 def _is_altered(former: tuple[tuple[str, ...], ...], present: tuple[tuple[str, ...], ...]) -> bool:
-    """Whether values print differently: an enum may have new labels.
+    """Whether values may print differently; new labels at the end of an enum do not count.
 
-    A record of an earlier version of pgsieve may lack an entry: then labels count as not altered, and printed names as
+    A record of an earlier version of pgsieve may lack an entry. Then labels count as not altered, and printed names as
     altered.
     """
     before = {entry[:2]: entry for entry in former}
@@ -247,7 +247,7 @@ def present_names(
 ) -> tuple[str, ...]:
     """The present names of the columns (name and type) of a Relation message that is not later than `present`.
 
-    Dropped columns keep their name. Raises SchemaChangedError for names of some state between the two.
+    Dropped columns keep their name. Raises SchemaChangedError for a name that neither state has.
     """
     names, numbers = [], []
     for name, type_oid in columns:

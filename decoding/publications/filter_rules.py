@@ -1,4 +1,4 @@
-"""Which expressions a publication's WHERE may be: PostgreSQL's restrictions (section 29.4.2).
+"""PostgreSQL's restrictions on the expression of a publication's WHERE (section 29.4.2).
 
 In: an analysed expression as a node tree, and its mutable or user-defined functions and operators. Out: the
 reason why it is refused, and the columns it reads. The rules are those of
@@ -24,7 +24,7 @@ _ALLOWED: Final = _OPERATORS | {
     "ROWEXPR", "ROWCOMPAREEXPR", "COALESCEEXPR", "MINMAXEXPR", "XMLEXPR", "NULLTEST", "BOOLEANTEST",
 }  # fmt: skip
 
-#: The field of a node that has its result type (exprType); the others return built-in types.
+#: The fields with the result type of a node (exprType); nodes without such a field return built-in types.
 _TYPES: Final = (
     "vartype", "consttype", "funcresulttype", "opresulttype", "resulttype", "casetype", "typeId", "array_typeid",
     "row_typeid", "coalescetype", "minmaxtype",
@@ -49,7 +49,7 @@ class Expression:
     generation: Mapping[int, TreeNode] = field(default_factory=lambda: MappingProxyType({}))
 
     def nodes(self) -> Iterator[TreeNode]:
-        """Each node before those below it; a virtual column is followed by its expression (since version 18)."""
+        """Yield each node before its children; a virtual column is followed by its expression (since version 18)."""
         waiting = [self.tree]
         while waiting:
             node = waiting.pop()
@@ -96,9 +96,9 @@ def _oids(value: Value) -> tuple[int, ...]:
 
 
 def refusal(expression: Expression, functions: frozenset[int], operators: frozenset[int]) -> str | None:
-    """PostgreSQL's reason to refuse the expression, None where it may be a row filter.
+    """PostgreSQL's reason to refuse the expression, None if it may be a row filter.
 
-    `functions` and `operators` are those of the expression that are user-defined or not immutable.
+    `functions` and `operators` are the expression's functions and operators that are user-defined or not immutable.
     """
     return next((why for node in expression.nodes() if (why := _refusal(node, functions, operators))), None)
 

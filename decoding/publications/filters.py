@@ -1,8 +1,8 @@
 """The row filters of a published relation, parsed over its publish-as relation.
 
 In: a table of the catalog, with the server's case mappings. Out: row filters, or the case mappings that a
-filter needs. Raises the errors of `parse_row_filter`. The parser is imported only for a filter: it takes a
-tenth of a second, which a run without row filters should not pay.
+filter needs. Raises the errors of `parse_row_filter`. The import of the parser takes a tenth of a second, so the
+functions import it only when there is a filter.
 """
 
 from collections.abc import Mapping
@@ -48,9 +48,9 @@ def table_filter(table: Table, text: str, mappings: CaseMappings | None = None) 
     return parsed
 
 
-@lru_cache(maxsize=4096)  # A continuous run asks for each slice.
+@lru_cache(maxsize=4096)  # A continuous run calls this for each slice.
 def needed_mappings(table: Table, text: str) -> Mapping[str, bool]:
-    """The collations under which a row filter changes or ignores case, and whether by initcap."""
+    """The collations under which a row filter changes or ignores case; true for those with which it uses initcap."""
     needed = NeededMappings()
     with suppress(PgsieveError):  # The filter's evaluation reports its errors.
         table_filter(table, text, needed)
@@ -58,7 +58,7 @@ def needed_mappings(table: Table, text: str) -> Mapping[str, bool]:
 
 
 def reads_unsent(table: Table, text: str) -> bool:
-    """Whether a row filter reads a generated column that changes do not carry; raises as `expanded` does."""
+    """Whether a row filter reads a generated column that changes do not contain; raises as `expanded` does."""
     from pgsieve.decoding.publications.generated_columns import expanded
 
     return expanded(text, table) != text

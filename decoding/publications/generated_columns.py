@@ -1,9 +1,9 @@
-"""Row filters over generated columns that no change carries.
+"""Row filters over generated columns that changes do not contain.
 
-In: the text of a row filter, and its table. Out: the same filter with the columns' expressions in their
-place, as expand_generated_columns_in_expr() of src/backend/rewrite/rewriteHandler.c does for virtual columns.
-A stored column, which only servers from version 18 on send, has the same value: generation expressions are
-immutable (section 5.4). Raises UnsupportedFilterError for a column whose value this would change.
+In: the text of a row filter, and its table. Out: the same filter with each such column replaced by its expression,
+as expand_generated_columns_in_expr() of src/backend/rewrite/rewriteHandler.c does for virtual columns. Servers
+before 18 do not send stored columns either; their values equal the expression's, because generation expressions
+are immutable (section 5.4). Raises UnsupportedFilterError for a column whose value this would change.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from pgsieve.decoding.row_filters import grammar
 from pgsieve.decoding.row_filters.constants import RefusedError
 from pgsieve.decoding.row_filters.nodes import BPCHAR, VARCHAR
 
-#: An explicit cast to these types cuts text to the length, where an assignment fails.
+#: An explicit cast to these types cuts a text that is too long; the assignment to the column would fail.
 _CUT: Final = frozenset({BPCHAR, VARCHAR})
 
 
 def expanded(where: str, table: Table) -> str:
-    """The row filter over columns that changes carry; an unreadable text is left for the parser to refuse."""
+    """The row filter over columns that changes contain; text that is no expression is returned as it is."""
     unsent = {a.name: a for a in table.attributes if not a.is_sent}
     if not unsent:
         return where
@@ -40,7 +40,7 @@ def expanded(where: str, table: Table) -> str:
 
 
 def _expression(column: Attribute, table: Table) -> str:
-    """The column's expression, cast to the column's type: the server prints no cast for an assignment."""
+    """The column's expression, cast to the column's type, because the server does not print that cast."""
     if column.type_oid in _CUT and column.type_modifier != -1:
         raise UnsupportedFilterError(
             f"row filter of {table.qualified} cannot be evaluated outside PostgreSQL: {column.name}: it is a generated"

@@ -1,8 +1,8 @@
-"""Expression trees as the server's catalogs have them: the text of a pg_node_tree to nodes.
+"""Parses the server's expression trees, which its catalogs have as texts of type pg_node_tree.
 
 In: text of pg_rewrite.ev_action, pg_publication_rel.prqual or pg_attrdef.adbin. Out: nested `TreeNode`s.
-Raises ValueError for another text. The format is that of src/backend/nodes/outfuncs.c; labels and fields are
-the structs and members of src/include/nodes.
+Raises ValueError for other text. The format is that of src/backend/nodes/outfuncs.c; labels and fields are the
+structs and members of src/include/nodes.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
-#: Every delimiter inside of a value has a backslash before it (outToken), so quotes need no rule of their own.
+#: Each delimiter inside a value has a backslash before it (outToken), so quotes need no rule of their own.
 _TOKEN: Final = re.compile(r"[(){}]|(?:\\.|[^\s(){}\\])+", re.DOTALL)
 
-#: The labels of versions 13 and 14 that are not the struct's name, as later versions have them.
+#: Labels of versions 13 and 14 that differ from the struct's name, and the labels of later versions.
 _RENAMED: Final = MappingProxyType({
     "ARRAY": "ARRAYEXPR", "CASE": "CASEEXPR", "COALESCE": "COALESCEEXPR", "COLLATE": "COLLATEEXPR",
     "MINMAX": "MINMAXEXPR", "ROW": "ROWEXPR", "ROWCOMPARE": "ROWCOMPAREEXPR", "WHEN": "CASEWHEN",
@@ -31,13 +31,13 @@ class TreeNode:
     fields: Mapping[str, Value]
 
     def number(self, field: str) -> int:
-        """A field with an oid or an attribute number; 0 where the node has no such field."""
+        """A field with an oid or an attribute number; 0 if the node has no such field."""
         value = self.fields.get(field, "0")
         return int(value) if isinstance(value, str) else 0
 
     @property
     def children(self) -> tuple[TreeNode, ...]:
-        """The nodes directly below, those in lists too."""
+        """The nodes directly below, including nodes in lists."""
         return tuple(node for value in self.fields.values() for node in _nodes(value))
 
 
@@ -54,7 +54,7 @@ def _nodes(value: Value) -> Iterator[TreeNode]:
 
 
 def parse_node_tree(text: str) -> Value:
-    """The node, or the list of nodes, that the text stands for, however deeply nested; ValueError where it is no tree."""
+    """Parse text of any depth into a node, or a list of nodes; raises ValueError for text that is no tree."""
     top: list[Value] = []
     enclosing: list[list[Value]] = []
     values = top
@@ -76,7 +76,7 @@ def parse_node_tree(text: str) -> Value:
 
 
 def parse_expression(text: str) -> TreeNode:
-    """The node that the text stands for; raises ValueError for a list too."""
+    """Parse text into a node; raises ValueError, for a list too."""
     tree = parse_node_tree(text)
     if not isinstance(tree, TreeNode):
         raise ValueError("not the text of an expression")  # noqa: TRY004 - the text is wrong, not a type
@@ -84,9 +84,9 @@ def parse_expression(text: str) -> TreeNode:
 
 
 def _node(values: list[Value]) -> TreeNode:
-    """A node of its label and `:field value` pairs.
+    """A node from its label and `:field value` pairs.
 
-    A value may begin with a colon, and what follows it is left out.
+    A value may begin with a colon. Only the first value of a field is kept.
     """
     if not values or not isinstance(values[0], str):
         raise ValueError("a node without a label")

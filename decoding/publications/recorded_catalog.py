@@ -1,8 +1,8 @@
-"""A catalog as text, which is kept with the changes that were written under it.
+"""Converts a catalog to text, which is stored with the changes that were made under this catalog, and back.
 
-In: a `Catalog`, and the publications that matter. Out: JSON of these publications, the tables that they
-publish and the partition trees of those; and the catalog again. Raises only JSON's errors, for text that this
-module did not write.
+In: a `Catalog`, and the names of publications. Out: JSON of these publications, the tables that they publish and
+the partition trees of these tables; and the catalog again. Raises only JSON's errors, for text that this module did
+not write.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from pgsieve.decoding.publications.catalog import Attribute, Catalog, Publicatio
 from pgsieve.decoding.row_filters.letter_case import CaseMapping, Changes, Words
 from pgsieve.decoding.values.builtin_types import MadeOf
 
-#: Beside these a catalog is written as it is; one that is recorded has no locked tables.
+#: Fields that are converted, or left out (`locked`: a recorded catalog has no locked tables); others are JSON already.
 _NESTED = {"tables", "publications", "types", "locked"}
 
 
 def catalog_to_json(catalog: Catalog, publications: Collection[str]) -> str:
-    """The part of the catalog that decides what these publications send; publications that do not exist are left out."""
+    """The part of the catalog that decides what these publications send; names of missing publications are left out."""
     chosen = [catalog.publications[name] for name in publications if name in catalog.publications]
     published = {t.oid for t in catalog.tables.values() if any(p.contains(t) for p in chosen)}
     trees = published | {a for oid in published for a in catalog.tables[oid].ancestors}
-    kept = [t for t in catalog.tables.values() if t.oid in trees or trees & {*t.ancestors}]
+    tables = [t for t in catalog.tables.values() if t.oid in trees or trees & {*t.ancestors}]
     plain = {f.name: getattr(catalog, f.name) for f in fields(catalog) if f.init and f.name not in _NESTED}
-    mappings = {name: mapping for t in kept for name, mapping in t.case_mappings}
+    mappings = {name: mapping for t in tables for name, mapping in t.case_mappings}
     written = {
         **plain,
-        "tables": [_written(t) for t in kept],
+        "tables": [_written(t) for t in tables],
         **({"case_mappings": {n: asdict(m) for n, m in mappings.items()}} if mappings else {}),
         "publications": [_defined(p) for p in chosen],
-        # What decoding needs; values contain the rest themselves.
+        # Decoding needs only these properties of a type.
         "types": {oid: {"kind": made.kind, "of": made.of} for oid, made in catalog.types.items()},
     }
     return json.dumps(written, default=sorted, ensure_ascii=False)
@@ -55,9 +55,9 @@ def catalog_from_json(text: str) -> Catalog:
 
 
 def _written(table: Table) -> dict[str, Any]:
-    """A table, with the names of its collations' case mappings where it has any: each mapping is written once."""
+    """A table as JSON; its case mappings are given by name, because the catalog has each mapping once."""
     plain = asdict(replace(table, case_mappings=()))
-    del plain["case_mappings"], plain["major_version"]  # That of the catalog.
+    del plain["case_mappings"], plain["major_version"]  # The catalog has the version.
     if table.encoding == "UTF8":
         del plain["encoding"]
     if table.legible:
@@ -66,7 +66,7 @@ def _written(table: Table) -> dict[str, Any]:
 
 
 def _defined(publication: Publication) -> dict[str, Any]:
-    """A publication, with the tables that it excludes where there are any."""
+    """A publication as JSON; `excluded` is left out if it is empty."""
     plain = asdict(publication)
     if not publication.excluded:
         del plain["excluded"]

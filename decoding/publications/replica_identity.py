@@ -1,10 +1,10 @@
-"""Replica identities: changes that a publisher refuses because of them, and changes whose rows no replica finds.
+"""Replica identities: changes that a publisher refuses because of them, and changes that find no row in a replica.
 
-In: a table, publications, and the catalog. Out: the error that UPDATE and DELETE would raise on the publisher
-(`refused_changes`), by the rules of CheckCmdReplicaIdentity() of src/backend/executor/execReplication.c with
-pub_rf_contains_invalid_column() and pub_contains_invalid_column() of src/backend/commands/publicationcmds.c;
-and the error that they would raise on a subscriber (`unfound_rows`), by those of check_relation_updatable()
-of src/backend/replication/logical/worker.c, applied to the leaf of a row.
+In: a table, publications, and the catalog. Out: the errors that UPDATE and DELETE would raise on the publisher
+(`refused_changes`), and the error that they would raise on a subscriber (`unfound_rows`). The publisher's rules are
+CheckCmdReplicaIdentity() of src/backend/executor/execReplication.c with pub_rf_contains_invalid_column() and
+pub_contains_invalid_column() of src/backend/commands/publicationcmds.c; the subscriber's rule is
+check_relation_updatable() of src/backend/replication/logical/worker.c, applied to the leaf of a row.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def refused_changes(
 ) -> Iterator[ReplicaIdentityError]:
     """The errors that UPDATE and DELETE of the table would raise for this publication.
 
-    With publish_via_partition_root the root's filter and list count, and the leaf's identity, matched by name.
+    With publish_via_partition_root, the root's filter and column list are compared with the leaf's identity by name.
     """
     placed = published_as(publication, table, catalog)
     operations = [o for o in _COMMANDS if o in publication.operations]
@@ -63,7 +63,7 @@ def refused_changes(
 def _uncovered(
     table: Table, publish_as: Table, publication: Publication, server_version: int
 ) -> tuple[str, list[str], str] | None:
-    """The reason, the columns concerned, and the remedy."""
+    """The reason for a refusal, the columns that cause it, and the remedy; None without a reason."""
     entry = None if publication.all_tables else publication.listed(publish_as.oid)
     full = table.replica_identity == "f"
     identity = set(table.identity)
@@ -99,10 +99,10 @@ def _uncovered(
 def unfound_rows(
     replicated: ReplicatedTable, publications: Sequence[Publication], catalog: Catalog
 ) -> ReplicaIdentityError | None:
-    """Why UPDATE and DELETE of some rows, as these publications together send them, would find no row of the replica.
+    """The error if UPDATE or DELETE of some rows, as these publications send them, would find no row of the replica.
 
-    None where they find all, where no such change comes, and where the root of a partition tree has a key: a
-    subscriber takes that for the identity of all leaves (`leaves_of_another_identity`).
+    None if every change finds its row, if no such change is sent, or if the root of a partition tree has a key: a
+    subscriber assumes this key as the identity of all leaves (`leaves_of_another_identity`).
     """
     unfound = [] if replicated.key else _unfound(replicated, publications, catalog)
     if not unfound:
@@ -116,7 +116,7 @@ def unfound_rows(
         identity = ", ".join(relation.identity)
         reason = f'the replica identity ({identity}) of partition "{relation.qualified}" is no key of the whole table'
         hint = (
-            "give every partition REPLICA IDENTITY FULL, or all of them a primary key of the same columns, with those of the"
+            "give every partition REPLICA IDENTITY FULL, or a primary key of the same columns that contains the"
             " partition key; or publish the partitions as themselves (publish_via_partition_root = false), or only inserts"
         )
     return ReplicaIdentityError(
@@ -129,14 +129,14 @@ def unfound_rows(
 def leaves_of_another_identity(
     replicated: ReplicatedTable, publications: Sequence[Publication], catalog: Catalog
 ) -> list[Table]:
-    """The leaves whose old rows lack the key of their root, by which a subscriber would look for them."""
+    """The leaves whose old rows lack the root's key, by which a subscriber would search for them."""
     return _unfound(replicated, publications, catalog) if replicated.key else []
 
 
 def _unfound(
     replicated: ReplicatedTable, publications: Sequence[Publication], catalog: Catalog
 ) -> list[Table]:
-    """The relations of a replicated table whose UPDATE or DELETE may come without the columns that find a row of the replica."""
+    """The relations of a replicated table whose UPDATE or DELETE may lack columns by which the replica's row is found."""
     key = set(replicated.key)
     return [
         relation
@@ -150,7 +150,7 @@ def _unfound(
 def may_change(
     relation: Table, published: Table, publications: Sequence[Publication], catalog: Catalog
 ) -> bool:
-    """Whether the publisher allows UPDATE or DELETE of a relation, and sends them as changes of the published table."""
+    """Whether the publisher allows UPDATE or DELETE of a relation, and sends it as a change of the published table."""
     sent = published_relation(relation, publications, catalog)
     if sent is None or sent.publish_as.oid != published.oid:
         return False

@@ -1,6 +1,6 @@
-"""Names of a replica's columns: the publisher's, or plain ones made of them.
+"""Names of a replica's columns: the publisher's names, or plain names made from them.
 
-In: names of columns. Out: names, and a refusal where two columns would have one. Raises PgsieveError.
+In: names of columns. Out: plain names. Raises PgsieveError if two columns would get the same name.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
 def snake(name: str) -> str:
-    """A name of `a-z`, `0-9` and `_`: `Line No` and `lineNo` are `line_no`. One that is so already stays."""
+    """A name of `a-z`, `0-9` and `_`: `Line No` and `lineNo` become `line_no`. A plain name stays as it is."""
     if _PLAIN.fullmatch(name):
         return name
     letters = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
@@ -27,7 +27,7 @@ def snake(name: str) -> str:
 
 
 def refuse_shared_names(table: str, columns: Iterable[str]) -> None:
-    """Raise PgsieveError where two columns of a table become one by `snake`."""
+    """Raise PgsieveError if `snake` gives two columns of a table the same name."""
     former: dict[str, str] = {}
     for column in columns:
         other = former.setdefault(snake(column), column)

@@ -1,8 +1,8 @@
 """Which relations a source's slot captures, and which replica a captured change belongs to.
 
-In: what each subscription of a source sends of each relation (`pgsieve.decoding.publications.catalog`). Out:
-the capture publications that together deliver exactly those tables and operations, unfiltered
-(`plan_capture`); for each relation id of a message the table that it is published as, which resolves
+In: a catalog, and the publications of each subscription of a source (`pgsieve.decoding.publications.catalog`).
+Out: the capture publications that together send exactly the subscribed tables and operations, unfiltered
+(`plan_capture`); for each relation id in messages the table as which it is published, which resolves
 publish_via_partition_root (`routes`); and the tables that a TRUNCATE empties (`truncated_tables`).
 """
 
@@ -58,12 +58,12 @@ def _same_under(root: Table, sent: Mapping[int, PublishedRelation], catalog: Cat
 def plan_capture(catalog: Catalog, subscriptions: Subscriptions) -> tuple[CapturePublication, ...]:
     """The capture publications for the subscriptions of one source.
 
-    A partition tree that every subscription publishes as the same root, alike for all its leaves, is captured
-    as that root: the publisher then routes by its historic catalog, and distinguishes a TRUNCATE of a leaf
-    from one of the root. Other trees that a subscription publishes as a root are captured as leaves (the root
-    listed without publish_via_partition_root, so that new leaves are captured too) and routed here. A table
-    gets no operation that no subscription publishes: a publication that publishes updates makes UPDATE fail
-    on a table without replica identity (CREATE PUBLICATION, notes).
+    A partition tree is captured as its root if every subscription publishes it as this root, in the same way for all
+    leaves. Then the publisher routes changes by its historic catalog, and distinguishes a TRUNCATE of a leaf from one
+    of the root. Other trees that a subscription publishes as a root are captured as leaves, and `routes` routes their
+    changes; the root is listed without publish_via_partition_root, so that new leaves are captured too. A table is
+    captured only with operations that a subscription publishes, because a publication of updates makes UPDATE fail on a
+    table without replica identity (CREATE PUBLICATION, notes).
     """
     sent_by = [
         {t.oid: sent for t in changed_relations(catalog) if (sent := published_relation(t, ps, catalog))}
@@ -81,7 +81,7 @@ def plan_capture(catalog: Catalog, subscriptions: Subscriptions) -> tuple[Captur
     groups: dict[tuple[tuple[str, ...], bool], list[Table]] = {}
     for table, operations in captured.values():
         if not table.legible:
-            continue  # No statement can name it; `Subscription.definition` reports that.
+            continue  # No statement can name this table; `Subscription.definition` reports it.
         ordered = tuple(o for o in OPERATIONS if o in operations)
         via_root = table.oid in as_root and as_root[table.oid][0]
         groups.setdefault((ordered, via_root), []).append(table)
@@ -99,7 +99,7 @@ def plan_capture(catalog: Catalog, subscriptions: Subscriptions) -> tuple[Captur
 def _roots(
     catalog: Catalog, subscriptions: Subscriptions, sent_by: Sequence[Mapping[int, PublishedRelation]]
 ) -> dict[int, tuple[bool, frozenset[str]]]:
-    """The partitioned tables to list in a capture: whether via the root, and the operations."""
+    """The partitioned tables that capture publications list: whether each is captured as the root, and its operations."""
     wanted: dict[int, frozenset[str]] = {}
     for publications in subscriptions.values():
         for replicated in replicated_tables(publications, catalog).values():
@@ -143,9 +143,9 @@ def _suffix(operations: tuple[str, ...], *, via_root: bool) -> str:
 
 
 def routes(catalog: Catalog, publications: Sequence[Publication]) -> dict[int, PublishedRelation]:
-    """For each relation id that a captured message may carry, what a subscription gets of it.
+    """For each relation id that captured messages may have, the part of its changes that a subscription gets.
 
-    A root's id stands for all its leaves where they agree (they do where a root is captured as one).
+    A root's id stands for all its leaves if these agree; they do if the tree is captured as its root.
     """
     sent = {
         t.oid: s for t in changed_relations(catalog) if (s := published_relation(t, publications, catalog))
@@ -159,9 +159,9 @@ def truncated_tables(
 ) -> list[Table]:
     """The replica tables that a captured TRUNCATE empties (pgoutput_truncate()).
 
-    Via the root only a TRUNCATE of that root counts, not one of a partition. Where leaves are captured, one
-    that lists all of them counts as the root's; where the publisher knows better, it is asked instead
-    (`leaves_captured`).
+    A table that is published as its root is emptied by a TRUNCATE of the root, not by one of a partition. If leaves
+    are captured, a TRUNCATE that lists all of them counts as the root's; if this may be wrong, the publisher
+    decides (`leaves_captured`).
     """
     truncated = set(relation_ids)
     emptied: dict[int, Table] = {}
