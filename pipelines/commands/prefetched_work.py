@@ -57,7 +57,7 @@ def prefetched_work(lake: Lake, work: Mapping[Key, Callable[[Log], T]]) -> Itera
 
 
 class _PrefetchedRecords(logging.Handler):
-    """Keeps the log records of a step's work until the step runs: meanwhile they would count for another step."""
+    """Keeps the log records of a step's work until the step runs: meanwhile they would go to another step."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if (keep := PREFETCH_LOG.get()) is not None:

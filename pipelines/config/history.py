@@ -21,7 +21,7 @@ def in_full(section: object) -> object:
 
 
 class TableHistoryConfig(BaseModel):
-    """The histories of one table; for a key that is left out, the subscription's value counts."""
+    """The histories of one table; for a key that is left out, the subscription's value applies."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 

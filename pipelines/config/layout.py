@@ -99,7 +99,7 @@ def _properties(properties: dict[str, str]) -> dict[str, str]:
 
 
 class TableLayoutConfig(BaseModel):
-    """The layout of one replica; for missing values, the subscription's count."""
+    """The layout of one replica; the subscription's values replace missing ones."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 

@@ -1,4 +1,4 @@
-"""The project's own assets: what the shop sold, by region, from all replicas as of one moment."""
+"""The project's own assets: the shop's revenue by region, from replicas as of one LSN."""
 
 from pathlib import Path
 
@@ -11,12 +11,12 @@ import pgsieve
 
 
 class Warehouse(dg.ConfigurableResource["Warehouse"]):
-    """Where results go; a resource called `lake`, as many projects have one."""
+    """The folder of the results; the project calls this resource `lake`."""
 
     folder: str
 
     def write(self, name: str, table: pa.Table) -> str:
-        """Write a table; where to."""
+        """Write a table; returns its path."""
         path = Path(self.folder) / f"{name}.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(table, path)
@@ -37,7 +37,7 @@ class Warehouse(dg.ConfigurableResource["Warehouse"]):
     kinds={"arrow"},
 )
 def revenue_by_region(lake: Warehouse, pgsieve_lake: pgsieve.PgsieveLake) -> dg.MaterializeResult[None]:
-    """What was sold in each region; no order is without its customer, since both tables are of one LSN."""
+    """The revenue of each region; each order has its customer, since both tables are as of one LSN."""
     tables = pgsieve_lake.tables_at_cut("sales")
     orders = tables["public.orders"].to_pyarrow_table()
     customers = tables["public.customers"].to_pyarrow_table()
@@ -54,7 +54,7 @@ def revenue_by_region(lake: Warehouse, pgsieve_lake: pgsieve.PgsieveLake) -> dg.
     kinds={"arrow"},
 )
 def targets_met(lake: Warehouse) -> dg.MaterializeResult[None]:
-    """Which regions sold what was planned: replicas of pgsieve's beside a table of dlt's."""
+    """The regions that reached their target: joins pgsieve's replicas with a table that dlt has loaded."""
     planned = lake.read("plans/targets").select(["region", "target"])
     sold = lake.read("revenue_by_region").join(planned, keys="region", join_type="inner")
     met = sold.filter(pc.greater_equal(pc.cast(sold["amount_sum"], pa.float64()), sold["target"]))
@@ -68,6 +68,6 @@ def targets_met(lake: Warehouse) -> dg.MaterializeResult[None]:
 
 @dg.asset_check(asset=revenue_by_region)
 def every_order_has_a_region(lake: Warehouse) -> dg.AssetCheckResult:
-    """No order came before its customer."""
+    """Each order has a customer, and so a region."""
     regions = lake.read("revenue_by_region")["region"]
     return dg.AssetCheckResult(passed=regions.null_count == 0)

@@ -1,4 +1,4 @@
-"""The project's definitions, with pgsieve's beside them."""
+"""The project's own definitions, merged with pgsieve's."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What the sales department plans: a file that dlt loads, as assets of another integration beside pgsieve's."""
+"""The targets of the sales department: a file that dlt loads, as assets of another integration beside pgsieve's."""
 
 import csv
 from collections.abc import Iterator
