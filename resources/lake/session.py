@@ -1,9 +1,9 @@
 """The Spark session: local, the warm engine's, a cluster's, or a Spark Connect server's.
 
-In: a master and any configuration (pgsieve.yaml's `spark`). Out: a session with Delta, made at first use.
-Only features of Spark Connect are used: no sparkContext, no RDD, no JVM object. The functions that run on a
-cluster's executors are sent within the plan by value. So executors need Python with numpy, pyarrow, psycopg
-and ADBC, but not pgsieve. Raises `SparkUnavailableError` where no session is available.
+In: a master and settings (pgsieve.yaml's `spark`). Out: a session with Delta, started at its first use. Its users
+restrict themselves to the features of Spark Connect: no sparkContext, no RDD, no JVM object. Functions are sent to a
+cluster's executors by value, within the plan. So executors need Python with numpy, pyarrow, psycopg and ADBC, but not
+pgsieve. Raises `SparkUnavailableError` if no session is available.
 """
 
 import atexit
@@ -40,23 +40,22 @@ from pgsieve.resources.lake.stores.storage import Storage, storage_of
 from pgsieve.resources.limited import limited
 from pgsieve.resources.passwords import remember
 
-#: Settings a session may change at any time; set on Spark Connect too.
+#: Settings that a session may change at any time, also on Spark Connect.
 SESSION_SETTINGS: dict[str, str] = {
     # Values are the publisher's, so nothing may depend on this machine's zone or on lenient casts.
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ansi.enabled": "true",
     "spark.sql.caseSensitive": "true",
-    # Names are the publisher's too: "${HOME}" in quotes is a name, and not the value of a setting or a
-    # variable.
+    # Names are the publisher's, too: "${HOME}" in quotes is a name, and must not be replaced by a variable's value.
     "spark.sql.variable.substitute": "false",
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
     "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
-    # Other readers than Spark know no other timestamps, and INT96 has no room for distant years.
+    # Other readers than Spark support no other timestamps, and INT96 cannot represent distant years.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     # The compression of this process's own files (`pgsieve.resources.lake.delta.parquet_files`).
     "spark.sql.parquet.compression.codec": "zstd",
     "spark.databricks.delta.properties.defaults.enableDeletionVectors": "true",
-    # A batch is read from one committed Delta version: reading it twice gives the same rows.
+    # A batch comes from one committed Delta version, so reading it twice gives the same rows.
     "spark.databricks.delta.merge.materializeSource": "none",
 }
 
@@ -104,8 +103,8 @@ def conceal_settings(conf: Mapping[str, str]) -> None:
     remember(*(value for name, value in conf.items() if secret.search(name) and not _PLAIN.fullmatch(value)))
 
 
-#: What reads no table, and only Delta understands; and the setting that a session of Databricks has.
-_ASKS_DELTA = "describe history delta.`/pgsieve/no such table`"
+#: A statement that only Delta understands, about no table; and a setting that each session of Databricks has.
+_DELTA_STATEMENT = "describe history delta.`/pgsieve/no such table`"
 _DATABRICKS = "spark.databricks.clusterUsageTags.clusterId"
 
 #: Packages whose functions run on executors.
@@ -117,22 +116,23 @@ _ANY_LOG_STORE = "spark.delta.logStore.class"
 
 
 class UnsafeLogStoreError(SparkUnavailableError):
-    """Spark would commit on S3 in a way that loses commits of other writers."""
+    """Spark's commits on S3 could overwrite commits of other writers."""
 
     def __init__(self, setting: str, needed: str) -> None:
         super().__init__(
-            f"Spark's setting {setting} does not choose {needed}: with another log store Spark may overwrite what others"
-            " commit on S3, or they what it commits",
-            hint="leave the setting out of `spark.conf`; start a Spark Connect server with it, and with pgsieve-log-store.jar on"
-            " its class path; or say that this Spark is the only one that ever writes there: `storage: {only_writer: spark}`",
+            f"Spark's setting {setting} does not choose {needed}: with another log store on S3, Spark and other writers may"
+            " overwrite each other's commits",
+            hint=f"leave the setting out of `spark.conf`; start a Spark Connect server with {log_store.SETTING}={needed},"
+            " and with pgsieve-log-store.jar on its class path; or, if this Spark is the lake's only writer, set"
+            " `storage: {only_writer: spark}`",
             sqlstate="0A000",
         )
 
 
 def session_config(master: str, conf: Mapping[str, str], storage: Storage) -> dict[str, str]:
-    """The configuration of a session that is started here.
+    """The configuration of a session that this process starts.
 
-    The user's settings win, and add to pgsieve's jars.
+    The user's settings take precedence; the user's jars are added to pgsieve's.
     """
     settings = {**LOCAL_SETTINGS, **SESSION_SETTINGS, "spark.master": master, "spark.app.name": "pgsieve"}
     settings |= storage.log_store_settings()
@@ -146,12 +146,12 @@ def session_config(master: str, conf: Mapping[str, str], storage: Storage) -> di
 
 
 def _needed_packages(storage: Storage) -> list[Packages]:
-    """What a session needs besides Spark's own jars."""
+    """The packages that a session needs besides Spark's own jars."""
     return [delta_packages(), *([s3_packages()] if storage.platform == "s3" else [])]
 
 
 def refuse_other_log_store(storage: Storage, conf: Mapping[str, str]) -> None:
-    """Raise UnsafeLogStoreError where a session with these settings may lose commits on the lake's store."""
+    """Raise UnsafeLogStoreError if a session with these settings may lose commits on the lake's store."""
     if storage.only_spark:
         return
     for name, needed in storage.log_store_settings().items():
@@ -161,38 +161,37 @@ def refuse_other_log_store(storage: Storage, conf: Mapping[str, str]) -> None:
 
 
 def refuse_log_store_of(session: SparkSession, storage: Storage) -> None:
-    """Raise UnsafeLogStoreError where a session that others started may lose commits on the lake's store."""
+    """Raise UnsafeLogStoreError if a session that pgsieve did not start may lose commits on the lake's store."""
     refuse_other_log_store(
         storage, {name: session.conf.get(name, "") or "" for name in storage.log_store_settings()}
     )
 
 
 def refuse_without_delta(session: SparkSession, whose: str) -> None:
-    """Raise SparkUnavailableError where a session that others configured has no Delta: it would fail with each table by itself.
+    """Raise SparkUnavailableError if a session that pgsieve did not configure lacks Delta.
 
-    What its settings say is not enough: Spark only warns of an extension whose jar it lacks.
+    Its settings prove nothing: if the jar of an extension is missing, Spark only logs a warning.
     """
     try:
-        session.sql(_ASKS_DELTA).collect()
+        session.sql(_DELTA_STATEMENT).collect()
     except PySparkException as error:
-        # What Delta says of a table that is not there.
+        # Delta reports the missing table.
         if (error.getCondition() or "").startswith("DELTA_"):
             return
-    if session.conf.get(_DATABRICKS, ""):  # It always has, and says other things.
+    if session.conf.get(_DATABRICKS, ""):  # Databricks always has Delta, but reports other errors.
         return
     raise SparkUnavailableError(
-        f"{whose} knows no Delta Lake",
+        f"{whose} has no Delta Lake",
         hint="start it with Delta's jars, as `pgsieve jars` names them, spark.sql.extensions ="
         " io.delta.sql.DeltaSparkSessionExtension and spark.sql.catalog.spark_catalog ="
-        " org.apache.spark.sql.delta.catalog.DeltaCatalog; where it has these, its log says which class was not found",
+        " org.apache.spark.sql.delta.catalog.DeltaCatalog; if it has these, its log names the class that was not found",
     )
 
 
 def storage_settings(storage: Storage, conf: Mapping[str, str]) -> dict[str, str]:
-    """A running session's settings for its file system; the user's own settings stay.
+    """A running session's settings for its file system, without those that the user's settings have.
 
-    They are not set at the start: the command that starts the JVM would show them to every user of the
-    machine.
+    They are not set at the start, because the command that starts the JVM would show them to every user of the machine.
     """
     settings = storage.spark_settings()
     return {
@@ -200,22 +199,21 @@ def storage_settings(storage: Storage, conf: Mapping[str, str]) -> dict[str, str
     }
 
 
-#: pyspark's client also writes its errors to stderr: with executors' tracebacks, and the values that errors
-#: quote.
+#: Loggers by which pyspark's client also writes its errors to stderr, with executors' tracebacks and values of cells.
 _CLIENTS_LOGGERS = ("pyspark.sql.connect.logging", "SQLQueryContextLogger", "DataFrameQueryContextLogger")
-#: The variable by which a user asks for the first of these.
+#: The variable with which a user enables the first of these.
 _CLIENTS_LOG_LEVEL = "SPARK_CONNECT_LOG_LEVEL"
 _SILENCING = Lock()
 
 
 def silence_client() -> None:
-    """Keep pyspark's client from logging errors: they are raised, and pgsieve's errors have no values.
+    """Keep pyspark's client from logging errors, which it raises anyway, as its messages contain values of cells.
 
-    It sets their level: pyspark disables the first logger, but Dagster's logging.config.dictConfig enables
-    all of them again.
+    The loggers get a level above all messages. It would not do to disable them, as pyspark does with the first one,
+    because Dagster's logging.config.dictConfig enables them again.
     """
-    # Meanwhile pyspark replaces the class of all new loggers by its own. In two threads the second would take
-    # that for the original class and restore it, and Dagster's next run cannot make a logger of it.
+    # getLogger sets pyspark's class as that of all new loggers for a moment. Of two threads the second would restore
+    # pyspark's class instead of the original one, from which Dagster's next run cannot make a logger.
     with _SILENCING:
         for name in _CLIENTS_LOGGERS:
             if name != _CLIENTS_LOGGERS[0] or _CLIENTS_LOG_LEVEL not in os.environ:
@@ -223,7 +221,7 @@ def silence_client() -> None:
 
 
 def ship_by_value() -> None:
-    """Have pgsieve's functions sent within the plan: executors may lack pgsieve, or have another version."""
+    """Have pgsieve's functions sent within the plan, because executors may lack pgsieve, or have another version."""
     for package in SHIPPED:
         cloudpickle.register_pickle_by_value(import_module(package))  # type: ignore[no-untyped-call]
 
@@ -239,7 +237,7 @@ def _connected(server: str | EngineChannel) -> SparkSession:
 
 
 def _retry(session: SparkSession, times: int) -> None:
-    """Let a client ask this many times more where no server answers, with growing pauses."""
+    """Have a client repeat a request up to `times` if no server answers, with growing pauses."""
     from pyspark.sql.connect.client.retries import DefaultPolicy
 
     connect: Any = session
@@ -247,20 +245,20 @@ def _retry(session: SparkSession, times: int) -> None:
 
 
 def _end(session: SparkSession) -> None:
-    """End a session; a server that is gone is not asked again and again, and one that hangs not for long."""
+    """End a session, without repeated requests to a server that is gone, and without a long wait for one that hangs."""
     _retry(session, 0)
     with suppress(TimeoutError), limited(_END_SECONDS):
         session.stop()
 
 
 class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
-    """A session that is made at first use, for every kind of master."""
+    """A session with any kind of master, started at its first use."""
 
     master: str = "local[*]"
     spark_config: dict[str, str] = Field(default={}, repr=False)
-    #: The lake's address, by which its storage is declared.
+    #: The lake's address; `storage_of` has the options of its storage.
     lake: str = ""
-    #: Whether a session on this machine uses the warm engine: `off`, `use` where one serves, or `start` one.
+    #: Whether a session on this machine uses the warm engine: `off`; `use`, if one is running; or `start` one.
     engine: str = "off"
     engine_folder: str = ""
     #: Seconds after which an unused engine ends.
@@ -271,7 +269,7 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
 
     @property
     def session(self) -> SparkSession:
-        """The session, made at the first call of any thread; raises SparkUnavailableError."""
+        """The session, started at the first call of any thread; raises SparkUnavailableError."""
         with _STARTING:
             return self._begun()
 
@@ -280,7 +278,7 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
         if not self.spark_master.startswith("local"):
             ship_by_value()
         if self.master.startswith("sc://"):
-            # Without options the server's own access to the store is the right one.
+            # Without options the server's own access to the store counts.
             storage = storage_of(self.lake)
             reached = storage_settings(storage, self.spark_config) if storage.options else {}
             return self._remote(self.master, {**reached, **self.spark_config})
@@ -295,17 +293,17 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
 
     @property
     def threads(self) -> int | None:
-        """How many threads of this process replace Spark where that is possible; None: none do."""
+        """How many threads of this process replace Spark where possible; None if Spark is not replaced."""
         return threads_of(self.master)
 
     @property
     def spark_master(self) -> str:
-        """Where Spark itself runs: with `threads[N]` on this machine, for work that only Spark can do."""
+        """Spark's own master; with `threads[N]` it is a local one, for work that only Spark can do."""
         return f"local[{self.threads}]" if self.threads else self.master
 
     @property
     def cores(self) -> int | None:
-        """How many parts Spark runs at a time; None where only Spark knows."""
+        """How many parts Spark runs at a time; None if its master does not say."""
         return cores_of(self.spark_master)
 
     @property
@@ -324,21 +322,21 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
 
     @property
     def settings(self) -> dict[str, str]:
-        """The settings of a session that is started here; they also identify a warm engine."""
+        """The settings of a session that this process starts; they also identify a warm engine."""
         return session_config(self.spark_master, self.spark_config, storage_of(self.lake))
 
     def check_java(self) -> None:
-        """Raise SparkUnavailableError where Spark starts on this machine, and finds no Java."""
+        """Raise SparkUnavailableError if Spark starts on this machine and Java is missing."""
         if self.spark_master.startswith("sc://") or "JAVA_HOME" in os.environ or shutil.which("java"):
             return
         out = "install a JDK or JRE 17 or 21, or set JAVA_HOME"
         if self.threads is None:
-            # Spark also runs on this machine what threads leave to it, so this is checked only here.
-            out += f'; or have threads of pgsieve stand in for Spark: `spark: {{master: "threads[{os.cpu_count() or 2}]"}}`'
+            # With threads this remedy is in use already.
+            out += f'; or have threads of pgsieve replace Spark: `spark: {{master: "threads[{os.cpu_count() or 2}]"}}`'
         raise SparkUnavailableError("Spark needs Java, and no `java` is on the PATH", hint=out)
 
     def fetch_jars(self) -> None:
-        """Fetch missing jars of a session that is started here; raises SparkUnavailableError."""
+        """Fetch missing jars of a session that this process starts; raises SparkUnavailableError."""
         self.check_java()
         fetch(_needed_packages(storage_of(self.lake)), self.spark_config)
 
@@ -348,7 +346,7 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
         control.launch(self.folder, self.settings, timedelta(seconds=self.engine_idle), owner)
 
     def _warm(self) -> control.Use | None:
-        """The engine, used until this process ends; None where the session is this process's own."""
+        """The engine, in use until this process ends; None if this process starts its own session."""
         if self._use is None and self.is_warmed:
             if self.engine == "start":
                 self.fetch_jars()
@@ -364,16 +362,15 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
         assert self._use is not None
         if self._connect is None:
             ship_by_value()
-        # The engine was started with all other settings; the secrets of the store are in no file of its
-        # folder.
+        # The engine already has all other settings. No file of its folder has the secrets of the store.
         settings = storage_settings(storage_of(self.lake), self.spark_config)
         channel = EngineChannel(self.folder.address, self._use.target, self._use.record.token)
         return self._remote(channel, settings)
 
     def check_store(self) -> None:
-        """Raise UnsafeLogStoreError where a Spark Connect server may lose commits.
+        """Raise UnsafeLogStoreError if a Spark Connect server may lose commits.
 
-        Sessions that are started here do not.
+        Sessions that this process starts do not lose any.
         """
         if self.master.startswith("sc://") and storage_of(self.lake).log_store_settings():
             assert self.session
@@ -408,7 +405,7 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
                     f'no Spark Connect session at "{server}": {str(error).splitlines()[0]}',
                     hint="start the server, or choose another `spark.master` in pgsieve.yaml",
                 ) from error
-            # A server's log store was set as it started; without such a setting it uses Delta's own.
+            # Only the start of a server can set its log store; by default it is Delta's own.
             try:
                 if isinstance(server, str):
                     refuse_without_delta(session, f'the server "{server.partition("/;")[0]}"')
@@ -417,9 +414,9 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
                 session.stop()
                 raise
             if isinstance(server, EngineChannel):
-                # On this machine it is there, or it is gone: pyspark would ask for ten minutes.
+                # An engine on this machine that does not answer is gone; pyspark would try for ten minutes.
                 _retry(session, _ENGINE_RETRIES)
-            # Left to the garbage collector, the channel is closed as Python ends, which may never return.
+            # Otherwise the garbage collector closes the channel as Python ends, which may never return.
             atexit.register(_end, session)
             self._connect = session
         return self._connect

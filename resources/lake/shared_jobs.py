@@ -1,8 +1,8 @@
-"""Jobs of Spark that callers share: what they ask for while one runs, the next one does together.
+"""Jobs of Spark that callers share: the requests that arrive during one job make up the next job.
 
-In: parts of work, from several threads. Out: the rows of each caller's parts. A job has costs of its own, whatever it
-does: its plan, its functions on their way to the workers, the start of tasks. Where many callers have little to do,
-these cost more than the work. Raises CancelledError for what has not begun when all is to end.
+In: parts of work, from several threads. Out: the rows of each caller's parts. Each job has fixed costs: its plan,
+the transfer of its functions to the workers, the start of tasks. If many callers have little work, these costs exceed
+those of the work. After `stop`, requests whose job has not begun raise CancelledError.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,13 +20,16 @@ from pgsieve.resources.lake.stores.shared_reads import begin_part
 from pgsieve.resources.parts import Guard, Part
 from pgsieve.resources.work import Name
 
-#: The columns that the rows of a shared job have besides: the caller that they are for, and whether one of its parts failed.
+#: The additional columns of a shared job's rows: the caller's number, and whether one of the caller's parts failed.
 _CALLER, _FAILED = "caller", "failed"
 
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """A caller's request: its parts, how many they are, and the name of a job. `rows` get their rows, or None where they fail."""
+    """A caller's request: its parts, their number, and the name of the job.
+
+    `rows` gets their rows, or None if they fail.
+    """
 
     part: Part
     parts: int
@@ -34,19 +37,19 @@ class Request:
     rows: Future[pa.Table | None] = field(default_factory=Future)
 
 
-#: Runs what some callers ask for in one job, and returns the rows of each.
+#: Runs the requests of some callers in one job, and returns the rows of each.
 Run = Callable[[Sequence[Request]], Sequence[pa.Table | None]]
 
 
 class SharedJobs:
-    """One job at a time, of all that is asked for when it begins."""
+    """Runs one job at a time, which takes all requests that are waiting when it begins."""
 
     def __init__(self) -> None:
         self._changed, self._waiting = Condition(), list[Request]()
         self._is_running = self._is_ending = False
 
     def rows(self, request: Request, run: Run) -> pa.Table | None:
-        """The rows of what a caller asks for: by a job that its own thread runs, or another caller's."""
+        """The rows of a request, from a job that the caller's own thread runs, or another caller's."""
         if job := self._next(request):
             try:
                 for each, rows in zip(job, run(job), strict=True):
@@ -56,7 +59,7 @@ class SharedJobs:
         return request.rows.result()
 
     def _next(self, request: Request) -> Sequence[Request]:
-        """The requests that the calling thread has to run: none where another thread runs `request`."""
+        """The requests that the calling thread has to run; none if another thread runs `request`."""
         with self._changed:
             self._waiting.append(request)
             self._changed.wait_for(
@@ -70,7 +73,7 @@ class SharedJobs:
             return job
 
     def _end(self, job: Sequence[Request]) -> None:
-        """Let the next job begin; requests without rows have failed."""
+        """Let the next job begin; requests without rows get None."""
         for each in job:
             if not each.rows.done():
                 each.rows.set_result(None)
@@ -79,17 +82,17 @@ class SharedJobs:
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """Begin no job any more."""
+        """Begin no further job."""
         with self._changed:
             self._is_ending = True
             self._changed.notify_all()
 
 
 def tasks_of(job: Sequence[Request], parallelism: int) -> Sequence[Sequence[tuple[int, int]]]:
-    """The tasks of a job: of each the parts that it runs, one after the other, as numbers of a caller and of its part.
+    """The tasks of a job; each runs some parts one after the other, given as the numbers of a caller and of its part.
 
-    There are as many as the greatest caller has parts, and where that is less as are run at a time. Parts at the same place
-    of their callers come together: these often read the same rows (`stores.shared_reads`).
+    There are as many tasks as the largest request has parts, but at least as many as run at a time. Parts at the same
+    place of their requests come together, because they often read the same rows (`stores.shared_reads`).
     """
     parts = sorted(
         (number / request.parts, caller, number)
@@ -105,7 +108,7 @@ def tasks_of(job: Sequence[Request], parallelism: int) -> Sequence[Sequence[tupl
 
 @dataclass(frozen=True)
 class PartsOfMany:
-    """Runs a task of a shared job. It is sent to executors. A part that fails ends its caller's, and no other's."""
+    """Runs a task of a shared job. It is sent to executors. If a part fails, only its caller's other parts end."""
 
     parts: Sequence[Part]
     tasks: Sequence[Sequence[tuple[int, int]]]
@@ -113,7 +116,7 @@ class PartsOfMany:
 
     @property
     def written(self) -> pa.Schema:
-        """What its rows have: those of the callers' parts, and whose they are."""
+        """The columns of a task's rows: those of the parts, and the additional ones."""
         return self.schema.append(pa.field(_CALLER, pa.int32())).append(pa.field(_FAILED, pa.bool_()))
 
     def __call__(self, number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
@@ -128,7 +131,7 @@ class PartsOfMany:
             try:
                 for rows in self.parts[caller](part, guard):
                     yield self._marked(rows, caller)
-            except Exception:  # noqa: BLE001 - the caller has its parts run alone, and gets the error.
+            except Exception:  # noqa: BLE001 - the caller runs its parts again alone, and gets the error.
                 failed.add(caller)
                 yield pa.RecordBatch.from_pylist([{_CALLER: caller, _FAILED: True}], self.written)
 
@@ -140,7 +143,7 @@ class PartsOfMany:
         return pa.RecordBatch.from_arrays([*rows.columns, *marks], schema=self.written)
 
     def of_callers(self, rows: pa.Table) -> list[pa.Table | None]:
-        """The rows of each caller; None where one of its parts failed."""
+        """The rows of each caller; None if one of the caller's parts failed."""
         failed = set(rows.filter(rows[_FAILED])[_CALLER].to_pylist())
         return [
             None
@@ -155,7 +158,7 @@ _SHARED: ContextVar[SharedJobs | None] = ContextVar("jobs", default=None)
 
 @contextmanager
 def jobs_shared() -> Iterator[None]:
-    """Within the block, and the threads of its work, callers share jobs."""
+    """Share jobs within the block, and in the threads that continue its context."""
     with assigned(_SHARED, SharedJobs()):
         yield
 

@@ -32,14 +32,14 @@ WANT_VECTORS = "spark.databricks.delta.properties.defaults.enableDeletionVectors
 
 
 def column_mapping(columns: Iterable[str]) -> dict[str, str]:
-    """Delta properties of a table: column mapping, only where Delta in Spark makes no table of a name as it is."""
+    """Delta properties of a table: column mapping if a name has a character that Delta in Spark otherwise refuses."""
     if any(set(name) & set(" ,;{}()\n\t=") for name in columns):
         return {COLUMN_MAPPING: "name"}
     return {}
 
 
 def _fields(kind: StructType, *above: str) -> Iterator[tuple[str, ...]]:
-    """The fields of a struct and of the structs within, each as the names that lead to it: Delta maps the names at every depth."""
+    """The fields of a struct and of nested structs, each as its path of names, since Delta maps names at every depth."""
     for field in kind:
         yield (*above, field.name)
         if isinstance(field.dataType, StructType):
@@ -53,9 +53,9 @@ def write_by_spark(
     options: Mapping[str, str],
     exists: Callable[[], bool],
 ) -> None:
-    """Append rows to a table, or overwrite it with them, in one commit; `exists` says whether there is a table.
+    """Append rows to a table, or overwrite it with them, in one commit; `exists` says whether the table exists.
 
-    Names that need it are mapped.
+    Column mapping is enabled for names that need it.
     """
     overwrite, position = commit.overwrite, commit.position
     spark, fields = frame.sparkSession, set(_fields(frame.schema))
@@ -86,7 +86,7 @@ def _is_mapped(spark: SparkSession, path: str) -> bool:
 
 
 def _is_fixed(spark: SparkSession, path: str) -> bool:
-    """Whether Delta in Spark alters nothing of a table before it maps the names of its columns."""
+    """Whether Delta in Spark refuses any alteration of a table because the names of its columns are not mapped yet."""
     return bool(column_mapping(names[-1] for names in _fields_of(spark, path))) and not _is_mapped(
         spark, path
     )
@@ -140,9 +140,9 @@ def _alter_by_spark(spark: SparkSession, path: str, changes: Sequence[str], posi
 
 
 def enable_vectors_by_spark(spark: SparkSession, path: str) -> None:
-    """Let Spark mark rows of a table in deletion vectors, unless the user turned them off for all.
+    """Let Spark mark rows of a table in deletion vectors, unless the user disabled them for all tables.
 
-    A table whose names would be mapped for that goes without: it may lose readers.
+    A table that would need column mapping for that gets none, as some readers do not support mapping.
     """
     if spark.conf.get(WANT_VECTORS, "true") == "true" and not _is_fixed(spark, path):
         spark.sql(
@@ -154,10 +154,9 @@ def enable_vectors_by_spark(spark: SparkSession, path: str) -> None:
 def committing(
     spark: SparkSession, position: int | None, *, vectors: bool, metadata: Mapping[str, Any] | None = None
 ) -> Iterator[None]:
-    """Within the block every SQL write of a session is done once per table and position.
+    """Within the block each SQL write of a session is done once per table and position.
 
-    Without a position tables keep theirs. `vectors` lets MERGE mark rows in deletion vectors, in tables that
-    have them.
+    Without a position, tables keep theirs. `vectors` lets MERGE mark rows in tables with deletion vectors.
     """
     if position is not None:
         spark.conf.set(_TXN_APP, APPLICATION)
@@ -172,5 +171,5 @@ def committing(
 
 
 def numbered(frame: DataFrame) -> DataFrame:
-    """The DataFrame with columns c0, c1, …: mapInArrow misreads a name with dots or backticks."""
+    """The DataFrame with columns c0, c1, …, because mapInArrow misreads names with dots or backticks."""
     return frame.toDF(*(f"c{number}" for number in range(len(frame.columns))))

@@ -1,14 +1,13 @@
-"""Writes of a process to a lake in a folder that the file system may not have on disk yet.
+"""A process' writes to a lake in a folder that may not be on disk yet.
 
-In: the lake's folder. Out: a mark in it, as long as a power cut may lose something; and `synchronise`, after
-which all earlier writes are safe. A process that begins to write and finds the mark of an ended process,
-first puts back what that left half written (`half_written`). Raises OSError where the folder cannot be
-written, or writes did not reach the disk.
+In: the lake's folder. Out: a mark in the folder as long as a power cut may lose writes; and `synchronise`, after
+which all earlier writes are on disk. A process that begins to write first looks for the marks of ended processes, and
+removes their half-written commits (`half_written`). Raises OSError if the folder cannot be written, or if writes did
+not reach the disk.
 
-syncfs(2) writes all of a file system: the writes of this process, of delta-rs, of a JVM, and of other
-processes of this host. Since Linux 5.8 it fails where one of their writes was reported as successful too
-early, since the file was opened with which it is called. The mark is that file, and is opened before anything
-is written. After such an error nothing counts as durable any more.
+syncfs(2) writes a whole file system to disk: the writes of this process, of delta-rs, of a JVM, and of other
+processes of this host. Since Linux 5.8 it reports each write that has failed since the file was opened that it is
+called with. The mark is this file, opened before the first write. After such an error no write counts as durable.
 """
 
 import ctypes
@@ -24,11 +23,11 @@ from pathlib import Path
 
 from pgsieve.resources.lake.paths import OWN_FOLDER
 
-#: Where the marks are; no folder of a feed has a dot in its name.
+#: The folder of the marks, next to the feeds' folders, whose names have no dot; and the file that is locked there.
 _MARKS, _LOCK = ".unsynced", "lock"
 _LIBRARY = ctypes.CDLL(None, use_errno=True)
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
-#: macOS: have the disk write its cache too.
+#: macOS: have the disk write its own cache, too.
 _FULL_SYNC = getattr(fcntl, "F_FULLFSYNC", None)
 
 
@@ -37,17 +36,17 @@ class Unsynced:
 
     def __init__(self, lake: Path) -> None:
         self._lake, marks = lake, lake / OWN_FOLDER / _MARKS
-        # It has rows to which no filter has been applied. Where a user has made it, or changed its mode, it
-        # stays so.
+        # Other users must not read pgsieve's own folder, as it will have rows that no filter has rejected yet. An
+        # existing folder keeps its mode.
         marks.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         marks.mkdir(mode=0o700, exist_ok=True)
         with _alone(marks):
             _put_back(lake, marks)
             mark = marks / uuid.uuid4().hex
             self._file = os.open(mark, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
-            # Locked as long as this process lives: another process leaves a locked mark alone.
+            # The lock lasts as long as this process. Other processes leave a locked mark alone.
             _lock(self._file, fcntl.LOCK_EX)
-        # The mark itself, before the writes that it is for; other processes' writes are not synchronised yet.
+        # Only the mark itself has to be on disk before the first write.
         os.fsync(self._file)
         for folder in (marks, marks.parent, lake):
             with _opened(folder) as file:
@@ -57,9 +56,9 @@ class Unsynced:
         self.leave = weakref.finalize(self, _end, self._file, mark, os.getpid())
 
     def synchronise(self) -> None:
-        """Write all earlier writes to the lake to disk.
+        """Have all earlier writes to the lake on disk.
 
-        Raises OSError, then and ever after, where some are lost.
+        Raises OSError if some are lost, and again in each later call.
         """
         if self._failed is not None:
             raise OSError(self._failed, os.strerror(self._failed))
@@ -70,7 +69,7 @@ class Unsynced:
                     _synchronise(file)
         except OSError as error:
             self._failed = error.errno or errno.EIO
-            # Otherwise the mark stays, and the next process checks what is on disk.
+            # The mark stays, so that the next process checks what is on disk.
             self.leave.detach()
             raise
 
@@ -80,7 +79,7 @@ _SHARING = threading.Lock()
 
 
 def unsynced(lake: str) -> Unsynced:
-    """The object of a lake: one for this process, until no part of it has the lake open."""
+    """The object of a lake; the parts of this process that have the lake open share it."""
     with _SHARING:
         if (one := _shared.get(lake)) is None:
             one = _shared[lake] = Unsynced(Path(lake))
@@ -88,9 +87,9 @@ def unsynced(lake: str) -> Unsynced:
 
 
 def recover(lake: str) -> None:
-    """Put back half-written commits of processes that ended without closing the lake, before the lake is read.
+    """Remove half-written commits of processes that ended without closing the lake, before the lake is read.
 
-    Where the folder cannot be written, this is left to the next writer, or reported as damage.
+    If this user cannot write to the folder, nothing is done: the next writer removes them, or a reader reports damage.
     """
     marks = Path(lake, OWN_FOLDER, _MARKS)
     if marks.is_dir():
@@ -99,10 +98,7 @@ def recover(lake: str) -> None:
 
 
 def leave_all() -> None:
-    """Close all lakes at the end of a command, with everything on disk.
-
-    An ending process does so for the others.
-    """
+    """Close all lakes at the end of a command, with all writes on disk; the end of a process closes the other lakes."""
     with _SHARING:
         for one in list(_shared.values()):
             one.leave()
@@ -110,7 +106,7 @@ def leave_all() -> None:
 
 
 def _put_back(lake: Path, marks: Path) -> None:
-    """Put back half-written commits of processes that ended without closing the lake, and remove their marks."""
+    """Remove half-written commits of processes that ended without closing the lake, and these processes' marks."""
     left = list[tuple[Path, int]]()
     for mark in marks.iterdir():
         if mark.name == _LOCK:
@@ -123,7 +119,7 @@ def _put_back(lake: Path, marks: Path) -> None:
             os.close(file)
     if not left:
         return
-    # The modules that read tables are imported only here, where something is put back.
+    # This import is slow, and rarely needed.
     from pgsieve.resources.lake.half_written import put_back
 
     put_back(lake, min(since for _, since in left))
@@ -134,7 +130,7 @@ def _put_back(lake: Path, marks: Path) -> None:
 
 
 def _end(file: int, mark: Path, process: int) -> None:
-    """Close the lake with all on disk, and without the mark; a forked process leaves it as it is."""
+    """Write the lake to disk and remove the mark; a forked process does nothing."""
     if os.getpid() != process:
         return
     try:
@@ -157,7 +153,7 @@ def _synchronise(file: int) -> None:
 
 
 def _elsewhere(lake: Path) -> list[Path]:
-    """Folders of subscriptions, and those in them, that are on other file systems than the lake, one of each."""
+    """Folders of subscriptions and their subfolders on other file systems than the lake's, one per file system."""
     others, device = dict[int, Path](), lake.stat().st_dev
     for pattern in ("*", "*/*"):
         for folder in lake.glob(pattern):
@@ -177,7 +173,7 @@ def _opened(folder: Path) -> Iterator[int]:
 
 @contextmanager
 def _alone(marks: Path) -> Iterator[None]:
-    """Within the block no other process begins to write: it would rely on what is about to be put back."""
+    """Within the block no other process begins to write, as it could rely on a commit that is about to be removed."""
     file = os.open(marks / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
     try:
         _lock(file, fcntl.LOCK_EX)
@@ -187,9 +183,9 @@ def _alone(marks: Path) -> Iterator[None]:
 
 
 def _lock(file: int, how: int) -> bool:
-    """Whether a file could be locked; False where another process has it.
+    """Whether a file could be locked; False if another process has locked it.
 
-    False also where the file system has no locks: then every process may be alive.
+    False also if the file system has no locks, since then each mark may be a living process'.
     """
     try:
         fcntl.flock(file, how)

@@ -271,7 +271,7 @@ def test_a_profiles_role_is_reported_as_unused_if_an_endpoint_is_set(
     for command in ("validate", "run"):
         output = profiles(command, ends=2, JAVA_HOME="/none")
         assert "there are no credentials for the store" in output
-        assert "a role, single sign-on or a process is not asked there" in output
+        assert "no role, single sign-on or process is used then" in output
 
 
 @pytest.mark.long

@@ -1,7 +1,7 @@
-"""The answers about one version of a table: each question is asked once, until the table has another version.
+"""Caches answers about the newest version of a table, until the table has another version.
 
-In: a stamp that distinguishes versions, questions as texts, and functions that ask them. Out: answers. Raises
-the questions' errors.
+In: a stamp that distinguishes versions, names of questions, and functions that compute the answers. Out: answers.
+Raises the functions' errors.
 """
 
 from collections.abc import Callable, Hashable
@@ -15,18 +15,18 @@ Answer = TypeVar("Answer")
 class Answers:
     """The answers about one table."""
 
-    #: Of which version they are, and they; one value, as threads may ask side by side.
+    #: A version and its answers; one value, as threads may ask in parallel.
     _kept: tuple[Hashable, dict[str, Any]] = field(default_factory=lambda: (None, {}))
 
     def of(self, version: Hashable, question: str, ask: Callable[[], Answer]) -> Answer:
-        """The answer of `ask` about a version; `question` identifies it."""
+        """The answer of `ask` about a version, computed once; `question` identifies it."""
         answers: dict[str, Answer] = self._of(version)
         if question not in answers:
             answers[question] = ask()
         return answers[question]
 
     def learn(self, version: Hashable, question: str, answer: object) -> None:
-        """Record a known answer about a version."""
+        """Record an answer about a version."""
         self._of(version)[question] = answer
 
     def _of(self, version: Hashable) -> dict[str, Any]:

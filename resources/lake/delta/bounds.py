@@ -1,17 +1,17 @@
-"""Bounds of values in a file: each bound is true for every reader, or it is left out.
+"""Leaves out bounds of values in a file that would be wrong for some reader.
 
-In: the columns of a new file. Out: delta-rs' properties for writing it. Without bounds the values are the
-same, but readers cannot skip the file, or a row group. These bounds are left out:
+In: the columns of a new file. Out: delta-rs' properties for writing it. Without bounds, readers cannot skip the file or
+a row group, but they read the same values. These bounds are left out:
 
 - of decimals with more than 15 digits: delta-rs computes their bounds in floating point, 9007199254740993 as
   ...992, and a reader that looks for the value skips the file;
 - of floating-point numbers: Parquet's bounds ignore NaN, which PostgreSQL and Spark order after every number,
-  so a reader that looks for greater values skips NaN (`parquet_files` writes none either);
-- of texts and bytes more than a prefix: otherwise a value of megabytes would stand in the file's footer and
-  in Delta's log again, and Spark reads no log with a text of more than 20,000,000 characters. A cut upper
-  bound is rounded up, so it stays a bound;
+  so a reader that looks for greater values skips NaN (`parquet_files` leaves them out, too);
+- of texts and bytes all but a prefix: otherwise the file's footer and Delta's log would contain a value of megabytes
+  again, and Spark reads no log with a text of more than 20,000,000 characters. A cut upper bound is rounded up, so it
+  stays a bound;
 - of dates after the year 262142, for which delta-rs panics. PostgreSQL's dates end in 5874897, and infinity
-  is later still. Then no date column of that file has bounds, and no column that contains dates.
+  is even later. If a file has such a date, none of its columns with dates has bounds.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ _LAST_DAY = 95_026_236
 _PANIC = "`NaiveDate + TimeDelta` overflowed"
 #: A decimal of this many digits survives a conversion to floating point.
 _EXACT_DIGITS = 15
-#: The length of text bounds, as delta-rs has it without properties; with properties it would cut nothing.
+#: The length of text bounds. It is delta-rs's default, which does not apply to a write with properties.
 _BOUND_BYTES = 64
 
 
@@ -40,10 +40,8 @@ def bounded_if_possible(
 ) -> Done:
     """The result of `write` with properties for its files.
 
-    It is repeated without bounds of dates where delta-rs fails.
-
-    `schema` has the columns of the files. `rows` are the rows to write, or a part of them. A failed write has
-    committed nothing.
+    If delta-rs fails at the bounds of dates, `write` is repeated without these. A failed write has committed nothing.
+    `schema` has the columns of the files. `rows` are the rows to write, or a part of them.
     """
     if rows is not None and any(map(_is_beyond, rows.columns)):
         return write(writer_properties(schema, dates=False))
@@ -56,10 +54,10 @@ def bounded_if_possible(
 
 
 def writer_properties(schema: pa.Schema, *, dates: bool = True) -> WriterProperties:
-    """Properties for files of some columns: with bounds, except those that delta-rs gets wrong, or without those of dates."""
+    """Properties for files with some columns: without the bounds that delta-rs gets wrong and, if not `dates`, of dates."""
     fields = list(schema)
     unsure = [field for field in fields if _is_unsure(field.type, dates=dates)]
-    # The properties name only whole columns: where one field of a struct is unsafe, no struct has bounds.
+    # The properties can name only whole columns. So if one field of a struct is unsure, no struct gets bounds.
     no_structs = any(pa.types.is_nested(field.type) for field in unsure)
     return WriterProperties(
         max_row_group_size=ROW_GROUP,
@@ -89,7 +87,7 @@ def _is_unsure(kind: pa.DataType, *, dates: bool) -> bool:
 
 
 def _is_beyond(values: pa.ChunkedArray) -> bool:
-    """Whether there is a date, also within a struct or list, whose bounds delta-rs cannot compute."""
+    """Whether there is a date that is too late for delta-rs's bounds, also within a struct or list."""
     kind = values.type
     if pa.types.is_date32(kind):
         last = pc.max(values.cast(pa.int32())).as_py()

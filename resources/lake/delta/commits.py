@@ -1,8 +1,8 @@
 """Commits to Delta tables by delta-rs: atomic, and once per position.
 
-In: rows, files or a net change, and the version they were planned from. Out: one commit, which has the
-position as Delta's `txn`. Where another writer was faster, the commit is repeated, or refused where it needs
-a new plan. Raises OverrunError, CommitFailedError and other errors of delta-rs.
+In: rows, files or a net change, and the version that they were planned from. Out: one commit, which has the
+position as Delta's `txn`. If another writer was faster, the commit is repeated or, if it needs a new plan, refused.
+Raises OverrunError, CommitFailedError and other errors of delta-rs.
 
 https://github.com/delta-io/delta/blob/master/PROTOCOL.md (Transaction Identifiers)
 """
@@ -34,7 +34,7 @@ from pgsieve.resources.lake.delta.records import (
 from pgsieve.resources.lake.delta.tables import Tables, arrow_schema, shared_tables
 from pgsieve.resources.lake.stores.store import Store
 
-#: A key of a column's metadata, where Spark has its comment too.
+#: The key of a column's comment in its metadata; Spark uses it, too.
 COMMENT = "comment"
 #: Characters, besides letters and digits, that delta-rs writes unencoded in a path of the log.
 _NOT_ENCODED = "!$&'()+,-./:;=@_~"
@@ -48,7 +48,7 @@ class Commits:
         self._tables = tables or shared_tables(self.store.options)
 
     def exists(self, path: str) -> bool:
-        """Whether there is a Delta table."""
+        """Whether a Delta table exists."""
         return self._tables.exists(path)
 
     def table_at(self, path: str) -> DeltaTable:
@@ -74,7 +74,7 @@ class Commits:
     def append_versioned(self, path: str, rows: pa.Table, base: int | None = None) -> None:
         """Append rows that have the Delta version of their commit.
 
-        Raises CommitFailedError after another writer.
+        Raises CommitFailedError if another writer was faster.
         """
         table = self.opened(path) or self._created(path, versioned(rows, 0).schema)
         version = table.version() + 1
@@ -97,9 +97,9 @@ class Commits:
     def write(self, path: str, rows: pa.Table | pa.RecordBatchReader, commit: Commit) -> None:
         """Append rows, or overwrite the table with them, in one commit.
 
-        Batches of a reader are written as they come. Where another writer was faster the commit is repeated.
-        A reader cannot be repeated: then CommitFailedError is raised. OverrunError is raised also where an
-        overwrite would lower the position.
+        Batches of a reader are written as they come. If another writer was faster, the commit is repeated. As the rows of
+        a reader come only once, CommitFailedError is raised instead for these. Raises OverrunError also if an overwrite
+        would lower the position.
         """
         overwrite = commit.overwrite
 
@@ -126,7 +126,7 @@ class Commits:
             if isinstance(rows, pa.Table):
                 bounded_if_possible(written, rows.schema, rows)
             else:
-                # A reader's rows come only once.
+                # The rows of a reader come only once.
                 written(writer_properties(rows.schema))
 
         self.committed(path, attempt, commit, once=not isinstance(rows, pa.Table))
@@ -139,10 +139,10 @@ class Commits:
         commit: Commit,
         removed: Mapping[str, int] | None = None,
     ) -> None:
-        """Add files that `parquet_files` has written in one commit; a new table is created first.
+        """Add files that `parquet_files` has written, in one commit; create the table first if it is missing.
 
-        Where another writer was faster the commit is repeated. `removed` are files to remove of the version
-        from which the commit was planned: paths as in the log, with sizes.
+        If another writer was faster, the commit is repeated. `removed` are files to remove: their paths in the log, with
+        sizes. They are files of the version that the commit was planned from.
         """
         now = time.time_ns() // 1_000_000
         actions: list[AddAction | RemoveAction] = [
@@ -162,7 +162,7 @@ class Commits:
                     storage_options=self._tables.options,
                     commit_properties=CommitProperties(max_commit_retries=0),
                 )
-                # Opened after its creation, so that commits of others in between are seen.
+                # The table was opened after its creation, so other writers may have committed in between.
                 if table.version():
                     raise CommitFailedError(f"{path} has been written to")
             table.create_write_transaction(
@@ -182,26 +182,24 @@ class Commits:
         *,
         once: bool = False,
     ) -> None:
-        """Commit to the table as it is now, again where another writer was faster.
+        """Call `attempt` with the newest version of the table, again if another writer was faster.
 
-        With `base`, only to that version.
+        With a `base`, only that version will do. With `once`, nothing is repeated.
         """
         base, position = commit.base, commit.position
 
         def committed() -> None:
             table = self.opened(path)
             head = self.head_of(path, table)
-            # Any commit by another writer from here on makes this commit fail.
+            # From here on, a commit of another writer makes this commit fail.
             commit.refuse_overrun(path, head)
             try:
                 attempt(table)
-                # One version later it is this commit's. Later versions mean that others committed before it,
-                # or since.
+                # The next version is this commit's. A later version means that other writers have committed, too.
                 if table is not None and position is not None and table.version() == head.version + 1:
                     self._tables.learn(path, table, "position", [{"position": position}])
             except DeltaError as error:
-                # Raised also where this very commit succeeded and only a later step failed: a new plan finds
-                # out.
+                # This commit may have succeeded, if only a later step failed. A new plan notices that.
                 if base is not None and self.head(path).version != base:
                     raise OverrunError(path) from error
                 if table is None and not isinstance(error, CommitFailedError) and self.exists(path):
@@ -221,11 +219,9 @@ class Commits:
         position: int,
         base: int,
     ) -> Mapping[str, int]:
-        """Merge a net change into a keyed table in one commit, once per position.
+        """Merge a net change into a table with a key in one commit, once per position; `base` as in `Commit`.
 
-        Returns the rows by kind of change.
-
-        `base` as in `write`.
+        Returns the numbers of inserted, updated and deleted rows.
         """
         metrics: dict[str, Any] = {}
         clauses, commit = merge.clauses(quoted_column), Commit(position, base=base)
@@ -261,7 +257,7 @@ class Commits:
     def lacking_comments(
         self, path: str, description: str | None, columns: Mapping[str, str]
     ) -> tuple[str | None, dict[str, str]]:
-        """The description that a table still lacks, None where it has it, and those of its columns."""
+        """The table's description if it has another one, otherwise None; and its columns' descriptions that differ."""
         table = self.table_at(path)
         present = {field.name: (field.metadata or {}).get(COMMENT, "") for field in table.schema().fields}
         lacking = {
@@ -281,12 +277,12 @@ class Commits:
             table.alter.set_table_description(description, commit_properties=properties)
         for field in table.schema().fields:
             if field.name in columns:
-                # Other metadata stays: a column's number and name in files with mapped names.
+                # Other metadata stays: with column mapping, a column's number and its name in files.
                 metadata = {**(field.metadata or {}), COMMENT: columns[field.name]}
                 table.alter.set_column_metadata(field.name, metadata, commit_properties=properties)
 
     def properties(self, path: str) -> Mapping[str, str]:
-        """The Delta properties of a table; empty where there is no table."""
+        """The Delta properties of a table; empty if it does not exist."""
         return _configuration(self.opened(path), None)
 
     def set_properties(self, path: str, properties: Mapping[str, str]) -> None:
@@ -318,14 +314,14 @@ class Commits:
         """The result of `head` for an open table; None stands for no table."""
         if table is None:
             return TableHead()
-        # delta-rs reads the whole log for it.
+        # To find the position, delta-rs reads the whole log.
         (row,) = self._tables.remembered(
             path, table, "position", lambda: [{"position": table.transaction_version(APPLICATION)}]
         )
         return TableHead(table.version(), row["position"])
 
     def opened(self, path: str) -> DeltaTable | None:
-        """The newest version of a table; None where there is none."""
+        """The newest version of a table; None if it does not exist."""
         return self._tables.open_if_any(path)
 
     def _created(self, path: str, schema: pa.Schema) -> DeltaTable:
@@ -339,17 +335,17 @@ class Commits:
 
 
 def writable(rows: pa.Table) -> pa.Table:
-    """Rows that came from Spark, as delta-rs can write them.
+    """Rows from Spark in a form that delta-rs can write.
 
-    Every column and field is nullable, as Delta would keep a constraint that PostgreSQL may drop. Each buffer
-    is copied, as Spark leaves out the offsets of empty lists, which delta-rs reads all the same.
+    Each column and field is nullable, because Delta would keep a constraint that PostgreSQL may drop. Each buffer
+    is copied, because Spark leaves out the offsets of empty lists, which delta-rs reads nevertheless.
     """
     cast = rows.cast(pa.schema([_nullable(field) for field in rows.schema]))
     return cast.take(pa.array(range(cast.num_rows), pa.int64()))
 
 
 def _configuration(table: DeltaTable | None, properties: Mapping[str, str] | None) -> Mapping[str, str]:
-    """The Delta properties of a table, or those that a new table will have."""
+    """The Delta properties of a table, or the given properties of a new table."""
     if table is None:
         return properties or {}
     configuration: dict[str, str] = table.metadata().configuration
@@ -357,14 +353,14 @@ def _configuration(table: DeltaTable | None, properties: Mapping[str, str] | Non
 
 
 def is_removable(path: str) -> bool:
-    """Whether `removal` names a file as the log does; other writers may encode other characters."""
+    """Whether `removal` encodes a file's path as the log does; other writers may encode other characters."""
     return quote(unquote(path), safe=_NOT_ENCODED) == path
 
 
 def removal(path: str, size: int, time_ms: int, *, changes: bool) -> RemoveAction:
-    """The action that removes a file from a table, by its path in the log; `changes` says whether rows change by it.
+    """The action that removes a file from a table, by its path in the log; `changes` says whether that changes rows.
 
-    delta-rs encodes the path once more. With a path that is encoded already it would remove nothing, and the
+    The path is decoded, because delta-rs encodes it again. A path that was encoded twice would match no file, and the
     rows would stay.
     """
     return RemoveAction(unquote(path), changes, time_ms, size, {})
@@ -382,9 +378,8 @@ def _nullable(field: pa.Field) -> pa.Field:
 def holds(path: str, head: TableHead, commit: Commit) -> bool:
     """Whether a table with this head has a commit's position already.
 
-    Raises OverrunError where an overwrite would lower it.
-
-    A write is based on the same version, so of two writers of one position the slower is refused.
+    Raises OverrunError if an overwrite would lower the position. As the write then follows this head, the slower of
+    two writers of one position is refused.
     """
     if head.position is None or commit.position is None:
         return False
@@ -394,11 +389,11 @@ def holds(path: str, head: TableHead, commit: Commit) -> bool:
 
 
 def _commit_properties(commit: Commit, *, alone: bool = False) -> CommitProperties:
-    """The properties of a commit; `alone`, or by its kind, it succeeds only on the version that was opened.
+    """The properties of a commit. If `alone`, and for some kinds of commits, it succeeds only on the opened version.
 
-    Otherwise delta-rs would let an overwrite follow a compaction whose files it does not know: the former
-    rows would stay. And it would let the first commit of a table follow another first one, as it has read
-    nothing that could conflict.
+    Otherwise delta-rs would let an overwrite follow a compaction that it has not seen, and the compacted rows would stay.
+    It would also let the first commit of a table follow another first commit, as neither has read anything that could
+    conflict.
     """
     position = commit.position
     alone = alone or commit.overwrite or commit.base is not None or position is not None

@@ -1,11 +1,11 @@
 """OPTIMIZE of a plain table as a compare-and-set of its files: small files are joined, or all rows are clustered.
 
-In: a table that delta-rs can reach, whose rows are those of its Parquet files. Out: commits that leave its
-rows as they are, and the decrease in files. Raises OverrunError where another process has rewritten one of
-the files meanwhile.
+In: a table that delta-rs can reach, without deletion vectors, partitions or mapped columns. Out: commits that leave its
+rows as they are, and by how many files the table has shrunk. Raises OverrunError if another process has rewritten one
+of the files meanwhile.
 
-delta-rs has OPTIMIZE too. But two of its runs can commit the same files one after the other, and then the
-rows are there twice. So the files are written here, and committed only to a version that still has the files
+delta-rs has OPTIMIZE, too. But two of its runs can replace the same files one after the other, and then the table has
+the rows twice. So this module writes the files, and commits them only to a version that still has the files
 that they replace:
 
     version 7    a b c D         D is large enough. a, b and c are read, and E is written with their rows.
@@ -36,15 +36,14 @@ from pgsieve.resources.lake.stores.store import joined
 
 #: Files by their paths in the log, with their sizes in bytes.
 Files = Mapping[str, int]
-#: A row group of wide rows ends with this many bytes in memory.
+#: A row group has at most this many bytes in memory, even if it then has fewer rows.
 _ROW_GROUP_BYTES = 64 * 1024 * 1024
 
 
 def compact(local: LocalRecords, path: str) -> int:
-    """Join small files into files of about the table's target size; returns the decrease in files.
+    """Join small files into files of about the table's target size; return by how many files the table has shrunk.
 
-    Each group of files is a commit of its own, so finished groups stay. Memory holds the rows of one row
-    group.
+    Each group of files has its own commit, so finished groups stay. The rows of one row group are in memory.
     """
     return sum(
         _replace(local, path, removed, _rows(local, path, removed))
@@ -53,9 +52,9 @@ def compact(local: LocalRecords, path: str) -> int:
 
 
 def cluster(local: LocalRecords, path: str, by: Sequence[str]) -> int:
-    """Write all files again, with the rows in Z-order of some columns; returns the decrease in files.
+    """Write all files again, with the rows in Z-order of some columns; return by how many files the table has shrunk.
 
-    It is one commit. Memory holds all rows, so this is for small tables.
+    It is one commit. All rows are in memory, so this is for small tables.
     """
     removed = _files(local.table_at(path))
     if not removed:
@@ -72,9 +71,9 @@ def _files(table: DeltaTable) -> Files:
 
 
 def _groups(files: Files, target: int) -> Iterator[Files]:
-    """Groups of at least two small files of about the target size together.
+    """Groups of at least two small files, with about the target size together.
 
-    Neighbours in time often have close values.
+    Files that were written one after the other are grouped, because they often have close values.
     """
     group, size = dict[str, int](), 0
     for name, bytes_ in files.items():
@@ -97,9 +96,9 @@ def _rows(local: LocalRecords, path: str, files: Iterable[str]) -> Iterator[pa.R
 
 
 def _row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema, size: int) -> Iterator[pa.RecordBatch]:
-    """Batches of the size of a row group, made of smaller and larger ones.
+    """Combine and divide batches into batches of the size of a row group.
 
-    None has more than `size` bytes in memory.
+    No batch has more than `size` bytes in memory.
     """
     gathered, rows, taken = list[pa.RecordBatch](), 0, 0
     for batch in chain(batches, [None]):
@@ -113,7 +112,7 @@ def _row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema, size: int)
 
 
 def _replace(local: LocalRecords, path: str, removed: Files, batches: Iterable[pa.RecordBatch]) -> int:
-    """Commit files with these rows in place of others; returns the decrease in files."""
+    """Commit files with these rows in place of the `removed` ones; return by how many files the table has shrunk."""
     schema, size, now = (
         local.arrow_schema(path),
         file_bytes(local.properties(path)),
@@ -132,7 +131,7 @@ def _replace(local: LocalRecords, path: str, removed: Files, batches: Iterable[p
 
     def commit() -> None:
         metadata = kept_metadata(local.position(path))
-        # The version that is checked here is the one that the commit follows.
+        # The commit succeeds only on the version that is checked here.
         table = local.table_at(path)
         # A file keeps its name when another process marks some of its rows as deleted.
         if not (removed.keys() <= _files(table).keys() and is_plain(table)):

@@ -1,8 +1,7 @@
 """Rows of older files in the present columns of their table: Arrow arrays in, Arrow arrays out.
 
-Delta adds columns, and fields of structs, without rewriting files: in older files they are NULL (Delta's
-protocol, schema evolution). Raises ArrowInvalid where a value does not fit, which happens in no table of
-pgsieve.
+Delta adds columns, and fields of structs, without rewriting files. They are NULL in older files (Delta's
+protocol, schema evolution). Raises ArrowInvalid if a value does not fit, which happens in no table of pgsieve.
 """
 
 import pyarrow as pa
@@ -10,7 +9,7 @@ import pyarrow.compute as pc
 
 
 def conformed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The rows with the columns of a schema, by name."""
+    """The rows with the columns of a schema, matched by name."""
     columns = [
         _conformed(rows[field.name].combine_chunks(), field.type)
         if field.name in rows.column_names
@@ -21,7 +20,7 @@ def conformed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _conformed(values: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
-    if isinstance(values, pa.ChunkedArray):  # Without any chunk, the combined array is still chunked.
+    if isinstance(values, pa.ChunkedArray):  # combine_chunks leaves an array without chunks chunked.
         values = pa.concat_arrays(values.chunks) if values.chunks else pa.nulls(0, values.type)
     if values.type.equals(kind):
         return values

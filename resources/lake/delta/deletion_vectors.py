@@ -1,10 +1,10 @@
 """Marks rows of a Delta table as deleted in this process: deletion vectors, and the commit that adds them.
 
 In: a table's log, and the rows of each file to delete. Out: one commit, which gives each file a deletion vector of
-these rows and those marked before. delta-rs reads deletion vectors but commits none.
-So the log's entry is written here, as Delta's protocol has it (Deletion Vectors; Deletion Vector Format; Add
-File and Remove File). The vectors are durable before the entry is made; those of a failed commit are left to
-VACUUM. Raises OSError, CommitFailedError where another writer was faster, and UnmarkableError.
+these rows and the rows marked earlier. delta-rs reads deletion vectors, but does not write them. So this module writes
+the log's entry by Delta's protocol (Deletion Vectors; Deletion Vector Format; Add File and Remove File). The vectors
+are durable before the entry is written; VACUUM removes the vectors of failed commits. Raises OSError,
+CommitFailedError if another writer was faster, and UnmarkableError.
 
     deletion_vector_<uuid>.bin    1 | size, bytes, CRC | size, bytes, CRC | ...
                                       ^ offset in the descriptor of a file's vector
@@ -35,21 +35,21 @@ Rows = npt.NDArray[np.int64]
 FEATURE, PROPERTY = "deletionVectors", "delta.enableDeletionVectors"
 
 _VERSION, _MAGIC = 1, 1681511377
-#: The digits of base 85: Python's (RFC 1924), and Delta's (ZeroMQ's Z85), which have another order.
+#: The digits of base 85: Python's (RFC 1924), and Delta's (ZeroMQ's Z85) in another order.
 _RFC_1924 = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
 _Z85 = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 
-#: The fields that are read of a checkpoint's `add` actions.
+#: The fields that are read from a checkpoint's `add` actions.
 _ADDED = frozenset(
     {"path", "partitionValues", "size", "modificationTime", "dataChange", "stats", "tags", "deletionVector"}
 )
-#: Identifies a file of the log, together with its marked rows.
+#: The fields that identify a file in the log, with its marked rows.
 _IDENTITY = ("path", "partitionValues", "size", "deletionVector")
 
 
 @dataclass(frozen=True)
 class Marked:
-    """A file of a table, as it was last `added`, and all of its rows that are deleted."""
+    """A file of a table: its last `add` action (`added`), and the numbers of all deleted rows."""
 
     added: Action
     rows: Rows
@@ -78,15 +78,12 @@ def deleted_rows(table: DeltaTable) -> dict[str, Rows]:
 
 
 def _named(path: str, names: Collection[str]) -> str:
-    """The name, relative to the table's folder, of the file at a path.
-
-    delta-rs gives the path as an encoded URL.
-    """
+    """The name of a file relative to the table's folder, from its path, which delta-rs returns as an encoded URL."""
     parts = unquote(path).split("/")
     for first in range(len(parts) - 1, -1, -1):
         if (name := "/".join(parts[first:])) in names:
             return name
-    raise DeltaError(f"the log has a deletion vector for {path}, and no such file")
+    raise DeltaError(f"the log has a deletion vector for {path}, but not the file")
 
 
 def commit_marked(
@@ -97,9 +94,9 @@ def commit_marked(
     others: Sequence[Action],
     time_ms: int,
 ) -> None:
-    """Commit on top of a version: mark rows, add files (`added` are `add` actions), and do the `others`.
+    """Commit the version after `version`: mark rows, and write the `add` actions `added` and the `others`.
 
-    Raises CommitFailedError where another writer was faster.
+    Raises CommitFailedError if another writer was faster.
     """
     partly = [file for file in marked if not file.whole]
     actions = [*others, *({"add": each} for each in added)]
@@ -116,14 +113,14 @@ def commit_marked(
             }
         )
     for file, vector in zip(partly, _written_vectors(log, partly), strict=True):
-        # Bounds of all rows are also bounds of the remaining ones.
+        # The bounds stay bounds of the remaining rows, but are no longer tight.
         stats = json.dumps({**json.loads(file.added["stats"]), "tightBounds": False})
         actions.append({"add": {**file.added, "dataChange": True, "stats": stats, "deletionVector": vector}})
     log.commit(version + 1, actions)
 
 
 def _written_vectors(log: Log, marked: Sequence[Marked]) -> list[Action]:
-    """Write the vectors of files into one file; returns a descriptor for each."""
+    """Write the vectors of files into one file; return a descriptor for each."""
     if not marked:
         return []
     identity, descriptors = uuid.uuid4(), list[Action]()
@@ -150,32 +147,32 @@ def added_files(log: Log, version: int, wanted: Collection[str]) -> dict[str, Ac
 
     Raises UnmarkableError.
     """
-    found = dict[str, Action]()
+    files = dict[str, Action]()
     for actions in log.backwards(version, "add", _ADDED):
-        if found.keys() == set(wanted):
+        if files.keys() == set(wanted):
             break
-        # The commit that adds a file with other marked rows also removes it, in any order.
+        # A commit that changes the marked rows of a file both removes and adds the file, in any order.
         for added in actions:
             name = unquote(added["path"])
             if name in wanted:
-                found.setdefault(name, added)
-    if found.keys() != set(wanted) or any(not each.get("stats") for each in found.values()):
-        raise UnmarkableError(f"the log of {log.path} does not tell how its files were added")
-    return found
+                files.setdefault(name, added)
+    if files.keys() != set(wanted) or any(not each.get("stats") for each in files.values()):
+        raise UnmarkableError(f"the log of {log.path} lacks the actions or statistics of some files")
+    return files
 
 
 def enable(log: Log, table: DeltaTable, information: Action) -> None:
     """Enable deletion vectors in a table, by a commit that only changes its properties and features.
 
-    delta-rs would also add the feature of variants, which many readers refuse.
-    Raises as `commit_marked` does.
+    It is not done by delta-rs, which would also add the feature of variants, which many readers do not support. Raises
+    as `commit_marked` does.
     """
     version, protocol = table.version(), table.protocol()
     newest = next((a for each in log.backwards(version, "metaData", None) for a in each), None)
     if newest is None:
-        raise UnmarkableError(f"the log of {log.path} does not tell the table's columns")
+        raise UnmarkableError(f"the log of {log.path} lacks the table's metadata")
     configuration = {**dict(newest.get("configuration") or {}), PROPERTY: "true"}
-    # The features that version 2 of the writers' protocol stands for (Writer Version Requirements).
+    # Version 2 of the writers' protocol implies these features (Writer Version Requirements).
     writers = set(protocol.writer_features or ("appendOnly", "invariants")) | {FEATURE}
     features = {
         "minReaderVersion": 3,
@@ -192,15 +189,15 @@ def enable(log: Log, table: DeltaTable, information: Action) -> None:
 
 
 def vector_file(descriptor: Action | None) -> tuple[str, int] | None:
-    """The file of a vector, relative to its table's folder, and its least size in bytes.
+    """The file of a vector, relative to its table's folder, and the file's least size in bytes.
 
-    None for a vector without a file there.
+    None for a vector without a file in that folder.
     """
     if descriptor is None or descriptor.get("storageType") != "u":
         return None
     *folder, digits = descriptor["pathOrInlineDv"][:-20], descriptor["pathOrInlineDv"][-20:]
     octets = base64.b85decode(digits.encode().translate(bytes.maketrans(_Z85, _RFC_1924)))
     name = f"deletion_vector_{uuid.UUID(bytes=octets)}.bin"
-    # Four bytes with its size precede it, and a checksum of four bytes follows.
+    # Four bytes with the vector's size precede it, and a checksum of four bytes follows.
     size = int(descriptor.get("offset") or 0) + 4 + int(descriptor["sizeInBytes"]) + 4
     return "/".join([*filter(None, folder), name]), size

@@ -1,7 +1,7 @@
 """Delta tables that delta-rs can reach, in a folder or on an object store: `Records`, and small writes without a JVM.
 
-A small write takes milliseconds here, and about a second in Spark. So delta-rs in this process writes and
-merges small batches. Spark writes large ones, and everything in a lake that delta-rs cannot reach.
+delta-rs in this process makes a small write in milliseconds, Spark in about a second. So delta-rs writes and
+merges small batches. Spark writes large batches, and all tables of a lake that delta-rs cannot reach.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -30,9 +30,9 @@ class LocalRecords(Commits):
     """Delta tables that delta-rs can reach."""
 
     def rows_of(self, path: str, keys: pa.Table, schema: pa.Schema) -> tuple[npt.NDArray[np.int64], pa.Table]:
-        """The indices of those keys that a table has, and its rows with these keys in the same order.
+        """The indices of the keys that a table has, and its rows with these keys in the same order.
 
-        The columns of `keys` have the table's names, as `schema` does. The rows have the columns of `schema`.
+        The columns of `keys` and `schema` have the table's names. The rows have the columns of `schema`.
         """
         return rows_of(self.table_at(path), path, self.store, keys, schema)
 
@@ -44,18 +44,14 @@ class LocalRecords(Commits):
         most_bytes: int | None,
         lacking: str | None = None,
     ) -> list[FileMatches] | None:
-        """The rows of a table with some keys, file by file; None where they are in too many bytes of files.
+        """The rows of a table with some keys, file by file; None if that needs too many bytes of files.
 
-        `among` are parts of the keys with bounds of their own: only files whose bounds may include a key of a
-        part are read. The result is None if the files with matches have more than `most_bytes`, if the files
-        to read have more than twice as many (then none is read), or if files have to be read and the table is
-        not plain. Without `most_bytes` there is no limit, and files may have deletion vectors. Files in which
-        every row has a value of the column `lacking` are not read.
+        The parameters and the conditions for None are those of `matches_among`.
         """
         return matches_among(self.table_at(path), path, self.store, keys, among, most_bytes, lacking)
 
     def flagged(self, path: str, flag: Flag, among: Sequence[FileMatches] | None = None) -> list[FileMatches]:
-        """The rows with a flag, file by file, in order; `among` some rows of a table, or all (None), whose keys are 0."""
+        """The rows with a flag, file by file, in order: those in `among`, or of the whole table (None), with key 0."""
         return flagged_rows(self.table_at(path), path, self.store, flag, among)
 
     def arrow_schema(self, path: str) -> pa.Schema:
@@ -67,16 +63,16 @@ class LocalRecords(Commits):
         return [field.name for field in self.table_at(path).schema().fields]
 
     def remove(self, folder: str) -> bool:
-        """Remove a folder with all tables in it; False where there is none."""
+        """Remove a folder with all tables in it; False if it does not exist."""
         self._tables.forget()
         return self.store.remove(folder)
 
     def release_tables(self) -> None:
-        """Release this thread's open tables for other threads: it uses none of them at the moment."""
+        """Release this thread's open tables for other threads; this thread must not be using one."""
         self._tables.release()
 
     def rows(self, path: str, where: str = "true") -> list[dict[str, Any]]:
-        """The rows of a small table that fulfil an SQL condition; empty where there is no table."""
+        """The rows of a small table that fulfil an SQL condition; empty if there is no table."""
         table = self.opened(path)
         return [] if table is None else self._rows(path, table, where)
 
@@ -85,7 +81,7 @@ class LocalRecords(Commits):
         return self._tables.remembered(path, table, query, lambda: queried(table, query).to_pylist())
 
     def newest(self, path: str, column: str) -> list[dict[str, Any]]:
-        """The rows with the greatest number in a column; empty where there is no table."""
+        """The rows with the greatest number in a column; empty if there is no table."""
         if (table := self.opened(path)) is None:
             return []
         return self._tables.remembered(
@@ -93,7 +89,7 @@ class LocalRecords(Commits):
         )
 
     def _newest(self, path: str, table: DeltaTable, column: str) -> list[dict[str, Any]]:
-        # The statistics of the files have the number; then only the file that has it is read.
+        # The statistics give the number, so only the files that may have it are read.
         files = pa.table(table.get_add_actions(flatten=True))
         greatest = files[f"max.{column}"] if f"max.{column}" in files.column_names else pa.nulls(1)
         if len(greatest) == 0:
@@ -103,38 +99,34 @@ class LocalRecords(Commits):
         return self._rows(path, table, f"{quoted_column(column)} = {pc.max(greatest).as_py():d}")
 
     def table(self, path: str) -> pa.Table:
-        """All rows of a table that is known to be small."""
+        """All rows of a table, which must be small."""
         return queried(self.table_at(path), "select * from t")
 
     def batches(self, path: str, version: int) -> Iterator[pa.RecordBatch]:
-        """The rows of one version of a table, a batch at a time."""
+        """The rows of one version of a table, batch by batch."""
         query = QueryBuilder().register("t", self.table_as_of(path, version)).execute("select * from t")
         yield from pa.RecordBatchReader.from_stream(query)
 
     def as_of(self, path: str, version: int) -> DeltaTable:
-        """One version of a table, which stays at it."""
+        """A table at one version, at which it stays."""
         return self._tables.as_of(path, version)
 
     def takes_files(self, path: str, schema: pa.Schema, *, overwrite: bool = False) -> bool:
-        """Whether `commit` can add files of this schema: there is no table, or it has these columns.
-
-        Other columns of the table are NULL in the new rows; with an overwrite there may be none. A table that
-        is partitioned, or has constraints on rows, takes no files.
-        """
+        """Whether `commit` can add files of this schema: the table is missing, or `requirements.takes_files`."""
         table = self.opened(path)
         return table is None or requirements.takes_files(table, schema, overwrite=overwrite)
 
     def permutes(self, path: str, columns: Sequence[str]) -> bool:
-        """Whether a table has these columns in another order, which delta-rs would keep when overwriting."""
+        """Whether a table has these columns in another order, which an overwrite by delta-rs would keep."""
         if not self.exists(path):
             return False
         names = self.columns(path)
         return names != list(columns) and sorted(names) == sorted(columns)
 
     def is_partitioned_by_others(self, path: str, columns: Collection[str]) -> bool:
-        """Whether a table is partitioned by other columns than these.
+        """Whether a table is partitioned by a column that is not among these.
 
-        delta-rs keeps the partitioning when overwriting.
+        An overwrite by delta-rs keeps the partitioning.
         """
         table = self.opened(path)
         return table is not None and not set(table.metadata().partition_columns) <= set(columns)
@@ -142,8 +134,7 @@ class LocalRecords(Commits):
     def takes_properties(self, path: str) -> bool:
         """Whether `set_properties` keeps a table readable for its present readers.
 
-        Where the protocol lists features, delta-rs adds the one for the variant type, which few readers
-        support.
+        If the table's protocol lists features, delta-rs adds the feature of the variant type, which few readers support.
         """
         table = self.table_at(path)
         return (
@@ -153,9 +144,10 @@ class LocalRecords(Commits):
         )
 
     def stamp(self, path: str) -> tuple[str, int] | None:
-        """The table's identifier, which a table made anew does not share, its newest version, and the time of that.
+        """A text of the table's identifier and the newest version's time, and the number of that version.
 
-        The time matters as a folder that was put back gets other commits with the same numbers.
+        A table that is made anew has another identifier. A folder that was put back gets new commits with the same
+        numbers, but other times.
         """
         if (table := self.opened(path)) is None:
             return None
@@ -170,16 +162,14 @@ class LocalRecords(Commits):
         return self.table_at(path).version()
 
     def entry_bytes(self, path: str, version: int) -> int | None:
-        """The size in bytes of the log's entry of a version; None on a store, where it would take a request."""
+        """The size in bytes of a version's log entry; None on a store, where it would take a request."""
         return None if is_uri(path) else self._tables.log_of(path).bytes_of(version)
 
     def is_restored(self, path: str, since: int, entry_bytes: int | None = None) -> bool:
-        """Whether a table was put back behind this version.
+        """Whether a table was put back to before this version. If the version is the newest, that takes two looks at files.
 
-        Cheap, two looks at its folder, where it still has the version.
-
-        Raises DamagedTableError where the entry of this version, or of a later one, is incomplete, or has
-        another size than it had.
+        Raises DamagedTableError if the entry of this version has another size than `entry_bytes`, or if this entry or a
+        later one is incomplete.
         """
         log = self._tables.log_of(path)
         entries = log.since(since, since)
@@ -195,7 +185,7 @@ class LocalRecords(Commits):
         return later < 0 or any(c.get("operation") == "RESTORE" for c in table.history(later) if later)
 
     def is_repaired(self, path: str, since: int) -> bool:
-        """Whether a commit after this version is a repair; a look at the folder where it is the newest."""
+        """Whether a commit after this version is a repair; only a look at the folder if it is the newest version."""
         if {since, since + 1} & self._tables.log_of(path).since(since, since).keys() == {since}:
             return False
         table = self.table_at(path)
@@ -203,7 +193,7 @@ class LocalRecords(Commits):
         return later > 0 and has_repair(table.history(later))
 
     def committed_at(self, path: str, position: int) -> int | None:
-        """The version with which pgsieve wrote a position; None where the last commits do not have it."""
+        """The version in which pgsieve wrote a position; None if the last commits do not have it."""
         return version_with(self.table_at(path).history(LAST_COMMITS), position)
 
     def size(self, path: str) -> int:
@@ -215,7 +205,7 @@ class LocalRecords(Commits):
         return int(queried(self.table_at(path), "select count(*) as rows from t")["rows"][0].as_py())
 
     def written_at(self, path: str) -> datetime:
-        """When the newest commit was made."""
+        """The time of the newest commit."""
         (newest,) = self.table_at(path).history(1)
         return datetime.fromtimestamp(newest["timestamp"] / 1000, UTC)
 
@@ -227,24 +217,24 @@ class LocalRecords(Commits):
         return least[0].as_py()
 
     def greatest(self, path: str, column: str, where: str) -> Any:
-        """The greatest value of a column in the rows for which an SQL condition holds; None where there is none."""
+        """The greatest value of a column in the rows that fulfil an SQL condition; None without such rows."""
         greatest = queried(
             self.table_at(path), f"select max({quoted_column(column)}) as m from t where {where}"
         )["m"]
         return greatest[0].as_py()
 
     def change_log(self, path: str) -> Slices:
-        """The slices of a change log, or of a change history, as it is now."""
+        """The slices of the newest version of a change log, or of a change history."""
         return Slices(self.table_at(path), path, self.store)
 
     def slices(self, path: str, after: int) -> Sequence[int]:
-        """The ends of the slices beyond an LSN, in order; empty where there is no table."""
+        """The ends of the slices beyond an LSN, in order; empty if there is no table."""
         return [] if (self.position(path) or 0) <= after else self.change_log(path).ends(after)
 
     def is_readable(self, path: str) -> bool:
-        """Whether delta-rs and Arrow can read the rows of a table as they are: no mapped columns, and no partitions.
+        """Whether delta-rs and Arrow can read the rows of a table.
 
-        Nor may the table require of its readers anything that delta-rs does not support.
+        The table has no mapped columns and no partitions, and requires no feature of readers that delta-rs lacks.
         """
         table = self.table_at(path)
         return (
@@ -254,23 +244,20 @@ class LocalRecords(Commits):
         )
 
     def is_unmapped(self, path: str) -> bool:
-        """Whether the columns of a table, if there is one, have their own names in its files."""
+        """Whether the columns of a table have their own names in its files; True if there is no table."""
         table = self.opened(path)
         return table is None or requirements.is_unmapped(table)
 
     def is_written(self, path: str) -> bool:
-        """Whether delta-rs can write a table, if there is one: it supports all that the table requires of writers."""
+        """Whether delta-rs has all features that a table requires of writers; True if there is no table."""
         table = self.opened(path)
         return table is None or requirements.is_written(table)
 
     def is_read(self, path: str) -> bool:
-        """Whether delta-rs can read a table: it supports all that the table requires of readers."""
+        """Whether delta-rs has all features that a table requires of readers."""
         return requirements.is_read(self.table_at(path))
 
     def has_deletion_vectors(self, path: str) -> bool | None:
-        """Whether writers of the table may mark rows in deletion vectors.
-
-        None where its properties do not say.
-        """
+        """Whether writers of the table may mark rows in deletion vectors; None if its properties do not say."""
         setting = self.table_at(path).metadata().configuration.get(PROPERTY)
         return None if setting is None else setting.lower() == "true"

@@ -1,9 +1,9 @@
-"""Errors of the lake: an engine's exception -> what is wrong with which table, and what caused it.
+"""Errors of the lake: turns an engine's exception into an error that names the table and the cause.
 
-In: exceptions of delta-rs, Arrow, the operating system and Spark. Out: `LakeError` and its kinds, without a
-cell value. A failure of one table sets that table aside. No table is the cause, and the run stops, where the
-storage as a whole refuses (`LakeUnavailableError`), Spark loses what it computes with (`SparkLostError`), or
-another writer does not let pgsieve commit (`ConcurrentWriteError`).
+In: exceptions of delta-rs, Arrow, the operating system and Spark. Out: `LakeError` and its subclasses, without a
+cell value. An error of one table sets that table aside. Three errors concern no single table, and stop the run: the
+whole storage refuses (`LakeUnavailableError`), Spark loses executors or their data (`SparkLostError`), or another
+writer keeps pgsieve from committing (`ConcurrentWriteError`).
 """
 
 import errno
@@ -28,40 +28,37 @@ _REFUSALS = {
         *(errno.EROFS, errno.EACCES, errno.EPERM),
     )
 }
-#: Those that may concern a single folder only.
+#: The refusals that may concern only one folder.
 _OF_A_FOLDER = {errno.EROFS, errno.EACCES, errno.EPERM}
-#: The same in SQLite's words, for Dagster's records.
+#: SQLite's messages for the same errors; Dagster keeps its records in SQLite.
 _SQLITE = {"database or disk is full": errno.ENOSPC, "attempt to write a readonly database": errno.EROFS}
 _WORDS = "|".join(map(re.escape, [*_REFUSALS, *_SQLITE]))
-#: How an engine marks a message of the system: delta-rs, Python and Arrow, the JVM, SQLite. Elsewhere it may
-#: be a cell's text.
+#: A message of the operating system as delta-rs, Python, Arrow, the JVM and SQLite mark it. Without such a mark the same
+#: words may be a cell's text.
 _QUOTED = re.compile(
     r"\(os error (?P<rust>\d+)\)|\[[Ee]rrno (?P<python>\d+)\]"
     rf"|(?:java\.(?:io|nio)\.[\w.]+: |sqlite3\.OperationalError\) )[^\n]*?(?P<words>{_WORDS})"
 )
-#: Errors of a row filter, in PostgreSQL's words and with its SQLSTATE (`raise_error` in
-#: pgsieve.assets.steps), without values.
+#: Errors of a row filter: PostgreSQL's message and SQLSTATE, without values (`raise_error` in pgsieve.assets.steps).
 _OURS = re.compile(r"\[USER_RAISED_EXCEPTION\] (.+? \[[0-9A-Z]{5}\])")
-#: Messages of Spark, classic or Connect, when a part of it is gone.
+#: Messages of Spark, classic or Connect, about lost executors, workers or data.
 _LOST = re.compile(
     r"ExecutorLostFailure|Python worker exited unexpectedly|CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND|FetchFailed"
     r"|Master removed our application|SparkContext was shut down|StatusCode\.UNAVAILABLE"
 )
-#: Messages of Spark, of delta-rs, and of Arrow.
+#: Messages of Spark, of delta-rs, and of Arrow about a missing file.
 _MISSING_FILE = re.compile(r"(?:reading file|Object at location|open local file) '?(?:file:)?(\S+?\.parquet)")
 _NOT_THERE = ("not found", "FILE_NOT_EXIST", "No such file or directory")
-#: delta-rs's messages for a log that lacks an entry or a checkpoint, also for a moment while a log is cleaned
-#: up.
+#: delta-rs's messages for a log that lacks an entry or a checkpoint. They also occur for a moment during a log's cleanup.
 _LACKING = re.compile(
     r"File not found[^\n]*/_delta_log/|Object at location \S*_delta_log/\S+ not found|Expected contiguous commit files"
     r"|didn't find any checkpoints|No (?:protocol|table metadata|table metadata or protocol) found"
 )
-#: The same for a log with entries that are not Delta's, and the beginning of such messages about the log that
-#: is read.
+#: delta-rs's messages for a log with unreadable entries, and the beginning of its other messages about a log.
 _ILLEGIBLE = re.compile(r"Json error|Unexpected state: the newest version in the log")
 _OF_THE_LOG = "Kernel error: "
-#: delta-rs's messages for a file that is not or no longer a Parquet file; messages about a condition on its
-#: rows are not among them.
+#: Messages about a file that is not, or is no longer, a Parquet file; delta-rs's come first. Messages about a condition
+#: on the file's rows must not match.
 _NO_PARQUET = re.compile(
     r"Failed to fetch metadata for file |Invalid Parquet file|Parquet argument error: (?!Arrow: )"
     r"|Parquet error: (?:EOF: |Arrow: (?:Unable to |incompatible arrow schema))|Kernel error: Arrow error: (?:EOF|Parquet error): "
@@ -74,23 +71,23 @@ _NO_PARQUET = re.compile(
     r"|is not a Parquet file|the footer index is not within the file|CANNOT_READ_FILE_FOOTER"
     r"|ParquetDecodingException|can not read class org\.apache\.parquet"
 )
-#: Messages about a file that was not read at all. Where only its store has no bytes at a place, the file ends
-#: before it.
+#: Messages about a file that could not be read. The second pattern is an exception: the store has no bytes at the
+#: requested position, so the file was cut off.
 _UNREAD = re.compile(
     r"Object Store error|Error performing [A-Z]+ |\(os error \d+\)|\[[Ee]rrno \d+\]|error sending request|Resources exhausted"
 )
 _ENDS_BEFORE = re.compile(r"Requested range was invalid|status code:? 416|object was only \d+ bytes")
-#: The beginning of a store's error in delta-rs; lines with an arrow each describe the request and its end.
+#: The beginning of a store's error in delta-rs. The next lines begin with an arrow, and describe the request and its end.
 _OF_A_STORE = re.compile(r"(?:Kernel error -> )?Generic \w+ error\b")
 _ARROW = re.compile(r"\s*(?:\x1b\[[0-9;]*m)?↳(?:\x1b\[[0-9;]*m)?\s*")
-#: A request: after the server its address has names of objects, so values of cells, and perhaps a signature.
+#: A request. After the server, its address has names of objects, which may contain values of cells, and a signature.
 _REQUEST = re.compile(r"(Error performing [A-Z]+ \w+://[^/\s?]+)\S*(?: in [\d.]+\S+)?|(?<=\S)\?\S+")
 _STATUS = re.compile(r"\d{3} [A-Z]")
-#: An answer that follows in the line.
+#: The store's answer, which follows its status in the line.
 _BODY = re.compile(r"(status code: \d{3} [^:]*):.*", re.DOTALL)
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 
-#: delta-rs raises this in the class of its conflicts although it is none: it never writes to such a table.
+#: Errors that delta-rs raises in the class of its conflicts, although they are none: it never writes to such a table.
 _REFUSED = re.compile(r"Unsupported table features|Table features must be specified|append-only")
 
 
@@ -99,11 +96,11 @@ class LakeError(PgsieveError):
 
 
 class ConcurrentWriteError(LakeError):
-    """Another writer of the table committed first; the same write, done again, reads that commit."""
+    """Another writer of the table committed first; a repeated write reads that commit."""
 
 
 class OverrunError(ConcurrentWriteError):
-    """Another process committed after this write was planned: only a new plan can decide what is still to be written."""
+    """Another process committed after this write was planned, so the step has to plan again."""
 
     def __init__(self, path: str) -> None:
         super().__init__(
@@ -114,51 +111,48 @@ class OverrunError(ConcurrentWriteError):
 
 
 class LakeUnavailableError(LakeError):
-    """The storage refuses: a full disk, a read-only file system, missing rights, no bucket.
-
-    No table is the cause.
-    """
+    """The storage refuses: a full disk, a read-only file system, missing rights, no bucket. No table is the cause."""
 
 
 class StoreUnavailableError(LakeUnavailableError):
-    """The lake's store answers with errors, or not at all, and may answer a moment later."""
+    """The lake's store answers with errors, or not at all; it may work a moment later."""
 
 
 class SparkLostError(LakeError):
-    """Spark lost executors or their data too often, or it is gone. No table is the cause."""
+    """Spark lost executors or their data too often, or has ended. No table is the cause."""
 
 
 class SparkUnavailableError(PgsieveError):
     """No Spark session: Java is missing, or the master does not answer."""
 
 
-#: Errors that no table causes.
+#: Errors whose cause is not a table.
 NO_TABLES_FAULT = (ConcurrentWriteError, LakeUnavailableError, SparkLostError, SparkUnavailableError)
 
 
 class DamagedTableError(LakeError):
-    """A Delta table has lost files, its log, or parts of them: it has to be made again."""
+    """A Delta table has lost files, its log, or parts of them, so it has to be made again."""
 
 
 class RefusedTableError(LakeError):
     """An engine cannot read or write a Delta table because of a property of this table."""
 
 
-#: The problem of a table whose newest entries are gone.
+#: The problem of a table that lacks its newest log entries.
 PUT_BACK = "it was put back to an earlier version"
 
 
 def damaged(path: str, what: str) -> DamagedTableError:
-    """The error of a table that has lost something, with what to do."""
+    """The error of a damaged table, with the remedy."""
     return DamagedTableError(
         f'Delta table "{path}": {what}',
-        hint="restore it from a backup, or have it made again: `pgsieve resync`, with the name of its subscription and no table"
-        ' (pgsieve\'s documentation, "A damaged lake")',
+        hint="restore it from a backup, or have it made again: `pgsieve resync` with the name of its subscription, without a"
+        ' table (pgsieve\'s documentation, "A damaged lake")',
     )
 
 
 def damaged_log(path: str, what: str) -> DamagedTableError:
-    """The error of a table whose log is not as it was written."""
+    """The error of a table with an unreadable log."""
     return damaged(path, f"its log cannot be read: {what}")
 
 
@@ -171,17 +165,17 @@ class ExecutorError(PgsieveError):
 
 
 def is_arrows(error: BaseException) -> bool:
-    """Whether delta-rs passes on an error of Arrow, such as of a cast, without a class of its own."""
+    """Whether an error of Arrow, such as of a cast, came through delta-rs, which raises it as a plain Exception."""
     return type(error) is Exception
 
 
 def is_conflict(error: BaseException) -> bool:
-    """Whether delta-rs, or another committer here, did not commit because another writer was faster."""
+    """Whether delta-rs, or another committer of this process, did not commit because another writer was faster."""
     return isinstance(error, CommitFailedError) and not _REFUSED.search(str(error))
 
 
 _WAIT, _STOP = wait_random_exponential(0.1, max=5), stop_after_attempt(6)
-#: Repeats something a few times where a concurrent writer was faster, such as a compaction.
+#: Repeats an operation, such as a compaction, a few times if a concurrent writer was faster.
 again_after_conflict = retry(
     retry=retry_if_exception(lambda error: isinstance(error, ConcurrentWriteError) or is_conflict(error)),
     wait=_WAIT,
@@ -193,7 +187,7 @@ commit_again = retry(retry=retry_if_exception(is_conflict), wait=_WAIT, stop=_ST
 
 
 def refusal(error: BaseException) -> int | None:
-    """The errno with which the storage refused, from an error or one of its causes; None for any other error."""
+    """The errno of the storage's refusal, from an error or one of its causes; None for any other error."""
     for each in causes(error):
         if isinstance(each, OSError) and each.errno in _REFUSALS.values():
             return each.errno
@@ -209,7 +203,7 @@ def refusal(error: BaseException) -> int | None:
 
 
 def is_lost(error: BaseException) -> bool:
-    """Whether Spark failed without a task's fault: it lost an executor, or its driver is gone."""
+    """Whether Spark itself failed: it lost an executor, or its driver is gone."""
     return any(
         isinstance(each, Py4JNetworkError)
         or _no_jvm_answers(each)
@@ -219,22 +213,22 @@ def is_lost(error: BaseException) -> bool:
 
 
 def _no_jvm_answers(error: BaseException) -> bool:
-    """Whether Py4J opened another connection to a JVM that is gone: it passes the system's error on as it is."""
+    """Whether Py4J could not connect to a JVM that is gone; it raises the system's own error."""
     return isinstance(error, ConnectionError) and any(
         frame.f_globals.get("__name__", "").startswith("py4j.") for frame, _ in walk_tb(error.__traceback__)
     )
 
 
 def spark_lost() -> SparkLostError:
-    """The error of a Spark that is lost."""
+    """The error of a lost Spark."""
     return SparkLostError(
-        "Spark lost executors, or is gone",
+        "Spark lost executors, or has ended",
         hint="see Spark's log, above or of its server; `pgsieve run` goes on from the last commit",
     )
 
 
 def of_one_folder(code: int) -> bool:
-    """Whether a refusal may concern one folder only."""
+    """Whether a refusal may concern only one folder."""
     return code in _OF_A_FOLDER
 
 
@@ -250,7 +244,7 @@ def missing_file(error: BaseException) -> str | None:
 
 
 def lacks_entries(error: BaseException) -> bool:
-    """Whether delta-rs did not find a file of a table's log that the log should have."""
+    """Whether delta-rs misses a file in a table's log."""
     return isinstance(error, DeltaError) and _LACKING.search(str(error)) is not None
 
 
@@ -263,9 +257,9 @@ def is_illegible(error: BaseException) -> bool:
 
 
 def illegible_file(error: BaseException) -> str | None:
-    """The Parquet file that an engine cannot read: it is empty, cut off, or has other bytes than were written.
+    """The Parquet file that an engine cannot read, as it is empty, cut off, or corrupt.
 
-    "" where the engine does not name it, None for any other error.
+    "" if the engine does not name the file; None for any other error.
     """
     for each in causes(error):
         text = str(each)
@@ -276,14 +270,14 @@ def illegible_file(error: BaseException) -> str | None:
 
 
 def _is_no_parquet(text: str) -> bool:
-    """Whether an engine reports that a file is not a Parquet file, and not that it could not read it."""
+    """Whether a message says that a file is not a Parquet file, rather than that it could not be read."""
     return _NO_PARQUET.search(text) is not None and (
         _UNREAD.search(text) is None or _ENDS_BEFORE.search(text) is not None
     )
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and its causes; an error that is raised again may be a cause of its own cause."""
+    """The error and its causes. An error that is raised again may be the cause of its own cause."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -294,9 +288,8 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
 def first_line(error: BaseException) -> str:
     """The first line of an engine's message, without its stack.
 
-    For a data exception only its name, as such messages show cells.
-
-    For a store's error that line is not enough: the end of the request is added, and the code of the answer.
+    For a data exception it is only the exception's name, as such messages show cells. For a store's error it also has
+    the end of the request and the code of the answer.
     """
     text = str(error)
     condition = re.search(r"\[([A-Z_]+(?:\.[A-Z_]+)*)\].*SQLSTATE: 22", text, re.DOTALL)
@@ -322,7 +315,10 @@ def _of_a_store(lines: Sequence[str]) -> str:
 
 
 def spark_message(error: BaseException) -> str:
-    """Spark's message of an error, without a value: for an error in the data only its condition, or PostgreSQL's words."""
+    """Spark's message of an error, without values.
+
+    For an error in the data it is only Spark's error condition, or PostgreSQL's message and SQLSTATE.
+    """
     if isinstance(error, AnalysisException):
         return first_line(error)
     ours = _OURS.search(str(error))
@@ -333,7 +329,7 @@ def spark_message(error: BaseException) -> str:
 
 
 def raise_ours(error: BaseException) -> None:
-    """Raise the pgsieve error that an executor raised, when a Spark error carries one."""
+    """Raise the pgsieve error that an executor raised, if a Spark error contains one."""
     lines = [line.strip() for line in str(error).splitlines()]
     for line, after in reversed(list(zip(lines, [*lines[1:], ""], strict=True))):
         match = re.match(r"pgsieve\.[\w.]*\.(\w+): (.*)", line)

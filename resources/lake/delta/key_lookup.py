@@ -1,7 +1,7 @@
-"""Finds which keys a Delta table has, reading as few of its files as their statistics allow.
+"""Finds rows of a Delta table by their keys, reading as few of its files as their statistics allow.
 
-In: a table, and keys as Arrow columns. Out: the keys that the table has. No file is read for keys beyond the
-bounds of every file, such as new values of a serial column. Raises errors of delta-rs and Arrow.
+In: a table, and keys as Arrow columns. Out: the rows with these keys. If the keys are beyond the bounds of all files, as
+new values of a serial column are, no file is read. Raises errors of delta-rs and Arrow.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -26,11 +26,11 @@ from pgsieve.resources.lake.stores.store import Store, is_shadowed, joined
 Bounds = tuple[pa.Scalar, pa.Scalar]
 Key = tuple[object, ...]
 
-#: This many files are searched in parallel; the keys of a file may take tens of megabytes.
+#: How many files are searched in parallel; the keys of each may take tens of megabytes.
 _PARALLEL = 2
 
-#: Delta may cut statistics of times to milliseconds. So a file's greatest time may be above its statistic
-#: (Per-file Statistics of its protocol).
+#: Delta may cut times in statistics to milliseconds, so the greatest time of a file may be later by up to this (Per-file
+#: Statistics of its protocol).
 _CUT = pa.scalar(1_000, pa.duration("us"))
 
 
@@ -43,7 +43,7 @@ def key_values(columns: Sequence[pa.ChunkedArray]) -> Iterator[Key]:
 
 
 def bounds_of(keys: pa.Table) -> Mapping[str, Bounds]:
-    """The bounds of those columns whose files have comparable statistics."""
+    """The bounds of the keys' columns whose types have comparable statistics in files."""
     bounds = {}
     for name in keys.column_names:
         if _has_bounds(keys[name].type):
@@ -57,7 +57,7 @@ def rows_of(
 ) -> tuple[npt.NDArray[np.int64], pa.Table]:
     """The indices of the keys that a table has, and its rows with these keys in the same order.
 
-    The columns of `keys` have the table's names, as `schema` does. The rows have the columns of `schema`.
+    The columns of `keys` and `schema` have the table's names. The rows have the columns of `schema`.
     """
     numbers, parts = [np.empty(0, np.int64)], [schema.empty_table()]
     labels = [f"k{number}" for number in range(keys.num_columns)]
@@ -73,8 +73,8 @@ def rows_of(
 class FileMatches:
     """The matches in a file: the numbers of its matching rows, and for each row the index of its key.
 
-    `name` is the file relative to the table's folder, `path` is as in the table's log. `deleted` are the rows
-    that a deletion vector marks; none of them is in `rows`.
+    `name` is the file's name relative to the table's folder, `path` its path in the table's log. `deleted` are the rows
+    that a deletion vector marks, which `rows` does not contain.
     """
 
     name: str
@@ -101,12 +101,12 @@ def matches_among(
 ) -> list[FileMatches] | None:
     """The rows of a table that have one of these keys, file by file; None if that needs too many bytes of files.
 
-    `among` divides the keys into parts with bounds of their own. A file is read if its bounds overlap a part's,
-    and if it may have a NULL in the column `lacking`. With `most_bytes` the result is None in three cases:
+    `among` divides the keys into parts, each with its bounds. A file is read if its bounds overlap those of a part, and
+    if it may have a NULL in the column `lacking`, if given. With `most_bytes` the result is None in three cases:
 
     - the files with matches have more bytes than that
     - the files to read have more than twice as many; then none is read
-    - files have to be read, and the table is not plain
+    - files have to be read, and the table is not plain (`requirements.is_plain`)
 
     Without `most_bytes` there is no limit, and files may have deletion vectors.
     """
@@ -139,8 +139,8 @@ def _matched_files(
 ) -> Iterator[FileMatches]:
     """The matches in some files of a table; the keys are distinct.
 
-    `names` are the files, relative to the table's folder, and `deleted` their rows that are marked as
-    deleted. The columns of `keys` have the table's names, and so do the files.
+    `names` are the files, relative to the table's folder. `deleted` has their rows that are marked as deleted. The
+    columns of `keys` and of the files have the table's names.
     """
     labels = [f"k{number}" for number in range(keys.num_columns)]
     wanted, none = keys.rename_columns(labels), np.empty(0, np.int64)
@@ -177,7 +177,7 @@ class Flag:
 def flagged_rows(
     table: DeltaTable, path: str, store: Store, flag: Flag, among: Sequence[FileMatches] | None
 ) -> list[FileMatches]:
-    """The rows with a flag, file by file, in order: those of `among`, or all rows of the table, with key 0."""
+    """The rows with a flag, file by file, in order: those in `among`, or of the whole table (None), with key 0."""
     schema, matches = pa.schema([(flag.column, pa.bool_())]), list[FileMatches]()
     for match in every_file(table, flag.lacking) if among is None else among:
         flags = [batch.column(0) for batch in store.batches(joined(path, match.name), schema)]
@@ -207,11 +207,11 @@ def every_file(table: DeltaTable, lacking: str | None = None) -> list[FileMatche
 
 
 def _equal_rows(left: pa.Table, right: pa.Table) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The indices of rows that are equal for PostgreSQL, of both tables in the same order.
+    """The indices of rows that are equal in PostgreSQL's sense, of both tables in the same order.
 
     NULL equals nothing.
     """
-    # Converted together: a list's comparable value depends on the other lists of its column.
+    # Both tables are converted together, as a list's comparable value depends on the other lists of its column.
     columns = [
         comparable(pa.chunked_array([*left[name].chunks, *right[name].chunks], left[name].type))
         for name in left.column_names
@@ -229,7 +229,7 @@ def _numbered(rows: pa.Table, label: str) -> pa.Table:
 def _candidates(
     table: DeltaTable, path: str, store: Store, keys: pa.Table, schema: pa.Schema
 ) -> Iterator[pa.Table]:
-    """All rows that have one of the keys, and some that have none, with the columns of a schema."""
+    """All rows that have one of the keys, and some other rows, with the columns of a schema."""
     bounds = bounds_of(keys)
     if not keys.num_rows or not (files := files_within(table, bounds)):
         return
@@ -243,7 +243,7 @@ def _candidates(
 
 
 def files_within(table: DeltaTable, bounds: Mapping[str, Bounds], lacking: str | None = None) -> list[str]:
-    """The files of a table, relative to its folder, that may have a key within all bounds and a NULL in `lacking`."""
+    """The files of a table, relative to its folder, that may have a key within the bounds, and a NULL in `lacking`."""
     files = pa.table(table.get_add_actions(flatten=True))
     may: pa.ChunkedArray = pc.is_valid(files["path"])
     if f"null_count.{lacking}" in files.column_names:
@@ -266,9 +266,9 @@ def files_within(table: DeltaTable, bounds: Mapping[str, Bounds], lacking: str |
 def _batches(
     table: DeltaTable, store: Store, files: Sequence[str], schema: pa.Schema, bounds: Mapping[str, Bounds]
 ) -> Iterator[pa.RecordBatch]:
-    """The schema's columns of these files.
+    """The rows of these files, with the schema's columns.
 
-    It reads all files of the table if rows are marked as deleted, or if some column is not in the files.
+    All files of the table are read if rows are marked as deleted, or if the files lack a column.
     """
     marked = pa.table(table.deletion_vectors().read_all()).num_rows
     if marked or table.metadata().partition_columns or is_shadowed(schema.names):
@@ -276,8 +276,7 @@ def _batches(
         rows = QueryBuilder().register("t", table).execute(f"select {select_list} from t")
         yield from pa.RecordBatchReader.from_stream(rows)
         return
-    # A file that delta-rs has rewritten (MERGE) asks for its text to be read as views, which Arrow cannot
-    # compare with text.
+    # A file that delta-rs has rewritten (MERGE) declares its text as string views, which Arrow cannot compare with text.
     compared = {name: each for name, each in bounds.items() if not _is_text(each[0].type)}
     chosen = [ds.field(name) >= least for name, (least, _) in compared.items()]
     chosen += [ds.field(name) <= greatest for name, (_, greatest) in compared.items()]
@@ -285,7 +284,7 @@ def _batches(
     for more in chosen[1:]:
         condition = condition & more
     systems, places = zip(*map(store.system, files), strict=True)
-    # With the schema, as a file may be older than a column.
+    # The schema is given because a file may be older than a column.
     dataset = ds.dataset(list(places), schema=schema, format="parquet", filesystem=systems[0])
     yield from dataset.to_batches(columns=schema.names, filter=condition)
 

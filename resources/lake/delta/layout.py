@@ -1,6 +1,6 @@
 """The layout of replicas: their folders, the order of rows, the size of files, Delta properties.
 
-In: what `layout` of pgsieve.yaml says. Out: the layout of each table, and its Delta properties. Raises nothing.
+In: `layout` of pgsieve.yaml. Out: the layout of each table, and its Delta properties. Raises nothing.
 
 https://docs.delta.io/latest/table-properties.html
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 Name = tuple[str, str]
 
-#: The default folder of a replica below its subscription's folder; no two tables share such a folder.
+#: The default folder of a replica below its subscription's folder; it differs between tables.
 FOLDERS = "{schema}/{table}"
 #: The placeholders that a template for folders may have in braces.
 FOLDER_FIELDS = ("schema", "table")
@@ -19,33 +19,30 @@ FOLDER_FIELDS = ("schema", "table")
 
 @dataclass(frozen=True)
 class Property:
-    """A Delta property that a layout may set: its allowed values, in words and as a pattern.
-
-    `default` is its value where it is not set.
-    """
+    """A Delta property that a layout may set: its allowed values, in words and as a pattern, and its default."""
 
     meaning: str
     values: str
     default: str
 
 
-#: Properties that every writer of a replica respects: delta-rs, Spark, and files that executors write.
+#: Properties that every writer of a replica respects: delta-rs, Spark, and executors that write files.
 PROPERTIES = {
     "delta.enableChangeDataFeed": Property("true or false", "true|false", "false"),
     "delta.checkpointInterval": Property("a number of commits, 1 at least", "[1-9][0-9]{0,5}", "10"),
 }
 #: The default size of files.
 FILE_BYTES = 128 * 1024 * 1024
-#: delta-rs reads the size of files from this property; pgsieve's own writers and maintenance do too.
+#: The property from which delta-rs, pgsieve's own writers and the maintenance read the size of files.
 FILE_BYTES_PROPERTY = "delta.targetFileSize"
 
 
 @dataclass(frozen=True)
 class TableLayout:
-    """The layout of one replica; what is None is left to the subscription's layout, and to pgsieve in that.
+    """The layout of one replica. None means the value of the subscription's layout or, there, pgsieve's default.
 
-    `columns` are metadata columns: the name of each kind of metadata. `keeps_deleted` says whether rows that are deleted stay, and
-    are marked.
+    `columns` has the name of the column for each kind of metadata. `keeps_deleted` says whether deleted rows stay, with
+    a mark.
     """
 
     cluster_by: tuple[str, ...] | None = None
@@ -55,7 +52,7 @@ class TableLayout:
     keeps_deleted: bool | None = None
 
     def over(self, other: "TableLayout") -> "TableLayout":
-        """The values of this layout, and the other one's where this one has none."""
+        """The values of this layout, and the other layout's values where this one has None."""
         return TableLayout(
             other.cluster_by if self.cluster_by is None else self.cluster_by,
             {**other.properties, **self.properties},
@@ -65,16 +62,16 @@ class TableLayout:
         )
 
     def delta(self) -> dict[str, str]:
-        """The properties that the Delta table gets."""
+        """The properties of the Delta table."""
         size = {} if self.file_bytes is None else {FILE_BYTES_PROPERTY: str(self.file_bytes)}
         return {**self.properties, **size}
 
 
 @dataclass(frozen=True)
 class SubscriptionLayout:
-    """The layout of a subscription's replicas: a template of folders, the layout of all, and the differences of some.
+    """The layout of a subscription's replicas: a template of folders, the layout of all tables, and exceptions.
 
-    `plain_names`: columns have names of `a-z`, `0-9` and `_`, made of the publisher's.
+    With `plain_names` columns get names of `a-z`, `0-9` and `_`, derived from the publisher's names.
     """
 
     folders: str = FOLDERS
@@ -88,7 +85,7 @@ class SubscriptionLayout:
         return self.every if table is None else table.over(self.every)
 
     def delta_json(self) -> str | None:
-        """The Delta properties of all tables as text, for comparison; None where none is set."""
+        """The Delta properties of all tables as text, for comparison; None if none is set."""
         tables = {json.dumps(name): self.of(name).delta() for name in sorted(self.tables)}
         if not self.every.delta() and not any(tables.values()):
             return None

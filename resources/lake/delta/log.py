@@ -1,10 +1,9 @@
-"""The log of a Delta table: read backwards from a version, and extended by entries that delta-rs cannot write.
+"""The log of a Delta table: reads it backwards from a version, and adds entries that delta-rs cannot write.
 
-In: a table in a folder or on an object store. Out: actions of its entries, with those of the last checkpoint
-at the end; one more entry, written atomically and at most once. In a folder it is made by a hard link, which
-fails where the name exists. On a store it is made by a conditional PUT, which the store has been found to
-respect (`kept_commits`). Raises OSError, CommitFailedError where another writer was faster, and
-UnmarkableError.
+In: a table in a folder or on an object store. Out: actions of its entries, and then those of the last checkpoint; and
+a new entry, written atomically and at most once. In a folder a hard link makes the entry, and fails if the name
+exists. On a store a conditional PUT makes it, which the store has proved to support (`kept_commits`). Raises OSError,
+CommitFailedError if another writer was faster, and UnmarkableError.
 
 https://github.com/delta-io/delta/blob/master/PROTOCOL.md (Delta Log Entries, Checkpoints)
 """
@@ -29,36 +28,36 @@ from pgsieve.resources.lake.stores.store import Store, joined
 #: An action of the log, or its content.
 Action = dict[str, Any]
 
-#: This many entries are read at a time: on a store each is a request.
+#: How many entries are read at a time; on a store each takes a request.
 _PARALLEL = 16
 _LAST_CHECKPOINT = "_last_checkpoint"
 #: The fields of an action that are maps.
 _MAPS = frozenset({"partitionValues", "tags", "configuration", "options"})
-#: What file systems say that have no hard links.
+#: The errors of a hard link on file systems without hard links.
 UNLINKABLE = {errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EXDEV}
 
 
 class UnmarkableError(Exception):
-    """Rows of a table cannot be marked from here: its log is incomplete, or accepts no entry from this process."""
+    """Rows of a table cannot be marked, as its log is incomplete, or accepts no entry from this process."""
 
 
 class Files(Protocol):
-    """Files of a table, named relative to its folder, each read and written whole."""
+    """Files of a table, with names relative to its folder; each is read and written as a whole."""
 
     def refuse_unmakeable(self) -> None:
-        """Raise UnmarkableError where `make` cannot make a file in the log."""
+        """Raise UnmarkableError if `make` cannot make a file in the log."""
 
     def read(self, name: str) -> bytes | None:
-        """The bytes of a file; None where there is none.
+        """The bytes of a file; None if it does not exist.
 
-        Raises UnmarkableError where it cannot be read from here.
+        Raises UnmarkableError if this process cannot read the file.
         """
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a file with a new name; it survives a loss of power."""
+        """Write a file with a new name, so that it survives a power cut."""
 
     def make(self, name: str, content: bytes) -> None:
-        """Write a file with unique bytes, atomically; raises FileExistsError where another file has its name."""
+        """Write a file with unique bytes, atomically; raises FileExistsError if another file has its name."""
 
 
 class FolderFiles:
@@ -68,7 +67,7 @@ class FolderFiles:
         self._folder = folder
 
     def refuse_unmakeable(self) -> None:
-        """Raise UnmarkableError where the log's folder allows no hard links."""
+        """Raise UnmarkableError if the log's folder allows no hard links."""
         one, other = (self._folder / "_delta_log" / f"_link_{uuid.uuid4()}.tmp" for _ in range(2))
         try:
             one.touch()
@@ -82,26 +81,26 @@ class FolderFiles:
                 each.unlink(missing_ok=True)
 
     def read(self, name: str) -> bytes | None:
-        """The bytes of a file; None where there is none."""
+        """The bytes of a file; None if it does not exist."""
         try:
             return (self._folder / name).read_bytes()
         except FileNotFoundError:
             return None
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a file with a new name; it survives a loss of power."""
+        """Write a file with a new name, so that it survives a power cut."""
         with (self._folder / name).open("xb") as stream:
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
 
     def make(self, name: str, content: bytes) -> None:
-        """Write a file atomically; raises FileExistsError where another one has its name."""
+        """Write a file atomically; raises FileExistsError if another file has its name."""
         path = self._folder / name
         written = path.with_name(f"_commit_{uuid.uuid4()}.json.tmp")
         try:
             self.write(str(written.relative_to(self._folder)), content)
-            # Fails where the name exists; a rename would not.
+            # A link fails if the name exists; a rename would not.
             os.link(written, path)
         finally:
             written.unlink(missing_ok=True)
@@ -114,13 +113,12 @@ class StoreFiles:
         self._objects, self._folder = objects, folder
 
     def refuse_unmakeable(self) -> None:
-        """Does nothing: an earlier trial has refused the run where the store does not respect the condition."""
+        """Do nothing: `kept_commits` has proved that the store supports conditional PUTs."""
 
     def read(self, name: str) -> bytes | None:
-        """The bytes of a file; None where there is none.
+        """The bytes of a file; None if it does not exist.
 
-        Raises UnmarkableError where the store refuses for good: delta-rs, which has read the table, reaches
-        it in another way.
+        Raises UnmarkableError if the store refuses for good, as delta-rs could read the table by other credentials.
         """
         try:
             return self._objects.read(f"{self._folder}/{name}")
@@ -134,19 +132,19 @@ class StoreFiles:
         self._objects.write(f"{self._folder}/{name}", content)
 
     def make(self, name: str, content: bytes) -> None:
-        """Write a file atomically; raises FileExistsError where another one has its name."""
+        """Write a file atomically; raises FileExistsError if another file has its name."""
         self._objects.make(f"{self._folder}/{name}", content)
 
 
 class Log:
-    """The log of a table, and the files beside it."""
+    """The log of a table, and the files in the table's folder."""
 
     def __init__(self, path: str, store: Store, files: Files) -> None:
         self.path, self._store, self.files = path, store, files
 
     @classmethod
     def of(cls, path: str, store: Store) -> "Log | None":
-        """The log of a table; None where this process cannot add entries to it."""
+        """The log of a table; None if this process cannot add entries to it."""
         system, inner = store.system(path)
         if isinstance(system, LocalFileSystem):
             return cls(path, store, FolderFiles(Path(inner)))
@@ -154,13 +152,11 @@ class Log:
         return None if objects is None else cls(path, store, StoreFiles(objects, inner))
 
     def commit(self, version: int, actions: Iterable[Action]) -> None:
-        """Make the entry of a version, atomically.
+        """Make the entry of a version, atomically. One of the actions must have a unique identifier.
 
-        One of the actions has an identifier that no other commit has.
-
-        Raises CommitFailedError where the version exists.
+        Raises CommitFailedError if the version exists.
         """
-        # The position comes last: its presence shows that nothing is cut off (`whole_entries`).
+        # The position comes last, because its presence proves that the entry is not cut off (`whole_entries`).
         ordered = sorted(actions, key=lambda action: "txn" in action)
         lines = (json.dumps(action, separators=(",", ":")) + "\n" for action in ordered)
         try:
@@ -173,14 +169,13 @@ class Log:
     def backwards(
         self, version: int, kind: str, fields: Collection[str] | None
     ) -> Iterator[Iterable[Action]]:
-        """The actions of one kind in each entry from a version backwards, with those of the last checkpoint at the end.
+        """The actions of one kind in each entry from a version backwards, and then those of the last checkpoint.
 
-        Only `fields` are read of a checkpoint. Raises UnmarkableError where an entry is missing without such
-        a checkpoint.
+        Only `fields` are read from the checkpoint. Raises UnmarkableError if an entry after the checkpoint is missing.
         """
         last = self._last_checkpoint(version)
         with ThreadPoolExecutor(_PARALLEL) as pool:
-            # A few at a time, as a caller that has enough reads no more.
+            # Read a few entries at a time, as the caller may stop early.
             for begin in range(version, last, -_PARALLEL):
                 numbers = range(begin, max(begin - _PARALLEL, last), -1)
                 for number, entry in zip(numbers, pool.map(self._entry, numbers), strict=True):
@@ -197,11 +192,9 @@ class Log:
         )
 
     def _last_checkpoint(self, version: int) -> int:
-        """The last checkpoint at or before a version, in one file of the classic kind.
+        """The version of the last checkpoint, if it is at or before `version`, and is one file of the classic kind.
 
-        -1 where the log names none.
-
-        Without one all entries are read; they exist as long as no checkpoint has replaced them.
+        Otherwise -1. Then all entries are read, which exist as long as no checkpoint has replaced them.
         """
         try:
             named = json.loads(self.files.read(f"_delta_log/{_LAST_CHECKPOINT}") or b"{}")
@@ -230,7 +223,7 @@ def _entry(version: int) -> str:
 
 
 def _as_in_json(action: Mapping[str, Any]) -> Action:
-    """A checkpoint's action in the form of the log's entries: maps as objects, and no NULL."""
+    """A checkpoint's action in the format of the log's entries, with maps as objects and without NULLs."""
     plain = {key: value for key, value in action.items() if value is not None}
     for key, value in plain.items():
         if key in _MAPS:

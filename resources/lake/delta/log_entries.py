@@ -1,10 +1,10 @@
-"""The entries of a Delta table's log from one of its versions on, checked before each use of a table.
+"""The entries of a Delta table's log from one of its versions on, read before each use of an open table.
 
-In: the table's path, and access to its store. Out: the entries by version, each with a stamp that differs
-between entries of the same name. In a folder, and where only delta-rs reaches a store, it takes two looks at
-files. On an object store it takes one listing, while other threads work. A listing may be late: an entry that
-the caller knows of is asked for by its name. Raises OSError, and DamagedTableError where an entry is
-incomplete. A store keeps an object whole, so only an empty one is found there.
+In: the table's path, and access to its store. Out: the entries by version, each with a stamp that differs between
+entries of the same name. In a folder, and on a store that only delta-rs reaches, this takes two looks at files. On
+other object stores it takes one listing, during which other threads work. A listing may be outdated, so an entry that
+the caller expects is requested by its name. Raises OSError, and DamagedTableError if an entry is incomplete. A store
+never cuts off an object, so an incomplete entry there is empty.
 """
 
 import re
@@ -34,7 +34,7 @@ class LogEntries:
         self._objects: Objects | None = objects_at(path, store.options) if self._is_uri else None
 
     def since(self, version: int, newest: int) -> Mapping[int, Stamp]:
-        """The entry of a version, of the one after `newest`, and perhaps of others since the first, as far as they exist."""
+        """The stamps of the entries of `version` and of the version after `newest`, if they exist, and perhaps of others."""
         if self._objects is None:
             looked = ((each, self.stamp(each)) for each in (version, newest + 1))
             return {each: stamp for each, stamp in looked if stamp is not None}
@@ -48,7 +48,7 @@ class LogEntries:
         return entries
 
     def stamp(self, version: int) -> Stamp | None:
-        """The entry of a version; None where there is none."""
+        """The stamp of a version's entry; None if it does not exist."""
         if self._objects is not None:
             return self._objects.stamp(f"{self._folder}/{_name(version)}")
         if self._is_uri:
@@ -60,12 +60,12 @@ class LogEntries:
         return entry.st_ino, entry.st_mtime_ns, entry.st_size
 
     def bytes_of(self, version: int) -> int | None:
-        """The size in bytes of a version's entry; None where there is none."""
+        """The size in bytes of a version's entry; None if it does not exist."""
         stamp = self.stamp(version)
         return None if stamp is None else _bytes(stamp)
 
     def refuse_damaged(self, version: int, stamp: Stamp, entry_bytes: int | None = None) -> None:
-        """Raise DamagedTableError where an entry is incomplete, or does not have its known size."""
+        """Raise DamagedTableError if an entry is incomplete, or does not have `entry_bytes` bytes."""
         if not _bytes(stamp):
             lack: str | None = NO_ACTIONS
         elif entry_bytes is not None:
@@ -78,7 +78,7 @@ class LogEntries:
             raise damaged_log(self._path, f"its entry {version} {lack}")
 
     def any(self) -> bool:
-        """Whether there may be a log on an object store; always true where only delta-rs reaches the store."""
+        """Whether there may be a log on an object store; always True if only delta-rs reaches the store."""
         return self._objects is None or bool(self._objects.stamps(self._folder))
 
 

@@ -1,7 +1,7 @@
-"""MERGE, described once for both engines: how rows of a table `t` are found, and changed by a source `s`.
+"""MERGE, described once for both engines: the conditions and changes for a table `t` and a source `s`.
 
-In: columns of the table and of the source. Out: clauses, in which each engine quotes names in its own way.
-The source has a column `action`.
+In: columns of the table and of the source, which has a column `action`. Out: clauses with the names quoted for an
+engine.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -9,23 +9,20 @@ from dataclasses import dataclass, field
 
 from pgsieve.resources.lake.delta.records import quoted
 
-#: An engine's way to quote a column's name.
+#: An engine's function to quote a column's name.
 Quote = Callable[[str], str]
 
 
 @dataclass(frozen=True)
 class Clauses:
-    """The clauses of a MERGE: rows that match `on` are deleted or updated, others inserted.
-
-    Columns are quoted.
-    """
+    """The clauses of a MERGE, with quoted columns: rows that match `on` are deleted or updated, others are inserted."""
 
     on: str
     inserts: str
     insert: Mapping[str, str]
-    #: The condition for matched rows to be deleted; all are, where none is updated.
+    #: The condition under which matched rows are deleted; None means that all are.
     deletes: str | None = None
-    #: The condition for matched rows to get only some columns, and these columns.
+    #: The condition under which only some columns of matched rows are updated, and these columns.
     ends: str | None = None
     end: Mapping[str, str] = field(default_factory=dict)
     update: Mapping[str, str] = field(default_factory=dict)
@@ -49,10 +46,10 @@ def _assigned(values: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True)
 class Merge:
-    """A net change by key: `action` is delete, update, upsert, or end: then a row gets only the columns `of_ended`.
+    """A net change by key. `action` is delete, update, upsert, or end, which updates only the columns `of_ended`.
 
-    `key` and `values` map columns of the table to the source's. `unknown` maps them to columns that say
-    whether a row keeps its value.
+    `key` and `values` map columns of the table to the source's. `unknown` maps columns of the table to columns of the
+    source that say whether a row keeps its value.
     """
 
     key: Mapping[str, str]
@@ -68,7 +65,7 @@ class Merge:
         unsent: Collection[str],
         of_ended: Collection[str] = (),
     ) -> "Merge":
-        """For a source with key columns k0, k1, ..., the row's v0, v1, ..., and u0, u1, ... for values that were not sent."""
+        """A merge of a source with the columns k0, ... (key), v0, ... (values) and u0, ... (whether a value was not sent)."""
         return cls(
             key={name: f"k{i}" for i, name in enumerate(key)},
             values={name: f"v{i}" for i, name in enumerate(columns)},
@@ -77,7 +74,7 @@ class Merge:
         )
 
     def clauses(self, quote: Quote) -> Clauses:
-        """The clauses, with names as `quote` writes them."""
+        """The clauses, with names quoted by `quote`."""
 
         def new(column: str, value: str) -> str:
             if column not in self.unknown:
@@ -96,7 +93,7 @@ class Merge:
 
 
 def keyless_clauses(same_row: str, columns: Sequence[str]) -> Clauses:
-    """Deletes every row equal to a deleted one, and inserts each inserted one; `same_row` is Spark's SQL."""
+    """Clauses that delete each row equal to a deleted row, and insert the inserted rows; `same_row` is Spark's SQL."""
     return Clauses(
         on=f"s.action = 'delete' and {same_row}",
         inserts="s.action = 'insert'",

@@ -17,17 +17,17 @@ class NamedRecords:
         self._records, self._refusing = records, refusing
 
     def exists(self, path: str) -> bool:
-        """Whether there is a Delta table."""
+        """Whether a Delta table exists."""
         with self._refusing(path):
             return self._records.exists(path)
 
     def rows(self, path: str, where: str = "true") -> list[dict[str, Any]]:
-        """The rows of a small table that fulfil an SQL condition; empty where there is no table."""
+        """The rows of a small table that fulfil an SQL condition; empty if there is no table."""
         with self._refusing(path):
             return self._records.rows(path, where)
 
     def newest(self, path: str, column: str) -> list[dict[str, Any]]:
-        """The rows with the greatest number in a column; empty where there is no table."""
+        """The rows with the greatest number in a column; empty if there is no table."""
         with self._refusing(path):
             return self._records.newest(path, column)
 
@@ -45,9 +45,9 @@ class NamedRecords:
             self._records.append(path, rows, position, base=base, after=after)
 
     def append_versioned(self, path: str, rows: pa.Table, base: int | None = None) -> None:
-        """Append rows that have the Delta version of their commit; repeated where another writer was faster.
+        """Append rows that have the Delta version of their commit; repeat that if another writer was faster.
 
-        With `base` it is not repeated: another writer's version is another base.
+        With a `base` nothing is repeated, as another writer's commit is another base.
         """
 
         def attempt() -> None:
@@ -60,7 +60,7 @@ class NamedRecords:
             attempt()
 
     def position(self, path: str) -> int | None:
-        """The position of pgsieve's newest commit; None where there is no table or none of its commits."""
+        """The position of pgsieve's newest commit; None if there is no table or no such commit."""
         with self._refusing(path):
             return self._records.position(path)
 
@@ -70,7 +70,7 @@ class NamedRecords:
             return self._records.head(path)
 
     def stamp(self, path: str) -> tuple[str, int] | None:
-        """Distinguishes the newest version of a table from every other; None where that is not cheap."""
+        """A stamp that distinguishes the newest version of a table from all others; None if it is not cheap to get."""
         with self._refusing(path):
             return self._records.stamp(path)
 
@@ -80,7 +80,7 @@ class NamedRecords:
             return self._records.version(path)
 
     def is_restored(self, path: str, since: int, entry_bytes: int | None = None) -> bool:
-        """Whether a table was put back behind this version."""
+        """Whether a table was put back to before this version."""
         with self._refusing(path):
             return self._records.is_restored(path, since, entry_bytes)
 
@@ -90,12 +90,12 @@ class NamedRecords:
             return self._records.is_repaired(path, since)
 
     def entry_bytes(self, path: str, version: int) -> int | None:
-        """The size in bytes of the log's entry of a version; None where it would take a request."""
+        """The size in bytes of a version's log entry; None if it would take a request."""
         with self._refusing(path):
             return self._records.entry_bytes(path, version)
 
     def committed_at(self, path: str, position: int) -> int | None:
-        """The version with which pgsieve wrote a position; None where the last commits do not have it."""
+        """The version in which pgsieve wrote a position; None if the last commits do not have it."""
         with self._refusing(path):
             return self._records.committed_at(path, position)
 
@@ -115,9 +115,6 @@ class NamedRecords:
             return self._records.slices(path, after)
 
     def has_deletion_vectors(self, path: str) -> bool | None:
-        """Whether writers of the table may mark rows in deletion vectors.
-
-        None where its properties do not say.
-        """
+        """Whether writers of the table may mark rows in deletion vectors; None if its properties do not say."""
         with self._refusing(path):
             return self._records.has_deletion_vectors(path)

@@ -1,9 +1,8 @@
-"""Parquet files of a lake, written where the rows are: Arrow batches -> files of a Delta table.
+"""Writes Arrow batches into Parquet files of a Delta table, in the process that has the rows.
 
-Where delta-rs reaches the lake, rows that need no Spark expression need not become JVM rows. The executor
-that made them writes them, and the driver commits the files (`Commits.commit`). Files of an executor that
-then fails are never committed; VACUUM removes them. For executors: nothing here needs pgsieve's
-configuration.
+If delta-rs reaches the lake, rows that need no Spark expression need not become JVM rows. The executor that made
+the rows writes the files, and the driver commits them (`Commits.commit`). If an executor fails, its files are never
+committed, and VACUUM removes them. Executors run this module, so it does not need pgsieve's configuration.
 """
 
 import json
@@ -25,19 +24,19 @@ from pgsieve.resources.lake.stores.store import Store, joined
 WRITTEN = pa.schema({"path": pa.string(), "size": pa.int64(), "stats": pa.string(), "tally": pa.string()})
 WRITTEN_DDL = "path string, size bigint, stats string, tally string"
 
-#: The rows of a row group. A file has several row groups, so that several cores decode it; it has few, because each
-#: costs requests to an object store.
+#: The rows of a row group. A file has several row groups, so that several cores can decode it, but few, because each
+#: takes requests to an object store.
 ROW_GROUP = 128 * 1024
-#: Zstandard's level: files have half the size of Snappy's; higher levels take longer and gain little.
+#: Zstandard's level. At level 1 files have half the size of Snappy's; higher levels take longer, and gain little.
 COMPRESSION_LEVEL = 1
-#: A row group has at most about this many bytes: it stays in memory until it is written.
+#: A row group has at most about this many bytes, since it stays in memory until it is written.
 _GROUP_BYTES = 16 * 1024 * 1024
 
 _FOLDER = Store()
 
-#: The first columns have statistics, as many as by Delta's default. Integers always have them: they cost little.
+#: How many columns, the first ones, have statistics, as by Delta's default. Integers always have them, at little cost.
 _INDEXED_COLUMNS = 32
-#: Texts up to this length are exact bounds: a UUID has 36 characters.
+#: Texts up to this length are exact bounds; a UUID has 36 characters.
 _TEXT_CHARACTERS = 64
 #: Delta's decimals have 38 digits at most.
 _EXACT = Context(prec=76)
@@ -53,11 +52,10 @@ def write_files(
     size: int = FILE_BYTES,
     encodings: Mapping[str, str] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Write batches into new files of a table's folder; yields one row (`WRITTEN`) per file.
+    """Write batches into new files of a table's folder; yield one row (`WRITTEN`) per file.
 
-    A file that has `size` bytes gets no further batch. `count` adds its own numbers for each batch to the
-    file's tally, a JSON object. `encodings` are Parquet's, by column without a dictionary; plain where none
-    is named. Raises OSError.
+    A file that has `size` bytes gets no further row group. `count` adds numbers for each batch to the file's tally, a
+    JSON object. `encodings` are Parquet's encodings for columns without a dictionary, by default plain. Raises OSError.
     """
     remaining = _row_groups(batches, min(_GROUP_BYTES, size))
     group = next(remaining, None)
@@ -78,20 +76,20 @@ def write_files(
                 write_statistics=_bounded(schema),
             ) as writer,
         ):
-            # At least one row group, even where the size is next to nothing.
+            # A file gets at least one row group, however small `size` is.
             while group is not None:
                 if count:
                     for batch in group:
                         count(batch, tally)
-                # Spark may declare fields as never NULL, and the table's are nullable.
+                # Spark may declare fields as never NULL, but those of the table are nullable.
                 writer.write_table(pa.Table.from_batches(group).cast(schema), row_group_size=ROW_GROUP)
                 group = next(remaining, None)
                 if stream.tell() >= size:
                     break
             writer.close()
-            # The size is read here: asking a store for it costs two requests, the first for a folder of this name.
+            # Read the size here, as a store would need two requests for it, one of them for a folder of this name.
             written = stream.tell()
-        # A metadata_collector is not used: after a failed write it raises an error of its own, which hides the first.
+        # A metadata_collector would raise its own error after a failed write, and hide the first error.
         footer: pq.FileMetaData = writer.writer.metadata
         row = {
             "path": name,
@@ -103,10 +101,10 @@ def write_files(
 
 
 def _row_groups(batches: Iterable[pa.RecordBatch], most_bytes: int) -> Iterator[list[pa.RecordBatch]]:
-    """Batches in groups that make a row group each."""
+    """Groups of batches, each of which becomes a row group."""
     group, rows, size = list[pa.RecordBatch](), 0, 0
     for batch in batches:
-        # A row group without rows has no bounds, and so its file would have none.
+        # A row group without rows has no bounds, and then its file has none.
         if not batch.num_rows:
             continue
         if group and rows + batch.num_rows > ROW_GROUP:
@@ -122,7 +120,7 @@ def _row_groups(batches: Iterable[pa.RecordBatch], most_bytes: int) -> Iterator[
 
 
 def _bounded(schema: pa.Schema) -> list[str] | bool:
-    """The columns for which a row group has bounds: paths of leaves, or all of them.
+    """The columns for which a row group has bounds, as paths of leaves; True means all.
 
     Floating-point numbers have none: Parquet's bounds ignore NaN, which Spark and PostgreSQL order after
     every number.
@@ -133,15 +131,14 @@ def _bounded(schema: pa.Schema) -> list[str] | bool:
 
 
 def _repeated(schema: pa.Schema) -> list[str]:
-    """The columns that are written with a dictionary of their values: paths of leaves."""
+    """The columns that are written with a dictionary of their values, as paths of leaves."""
     return [path for path, kind in _columns(schema) if has_dictionary(kind)]
 
 
 def has_dictionary(kind: pa.DataType) -> bool:
-    """Whether values of a type are written with a dictionary.
+    """Whether values of a type are written with a dictionary: only texts are.
 
-    Texts are. For numbers and times, looking for repeated values takes longer than compressing them, and
-    gives larger files.
+    For numbers and times, a dictionary takes longer than compression, and gives larger files.
     """
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
@@ -164,7 +161,7 @@ def leaves(path: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
 def _statistics(metadata: pq.FileMetaData) -> str:
     """Delta's statistics of a file, as JSON: its rows, and for top-level columns the number of NULLs and exact bounds.
 
-    Long texts have no bounds: a shortened bound would not be exact.
+    Long texts have no bounds, because a shortened bound would not be exact.
     """
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
     least, greatest, nulls = dict[str, str](), dict[str, str](), dict[str, str]()
@@ -191,20 +188,19 @@ def _statistics(metadata: pq.FileMetaData) -> str:
 
 
 def _json(value: Any) -> str:
-    """A value in JSON, a decimal with all of its digits."""
+    """A value in JSON; a decimal has all of its digits."""
     return f"{value:f}" if isinstance(value, Decimal) else json.dumps(value)
 
 
 def _json_object(members: Mapping[str, str]) -> str:
-    """A JSON object, from members that are JSON already."""
+    """A JSON object, from values that are JSON already."""
     return "{" + ", ".join(f"{json.dumps(name)}: {value}" for name, value in members.items()) + "}"
 
 
 def _bound(column: pq.ColumnSchema, place: int) -> Callable[[Any], Any] | None:
-    """Converts a bound of a column so that bounds can be compared.
+    """The function that converts bounds of a column, so that they can be compared; None for a column without bounds.
 
-    The function returns None for a bound that Delta cannot represent exactly; there is no function for a column
-    without bounds.
+    The function returns None for a bound that Delta cannot represent exactly.
     """
     logical, physical = column.logical_type.type, column.physical_type
     if physical in {"INT32", "INT64"} and logical in {"NONE", "INT"}:
@@ -235,7 +231,7 @@ def _text(raw: bytes) -> str | None:
 def _date(days: int) -> str | None:
     try:
         return (_EPOCH + timedelta(days)).date().isoformat()
-    except OverflowError:  # Before the year 1, or after 9999, which not every reader of statistics accepts.
+    except OverflowError:  # Before the year 1, or after 9999; not every reader of statistics accepts these.
         return None
 
 

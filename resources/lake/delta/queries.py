@@ -16,7 +16,7 @@ def quoted_column(column: str) -> str:
 def queried(table: DeltaTable, query: str) -> pa.Table:
     """The result of SQL over a table `t`.
 
-    Raises DeltaError where a file is missing, for which delta-rs has no class.
+    Raises DeltaError also if a file is missing, for which delta-rs itself raises a plain Exception.
     """
     result = QueryBuilder().register("t", table).execute(query)
     try:

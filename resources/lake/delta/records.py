@@ -1,8 +1,8 @@
 """pgsieve's small Delta tables, and the positions of all tables: the interface for both engines.
 
-The small tables record pgsieve's own work; positions are Delta's `txn` actions. Where delta-rs reaches the
-lake, it implements this (`delta_rs`), in milliseconds and without a JVM. Elsewhere Spark does (`spark`),
-which can reach whatever the data is written to. Both leave the same tables.
+The small tables record pgsieve's own work; positions are Delta's `txn` actions. If delta-rs reaches the lake, it
+implements the interface (`delta_rs`), in milliseconds and without a JVM. Otherwise Spark implements it (`spark`). Both
+write the same tables.
 """
 
 import json
@@ -19,9 +19,9 @@ APPLICATION = "pgsieve"
 #: The column with the Delta version of a row's commit, and the application of that commit's `txn` action.
 VERSION = "version"
 VERSIONED = "pgsieve.version"
-#: The member of the user metadata of a commit that `check --repair` makes.
+#: The key in the user metadata of a commit of `check --repair`.
 REPAIRED = "repaired"
-#: This many commits are searched for the one that wrote a position.
+#: How many commits are searched for the one that wrote a position.
 LAST_COMMITS = 16
 
 
@@ -29,9 +29,9 @@ LAST_COMMITS = 16
 class Commit:
     """The properties of a commit besides its rows; with a `position` it is made once per position.
 
-    `overwrite`: the rows replace the table's. `base` is the version that the rows were planned from, `after`
-    the position (0: none): OverrunError is raised where the table has another one. `metadata` is added to the
-    user metadata, beside the position. `properties` are Delta's, of a new table.
+    With `overwrite` the rows replace the table's. `base` is the version that the rows were planned from, `after` the
+    position (0: none); if the table has another one, OverrunError is raised. `metadata` is added to the user metadata,
+    besides the position. `properties` are the Delta properties of a new table.
     """
 
     position: int | None = None
@@ -43,18 +43,18 @@ class Commit:
 
     @property
     def user_metadata(self) -> str:
-        """Its user metadata in the log."""
+        """The commit's user metadata in the log."""
         return commit_metadata(self.position, self.metadata)
 
     def refuse_overrun(self, path: str, head: "TableHead") -> None:
-        """Raise OverrunError where a table with this head is not the one from which the rows were planned."""
+        """Raise OverrunError if a table with this head has another version or position than the plan."""
         if self.base not in {None, head.version} or self.after not in {None, head.position or 0}:
             raise OverrunError(path)
 
 
 @dataclass(frozen=True, slots=True)
 class TableHead:
-    """A table at one moment: its newest version, -1 where there is no table, and the position of that version."""
+    """The newest version of a table, -1 if there is no table, and the position of that version."""
 
     version: int = -1
     position: int | None = None
@@ -66,7 +66,7 @@ def quoted(name: str) -> str:
 
 
 def literal(text: str) -> str:
-    """A text as Spark's SQL writes it."""
+    """A text quoted for Spark SQL."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
@@ -83,7 +83,7 @@ def version_with(commits: Iterable[Mapping[str, Any]], position: int) -> int | N
 
 
 def position_in(metadata: str | None) -> tuple[int | None, bool]:
-    """The position in a commit's user metadata, and whether the commit only kept the position that its writer had read."""
+    """The position in a commit's user metadata, and whether the commit only repeated a position that its writer had read."""
     own = _own(metadata)
     lsn = own.get("lsn")
     return (lsn if isinstance(lsn, int) else None), bool(own.get("kept"))
@@ -95,7 +95,7 @@ def has_repair(commits: Iterable[Mapping[str, Any]]) -> bool:
 
 
 def _own(metadata: str | None) -> Mapping[str, Any]:
-    """What pgsieve says in a commit's user metadata."""
+    """The part of a commit's user metadata that is pgsieve's."""
     try:
         read = json.loads(metadata or "null")
     except ValueError:
@@ -105,26 +105,26 @@ def _own(metadata: str | None) -> Mapping[str, Any]:
 
 
 def kept_metadata(position: int | None) -> str:
-    """The user metadata of a commit that keeps rows and position: Spark looks for the position in the newest commit.
+    """The user metadata of a commit that keeps rows and position; Spark looks for the position in the newest commit.
 
-    The position was read before, and another one may have been committed since.
+    The mark `kept` says that the position was read earlier, so that another position may have been committed since.
     """
     return commit_metadata(position, {"kept": True})
 
 
 def versioned(rows: pa.Table, version: int) -> pa.Table:
-    """Rows for the commit of this version."""
+    """Rows with the Delta version of their commit."""
     return rows.append_column(VERSION, pa.array([version] * rows.num_rows, pa.int64()))
 
 
 def version_of(row: Mapping[str, Any]) -> int:
-    """The Delta version of a row's commit; -1 for rows of older lakes, which do not record it."""
+    """The Delta version of a row's commit; -1 for rows of older lakes, which did not record it."""
     version = row.get(VERSION)
     return -1 if version is None else int(version)
 
 
 def in_order(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Rows of `append_versioned`, oldest first: clocks decide only between rows without a version."""
+    """Rows of `append_versioned`, oldest first; the time decides only between rows without a version."""
     return sorted(rows, key=lambda row: (version_of(row), row["at"]))
 
 
@@ -132,16 +132,16 @@ class Records(Protocol):
     """Reads and appends small tables, and reads the log of any table."""
 
     def exists(self, path: str) -> bool:
-        """Whether there is a Delta table."""
+        """Whether a Delta table exists."""
 
     def rows(self, path: str, where: str = "true") -> list[dict[str, Any]]:
-        """The rows of a small table that fulfil an SQL condition; empty where there is no table.
+        """The rows of a small table that fulfil an SQL condition; empty if there is no table.
 
         Files whose statistics exclude such rows are not read.
         """
 
     def newest(self, path: str, column: str) -> list[dict[str, Any]]:
-        """The rows with the greatest number in a column; empty where there is no table."""
+        """The rows with the greatest number in a column; empty if there is no table."""
 
     def append(
         self,
@@ -154,50 +154,48 @@ class Records(Protocol):
     ) -> None:
         """Append rows in one commit; with a position, once per position.
 
-        `base` is the version that the rows were planned from, `after` the position (0: none): OverrunError is
-        raised where the table has another one.
+        `base` and `after` as in `Commit`.
         """
 
     def append_versioned(self, path: str, rows: pa.Table, base: int | None = None) -> None:
         """Append rows that have, in a column `version`, the Delta version of their commit.
 
-        No clock orders such rows, and neither compaction nor vacuum loses their order. Where another writer
-        commits meanwhile, its error is raised: the version would be wrong. `base` is the version that the
-        rows were planned from (0 also where there is no table): OverrunError is raised where the table has
-        another one.
+        So the order of such rows depends on no clock, and survives compaction and vacuum. If another writer commits
+        meanwhile, an error is raised, as the version would be wrong. `base` is the version that the rows were planned
+        from (0 also if there is no table); if the table has another one, OverrunError is raised.
         """
 
     def position(self, path: str) -> int | None:
-        """The position of pgsieve's newest commit; None where there is no table or none of its commits."""
+        """The position of pgsieve's newest commit; None if there is no table or no such commit."""
 
     def head(self, path: str) -> TableHead:
         """The newest version of a table and its position, read together."""
 
     def stamp(self, path: str) -> tuple[str, int] | None:
-        """Distinguishes the newest version of a table from its others, and from those of former tables at its path.
+        """A stamp that distinguishes the newest version of a table from all others, and from former tables at its path.
 
-        None where there is no table, or where reading the table costs no more.
+        None if there is no table, or if the stamp would cost as much as reading the table.
         """
 
     def version(self, path: str) -> int:
         """The newest version of a table."""
 
     def is_restored(self, path: str, since: int, entry_bytes: int | None = None) -> bool:
-        """Whether a table was put back behind this version: by RESTORE, or from an older copy of its folder.
+        """Whether a table was put back to before this version, by RESTORE or from an older copy of its folder.
 
-        RESTORE keeps the transaction identifiers of the commits that it undoes, so the position alone is not
-        enough. Raises DamagedTableError where the log's entry of this version, or of a later one, is
-        incomplete, or has another size than it had.
+        The position alone does not show that, as RESTORE keeps the transaction identifiers of the commits that it undoes.
+        Raises DamagedTableError if the entry of this version has another size than `entry_bytes`, or if this entry or a
+        later one is incomplete.
         """
 
     def is_repaired(self, path: str, since: int) -> bool:
-        """Whether a commit after this version is a repair: rows that no change has made."""
+        """Whether a commit after this version is a repair, whose rows come from no change."""
 
     def entry_bytes(self, path: str, version: int) -> int | None:
-        """The size in bytes of the log's entry of a version; None where it would take a request."""
+        """The size in bytes of a version's log entry; None if it would take a request."""
 
     def committed_at(self, path: str, position: int) -> int | None:
-        """The version with which pgsieve wrote a position; None where the last commits do not have it."""
+        """The version in which pgsieve wrote a position; None if the last commits do not have it."""
 
     def size(self, path: str) -> int:
         """The bytes of a table's files."""
@@ -209,7 +207,4 @@ class Records(Protocol):
         """The ends of the change log's slices beyond an LSN, in order."""
 
     def has_deletion_vectors(self, path: str) -> bool | None:
-        """Whether writers of the table may mark rows in deletion vectors.
-
-        None where its properties do not say.
-        """
+        """Whether writers of the table may mark rows in deletion vectors; None if its properties do not say."""

@@ -1,7 +1,7 @@
-"""What a Delta table requires of readers of its files, and of writers: its protocol, properties and columns.
+"""The features that a Delta table requires of its readers and writers, from its protocol, properties and columns.
 
-In: a table that delta-rs has open. Out: whether a reader or writer without further features may use it.
-Raises delta-rs's errors.
+In: a table that delta-rs has open. Out: whether delta-rs or this process may read or write it. Raises delta-rs's
+errors.
 
 https://github.com/delta-io/delta/blob/master/PROTOCOL.md (Requirements for Writers, Requirements for Readers)
 """
@@ -15,7 +15,7 @@ from pgsieve.resources.lake.delta.deletion_vectors import PROPERTY
 from pgsieve.resources.lake.delta.tables import arrow_schema
 
 COLUMN_MAPPING = "delta.columnMapping.mode"
-#: Writer features that a writer of whole files fulfils.
+#: Writer features that need nothing more of a writer that adds and removes whole files.
 _REWRITABLE = {"appendOnly", "deletionVectors", "invariants", "timestampNtz"}
 #: Features of writers and readers that delta-rs supports.
 _WRITTEN = _REWRITABLE | {
@@ -27,10 +27,9 @@ _WRITTEN = _REWRITABLE | {
     "variantType",
 }
 APPEND_ONLY = "delta.appendOnly"
-#: Properties that are enabled by "true": Spark ignores its case, delta-rs and this process accept only lower
-#: case.
+#: Properties whose value is "true" or "false". Spark ignores the case; delta-rs and this process accept only lower case.
 _SWITCHES = (APPEND_ONLY, "delta.enableChangeDataFeed", PROPERTY)
-#: Constraints on rows: CHECK constraints among the table's properties, and others in a column's metadata.
+#: Prefixes of constraints on rows: of CHECK constraints in the table's properties, and of others in a column's metadata.
 _CONSTRAINT = "delta.constraints."
 _OF_ROWS = ("delta.generationExpression", "delta.identity.", "delta.invariants", "CURRENT_DEFAULT")
 
@@ -41,14 +40,14 @@ def is_unmapped(table: DeltaTable) -> bool:
 
 
 def is_read(table: DeltaTable) -> bool:
-    """Whether delta-rs supports all that a table requires of its readers."""
+    """Whether delta-rs has all features that a table requires of its readers."""
     return set(table.protocol().reader_features or ()) <= _WRITTEN
 
 
 def is_written(table: DeltaTable) -> bool:
-    """Whether delta-rs supports all that a table requires of its writers.
+    """Whether delta-rs has all features that a table requires of its writers.
 
-    It lacks identity columns, part of writer version 6.
+    It lacks identity columns, which are part of writer version 6.
     """
     protocol, configuration = table.protocol(), table.metadata().configuration
     return (
@@ -59,7 +58,7 @@ def is_written(table: DeltaTable) -> bool:
 
 
 def is_plain(table: DeltaTable) -> bool:
-    """Whether the rows of a table are those of its Parquet files: no mapped columns, deleted rows or partitions."""
+    """Whether a table's rows are exactly those of its Parquet files: no mapped columns, marked rows or partitions."""
     if table.metadata().partition_columns:  # The files lack these columns.
         return False
     return (
@@ -78,10 +77,10 @@ def constraints_in(properties: Mapping[str, str]) -> list[str]:
 
 
 def takes_files(table: DeltaTable, schema: pa.Schema, *, overwrite: bool) -> bool:
-    """Whether files of this schema can be added to a table: it has these columns.
+    """Whether files of this schema can be added to a table.
 
-    Other columns of the table are NULL in the new rows; an overwrite must have all columns. A table that is
-    partitioned, or has constraints on rows, takes no files.
+    The table must have these columns. Its other columns are NULL in the new rows; an overwrite must have all columns. A
+    table with partitions, or with constraints on rows, takes no files.
     """
     if not _takes_any_row(table):
         return False
@@ -91,7 +90,10 @@ def takes_files(table: DeltaTable, schema: pa.Schema, *, overwrite: bool) -> boo
 
 
 def takes_changes(table: DeltaTable, columns: Collection[str]) -> bool:
-    """Whether a writer may replace rows of a table with these columns: no change data feed, no constraint."""
+    """Whether a writer of whole files may replace rows of a table.
+
+    The table must have exactly these columns, no change data feed, and no constraint.
+    """
     return (
         is_written(table)
         and {field.name for field in table.schema().fields} == set(columns)
@@ -104,7 +106,7 @@ def takes_changes(table: DeltaTable, columns: Collection[str]) -> bool:
 def takes_marks(table: DeltaTable) -> bool:
     """Whether rows of a table may be marked in deletion vectors, or this can be enabled.
 
-    No feature names all requirements of writer versions 3 to 6.
+    Tables of writer versions 3 to 6 are excluded, as `deletion_vectors.enable` does not list their features.
     """
     configuration = table.metadata().configuration
     return (
@@ -118,7 +120,7 @@ def takes_marks(table: DeltaTable) -> bool:
 def _takes_any_row(table: DeltaTable) -> bool:
     """Whether files can be written without checking rows: the table has no partitions, constraints or computed values.
 
-    Writer versions 3 to 6 name no features (Delta's protocol, Writer Version Requirements).
+    The features do not show that, as writer versions 3 to 6 list none (Delta's protocol, Writer Version Requirements).
     """
     metadata, fields = table.metadata(), table.schema().fields
     return not (
@@ -130,7 +132,7 @@ def _takes_any_row(table: DeltaTable) -> bool:
 
 
 def _has_fields(present: pa.DataType, given: pa.DataType) -> bool:
-    """Whether a type has all fields of another one, structs field by field in any order."""
+    """Whether a type has all fields of another type; structs are compared field by field, in any order."""
     if not (pa.types.is_struct(present) and pa.types.is_struct(given)):
         return bool(present == given)
     return all(

@@ -1,9 +1,9 @@
-"""Replaces rows of a table in one commit: by writing their files again without them, or by marking them as deleted.
+"""Removes rows of a table in one commit: by rewriting their files without them, or by marking them as deleted.
 
-In: a table that delta-rs can reach, and the rows to remove. Out: one commit, once per position. Whole files
-are replaced (`Commits.commit`) where the rows of a table are those of its files. Rows are marked in deletion
-vectors (`deletion_vectors`) where this process can add an entry to the log. Raises OverrunError where the
-table has another version than the rows were found in, and UnmarkableError.
+In: a table that delta-rs can reach, and the rows to remove. Out: one commit, once per position. Files can be rewritten
+(`Commits.commit`) if the table's rows are exactly those of its files. Rows can be marked in deletion vectors
+(`deletion_vectors`) if this process can add an entry to the log. Raises OverrunError if the table has another version
+than the one in which the rows were looked up, and UnmarkableError.
 """
 
 import time
@@ -25,9 +25,9 @@ from pgsieve.resources.lake.delta.requirements import is_plain, takes_changes, t
 
 
 def takes_rewriting(commits: Commits, path: str, columns: Collection[str]) -> bool:
-    """Whether files of a table may be written again with fewer rows: it is plain, and requires nothing more of writers.
+    """Whether files of a table may be rewritten with fewer rows: the table is plain, and requires no more of writers.
 
-    It has only these `columns`: columns that a user has added keep their values only in a merge.
+    It must have only these `columns`, because columns that a user has added keep their values only in a merge.
     """
     table = commits.table_at(path)
     return (
@@ -38,15 +38,15 @@ def takes_rewriting(commits: Commits, path: str, columns: Collection[str]) -> bo
 
 
 def takes_marking(commits: Commits, path: str, columns: Collection[str]) -> bool:
-    """Whether `mark_rows` may mark rows of a table: its log accepts entries from here, and writers have no further duties.
+    """Whether `mark_rows` may mark rows of a table: this process can add log entries, and no more is required of writers.
 
-    It has only these `columns`, as for `takes_rewriting`.
+    The table must have only these `columns`, as for `takes_rewriting`.
     """
     return lets_mark(commits, path) and takes_changes(commits.table_at(path), columns)
 
 
 def lets_mark(commits: Commits, path: str) -> bool:
-    """Whether `enable_marking` may let writers of a table mark rows as deleted: its log takes entries from here."""
+    """Whether `enable_marking` may enable deletion vectors in a table, to whose log this process can add entries."""
     return Log.of(path, commits.store) is not None and takes_marks(commits.table_at(path))
 
 
@@ -59,9 +59,9 @@ def enable_marking(commits: Commits, path: str) -> None:
 
 
 def marked_files(commits: Commits, path: str, matches: Sequence[FileMatches], base: int) -> list[Marked]:
-    """The files that have `matches`, as in the log and with these rows marked as deleted, for `mark_rows`.
+    """The files that have `matches`, with their `add` actions and these rows marked as deleted, for `mark_rows`.
 
-    Raises UnmarkableError where rows cannot be marked there.
+    Raises UnmarkableError if rows of the table cannot be marked.
     """
     log = _log(commits, path)
     log.files.refuse_unmakeable()
@@ -81,7 +81,7 @@ def mark_rows(
 ) -> None:
     """Mark rows as deleted, and add files, in one commit, once per position; None leaves the position as it is.
 
-    `base` as in `Commits.write`. The table has deletion vectors enabled.
+    `base` as in `Commit`. The table must have deletion vectors enabled.
     """
     commit, now = Commit(position, base=base), time.time_ns() // 1_000_000
     new = [
@@ -109,7 +109,7 @@ def mark_rows(
 
 
 def _checkpoint(table: DeltaTable) -> None:
-    """The checkpoint that delta-rs makes after its own commits."""
+    """Make a checkpoint, as delta-rs does after its own commits."""
     interval = int(table.metadata().configuration.get("delta.checkpointInterval", 100))
     if table.version() % interval == 0:
         table.create_checkpoint()
@@ -117,12 +117,12 @@ def _checkpoint(table: DeltaTable) -> None:
 
 def _log(commits: Commits, path: str) -> Log:
     log = Log.of(path, commits.store)
-    assert log is not None  # As `takes_marking` has found.
+    assert log is not None  # `takes_marking` has checked it.
     return log
 
 
 def _information(operation: str, base: int, metadata: str) -> dict[str, Any]:
-    """The commitInfo of a commit of this process, as delta-rs writes it, with an identifier that no other commit has."""
+    """The commitInfo of a commit of this process, in delta-rs's format, with a unique identifier."""
     return {
         "timestamp": time.time_ns() // 1_000_000,
         "operation": operation,

@@ -1,7 +1,7 @@
-"""The slices of a change log, or of a change history, and the files that have them.
+"""The slices of a change log, or of a change history, and the files with their rows.
 
-In: such a table at one version. Out: its slices, and their rows, read from as few files as the statistics
-allow. Raises DamagedTableError where slices or files are missing, and errors of delta-rs and Arrow.
+In: one version of such a table. Out: its slices, and their rows, read from as few files as the statistics
+allow. Raises DamagedTableError if slices or files are missing, and errors of delta-rs and Arrow.
 """
 
 from collections.abc import Collection, Sequence
@@ -23,7 +23,7 @@ from pgsieve.resources.lake.stores.store import RowGroup, Store, joined
 
 @dataclass(frozen=True)
 class Slices:
-    """The slices of the table at a path; each is named by the LSN at which it ends."""
+    """The slices of the table at a path; the LSN at which a slice ends identifies it."""
 
     table: DeltaTable
     path: str
@@ -37,7 +37,7 @@ class Slices:
     def ends(self, after: int) -> Sequence[int]:
         """The slices beyond an LSN, from the statistics of the files.
 
-        A file of several slices (after compaction) is read.
+        Only files of several slices, which compaction makes, are read.
         """
         ends: set[int] = set()
         for file, bounds in self._files().items():
@@ -55,18 +55,17 @@ class Slices:
         return messages
 
     def files(self, ends: Collection[int], *, every: bool = False) -> list[str] | None:
-        """The Parquet files of some slices, to be read without Delta's log; they may have other slices too.
+        """The Parquet files of some slices, to be read without Delta's log; they may have other slices, too.
 
-        None where Delta would read something else than the plain files (mapped columns, deleted rows), or
-        statistics are missing. Raises DamagedTableError where a file is missing or empty, or, if `every`
-        slice has rows, where one lacks them.
+        None if the table is not plain (mapped columns, marked rows), or statistics are missing. `every` says that each
+        slice has rows. Raises DamagedTableError if a file is missing or empty or, with `every`, if no file has a slice.
         """
         chosen, lacking = [], set(ends)
         for file, bounds in self._files().items():
             if bounds is None:
                 return None
             if present := {end for end in ends if bounds[0] <= end <= bounds[1]}:
-                # Spark reads no row of an empty file, and reports nothing.
+                # Spark would read no row from an empty file, without an error.
                 if not (stamp := self.store.stamp(file)) or not stamp[1]:
                     lost = "empty" if stamp else "missing"
                     raise DamagedTableError(f'Delta table "{self.path}": its file "{file}" is {lost}')
@@ -80,14 +79,14 @@ class Slices:
         return chosen if is_plain(self.table) else None
 
     def row_groups(self, ends: Collection[int], *, every: bool = False) -> list[RowGroup] | None:
-        """The row groups of the files of some slices, in the files' order; None, and DamagedTableError, as in `files`."""
+        """The row groups of the files of some slices, in the files' order; None and DamagedTableError as in `files`."""
         files = self.files(ends, every=every)
         return None if files is None else [group for file in files for group in self.store.row_groups(file)]
 
     def rows(
         self, ends: Collection[int], *, columns: Sequence[str] | None = None, every: bool = False
     ) -> pa.Table | None:
-        """The rows of some slices in the order of their changes; None, and DamagedTableError, as in `files`."""
+        """The rows of some slices in the order of their changes; None and DamagedTableError as in `files`."""
         files = self.files(ends, every=every)
         if files is None:
             return None
@@ -104,10 +103,10 @@ class Slices:
         return rows.sort_by([("commit_lsn", "ascending"), ("ordinal", "ascending")])
 
     def _files(self) -> dict[str, tuple[int, int] | None]:
-        """Each Parquet file with its first and last slice; None where statistics are missing."""
+        """Each Parquet file with its first and last slice, or None if its statistics are missing."""
         files: dict[str, tuple[int, int] | None] = {}
         actions = pa.table(self.table.get_add_actions(flatten=True))
-        # Bounds of users' columns may be dates for which Python has no room.
+        # Bounds of users' columns may be dates that Python cannot represent.
         read = [name for name in ("path", "min.slice", "max.slice") if name in actions.column_names]
         for row in actions.select(read).to_pylist():
             least, greatest = row.get("min.slice"), row.get("max.slice")

@@ -1,8 +1,8 @@
-"""Delta tables wherever Spark can reach them: `Records` by Spark, for lakes at a URI.
+"""Delta tables wherever Spark can reach them: `Records` by Spark, for lakes that delta-rs cannot reach.
 
-Each question costs Spark a job or several, and most are asked more than once per version. So the answers for
-a version are kept (`VersionAnswers`). A look at the log in the JVM, without a job, finds whether the version
-is still the newest.
+Each question takes one or more jobs of Spark, and most are asked more than once per version. So the answers about a
+version are cached (`VersionAnswers`). A look at the log in the JVM, without a job, shows whether the version is still
+the newest.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -50,7 +50,7 @@ class SparkRecords:
         self._answers = VersionAnswers(session)
 
     def exists(self, path: str) -> bool:
-        """Whether there is a Delta table."""
+        """Whether a Delta table exists."""
         if self.stamp(path) is not None:
             return True
         with _none_where_missing():
@@ -59,7 +59,7 @@ class SparkRecords:
         return False
 
     def rows(self, path: str, where: str = "true") -> list[dict[str, Any]]:
-        """The rows of a small table that fulfil an SQL condition; empty where there is no table."""
+        """The rows of a small table that fulfil an SQL condition; empty if there is no table."""
         rows = self._answers.of(path, f"where {where}", lambda: self._rows(path, where))
         return [dict(row) for row in rows]
 
@@ -70,7 +70,7 @@ class SparkRecords:
         return rows
 
     def newest(self, path: str, column: str) -> list[dict[str, Any]]:
-        """The rows with the greatest number in a column; empty where there is no table."""
+        """The rows with the greatest number in a column; empty if there is no table."""
         rows = self._answers.of(path, f"newest {column}", lambda: self._newest(path, column))
         return [dict(row) for row in rows]
 
@@ -93,8 +93,8 @@ class SparkRecords:
     ) -> None:
         """Append rows in one commit; with a position, once per position.
 
-        Spark compares only positions: a commit of another process between this look at the table and Spark's
-        own commit is noticed if it has a position.
+        Spark compares only positions. So if another process commits between this look at the table and Spark's commit, the
+        commit is noticed only if it has a position.
         """
         commit = Commit(position, base=base, after=after)
         if base is not None or after is not None:
@@ -111,8 +111,8 @@ class SparkRecords:
     def append_versioned(self, path: str, rows: pa.Table, base: int | None = None) -> None:
         """Append rows that have the Delta version of their commit.
 
-        Delta accepts simultaneous appends of different applications. Of two appends by the same application it refuses the
-        slower one, and leaves out one whose version is not above the table's. The latter raises ConcurrentWriteError.
+        Delta refuses the slower of two simultaneous appends by the same application. But it silently leaves out an append
+        whose `txn` version is not above the table's. That is detected here, and raises ConcurrentWriteError.
         """
         version = self.version(path) + 1 if self.exists(path) else 0
         if base not in {None, max(version - 1, 0)}:
@@ -154,9 +154,9 @@ class SparkRecords:
         return TableHead(newest.version, position or None)
 
     def stamp(self, path: str) -> tuple[str, int] | None:
-        """Distinguishes the newest version of a table from every other.
+        """A stamp that distinguishes the newest version of a table from all others.
 
-        None without a table, and through Spark Connect.
+        None without a table, and with Spark Connect.
         """
         return self._answers.stamp(path)
 
@@ -178,7 +178,7 @@ class SparkRecords:
         since: int,
         entry_bytes: int | None = None,  # noqa: ARG002 - as the protocol has it
     ) -> bool:
-        """Whether a table was put back behind this version; without a job of Spark where it is still the newest."""
+        """Whether a table was put back to before this version; that takes no job of Spark if it is the newest version."""
         if (stamp := self.stamp(path)) is not None and stamp[1] == since:
             return False
         return self._answers.of(path, f"restored {since}", lambda: self._is_restored(path, since))
@@ -189,7 +189,7 @@ class SparkRecords:
         return not later or any(row["operation"] == "RESTORE" for row in later if row["version"] > since)
 
     def is_repaired(self, path: str, since: int) -> bool:
-        """Whether a commit after this version is a repair; a look at the log where it is the newest."""
+        """Whether a commit after this version is a repair; that takes no job of Spark if it is the newest version."""
         if (stamp := self.stamp(path)) is not None and stamp[1] == since:
             return False
         return self._answers.of(path, f"repaired {since}", lambda: self._is_repaired(path, since))
@@ -200,7 +200,7 @@ class SparkRecords:
         return has_repair(row.asDict() for row in later)
 
     def committed_at(self, path: str, position: int) -> int | None:
-        """The version with which pgsieve wrote a position; None where the last commits do not have it."""
+        """The version in which pgsieve wrote a position; None if the last commits do not have it."""
         return self._answers.of(path, f"committed {position}", lambda: self._committed_at(path, position))
 
     def _committed_at(self, path: str, position: int) -> int | None:
@@ -220,7 +220,7 @@ class SparkRecords:
         )
 
     def slices(self, path: str, after: int) -> Sequence[int]:
-        """The slices, from the rows; files without newer ones are skipped by their statistics."""
+        """The slices beyond an LSN, from the rows; statistics let Spark skip files without such slices."""
         if (position := self.position(path)) is not None and position <= after:
             return ()
         return self._answers.of(path, f"slices {after}", lambda: self._slices(path, after))
@@ -233,10 +233,7 @@ class SparkRecords:
         return tuple(ends)
 
     def has_deletion_vectors(self, path: str) -> bool | None:
-        """Whether writers of the table may mark rows in deletion vectors.
-
-        None where its properties do not say.
-        """
+        """Whether writers of the table may mark rows in deletion vectors; None if its properties do not say."""
         row = self._session().sql(f"describe detail delta.{quoted(path)}").first()
         assert row is not None
         setting = row["properties"].get(PROPERTY)
@@ -245,7 +242,7 @@ class SparkRecords:
 
 @contextmanager
 def _none_where_missing() -> Iterator[None]:
-    """End the block early where there is no Delta table at the path."""
+    """End the block early if there is no Delta table at the path."""
     try:
         yield
     except AnalysisException as error:

@@ -1,12 +1,13 @@
 """Open Delta tables of delta-rs, reused and brought to their newest version.
 
 In: paths, and the store with its options. Out: tables at their newest version. In a folder, opening a table
-costs several times as much as a commit, and two looks at its log show whether an open one is still the
-newest. On an object store, opening takes several requests in sequence, and a check takes one. So a caller
-that asks several questions before it writes asks all of them of one moment there (`Tables.consistent_read`). Each
-thread has its own tables, as delta-rs changes the table that it commits with. A thread that has finished
-releases them for others (`Tables.release`). Raises delta-rs's errors, OSError, and DamagedTableError where the
-newest entry of a log is incomplete.
+costs several times as much as a commit, while two looks at files show whether an open table is still at the newest
+version. On an object store, opening takes several requests in sequence, and a check takes one. So a caller that reads
+several tables before it writes checks each of them only once (`Tables.consistent_read`).
+
+Each thread has its own open tables, as delta-rs changes the table that it commits with. At the end of its work a thread
+releases its tables for other threads (`Tables.release`). Raises delta-rs's errors, OSError, and DamagedTableError if
+the newest entry of a log is incomplete.
 """
 
 import threading
@@ -31,10 +32,9 @@ from pgsieve.resources.lake.stores.storage import is_uri
 from pgsieve.resources.lake.stores.store import Store
 from pgsieve.resources.lake.stores.store_errors import store_refusal
 
-#: This many tables of folders a thread keeps open, and this many wait for a thread: one takes up to a
-#: megabyte.
-_HELD = 512
-#: This many tables are checked in parallel: each check waits for answers.
+#: How many tables in folders a thread keeps open, and how many idle tables are kept; a table takes up to a megabyte.
+_MOST_OPEN = 512
+#: How many tables are checked in parallel, as each check waits for a store's answer.
 _LOOKS = 8
 
 
@@ -49,17 +49,17 @@ class _OpenTable:
     """An open table; `answers` are the results of queries of one version."""
 
     table: DeltaTable
-    #: A version of the table, and the log's entry of it.
+    #: A version of the table, and the stamp of its log entry.
     seen: tuple[int, Stamp]
     answers: Answers = field(default_factory=Answers)
 
     def follows(self, log: LogEntries) -> bool:
-        """Bring the table to its newest version; False where another table is at its path now."""
+        """Bring the table to its newest version; False if another table is at its path now."""
         version, stamp = self.seen
         entries = log.since(version, self.table.version())
         if entries.get(version) != stamp:
             return False
-        # After a commit by this table it has the version already.
+        # After a commit by this object, the table already is at that version.
         if self.table.version() + 1 in entries:
             try:
                 self.table.update_incremental()
@@ -85,20 +85,20 @@ class Tables:
         self._lock = threading.Lock()
         #: Tables that no thread uses.
         self._idle = OrderedDict[str, _OpenTable]()
-        #: Paths without a table on an object store: one check finds that there still is none.
+        #: Paths on an object store that had no table at the last check; one listing then shows whether they have one now.
         self._absent = set[str]()
-        #: Counts removals: a table that was opened before may be another one.
+        #: Counts removals: after one, another table may be at the path of an open table.
         self._removals = 0
 
     def exists(self, path: str) -> bool:
-        """Whether there is a Delta table; its log may be unreadable."""
+        """Whether a Delta table exists; its log may be unreadable."""
         if is_uri(path):
             try:
                 return self.open_if_any(path) is not None
             except DamagedTableError:
                 return True
             except DeltaError as error:
-                # A reader of the table gets the error of the log.
+                # The table exists; its readers will get the error.
                 if store_refusal([error]) or not self.log_of(path).any():
                     raise
                 return True
@@ -111,13 +111,11 @@ class Tables:
     def consistent_read(
         self, paths: Collection[str] = (), ask: Callable[[str, DeltaTable], object] | None = None
     ) -> Iterator[None]:
-        """Within the block this thread checks a table of an object store once: those of `paths` now, in parallel.
+        """Within the block this thread checks each table of an object store once; those of `paths` now, in parallel.
 
-        `ask` is called for each existing table at once, so that its answers are ready in the block.
-
-        So a plan made within the block is of one moment, and a commit afterwards checks again. Nothing is
-        written within the block. In a folder, where a check costs nothing, there is no difference. A failed
-        check raises when the table is used.
+        `ask` is called now for each existing table of `paths`, so that its answers are ready in the block. The block must
+        not write to these tables, and later commits check its decisions again. If a check fails, the use of the table
+        raises the error. Tables in a folder are always checked, as that costs little.
         """
         outer = self._seen()
         if outer is None:
@@ -130,12 +128,12 @@ class Tables:
                 self._threads.seen = None
 
     def _look_at(self, paths: Collection[str], ask: Callable[[str, DeltaTable], object] | None) -> None:
-        """Check tables that were not checked in this moment, each in a thread of its own."""
+        """Check the tables that this block has not checked yet, in parallel threads."""
         seen, mine = self._seen(), self._mine()
         assert seen is not None
         paths = [path for path in paths if path not in seen]
         if len(paths) < 2:
-            return  # It is checked when it is used.
+            return  # A single table is checked when it is used.
         with self._lock:
             self._idle.update({path: mine.pop(path) for path in paths if path in mine})
 
@@ -144,7 +142,7 @@ class Tables:
                 table = self.open_if_any(path)
                 if ask is not None and table is not None:
                     ask(path, table)
-            except Exception as error:  # noqa: BLE001 - of whoever asks for the table
+            except Exception as error:  # noqa: BLE001 - the use of the table raises it
                 return {path: error}
             opened = self._mine().pop(path, None)
             # An existing table that is not open yet is opened when it is used.
@@ -158,7 +156,7 @@ class Tables:
         }
 
     def open_if_any(self, path: str) -> DeltaTable | None:
-        """The newest version of a table; None where there is none."""
+        """The newest version of a table; None if it does not exist."""
         if (opened := self._newest(path)) is not None:
             return opened.table
         seen = self._seen()
@@ -177,7 +175,7 @@ class Tables:
         return None
 
     def expect(self, path: str) -> None:
-        """Expect a table at a path where there was none."""
+        """Expect a table at a path that had none, as it is about to be created."""
         self._absent.discard(path)
 
     def open(self, path: str) -> DeltaTable:
@@ -186,7 +184,7 @@ class Tables:
         return self._opened(path) if opened is None else opened.table
 
     def _newest(self, path: str) -> _OpenTable | None:
-        """An open table of this thread, or of none, at its newest version; None where there is none."""
+        """An open table of this thread, or an idle one, at its newest version; None if there is none."""
         seen, mine = self._seen(), self._mine()
         if seen is not None and path in seen:
             if isinstance(outcome := seen[path], Exception):
@@ -209,7 +207,7 @@ class Tables:
     def _opened(self, path: str) -> DeltaTable:
         table, mine = _read(path, self.options), self._mine()
         self._absent.discard(path)
-        # Read at once: a table made anew before its next use would be taken for this one.
+        # Read the stamp now. Later it could be the stamp of another table that was made at this path.
         version = table.version()
         log = self.log_of(path)
         stamp = log.since(version, version).get(version)
@@ -217,18 +215,18 @@ class Tables:
             log.refuse_damaged(version, stamp)
             opened = mine[path] = _OpenTable(table, (version, stamp))
             self._note(path, opened)
-            if not is_uri(path) and len(mine) > _HELD:
+            if not is_uri(path) and len(mine) > _MOST_OPEN:
                 mine.popitem(last=False)
         return table
 
     def release(self) -> None:
-        """Release this thread's open tables for other threads: it uses none of them at the moment."""
+        """Release this thread's open tables for other threads; this thread must not be using one."""
         mine = self._mine()
         if seen := self._seen():
             seen.clear()
         with self._lock:
             self._idle.update(mine)
-            while len(self._idle) > _HELD:
+            while len(self._idle) > _MOST_OPEN:
                 self._idle.popitem(last=False)
         mine.clear()
 
@@ -239,20 +237,20 @@ class Tables:
     def remembered(
         self, path: str, table: DeltaTable, query: str, rows: Callable[[], list[dict[str, Any]]]
     ) -> list[dict[str, Any]]:
-        """The result of a query of a small table, which runs once per version of an open table; `query` identifies it."""
+        """The result of a query, which runs once per version of an open table; `query` identifies it."""
         opened = self._mine().get(path)
         if opened is None or opened.table is not table:
             return rows()
         return [dict(row) for row in opened.answers.of(table.version(), query, rows)]
 
     def learn(self, path: str, table: DeltaTable, query: str, rows: list[dict[str, Any]]) -> None:
-        """Record the result of a query for a version that this thread has committed with a table."""
+        """Record the result of a query about the version that this thread has just committed."""
         opened = self._mine().get(path)
         if opened is not None and opened.table is table:
             opened.answers.learn(table.version(), query, rows)
 
     def forget(self) -> None:
-        """Open all tables anew: some have been removed."""
+        """Forget all open tables, as some have been removed."""
         with self._lock:
             self._removals += 1
             self._idle.clear()
@@ -267,11 +265,11 @@ class Tables:
         return tables
 
     def _seen(self) -> "dict[str, _OpenTable | Exception | None] | None":
-        """The results of this thread's checks in its present moment: tables, None without one, errors.
+        """The results of this thread's checks in its `consistent_read`: tables, None for missing tables, errors.
 
-        None outside a moment.
+        None outside of one.
         """
-        self._mine()  # A removed table does not exist any more.
+        self._mine()  # It empties the results after a removal.
         seen: dict[str, _OpenTable | Exception | None] | None = getattr(self._threads, "seen", None)
         return seen
 
@@ -284,7 +282,7 @@ class Tables:
     retry=retry_if_exception(lacks_entries), wait=wait_fixed(0.2), stop=stop_after_attempt(3), reraise=True
 )
 def _read(path: str, options: dict[str, str] | None, version: int | None = None) -> DeltaTable:
-    """A table from its log; repeated where a listed entry is gone, as a cleanup removes entries one by one."""
+    """Open a table; repeat that if a listed entry is gone, as a cleanup removes entries one by one."""
     return DeltaTable(path, version=version, storage_options=options)
 
 

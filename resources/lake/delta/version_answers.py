@@ -1,9 +1,8 @@
-"""Spark's answers about the newest version of tables: each question is asked once per version.
+"""Caches Spark's answers about the newest version of tables; each question is asked once per version.
 
-In: the session and a table's path. Out: answers, kept while the table has their version. Delta itself checks
-the log in the session's JVM (`DeltaLog.update`, https://docs.delta.io, which lists `_delta_log` and runs no
-job). With Spark Connect there is no JVM to ask, and each question is asked each time. Raises the questions'
-errors.
+In: the session and a table's path. Out: answers, cached until the table has another version. Delta in the session's JVM
+shows the newest version (`DeltaLog.update`, https://docs.delta.io, which lists `_delta_log` and runs no job). With
+Spark Connect there is no JVM to ask, so nothing is cached. Raises the questions' errors.
 """
 
 from collections import defaultdict
@@ -14,8 +13,7 @@ from pyspark.sql import SparkSession
 
 from pgsieve.resources.lake.delta.answers import Answer, Answers
 
-#: Distinguishes a version of a table from every other, and from those of former tables at its path: its time
-#: and its number.
+#: The time and the number of a version, which distinguish it from other versions, also of former tables at its path.
 Stamp = tuple[str, int]
 
 
@@ -27,17 +25,14 @@ class VersionAnswers:
         self._answers = defaultdict[str, Answers](Answers)
 
     def of(self, path: str, question: str, ask: Callable[[], Answer]) -> Answer:
-        """The answer of `ask`; it is called again only for another version. `question` identifies it."""
-        # Taken before the question: an answer for a version that is committed meanwhile is stored under the
+        """The answer of `ask`, which is called once per version; `question` identifies it."""
+        # The stamp is taken before the question. So if a version is committed meanwhile, its answer is stored under the
         # former version, which is never used again.
         stamp = self.stamp(path)
         return ask() if stamp is None else self._answers[path].of(stamp, question, ask)
 
     def stamp(self, path: str) -> Stamp | None:
-        """Distinguishes the newest version of a table from every other.
-
-        None without a table, or without a JVM to ask.
-        """
+        """The stamp of the newest version of a table; None without a table, or without a JVM to ask."""
         session = self._session()
         jvm = getattr(session, "_jvm", None)
         if jvm is None:
@@ -50,6 +45,6 @@ class VersionAnswers:
         except Py4JNetworkError:
             raise
         except (Py4JError, TypeError):
-            # The log cannot be read, or Delta is another version: the question itself reports what is wrong.
+            # The log is unreadable, or this version of Delta differs. The question itself reports an error, if any.
             return None
         return None if version < 0 else (str(written), version)

@@ -1,4 +1,4 @@
-"""Rows in Z-order: rows that are close in every one of some columns come close to each other.
+"""Sorts rows in Z-order, so that rows with close values in all of some columns come close to each other.
 
 In: rows and the columns' names. Out: the same rows in another order. Raises nothing.
 
@@ -23,9 +23,9 @@ _DIGITS = 64
 
 
 def z_ordered(rows: pa.Table, by: Sequence[str]) -> pa.Table:
-    """The rows in Z-order of some columns, none of them nested; NULL is last in each.
+    """The rows in Z-order of some columns, none of which is nested; NULL comes last in each.
 
-    Values count by their rank. So every type can be used, and no distribution of values leaves digits unused.
+    The order uses the rank of each value. So it works for every type, and with any distribution of values.
     """
     columns = by[:_DIGITS]
     digits = _DIGITS // len(columns)
@@ -39,7 +39,7 @@ def z_ordered(rows: pa.Table, by: Sequence[str]) -> pa.Table:
 
 
 def _scaled(values: pa.ChunkedArray, digits: int) -> npt.NDArray[np.uint64]:
-    """The ranks of values, scaled to numbers of `digits` binary digits, so that the first digit separates the upper half."""
+    """The ranks of values, scaled to `digits` binary digits, so that the first digit separates the upper half."""
     ranks: npt.NDArray[np.uint64] = pc.rank(values.combine_chunks(), tiebreaker="dense").to_numpy().astype(
         np.uint64
     ) - np.uint64(1)

@@ -1,7 +1,7 @@
-"""The channel by which pyspark's client reaches the engine: its Unix socket, and the token.
+"""The channel of pyspark's client to the engine, by the engine's Unix socket and token.
 
 In: the address, and the token. Out: the object from which pyspark makes its channel. With an address
-`sc://localhost` pyspark would connect by name, and give the token to any process that listens there.
+`sc://localhost` pyspark would connect by port, and send the token to any process that listens there.
 """
 
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class EngineChannel:
-    """The engine's address, as it is shown and as gRPC names it, and the token that Spark requires."""
+    """The engine's address for messages, the same for gRPC (`target`), and the token that Spark requires."""
 
     address: str
     target: str
@@ -21,9 +21,9 @@ class EngineChannel:
         return self.address
 
     def builder(self) -> Any:
-        """A ChannelBuilder.
+        """A ChannelBuilder for pyspark.
 
-        Pyspark's annotations ask for the subclass that has an address. gRPC is imported here.
+        Its type is Any, as pyspark's annotations require another subclass. Only this method imports gRPC.
         """
         import grpc
         from pyspark.sql.connect.client import ChannelBuilder

@@ -1,8 +1,7 @@
 """Starts the engine of a folder, finds it, and ends it.
 
-In: the folder, and the settings of the engine's session. Out: the record of a running engine, and a use of it
-that lasts until this process closes it. Raises EngineError where an engine does not start to serve, or does
-not end.
+In: the folder, and the settings of the engine's session. Out: the record of a running engine, and a `Use` of it.
+Raises EngineError if an engine does not start to serve, or does not end.
 """
 
 import hashlib
@@ -35,7 +34,7 @@ _END_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Use:
-    """An engine that this process uses: it does not end before this is closed, or this process ends."""
+    """An engine that this process uses. The engine does not end before the use is closed, or this process ends."""
 
     record: EngineRecord
     lock: IO[bytes]
@@ -44,7 +43,7 @@ class Use:
 
     @property
     def target(self) -> str:
-        """The engine's address, as gRPC names it."""
+        """The engine's address for gRPC."""
         return f"unix:/proc/self/fd/{self.folder}/{SOCKET}"
 
     def close(self) -> None:
@@ -54,14 +53,14 @@ class Use:
 
 
 def fingerprint(settings: Mapping[str, str]) -> str:
-    """Distinguishes engines: the settings of their sessions, and the versions of the software."""
+    """A digest that distinguishes engines by the settings of their sessions and the versions of the software."""
     versions = {name: version(name) for name in ("pyspark", "delta-spark")}
     identity = [__version__, sys.executable, os.environ.get("JAVA_HOME", ""), versions, dict(settings)]
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
 
 def use(folder: EngineFolder, settings: Mapping[str, str]) -> Use | None:
-    """Use the engine with these settings; None without one, and where its folder is not only this user's."""
+    """Use the engine with these settings; None if there is none, or other users have access to its folder."""
     try:
         opened = folder.open()
     except (OSError, EngineError):
@@ -76,7 +75,7 @@ def use(folder: EngineFolder, settings: Mapping[str, str]) -> Use | None:
 
 
 def _used(folder: EngineFolder) -> IO[bytes]:
-    """The lock of a use; the engine itself takes it for moments, to check whether it is used."""
+    """Take the lock of a use. The engine itself takes it for moments, to check whether it is used."""
     while True:
         lock = folder.lock("used", shared=True)
         if lock is not None:
@@ -87,9 +86,9 @@ def _used(folder: EngineFolder) -> IO[bytes]:
 def start(
     folder: EngineFolder, settings: Mapping[str, str], idle: timedelta, owner: int | None = None
 ) -> EngineRecord:
-    """The engine of these settings, started unless it serves already; one of other settings is ended first.
+    """Start the engine with these settings, unless it serves already; end an engine with other settings first.
 
-    Raises EngineError where it ends while it starts, or another one is in use.
+    Raises EngineError if the engine ends while it starts, or if an engine with other settings is in use.
     """
     launched = False
     deadline = time.monotonic() + _START_SECONDS
@@ -100,15 +99,15 @@ def start(
         launched = launch(folder, settings, idle, owner) or launched
         time.sleep(_WAIT_SECONDS)
     raise EngineError(
-        f"the engine does not come to serve: {_last_line(folder)}",
-        hint=f"read {folder.log}; runs start a Spark of their own meanwhile",
+        f"the engine does not start to serve: {_last_line(folder)}",
+        hint=f"read {folder.log}; meanwhile each run starts its own Spark",
     )
 
 
 def launch(
     folder: EngineFolder, settings: Mapping[str, str], idle: timedelta, owner: int | None = None
 ) -> bool:
-    """Start an engine without waiting for it; False where one of these settings serves or starts already.
+    """Start an engine without waiting for it; False if an engine with these settings serves or starts already.
 
     See `start`.
     """
@@ -124,11 +123,11 @@ def launch(
         with folder.opened() as opened:
             log = os.open(folder.log.name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600, dir_fd=opened)
             process = subprocess.Popen(  # noqa: S603 - our own interpreter, no shell
-                # Nothing in the current folder is a module.
+                # With -P Python imports no module from the current folder.
                 [sys.executable, "-P", "-m", server.__name__],
                 cwd=f"/proc/self/fd/{opened}",
-                # The system's own environment may lack a token that is kept out of the lake's requests
-                # (`keep_token_out`).
+                # os.environ has a token that `keep_token_out` hides from the lake's requests; the environment that
+                # a child inherits by default lacks it.
                 env=dict(os.environ),
                 stdin=subprocess.PIPE,
                 stdout=log,
@@ -147,7 +146,7 @@ def launch(
 
 @contextmanager
 def _starting(folder: EngineFolder) -> Iterator[bool]:
-    """Whether no other process is starting an engine; none can within the block."""
+    """Whether no other process is starting an engine; within the block none can."""
     lock = folder.lock("starting")
     try:
         yield lock is not None
@@ -157,7 +156,7 @@ def _starting(folder: EngineFolder) -> Iterator[bool]:
 
 
 def _replace(folder: EngineFolder, serving: EngineRecord) -> None:
-    """End an engine of other settings, unless a process uses it."""
+    """End an engine with other settings; raises EngineError if a process uses it."""
     unused = folder.lock("used")
     if unused is None:
         raise EngineError(
@@ -170,9 +169,9 @@ def _replace(folder: EngineFolder, serving: EngineRecord) -> None:
 
 
 def stop(folder: EngineFolder) -> bool:
-    """End the engine, even while it is used; returns whether there was one.
+    """End the engine, even while it is used; return whether there was one.
 
-    Raises EngineError where it does not end.
+    Raises EngineError if the engine does not end.
     """
     record = folder.read()
     if record is None:
@@ -188,7 +187,7 @@ def stop(folder: EngineFolder) -> bool:
 
 
 def is_used(folder: EngineFolder) -> bool:
-    """Whether a process uses the engine at this moment."""
+    """Whether a process is using the engine."""
     lock = folder.lock("used")
     if lock is None:
         return True

@@ -1,9 +1,9 @@
 """The engine's entrance: a Unix socket in its folder, which forwards bytes to Spark's port and back.
 
 In: the folder's socket, and Spark's process and port. Out: connections to that process, which only this
-user's processes can make. Spark listens on a port of 127.0.0.1, which proves nothing to a client; a socket in
-a folder of one owner does. Each connection to Spark's port is checked to be that process's before a byte is
-sent.
+user's processes can make. Spark listens on a port of 127.0.0.1, where any user's process could listen. A socket in a
+folder that only one user can open proves whose it is. Before a byte is sent to Spark's port, each connection is checked
+to end at Spark's process.
 """
 
 import socket
@@ -21,7 +21,7 @@ _CONNECT_SECONDS = 10.0
 def connected(pid: int, port: int) -> socket.socket | None:
     """A connection to the process's port on 127.0.0.1.
 
-    None where it does not listen, or another process does.
+    None if the process does not listen there, or another process does.
     """
     connection = socket.socket()
     connection.settimeout(_CONNECT_SECONDS)
@@ -38,11 +38,11 @@ def connected(pid: int, port: int) -> socket.socket | None:
 
 
 def open_entrance(pid: int, port: int) -> None:
-    """Let this user's processes reach Spark by the socket of the current folder, as long as this process lives."""
+    """Let this user's processes reach Spark by a socket in the current folder, as long as this process lives."""
     with suppress(FileNotFoundError):
         Path(SOCKET).unlink()
     entrance = socket.socket(socket.AF_UNIX)
-    # By its bare name: a path to it may be longer than a socket address can be.
+    # A relative name, as the whole path may exceed the length of a socket address.
     entrance.bind(SOCKET)
     entrance.listen()
     Thread(target=_admit, args=(entrance, pid, port), daemon=True).start()
@@ -55,7 +55,7 @@ def _admit(entrance: socket.socket, pid: int, port: int) -> None:
 
 
 def _serve(visitor: socket.socket, pid: int, port: int) -> None:
-    """Forward both ways until either end closes."""
+    """Forward in both directions until either end closes."""
     spark = connected(pid, port) if is_own(visitor) else None
     if spark is None:
         visitor.close()

@@ -1,8 +1,8 @@
 """The owner of a connection's other end: a process for a TCP connection on this machine, a user for a Unix socket.
 
-In: a connection. Out: whether its other end is the expected one. The port of a server that has ended may be
-another user's a moment later, so nothing is sent before this is known. An established connection keeps its
-owner.
+In: a connection. Out: whether its other end belongs to the expected process or user. A moment after a server has
+ended, another user's process may have its port. So callers check a connection before they send a byte; after that its
+owner cannot change.
 
 proc(5): /proc/net/tcp has each socket's inode, and /proc/<pid>/fd the sockets that a process has open.
 """
@@ -15,10 +15,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-#: Sockets of both families: the JVM's are IPv6 sockets, also where they carry IPv4.
+#: The tables of both families, because the JVM opens IPv6 sockets even for IPv4.
 _TABLES = ("tcp", "tcp6")
-#: 127.0.0.1 as the tables have it: words of 32 bits in the machine's byte order; the second one within an
-#: IPv6 address.
+#: 127.0.0.1 in the tables' format, words of 32 bits in the machine's byte order, alone and within an IPv6 address.
 _WORD = f"{socket.htonl(0x7F000001):08X}"
 _LOOPBACK = (_WORD, f"{0:016X}{socket.htonl(0xFFFF):08X}{_WORD}")
 _WAIT_SECONDS = 10.0
@@ -26,7 +25,7 @@ _LOOK_SECONDS = 0.005
 
 
 def is_of_process(connection: socket.socket, pid: int) -> bool:
-    """Whether the process has the other end of a connection over 127.0.0.1; waits until it has accepted it."""
+    """Whether the process has the other end of a connection over 127.0.0.1; waits until a process has accepted it."""
     ports = connection.getpeername()[1], connection.getsockname()[1]
     deadline = time.monotonic() + _WAIT_SECONDS
     while time.monotonic() < deadline:
@@ -48,7 +47,7 @@ def is_own(connection: socket.socket) -> bool:
 
 
 def _inodes(local: int, remote: int) -> Iterator[int]:
-    """The inodes of the sockets that have one port and are connected to the other, both on 127.0.0.1."""
+    """The inodes of the sockets at the port `local` that are connected to the port `remote`, both on 127.0.0.1."""
     for table in _TABLES:
         with suppress(FileNotFoundError):
             for line in Path(f"/proc/self/net/{table}").read_text(encoding="ascii").splitlines()[1:]:

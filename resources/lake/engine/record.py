@@ -2,15 +2,14 @@
 
     <folder>/serving   locked by the engine's process as long as it lives
     <folder>/used      locked, shared, by each process that uses the engine; the engine locks it exclusively to end
-    <folder>/engine.json   the token that Spark requires, and what the engine was started with
+    <folder>/engine.json   the record, with the token that Spark requires
     <folder>/socket    the engine's address
-    <folder>/spark.conf, java.options   what Spark's process is started with
-    <folder>/engine.log    what Spark prints
+    <folder>/spark.conf, java.options   the settings of Spark's process, and its Java options
+    <folder>/engine.log    the output of Spark
 
-The system releases locks when a process ends, however it ends: no file has to be removed after a kill. A file
-lock belongs to one machine, as the engine does. Each access opens the folder itself, and checks its owner:
-where other users may write beside it, its name may come to mean a folder of theirs. Raises EngineError where
-it is not only this user's.
+The system releases a process' locks at its end, so no file has to be removed after a kill. A file lock belongs to one
+machine, as the engine does. Each access opens the folder itself, and checks its owner, because another user with
+access to the parent folder could replace it. Raises EngineError if other users have access to the folder.
 """
 
 import fcntl
@@ -31,20 +30,20 @@ _RECORD = "engine.json"
 
 
 class EngineError(PgsieveError):
-    """The engine does not start, does not end, has another configuration, or has a folder that others share."""
+    """The engine does not start, does not end, has another configuration, or other users have access to its folder."""
 
 
 @dataclass(frozen=True)
 class EngineRecord:
-    """A running engine: its process, Spark's process, the token, and what it was started with."""
+    """A running engine: its process, Spark's process, the token, its fingerprint, pgsieve's version, and its start."""
 
     pid: int
     spark_pid: int
     token: str
-    #: The settings of its session; an engine with another one gives other results.
+    #: The digest of its session's settings; an engine with another fingerprint may give other results.
     fingerprint: str
     version: str
-    #: When it began to serve, in seconds since 1970.
+    #: The time at which it began to serve, in seconds since 1970.
     since: float
 
 
@@ -56,16 +55,16 @@ class EngineFolder:
 
     @property
     def address(self) -> str:
-        """The engine's address, as it is shown."""
+        """The engine's address for messages."""
         return f"unix:{self.path / SOCKET}"
 
     @property
     def log(self) -> Path:
-        """What Spark and the engine's process print."""
+        """The file with the output of Spark and of the engine's process."""
         return self.path / "engine.log"
 
     def make(self) -> None:
-        """Create the folder, for its owner only. Raises EngineError where it is another user's."""
+        """Create the folder, for its owner only. Raises EngineError if other users have access to it."""
         self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
         if self.path.stat().st_uid == os.geteuid():
             self.path.chmod(0o700)
@@ -73,16 +72,16 @@ class EngineFolder:
             return
 
     def open(self) -> int:
-        """The open folder, even if its name later belongs to another one.
+        """Open the folder; the descriptor stays valid even if another folder gets its name.
 
-        Raises EngineError where it is not only this user's, and OSError.
+        Raises EngineError if other users have access to it, and OSError.
         """
         folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         status = os.fstat(folder)
         if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
             os.close(folder)
             raise EngineError(
-                f"the engine's folder {self.path} is not this user's alone, and is not used",
+                f"other users have access to the engine's folder {self.path}, so it is not used",
                 hint="delete it; pgsieve makes it again, for its user only",
                 sqlstate="42501",
             )
@@ -90,7 +89,7 @@ class EngineFolder:
 
     @contextmanager
     def opened(self) -> Iterator[int]:
-        """The open folder within a block. See `open`."""
+        """The open folder within the block. See `open`."""
         folder = self.open()
         try:
             yield folder
@@ -108,7 +107,7 @@ class EngineFolder:
         return False
 
     def lock(self, name: str, *, shared: bool = False) -> IO[bytes] | None:
-        """The lock of a file, kept until it is closed; None where another process has it."""
+        """Lock a file until it is closed; None if another process has locked it."""
         with self.opened() as folder:
             file = os.fdopen(os.open(name, os.O_RDWR | os.O_CREAT, 0o600, dir_fd=folder), "rb")
         try:
@@ -119,7 +118,7 @@ class EngineFolder:
         return file
 
     def read(self) -> EngineRecord | None:
-        """The record of the running engine; None where none runs, or it does not serve yet."""
+        """The record of the running engine; None if none runs, or it does not serve yet."""
         with suppress(OSError, ValueError, TypeError), self.opened() as folder:
             with os.fdopen(os.open(_RECORD, os.O_RDONLY, dir_fd=folder), encoding="utf-8") as file:
                 record = EngineRecord(**json.load(file))

@@ -1,9 +1,9 @@
 """The engine's own process: starts Spark Connect, records its address, and ends it.
 
-In: the current folder, and a plan as JSON on standard input, with Spark's settings; nothing in arguments,
-which every user can read. Out: the folder's record as long as Spark serves. It ends when Spark does, on
-SIGTERM, when its folder is gone, and after an idle time without a use. That time does not count while the
-process lives for which it was started, and is over when that process has ended.
+In: the current folder, and a plan with Spark's settings, as JSON on standard input, because every user can read
+arguments. Out: the folder's record as long as Spark serves. The engine ends when Spark ends, on SIGTERM, and when its
+folder is gone. If it was started for another process, it ends with that process; otherwise after an idle time without
+a use.
 
     python -P -m pgsieve.resources.lake.engine.server < plan.json
 """
@@ -26,17 +26,16 @@ from pgsieve.resources.lake.engine.record import EngineFolder, EngineRecord
 from pgsieve.resources.lake.java.jvm import JAVA_OPTIONS, environment, files, submit_command
 from pgsieve.resources.processes import end_with_parent
 
-#: Of an engine, not of each session: it listens to this machine only, and gives back memory that it does not
-#: use.
+#: Settings of the engine, rather than of each session: it listens to this machine only, and returns unused memory.
 SERVER_SETTINGS = {
     "spark.connect.grpc.binding.address": "127.0.0.1",
-    # Sessions that never ended, such as those of a killed run.
+    # For sessions that were never ended, such as those of a killed run.
     "spark.connect.session.manager.defaultSessionTimeout": "10m",
     JAVA_OPTIONS: "-XX:+UseG1GC -XX:G1PeriodicGCInterval=60000",
 }
 _LOOK_SECONDS = 0.5
 _MAIN = "pgsieve.lake.EngineServer"
-#: The jar with that class, and what it is made of: `make java` compiles it.
+#: The jar with that class, and its source, which `make java` compiles.
 JAR, SOURCE = (Path(__file__).resolve().parent / name for name in ("pgsieve-engine.jar", "EngineServer.java"))
 _STARTED_SECONDS = 120.0
 _ENDED_SECONDS = 10.0
@@ -44,9 +43,9 @@ _ENDED_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Plan:
-    """The parameters of an engine: its fingerprint, its idle time in seconds, and the process for which it runs.
+    """The parameters of an engine: its fingerprint, its idle time in seconds, the process for which it runs.
 
-    `settings` are those of its session.
+    `settings` are Spark's settings of its session.
     """
 
     fingerprint: str
@@ -56,10 +55,10 @@ class Plan:
 
 
 def serve(folder: EngineFolder, plan: Plan) -> int:
-    """Serve until there is a reason to end; returns the exit status."""
+    """Serve until there is a reason to end; return the exit status."""
     serving = folder.lock("serving")
     if serving is None:
-        return 0  # Another engine was faster, and serves both.
+        return 0  # Another engine was faster, and serves the callers of both.
     with serving:
         folder.forget()
         token, port = secrets.token_urlsafe(32), _free_port()
@@ -99,7 +98,7 @@ def _free_port() -> int:
 
 
 def _answers(spark: subprocess.Popen[bytes], port: int) -> bool:
-    """Wait until Spark listens; False where it ended, or does not come to listen."""
+    """Wait until Spark listens; False if it ends before, or does not listen in time."""
     deadline = time.monotonic() + _STARTED_SECONDS
     while spark.poll() is None and time.monotonic() < deadline:
         if connection := connected(spark.pid, port):
@@ -110,7 +109,7 @@ def _answers(spark: subprocess.Popen[bytes], port: int) -> bool:
 
 
 def _wait(folder: EngineFolder, plan: Plan, spark: subprocess.Popen[bytes]) -> None:
-    """Return when there is a reason to end; from then on no process can begin a use."""
+    """Return when there is a reason to end; after that no process can begin a use."""
     last_use = time.monotonic()
     while spark.poll() is None and _is_there():
         unused = folder.lock("used")
@@ -127,7 +126,7 @@ def _wait(folder: EngineFolder, plan: Plan, spark: subprocess.Popen[bytes]) -> N
 def _is_there() -> bool:
     """Whether the current folder has not been deleted."""
     try:
-        return bool(os.getcwd())  # noqa: PTH109 - a Path is the same where the folder is gone
+        return bool(os.getcwd())  # noqa: PTH109 - Path.cwd does the same if the folder is gone
     except FileNotFoundError:
         return False
 

@@ -1,1 +1,1 @@
-"""Java: `jvm` starts the JVM of a session, and `login` is the agent that gives Hadoop a user without a name."""
+"""Java: `jvm` starts a session's JVM, `class_archive` speeds up its start, `login` names a user without a name."""

@@ -1,8 +1,8 @@
 """An archive of the classes that Spark loads at its start: it halves the CPU time of a JVM until its first job.
 
-In: a session's settings. Out: a file beside the jars (`pgsieve.resources.lake.jars`), made once, and the Java
+In: a session's settings. Out: a file next to the jars (`pgsieve.resources.lake.jars`), made once, and the Java
 option that names it. Java checks that the file belongs to this Java and these jars, and otherwise ignores it.
-If the file cannot be kept, pgsieve works without it.
+If the file cannot be written, pgsieve works without it.
 
 https://docs.oracle.com/en/java/javase/17/docs/specs/man/java.html#application-class-data-sharing
 """
@@ -18,23 +18,23 @@ from pathlib import Path
 
 #: A folder with the jars of another machine; by default jars are in the virtual environment.
 FOLDER_VARIABLE = "PGSIEVE_JARS"
-#: Java reports its use of an archive; its output is Spark's log.
+#: Keeps Java from reporting its use of an archive in its output, which is Spark's log.
 _SILENT = ("-Xlog:cds=off", "-Xlog:cds+dynamic=off", "-Xlog:class+path=off")
 _PROGRAM = "pgsieve.resources.lake.archived_session"
 
 
 def kept_folder() -> Path:
-    """The folder of jars and archive: PGSIEVE_JARS, else the virtual environment: a new version of Spark comes with a new one."""
+    """The folder of the jars and the archive: PGSIEVE_JARS, or otherwise the virtual environment."""
     return Path(os.environ.get(FOLDER_VARIABLE) or sys.prefix)
 
 
 def archive_file() -> Path:
-    """The path of the archive of this Java's classes, whether it exists or not."""
+    """The path of the archive of this Java's classes, even if it does not exist yet."""
     return kept_folder() / f"spark-{version('pyspark')}-{_java()}.jsa"
 
 
 def _java() -> str:
-    """Distinguishes Java installations: a digest of the program's path, size and time."""
+    """A digest that distinguishes Java installations by the program's path, size and time."""
     home = os.environ.get("JAVA_HOME")
     program = Path(home) / "bin" / "java" if home else Path(shutil.which("java") or "java")
     with suppress(OSError):
@@ -47,7 +47,7 @@ def _java() -> str:
 def options(java_options: str) -> list[str]:
     """The options that use the archive.
 
-    Empty without an archive, or where the user's `java_options` name one.
+    Empty without an archive, or if the user's `java_options` name one.
     """
     file = archive_file()
     if "SharedArchiveFile" in java_options or "ArchiveClassesAtExit" in java_options or not file.is_file():
@@ -56,12 +56,10 @@ def options(java_options: str) -> list[str]:
 
 
 def make_archive() -> bool:
-    """Start a session in a separate process, use it once, and archive its classes.
+    """Start a session in a separate process, use it once, and archive its classes, which takes half a minute.
 
-    Returns whether there is an archive now.
-
-    It takes half a minute. An incomplete archive would end the JVM, so it gets its name when all of it is on
-    disk.
+    Returns whether there is an archive now. An incomplete archive would end the JVM, so the file gets its name once all
+    of it is on disk.
     """
     file = archive_file()
     if file.is_file() or not os.access(file.parent, os.W_OK):
@@ -80,7 +78,7 @@ def make_archive() -> bool:
 
 
 def archiving_options(made: Path) -> str:
-    """The options with which a JVM writes an archive of its classes as it ends."""
+    """The options that have a JVM write an archive of its classes as it ends."""
     return " ".join((f'"-XX:ArchiveClassesAtExit={made}"', *_SILENT))
 
 
@@ -97,7 +95,7 @@ def copy_archive(folder: Path) -> None:
 
 
 def _give_name(made: Path, file: Path) -> None:
-    """Give an archive the name that Java looks for, once all of it is on disk."""
+    """Write all of an archive to disk, and then give it the name that `options` uses."""
     with made.open("rb") as written:
         os.fsync(written.fileno())
     made.replace(file)

@@ -1,10 +1,10 @@
-"""The JVM of a session that is started here: pgsieve chooses its environment and its options.
+"""The JVM of a session that this process starts, with an environment and options that pgsieve chooses.
 
 In: the settings of the session. Out: a JVM that pyspark uses, and the parameters to start another one. The
-user's shell settings (a locale, a time zone, another Spark's folder) alter no result. A machine without an
-entry in /etc/passwd, a home, or a name that resolves still works. Every user can read the arguments of a
-process, so settings and options are passed in files of the process's own folder
-(`pgsieve.resources.private_folder`). Spark's temporary files are there too.
+user's shell settings (a locale, a time zone, another Spark's folder) alter no result. The user needs no entry in
+/etc/passwd and no home, and the machine's name need not resolve. Every user can read the arguments of a process, so
+settings and options are passed in files of the process's own folder (`pgsieve.resources.private_folder`). Spark's
+temporary files are there, too.
 
 https://spark.apache.org/docs/4.1.0/configuration.html#environment-variables
 """
@@ -34,8 +34,7 @@ JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _LOCAL_DIRECTORIES = "spark.local.dir"
 _LOG_LEVEL = "spark.log.level"
 _CATALOG, _WAREHOUSE = "spark.sql.catalogImplementation", "spark.sql.warehouse.dir"
-#: Variables that alter how text is read and written, which Spark runs and how, and where it has its files;
-#: `LC_…` besides.
+#: Variables that alter the encoding of text, the Spark that runs, its mode, and its folders; also all `LC_…`.
 _ALTERING = frozenset(
     (
         "LANG",
@@ -50,26 +49,26 @@ _ALTERING = frozenset(
 )
 _QUIET = ("ERROR", "FATAL", "OFF")
 _LOG = "spark.log"
-#: The variables by which pyspark finds a running JVM.
+#: The variables that lead pyspark to a running JVM.
 _INFORMED = "_PYSPARK_DRIVER_CONN_INFO_PATH"
 _PORT, _SECRET = "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"
 _WAIT_SECONDS = 0.05
-#: How long a session may take to stop, which may ask a cluster that is gone; and then its JVM to end.
+#: How long a session may take to stop, as its cluster may be gone; and how long its JVM may take to end after that.
 _STOP_SECONDS, _END_SECONDS = 5.0, 10.0
-#: For a JVM that runs for seconds: its best compiler would cost more time at the start than it saves.
+#: For a JVM that runs for seconds: its optimising compiler would take more time than it saves.
 _SHORT_LIVED = {JAVA_OPTIONS: "-XX:TieredStopAtLevel=1"}
 
 
 class JavaEndedError(Exception):
-    """The JVM ended before it could be used, or cannot be started; the text is the last that it printed, or the reason."""
+    """The JVM ended before it could be used, or cannot be started; the text is its last output, or the reason."""
 
 
 def environment(master: str) -> dict[str, str]:
-    """The environment of a JVM that is started here for a session with this master."""
+    """The environment of a JVM that this process starts for a session with this master."""
     chosen = {name: value for name, value in os.environ.items() if not _is_altering(name, master)}
     chosen |= {"LC_ALL": "C.UTF-8", "TZ": "UTC", "TMPDIR": str(private_folder()), "HOME": _home()}
     if master.startswith("local"):
-        # Only this machine has to find it, and its own name may not resolve.
+        # Only this machine connects to it, and the machine's own name may not resolve.
         chosen = {"SPARK_LOCAL_IP": "127.0.0.1", **chosen}
     if name := _name_of_unnamed():
         chosen |= {"SPARK_USER": name, "HADOOP_USER_NAME": name}
@@ -77,23 +76,20 @@ def environment(master: str) -> dict[str, str]:
 
 
 def _is_altering(name: str, master: str) -> bool:
-    """Whether a variable is left out.
-
-    A cluster's driver may need the folder of another Spark, for its settings.
-    """
+    """Whether a variable is left out. SPARK_HOME stays for a cluster, whose settings may be in that folder."""
     return name.startswith("LC_") or (
         name in _ALTERING and (name != "SPARK_HOME" or master.startswith("local"))
     )
 
 
 def _home() -> str:
-    """The user's home, where credentials may be; a temporary folder where there is none."""
-    home = os.environ.get("HOME") or os.path.expanduser("~")  # noqa: PTH111 - a Path raises where there is none
+    """The user's home, where credentials may be; a temporary folder if the user has none."""
+    home = os.environ.get("HOME") or os.path.expanduser("~")  # noqa: PTH111 - Path.expanduser raises if there is none
     return home if Path(home).is_absolute() and os.access(home, os.X_OK) else str(private_folder())
 
 
 def _name_of_unnamed() -> str | None:
-    """A name for a user without an entry in /etc/passwd: the number. None for other users."""
+    """A name for a user without an entry in /etc/passwd: the user's number. None for other users."""
     try:
         pwd.getpwuid(os.geteuid())
     except KeyError:
@@ -102,13 +98,13 @@ def _name_of_unnamed() -> str | None:
 
 
 def files(settings: Mapping[str, str], folder: Path, own: Mapping[str, str]) -> Path:
-    """Write the parameters of a JVM into a folder of this user alone; returns the file of Spark's settings.
+    """Write the parameters of a JVM into a folder of this user alone; return the file of Spark's settings.
 
-    `own` are settings and Java options of this JVM that are not part of the session.
+    `own` are settings and Java options of this JVM besides those of the session.
     """
     temporary = private_folder()
     options = [f"-Djava.io.tmpdir={temporary}", f"-Duser.home={_home()}", "-Duser.language=en"]
-    # Otherwise Java shows the process and its command to all users, in /tmp.
+    # UsePerfData would show the process and its command to all users, in /tmp.
     options += ["-Dfile.encoding=UTF-8", "-Dsun.jnu.encoding=UTF-8", "-XX:-UsePerfData"]
     if name := _name_of_unnamed():
         options += [f"-Duser.name={name}", f"-javaagent:{AGENT}={name}"]
@@ -118,7 +114,7 @@ def files(settings: Mapping[str, str], folder: Path, own: Mapping[str, str]) -> 
     java = _written(folder / "java.options", "\n".join(map(_quoted, options)))
     written = {**settings, **own, JAVA_OPTIONS: f"-XX:VMOptionsFile={_escaped(str(java))}"}
     if not os.access(_home(), os.W_OK):
-        # Ivy takes locks even where all jars are present.
+        # Ivy writes lock files even if all jars are present.
         written = {"spark.jars.ivy": str(temporary / "ivy"), **written}
     if is_local:
         folders = (
@@ -128,7 +124,7 @@ def files(settings: Mapping[str, str], folder: Path, own: Mapping[str, str]) -> 
             str(private_folder(base.strip())) for base in folders.split(",")
         )
         if settings.get(_CATALOG) != "hive":
-            # Nothing is put there, but Spark makes it: in the current folder, where nothing else is said.
+            # Spark creates this folder, although it stays empty, and by default in the current folder.
             written = {_WAREHOUSE: str(temporary / "warehouse"), **written}
     return _written(folder / "spark.conf", properties(written))
 
@@ -142,18 +138,18 @@ def _written(file: Path, text: str) -> Path:
 
 
 def _quoted(option: str) -> str:
-    """An option in the form of a JVM options file, which has no escapes."""
+    """An option in the format of a JVM options file, which has no escapes."""
     quote = "'" if '"' in option else '"'
     return f"{quote}{option}{quote}"
 
 
 def _escaped(text: str) -> str:
-    """A part of `spark.driver.extraJavaOptions`, which Spark splits at blanks."""
+    """A text as one part of `spark.driver.extraJavaOptions`, which Spark splits at blanks."""
     return '"' + text.replace("\\", r"\\").replace('"', r"\"") + '"'
 
 
 def properties(settings: Mapping[str, str]) -> str:
-    """A properties file as Java reads it."""
+    """The text of a Java properties file."""
     special = {"\\": r"\\", "\n": r"\n", "\r": r"\r", "\t": r"\t"} | {c: f"\\{c}" for c in " =:#!"}
 
     def escaped(text: str) -> str:
@@ -168,7 +164,7 @@ def _utf16(character: str) -> str:
 
 
 def submit_command(master: str) -> str:
-    """Spark's script that starts a JVM: that of pyspark's own Spark, or for a cluster that of SPARK_HOME."""
+    """Spark's script that starts a JVM, from pyspark's own Spark, or for a cluster from SPARK_HOME."""
     import pyspark
 
     own = Path(pyspark.__file__).parent
@@ -181,22 +177,22 @@ def submit_command(master: str) -> str:
 
 
 def session(settings: Mapping[str, str], end_seconds: float = _END_SECONDS) -> "SparkSession":
-    """The session of this process, in a JVM that is started for it, or in the JVM that pyspark already uses.
+    """The session of this process, in the JVM that pyspark already uses, or else in a new one.
 
-    `end_seconds` is how long the JVM may take to end; it ends with this process. Raises JavaEndedError where
-    the JVM ends, and pyspark's errors where there is no session.
+    The JVM ends with this process, and may take `end_seconds` for it. Raises JavaEndedError if the JVM ends early, and
+    pyspark's errors if the session does not start.
     """
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    # Another working folder than the configured one.
+    # This variable would choose another Spark than the configured master.
     os.environ.pop("SPARK_REMOTE", None)
     builder = SparkSession.builder
     for key, value in settings.items():
-        # The JVM has received these in another form.
+        # The JVM gets these in another form.
         if key not in {JAVA_OPTIONS, _LOCAL_DIRECTORIES}:
             builder = builder.config(key, value)
-    if SparkContext._gateway is not None:  # noqa: SLF001 - pyspark has no other word for it
+    if SparkContext._gateway is not None:  # noqa: SLF001 - pyspark has no public name for it
         return builder.getOrCreate()
     with _gateway(settings, end_seconds):
         return builder.getOrCreate()
@@ -204,20 +200,20 @@ def session(settings: Mapping[str, str], end_seconds: float = _END_SECONDS) -> "
 
 @contextmanager
 def _gateway(settings: Mapping[str, str], end_seconds: float) -> Iterator[None]:
-    """A JVM that pyspark finds within the block, as if spark-submit had started Python.
+    """Start a JVM that pyspark uses within the block, as if spark-submit had started Python.
 
-    It ends with this process.
+    The JVM ends with this process.
     """
     master, folder = settings["spark.master"], private_folder()
-    # Spark's launcher breaks characters beyond these (parseOptionString() in CommandBuilderUtils.java).
+    # Spark's launcher breaks characters above U+FFFF (parseOptionString() in CommandBuilderUtils.java).
     if max(str(folder)) > "\uffff":
         raise JavaEndedError(
-            f"Spark cannot use the temporary folder {folder}: set TMPDIR to one of usual characters"
+            f"Spark cannot use the temporary folder {folder}: set TMPDIR to a folder without characters above U+FFFF"
         )
     configured, gateway = files(settings, folder, _SHORT_LIVED), folder / "gateway"
     gateway.unlink(missing_ok=True)
     with (folder / _LOG).open("wb") as file:
-        # It may quote values: it reaches the terminal only where more than errors is requested.
+        # The log may quote values of cells. It goes to the terminal only if the user requests more than errors.
         log = file if settings.get(_LOG_LEVEL, "") in _QUIET else None
         process = subprocess.Popen(  # noqa: S603 - Spark's own script, no shell
             [
@@ -225,11 +221,11 @@ def _gateway(settings: Mapping[str, str], end_seconds: float) -> Iterator[None]:
                 *shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell")),
             ],
             env=environment(master) | {"SPARK_CONNECT_MODE": "0", _INFORMED: str(gateway)},
-            # The JVM ends when this is closed: with this process, however that ends.
+            # The JVM ends when this pipe is closed, so it ends with this process, even by SIGKILL.
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
-            # Ctrl-C goes to this process, which then ends the JVM.
+            # Ctrl-C must reach only this process, which then ends the JVM.
             start_new_session=True,
         )
     atexit.register(_end, process, end_seconds)
@@ -246,7 +242,7 @@ def _gateway(settings: Mapping[str, str], end_seconds: float) -> Iterator[None]:
 
 
 def _address(answer: bytes) -> tuple[int, str]:
-    """The address and the secret of a gateway, from an int, a length in network byte order, and text."""
+    """The port and the secret of a gateway, from two ints in network byte order (port, length) and the secret."""
     port, length = struct.unpack_from(">ii", answer)
     return port, answer[8 : 8 + length].decode()
 
@@ -254,13 +250,13 @@ def _address(answer: bytes) -> tuple[int, str]:
 def _end(process: "subprocess.Popen[bytes]", seconds: float) -> None:
     """End the JVM with this process.
 
-    Its session first, as otherwise pyspark's threads report that the JVM is gone.
+    The session ends first, as pyspark's threads would otherwise report that the JVM is gone.
     """
     from pyspark import SparkContext
 
     assert process.stdin is not None
     with suppress(Exception), limited(_STOP_SECONDS):
-        if (context := SparkContext._active_spark_context) is not None:  # noqa: SLF001 - the one of this process
+        if (context := SparkContext._active_spark_context) is not None:  # noqa: SLF001 - no public name
             context.stop()
     with suppress(Exception), limited(_STOP_SECONDS):
         # Otherwise the garbage collector would send requests to a JVM that is gone.
@@ -274,7 +270,7 @@ def _end(process: "subprocess.Popen[bytes]", seconds: float) -> None:
 
 
 def _last_words(log: Path) -> str:
-    """The most informative line of a log: the first that names an error, else the last one."""
+    """The most informative line of a log: the first that names an error, or else the last."""
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.is_file() else []
-    telling = [line.strip() for line in lines if "rror" in line or "xception" in line]
-    return [*telling[:1], *lines[-1:], "the JVM ended and printed nothing"][0][:300]
+    errors = [line.strip() for line in lines if "rror" in line or "xception" in line]
+    return [*errors[:1], *lines[-1:], "the JVM ended and printed nothing"][0][:300]

@@ -1,6 +1,6 @@
-"""The user of a JVM whose user id has no name: a Java agent, and the jar made of it.
+"""A Java agent that gives Hadoop a user name if the user id has none.
 
-Out: the jar's path. Its source is `LoginUser.java`; `make java` compiles it.
+Out: the path of the agent's jar. Its source is `LoginUser.java`; `make java` compiles it.
 """
 
 from pathlib import Path

@@ -1,8 +1,8 @@
-"""The active profile of AWS' tools: ~/.aws/config and ~/.aws/credentials -> a server, a region, keys.
+"""The active profile of AWS' tools, from ~/.aws/config and ~/.aws/credentials: a server, a region, keys.
 
-In: the environment, which names the profile and the files. Out: the profile's settings. Credentials that have
-to be requested, such as those of a role or of single sign-on, are left to the engines. A file in another
-format has no settings. Raises nothing, and shows no secret: they are in no repr.
+In: the environment, which names the profile and the files. Out: the profile's settings. The engines themselves
+request credentials such as those of a role or of single sign-on. A file in another format has no settings. Raises
+nothing. No repr shows a secret.
 
 https://docs.aws.amazon.com/sdkref/latest/guide/file-format.html
 https://docs.aws.amazon.com/sdkref/latest/guide/feature-ss-endpoints.html
@@ -14,26 +14,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 _KEY, _SECRET, _TOKEN = "aws_access_key_id", "aws_secret_access_key", "aws_session_token"
-#: Settings that refer elsewhere for credentials, and take precedence over keys beside them.
+#: Settings for credentials that have to be requested, and that take precedence over keys in the same profile.
 _ROLES = ("role_arn", "sso_session", "sso_start_url", "sso_account_id", "sso_role_name")
-#: The same, with less precedence than such keys.
+#: Settings for credentials that have to be requested, over which keys take precedence.
 _OTHERS = ("credential_process", "login_session", "web_identity_token_file")
-#: The settings that make tools ignore endpoints in the files: in the environment, and in a file.
+#: The variable that makes tools ignore endpoints in the files.
 _IGNORED = "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS"
 _ENDPOINT = "endpoint_url"
 
 
 @dataclass(frozen=True)
 class AwsProfile:
-    """A profile as the files have it."""
+    """The settings of a profile."""
 
-    #: The server with S3's interface; None where the files name none, or are to be ignored.
+    #: The server with S3's interface; None if the files name none, or tools have to ignore it.
     endpoint: str | None = None
     region: str | None = None
-    #: By their names in the files: the key, its secret and, where there is one, its token; empty where they
-    #: have to be requested.
+    #: The key, its secret and perhaps its token, by their names in the files; empty if they have to be requested.
     keys: Mapping[str, str] = field(default_factory=dict, repr=False)
-    #: Whether it has credentials, or says where they come from.
+    #: Whether the profile has credentials, or settings to request them.
     has_credentials: bool = False
 
     @property
@@ -43,7 +42,7 @@ class AwsProfile:
 
     @property
     def ends(self) -> bool:
-        """Whether the keys are valid for some hours, and then replaced in the file."""
+        """Whether the keys expire after some hours, when a tool writes new ones into the file."""
         return _TOKEN in self.keys
 
     @classmethod
@@ -72,7 +71,7 @@ def _keys(settings: Mapping[str, str]) -> dict[str, str]:
 def _endpoint(
     settings: Mapping[str, str], config: Mapping[str, Mapping[str, str]], environ: Mapping[str, str]
 ) -> str | None:
-    """The server that a profile names: that of S3 takes precedence over that of all services."""
+    """The server that a profile names; S3's own endpoint takes precedence over the endpoint of all services."""
     ignored = environ.get(_IGNORED) or settings.get("ignore_configured_endpoint_urls") or ""
     if ignored.lower() == "true":
         return None
@@ -90,14 +89,14 @@ def _file(environ: Mapping[str, str], variable: str, name: str) -> Path | None:
     """The path of one of the files; None without a home."""
     home = environ.get("HOME")
     if named := environ.get(variable):
-        # AWS' tools expand `~`, which a shell leaves as it is within quotes.
+        # AWS' tools expand `~`, which a shell does not within quotes.
         is_at_home = home and (named == "~" or named.startswith("~/"))
         return Path(f"{home}{named[1:]}" if is_at_home else named)
     return Path(home, ".aws", name) if home else None
 
 
 def _sections(file: Path | None) -> dict[str, dict[str, str]]:
-    """A file's settings by section; a section name of a type and a name has one space between them."""
+    """A file's settings by section; in the result one space separates a section's type and name."""
     parser = RawConfigParser(
         delimiters=("=",), inline_comment_prefixes=("#", ";"), strict=False, empty_lines_in_values=False
     )

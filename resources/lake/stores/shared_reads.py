@@ -1,8 +1,8 @@
-"""Shares reads of row groups among readers that follow each other: each subscription reads the whole change log.
+"""Shares reads of row groups among successive readers, since each subscription reads the whole change log.
 
-In: a reading, by a key with all that it depends on. Out: its result, computed once as long as there is room.
-The first results are kept, as later readers read in the same order. Raises the reading's errors. A Python
-worker of Spark keeps its own results, for the readers of the same part, and for the next task of the same run.
+In: a function that reads, and a key with all that its result depends on. Out: the result, cached as long as there is
+room. The first results stay in the cache, as later readers read in the same order. Raises the function's errors. A
+Python worker of Spark has its own cache, for the readers of the same part, and for the next task of the same run.
 """
 
 from collections.abc import Callable, Hashable, Iterator
@@ -15,14 +15,14 @@ import pyarrow as pa
 
 from pgsieve.resources.context import assigned
 
-#: This many bytes are kept by a run, and by each of Spark's Python workers.
+#: The size of the cache of a run, and of each Python worker of Spark.
 BYTES, WORKER_BYTES = 256 * 1024 * 1024, 64 * 1024 * 1024
 
 
 class SharedReads:
-    """Batches by their keys, up to a total size.
+    """A cache of batches by their keys, up to a total size.
 
-    Where it is sent by `name`, the receiving process has one of its own of that name.
+    If it is sent to another process, that process uses its own cache of the same `name`.
     """
 
     def __init__(self, room: int = BYTES, name: str | None = None) -> None:
@@ -31,7 +31,7 @@ class SharedReads:
         self._lock = Lock()
 
     def get(self, key: Hashable, make: Callable[[], pa.RecordBatch]) -> pa.RecordBatch:
-        """The batch of a key: the kept one, or a new one."""
+        """The batch of a key, from the cache or from `make`."""
         with self._lock:
             kept = self._kept.get(key)
         if kept is not None:
@@ -44,7 +44,7 @@ class SharedReads:
         return made
 
     def make_room(self) -> None:
-        """Let everything go where less than half of the room is left: from now on others are read."""
+        """Empty the cache if less than half of the room is left, as the next readers read other row groups."""
         with self._lock:
             if self._room < self._whole // 2:
                 self._room = self._whole
@@ -55,7 +55,7 @@ class SharedReads:
 
 
 def _of_worker(name: str | None) -> SharedReads:
-    """Shared reads of a name in the calling process; those of the name before are let go."""
+    """The calling process' cache of a name; a new name replaces the earlier cache."""
     if name is None:
         return SharedReads(0)
     if name not in _BY_NAME:
@@ -68,7 +68,7 @@ _BY_NAME: dict[str, SharedReads] = {}
 
 
 def begin_part() -> None:
-    """Make room in a Python worker, whose next readers read another part of the row groups."""
+    """Make room in the cache of a Python worker, whose next readers read another part of the row groups."""
     for reads in _BY_NAME.values():
         reads.make_room()
 
@@ -78,11 +78,11 @@ _SHARED: ContextVar[SharedReads | None] = ContextVar("reads", default=None)
 
 @contextmanager
 def reads_shared() -> Iterator[None]:
-    """Within the block, and the same thread of work, row groups that are read are kept for the next reader."""
+    """Cache row groups for the next reader within the block, and in the threads that continue its context."""
     with assigned(_SHARED, SharedReads(name=uuid4().hex)):
         yield
 
 
 def shared_reads() -> SharedReads:
-    """The shared reads of the enclosing block; outside of one nothing is kept."""
+    """The cache of the enclosing block; outside of one it has no room."""
     return _SHARED.get() or SharedReads(0)

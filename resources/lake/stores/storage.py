@@ -1,12 +1,12 @@
-"""Where a lake is and how each engine reaches it: an address and options -> delta-rs's options and Spark's settings.
+"""A lake's address and options, and from these delta-rs's options and Spark's settings.
 
-In: `lake` and `storage` of pgsieve.yaml. Out: one address that both engines read, the settings of each, and
-whether several writers may commit there at once. Missing options are left to the platform's usual way
-(environment, profile, role of the machine); an engine gets what it would not find by itself. Raises
-EndpointError where a server's address is invalid, and shows no secret: they are in no repr.
+In: `lake` and `storage` of pgsieve.yaml. Out: one address that both engines read, the settings of each engine, and
+whether several writers may commit there at once. Missing options come from the platform's usual sources (environment,
+profile, role of the machine). If an engine does not read such a source, it gets the options from here. Raises
+EndpointError if a server's address is invalid. No repr shows a secret.
 
 https://hadoop.apache.org/docs/r3.4.2/hadoop-aws/tools/hadoop-aws/index.html (S3A's settings)
-https://hadoop.apache.org/docs/r3.4.2/hadoop-azure/abfs.html (those of ABFS)
+https://hadoop.apache.org/docs/r3.4.2/hadoop-azure/abfs.html (ABFS' settings)
 https://docs.rs/object_store/latest/object_store/ (delta-rs' options)
 """
 
@@ -21,7 +21,7 @@ from pgsieve.resources.lake.stores import log_store
 from pgsieve.resources.lake.stores.aws_profile import AwsProfile
 from pgsieve.resources.passwords import remember
 
-#: By platform: its schemes, and the options that `storage` may have.
+#: The platform of each scheme, and the options that `storage` may have on each platform.
 SCHEMES = {"s3": "s3", "s3a": "s3", "abfs": "azure", "abfss": "azure", "gs": "gs"}
 OPTIONS: dict[str, tuple[str, ...]] = {
     "s3": ("endpoint", "region", "access_key_id", "secret_access_key", "session_token", "path_style"),
@@ -30,17 +30,17 @@ OPTIONS: dict[str, tuple[str, ...]] = {
 }
 #: Options that no message may show.
 SECRETS = ("secret_access_key", "session_token", "account_key", "sas_token", "client_secret")
-#: Schemes of file systems with atomic renames: Spark's commits are safe there beside those of other Sparks.
+#: Schemes of file systems with atomic renames, where commits of several Spark applications are safe.
 _ATOMIC = {"file", "hdfs", "viewfs"}
 
-#: S3A's own chain knows neither profiles nor the token of a web identity.
+#: The SDK's chain of credential providers; S3A's own lacks profiles and the token of a web identity.
 _SDK_CHAIN = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
 _KEYS = "org.apache.hadoop.fs.s3a.{}AWSCredentialsProvider"
 _TOKENS = "org.apache.hadoop.fs.azurebfs.oauth2.{}TokenProvider"
 _DEFAULT_REGION = "us-east-1"
-#: Variables that name another server than S3 itself: Spark gets what delta-rs reads of them.
+#: Variables that name another server than S3 itself. delta-rs reads them; Spark gets the server from here.
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
-#: Variables from which delta-rs and obstore take a token for whatever keys they have, in any letter case.
+#: Variables from which delta-rs and obstore take a token, even if their keys come from elsewhere; in any letter case.
 _TOKEN_NAMES = {"AWS_SESSION_TOKEN", "AWS_TOKEN"}
 #: Variables with credentials that take precedence over those of a profile.
 _BEFORE_PROFILES = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE")
@@ -54,19 +54,19 @@ _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # Two letters at least.
 
 
 def is_uri(lake: str) -> bool:
-    """Whether a lake is at a URI, and not in a folder."""
+    """Whether a lake is at a URI, rather than in a folder."""
     return bool(_URI.match(lake))
 
 
-#: Parts of a path at a URI that an engine misreads, or that the two engines write in different ways.
+#: Characters in the path of a URI that an engine misreads, or that the two engines write differently.
 _AMBIGUOUS = re.compile(r"""[%?#*\\^`"<>|{}\[\]\x00-\x1f\x7f]""")
-#: Parts of a folder that delta-rs turns into another path, or into none.
+#: Parts of a folder's path that delta-rs misreads or refuses.
 _AMBIGUOUS_IN_FOLDERS = re.compile(r"%[0-9A-Fa-f]{2}|[\\^|\[\]\x00-\x1f\x7f]")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def misread(lake: str) -> tuple[str, str] | None:
-    """Why the engines would not take an address for the same place, and what to do; None where they do.
+    """Why the engines would disagree about an address, and the remedy; None if they agree.
 
     The message shows only single characters of the address, as it may have credentials.
     """
@@ -85,30 +85,29 @@ def misread(lake: str) -> tuple[str, str] | None:
         hint = (
             f"write it as {scheme}://BUCKET/PATH; credentials and the server's address belong into `storage`"
         )
-        return "has no bucket, or something else beside its name", hint
+        return "has no bucket, or more than a bucket's name before the path", hint
     if match := _AMBIGUOUS.search(path):
         return (
-            f"has {match[0]!r} in its path, which not every engine takes for a part of a name",
+            f"has {match[0]!r} in its path, which not every engine reads as a part of a name",
             "take another path",
         )
     if {"", ".", ".."} & set(path.rstrip("/").split("/")) and path.strip("/"):
         return (
-            "has an empty part of its path, or one of dots alone",
+            "has an empty part in its path, or a part of dots alone",
             "write each folder's name between single slashes",
         )
     return None
 
 
 _LAST_PORT = 65535
-#: A server's address that both engines accept: a name or number, perhaps a port, and perhaps a path above the
-#: buckets.
+#: A server's address that both engines accept: a host, perhaps a port, and perhaps a path above the buckets.
 _SERVER = re.compile(
     r"(?i)https?://(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::(?P<port>\d{1,5}))?(?:/[a-z0-9._~%/-]*)?"
 )
 
 
 def misread_endpoint(endpoint: str) -> tuple[str, str] | None:
-    """Why an address is not that of a server with S3's interface, and what to do; None where it is.
+    """Why an address cannot be that of a server with S3's interface, and the remedy; None if it can.
 
     The message shows nothing of the address, as it may have credentials.
     """
@@ -146,45 +145,45 @@ class Storage:
     def of(
         cls, lake: str, options: Mapping[str, str] | None = None, *, only_spark: bool = False
     ) -> "Storage":
-        """The storage of a lake in the configuration; S3's address gets the form that both engines accept."""
+        """The storage of a lake in the configuration; an address of S3 gets the form that both engines accept."""
         address = lake.rstrip("/") or lake
         return cls(re.sub(r"(?i)^s3a?://", "s3a://", address), options or {}, only_spark=only_spark)
 
     def beside(self, address: str) -> "Storage":
-        """The storage of another address: with the same options where it is in the same store, else as `storage_of` has it."""
+        """The storage of another address, with the same options in the same store, and by `storage_of` elsewhere."""
         other = Storage.of(address, self.options, only_spark=self.only_spark)
         same = urlsplit(other.address)[:2] == urlsplit(self.address)[:2]
         return other if same else storage_of(address)
 
     @property
     def scheme(self) -> str:
-        """The scheme of the address; `file` where it is a path."""
+        """The scheme of the address; `file` if it is a path."""
         return urlsplit(self.address).scheme.lower() if is_uri(self.address) else "file"
 
     @property
     def platform(self) -> str | None:
-        """`s3`, `azure` or `gs`; None where no platform's options apply."""
+        """`s3`, `azure` or `gs`; None if no platform's options apply."""
         return SCHEMES.get(self.scheme)
 
     @property
     def folder(self) -> str | None:
-        """The folder on this machine; None where it is elsewhere."""
+        """The folder on this machine; None if the lake is elsewhere."""
         return None if is_uri(self.address) else self.address
 
     @property
     def by_delta_rs(self) -> bool:
-        """Whether delta-rs reads and writes there, beside Spark; at `file://` only Spark does."""
+        """Whether delta-rs reads and writes there, besides Spark; at `file://` only Spark does."""
         return not self.only_spark and (self.folder is not None or self.platform is not None)
 
     @property
     def is_safe(self) -> bool:
-        """Whether the store keeps the first of two commits of one version, whichever engine makes them."""
+        """Whether the store keeps the first of two commits of one version, from either engine."""
         return self.platform is not None or self.scheme in _ATOMIC
 
     def endpoint(self, environ: Mapping[str, str] = os.environ) -> str | None:
-        """The address of S3's interface, where the options, the environment or a profile name one.
+        """The address of the server with S3's interface, if the options, the environment or a profile name one.
 
-        Raises EndpointError where that is not a server's: with some such addresses delta-rs panics.
+        Raises EndpointError if it cannot be a server's address, since delta-rs panics with some of these.
         """
         if self.platform != "s3":
             return None
@@ -198,14 +197,14 @@ class Storage:
         return endpoint
 
     def imitates_s3(self, environ: Mapping[str, str] = os.environ) -> bool:
-        """Whether the store has S3's interface and is not S3 itself, whose conditions are documented."""
+        """Whether the store has S3's interface but is not S3 itself, whose conditional writes are documented."""
         endpoint = self.endpoint(environ)
         return endpoint is not None and not _S3_ITSELF.search(urlsplit(endpoint).hostname or "")
 
     def _by_path(self, environ: Mapping[str, str]) -> str | None:
-        """Whether the bucket is in the path, and not in the host's name; None where an engine may choose.
+        """Whether the bucket is in the path, and not in the host's name; None if an engine may choose.
 
-        A server addressed by number has no names below it, whatever the settings say.
+        An IP address cannot have a bucket in the host's name, whatever the settings say.
         """
         endpoint = self.endpoint(environ)
         if endpoint and _NUMBER.fullmatch(urlsplit(endpoint).hostname or ""):
@@ -213,12 +212,12 @@ class Storage:
         return self.options.get("path_style") or ("true" if endpoint else None)
 
     def _endpoint_with_bucket(self, endpoint: str) -> str:
-        """A server's address whose host begins with the bucket, as it may already do."""
+        """A server's address with the bucket before the host; the given address may have it already."""
         parts = urlsplit(self._endpoint_without_bucket(endpoint))
         return parts._replace(netloc=f"{self._bucket}.{parts.netloc}").geturl()
 
     def _endpoint_without_bucket(self, endpoint: str) -> str:
-        """A server's address with the common host of all buckets, where each has a host of its own."""
+        """A server's address without the bucket before the host."""
         parts = urlsplit(endpoint)
         return parts._replace(netloc=parts.netloc.removeprefix(f"{self._bucket}.")).geturl()
 
@@ -227,16 +226,16 @@ class Storage:
         return urlsplit(self.address).netloc
 
     def delta_rs_options(self, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-        """delta-rs's options; it takes others from the environment and the machine by itself."""
+        """delta-rs's options; delta-rs itself reads others from the environment and the machine."""
         option = self.options.get
         if self.platform == "s3":
             endpoint, by_path = self.endpoint(environ), self._by_path(environ)
             if endpoint and by_path == "false":
-                # Here delta-rs adds no bucket to the host.
+                # delta-rs does not add the bucket to the host of an endpoint.
                 endpoint = self._endpoint_with_bucket(endpoint)
             options = {
                 "aws_endpoint_url": endpoint,
-                # This takes precedence over the former, and in the environment over what is set here.
+                # This takes precedence over the former option. Without it a variable of the environment would count.
                 "aws_endpoint_url_s3": endpoint,
                 "aws_region": option("region"),
                 "aws_access_key_id": option("access_key_id"),
@@ -248,7 +247,7 @@ class Storage:
             if (endpoint or "").lower().startswith("http://"):
                 options["aws_allow_http"] = "true"
             if by_path is not None:
-                # The environment may set another value, which Spark does not read.
+                # Override a variable of the environment, which Spark does not read.
                 options["aws_virtual_hosted_style_request"] = "false" if by_path == "true" else "true"
         elif self.platform == "azure":
             options = {
@@ -263,10 +262,10 @@ class Storage:
         return {name: value for name, value in options.items() if value is not None}
 
     def _of_a_profile(self, environ: Mapping[str, str], endpoint: str | None) -> dict[str, str]:
-        """What delta-rs would not find in a profile by itself: it reads none where an endpoint is given.
+        """The options from a profile. delta-rs itself reads no profile if an endpoint is given.
 
-        Keys are given in any case, for other users of delta-rs's options. But a token expires, and where
-        delta-rs reads the profile itself, it reads it again.
+        The keys are passed even without an endpoint, as other libraries use these options, too. Only keys that expire are
+        left to delta-rs then, because it rereads them.
         """
         profile, options = AwsProfile.of(environ), {}
         if profile.region and not self._region(environ):
@@ -283,7 +282,7 @@ class Storage:
     def spark_settings(self, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
         """The settings of Spark's file system.
 
-        For a lake without `storage`, what Spark would not find by itself.
+        For a lake without `storage`, these are the settings that Spark would not find by itself.
         """
         if self.platform == "s3":
             settings = self._s3a(environ)
@@ -339,34 +338,31 @@ class Storage:
         }
 
     def log_store_settings(self) -> dict[str, str]:
-        """The log store with which a session commits there; Delta's own are right except for S3."""
+        """The setting of the log store with which a session commits there; only S3 needs another than Delta's."""
         return {log_store.SETTING: log_store.CLASS} if self.platform == "s3" else {}
 
 
-#: Dagster shows the fields of resources, so the options of a lake's storage are kept apart from them, by
-#: address.
+#: The storages of lakes, by address. They are no fields of a Dagster resource, as Dagster shows these.
 _declared: dict[str, Storage] = {}
 
 
 def declare(storage: Storage) -> None:
-    """Let this process use a lake with these options, and let no text show its secrets."""
+    """Declare the options of a lake for this process, and keep their secrets out of messages."""
     remember(*(storage.options.get(name) for name in SECRETS))
     _declared[storage.address] = storage
 
 
 def storage_of(address: str) -> Storage:
-    """The storage of a lake: as it was declared, or else by its address alone."""
+    """The declared storage of a lake, or else the storage by its address alone."""
     return _declared.get(address) or Storage.of(address)
 
 
 def keep_token_out(options: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> None:
-    """Keep delta-rs and obstore from sending an empty token, or one that belongs to other keys.
+    """Keep delta-rs and obstore from sending an empty token, or a token that belongs to other keys.
 
-    A token of this process's environment may belong to another place than the keys in the options.
-
-    Nothing among their options says that there is no token: an empty one is sent as such, which S3 refuses. So the variable is taken
-    from what they read, which is the environment as the system has it. Python's own copy keeps it, and with it the JVM and the commands
-    that are given that copy: there the token may be needed with the keys beside it.
+    A token in the environment may belong to other keys than those in the options, and no option turns the token off: S3
+    refuses an empty token. So the variable is removed from the process' own environment, which these libraries read.
+    `os.environ` keeps it. The JVM and commands get that copy, because they may need the token with the environment's keys.
     """
     if options.get("aws_session_token"):
         return

@@ -1,8 +1,8 @@
 """The files of a lake, in a folder of this machine or on an object store, as pyarrow reads and writes them.
 
-In: full paths, as Delta and Spark have them. Out: pyarrow's access to them. An object store is reached as
-delta-rs reaches it, with the same options, so that there is one way to give credentials. It is sent to
-executors, which need `deltalake` for a lake on an object store. Raises OSError.
+In: full paths, as in Delta and Spark. Out: pyarrow's access to the files. An object store is reached with delta-rs's
+options, so that credentials are given only once. A `Store` is sent to executors, which need `deltalake` for a lake on
+an object store. Raises OSError.
 """
 
 from collections import defaultdict
@@ -34,20 +34,20 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Store:
-    """Where the files of a lake are; `options` are delta-rs's for it."""
+    """The place of a lake's files; `options` are delta-rs's."""
 
     options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    #: Opens the objects of the store that has a path, for object stores that delta-rs reaches; None on executors.
+    #: Opens the objects of a path's store, for object stores that delta-rs reaches; None on executors.
     objects: Callable[[str], "Objects | None"] | None = field(default=None, repr=False, compare=False)
     #: The file systems by their roots; each has its own connections.
     _systems: dict[str, pafs.FileSystem] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Keep out a token of the environment, also on an executor, whose environment is another one."""
+        """Keep out a token of the environment, also of an executor's environment."""
         keep_token_out(dict(self.options))
 
     def __reduce__(self) -> tuple[type["Store"], tuple[tuple[tuple[str, str], ...]]]:
-        """Send executors the options alone: connections, and objects that have them, cannot be sent."""
+        """Send executors only the options, because connections cannot be sent."""
         return Store, (self.options,)
 
     @classmethod
@@ -78,25 +78,25 @@ class Store:
         return ObjectFiles(root, dict(self.options), objects)
 
     def reaches(self, path: str) -> bool:
-        """Whether pyarrow reads and writes the files of a path; elsewhere only Spark does."""
+        """Whether pyarrow can read and write the files of a path; otherwise only Spark can."""
         storage = Storage.of(path)
         return storage.scheme == "file" or storage.platform is not None
 
     def has(self, path: str) -> bool:
-        """Whether there is a file."""
+        """Whether a file exists."""
         if not is_uri(path):
             return Path(path).exists()
         files, inner = self.system(path)
         return bool(files.get_file_info(inner).type == pafs.FileType.File)
 
     def written_at(self, path: str) -> int | None:
-        """When a file was written, in nanoseconds; None where there is none, or the store does not say."""
+        """The time at which a file was written, in nanoseconds; None if it does not exist, or the store does not say."""
         files, inner = self.system(path)
         written: int | None = files.get_file_info(inner).mtime_ns
         return written
 
     def stamp(self, path: str) -> tuple[int | None, int] | None:
-        """Distinguishes files with the same name: time and size; None where there is none."""
+        """Time and size, which distinguish files with the same name; None if the file does not exist."""
         files, inner = self.system(path)
         file = files.get_file_info(inner)
         return (file.mtime_ns, file.size) if file.type == pafs.FileType.File else None
@@ -106,8 +106,8 @@ class Store:
     ) -> pa.Table:
         """The rows of a Parquet file that fulfil an expression, with all or some of its columns.
 
-        A file that delta-rs has rewritten (DELETE, MERGE) may ask for its text to be read as views, which
-        Arrow cannot filter.
+        A file that delta-rs has rewritten (DELETE, MERGE) may declare its text as string views, which Arrow cannot filter.
+        So text is read as plain strings.
         """
         fragment = self._fragment(path)
         dataset = ds.FileSystemDataset([fragment], without_views(fragment.physical_schema), fragment.format)
@@ -122,18 +122,18 @@ class Store:
     def readers(self, groups: Iterable["RowGroup"]) -> Iterator[tuple["RowGroup", "Reader"]]:
         """Some row groups, one after the other, each with a function that reads columns of its rows.
 
-        A column may be a field of a struct ("new.id"): the other fields are not read, as a dataset would do.
+        A column may be a field of a struct ("new.id"). Then the other fields are not read, as they would be by a dataset.
         """
         for path, of_file in groupby(groups, key=attrgetter("file")):
             with ExitStack() as stack:
-                # Opened only where something is read of it.
+                # Open the file only when a row group is read.
                 opened = cache(partial(stack.enter_context, self._parquet(path)))
                 for group in of_file:
                     yield group, partial(_read_group, opened, group.number)
 
     @contextmanager
     def prefetched(self, groups: Sequence["RowGroup"], items: Iterable[T]) -> Iterator[Iterator[T]]:
-        """The results of row groups; on a distant store the next one is fetched meanwhile."""
+        """The results of row groups; on an object store the next one is prefetched."""
         if groups and not isinstance(self.system(groups[0].file)[0], pafs.LocalFileSystem):
             with prefetched(items, 1) as fetched:
                 yield fetched
@@ -148,7 +148,7 @@ class Store:
     @contextmanager
     def _parquet(self, path: str) -> Iterator[pq.ParquetFile]:
         files, inner = self.system(path)
-        # On a distant store the columns of a row group are fetched in few parallel requests.
+        # pre_buffer fetches the columns of a row group from an object store in few parallel requests.
         with (
             files.open_input_file(inner) as stream,
             pq.ParquetFile(stream, pre_buffer=not isinstance(files, pafs.LocalFileSystem)) as file,
@@ -158,9 +158,9 @@ class Store:
     def batches(
         self, path: str, schema: pa.Schema, groups: Sequence[int] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """The rows of a Parquet file, or of its row groups of these numbers, a batch at a time, with the columns of a schema.
+        """The rows of a Parquet file, or of its row groups with these numbers, batch by batch.
 
-        Columns that the file lacks are NULL.
+        They have the columns of `schema`; columns that the file lacks are NULL.
         """
         if is_shadowed(schema.names):
             yield from self._batches_of_file(path, schema, groups)
@@ -169,7 +169,7 @@ class Store:
         if groups is not None:
             fragment = fragment.subset(row_group_ids=list(groups))
         dataset = ds.FileSystemDataset([fragment], schema, fragment.format)
-        # The default prefetches batches with up to gigabytes of rows.
+        # By default Arrow would prefetch up to gigabytes of rows.
         yield from dataset.to_batches(batch_readahead=2, fragment_readahead=1)
 
     def _fragment(self, path: str) -> ds.ParquetFileFragment:
@@ -179,9 +179,9 @@ class Store:
         return ds.ParquetFileFormat().make_fragment(inner, filesystem=files)
 
     def _whole(self, path: str) -> pa.Buffer | None:
-        """A small file of a store, which a dataset would open more than once.
+        """The bytes of a small file on a store, because a dataset would open the file more than once.
 
-        None for any other, and on an executor.
+        None for other files, and on an executor.
         """
         objects = self.objects(path) if self.objects is not None and is_uri(path) else None
         if objects is None:
@@ -192,7 +192,7 @@ class Store:
     def _batches_of_file(
         self, path: str, schema: pa.Schema, groups: Sequence[int] | None
     ) -> Iterator[pa.RecordBatch]:
-        """The same, without a dataset: whole rows are decoded."""
+        """The same as `batches`, without a dataset; it decodes all columns of the file."""
         with self._parquet(path) as file:
             for batch in file.iter_batches(row_groups=None if groups is None else list(groups)):
                 places = [batch.schema.get_field_index(each.name) for each in schema]
@@ -203,11 +203,11 @@ class Store:
                 yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
     def names(self, folder: str) -> list[str]:
-        """The names of all files below a folder; none where there is no folder."""
+        """The names of all files below a folder; none if the folder does not exist."""
         return [file.base_name for file in self._files(folder)]
 
     def has_folder(self, folder: str, name: str) -> bool:
-        """Whether a folder has a folder of this name with a file in it."""
+        """Whether there is a folder of this name, with a file in it, somewhere below a folder."""
         _, inner = self.system(folder)
         depth = len(inner.split("/"))
         return any(name in file.path.split("/")[depth:-1] for file in self._files(folder))
@@ -215,24 +215,24 @@ class Store:
     def _files(self, folder: str) -> list[pafs.FileInfo]:
         files, inner = self.system(folder)
         entries = files.get_file_info(pafs.FileSelector(inner, allow_not_found=True, recursive=True))
-        # Some servers keep an empty object for a folder, even after its files are gone.
+        # Some servers keep an empty object for a folder, even after its files were removed.
         folders = {entry.path for entry in entries if entry.type == pafs.FileType.Directory}
         return [entry for entry in entries if entry.type == pafs.FileType.File and entry.path not in folders]
 
     def probe(self, folder: str, name: str) -> None:
-        """Make an empty file in a folder, and delete it."""
+        """Create an empty file in a folder, and delete it."""
         self.touch(path := f"{folder}/{name}")
         files, inner = self.system(path)
         files.delete_file(inner)
 
     def touch(self, path: str) -> None:
-        """Make an empty file."""
+        """Create an empty file."""
         files, inner = self.system(path)
         # Only the Parquet writer can write to delta-rs's stream.
         files.open_output_stream(inner).close()
 
     def remove(self, folder: str) -> bool:
-        """Remove a folder with everything in it; False where there is none."""
+        """Remove a folder with everything in it; False if it does not exist."""
         if not (self.names(folder) if is_uri(folder) else Path(folder).exists()):
             return False
         files, inner = self.system(folder)
@@ -240,7 +240,7 @@ class Store:
         return True
 
 
-#: One executor reads this many bytes of row groups at a time.
+#: How many bytes of row groups one executor reads at a time.
 PART_BYTES = 32 * 1024 * 1024
 
 #: Reads columns of a row group.
@@ -249,7 +249,7 @@ Reader = Callable[[Sequence[str]], pa.Table]
 
 @dataclass(frozen=True)
 class RowGroup:
-    """A row group of a Parquet file: its place there, its rows, and their bytes before compression."""
+    """A row group of a Parquet file: its number there, how many rows it has, and their bytes before compression."""
 
     file: str
     number: int
@@ -258,16 +258,16 @@ class RowGroup:
 
 
 def parted(groups: Sequence[RowGroup], parallelism: int = 1) -> list[Sequence[RowGroup]]:
-    """Row groups in their order, in groups of about `PART_BYTES`: what one executor reads at a time.
+    """Divide row groups, in their order, into parts of about `PART_BYTES`; one executor reads a part at a time.
 
-    The number of groups is a multiple of `parallelism`, unless they would become too small.
+    The number of parts is a multiple of `parallelism`, unless parts would become too small.
     """
     total = sum(group.bytes for group in groups)
     number = number_of_parts(total, PART_BYTES, parallelism)
     parts = defaultdict[int, list[RowGroup]](list)
     before = 0
     for group in groups:
-        # Assigned by its middle, so that a large row group pulls no other one along.
+        # A row group belongs to the part in which its middle lies, so that a large one does not enlarge other parts.
         parts[(2 * before + group.bytes) * number // (2 * total) if total else 0].append(group)
         before += group.bytes
     return [parts[part] for part in sorted(parts)]
@@ -277,7 +277,7 @@ def _read_group(opened: Callable[[], pq.ParquetFile], number: int, columns: Sequ
     return _without_views_in(opened().read_row_group(number, columns=list(columns)))
 
 
-#: Columns that an Arrow dataset adds to those of its files: two with the same name conflict.
+#: Columns that an Arrow dataset adds to those of its files; columns of the same names conflict with them.
 _OF_DATASETS = frozenset({"__batch_index", "__filename", "__fragment_index", "__last_in_fragment"})
 
 
@@ -287,12 +287,12 @@ def is_shadowed(names: Iterable[str]) -> bool:
 
 
 def joined(folder: str, name: str) -> str:
-    """The path of a file that is named relative to the folder."""
+    """The path of a file whose name is relative to the folder."""
     return f"{folder}/{name}" if is_uri(folder) else str(Path(folder, name))
 
 
 def without_views(schema: pa.Schema) -> pa.Schema:
-    """A schema with plain text and bytes where it has views of them."""
+    """A schema with plain strings and bytes instead of string views and binary views."""
     return pa.schema([field.with_type(_without_views(field.type)) for field in schema])
 
 

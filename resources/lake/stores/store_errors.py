@@ -1,7 +1,7 @@
-"""Refusals of an object store as a whole: an engine's error -> what is wrong, what to do, and whether it passes.
+"""Refusals of an object store: the reason, the remedy, and whether the fault passes by itself.
 
 In: errors of delta-rs and of Spark's file systems, which quote the store's answer. Out: a `StoreRefusal`, or
-None where one table is the cause or the store is not concerned. Only the code of an answer is shown: the rest
+None if the error concerns one table, or not the store. A refusal shows only the code of an answer, because the rest
 has paths, requests and signed data. Raises nothing.
 
 https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html
@@ -15,7 +15,7 @@ from enum import Enum
 
 
 class StoreFault(Enum):
-    """Why a store refuses."""
+    """The reason of a store's refusal."""
 
     NO_BUCKET = "there is no such bucket or container"
     CREDENTIALS = "the store does not accept the credentials"
@@ -24,24 +24,24 @@ class StoreFault(Enum):
     REGION = "the bucket is in another region"
     BUSY = "the store answers with errors"
     UNREACHED = "the store does not answer"
-    NO_FILE_SYSTEM = "Spark has no file system for such an address"
+    NO_FILE_SYSTEM = "Spark has no file system for this address"
 
 
 _GO_ON = "then run again: nothing is lost, a slot is confirmed only up to what the lake holds"
 _HINTS = {
     StoreFault.NO_BUCKET: f"create it, or correct `lake` in pgsieve.yaml; {_GO_ON}",
-    StoreFault.CREDENTIALS: f"renew them where they come from: `storage` in pgsieve.yaml, the environment, a profile or the"
+    StoreFault.CREDENTIALS: f"renew them at their source: `storage` in pgsieve.yaml, the environment, a profile or the"
     f" machine's role; {_GO_ON}",
     StoreFault.NO_CREDENTIALS: "give them in `storage` of pgsieve.yaml, in the environment, in a profile or by the machine's"
-    " role; where an endpoint is given, a profile has to have the keys themselves: a role, single sign-on or a process is not"
-    f" asked there; {_GO_ON}",
+    " role; if an endpoint is given, a profile must have the keys themselves, as no role, single sign-on or process is used"
+    f" then; {_GO_ON}",
     StoreFault.DENIED: "these credentials need the right to list, read, write and delete objects below the lake, and the"
     f" bucket may not be read-only; {_GO_ON}",
     StoreFault.REGION: f"give the bucket's `region` in `storage` of pgsieve.yaml, or as AWS_REGION; {_GO_ON}",
     StoreFault.BUSY: "run again later: nothing is lost, a slot is confirmed only up to what the lake holds",
     StoreFault.NO_FILE_SYSTEM: "have Spark get the package of the file system, as by `spark.jars.packages` in `spark.conf` of"
     f' pgsieve.yaml (pgsieve\'s documentation, "Platforms: what to set, and what was run"); {_GO_ON}',
-    StoreFault.UNREACHED: "see whether this machine reaches the endpoint that `storage` in pgsieve.yaml, the environment or a"
+    StoreFault.UNREACHED: "check whether this machine reaches the endpoint that `storage` in pgsieve.yaml, the environment or a"
     f" profile names; {_GO_ON}",
 }
 
@@ -89,7 +89,7 @@ _STATUS = {
     "403": StoreFault.DENIED,
     **dict.fromkeys(("429", "500", "502", "503", "504"), StoreFault.BUSY),
 }
-#: Messages of Hadoop's file systems, where they do not quote a code.
+#: Exceptions of Hadoop's file systems whose messages do not quote a code.
 _CLASSES = {
     "UnknownStoreException": StoreFault.NO_BUCKET,
     "NoAuthWithAWSException": StoreFault.NO_CREDENTIALS,
@@ -104,23 +104,23 @@ _CLASSES = {
     "SdkClientException": StoreFault.UNREACHED,
 }
 
-#: Colours and arrows, with which delta-rs shows causes.
+#: Colours and arrows in delta-rs's messages.
 _ORNAMENT = re.compile("\x1b" + r"\[[0-9;]*m|↳")
-#: Signs that the message is about the store, and not about a row or the publisher: delta-rs's request, the
+#: Signs that a message is about the store, and not about a row or the publisher: a request of delta-rs, or an
 #: exception of S3A or ABFS.
 _OF_A_STORE = re.compile(
     r"Error performing [A-Z]+ |\(Service: \w+, Status Code: |org\.apache\.hadoop\.fs\.(?:s3a|azurebfs)\."
     r"|software\.amazon\.awssdk\.|AccessDeniedException: (?:s3a|abfss?)://"
 )
 _CODE = re.compile(r"<Code>(\w+)</Code>|Status Code: \d{3}[^\n]*?\):\s?([A-Z]\w+)|\bError(?:Code)?=(\w+)")
-#: An answer to a HEAD has no body, so no code. A missing bucket would be 404, so this is about the signature.
+#: The answer 400 to a HEAD, which has no body and no code. It is about the signature: a missing bucket would be a 404.
 _BAD_HEAD = re.compile(
     r"Error performing HEAD [^\n]*non-2xx status code[:\s]+400\b|Status Code: 400\b[^\n]*?\):\s?(?:null|400 Bad Request)"
 )
 _STATUS_CODE = re.compile(r"non-2xx status code\s+(\d{3})|Status Code: (\d{3})")
-#: The address that gives credentials of a machine's role; where nothing answers, there is no role.
+#: A request for credentials to the address of the machine's role; if it fails, the machine has no role.
 _METADATA = re.compile(r"Error performing [A-Z]+ http://(?:169\.254\.169\.254|metadata\.google\.internal)")
-#: Hadoop's message for a file system whose class, or scheme, it does not have.
+#: Hadoop's message for a file system whose class, or scheme, is missing.
 _NO_FILE_SYSTEM = re.compile(r"No FileSystem for scheme|Class [\w.]+\.hadoop\.fs\.[\w.]+ not found")
 #: delta-rs's message for an answer of S3 that refers to another region.
 _OTHER_REGION = "incorrectly configured region"
@@ -133,19 +133,19 @@ _NETWORK = re.compile(
 
 @dataclass(frozen=True)
 class StoreRefusal:
-    """Why a store refuses; `code` is the store's own, where it has one."""
+    """Why a store refuses; `code` is the store's own code, or None."""
 
     fault: StoreFault
     code: str | None = None
 
     @property
     def what(self) -> str:
-        """What is wrong."""
+        """The reason, with the store's code."""
         return self.fault.value + (f" ({self.code})" if self.code else "")
 
     @property
     def hint(self) -> str:
-        """What to do."""
+        """The remedy."""
         return _HINTS[self.fault]
 
     @property
@@ -155,7 +155,7 @@ class StoreRefusal:
 
 
 def store_refusal(errors: Iterable[BaseException]) -> StoreRefusal | None:
-    """The refusal of the store, from an error and its causes; None where they show none."""
+    """The refusal of the store, from an error and its causes; None if they show none."""
     for error in errors:
         text = str(error)
         if "SQLSTATE: 22" not in text and (refused := _refusal(_ORNAMENT.sub("", text))):

@@ -352,7 +352,7 @@ def test_a_server_of_spark_without_delta_is_no_tables_fault(shop: Shop, tmp_path
         shop.configure(spark={"engine": "off", "master": master, "conf": conf})
         done = commands.run("-c", str(shop.path), "run", "--json")
     assert done.returncode == 2, done.stderr
-    assert "knows no Delta Lake" in done.stdout
+    assert "has no Delta Lake" in done.stdout
     assert {shop.state("one", "orders"), shop.state("one", "notes"), shop.state("two", "stock")} <= {
         "to be copied",
         "data is being copied",

@@ -128,9 +128,12 @@ def test_an_endpoint_of_a_server_is_taken(endpoint: str) -> None:
         ("abfss://l@a.dfs.core.windows.net/a%20b", "has '%' in its path"),
         ("file:///lakes/a%20b", "has '%' in its path"),
         *((f"s3://b/{path}", "has an empty part") for path in ("a//b", "/a", "./a", "a/..", "a/../b")),
-        *((lake, "has no bucket, or something else") for lake in ("s3:/b/l", "s3:///l", "S3://", "gs:/b/l")),
-        (f"s3://AKIA7:{SECRET}@bucket/l", "has no bucket, or something else"),
-        ("s3://bucket:9000/l", "has no bucket, or something else"),
+        *(
+            (lake, "has no bucket, or more than a bucket's name")
+            for lake in ("s3:/b/l", "s3:///l", "S3://", "gs:/b/l")
+        ),
+        (f"s3://AKIA7:{SECRET}@bucket/l", "has no bucket, or more than a bucket's name"),
+        ("s3://bucket:9000/l", "has no bucket, or more than a bucket's name"),
         ("/lakes/[shop]", "is a path with '['"),
         ("./a%20b", "is a path with '%20'"),
     ],

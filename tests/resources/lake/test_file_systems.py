@@ -20,7 +20,7 @@ def test_a_file_system_that_spark_lacks_is_no_tables_fault(address: str) -> None
     for read in (lambda: lake.current(path).count(), lambda: session.read.parquet(path).count()):
         with pytest.raises(LakeUnavailableError) as refused, lake.access.refusing(path):
             read()
-        assert refused.value.message == f'lake "{address}": Spark has no file system for such an address'
+        assert refused.value.message == f'lake "{address}": Spark has no file system for this address'
         assert "spark.jars.packages" in (refused.value.hint or "")
         with pytest.raises(Exception) as raised:
             read()

@@ -86,7 +86,7 @@ def test_the_projects_own_spark_is_begun_where_a_step_needs_it_and_not_before(fi
 
 
 def test_a_session_without_delta_is_refused_with_what_it_needs() -> None:
-    with pytest.raises(SparkUnavailableError, match="_WithoutDelta knows no Delta Lake") as refused:
+    with pytest.raises(SparkUnavailableError, match="_WithoutDelta has no Delta Lake") as refused:
         _ = pyspark_resource(SparkEngine(), _WithoutDelta(spark_config={})).spark_session
     assert "DeltaSparkSessionExtension" in (refused.value.hint or "")
 

@@ -1,4 +1,4 @@
-"""The log store with which Spark commits to Delta tables on S3: a Java class, and its jar.
+"""The Java class with which Spark commits to Delta tables on S3, and its jar.
 
 Out: the jar's path, the class's name, and the setting that chooses it. The source is
 `ConditionalPutLogStore.java`; `make java` compiles it.

@@ -1,4 +1,4 @@
-"""What an engine raised is spark_message apart: the storage refuses, a file is missing, or neither."""
+"""Errors of engines are distinguished: the storage refuses, a file is missing, or neither."""
 
 from __future__ import annotations
 

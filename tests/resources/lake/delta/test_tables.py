@@ -110,7 +110,7 @@ def test_another_table_in_its_place_is_that_one(tmp_path: Path) -> None:
 
 
 def test_so_many_tables_are_held(tmp_path: Path, opened: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "_HELD", 4)
+    monkeypatch.setattr(tables, "_MOST_OPEN", 4)
     held, paths = Tables(Store()), [tmp_path / str(number) for number in range(6)]
     for path in paths:
         append(path, 1)

@@ -83,7 +83,7 @@ def test_an_engine_that_does_not_start_says_why(
     folder: EngineFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", "/none")
-    with pytest.raises(EngineError, match="does not come to serve") as caught:
+    with pytest.raises(EngineError, match="does not start to serve") as caught:
         control.start(folder, SETTINGS, timedelta(minutes=1))
     assert "a b=c" not in caught.value.message
     assert not folder.is_serving()

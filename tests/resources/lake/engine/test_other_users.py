@@ -197,7 +197,7 @@ def test_a_folder_that_another_user_made_is_not_used(tmp_path: Path) -> None:
     os.chown(folder.path, 54321, 54321)
     assert control.use(folder, settings) is None
     for access in (folder.read, folder.make):
-        with pytest.raises(EngineError, match="not this user's alone") as caught:
+        with pytest.raises(EngineError, match="other users have access") as caught:
             access()
         assert caught.value.sqlstate == "42501"
     os.chown(folder.path, os.geteuid(), os.getegid())
