@@ -94,12 +94,12 @@ class Feed:
 
     def published_part(self, catalog: Catalog) -> "Feed":
         """The feed of the subscriptions whose publications exist."""
-        there = {}
+        published = {}
         for name, publications in self.subscriptions.items():
             with suppress(PublicationError):
                 self.publications(catalog, name)
-                there[name] = publications
-        return replace(self, subscriptions=there)
+                published[name] = publications
+        return replace(self, subscriptions=published)
 
     def planned_capture(self, catalog: Catalog) -> tuple[CapturePublication, ...]:
         """The capture publications that the slot needs; none if the publisher filters."""

@@ -170,10 +170,10 @@ class _Lacking:
         wanted = wanted[np.argsort(sent[wanted], kind="stable")]
         (name,), places = only.names, sent[wanted]
         for _, read in self.store.readers(self.groups):
-            there = places_of(read(["slice", "number"]), self.slices)
-            order = np.argsort(there, kind="stable")
-            begin, end = (np.searchsorted(places, there[order], side) for side in ("left", "right"))
-            times = np.where(there[order] < 0, 0, end - begin)
+            file_places = places_of(read(["slice", "number"]), self.slices)
+            order = np.argsort(file_places, kind="stable")
+            begin, end = (np.searchsorted(places, file_places[order], side) for side in ("left", "right"))
+            times = np.where(file_places[order] < 0, 0, end - begin)
             if times.any():
                 chosen = np.repeat(order, times)
                 rows = pa.table({name: field_of(read([f"new.{name}"])["new"], name).take(pa.array(chosen))})

@@ -135,9 +135,9 @@ class KeyedChanges:
         """
         conflict: KeyConflict | None = None
         for begin, end in zip((0, *self.truncates), (*self.truncates, len(self.places)), strict=True):
-            net, met = net_changes(self._part(begin, end), present, keeps=self.ended is not None)
-            if conflict is None and met is not None:
-                conflict = self._conflict(begin + met)
+            net, conflicting = net_changes(self._part(begin, end), present, keeps=self.ended is not None)
+            if conflict is None and conflicting is not None:
+                conflict = self._conflict(begin + conflicting)
             present = np.zeros_like(present)
         return net, conflict
 

@@ -79,7 +79,7 @@ Names = Collection[Name] | None
 
 
 @dataclass(frozen=True)
-class Moment:
+class SubscriptionAtLsn:
     """A subscription and its publisher at the LSN of an exported snapshot."""
 
     subscription: Subscription
@@ -168,7 +168,7 @@ class Moment:
 
 
 @contextmanager
-def at_one_lsn(subscription: Subscription, lake: Lake, log: Log) -> Iterator[Moment]:
+def at_one_lsn(subscription: Subscription, lake: Lake, log: Log) -> Iterator[SubscriptionAtLsn]:
     """Export a snapshot, bring the subscription up to its LSN, and keep both for the block."""
     feed = subscription.feed
     feed.source.check_ready()
@@ -184,7 +184,7 @@ def at_one_lsn(subscription: Subscription, lake: Lake, log: Log) -> Iterator[Mom
             drain(feed, lake, [subscription], log, upto=snapshot.lsn)
             transform(subscription, lake, log)
             apply(subscription, lake, log)
-        yield Moment(
+        yield SubscriptionAtLsn(
             subscription,
             lake,
             connection,
@@ -247,7 +247,7 @@ def while_altered(step: Callable[[Names], Collection[Name]], names: Names) -> No
             return
 
 
-def _compared(moment: Moment, name: Name, log: Log) -> TableConsistency:
+def _compared(moment: SubscriptionAtLsn, name: Name, log: Log) -> TableConsistency:
     lsn, subscription = moment.snapshot.lsn, moment.subscription.name
     if problem := moment.problem(name):
         return TableConsistency(*name, lsn, problem=problem)

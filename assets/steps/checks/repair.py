@@ -21,8 +21,8 @@ from pgsieve.assets.steps.checks.comparison import Sides
 from pgsieve.assets.steps.checks.consistency import (
     ALTERED,
     REWRITTEN,
-    Moment,
     Names,
+    SubscriptionAtLsn,
     at_one_lsn,
     while_altered,
 )
@@ -81,7 +81,7 @@ def repair(subscription: Subscription, lake: Lake, names: Collection[Name], log:
     return list(results.values())
 
 
-def _repaired(moment: Moment, name: Name, log: Log) -> Repaired:
+def _repaired(moment: SubscriptionAtLsn, name: Name, log: Log) -> Repaired:
     lsn, lake = moment.snapshot.lsn, moment.lake
     if problem := moment.problem(name):
         return Repaired(*name, lsn, problem=problem)

@@ -58,8 +58,8 @@ def read_examined(connection: psycopg.Connection[Any], feed: Feed) -> tuple[Look
     """
     if feed.filtered:
         return Look("", ""), present_catalog(connection)
-    seen, catalog = examined_catalog(connection, _publications(feed), feed.capture_names())
-    return _with_configuration(feed, seen), catalog
+    observed, catalog = examined_catalog(connection, _publications(feed), feed.capture_names())
+    return _with_configuration(feed, observed), catalog
 
 
 def _publications(feed: Feed) -> list[str]:
@@ -68,10 +68,10 @@ def _publications(feed: Feed) -> list[str]:
     return sorted(named - feed.defined.keys())
 
 
-def _with_configuration(feed: Feed, seen: Look) -> Look:
+def _with_configuration(feed: Feed, observed: Look) -> Look:
     configured = [dict(feed.subscriptions), {name: asdict(defined) for name, defined in feed.defined.items()}]
     text = json.dumps(configured, sort_keys=True, default=sorted)
-    return replace(seen, digest=f"{seen.digest} {hashlib.sha256(text.encode()).hexdigest()}")
+    return replace(observed, digest=f"{observed.digest} {hashlib.sha256(text.encode()).hexdigest()}")
 
 
 def _relations(feed: Feed, catalog: Catalog) -> list[int]:
@@ -111,23 +111,23 @@ class Catalogs:
         """The table's path."""
         return self.lake.paths.catalogs(self.feed.name)
 
-    def is_recorded(self, seen: Look) -> bool:
+    def is_recorded(self, observed: Look) -> bool:
         """Whether the last record has this look, and records all that is known now.
 
         True if the publisher filters: no record is needed.
         """
         newest = None if self.feed.filtered else self._newest()
-        if newest is None or not _is_same(newest, seen):
+        if newest is None or not _is_same(newest, observed):
             return self.feed.filtered
-        unknown = (seen.removed or frozenset()) - {*newest["gone"]}
-        return not unknown or (unknown <= {*newest["unsure"]} and not _gone(newest, seen) & unknown)
+        unknown = (observed.removed or frozenset()) - {*newest["gone"]}
+        return not unknown or (unknown <= {*newest["unsure"]} and not _gone(newest, observed) & unknown)
 
     def unread_subscriptions(self) -> set[str]:
         """The subscriptions for which the slot had not been read when a catalog was last recorded."""
         newest = None if self.feed.filtered else self._newest()
         return set() if newest is None else self.feed.subscriptions.keys() - set(newest["subscriptions"])
 
-    def append(self, lsn: int, transaction: int, seen: Look, catalog: Catalog, restart_lsn: int) -> None:
+    def append(self, lsn: int, transaction: int, observed: Look, catalog: Catalog, restart_lsn: int) -> None:
         """Record the catalog; the slot captures all that the catalog publishes from `lsn` and `transaction` on.
 
         The next transactions that the slot sends began after `restart_lsn`, and may have begun before the
@@ -135,19 +135,19 @@ class Catalogs:
         """
         newest, captured = self._newest() or {}, self._captured(catalog)
         alike = newest.get("captured") == captured and (newest["alike"] or restart_lsn >= newest["lsn"])
-        gone = _gone(newest, seen)
+        gone = _gone(newest, observed)
         row = {
             "lsn": lsn,
-            "digest": seen.digest,
+            "digest": observed.digest,
             "catalog": catalog_to_json(catalog, _publications(self.feed)),
             "subscriptions": sorted(self.feed.subscriptions),
-            "relations": seen.relations,
+            "relations": observed.relations,
             "transaction": transaction,
             "known": _relations(self.feed, catalog),
             "captured": captured,
             "alike": alike,
             "gone": sorted(gone),
-            "unsure": sorted((seen.removed or frozenset()) - gone),
+            "unsure": sorted((observed.removed or frozenset()) - gone),
         }
         self.lake.records.append_versioned(self.path, pa.Table.from_pylist([row], CATALOGS))
 
@@ -167,11 +167,11 @@ class Catalogs:
         if self.feed.filtered:
             return Unaltered(None, None)
         newest, state = self._newest(position), slot_state(connection, self.feed.slot)
-        seen = look(connection, _publications(self.feed), self.feed.capture_names())
-        seen = _with_configuration(self.feed, seen)
-        if newest is None or state is None or not _is_same(newest, seen):
+        observed = look(connection, _publications(self.feed), self.feed.capture_names())
+        observed = _with_configuration(self.feed, observed)
+        if newest is None or state is None or not _is_same(newest, observed):
             return None
-        if seen.removed is None or not seen.removed <= {*newest["gone"]}:
+        if observed.removed is None or not observed.removed <= {*newest["gone"]}:
             return None
         relations = frozenset(newest["known"])
         # The next transactions that the slot sends began after restart_lsn.
@@ -206,17 +206,17 @@ class Catalogs:
         )
 
 
-def _is_same(recorded: dict[str, Any], seen: Look) -> bool:
+def _is_same(recorded: dict[str, Any], observed: Look) -> bool:
     has_relations = recorded.get("known") is not None
-    return has_relations and seen.is_like(recorded["digest"], recorded["relations"])
+    return has_relations and observed.is_like(recorded["digest"], recorded["relations"])
 
 
-def _gone(recorded: dict[str, Any], seen: Look) -> frozenset[int]:
+def _gone(recorded: dict[str, Any], observed: Look) -> frozenset[int]:
     """The removed rows whose removal is final: transactions in progress at the earlier look have ended."""
     gone = {*(recorded.get("gone") or ())}
-    if recorded.get("unsure") and _is_later(seen.oldest, recorded["transaction"]):
+    if recorded.get("unsure") and _is_later(observed.oldest, recorded["transaction"]):
         gone.update(recorded["unsure"])
-    return (seen.removed or frozenset()) & gone
+    return (observed.removed or frozenset()) & gone
 
 
 def _is_later(transaction: int, than: int) -> bool:

@@ -50,10 +50,10 @@ def ready_slot(
     has publications of pgsieve.yaml. Raises SlotError for a slot that does not fit Delta's position; and for a lock,
     if the publisher may not decide, SnapshotAwaitedError or LockedTableError.
     """
-    seen, catalog = read_examined(connection, feed)
+    observed, catalog = read_examined(connection, feed)
     sound, server = sound_part(connection, feed, catalog)
     if sound != feed:
-        seen, catalog = read_examined(connection, sound)
+        observed, catalog = read_examined(connection, sound)
     # A killed run's query continues until the server notices.
     wait_until_free(connection, feed.slot)
     state = take_slot(connection, feed, lake)
@@ -62,7 +62,7 @@ def ready_slot(
     names = sound.slot_publications(server)
     created = [n for n in names if n not in server.publications]
     try:
-        recorded = Catalogs(lake, sound).is_recorded(seen)
+        recorded = Catalogs(lake, sound).is_recorded(observed)
         is_begun = (
             state is not None and durable is not None and not Catalogs(lake, sound).unread_subscriptions()
         )
@@ -72,7 +72,7 @@ def ready_slot(
         elif not _captured(connection, sound, server, publisher_decides=decides):
             names, recorded = tuple(n for n in names if n not in created), True
         if not recorded:  # The look has to include the new capture.
-            seen, catalog = read_examined(connection, sound)
+            observed, catalog = read_examined(connection, sound)
             recorded = _is_unread(sound, catalog, publisher_decides=decides)
         captured, transaction = inserted_lsn(connection), next_transaction(connection)
         if state is None:
@@ -86,7 +86,7 @@ def ready_slot(
             unread = Catalogs(lake, sound).unread_subscriptions()
             forget_copies(lake, unread)
             restart_lsn = captured if state is None else state.restart_lsn
-            Catalogs(lake, sound).append(captured, transaction, seen, catalog, restart_lsn)
+            Catalogs(lake, sound).append(captured, transaction, observed, catalog, restart_lsn)
             # The record decides the slices that follow.
             lake.access.make_durable()
             reach(Failpoint.CATALOG_RECORDED)
@@ -185,8 +185,8 @@ def _drain_before_created(
             return error
         return None
 
-    there, why = publications_then(publications, refused)
+    existing, why = publications_then(publications, refused)
     if why is not None:
         raise why
-    if len(there) < len(publications):
-        drain_to(ReadySlot(connection, feed, lake, there), target, quiet, recording=True)
+    if len(existing) < len(publications):
+        drain_to(ReadySlot(connection, feed, lake, existing), target, quiet, recording=True)

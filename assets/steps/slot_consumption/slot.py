@@ -185,8 +185,8 @@ def refuse_slot_read_on(
         verify_slot(
             slot_state(connection, feed.slot), feed.source.name, feed.slot, _known_position(lake, feed)
         )
-    except SlotAheadError as ahead:
-        raise SlotAheadError(ahead.message, hint=hint, sqlstate=ahead.sqlstate) from None
+    except SlotAheadError as error:
+        raise SlotAheadError(error.message, hint=hint, sqlstate=error.sqlstate) from None
     except SlotError:
         pass  # No other lake can need changes that are lost.
 

@@ -134,14 +134,14 @@ class Fallback:
         def reading(names: Sequence[str]) -> Peek:
             return replace(self.peek, options=replace(self.peek.options, publications=tuple(names)))
 
-        there, _ = publications_then(
+        existing, _ = publications_then(
             asked,
             lambda names: refusal(self.connection, feed.source.name, feed.slot, reading(names).query(end)),
         )
-        left_out = [name for name in asked if name not in there]
+        left_out = [name for name in asked if name not in existing]
         if not present_catalog(self.connection).publications.keys() >= {*left_out}:
             raise refused
-        return self._accepted(reading(there), end) if there else None, left_out
+        return self._accepted(reading(existing), end) if existing else None, left_out
 
     def _append_captured(self, peek: Peek, begin: int, end: int, base: int | None) -> None:
         reading = Reading(peek, begin, [end], prepared=self.prepared)
