@@ -70,7 +70,7 @@ class DecidedKeys:
 class Batch:
     """Consecutive slices up to `end`, as the changes of their tables, oldest first.
 
-    `decided` gets the changes by their keys of the `shared` tables, as far as they fit in memory: other steps use them.
+    `decided` gets the changes of the `shared` tables by their keys, as far as they fit in memory: other steps use them.
     """
 
     subscription: str

@@ -222,7 +222,7 @@ def _empties(definition: Definition, pending: Pending) -> bool:
 
 
 def may_be_of_other_key(definition: Definition, pending: Pending) -> bool:
-    """Whether some changes may have the table's former key: two of their rows may be equal in the present key."""
+    """Whether some changes may have the table's former key: their rows may repeat a present key."""
     former = definition.former
     if former is None or former.key == definition.key_numbers:
         return False

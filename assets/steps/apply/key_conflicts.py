@@ -94,13 +94,13 @@ class ConflictSearch:
         try:
             yield
         except KeyConflictError:
-            # The position is read after the rows: if it lacks the changes now, the rows did not have them either.
+            # The position is read after the rows: if the replica lacks the changes now, it lacked them before.
             if (self.lake.records.position(self.path) or 0) < self.pending.ends[0]:
                 raise
 
     @property
     def _other_key_until(self) -> int:
-        """The LSN up to which changes may have a former key: two of their rows may be equal in the present key."""
+        """The LSN up to which changes may have a former key: their rows may repeat a present key."""
         former = self.definition.former
         return former.until if former and former.key != self.definition.key_numbers else 0
 

@@ -189,7 +189,7 @@ class VersionsWriter:
         """Write the versions in one commit; its position is the end of the last slice."""
         table, pending, end, lake = self.table, self.pending, self.pending.ends[-1], self.table.lake
         if may_be_of_other_key(table.definition, pending):
-            # By the present key, two rows may have been equal then. After a crash the replica may be ahead.
+            # Rows of that time may repeat a present key. After a crash the replica may be ahead.
             reached = lake.records.position(lake.paths.replica(table.subscription, *table.name)) or 0
             table.begin_anew(max(end, reached), datetime.now(UTC))
             return
