@@ -1,9 +1,9 @@
-"""Whether the memory of a run grows with what waits for it: many slices of a slot, drained one after the other.
+"""Whether the memory of a run grows with the backlog of a slot: many slices, drained one after the other.
 
-`--changes` rows are inserted in transactions of 10,000 and wait in the slot; they are drained into the change log in
-slices of `--slice` MB of WAL, as a run does it in this process. Prints the process's resident memory after every slice
-of a tenth, and its greatest. With `--long` a transaction that is older than all of it is open meanwhile, so that every
-reading decodes from there; `--ahead 1` reads slice by slice.
+`--changes` rows are inserted in transactions of 10,000, and wait in the slot. This process drains them into the change
+log, as a run does, in slices of `--slice` MB of WAL. Prints the process's resident memory after every tenth of the
+slices, and its peak. With `--long` an older transaction stays open, so that every reading decodes from its begin.
+`--ahead 1` reads slice by slice.
 
     python benchmarks/backlog.py --changes 20000000 --slice 64
     python benchmarks/backlog.py --changes 2000000 --slice 16 --long --ahead 1
@@ -33,7 +33,7 @@ TRANSACTION = 10_000
 
 
 def resident() -> int:
-    """The resident memory of this process now, in MiB."""
+    """The present resident memory of this process, in MiB."""
     status = Path("/proc/self/status").read_text()
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")) // 1024
 

@@ -1,9 +1,9 @@
-"""The consistency check: seconds and memory for a large table, beside the comparison of all rows in the same run.
+"""The consistency check: seconds and memory for a large table, compared with a check of all rows in the same run.
 
-The table is the one of `benchmarks/replication.py`, with `--rows` rows. It is copied, checked, and checked again after
-one cell of the replica was changed by another writer; that cell must be found and named. The peer compares every row
-of both sides by Spark, as the check itself does where it cannot tell segments apart. Prints seconds, and this
-process's peak RSS for each. Needs about 4 GB of disk at the full 10,000,000 rows.
+The table is that of `benchmarks/replication.py`, with `--rows` rows. It is copied and checked. Then another writer
+changes one cell of the replica, and the check must find and name this cell. The check of all rows compares every row of
+both sides by Spark, as the check does if segments do not help. Prints the seconds and this process's peak RSS of each.
+Needs about 4 GB of disk at the full 10,000,000 rows.
 
     python benchmarks/consistency.py --rows 10000000
 """
@@ -39,7 +39,7 @@ from pgsieve.resources.postgres.embedded import EmbeddedServer
 
 @contextmanager
 def measured(results: dict[str, tuple[float, int]], name: str) -> Iterator[None]:
-    """Add the seconds of a block and the most memory that this process has meanwhile, without Spark's."""
+    """Add the seconds of a block and this process's peak memory during the block, without Spark's."""
     ended, peak = threading.Event(), [0]
 
     def watch() -> None:
@@ -58,7 +58,7 @@ def measured(results: dict[str, tuple[float, int]], name: str) -> Iterator[None]
 
 
 def copy(configured: Path) -> None:
-    """Copy the table without Spark, in a process of its own: it holds all rows at once."""
+    """Copy the table without Spark, in a process of its own, because the copy has all rows in memory at once."""
     declared = project(load_config(configured))
     lake = Lake(declared.lake.uri, lambda: declared.lake.engine.session, LakeSettings(sys.maxsize))
     subscription = declared.subscriptions["s_checked"]
@@ -92,15 +92,15 @@ def main() -> None:
             subscription, lake = declared.subscriptions["s_checked"], declared.lake.open()
             print(f"{options.rows:,} rows, load average {os.getloadavg()[0]:.1f}", flush=True)
             with measured(results, "by segments, equal"):
-                (found,) = check_consistency(subscription, lake, quiet)
-            assert found.equal
-            assert found.replica_rows == options.rows
+                (check,) = check_consistency(subscription, lake, quiet)
+            assert check.equal
+            assert check.replica_rows == options.rows
             replica = DeltaTable(lake.paths.replica("s_checked", "public", "checked"))
             replica.update(updates={"note": "'corrupt'"}, predicate=f"id = {options.rows // 3}")
             with measured(results, "by segments, one cell differs"):
-                (found,) = check_consistency(subscription, lake, quiet)
+                (check,) = check_consistency(subscription, lake, quiet)
             key = f"(id)=({options.rows // 3})"
-            assert set(found.keys) == {f"{key} missing from the replica", f"{key} only in the replica"}
+            assert set(check.keys) == {f"{key} missing from the replica", f"{key} only in the replica"}
             if not options.skip_peer:
                 with at_one_lsn(subscription, lake, quiet) as moment:
                     sides = replace(moment.sides(("public", "checked")), row_hash=None)

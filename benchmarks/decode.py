@@ -1,10 +1,10 @@
-"""How many changes a second one core decodes: raw pgoutput messages in, typed Arrow columns out.
+"""The changes per second that one core decodes: raw pgoutput messages in, typed Arrow columns out.
 
     python benchmarks/decode.py [--rows 400000] [--runs 5] [--case ten ...]
 
-The messages are made here, so nothing but decoding is measured: batches of 16 MB of Insert and Update
-messages, as a peek of a slot yields them, with values in text and in binary format. Per case the best of the runs
-by processor time, as on a busy machine only that means something, and binary's rate as a multiple of text's.
+The benchmark makes the messages itself, so that it measures only decoding: batches of 16 MB of Insert and Update
+messages, as a peek of a slot returns them, with values in text and in binary format. Prints for each case the best of the
+runs by processor time, which other work on the machine changes least, and the ratio of the rates of binary and text.
 """
 
 import argparse
@@ -55,7 +55,7 @@ POSTGRES_EPOCH = dt.datetime(2000, 1, 1, tzinfo=dt.UTC)
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column, and a value of row `i` as PostgreSQL prints it and as it sends it."""
+    """A column, and the functions for its value in row `i`, in text and in binary format."""
 
     name: str
     type_oid: int
@@ -71,7 +71,7 @@ def integer(name: str, value: Callable[[int], int], type_oid: int = INT4) -> Col
 
 
 def text(name: str, value: Callable[[int], str]) -> Column:
-    """Make a column of text, which is sent as it is printed."""
+    """Make a column of text; both formats have the same bytes."""
     return Column(name, TEXT, value, lambda i: value(i).encode())
 
 
@@ -139,7 +139,7 @@ WIDE = tuple(replace(column, name=f"{column.name}_{n}") for n in range(5) for co
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Rows of some columns: which share of the values is NULL, and which share of the changes has an old row."""
+    """Rows of some columns, the share of values that are NULL, and the share of changes that have an old row."""
 
     columns: tuple[Column, ...]
     rows: int
@@ -149,7 +149,7 @@ class Case:
 
 
 def cases(rows: int) -> dict[str, Case]:
-    """Return the cases; the wide one has fewer rows, for as many values."""
+    """Return the cases; the wide one has fewer rows, so that it has as many values."""
     return {
         "narrow (3 columns)": Case(ORDERS[:3], rows),
         "ten columns": Case(ORDERS, rows),
@@ -163,7 +163,7 @@ def cases(rows: int) -> dict[str, Case]:
 
 
 def messages(case: Case, *, binary: bool) -> list[pa.Array]:
-    """Make the batches of a case, its values in one of the formats."""
+    """Make the batches of a case, with values in one of the formats."""
     chance = random.Random(1)
 
     def row(i: int) -> tuple[ColumnValue, ...]:
@@ -202,7 +202,7 @@ def measure(run: Callable[[], None], runs: int) -> float:
 
 
 def decoded(case: Case, runs: int, *, binary: bool) -> tuple[float, float]:
-    """Return rows and megabytes a second, with values in one of the formats."""
+    """Return rows and megabytes per second, with values in one of the formats."""
     batches = messages(case, binary=binary)
     columns = RelationColumns(
         tuple(column.name for column in case.columns),
@@ -218,13 +218,15 @@ def decoded(case: Case, runs: int, *, binary: bool) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Run the cases that were asked for."""
+    """Run the chosen cases."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rows", type=int, default=400_000)
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--case", nargs="+", default=[""], help="only cases whose name starts so")
+    parser.add_argument(
+        "--case", nargs="+", default=[""], help="only cases whose names start with one of these"
+    )
     options = parser.parse_args()
     pa.set_cpu_count(1)
 

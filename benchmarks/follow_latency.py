@@ -1,10 +1,11 @@
-"""How long a commit takes into the replica beside `pgsieve run --follow`: `python benchmarks/follow_latency.py 120 --filtered`.
+"""The time from a commit to the replica under `pgsieve run --follow`: `python benchmarks/follow_latency.py 120 --filtered`.
 
-In: seconds, and options: `--filtered` publishes with a row filter, `--load 1000` lets pgbench commit so many transactions a
-second beside. Out: of ten transactions a second, each an INSERT, an UPDATE and now and then a DELETE, the time from COMMIT
-until the replica's Delta log has a version with it: median, 95th percentile and worst, in the first minute and after it; how
-much a slice costs the follower in CPU, which says more on a busy machine; and how many seconds pgbench's newest
-commit is behind at the end. The follower starts as a process of its own, and what it starts with is measured, too.
+In: seconds, and options: `--filtered` publishes with a row filter, `--load 1000` lets pgbench commit so many other
+transactions per second. The benchmark commits ten transactions per second, each with an INSERT, an UPDATE and sometimes a
+DELETE. Out: the time from COMMIT until the replica's Delta log has a version with the transaction (median, 95th
+percentile and worst, in the first minute and later); the follower's CPU per slice, which other work on the machine
+changes less; and the seconds by which pgbench's newest commit is behind at the end. The follower is a process of its
+own, and its start is measured too.
 """
 
 import argparse
@@ -31,14 +32,14 @@ _POLL_SECONDS = 0.005
 _WAIT_SECONDS = 120.0
 _TICKS = os.sysconf("SC_CLK_TCK")
 
-#: When a transaction was committed, and an LSN before its commit record.
+#: The time of a transaction's commit, and an LSN before its commit record.
 Commit = tuple[float, int]
-#: When a version of the replica was seen, and its position.
+#: The time at which a version of the replica appeared, and its position.
 Version = tuple[float, int]
 
 
 def main(seconds: int, load: int, *, filtered: bool) -> None:
-    """Measure for so many seconds."""
+    """Measure for this many seconds."""
     with (
         tempfile.TemporaryDirectory() as folder,
         EmbeddedServer(Path(folder) / "data", settings={"fsync": "off"}) as server,
@@ -46,7 +47,7 @@ def main(seconds: int, load: int, *, filtered: bool) -> None:
     ):
         database.execute("create table probe (id int primary key, n int, c text)")
         database.execute(f"insert into probe select i, i, 'row ' || i from generate_series(1, {ROWS}) i")
-        if filtered:  # An UPDATE has to bring what its filter reads.
+        if filtered:  # An UPDATE has to contain the columns that the filter reads.
             database.execute("alter table probe replica identity full")
         tables = ["probe where (n >= 0 and c like '%row%')" if filtered else "probe"]
         if load:
@@ -83,12 +84,12 @@ def _pgbench(server: EmbeddedServer, *arguments: str) -> subprocess.Popen[bytes]
 
 
 def _wait_until_read(database: psycopg.Connection[tuple[object, ...]]) -> None:
-    """Wait until the follower streams: what is committed before is a run's to read."""
+    """Wait until the follower streams; earlier commits are read as in a run."""
     until = time.monotonic() + _WAIT_SECONDS
     query = "select count(*) from pg_stat_replication where state = 'streaming'"
     while database.execute(query).fetchone() != (1,):
         if time.monotonic() > until:
-            raise TimeoutError("nobody reads the slot")
+            raise TimeoutError("no process reads the slot")
         time.sleep(_POLL_SECONDS)
 
 
@@ -112,10 +113,10 @@ def _measure(
     over.set()
     watcher.join()
     latencies = _latencies(commits, versions)
-    _tell("the first minute", latencies[: 60 * RATE])
+    _print_latencies("the first minute", latencies[: 60 * RATE])
     if later := latencies[60 * RATE :]:
-        _tell("after it", later)
-    _tell("the last ten seconds", latencies[-10 * RATE :])
+        _print_latencies("after it", later)
+    _print_latencies("the last ten seconds", latencies[-10 * RATE :])
     slices = sum(at <= began + seconds for at, _ in versions)
     print(
         f"{slices} versions of the replica in {seconds} s; CPU {cpu / seconds:.2f} s a second,"
@@ -125,7 +126,7 @@ def _measure(
 
 
 def _write(server: EmbeddedServer, began: float, seconds: int) -> list[Commit]:
-    """Commit ten transactions a second."""
+    """Commit ten transactions per second."""
     commits = list[Commit]()
     with psycopg.connect(server.conninfo(), autocommit=True) as database:
         for number in range(seconds * RATE):
@@ -143,7 +144,7 @@ def _write(server: EmbeddedServer, began: float, seconds: int) -> list[Commit]:
 
 
 def _watch(replica: Path, versions: list[Version], over: threading.Event) -> None:
-    """See each version of a table as soon as it is there."""
+    """Record the time and position of each version of a table as soon as it appears."""
     version = len(list(replica.glob("*.json")))
     while not over.is_set():
         try:
@@ -159,7 +160,7 @@ def _watch(replica: Path, versions: list[Version], over: threading.Event) -> Non
 
 
 def _latencies(commits: Sequence[Commit], versions: Sequence[Version]) -> list[float]:
-    """The seconds of each commit until the first version with a position beyond it; infinite where there is none."""
+    """The seconds from each commit to the first version with a later position; infinite without such a version."""
     latencies, seen = list[float](), iter(versions)
     at, position = next(seen, (float("inf"), 0))
     for committed, lsn in commits:
@@ -169,7 +170,7 @@ def _latencies(commits: Sequence[Commit], versions: Sequence[Version]) -> list[f
     return latencies
 
 
-def _tell(when: str, latencies: Sequence[float]) -> None:
+def _print_latencies(when: str, latencies: Sequence[float]) -> None:
     if latencies:
         ordered = sorted(latencies)
         p95 = ordered[int(0.95 * (len(ordered) - 1))]
@@ -180,13 +181,13 @@ def _tell(when: str, latencies: Sequence[float]) -> None:
 
 
 def _cpu_seconds(pid: int) -> float:
-    """The CPU that a process has used, all its threads."""
+    """The CPU seconds of a process, with all its threads."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
 def _peak(pid: int) -> float:
-    """The most memory that a process had, in MB."""
+    """The peak memory of a process, in MB."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
 

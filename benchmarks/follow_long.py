@@ -1,9 +1,10 @@
-"""What a followed slice costs after many others, and what they leave: `python benchmarks/follow_long.py 1000 100`.
+"""The cost of a followed slice after many others, and the files that remain: `python benchmarks/follow_long.py 1000 100`.
 
-In: how many slices, and after how many the follower maintains its tables. Out: the time of a slice, from the commit to
-the replica, and files and bytes of pgsieve's records, a tenth of the slices at a time. Time is compressed: a slice
-ends at once, the next change comes when it is applied, and what waits for hours (old versions, logs, applied changes)
-goes at once. So a day of a slice a second is 86400 slices with 500, and each tenth should look like the one before.
+In: the number of slices, and the number after which the follower maintains its tables. Out, for each tenth of the
+slices: the time of a slice, from the commit to the replica, and the number and bytes of files of pgsieve's records. Time
+is compressed: a slice ends at once, the next change follows when the slice is applied, and files that are usually kept
+for hours (old versions, logs, applied changes) are deleted at once. So 86400 slices with 500 are a day of one slice per
+second. All tenths should give the same figures.
 """
 
 import os
@@ -42,7 +43,7 @@ class _Quiet:
 
 
 def main(slices: int, maintained: int) -> None:
-    """Follow so many slices."""
+    """Follow this many slices."""
     _compress(maintained)
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -86,7 +87,7 @@ def _config(folder: Path, conninfo: str) -> Config:
 def _follow(
     config: Config, database: psycopg.Connection[tuple[object, ...]], lake: Path, slices: int
 ) -> list[list[float]]:
-    """The seconds of each slice, in tenths; each tenth is told when it is over."""
+    """The seconds of each slice, in tenths; each tenth is printed at its end."""
     tenths: list[list[float]] = [[]]
     began = [0.0]
 
@@ -97,10 +98,10 @@ def _follow(
             "insert into t values (%s, 0) on conflict (id) do update set n = t.n + 1", [number % 1000]
         )
 
-    def tell(_: RunSummary) -> None:
+    def print_tenth(_: RunSummary) -> None:
         tenths[-1].append(time.perf_counter() - began[0])
         if len(tenths[-1]) == slices // TENTHS:
-            _tell_of(tenths, lake)
+            _print_tenths(tenths, lake)
             if len(tenths) == TENTHS:
                 os.kill(os.getpid(), signal.SIGTERM)
                 return
@@ -108,11 +109,11 @@ def _follow(
         change()
 
     change()
-    command.follow(config, config.selected([]), _Quiet(), tell)
+    command.follow(config, config.selected([]), _Quiet(), print_tenth)
     return tenths
 
 
-def _tell_of(tenths: Sequence[Sequence[float]], lake: Path) -> None:
+def _print_tenths(tenths: Sequence[Sequence[float]], lake: Path) -> None:
     files = [file for file in lake.rglob("*") if file.is_file()]
     print(
         f"{sum(map(len, tenths)):6d} slices: median {statistics.median(tenths[-1]):5.2f} s,"

@@ -1,9 +1,9 @@
-"""How much WAL a slot retains while only others write: an hour of foreign writes, compressed in time or not.
+"""The WAL that a slot retains while only unpublished tables are written: an hour of such writes, compressed in time or not.
 
-A database writes `--megabytes` of WAL a minute to a table that is not published, and to one of which a row filter lets
-nothing through. The slot is read by a run every five minutes, or followed, in both row_filter modes. Prints, every five
-minutes, what the slot retains (from restart_lsn on) and what is not confirmed. A minute takes `--seconds`; the server
-logs its running transactions, by which restart_lsn moves, every 15 seconds of such time.
+A database writes `--megabytes` of WAL per minute to a table that is not published, and to a table of which a row filter
+rejects all rows. The slot is read by a run every five minutes, or followed, in both row_filter modes. Prints, every five
+minutes, the WAL that the slot retains (from restart_lsn on) and the WAL that is not confirmed. A minute takes
+`--seconds`; every 15 seconds of this time the server logs its running transactions, which lets restart_lsn move.
 
     python benchmarks/foreign_writes.py --megabytes 20 --seconds 0.5
     python benchmarks/foreign_writes.py --megabytes 10 --seconds 60 --minutes 15 --way "run --follow"
@@ -74,7 +74,7 @@ WAYS = {"run": every_five_minutes, "run --follow": followed}
 def measure(
     server: EmbeddedServer, folder: Path, filtered: bool, way: str, given: argparse.Namespace
 ) -> list[str]:
-    """The retained and the unconfirmed MiB, every five minutes."""
+    """The retained MiB, and in brackets those that are not confirmed, every five minutes."""
     name = f"{'publisher' if filtered else 'pipeline'}_{way.replace(' --', '_')}"
     feed = Feed(name, Source("shop", server.conninfo()), name, name, filtered, {"sub": ("p",)})
     lake = Lake(str(folder / name), lambda: None)  # type: ignore[arg-type, return-value]
@@ -99,7 +99,7 @@ def measure(
 
 
 def main() -> None:
-    """Measure all and print a table."""
+    """Measure all cases and print a table."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     arguments.add_argument("--megabytes", type=int, default=20)
     arguments.add_argument("--seconds", type=float, default=0.5)

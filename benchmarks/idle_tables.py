@@ -1,7 +1,7 @@
-"""What a run costs that has nothing to do, by the number of published tables: `python benchmarks/idle_tables.py 1 100`.
+"""The cost of a run without changes, by the number of published tables: `python benchmarks/idle_tables.py 1 100`.
 
-In: numbers of tables. Out: for each of them the median of some runs as processes of their own, with one table's as the
-measure. The tables are empty: what is measured is what nobody asked for.
+In: numbers of tables. Out: for each number the median of some runs as processes of their own, and the difference to the
+first number. The tables are empty, so this is the fixed cost of a run.
 """
 
 import statistics
@@ -20,7 +20,7 @@ ROUNDS = 3
 
 
 def main(numbers: list[int]) -> None:
-    """Measure with so many tables each."""
+    """Measure with each of these numbers of tables."""
     with (
         tempfile.TemporaryDirectory() as folder,
         EmbeddedServer(

@@ -1,9 +1,9 @@
-"""What it costs to see that no INSERT meets a row of its key, beside the apply that it is a part of, in the same run.
+"""The cost of the check that no INSERT conflicts with a row of its key, as a part of an apply, in the same run.
 
-A replica of `--rows` rows, whose files executors wrote, gets batches of inserts: of keys that grow, which no file can
-have, and of keys in between (`random`), for which the key columns of all files are read. Keys are bigint and uuid as
-text. Each batch is applied once with the look and once without it, in turn, on copies of the same replica. Prints the
-median seconds of both, and their ratio.
+A replica of `--rows` rows, whose files executors wrote, gets batches of inserts: with growing keys, which no file can
+have, and with keys in between (`random`), for which the key columns of all files are read. Keys are bigint, and uuid as
+text. Each batch is applied with the check and without it, in turn, on copies of the same replica. Prints the median
+seconds of both, and their ratio.
 
     python benchmarks/key_conflicts.py --rows 2000000
 """
@@ -41,14 +41,14 @@ SETTINGS = {
     "autovacuum": "off",
     "synchronous_commit": "off",
 }
-#: Batches: their rows, and where their keys are.
+#: Batches: the number of their rows, and the kind of their keys.
 BATCHES = {"small": 1_000, "large": 200_000}
-#: The n-th row's key: every tenth, so that there is room in between.
+#: The key of the n-th row; only every tenth number is used, so that there are free keys in between.
 KEYS = {"bigint": "n::bigint", "uuid": "lpad(to_hex(n), 12, '0') || '-0000-0000-0000-000000000000'"}
 
 
 def quiet(_: str) -> None:
-    """A log that says nothing."""
+    """A log without output."""
 
 
 def subscriptions(folder: Path, publisher: EmbeddedServer) -> tuple[Subscription, Lake]:
@@ -65,7 +65,7 @@ def subscriptions(folder: Path, publisher: EmbeddedServer) -> tuple[Subscription
 
 
 def seconds(subscription: Subscription, lake: Lake, *, look: bool) -> float:
-    """Apply what waits in a copy of the lake, with the look or without."""
+    """Apply the pending changes in a copy of the lake, with the check or without it."""
     copy = Path(f"{lake.uri}_copy")
     shutil.copytree(lake.uri, copy)
     copied = Lake(str(copy), lambda: lake.spark)
@@ -79,7 +79,7 @@ def seconds(subscription: Subscription, lake: Lake, *, look: bool) -> float:
 
 
 def make_tables(source: psycopg.Connection[Any], rows: int) -> None:
-    """Make a published table of this many rows for each kind of key."""
+    """Make a published table with this many rows for each kind of key."""
     for table, key in KEYS.items():
         source.execute(
             f'create table "{table}" (k {"bigint" if table == "bigint" else "text"} primary key, v text)'

@@ -1,8 +1,8 @@
-"""One transaction larger than memory: how much memory pgsieve's process needs for it, and for how long.
+"""One transaction larger than memory: the memory and the time that pgsieve's process needs for it.
 
-A transaction inserts `--rows` rows of ten columns. It is applied by `pgsieve run`, and by `pgsieve run --follow` with
-each setting of `streaming`. Prints seconds until the replica has the rows, and the process's greatest resident
-memory (VmHWM of Linux, without Spark's JVM and its workers). Needs about 1 KB of disk a row.
+A transaction inserts `--rows` rows of ten columns. `pgsieve run` applies it, and `pgsieve run --follow` with each
+setting of `streaming`. Prints the seconds until the replica has the rows, and the process's peak resident memory (VmHWM
+of Linux, without Spark's JVM and its workers). Needs about 1 KB of disk per row.
 
     python benchmarks/large_transaction.py --rows 10000000 [--ways run parallel]
 """
@@ -26,12 +26,12 @@ from rich.table import Table
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 
 MIB = 1024
-#: By `pgsieve run`, or by following with a setting of `streaming`.
+#: `pgsieve run`, or `pgsieve run --follow` with a setting of `streaming`.
 WAYS = ["run", "off", "on", "parallel"]
 
 
 def resident(pid: int) -> int:
-    """The greatest resident memory of a process so far, in MiB."""
+    """The peak resident memory of a process so far, in MiB."""
     status = Path(f"/proc/{pid}/status").read_text()
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) // MIB
 
@@ -48,7 +48,7 @@ def configuration(folder: Path, publisher: EmbeddedServer, name: str, streaming:
 
 
 def applied(path: Path, rows: int) -> bool:
-    """Whether the replica has as many rows."""
+    """Whether the replica has this number of rows."""
     return DeltaTable(path.parent / "lake" / "sub" / "public" / "t").count() == rows
 
 
@@ -67,7 +67,7 @@ def start(path: Path, *more: str) -> subprocess.Popen[bytes]:
 
 
 def measured(process: subprocess.Popen[bytes], path: Path, rows: int, *, follows: bool) -> tuple[float, int]:
-    """Seconds until the rows are there (or the process ends), and its greatest memory until then."""
+    """The seconds until the replica has the rows or the process ends, and the process's peak memory until then."""
     begun, greatest = time.monotonic(), 0
     while process.poll() is None:
         greatest = max(greatest, resident(process.pid))
@@ -79,12 +79,14 @@ def measured(process: subprocess.Popen[bytes], path: Path, rows: int, *, follows
         process.send_signal(signal.SIGTERM)
     process.wait()
     if not applied(path, rows):
-        raise SystemExit(f"{path}: the process ended with {process.returncode} before the rows were there")
+        raise SystemExit(
+            f"{path}: the process ended with {process.returncode} before the replica had the rows"
+        )
     return seconds, greatest
 
 
 def measure(publisher: EmbeddedServer, folder: Path, rows: int, streaming: str | None) -> tuple[float, int]:
-    """Follow with a setting of `streaming`, or run once when there is none."""
+    """Follow with a setting of `streaming`, or run once without a setting."""
     path = configuration(folder, publisher, f"follow_{streaming}" if streaming else "run", streaming or "off")
     follow = ["--follow"] if streaming else []
     insert = f"insert into t select {ROW} from generate_series(1, {rows}) i"
@@ -100,7 +102,7 @@ def measure(publisher: EmbeddedServer, folder: Path, rows: int, streaming: str |
 
 
 def main() -> None:
-    """Measure all and print a table."""
+    """Measure all cases and print a table."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     arguments.add_argument("--rows", type=int, default=10_000_000)
     arguments.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)

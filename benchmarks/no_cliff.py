@@ -1,8 +1,8 @@
-"""What changes that are no plain updates cost, beside plain updates of the same size, in the same run.
+"""The cost of special changes, compared with plain updates of the same size in the same run.
 
 Each kind has a table of `--rows` rows, of which `--changes` are changed. Slot consumption, UPDATE transformation and apply are
-measured together, `--times` times after one that warms up; the least counts. TOAST has an eighth of the rows, whose large value is
-not sent; beside it stand updates that send it. No kind should take twice as long as what it stands beside.
+measured together, `--times` times after a warm-up; the least time counts. TOAST has an eighth of the rows, with a large
+value that is not sent; it is compared with updates that send the value. No kind should take twice the time of its comparison.
 
     python benchmarks/no_cliff.py --rows 1000000 --changes 100000 --master local[2]
 """
@@ -39,18 +39,18 @@ _SETTINGS = {
     "autovacuum": "off",
 }
 _UPDATE = "update {table} set amount = amount + 1 where n % {every} = 0"
-#: Each time other rows.
+#: Deletes other rows each time.
 _DELETE = (
     "delete from {table} where n in (select n from {table} order by n % {every}, n limit {rows} / {every})"
 )
 _PLAIN, _LARGE = "plain updates", "updates of a large value"
-#: A large value is not compressed, and too large for the row.
+#: A large value: it is not compressed, and too large to be stored in the row.
 _BODY = "repeat(md5(i::text), 100)"
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A table's key and one more column, as declared and as made of `i`; what changes it, and what it stands beside.
+    """A table's key and one more column, each with its declaration and its value for row `i`; its changes and comparison.
 
     `layout` is its replica's, as in pgsieve.yaml.
     """
@@ -63,7 +63,7 @@ class Kind:
     change: str = _UPDATE
     share: int = 1
     layout: Mapping[str, object] = field(default_factory=dict)
-    beside: str = _PLAIN
+    peer: str = _PLAIN
 
 
 _TOAST = {"more": "body text storage external", "more_of": _BODY, "share": 8}
@@ -78,18 +78,18 @@ KINDS = {
         layout={"columns": {kind: f"_{kind}" for kind in METADATA if kind not in OF_KEPT}}
     ),
     "deletes": Kind(change=_DELETE),
-    "soft deletes": Kind(layout={"deletes": "soft"}, change=_DELETE, beside="deletes"),
+    "soft deletes": Kind(layout={"deletes": "soft"}, change=_DELETE, peer="deletes"),
     "soft deletes, updates": Kind(layout={"deletes": "soft"}),
     "no key": Kind("id bigint", alter="replica identity full"),
     _LARGE: Kind(
         **_TOAST, change=_UPDATE.replace(" where", ", body = repeat(md5(random()::text), 100) where")
     ),
-    "unsent TOAST": Kind(**_TOAST, beside=_LARGE),
+    "unsent TOAST": Kind(**_TOAST, peer=_LARGE),
 }
 
 
 def _quiet(_: str) -> None:
-    """A log that says nothing."""
+    """A log without output."""
 
 
 class Site:
@@ -128,7 +128,7 @@ class Site:
         return declared.subscriptions[name], declared.lake.open()
 
     def seconds(self) -> tuple[list[float], str]:
-        """Change the table, and bring that into the replica: the seconds of the three steps, and what applied it."""
+        """Change the table, and replicate the changes; return the seconds of the three steps, and the engine of the apply."""
         with self._connected() as source:
             source.execute(self._change)
         subscription, lake, took = self._subscription, self._lake, []
@@ -161,7 +161,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="pgsieve-benchmark-") as name:
         folder = Path(name)
         with EmbeddedServer(folder / "publisher", settings=_SETTINGS) as publisher:
-            wanted = [kind for kind in KINDS if kind in options.kinds or kind in _beside(options.kinds)]
+            wanted = [kind for kind in KINDS if kind in options.kinds or kind in _peers(options.kinds)]
             sites = {
                 kind: Site(KINDS[kind], number, folder, publisher, options)
                 for number, kind in enumerate(wanted)
@@ -172,14 +172,14 @@ def main() -> None:
                     taken[kind].append(site.seconds())
     least = {kind: min(runs[1:], key=lambda run: sum(run[0])) for kind, runs in taken.items()}
     for kind, (took, engine) in least.items():
-        beside = sum(least[KINDS[kind].beside if kind != _LARGE else _LARGE][0])
-        seconds = (*took, sum(took), sum(took) / beside)
+        peer = sum(least[KINDS[kind].peer if kind != _LARGE else _LARGE][0])
+        seconds = (*took, sum(took), sum(took) / peer)
         shown.add_row(kind, *(f"{number:.2f}" for number in seconds), engine)
     Console(width=120).print(shown)
 
 
-def _beside(kinds: list[str]) -> set[str]:
-    return {KINDS[kind].beside for kind in kinds}
+def _peers(kinds: list[str]) -> set[str]:
+    return {KINDS[kind].peer for kind in kinds}
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""What a lake on S3 costs, as ratios to the same lake in a folder, in the same run.
+"""The cost of a lake on S3, as ratios to the same lake in a folder, in the same run.
 
-In: how many tables have nothing to do, how many rows are copied and caught up with, how many milliseconds each request
-waits besides. Out: seconds on a folder, on a local S3 server, and on that server from afar, with their ratio, and the
-processor time of the runs with their JVM, which other work on the machine changes less; from afar also the number of
-requests. The server is SeaweedFS; a proxy adds the wait. Each command is a process of its own; what is interleaved is
-compared, each place the first in turns. Each run is printed to stderr as it ends, with the load average.
+In: the number of tables without changes, the number of rows of the initial sync and the catch-up, and the milliseconds
+that each request waits. Out: the seconds in a folder, on a local S3 server, and on this server with the wait, and their
+ratios; the processor time of the runs with their JVM, which other work on the machine changes less; and with the wait
+also the number of requests. The server is SeaweedFS; a proxy adds the wait. Each command is a process of its own. The
+lakes take turns, also in being the first. Each run is printed to stderr at its end, with the load average.
 
     python benchmarks/object_store.py --tables 50 --rows 2000000 --wait 30
 """
@@ -39,7 +39,7 @@ FOLDER, FAR = "folder", "far"
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a run took: seconds, seconds of the processor, requests that passed the proxy."""
+    """A run's seconds, processor seconds, and requests through the proxy."""
 
     wall: float
     processor: float
@@ -56,7 +56,7 @@ class Lakes:
         self.runs: dict[str, dict[str, list[Run]]] = {}
 
     def configure(self, name: str) -> None:
-        """Write a pgsieve.yaml for each lake: everything that a database's publication has."""
+        """Write a pgsieve.yaml for each lake, with a subscription to the database's publication."""
         for place, store in self._stores.items():
             source = f"{name}_{place}"
             written = {
@@ -69,9 +69,9 @@ class Lakes:
             (self._folder / f"{source}.yaml").write_text(yaml.safe_dump(written))
 
     def run(self, name: str, what: str | None) -> None:
-        """`pgsieve run` on each lake in turn; what it is said to measure, or None.
+        """Execute `pgsieve run` on each lake in turn; `what` names the measurement, None: it does not count.
 
-        Each is the first every other time, since the first one finds less in the caches.
+        The order alternates, because the first run finds less in the caches.
         """
         places = list(self._stores)
         if len(self.runs.get(what or "", {}).get(FOLDER, ())) % 2:
@@ -93,11 +93,11 @@ class Lakes:
 
 
 def run_as_process(configuration: Path) -> tuple[float, float]:
-    """The seconds of a `pgsieve run` as a process, and those of the processor with its JVMs."""
+    """The seconds of a `pgsieve run` as a process, and its processor seconds, with its JVMs."""
     command = [sys.executable, "-m", "pgsieve", "-c", str(configuration), "run"]
     began, used = time.perf_counter(), _used()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    # A JVM outlives the run that started it by a moment, so nobody waits for it.
+    # A JVM outlives the run that started it by a moment, so its time is not in `_used`.
     jvms = dict[int, float]()
     while process.poll() is None:
         jvms |= _used_by_jvms(process.pid)
@@ -114,7 +114,7 @@ def _used() -> float:
 
 
 def _used_by_jvms(pid: int) -> dict[int, float]:
-    """Processor time of the JVMs that a process has started, until now."""
+    """Processor time, until now, of the JVMs that a process has started."""
     used = dict[int, float]()
     with suppress(psutil.Error):
         for child in psutil.Process(pid).children(recursive=True):
@@ -125,7 +125,7 @@ def _used_by_jvms(pid: int) -> dict[int, float]:
 
 
 def small(lakes: Lakes, server: EmbeddedServer, tables: int, rounds: int) -> None:
-    """The first copy of small tables, nothing to do, and a small change in one table."""
+    """The initial copy of small tables, a run without changes, and a small change in one table."""
     with psycopg.connect(server.conninfo(), autocommit=True) as admin:
         admin.execute("create database small")
     with psycopg.connect(server.conninfo(dbname="small"), autocommit=True) as database:
@@ -144,9 +144,10 @@ def small(lakes: Lakes, server: EmbeddedServer, tables: int, rounds: int) -> Non
 
 
 def large(lakes: Lakes, server: EmbeddedServer, rows: int, rounds: int) -> None:
-    """Initial sync and catch-up of the workload of `benchmarks/replication.py`, in lakes that there are already.
+    """Initial sync and catch-up of the workload of `benchmarks/replication.py`, in existing lakes.
 
-    The first run of a lake tries a server that is not S3 itself, whatever it copies. Each round has a table of its own.
+    The first run of a lake also tests a server that is not AWS's S3, so it copies another table. Each round has a table
+    of its own.
     """
     with psycopg.connect(server.conninfo(), autocommit=True) as admin:
         admin.execute("create database large")
@@ -154,7 +155,7 @@ def large(lakes: Lakes, server: EmbeddedServer, rows: int, rounds: int) -> None:
         database.execute("create table first (id int primary key)")
         for number in range(rounds):
             database.execute(f"create table t{number} {COLUMNS}".encode())
-            # Before there are slots, which would have to decode it.
+            # The rows are inserted before there are slots, which would have to decode them.
             database.execute(f"insert into t{number} select {ROW} from generate_series(1, {rows}) i".encode())
         database.execute("vacuum (freeze, analyze)")
         database.execute("create publication p for table first")
@@ -172,11 +173,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--tables", type=int, default=50, help="0: neither nothing to do nor a small change")
+    parser.add_argument("--tables", type=int, default=50, help="0: leaves out the runs with small tables")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--rows", type=int, default=2_000_000, help="0: neither initial sync nor catch-up")
-    parser.add_argument("--large-rounds", type=int, default=1, help="tables of so many rows")
-    parser.add_argument("--wait", type=float, default=30.0, help="milliseconds of a server far away; 0: none")
+    parser.add_argument("--rows", type=int, default=2_000_000, help="0: leaves out initial sync and catch-up")
+    parser.add_argument("--large-rounds", type=int, default=1, help="the number of tables with these rows")
+    parser.add_argument(
+        "--wait",
+        type=float,
+        default=30.0,
+        help="milliseconds that each request to the distant server waits; 0: no distant server",
+    )
     options = parser.parse_args()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pgsieve-benchmark-")))

@@ -1,13 +1,13 @@
-"""Initial sync and catch-up, beside PostgreSQL's own subscription in the same run.
+"""Initial sync and catch-up, compared with PostgreSQL's own subscription in the same run.
 
-The workload: a table of ten columns, about 100 bytes of text a row. Initial sync copies `--rows` of them;
-catch-up applies half as many inserts, in 100 transactions, and a quarter as many updates, in 50, that wait in
-the slot. What the slot takes by itself to be read is told beside. pgsieve is measured warm (in a session that has done the same twice, with half the rows) and cold (the whole
-process, `pgsieve run`); the peer is CREATE SUBSCRIPTION with default options on a second embedded server. Prints
-seconds of the clock, and the ratio to the peer. Needs about 3 GB of disk at the full 2,000,000 rows.
+The workload is a table of ten columns, with about 100 bytes of text per row. Initial sync copies `--rows` rows. Catch-up
+applies changes that wait in the slot: half as many inserts, in 100 transactions, and a quarter as many updates, in 50. A
+peek of the slot alone is measured too. pgsieve is measured warm (in a session that has done the same twice, with half the
+rows) and cold (the whole process, `pgsieve run`). The peer is CREATE SUBSCRIPTION with default options on a second
+embedded server. Prints wall clock seconds, and the ratio to the peer. Needs about 3 GB of disk at the full 2,000,000 rows.
 
-`--master` is Spark's, as in pgsieve.yaml: local, with `--engine start` the warm engine's, or a standalone cluster's that runs
-already. `threads[N]` is the yardstick: the same functions in threads of the process, without Spark.
+`--master` is Spark's, as in pgsieve.yaml: local, with `--engine start` that of the warm engine, or a standalone cluster
+that runs already. `threads[N]` is for comparison: the same functions in threads of the process, without Spark.
 
     python benchmarks/replication.py --rows 2000000 --master local[*] --engine start
 """
@@ -59,11 +59,11 @@ ROW = (
 
 
 def quiet(_: str) -> None:
-    """A log that says nothing."""
+    """A log without output."""
 
 
 def changes(connection: psycopg.Connection, table: str, rows: int, after: int | None = None) -> None:
-    """Commit the changes of the catch-up; their keys come after `after`, the number of rows if not said."""
+    """Commit the changes of the catch-up; new keys follow `after`, by default the number of rows."""
     inserts, updates, key = rows // 2 // 100, rows // 4 // 50, rows if after is None else after
     insert = f"insert into {table} select {ROW} from generate_series({key} + b*{inserts} + 1, {key} + (b+1)*{inserts}) i"
     update = (
@@ -75,7 +75,7 @@ def changes(connection: psycopg.Connection, table: str, rows: int, after: int | 
 
 
 def wait(done: Callable[[], bool]) -> None:
-    """Poll until the built-in subscription is there."""
+    """Poll until the built-in subscription has caught up."""
     while not done():
         time.sleep(0.02)
 
@@ -117,7 +117,7 @@ def builtin(
 
 
 def peek(subscription: Subscription, results: dict[str, float], phase: str) -> None:
-    """What the change log is made of, read and thrown away: the slot's own speed."""
+    """Read the changes of the slot and drop them: the slot's own speed."""
     feed = subscription.feed
     with feed.source.connect() as connection:
         options, end = at_once(feed, [feed.slot]), current_lsn(connection)
@@ -128,7 +128,7 @@ def peek(subscription: Subscription, results: dict[str, float], phase: str) -> N
 
 
 def steps(subscription: Subscription, lake: object, results: dict[str, float], phase: str) -> None:
-    """One catch-up, step by step; the slot is read once more before it."""
+    """One catch-up, step by step, after an extra peek of the slot."""
     peek(subscription, results, phase)
     with timed(results, f"pgsieve {phase}: catch-up"):
         with timed(results, f"pgsieve {phase}:   change_log"):
@@ -169,8 +169,8 @@ def warm(
         with psycopg.connect(publisher.conninfo(), autocommit=True) as source:
             changes(source, name, size)
         steps(subscription, lake, measured, phase)
-        held = lake.count(lake.paths.replica(subscription.name, "public", name))
-        assert held == size + size // 2 // 100 * 100, held
+        replicated = lake.count(lake.paths.replica(subscription.name, "public", name))
+        assert replicated == size + size // 2 // 100 * 100, replicated
         with psycopg.connect(publisher.conninfo(), autocommit=True) as source:
             source.execute(f"select pg_drop_replication_slot('{subscription.feed.slot}')")
 
@@ -178,7 +178,7 @@ def warm(
 def cold(
     folder: Path, publisher: EmbeddedServer, rows: int, results: dict[str, float], spark: Mapping[str, str]
 ) -> None:
-    """`pgsieve run` as a process: with the rows, with the changes, with nothing."""
+    """`pgsieve run` as a process: for the rows, for the changes, and without changes."""
     path = configuration(folder, publisher, "cold", spark)
     command = [sys.executable, "-m", "pgsieve.pipelines.command_line.cli", "run", "-c", str(path)]
 

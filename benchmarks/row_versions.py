@@ -1,8 +1,8 @@
-"""What versions of rows cost (`history: scd2`): `python benchmarks/row_versions.py 1000000 --changes 200000`.
+"""The cost of versions of rows (`history: scd2`): `python benchmarks/row_versions.py 1000000 --changes 200000`.
 
-In: a number of rows. Out: for appends, updates that lie evenly apart, and a mix of both with deletes, what an apply takes without and
-with versions, and the versions' part: wall clock, in brackets processor time; the median of `--rounds`. Both subscriptions read one
-slot, and take turns. Nothing but the apply is measured. Needs no Java: threads write what is much.
+In: a number of rows. Out: for appends, for evenly spaced updates, and for a mix of both with deletes, the time of an apply
+without and with versions, and the versions' share: wall clock, in brackets processor time; the median of `--rounds`. Both
+subscriptions read one slot, and take turns. Only the apply is measured. Needs no Java: threads do the large writes.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def _quiet(_: str) -> None:
 
 
 def _statements(rows: int, changes: int, number: int) -> dict[str, list[str]]:
-    """What is done to the table in a round, by kind."""
+    """The statements of a round, by kind."""
     first, step = rows + 1 + number * 2 * changes, max(rows // changes, 1)
     append = f"insert into t select {ROW} from generate_series({first}, {first + changes - 1}) i"
     later = f"insert into t select {ROW} from generate_series({first + changes}, {first + changes + changes // 2}) i"
@@ -47,7 +47,7 @@ def _statements(rows: int, changes: int, number: int) -> dict[str, list[str]]:
 
 
 def _applied(declared: Project) -> dict[str, tuple[float, float]]:
-    """How long each subscription's apply takes of what is new."""
+    """The wall clock and processor seconds of each subscription's apply of the new changes."""
     (feed,) = declared.feeds.values()
     drain(feed, declared.lake.open(), list(declared.subscriptions.values()), _quiet)
     took = {}
@@ -61,7 +61,7 @@ def _applied(declared: Project) -> dict[str, tuple[float, float]]:
 
 
 def main(options: argparse.Namespace) -> None:
-    """Measure a table of so many rows."""
+    """Measure a table with this many rows."""
     measured = defaultdict[str, list[dict[str, tuple[float, float]]]](list)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pgsieve-benchmark-")))

@@ -1,12 +1,12 @@
-"""What a copy and a catch-up cost a driver and executors: CPU and bytes of each, step by step, on a cluster.
+"""The cost of a copy and a catch-up for the driver and the executors of a cluster: CPU and bytes of each step.
 
 The workload is that of `replication.py`: a table of `--rows` rows is copied, then `--changes` wait in the slot, two thirds of them
-INSERTs. The cluster is a standalone one of Spark's, by default with two workers of one core each beside the driver; `--master` may
-name another that runs on this machine. `--lose` kills that many executors while the changes are transformed and applied. At the end
-each row is compared with the publisher's.
+INSERTs. The cluster is a standalone one of Spark's, by default with two workers of one core each next to the driver; `--master` may
+name another one on this machine. `--lose` kills that many executors during the transformation and the apply of the changes. At the
+end each row is compared with the publisher's.
 
-CPU is that of the processes: of this one, of its JVM (with it the two workers' own, which only start executors), and of the executors
-with their Python. Results are the bytes that tasks sent to the driver, as Spark's event log has them; written is what tasks wrote.
+CPU is that of this process, of its JVM (with the JVMs of the two workers, which only start executors), and of the executors with
+their Python. *Results* are the bytes that tasks sent to the driver, from Spark's event log; *written* are the bytes that tasks wrote.
 
     python benchmarks/scale.py --rows 2000000 --changes 10000000 --lose 2
 """
@@ -50,7 +50,7 @@ _EXECUTOR = b"CoarseGrainedExecutorBackend"
 
 @dataclass(frozen=True)
 class Process:
-    """One of the machine's: who started it, what it is, and the seconds of CPU of it and of those that it has waited for."""
+    """A process of the machine: its parent, its name, and the CPU seconds of it and of children that it has waited for."""
 
     parent: int
     command: bytes
@@ -58,28 +58,30 @@ class Process:
 
 
 def processes() -> dict[int, Process]:
-    """All that there are, by their numbers."""
-    found = {}
+    """All processes, by their ids."""
+    running = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
             cpu = sum(map(int, fields[11:15])) / _TICKS
-            found[int(folder.name)] = Process(int(fields[1]), (folder / "cmdline").read_bytes(), cpu)
-    return found
+            running[int(folder.name)] = Process(int(fields[1]), (folder / "cmdline").read_bytes(), cpu)
+    return running
 
 
 def executors() -> list[int]:
-    """The numbers of the JVMs of this process' executors."""
-    found = processes()
+    """The ids of the JVMs of this process's executors."""
+    running = processes()
     return [
         number
-        for number, process in found.items()
-        if _EXECUTOR in process.command and b"java" in process.command and _kind(number, found) == "executors"
+        for number, process in running.items()
+        if _EXECUTOR in process.command
+        and b"java" in process.command
+        and _kind(number, running) == "executors"
     ]
 
 
 class Clock:
-    """CPU of the driver's Python, its JVM, and the executors; those that have ended count as they were seen last."""
+    """CPU of the driver's Python, its JVM, and the executors; an ended process counts with its last known CPU."""
 
     def __init__(self) -> None:
         self._seen = dict[int, tuple[str, float]]()
@@ -92,9 +94,9 @@ class Clock:
 
     def look(self) -> Counter[str]:
         """The seconds so far."""
-        found = processes()
-        for number, process in found.items():
-            if kind := _kind(number, found):
+        running = processes()
+        for number, process in running.items():
+            if kind := _kind(number, running):
                 self._seen[number] = kind, process.cpu
         seconds = Counter[str]()
         for kind, cpu in list(self._seen.values()):
@@ -106,15 +108,15 @@ class Clock:
         self._ended.set()
 
 
-def _kind(number: int, found: Mapping[int, Process]) -> str | None:
-    """Whose a process is of those that this one has started; None of any other."""
+def _kind(number: int, running: Mapping[int, Process]) -> str | None:
+    """The kind of a process that this process has started; None for any other."""
     kind = "driver" if number == os.getpid() else None
-    while number in found and number != os.getpid():
-        if _EXECUTOR in found[number].command:
+    while number in running and number != os.getpid():
+        if _EXECUTOR in running[number].command:
             kind = "executors"
-        elif b"SparkSubmit" in found[number].command:
+        elif b"SparkSubmit" in running[number].command:
             kind = kind or "JVM"
-        number = found[number].parent
+        number = running[number].parent
     return kind if number == os.getpid() else None
 
 
@@ -130,7 +132,7 @@ class Cost:
 
 @contextmanager
 def losing(number: int) -> Iterator[None]:
-    """Kill so many executors within the block, each once it has Python beside it, and two seconds after the one before."""
+    """Kill this many executors during the block: each after it has started Python, and two seconds after the previous one."""
     ended, lost = Event(), list[int]()
 
     def kill() -> None:
@@ -152,30 +154,32 @@ def losing(number: int) -> Iterator[None]:
 
 
 def results(log: Path, costs: Mapping[str, Cost]) -> dict[str, Counter[str]]:
-    """Of each step the jobs, tasks, failed tasks, and bytes that tasks sent to the driver, by the times of the event log."""
-    found: dict[str, Counter[str]] = {name: Counter() for name in costs}
+    """Each step's jobs, tasks, failed tasks, and bytes that tasks sent to the driver, by the times of the event log."""
+    counts_of: dict[str, Counter[str]] = {name: Counter() for name in costs}
     for file in log.rglob("events_*"):
         for line in file.read_text(encoding="utf-8").splitlines():
             event = json.loads(line)
             kind = event["Event"]
             if kind == "SparkListenerJobStart":
-                _counted(found, costs, event["Submission Time"])["jobs"] += 1
+                _counted(counts_of, costs, event["Submission Time"])["jobs"] += 1
             elif kind == "SparkListenerTaskEnd":
-                counts = _counted(found, costs, event["Task Info"]["Finish Time"])
+                counts = _counted(counts_of, costs, event["Task Info"]["Finish Time"])
                 counts["tasks"] += 1
                 counts["failed"] += event["Task End Reason"]["Reason"] != "Success"
                 metrics = event.get("Task Metrics") or {}
                 counts["results"] += metrics.get("Result Size", 0)
-    return found
+    return counts_of
 
 
-def _counted(found: Mapping[str, Counter[str]], costs: Mapping[str, Cost], milliseconds: int) -> Counter[str]:
+def _counted(
+    counts_of: Mapping[str, Counter[str]], costs: Mapping[str, Cost], milliseconds: int
+) -> Counter[str]:
     step = next((name for name, cost in costs.items() if milliseconds <= cost.until * 1000), None)
-    return Counter() if step is None else found[step]
+    return Counter() if step is None else counts_of[step]
 
 
 def run(folder: Path, publisher: EmbeddedServer, options: argparse.Namespace) -> None:
-    """Copy, change, catch up, compare; print what it took."""
+    """Copy, change, catch up, compare; print the costs."""
     (events := folder / "events").mkdir()
     with psycopg.connect(publisher.conninfo(), autocommit=True) as source:
         source.execute(f"create table scale {COLUMNS}")
@@ -207,7 +211,7 @@ def run(folder: Path, publisher: EmbeddedServer, options: argparse.Namespace) ->
 
 
 def opened(folder: Path, publisher: EmbeddedServer, master: str, events: Path) -> tuple[Subscription, Lake]:
-    """A subscription with a row filter, and its lake, on a cluster whose event log is kept; Spark runs all, however little."""
+    """A subscription with a row filter, and its lake, on a cluster with an event log; Spark runs even small work."""
     written = {
         "lake": "./lake",
         "sources": {"scale": {"conninfo": publisher.conninfo()}},
@@ -230,12 +234,12 @@ def opened(folder: Path, publisher: EmbeddedServer, master: str, events: Path) -
     return declared.subscriptions["scale"], declared.lake.open()
 
 
-def show(costs: Mapping[str, Cost], found: Mapping[str, Counter[str]]) -> None:
+def show(costs: Mapping[str, Cost], counts_of: Mapping[str, Counter[str]]) -> None:
     """Print the table."""
     columns = ("jobs", "tasks", "failed", "results, KiB", "written, MiB")
     table = Table("step", "seconds", "CPU: driver", "JVM", "executors", *columns)
     for name, cost in costs.items():
-        counts = found[name]
+        counts = counts_of[name]
         table.add_row(
             name,
             *(

@@ -1,9 +1,9 @@
-"""What slots and cores carry: a simulation of runs that follow one another, by the rates of docs/scale.md.
+"""The changes that slots and cores can carry: a simulation of consecutive runs, with the rates of docs/scale.md.
 
-A publisher commits so many changes a second, spread evenly over so many slots. Each slot has a driver, whose runs follow one another: a run
-takes what waits then. It reads it from the slot alone, at the slot's rate; what comes after, tasks do, on cores that all drivers share.
-Out: for each number of slots and of cores the seconds from a commit until it is in a replica, at most, in the second half of `--minutes`;
-or that it grows, since more comes than is carried.
+A publisher commits a number of changes per second, spread evenly over the slots. Each slot has a driver, whose runs follow one
+another. A run takes the changes that wait at its start. It reads them from its slot alone, at the slot's rate; then tasks process them,
+on cores that all drivers share. Out: for each number of slots and of cores the greatest seconds from a commit to the replica in the
+second half of `--minutes`, or `grows` if more changes come than slots and cores carry.
 
     python benchmarks/scale_model.py --changes 50000 200000 500000 --slots 1 2 4 --cores 2 8 32
 """
@@ -19,7 +19,7 @@ _STEP = 0.05
 
 @dataclass(frozen=True)
 class Rates:
-    """What one slot and one core do: changes a second of a slot, core seconds of a change, seconds of a run by itself."""
+    """The rates of one slot and one core: changes per second of a slot, core seconds of a change, fixed seconds of a run."""
 
     slot: float
     core: float
@@ -28,7 +28,7 @@ class Rates:
 
 @dataclass
 class Driver:
-    """The runs of one slot; `waiting` changes came since `since`, the first of those that a run has at `oldest`."""
+    """The runs of one slot; `waiting` changes came since `since`, and the present run's first change at `oldest`."""
 
     waiting: float = 0.0
     since: float = 0.0
@@ -38,14 +38,14 @@ class Driver:
     runs: bool = False
 
     def begin(self, now: float, rates: Rates) -> None:
-        """Start a run with what waits."""
+        """Start a run with the waiting changes."""
         self.reading = rates.run + self.waiting / rates.slot
         self.work = self.waiting * rates.core
         self.oldest, self.since, self.waiting, self.runs = self.since, now, 0.0, True
 
 
 def simulated(changes: float, slots: int, cores: int, minutes: float, rates: Rates) -> float | None:
-    """The greatest delay of a change in the second half, None where it still grows."""
+    """The greatest delay of a change in the second half, None if it still grows."""
     drivers, delays = [Driver() for _ in range(slots)], list[tuple[float, float]]()
     for number in range(int(minutes * 60 / _STEP)):
         now = number * _STEP
@@ -79,9 +79,9 @@ def main() -> None:
     parser.add_argument("--slots", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--cores", type=int, nargs="+", default=[2, 8, 32])
     parser.add_argument("--minutes", type=float, default=60)
-    parser.add_argument("--slot-rate", type=float, default=400_000, help="changes a second of one slot")
-    parser.add_argument("--core-seconds", type=float, default=7.3, help="of a million changes")
-    parser.add_argument("--run-seconds", type=float, default=4, help="of a run that has little to do")
+    parser.add_argument("--slot-rate", type=float, default=400_000, help="changes per second of one slot")
+    parser.add_argument("--core-seconds", type=float, default=7.3, help="core seconds of a million changes")
+    parser.add_argument("--run-seconds", type=float, default=4, help="seconds of a run with few changes")
     options = parser.parse_args()
     rates = Rates(options.slot_rate, options.core_seconds / 1e6, options.run_seconds)
     table = Table(

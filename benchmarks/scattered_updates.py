@@ -1,11 +1,11 @@
-"""What updates cost that are scattered over a table, by its size: `python benchmarks/scattered_updates.py 1000000 8000000`.
+"""The cost of updates that are scattered over a table, by its size: `python benchmarks/scattered_updates.py 1000000 8000000`.
 
-In: numbers of rows. Out: for each table the median of `--rounds` runs as processes of their own, each after so many
-`--updates` at keys that lie evenly apart: wall clock, in brackets processor time with the JVM, and the ratio to the first
-table. The tables take turns, and are those of `benchmarks/replication.py`. Needs about 0.3 KB of disk a row.
+In: numbers of rows. Out: for each table the median of `--rounds` runs as processes of their own, each after `--updates`
+updates of evenly spaced keys: wall clock, in brackets processor time with the JVM, and the ratio to the first table. The
+tables take turns, and are those of `benchmarks/replication.py`. Needs about 0.3 KB of disk per row.
 
-With `--store` the lakes are on a local S3 server, behind a proxy that has each request wait `--wait` milliseconds: then the
-requests of a run are said, too, and the bytes that it downloads and uploads. `--rewritten` are bytes of
+With `--store` the lakes are on a local S3 server, behind a proxy that delays each request by `--wait` milliseconds. Then
+the requests of a run, and the bytes that it downloads and uploads, are printed too. `--rewritten` are values of
 `spark.pgsieve.rewrittenBytes`: each table is measured with each of them.
 """
 
@@ -32,7 +32,7 @@ from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.s3_proxy import S3Proxy, s3_proxy
 from tests.fixtures.s3_server import BUCKET, S3Server, new_s3_server
 
-#: Rows that one statement inserts.
+#: The number of rows that one statement inserts.
 _STATEMENT = 1_000_000
 
 
@@ -47,14 +47,14 @@ def _fill(database: psycopg.Connection, table: str, rows: int) -> None:
 
 @dataclass(frozen=True)
 class Case:
-    """A table of so many rows, by the setting with which it is replicated (None: the default)."""
+    """A table with this many rows, and the setting with which it is replicated (None: the default)."""
 
     rows: int
     rewritten: int | None
 
     @property
     def table(self) -> str:
-        """The table, whose publication has its name, too."""
+        """The name of the table and of its publication."""
         return f"rows_{self.rows}"
 
     def __str__(self) -> str:
@@ -81,7 +81,7 @@ class Case:
 
 
 def _run(path: Path, proxy: S3Proxy | None) -> tuple[float, ...]:
-    """A run's seconds and those of the processor; on a store its requests, and the megabytes that it downloads and uploads."""
+    """A run's seconds and processor seconds; on a store also its requests, and the megabytes that it downloads and uploads."""
     if proxy is None:
         return run_as_process(path)
     before = len(proxy.answered), proxy.downloaded, proxy.uploaded
@@ -90,15 +90,15 @@ def _run(path: Path, proxy: S3Proxy | None) -> tuple[float, ...]:
     return *took, requests - before[0], (down - before[1]) / 1e6, (up - before[2]) / 1e6
 
 
-def _told(run: Sequence[float]) -> str:
-    told = f"{run[0]:.2f} s ({run[1]:.2f})"
+def _shown(run: Sequence[float]) -> str:
+    shown = f"{run[0]:.2f} s ({run[1]:.2f})"
     if len(run) > 2:
-        told += f", {run[2]:.0f} requests, {run[3]:.1f} MB down, {run[4]:.1f} MB up"
-    return told
+        shown += f", {run[2]:.0f} requests, {run[3]:.1f} MB down, {run[4]:.1f} MB up"
+    return shown
 
 
 def main(options: argparse.Namespace) -> None:
-    """Measure tables of so many rows."""
+    """Measure tables with these numbers of rows."""
     cases = [Case(rows, rewritten) for rows in options.numbers for rewritten in options.rewritten or [None]]
     measured = defaultdict[Case, list[tuple[float, ...]]](list)
     with ExitStack() as stack:
@@ -111,23 +111,23 @@ def main(options: argparse.Namespace) -> None:
         server = stack.enter_context(EmbeddedServer(folder / "data", settings=settings))
         database = stack.enter_context(psycopg.connect(server.conninfo(), autocommit=True))
         paths = {case: case.configuration(folder, server, proxy) for case in cases}
-        # Before there is a slot, which would have the filling of the others decoded.
+        # All tables are filled before there is a slot, which would have to decode their rows.
         for case in {case.rows: case for case in cases}.values():
             _fill(database, case.table, case.rows)
         for case, path in paths.items():
-            print(f"{case}: copied in {_told(_run(path, proxy))}", flush=True)
+            print(f"{case}: copied in {_shown(_run(path, proxy))}", flush=True)
         for number in range(options.rounds):
             for rows in options.numbers:
                 step = max(rows // options.updates, 1)
                 database.execute(f"update rows_{rows} set qty = qty + 1 where id % {step} = {number % step}")
                 for case in (case for case in cases if case.rows == rows):
                     measured[case].append(_run(paths[case], proxy))
-                    told = _told(measured[case][-1])
-                    print(f"{case}: {told}, load average {os.getloadavg()[0]:.1f}", flush=True)
+                    shown = _shown(measured[case][-1])
+                    print(f"{case}: {shown}, load average {os.getloadavg()[0]:.1f}", flush=True)
     medians = {case: [*map(statistics.median, zip(*runs, strict=True))] for case, runs in measured.items()}
     first = medians[cases[0]][0]
     for case, median in medians.items():
-        print(f"{options.updates:,} updates, {case}: {_told(median)}, {median[0] / first:.2f}x")
+        print(f"{options.updates:,} updates, {case}: {_shown(median)}, {median[0] / first:.2f}x")
 
 
 if __name__ == "__main__":

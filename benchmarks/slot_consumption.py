@@ -1,8 +1,8 @@
-"""How near slot consumption comes to the speed with which a server reads a slot: drains, each beside a peek of the same changes.
+"""Slot consumption, compared with the speed at which a server reads a slot: each drain beside a peek of the same changes.
 
-What catch-up applies in `benchmarks/replication.py` (1,000,000 inserts and 500,000 updates at the default size) waits in `--rounds`
-slots, and in one more. That one is peeked in every round, by one session that throws away what it is sent; one of the others is drained
-into a change log and confirmed. Which of the two comes first alternates. Prints the seconds of both, their ratio, and the medians.
+The changes of the catch-up in `benchmarks/replication.py` (1,000,000 inserts and 500,000 updates at the default size) wait in
+`--rounds` slots, and in one more. In each round, one session peeks the extra slot and drops the messages, and another slot is drained
+into a change log and confirmed. The order of the two alternates. Prints the seconds of both, their ratio, and the medians.
 
     python benchmarks/slot_consumption.py --rounds 12
 """
@@ -29,7 +29,7 @@ from pgsieve.resources.postgres.wal import current_lsn
 
 
 def peek(feed: Feed, upto: int) -> float:
-    """The seconds in which one session reads what waits in the slot, and throws it away."""
+    """The seconds in which one session reads the slot's changes and drops them."""
     begun = time.monotonic()
     with feed.source.connect() as connection:
         query = peek_query(feed.slot, upto, at_once(feed, ["p"]), connection.info.server_version)
@@ -39,7 +39,7 @@ def peek(feed: Feed, upto: int) -> float:
 
 
 def consume(feed: Feed, lake: Lake) -> float:
-    """The seconds in which it is in the change log, and confirmed."""
+    """The seconds in which the slot's changes get into the change log and are confirmed."""
     begun = time.monotonic()
     drain(feed, lake, [], quiet)
     return time.monotonic() - begun

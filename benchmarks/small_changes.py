@@ -1,9 +1,8 @@
-"""What a run costs in which little changed, by the number of changed tables: `python benchmarks/small_changes.py 1 5 200`.
+"""The cost of a run with few changes, by the number of changed tables: `python benchmarks/small_changes.py 1 5 200`.
 
-In: numbers of tables. Out: for each of them the median of some runs as processes of their own, each with an update, a delete and
-an insert in every table, beside runs with nothing to do in turn: wall clock, and in brackets CPU, which says more on a busy
-machine; and the most memory that a process had. `--java` lets runs have a JVM; else one that starts it fails, as it is
-not for so few changes.
+In: numbers of tables. Out: for each number the median of some runs as processes of their own, each with an update, a delete and
+an insert in every table, in turn with runs without changes: wall clock, in brackets CPU, which other work on the machine changes
+less, and the peak memory of a process. Without `--java` a run that starts a JVM fails, as so few changes should need none.
 """
 
 import os
@@ -25,7 +24,7 @@ ROWS = 1000
 
 
 def main(numbers: list[int], *, java: bool) -> None:
-    """Measure with so many tables each."""
+    """Measure with each of these numbers of tables."""
     with (
         tempfile.TemporaryDirectory() as folder,
         EmbeddedServer(

@@ -1,9 +1,9 @@
-"""What filtered subscriptions of one slot cost, by their number: `python benchmarks/subscriptions.py 1 16 64 --rows 500000`.
+"""The cost of filtered subscriptions of one slot, by their number: `python benchmarks/subscriptions.py 1 16 64 --rows 500000`.
 
-In: numbers of subscriptions. Each has a row filter that pgsieve evaluates, and together they get every row once. So many
-INSERTs wait in the slot, in 50 transactions; then one `pgsieve run` as a process brings all of them up to date. Out: the medians
+In: numbers of subscriptions. Each subscription has a row filter that pgsieve evaluates; together they get every row once. `--rows`
+INSERTs wait in the slot, in 50 transactions; then one `pgsieve run` as a process brings all subscriptions up to date. Out: the medians
 of `--rounds`, in which the numbers take turns: wall clock, and in brackets CPU of the run; CPU of the publisher's sessions; the
-ratios to the first number; and the most memory that a run had.
+ratios to the first number; and the peak memory of a run.
 `--master` is Spark's, as in pgsieve.yaml; with `--engine start` all runs share a warm engine, whose CPU is not counted.
 """
 
@@ -31,7 +31,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass
 class Site:
-    """So many subscriptions of a database of their own, and what their runs took."""
+    """A number of subscriptions with a database of their own, and the measurements of their runs."""
 
     server: EmbeddedServer
     folder: Path
@@ -69,7 +69,7 @@ class Site:
         self._run()
 
     def measure(self, rows: int) -> None:
-        """Insert so many rows, and have a run replicate them."""
+        """Insert this many rows, and replicate them by a run."""
         each = rows // _TRANSACTIONS
         insert = f"insert into orders select {ROW} from generate_series({self.rows} + b*{each} + 1, {self.rows} + (b+1)*{each}) i"
         with psycopg.connect(self.server.conninfo(dbname=self.name), autocommit=True) as database:
@@ -100,8 +100,8 @@ class Site:
         return self.folder / f"{self.name}.yaml"
 
     def _publisher_cpu(self) -> float:
-        """The seconds of CPU of the server's sessions that have ended."""
-        time.sleep(0.5)  # Until those of the run have.
+        """The CPU seconds of the server's ended sessions."""
+        time.sleep(0.5)  # Until the run's sessions have ended.
         pid = int((self.server.data / "postmaster.pid").read_text().split()[0])
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[13]) + int(fields[14])) / _TICKS
@@ -113,7 +113,7 @@ def _children_cpu() -> float:
 
 
 def main(numbers: list[int], rows: int, rounds: int, spark: Mapping[str, str]) -> None:
-    """Measure with so many subscriptions each; `spark` is the configuration's."""
+    """Measure with each of these numbers of subscriptions; `spark` is the configuration's."""
     with (
         tempfile.TemporaryDirectory() as folder,
         EmbeddedServer(Path(folder) / "data", settings={**SETTINGS, "fsync": "off"}) as server,

@@ -1,10 +1,10 @@
-"""Messages a second from one slot by its two transports: peeked through SQL, and by streaming replication.
+"""Messages per second from one slot by its two transports: peeks through SQL, and streaming replication.
 
     python benchmarks/transports.py [--rows 500000] [--runs 3]
 
-The workload: transactions of 100 inserts of about 20 bytes, waiting in the slot; over the server's Unix socket,
-and over TCP on this machine. Both transports read all of it in each run, and nothing is confirmed. Prints the
-messages a second by wall time, the receiving side's own processor time a message, and the ratio to the peek
+The workload is transactions of 100 inserts of about 20 bytes that wait in the slot. Connections go over the server's
+Unix socket, and over TCP on this machine. Both transports read all transactions in each run, and confirm nothing. Prints
+the messages per second by wall time, the processor time of the receiving side per message, and the ratio to the peek
 over the same connection.
 """
 
@@ -31,7 +31,7 @@ PER_TRANSACTION = 100
 
 
 def peek(source: Source, _start: int, end: int) -> Iterator[pa.RecordBatch]:
-    """Everything in the slot, through SQL."""
+    """All messages of the slot, through SQL."""
     version = source.check_ready()
     yield from read_messages(
         source.executor_conninfo(), peek_query(SLOT, end, PgoutputOptions((PUBLICATION,)), version)
@@ -39,7 +39,7 @@ def peek(source: Source, _start: int, end: int) -> Iterator[pa.RecordBatch]:
 
 
 def stream(source: Source, start: int, end: int) -> Iterator[pa.RecordBatch]:
-    """Everything in the slot, by streaming replication."""
+    """All messages of the slot, by streaming replication."""
     with ReplicationStream(source, SLOT, PgoutputOptions((PUBLICATION,)), start, log=print) as replication:
         for item in replication.items():
             if isinstance(item, Received):
@@ -80,7 +80,7 @@ def main() -> None:
                 f" n * {PER_TRANSACTION} + i, 'some text' from generate_series(1, {PER_TRANSACTION}) i;"
                 " commit; end loop; end $$".encode()
             )
-            # A last commit, so that both readings end with one: no idle server has to be waited for.
+            # A last commit, so that both readings end with a commit and wait for no idle server.
             end = current_lsn(connection)
             connection.execute("insert into public.t values (0, 'last')")
         print(f"{'':24}{'messages/s':>14}{'cpu us/message':>16}{'ratio':>8}   slot from {format_lsn(start)}")

@@ -1,8 +1,8 @@
-"""What a look at an earlier moment, and a replica that is filtered again, cost: `python benchmarks/views.py 1000000 --changes 100000`.
+"""The cost of reading at an earlier moment, and of filtering a replica again: `python benchmarks/views.py 1000000 --changes 100000`.
 
-In: a number of rows, and of changes. Out, as wall clock and in brackets processor time: a copy; an apply of the changes; all rows as of
-the commit before them, which is a cut, and amid them, for which half of them are applied to a clone; the same rows filtered from the
-change log and the replica, and copied with that filter. Needs no Java: threads write what is much.
+In: a number of rows, and of changes. Out, as wall clock and in brackets processor time: a copy; an apply of the changes; all rows
+as of a cut before the changes, and as of a moment in their middle, for which half of them are applied to a clone; the rows that a
+new filter lets through, once from the change log and the replica, and once by a copy. Needs no Java: threads do the large writes.
 """
 
 import argparse
@@ -40,7 +40,7 @@ def _quiet(_: str) -> None:
 
 
 class _Quiet:
-    """Progress that nobody sees."""
+    """Progress without output."""
 
     def start(self, task: str) -> None: ...
 
@@ -57,7 +57,7 @@ def _timed(what: str) -> Iterator[None]:
 
 
 def _step(declared: Project, name: str) -> Callable[[], object]:
-    """The apply of what is new; what comes before it is done."""
+    """The apply of the new changes; the steps before it are done here."""
     subscription, lake = declared.subscriptions[name], declared.lake.open()
     drain(subscription.feed, lake, [subscription], _quiet)
     transform(subscription, lake, _quiet)
@@ -70,7 +70,7 @@ def _copy(declared: Project, name: str) -> None:
 
 
 def _written(folder: Path, conninfo: str, *views: str) -> Path:
-    """A pgsieve.yaml with a subscription of all rows, and views that are filtered."""
+    """A pgsieve.yaml with a subscription of all rows, and filtered views."""
     of_all = {"all": {"tables": [{"table": "public.t"}]}}
     filtered = {view: {"tables": [{"table": "public.t", "where": _WHERE}]} for view in views}
     path = folder / "pgsieve.yaml"
@@ -96,7 +96,7 @@ def _lsn(database: psycopg.Connection) -> int:
 
 
 def main(options: argparse.Namespace) -> None:
-    """Measure a table of so many rows."""
+    """Measure a table with this many rows."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pgsieve-benchmark-")))
         settings = {**SETTINGS, "synchronous_commit": "on", "fsync": "off"}

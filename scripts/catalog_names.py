@@ -1,6 +1,6 @@
-"""Write decoding/values/catalog_names.py from a server's own catalog, that of the newest embedded PostgreSQL.
+"""Write decoding/values/catalog_names.py from the catalog of the newest embedded PostgreSQL.
 
-In: nothing. Out: the module's text on standard output; `tests/decoding/values/test_catalog_names.py` compares.
+In: nothing. Out: the module's text on standard output; `tests/decoding/values/test_catalog_names.py` compares it.
     python scripts/catalog_names.py > decoding/values/catalog_names.py
 """
 
@@ -25,11 +25,11 @@ from __future__ import annotations
 from types import MappingProxyType
 
 '''
-#: Oids from FirstGenbkiObjectId (10000) on differ between servers; for those pgoutput sends Type messages.
+#: Oids from FirstGenbkiObjectId (10000) on differ between servers; for these types pgoutput sends Type messages.
 TYPES = """
 select oid::bigint, format_type(oid, null) from pg_type where oid < 10000 and typtype <> 'p' order by oid
 """
-#: What the first release candidate of 19 has beside them.
+#: The further types of 19's first release candidate.
 OF_19 = {2173: "pg_parameter_acl", 6437: "oid8", 6442: "oid8[]", 6490: "regdatabase", 6491: "regdatabase[]"}
 KEYWORDS = "select word from pg_get_keywords() where catcode <> 'U' order by word collate \"C\""
 

@@ -3,10 +3,10 @@
 #
 #   scripts/fresh_machines.sh [SUITE]...      bookworm (Python 3.11.2), trixie (3.13) and sid (3.14) by default
 #
-# On each, as root and as a user id that /etc/passwd does not have: `make demo`, and `make test` with FRESH_TESTS. The checkout is
-# that of this script, as git lists it. Systems are kept in FRESH_ROOTS and made once; checkouts are made anew. FRESH_COMMANDS chooses
-# among `demo` and `test`, FRESH_USERS among user ids. Needs root, Linux, debootstrap and util-linux. The mirror is the one that
-# apt has here, or FRESH_MIRROR; pip has this machine's configuration and certificates. Exit status 1 when a command failed.
+# It runs `make demo`, and `make test` with FRESH_TESTS, on each machine, as root and as a user id that /etc/passwd does not have. The
+# checkout has the files of this one that git lists. Machines are made once, in FRESH_ROOTS; checkouts are made anew. FRESH_COMMANDS
+# chooses among `demo` and `test`, FRESH_USERS chooses user ids. Needs root, Linux, debootstrap and util-linux. The mirror is apt's on
+# this machine, or FRESH_MIRROR; pip has this machine's configuration and certificates. Exit status 1 if a command failed.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -21,13 +21,13 @@ for program in debootstrap unshare pivot_root setpriv git; do
 done
 [ "$(id -u)" = 0 ] || { echo "a system of its own needs root: sudo $0" >&2; exit 1; }
 
-# The mirror of Debian's main archive, of which debootstrap has a default where apt has none.
+# The mirror of Debian's main archive; debootstrap has a default if apt has none.
 mirror() {
     apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 2>/dev/null | grep '/debian/$' | sort -u | sed -n 1p
 }
 
-# A shell command inside of a system: `within ROOT USER COMMAND`. The root is moved to and not chrooted to: in a chroot nobody may make
-# a user namespace, which a machine lets everybody do.
+# Runs a shell command inside a machine: `within ROOT USER COMMAND`. It uses pivot_root instead of chroot: in a chroot no user may
+# create a user namespace, but on a machine every user may.
 within() {
     root=$1 user=$2 inside=$3
     passed=$(env | grep -iE '^(PIP_|UV_)[A-Z_]*=|^(http|https|no)_proxy=|^(SSL_CERT_FILE|SSL_CERT_DIR|REQUESTS_CA_BUNDLE)=' || true)
@@ -57,9 +57,9 @@ make_system() {
     rm -rf "$root"
     mkdir -p "$root"
     from=${FRESH_MIRROR:-$(mirror)}
-    # shellcheck disable=SC2086 # none where it is not known
+    # shellcheck disable=SC2086 # no argument if there is no mirror
     debootstrap --variant=minbase --include=make,ca-certificates,python3,python3-venv "$suite" "$root" $from
-    # What this machine trusts, and how it names hosts. Dates of a mirror's index may have gone by.
+    # This machine's certificates and names of hosts. A mirror's index may have expired.
     cp /etc/resolv.conf /etc/hosts "$root/etc/"
     [ ! -d /usr/local/share/ca-certificates ] || cp -R /usr/local/share/ca-certificates/. "$root/usr/local/share/ca-certificates/"
     echo 'Acquire::Check-Valid-Until "false";' >"$root/etc/apt/apt.conf.d/99-dates"
@@ -68,7 +68,7 @@ make_system() {
         jre=$(apt-cache --names-only search "^openjdk-(17|21)-jre-headless$" | sort | sed -n "1s/ .*//p")
         apt-get install -y -qq --no-install-recommends "$jre" >/dev/null'
     cp "$certificates" "$root$certificates"
-    # pip's own configuration, and what it names.
+    # pip's configuration, and the folders that it names.
     [ ! -e /etc/pip.conf ] || cp /etc/pip.conf "$root/etc/"
     for folder in ${PIP_FIND_LINKS:-}; do
         [ ! -d "$folder" ] || { mkdir -p "$root$folder" && cp -R "$folder/." "$root$folder/"; }
@@ -81,7 +81,7 @@ try() {
     suite=$1 root=$2 user=$3 command=$4 checkout=/checkout-$3
     log=$roots/$suite-$user-$command.log
     began=$(date +%s)
-    # There is no Java for the demo, and little room.
+    # The demo runs with few rows, and without Spark: no Java is installed for it.
     arguments="ARGS='--rows 20000 --without-spark'"
     [ "$command" = demo ] || arguments="ARGS='$tests'"
     if within "$root" "$user" "cd $checkout && make $command $arguments" >"$log" 2>&1; then

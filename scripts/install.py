@@ -1,8 +1,8 @@
 """Install pgsieve's checkout, with extras, into the environment of the Python that runs this.
 
 In: the extras, separated by commas; pip's own configuration, as the environment and its files have it. Out: the installation, one
-line of progress, and pip's whole output in `.venv/install.log`. Where pip fails its reason is printed, and its exit status
-returned.
+line of progress, and pip's whole output in `.venv/install.log`. If pip fails, the script prints the reason and returns pip's
+exit status.
 """
 
 import os
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from time import monotonic
 
-#: Between two lines of progress where no terminal can overwrite one.
+#: The seconds between two lines of progress, if no terminal can overwrite a line.
 _SECONDS = 10.0
 _REASON_LINES = 30
 #: What commands, and the Python processes of Spark, import.
@@ -28,14 +28,14 @@ _IMPORTED = (
 )
 #: Where it is set, Python keeps nothing that it compiles.
 _KEEP_NOTHING = "PYTHONDONTWRITEBYTECODE"
-#: What setuptools reads besides the files of a project that it builds, unless the user names another file.
+#: The file that setuptools reads besides a project's own files, unless the user names another one.
 _BUILDS = {"DIST_EXTRA_CONFIG": str(Path(__file__).with_name("wheels.cfg"))}
 
 
 def main(extras: str) -> int:
-    """Install; pip's exit status."""
+    """Install, and return pip's exit status."""
     log = Path(sys.prefix, "install.log")
-    # Python compiles what it imports as it imports it: to compile all of it takes longer than to install it.
+    # Python compiles modules when it imports them; to compile all modules takes longer than to install them.
     pip_install = [sys.executable, "-m", "pip", "install", "--no-compile", "--progress-bar", "off"]
     command = [*pip_install, "--editable", f".[{extras}]"]
     lines = list[str]()
@@ -56,7 +56,7 @@ def main(extras: str) -> int:
     progress.end()
     log.write_text("".join(lines), encoding="utf-8")
     if pip.returncode:
-        sys.stderr.write("\n".join([*_reason(lines), f"pip failed; all that it said is in {log}.\n"]))
+        sys.stderr.write("\n".join([*_reason(lines), f"pip failed; its whole output is in {log}.\n"]))
     elif sys.dont_write_bytecode:
         _compile(_IMPORTED)
     return pip.returncode
@@ -69,7 +69,7 @@ def _compile(modules: Sequence[str]) -> None:
 
 
 def _reason(lines: list[str]) -> Iterator[str]:
-    """What pip said from its first error on, without the lists of all versions, which fill a screen."""
+    """The output of pip from its first error on, without the lists of all versions, which fill a screen."""
     first = next((at for at, line in enumerate(lines) if line.lstrip().lower().startswith("error")), None)
     chosen = lines[-_REASON_LINES:] if first is None else lines[first : first + _REASON_LINES]
     for line in chosen:
@@ -78,14 +78,14 @@ def _reason(lines: list[str]) -> Iterator[str]:
 
 
 class _Progress:
-    """How many packages pip has come to, on one line of a terminal, elsewhere on a line every ten seconds."""
+    """Shows the number of packages that pip has reached: in one line of a terminal, elsewhere in a line every ten seconds."""
 
     def __init__(self) -> None:
         self._on_terminal = sys.stdout.isatty()
         self._count, self._last, self._began = 0, 0.0, monotonic()
 
     def show(self, line: str) -> None:
-        """Show how far pip is by a line of its output."""
+        """Show pip's progress from a line of its output."""
         word = next(iter(line.split()), "")
         if word == "Collecting":
             self._count += 1

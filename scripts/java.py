@@ -1,7 +1,7 @@
-"""Make pgsieve's own jars, each of the Java source beside it: the same bytes at each build.
+"""Make pgsieve's own jars, each from the Java source beside it; each build gives the same bytes.
 
-The manifest has the digest of the source, and the javac that compiled it. Needs a JDK, and the jars that `make setup`
-fetches. Run as a program, this module writes the jars; `compiled` is also the tests' way to see that they are the sources'.
+The manifest has the digest of the source, and the version of the javac that compiled it. Needs a JDK, and the jars that
+`make setup` fetches. As a program, this module writes the jars; tests use `compiled` to compare them with their sources.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from pgsieve.resources.lake.stores import log_store
 
 #: Spark 4 needs this Java or a newer one.
 _RELEASE = "17"
-#: Jars of Spark's that sources of ours use.
+#: Jars of Spark that pgsieve's sources use.
 _NEEDED = (
     "hadoop-client-api",
     "scala-library",
@@ -34,7 +34,7 @@ _LONG_AGO = (1980, 1, 1, 0, 0, 0)
 
 @dataclass(frozen=True)
 class Jar:
-    """A jar of ours: the source of its one class, and what its manifest says besides."""
+    """A jar of pgsieve's: the source of its one class, and further lines of its manifest."""
 
     path: Path
     source: Path
@@ -54,12 +54,13 @@ JARS = (
 
 
 def compiler() -> str:
-    """The major version of javac; raises FileNotFoundError where there is none."""
-    said = subprocess.run(["javac", "-version"], capture_output=True, text=True, check=True)
-    found = re.search(r"javac (\d+)", said.stdout + said.stderr)
-    if found is None:
-        raise RuntimeError(f"javac said {said.stdout + said.stderr!r}")
-    return found[1]
+    """The major version of javac; raises FileNotFoundError without a javac."""
+    javac = subprocess.run(["javac", "-version"], capture_output=True, text=True, check=True)
+    output = javac.stdout + javac.stderr
+    match = re.search(r"javac (\d+)", output)
+    if match is None:
+        raise RuntimeError(f"javac printed {output!r}")
+    return match[1]
 
 
 def compiled(source: Path) -> dict[str, bytes]:
@@ -76,7 +77,7 @@ def compiled(source: Path) -> dict[str, bytes]:
 
 
 def manifest(jar: Jar) -> str:
-    """What the manifest of a jar says."""
+    """The text of a jar's manifest."""
     lines = [
         "Manifest-Version: 1.0",
         f"Created-By: javac {compiler()}",

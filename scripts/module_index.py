@@ -2,7 +2,7 @@
 
     python scripts/module_index.py
 
-`scripts/site_pages.py` adds the page to the site, so it is as new as the code. Imports nothing of pgsieve.
+`scripts/site_pages.py` adds the page to the site, so the page is as new as the code. Imports nothing of pgsieve.
 """
 
 import ast
@@ -12,7 +12,7 @@ from pathlib import Path
 
 _ROOT = Path(__file__).resolve().parent.parent
 
-#: From the top layer to the lowest: each imports only what comes after it.
+#: From the top layer to the lowest: each layer imports only later ones.
 PACKAGES = ("pipelines", "assets", "resources", "decoding")
 
 _HEAD = """\
@@ -40,7 +40,7 @@ def _section(folder: Path) -> str:
 
 
 def _says(file: Path) -> str:
-    """The first paragraph of a module's docstring, in one line that may stand in a table."""
+    """The first paragraph of a module's docstring, as one line for a table."""
     docstring = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
     return " ".join(docstring.partition("\n\n")[0].split()).replace("|", "\\|")
 

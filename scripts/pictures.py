@@ -1,8 +1,8 @@
-"""The pictures of docs/images, made of what really runs: `make pictures` renews them. Needs a Chromium (Debian's package).
+"""Makes the pictures of docs/images from running programs: `make pictures`. Needs a Chromium (Debian's package).
 
-`pgsieve demo --ui` is started in a temporary folder, and looked at in a headless Chromium: the lineage, a replica with its
-plots, a check and a run that fail. So are servers beside pgsieve (`scripts/server_pictures.py`). `pgsieve demo` runs in a
-terminal of its own, whose output becomes a recording. With arguments, only the pictures of these names are renewed.
+The script starts `pgsieve demo --ui` in a temporary folder, and takes pictures in a headless Chromium: the lineage, a replica with
+its plots, a check and a run that fail. It also takes pictures of other servers (`scripts/server_pictures.py`). `pgsieve demo` runs
+in a terminal of its own, and its output becomes a recording. With arguments, only the pictures of these names are made.
 """
 
 import json
@@ -32,22 +32,22 @@ from scripts.server_pictures import UNFIT, alerts, free_port, spark_jobs, wait_u
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 LOCATION = "pgsieve.pipelines.definitions"
 _CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-#: A page, and what the demo and a run of it may take.
+#: Seconds that a page, and the demo or one of its runs, may take.
 _PATIENCE_SECONDS = 300.0
-#: Runs of the demo before anything is looked at: plots need some.
+#: The number of the demo's runs before the first picture, because plots need several.
 _RUNS = 8
 _WEBP_QUALITY = 82
 
 
 @dataclass(frozen=True)
 class Demo:
-    """A demo that runs: its folder, and the address of its web interface."""
+    """A running demo: its folder, and the address of its web interface."""
 
     folder: Path
     address: str
 
     def ask(self, query: str) -> Any:
-        """The answer of Dagster's GraphQL."""
+        """The answer of Dagster's GraphQL server to a query."""
         request = urllib.request.Request(  # noqa: S310 - our own address
             f"{self.address}/graphql",
             json.dumps({"query": query}).encode(),
@@ -57,7 +57,7 @@ class Demo:
             return json.load(answer)["data"]
 
     def runs(self, status: str) -> list[str]:
-        """The runs of a status, the newest first."""
+        """The runs with a status, the newest first."""
         answer = self.ask(
             f"{{ runsOrError(filter: {{statuses: [{status}]}}) {{ ... on Runs {{ results {{ id }} }} }} }}"
         )
@@ -73,7 +73,7 @@ class Demo:
         return psycopg.connect(config["sources"]["shop"]["conninfo"])
 
     def materializations(self, key: str) -> int:
-        """How often an asset was materialised, up to a hundred times."""
+        """The number of an asset's materialisations, at most a hundred."""
         path = json.dumps(key.split("/"))
         answer = self.ask(
             f"{{ assetOrError(assetKey: {{path: {path}}})"
@@ -84,7 +84,7 @@ class Demo:
 
 @contextmanager
 def live_demo() -> Iterator[Demo]:
-    """`pgsieve demo --ui`, ready to be looked at."""
+    """`pgsieve demo --ui` once its web interface is ready."""
     port = free_port()
     with tempfile.TemporaryDirectory() as parent:
         folder, log = Path(parent, "demo"), Path(parent, "log")
@@ -117,7 +117,7 @@ def live_demo() -> Iterator[Demo]:
 
 @contextmanager
 def browser() -> Iterator[Page]:
-    """A page of a headless Chromium, without Dagster's navigation, at more pixels than it is shown with."""
+    """A page of a headless Chromium, without Dagster's navigation, in a higher resolution than it is shown with."""
     program = next((path for name in _CHROMIUM if (path := shutil.which(name))), None)
     if program is None:
         raise FileNotFoundError("no Chromium is installed: apt-get install chromium")
@@ -135,9 +135,9 @@ def browser() -> Iterator[Page]:
 
 
 def save(page: Page, name: str, height: float | None = None) -> None:
-    """Write what the page shows, or its upper part."""
+    """Write a picture of the page, or of its upper part."""
     page.mouse.move(0, 0)
-    page.wait_for_timeout(2000)  # Lines are drawn, and figures arrive.
+    page.wait_for_timeout(2000)  # The page still draws lines and loads figures.
     session = page.context.new_cdp_session(page)
     asked: dict[str, Any] = {"format": "webp", "quality": _WEBP_QUALITY}
     if height is not None and page.viewport_size is not None:
@@ -148,7 +148,7 @@ def save(page: Page, name: str, height: float | None = None) -> None:
 
 @contextmanager
 def quiet(demo: Demo) -> Iterator[None]:
-    """The demo's writer waits, and everything is applied: what was materialised stays the newest."""
+    """Let the demo's writer wait until the end of the block, and all changes be applied, so that no newer materialisation comes."""
     with demo.publisher() as session:
         session.execute("lock table shop.customers, shop.orders, shop.events in exclusive mode")
         time.sleep(2 * RUN_SECONDS)
@@ -157,7 +157,7 @@ def quiet(demo: Demo) -> Iterator[None]:
 
 
 def execute_all(page: Page) -> None:
-    """Execute the checks of the page's asset, and wait for the last."""
+    """Execute the checks of the page's asset, and wait for the last check."""
     page.get_by_role("button", name="Execute all").first.click()
     expect(page.get_by_text("In Progress").first).to_be_visible()
     for state in ("Not Evaluated", "In Progress"):
@@ -165,7 +165,7 @@ def execute_all(page: Page) -> None:
 
 
 def everything_ran(page: Page, demo: Demo) -> None:
-    """Maintenance and all checks ran once, so that no box of the graph says that nothing happened."""
+    """Run maintenance and all checks once, so that each box of the graph has a result."""
     config = demo.folder / "pgsieve.yaml"
     subprocess.run([sys.executable, "-m", "pgsieve", "maintain", "-c", str(config)], check=True)
     for table in ("orders", "customers"):
@@ -183,7 +183,7 @@ def lineage(page: Page, demo: Demo) -> None:
             f"{demo.address}/assets/sales/shop/orders?view=lineage&lineageScope=neighbors&lineageDepth=5"
         )
         page.get_by_text("table_changes", exact=True).first.wait_for()
-        # Between two runs: within one its assets are "unsynced" in turns.
+        # The picture is taken between two runs: during a run some assets are "unsynced".
         wait_until(demo.running)
         for state in ("Materializing", "Unsynced"):
             expect(page.get_by_text(state)).to_have_count(0)
@@ -202,10 +202,10 @@ def replica(page: Page, demo: Demo) -> None:
 
 
 def failed_check(page: Page, demo: Demo) -> None:
-    """A row is taken out of the replica behind pgsieve's back; the check finds it."""
+    """A failed check: another writer deletes a row of the replica, and the check finds it."""
     page.set_viewport_size({"width": 1400, "height": 670})
     orders = DeltaTable(str(demo.folder / "lake/sales/shop/orders"))
-    # The newest: the demo's writer deletes the oldest.
+    # The newest row, because the demo's writer deletes the oldest rows.
     last = max(orders.to_pyarrow_table(columns=["id"])["id"].to_pylist())
     orders.delete(f"id = {last}")
     page.goto(f"{demo.address}/assets/sales/shop/orders?view=checks&checkDetail=subscriber_consistency")
@@ -216,7 +216,7 @@ def failed_check(page: Page, demo: Demo) -> None:
 
 
 def failed_run(page: Page, demo: Demo) -> None:
-    """A table is set aside: the run that finds it fails, and says what to do."""
+    """A failed run: it sets a table aside, and says what to do."""
     page.set_viewport_size({"width": 1400, "height": 760})
     with demo.publisher() as session:
         session.execute(UNFIT)
@@ -225,12 +225,12 @@ def failed_run(page: Page, demo: Demo) -> None:
     failure = page.get_by_text("STEP_FAILURE", exact=True).first
     failure.wait_for()
     failure.evaluate("element => element.scrollIntoView({block: 'start'})")
-    # Where Dagster's own code was when it failed says nothing of the table.
+    # The traceback of Dagster's own code says nothing about the table.
     trace = page.get_by_text("Stack Trace:").first.bounding_box()
     save(page, "failed-run", trace and trace["y"] - 8)
 
 
-#: Pictures of the demo, in this order: the last ones do it harm.
+#: Pictures of the demo, in this order: the last ones damage it.
 PICTURES: dict[str, Callable[[Page, Demo], None]] = {
     "lineage": lineage,
     "replica": replica,
@@ -245,7 +245,7 @@ OF_SERVERS: dict[str, Callable[[Page], AbstractContextManager[None]]] = {
 
 
 def main() -> None:
-    """Renew the pictures of these names, or all; the first argument is the program termtosvg."""
+    """Make the pictures of these names, or all; the first argument is the program termtosvg."""
     termtosvg, *names = sys.argv[1:]
     names = names or [*PICTURES, *OF_SERVERS, "demo"]
     IMAGES.mkdir(parents=True, exist_ok=True)

@@ -1,17 +1,17 @@
 #!/bin/sh
-# What must be on the machine before anything can be installed: a Python and a Java.
+# Checks that the machine has a Python and a Java, which the installation needs.
 #
 #   scripts/prerequisites.sh [python|java]...
 #
-# Out: the path of a Python that fits, on standard output (for `python`); exit status 0. What is missing is
-# named on standard error with the commands that install it; then the exit status is 1.
+# Out: for `python` the path of a suitable Python, on standard output; exit status 0. If one is missing, standard error
+# has the commands that install it, and the exit status is 1.
 # PYTHON names an interpreter to use; JAVA_HOME a Java, as for Spark itself.
 
 oldest=11 newest=14 # pyproject.toml: requires-python
 
 say() { printf '%s\n' "$@" >&2; }
 
-# 0 when $1 is a Python of the right version; sets $found to what it is otherwise.
+# Succeeds if $1 is a Python of a supported version; sets $found to its version.
 fits() {
     found=$("$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) || return 1
     case $found in

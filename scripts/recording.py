@@ -1,8 +1,8 @@
-"""A recording of `pgsieve demo` in a terminal: its output as it came, as an asciicast and as an animated picture.
+"""Records `pgsieve demo` in a terminal: its output, as an asciicast and as an animated picture.
 
 In: the files' path without a suffix. Out: `.cast`, which asciinema plays
-(https://docs.asciinema.org/manual/asciicast/v2/), and `.svg`. Waiting is
-shortened, reading takes longer; nothing else is changed.
+(https://docs.asciinema.org/manual/asciicast/v2/), and `.svg`. The recording waits less while only a spinner turns, and
+longer for a text to read; nothing else is changed.
 """
 
 import fcntl
@@ -22,10 +22,10 @@ from pathlib import Path
 COLUMNS, ROWS = 98, 26
 _PROMPT = b"$ "
 _COMMAND = "pgsieve demo --keep ./demo"
-#: Time in which only a spinner turns is shown this much faster, and what is to be read stays this long.
+#: The factor by which time with only a spinner is shortened, and the seconds for which a text to read stays.
 _HASTE = 6
 _READING_SECONDS = 2.0
-#: Spinners turn faster than a picture has to.
+#: The least time between two pictures, because spinners turn faster.
 _FRAME_MILLISECONDS = 200
 _LAST_FRAME_MILLISECONDS = 8000
 _TEMPLATE = "window_frame"
@@ -34,13 +34,13 @@ Event = tuple[float, str]
 
 
 def _typed() -> Iterator[str]:
-    """What a person types, a key at a time."""
+    """The command as a person types it, key by key."""
     yield from _COMMAND
     yield "\n"
 
 
 def events() -> list[Event]:
-    """What a shell's terminal shows, and when, while the demo runs in it."""
+    """The output of a shell's terminal, with its times, while the demo runs in it."""
     with tempfile.TemporaryDirectory() as folder:
         leader, follower = pty.openpty()
         fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
@@ -83,7 +83,7 @@ def events() -> list[Event]:
 
 
 def without_pauses(shown: list[Event]) -> list[Event]:
-    """The events, sooner where only a spinner turned, and later after a table."""
+    """The events, earlier after a spinner, and later after a table."""
     kept: list[Event] = []
     before = now = 0.0
     is_table = False
@@ -98,7 +98,7 @@ def without_pauses(shown: list[Event]) -> list[Event]:
 
 
 def record(path: Path, termtosvg: str) -> None:
-    """Record, and write both files; `termtosvg` is the program that draws."""
+    """Record, and write both files; `termtosvg` is the program that draws the picture."""
     header = {"version": 2, "width": COLUMNS, "height": ROWS, "title": _COMMAND}
     lines = [json.dumps(header), *(json.dumps([at, "o", text]) for at, text in without_pauses(events()))]
     cast, picture = path.with_suffix(".cast"), path.with_suffix(".svg")

@@ -1,8 +1,8 @@
 """Whether constraints.txt resolves for every Python that pgsieve supports, from wheels alone: `make test-constraints`.
 
-In: the program `uv`, which evaluates markers for another Python than the one that runs it; pip does so for the one that runs
-only. Index, local folders and certificates are those that pip is configured with. Out: a line for each Python; exit status 1, with
-uv's reason, where one does not resolve. Nothing is installed.
+In: the program `uv`, which can evaluate markers for another Python than the running one; pip cannot. Index, local folders and
+certificates come from pip's configuration. Out: a line for each Python; exit status 1, with uv's reason, if constraints.txt does
+not resolve for one of them. Nothing is installed.
 """
 
 import os
@@ -16,7 +16,7 @@ from pathlib import Path
 
 #: Spark's own distribution has no wheel.
 _BUILT = ("pyspark",)
-#: Settings of pip, and the variables in which uv takes the same.
+#: Settings of pip, and uv's variables for the same settings.
 _VARIABLES = {
     "index-url": "UV_DEFAULT_INDEX",
     "extra-index-url": "UV_INDEX",
@@ -34,7 +34,7 @@ def supported(requires_python: str) -> list[str]:
 
 
 def main(uv: str) -> int:
-    """Resolve for all of them at once; 0 where each resolves."""
+    """Resolve for all Pythons at once; return 0 if each resolves."""
     project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
     environment = {**os.environ, **_settings_of_pip()}
     pythons = supported(project["requires-python"])
@@ -46,7 +46,7 @@ def main(uv: str) -> int:
 
 
 def _reason(uv: str, python: str, environment: Mapping[str, str]) -> str:
-    """What uv says where the constraints do not resolve; nothing where they do."""
+    """The reason of uv if the constraints do not resolve; '' if they do."""
     command = [
         *(
             uv,
@@ -67,7 +67,7 @@ def _reason(uv: str, python: str, environment: Mapping[str, str]) -> str:
 
 
 def _settings_of_pip() -> dict[str, str]:
-    """What pip is configured with, in its files and the environment, as variables of uv's."""
+    """The configuration of pip, from its files and the environment, as variables for uv."""
     command = [sys.executable, "-m", "pip", "config", "list"]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     settings = re.findall(r"^(?:global|install|:env:)\.([a-z-]+)='(.*)'$", printed, re.MULTILINE)

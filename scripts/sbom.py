@@ -1,7 +1,7 @@
-"""What an installation consists of, as a CycloneDX document: `make sbom` writes build/sbom.cdx.json.
+"""The components of an installation as a CycloneDX document: `make sbom` writes build/sbom.cdx.json.
 
-In: the Python that has pgsieve installed, and the program `cyclonedx-py`. Out: its packages with versions, licences and
-what needs what, as that program finds them, and Delta's jars, which Spark takes from a Maven repository. Spark's own jars
+In: the Python in which pgsieve is installed, and the program `cyclonedx-py`. Out: the packages with their versions, licences
+and dependencies, from that program, and Delta's jars, which Spark takes from a Maven repository. Spark's own jars
 are part of the package pyspark. https://cyclonedx.org/docs/1.6/json/
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 
 from pgsieve.resources.lake.jars import all_packages, kept_jars
 
-#: Ivy's names: group, artifact, version, which may have a part of its own: 1.5.7-3, 33.0-jre.
+#: Ivy's names of files: group, artifact and version; a version may contain a hyphen (1.5.7-3, 33.0-jre).
 _JAR = re.compile(r"(?P<group>[^_]+)_(?P<name>.+?)-(?P<version>\d[^-]*(?:-(?:\d+|jre|android))?)\.jar")
 
 
@@ -42,8 +42,8 @@ def document(cyclonedx: str, python: str, pyproject: str) -> dict[str, Any]:
     command = [cyclonedx, "environment", python, "--pyproject", pyproject, "--output-reproducible"]
     made = subprocess.run([*command, "--spec-version", "1.6"], capture_output=True, text=True, check=True)
     sbom: dict[str, Any] = json.loads(made.stdout)
-    told = [python, "-c", "from importlib.metadata import version; print(version('pgsieve'))"]
-    version = subprocess.run(told, capture_output=True, text=True, check=True).stdout.strip()
+    command = [python, "-c", "from importlib.metadata import version; print(version('pgsieve'))"]
+    version = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     sbom["metadata"]["component"]["version"] = version
     files = {Path(name) for packages in all_packages() for name in kept_jars(packages.name) or []}
     sbom["components"] += sorted((jar(file) for file in files), key=lambda each: str(each["bom-ref"]))

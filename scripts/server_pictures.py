@@ -1,6 +1,7 @@
-"""Pictures of the servers that stand beside pgsieve: a cluster's Spark with the names of its jobs, and Prometheus' alerts.
+"""Pictures of servers that run with pgsieve: the jobs of a Spark cluster, and the alerts of Prometheus.
 
-In: a page of a browser. Out: the page shows a process that follows made-up traffic. Needs Java, and Debian's `prometheus`.
+In: a page of a browser. Out: the page shows the server, while a process follows made-up traffic. Needs Java, and Debian's
+`prometheus`.
 """
 
 import os
@@ -52,7 +53,7 @@ def wait_until(holds: Callable[[], bool]) -> None:
 
 
 def _answer(url: str) -> str:
-    """What a server answers; nothing where it does not."""
+    """A server's answer; '' if it does not answer."""
     try:
         with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310 - our own address
             return str(answer.read().decode())
@@ -76,7 +77,7 @@ def _started(command: list[str], log: Path, environ: Mapping[str, str] | None = 
 def _following(
     folder: Path, *options: str, spark: Mapping[str, Any] = _THREADS
 ) -> Iterator[psycopg.Connection[Any]]:
-    """`pgsieve run --follow` of the demo's tables, with traffic; the lake is in the folder, the session the owner's."""
+    """Run `pgsieve run --follow` for the demo's tables, with traffic; the lake is in the folder, and the yielded session the owner's."""
     with (
         EmbeddedServer(folder / "publisher") as server,
         Conninfo(server.conninfo()).connect() as connection,
@@ -102,7 +103,7 @@ def spark_jobs(page: Page) -> Iterator[None]:
     environ = {"SPARK_HOME": str(home), "SPARK_PORT": str(port), "SPARK_WEB_PORT": str(web)}
     conf = {
         **SMALL_DATA,
-        # No table is so small that the executors are left out.
+        # The executors get even the smallest tables.
         "spark.pgsieve.smallBytes": "-1",
         "spark.pyspark.python": sys.executable,
         "spark.ui.enabled": "true",
@@ -113,7 +114,8 @@ def spark_jobs(page: Page) -> Iterator[None]:
         cluster = _started(
             script, Path(parent, "cluster.log"), {**os.environ, **environ, "CORES": "1", "SPARK_MEMORY": "1g"}
         )
-        # From here it is imported: jobs name the lines that began them, and a checkout's folder is of one machine.
+        # pgsieve is imported from this folder: jobs show the path of the line that began them, and no picture should
+        # show a path of this machine.
         Path(parent, "pgsieve").symlink_to(ROOT / "src/pgsieve")
         with cluster:
             wait_until(lambda: bool(_answer(f"http://127.0.0.1:{web}")))
@@ -144,7 +146,7 @@ def alerts(page: Page) -> Iterator[None]:
         shutil.copy(ROOT / "docs/monitoring/alerts.yaml", folder)
         server = [
             program,
-            # The page shows the rules' file as it is named here.
+            # The page shows this name of the rules' file.
             "--config.file=prometheus.yml",
             "--storage.tsdb.path=tsdb",
             f"--web.listen-address=127.0.0.1:{web}",

@@ -1,8 +1,8 @@
-"""What mkdocs does not know of this repository: pages at its top, GitHub's way to write a pipe in a table, and readers of text.
+"""A hook of `mkdocs.yml` for pages at the repository's top, GitHub's pipes in tables, and pages as Markdown.
 
-A hook of `mkdocs.yml`. README.md is the site's first page. Links are written for GitHub; the site has all pages in one
-folder, and of a link to code only its text. The page of all modules is made from their docstrings. Each page is there as
-Markdown, too (`name.md` beside `name/`), and `llms.txt` lists them (https://llmstxt.org).
+README.md is the site's first page. Links are written for GitHub; the site has all pages in one folder, and keeps only the
+text of a link to code. The page of all modules is made from their docstrings. The site also has each page as Markdown
+(`name.md` beside `name/`), and `llms.txt` lists these pages (https://llmstxt.org).
 """
 
 import re
@@ -33,7 +33,7 @@ _MARKDOWN: dict[str, str] = {}
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the pages at the top of the repository, and the one of all modules."""
+    """Add the pages at the top of the repository, and the page of all modules."""
     for name, path in TOP.items():
         files.append(File.generated(config, name, abs_src_path=str(_ROOT / path)))
     modules = runpy.run_path(str(_ROOT / "scripts" / "module_index.py"))["markdown"]()
@@ -42,7 +42,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    r"""A page's text with the site's links. In code in a table GitHub reads `\|` as a pipe, Python-Markdown does not."""
+    r"""A page's text with the site's links and pipes: for code in a table, GitHub reads `\|` as a pipe, Python-Markdown does not."""
     text = _README.sub("](index.md", _LINK.sub("](", _OUTSIDE.sub(r"\1", markdown)))
     _MARKDOWN[page.file.src_uri] = text
     return "\n".join(
@@ -52,7 +52,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_post_build(config: Any) -> None:
-    """Write the pages as Markdown, and the list of them."""
+    """Write the pages as Markdown, and the list of these pages."""
     site = Path(config.site_dir)
     for name, text in _MARKDOWN.items():
         (site / name).write_text(text, encoding="utf-8")

@@ -12,8 +12,8 @@ from pgsieve.decoding.values.output import has_output
 from pgsieve.decoding.values.types import column_type
 
 _NUMERIC = 1700
-_ACLITEM = 1033  # the only type without a send function that a column is likely to have
-_MODIFIER = (12 << 16 | 2) + 4  # of numeric(12,2), which stands for all that a decimal holds
+_ACLITEM = 1033  # the only usual column type without a send function
+_MODIFIER = (12 << 16 | 2) + 4  # of numeric(12,2), an example of a numeric that becomes a decimal
 
 _HEAD = """\
 # Types
@@ -32,13 +32,12 @@ The type of a replica's column, by its PostgreSQL type. `python scripts/type_tab
 | bytea | binary | |
 | date | date | years before 1 and after 9999 are exact |
 | timestamp, timestamp with time zone | timestamp_ntz, timestamp | to January 294247, Spark's last |
-| arrays of PostgreSQL's own types | array of what the element is | one dimension that begins at 1, NULL elements included; others set the table aside |
-| uuid, json, jsonb and every other type: enums, domains, ranges, interval, time, money … | string | PostgreSQL's own text |
+| arrays of PostgreSQL's own types | array of the element's type | one dimension that begins at 1, also with NULL elements; others set the table aside |
+| uuid, json, jsonb and all other types: enums, domains, ranges, interval, time, money … | string | PostgreSQL's own text |
 
-PostgreSQL's own text is what the type's output function prints with DateStyle ISO, IntervalStyle postgres, TimeZone UTC,
-extra_float_digits 3, bytea_output hex and encoding UTF8. The column *binary* says whether values can come in binary format. If the
-text does not follow from the bytes, pgsieve refuses the change with an error that names the column. A type that is not in this
-table is text.
+PostgreSQL's own text is the output of the type's output function with DateStyle ISO, IntervalStyle postgres, TimeZone UTC,
+extra_float_digits 3, bytea_output hex and encoding UTF8. The column *binary* says whether pgsieve can read values in binary format.
+If it cannot, it refuses such a change with an error that names the column. A type that is not in this table becomes text.
 
 | oid | type | Spark | Arrow | binary | oid of array | array in Spark |
 |---|---|---|---|---|---|---|
@@ -47,8 +46,8 @@ table is text.
 _NOTES = """
 | users' types | Spark | binary |
 |---|---|---|
-| enum, domain, composite, range, multirange, and arrays of them | string | yes, where it is for the types inside |
-| base types of extensions | string | no: their send functions are their own; one without a send function comes as text |
+| enum, domain, composite, range, multirange, and arrays of them | string | yes, if the types inside can be read |
+| base types of extensions | string | no: their send functions are their own; a type without a send function is sent as text |
 
 ## Values
 
@@ -56,33 +55,33 @@ _NOTES = """
 |---|---|
 | float `NaN`, `Infinity`, `-Infinity`, `-0` | as it is |
 | `NaN`, `Infinity`, `-Infinity` in a decimal column | sets the table aside |
-| date and timestamp `infinity`, `-infinity` | a value that no real value is: [below](#infinity) |
+| date and timestamp `infinity`, `-infinity` | a value that no other value has: [below](#infinity) |
 | a timestamp after January 294247 | sets the table aside |
 | array of more than one dimension, or whose first subscript is not 1 | sets the table aside |
 | text that is not UTF-8 (a database in encoding SQL_ASCII) | sets the table aside |
 
-The error of a table that is set aside names the column, the key and the `types` override to choose. `string` is
-PostgreSQL's text for any type, also of an array: `{{1,2},{3,4}}`. Then [copy the table again](operations.md#copy-tables-again).
+If a value sets its table aside, the error names the column, the key and the `types` override to choose. `string` is
+PostgreSQL's text for any type, also for an array: `{{1,2},{3,4}}`. Then [copy the table again](operations.md#copy-tables-again).
 
 ## Infinity
 
-| infinity | is | no real value is |
+| infinity | is | no other value has it because |
 |---|---|---|
 | date `infinity` | 5881580-07-11, Spark's greatest | PostgreSQL's dates end in 5874897 |
-| date `-infinity` | January 1 of the year −5877000 | they begin in 4714 BC |
+| date `-infinity` | January 1 of the year −5877000 | PostgreSQL's dates begin in 4714 BC |
 | timestamp `infinity` | 294247-01-10 04:00:54.775807, Spark's greatest | a later timestamp sets the table aside |
-| timestamp `-infinity` | January 1 of the year −290000 | they begin in 4714 BC |
+| timestamp `-infinity` | January 1 of the year −290000 | PostgreSQL's timestamps begin in 4714 BC |
 
 ## In binary format
 
-The text of `money` depends on the server's lc_monetary, that of `regclass` and similar types on the server's catalog. Tables with a column of
-`reg…` or `aclitem` are [copied again](limits.md) after DDL that alters such names. PostgreSQL refuses to send `aclitem[]` in binary
-format, and sends `aclitem` as text.
+The text of `money` depends on the server's lc_monetary, and the text of `regclass` and similar types on the server's catalog. Tables with
+a column of `reg…` or `aclitem` are [copied again](limits.md) after DDL that alters such names. PostgreSQL refuses to send `aclitem[]` in
+binary format, and sends `aclitem` as text.
 
 ## Other Spark types
 
-[types](configuration.md#types) of a subscription: `string` for any type, `decimal(p,s)` for numeric, wider integers,
-`double` for real; for an array, `array<…>` of one of these.
+A subscription's [types](configuration.md#types) can ask for `string` for any type, `decimal(p,s)` for numeric, wider integers,
+`double` for real, and `array<…>` of one of these for an array.
 """
 
 
