@@ -1,4 +1,4 @@
-"""`at_cut` on Dagster's own evaluation: once for each cut whose data version is new, and after its run."""
+"""`at_cut` in Dagster's own evaluation: true once for each cut with a new data version, after the cut's run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_an_asset_is_requested_once_at_each_new_cut() -> None:
             cursor = result.cursor
             return result.total_requested
 
-        assert requested() == 0, "there is no cut"
+        assert requested() == 0, "the asset is requested without a cut"
         for version, expected in (("0/10", 1), ("0/10", 0), ("0/20", 1), ("0/20", 0)):
             VERSIONS.append(version)
             assert dg.materialize([cut], instance=dagster).success

@@ -1,4 +1,4 @@
-"""PostgreSQL's names in Dagster: nothing that works changes, nothing is refused, nothing meets."""
+"""PostgreSQL's names in Dagster: valid names stay, no name is refused, and no two names become the same."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pgsieve.assets.dagster_names import (
     table_partition,
 )
 
-#: What PostgreSQL allows in a name: anything but NUL, 63 bytes.
+#: Characters that PostgreSQL allows in a name: all except NUL. A name has at most 63 bytes.
 names = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1).filter(
     lambda text: len(text.encode()) <= 63
 )
@@ -36,7 +36,7 @@ names = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]
         ('say "hi"', "say-20--22-hi-22-"),
     ],
 )
-def test_a_name_is_written_so(name: str, text: str) -> None:
+def test_names_of_assets_in_dagster(name: str, text: str) -> None:
     assert component(name) == text
     assert identifier(text) == name
 
@@ -61,7 +61,7 @@ def test_a_table_is_read_back_from_its_dagster_partition(name: tuple[str, str]) 
     )
 )
 @example({("a__b", "c"), ("a", "b__c"), ("a_", "b"), ("a", "_b"), ("a_b", "c"), ("a", "b_c")})
-def test_no_two_tables_meet_in_an_op(tables: set[tuple[str, str]]) -> None:
+def test_no_two_tables_have_the_same_op_name(tables: set[tuple[str, str]]) -> None:
     keys = {dg.AssetKey(["sales", *map(component, name)]): name for name in tables}
     assert len(keys) == len(tables)
     outputs = output_names(keys)

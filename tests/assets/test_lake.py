@@ -35,7 +35,7 @@ def test_tables_are_read_as_of_the_newest_cut_or_an_earlier_one(tmp_path: Path) 
         resource.tables_at_cut("sales", "0/1")
 
 
-def test_a_lake_that_only_spark_reaches_says_so(tmp_path: Path) -> None:
+def test_a_lake_that_only_spark_reaches_is_refused(tmp_path: Path) -> None:
     resource = PgsieveLake(uri="hdfs://nowhere/lake", engine=SparkEngine(master="local[1]", spark_config={}))
     lake = resource.open()
     assert lake.local is None

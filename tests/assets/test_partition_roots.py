@@ -1,4 +1,4 @@
-"""The replicas as one op: every table is an asset whose upstream tables are its own, whatever the tables are called."""
+"""All replicas in one op: each table is an asset with its own upstream tables, whatever the names of the tables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ subscriptions: {sales: {source: shop, publications: [p]}}
 """
 
 
-def test_tables_whose_names_meet_in_dagster_keep_their_own_upstream_tables(tmp_path: Path) -> None:
+def test_tables_with_the_same_dagster_name_keep_their_own_upstream_tables(tmp_path: Path) -> None:
     subscription = project(parse_config(LEAST, tmp_path / "pgsieve.yaml", {})).subscriptions["sales"]
     names = [("a_b", "c"), ("a", "b_c"), ("a__b", "c"), ("a", "b__c"), ("a-", "b"), ("A", "b_c")]
     tables = {name: PublishedTable(*name, ("p",), None) for name in names}

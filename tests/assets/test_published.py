@@ -1,4 +1,4 @@
-"""What is shown of a table: from its replica as it was copied, and nothing that nobody knows."""
+"""The description of a table in Dagster: as its replica was copied, without anything unknown."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pgsieve.decoding.publications.evolution import Layout
 @pytest.mark.parametrize(
     ("row_filters", "text"), [(None, "none"), (("(a > 1)",), "(a > 1)"), (("(a)", "(b)"), "(a) OR (b)")]
 )
-def test_row_filters_are_written_so(row_filters: tuple[str, ...] | None, text: str) -> None:
+def test_texts_of_row_filters(row_filters: tuple[str, ...] | None, text: str) -> None:
     assert written_filter(row_filters) == text
 
 
@@ -25,7 +25,7 @@ def test_row_filters_are_written_so(row_filters: tuple[str, ...] | None, text: s
         (Published(("(a > 1)",), ("q",)), (("q",), "(a > 1)")),
     ],
 )
-def test_a_replica_tells_what_it_was_copied_with(
+def test_a_replica_shows_the_definition_of_its_copy(
     published: Published | None, shown: tuple[tuple[str, ...], str | None]
 ) -> None:
     definition = Definition((), (), Layout(1, (), 0, ()), published=published)

@@ -1,4 +1,4 @@
-"""Where many tables are shown: in groups below their own, of which each has a column that fits on a screen."""
+"""Many tables are shown in subgroups, so that each column of assets fits on a screen."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_few_tables_are_in_the_group_itself() -> None:
     assert not paths([])
 
 
-def test_many_tables_are_parted_by_schema_and_by_how_their_names_begin() -> None:
+def test_many_tables_are_grouped_by_schema_and_by_the_begin_of_their_names() -> None:
     names = [("public", f"{kind}_{i:03}") for kind in ("dim", "fact", "stage") for i in range(30)]
     assert _counts(names) == {"sales/d": 30, "sales/f": 30, "sales/s": 30}
     assert _counts([*names, ("audit", "log")])["sales/audit"] == 1
@@ -27,10 +27,10 @@ def test_many_tables_are_parted_by_schema_and_by_how_their_names_begin() -> None
     more = [*names, ("public", "fact"), ("public", "facts")]
     assert paths(more)["public", "fact"] == ("f", "fact")
     assert paths(more)["public", "fact_007"] == ("f", "fact_")
-    assert paths(more)["public", "dim_007"] == ("d",), "the others stay where they are"
+    assert paths(more)["public", "dim_007"] == ("d",), "other tables have moved to another group"
 
 
-def test_no_group_has_more_than_a_column_of_a_screen_whatever_the_names() -> None:
+def test_no_group_exceeds_a_column_of_a_screen_whatever_the_names() -> None:
     for names in (
         [("public", f"t{i}") for i in range(200)],
         [("public", "x" * i) for i in range(1, 60)],
@@ -40,5 +40,5 @@ def test_no_group_has_more_than_a_column_of_a_screen_whatever_the_names() -> Non
         assert paths(names).keys() == set(names)
         leaves = Counter(paths(names).values())
         assert max(leaves.values()) <= 30
-        for path in leaves:  # Dagster takes the names.
+        for path in leaves:  # Dagster accepts the names.
             dg.AssetSpec("any", group_name=within("sales", path))

@@ -1,4 +1,4 @@
-"""What assets are called, and say of themselves, before anybody translates them."""
+"""The names and descriptions of assets before a user translates them."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ OF_TABLE = {"schema": "public", "table": "order items"}
         ),
     ],
 )
-def test_an_asset_has_this_key_and_group(asset: PgsieveAsset, key: str, group: str) -> None:
+def test_keys_and_groups_of_assets(asset: PgsieveAsset, key: str, group: str) -> None:
     spec = PgsieveTranslator().get_asset_spec(asset)
     assert (spec.key.to_user_string(), spec.group_name) == (key, group)
     assert spec.description
     assert spec.kinds
 
 
-def test_a_subscription_called_as_its_source_shares_no_key_with_it() -> None:
+def test_a_subscription_with_its_sources_name_shares_no_key_with_it() -> None:
     naming = Naming()
     for kind in (AssetKind.SOURCE_TABLE, AssetKind.REPLICA):
         naming.key(PgsieveAsset(kind, "shop", "shop", **OF_TABLE))
@@ -67,7 +67,7 @@ def test_a_prefix_that_begins_no_name_in_dagster_is_refused(prefix: str) -> None
     assert refused.value.hint == "use letters, digits and underscores"
 
 
-def test_what_a_step_reads_is_added_to_the_users_deps() -> None:
+def test_a_steps_inputs_are_added_to_the_users_deps() -> None:
     class Mine(PgsieveTranslator):
         def get_asset_spec(self, data: PgsieveAsset) -> dg.AssetSpec:
             return super().get_asset_spec(data).replace_attributes(deps=["upstream", "shop"])

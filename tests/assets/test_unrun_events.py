@@ -1,4 +1,4 @@
-"""A cut that stays as it is: Dagster hears of it without a run, as often as a freshness policy needs, and at once of what is new."""
+"""An unchanged cut is reported to Dagster without a run, as often as a freshness policy needs. A new cut is reported at once."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ CHECKS = [dg.AssetCheckKey(CUT, name) for name in ("sync_state", "freshness")]
 
 @pytest.fixture(autouse=True)
 def own_records(shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dagster's records of one test alone: all have the same assets."""
+    """Records of Dagster for this test alone, because all tests have the same assets."""
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "dagster"))
 
 
 def often(patch: pytest.MonkeyPatch) -> None:
-    """What is reported at least every few minutes is reported several times a second."""
+    """Report several times a second what is otherwise reported every few minutes."""
     patch.setattr("pgsieve.assets.unrun_events._TIMES", 15 * 60 * 10)
     patch.setattr("pgsieve.pipelines.following.follow._CUT_SECONDS", 0.3)
 
 
-def heard(shop: Shop) -> tuple[list[dict[str, Any]], dict[str, bool | None]]:
-    """The materializations of the cut, and its checks: whether they passed, None for those of another materialization."""
+def recorded_cut(shop: Shop) -> tuple[list[dict[str, Any]], dict[str, bool | None]]:
+    """The materializations of the cut, and its checks: whether they passed, or None if they belong to another materialization."""
     with instance(load_config(shop.path)) as dagster:
         records = dagster.fetch_materializations(CUT, limit=100, ascending=True).records
         last = dagster.event_log_storage.get_latest_asset_check_execution_by_key(CHECKS)
@@ -50,8 +50,10 @@ def heard(shop: Shop) -> tuple[list[dict[str, Any]], dict[str, bool | None]]:
             target = record.evaluation.target_materialization_data
             of_last = target is not None and target.storage_id == records[-1].storage_id
             checks[key.name] = record.evaluation.passed if of_last else None
-    told = [r.asset_materialization for r in records]
-    return [{**m.tags, "run": r.run_id} for m, r in zip(told, records, strict=True) if m and m.tags], checks
+    materializations = [r.asset_materialization for r in records]
+    return [
+        {**m.tags, "run": r.run_id} for m, r in zip(materializations, records, strict=True) if m and m.tags
+    ], checks
 
 
 def stale_causes(shop: Shop) -> list[str]:
@@ -63,28 +65,30 @@ def stale_causes(shop: Shop) -> list[str]:
 
 
 @pytest.mark.drawn
-def test_a_run_without_changes_reports_the_cut_where_the_last_report_is_old(shop: Shop) -> None:
+def test_a_run_without_changes_reports_the_cut_if_the_last_report_is_old(shop: Shop) -> None:
     shop.run()
-    (first,), checks = heard(shop)
+    (first,), checks = recorded_cut(shop)
     assert checks == {"sync_state": True, "freshness": True}
     shop.run()
-    assert heard(shop)[0] == [first], "the last report is young"
+    assert recorded_cut(shop)[0] == [first], "a young report is repeated"
     with pytest.MonkeyPatch.context() as patch:
         often(patch)
         sleep(0.2)
         shop.run()
-    told, checks = heard(shop)
-    assert (len(told), checks) == (2, {"sync_state": True, "freshness": True})
-    assert told[1]["run"] == ""
-    assert told[1]["dagster/data_version"] == first["dagster/data_version"], "nothing that reads it is stale"
-    sleep(1.1)  # Dagster compares whole seconds.
+    materializations, checks = recorded_cut(shop)
+    assert (len(materializations), checks) == (2, {"sync_state": True, "freshness": True})
+    assert materializations[1]["run"] == ""
+    assert materializations[1]["dagster/data_version"] == first["dagster/data_version"], (
+        "nothing that reads it is stale"
+    )
+    sleep(1.1)  # Dagster compares whole seconds
     shop.run()
-    assert len(heard(shop)[0]) == 2, "this run has materialised what the cut is made from, and not the cut"
+    assert len(recorded_cut(shop)[0]) == 2, "this run materialised the cut, and not only its tables"
     assert stale_causes(shop) == []
 
 
 @pytest.mark.drawn
-def test_a_cut_is_made_of_the_tables_that_have_not_changed_too(shop: Shop) -> None:
+def test_a_cut_also_depends_on_unchanged_tables(shop: Shop) -> None:
     shop.run()
     assert stale_causes(shop) == []
     for table in ("orders", "notes"):
@@ -94,36 +98,36 @@ def test_a_cut_is_made_of_the_tables_that_have_not_changed_too(shop: Shop) -> No
     shop.database.execute("alter publication p drop table notes")
     shop.database.execute("insert into orders values (30, 30)")
     shop.run()
-    assert stale_causes(shop) == [], "a table that has left the publication"
+    assert stale_causes(shop) == [], "the table that left the publication"
 
 
 @pytest.mark.drawn
-def test_a_run_that_finds_a_table_set_aside_fails_though_nothing_is_new_and_those_after_it_do_not(
+def test_a_set_aside_table_fails_one_run_even_if_nothing_is_new(
     shop: Shop,
 ) -> None:
     shop.run()
-    before = heard(shop)[0]
+    before = recorded_cut(shop)[0]
     states = TableStates(shop.lake, "one")
     for reason, ends in (("it is so", ("FAILURE", "SUCCESS")), ("for another reason", ("FAILURE",))):
         ready = states.newest()["public", "notes"]
         states.append([replace(ready, state=SyncState.SET_ASIDE, reason=reason)])
         for end in ends:
-            assert shop.run("one").problems, "the command says it each time"
+            assert shop.run("one").problems, "the command does not report the table each time"
             with instance(load_config(shop.path)) as dagster:
                 assert dagster.get_runs(limit=1)[0].status == dg.DagsterRunStatus[end]
-            told, checks = heard(shop)
-            assert (told, checks["sync_state"]) == (before, False)
+            materializations, checks = recorded_cut(shop)
+            assert (materializations, checks["sync_state"]) == (before, False)
 
 
 @pytest.mark.drawn
-def test_an_idle_source_that_is_followed_stays_fresh(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_followed_source_stays_fresh(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     often(monkeypatch)
     shop.run()
-    before = len(heard(shop)[0])
+    before = len(recorded_cut(shop)[0])
 
     def stop() -> None:
         try:
-            wait_until(lambda: len(heard(shop)[0]) > before + 1, lambda: "nothing is reported", 60)
+            wait_until(lambda: len(recorded_cut(shop)[0]) > before + 1, lambda: "nothing is reported", 60)
         finally:
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -132,6 +136,6 @@ def test_an_idle_source_that_is_followed_stays_fresh(shop: Shop, monkeypatch: py
     config = load_config(shop.path)
     assert follow(config, config.selected(["one"]), Quiet(), lambda _: None) == ()
     watcher.join()
-    told, checks = heard(shop)
-    assert (len(told) > before + 1, checks) == (True, {"sync_state": True, "freshness": True})
-    assert len({each["dagster/data_version"] for each in told}) == 1
+    materializations, checks = recorded_cut(shop)
+    assert (len(materializations) > before + 1, checks) == (True, {"sync_state": True, "freshness": True})
+    assert len({each["dagster/data_version"] for each in materializations}) == 1

@@ -435,10 +435,10 @@ class Day:
         with self.connect() as connection:
 
             def slots() -> list[str]:
-                found = connection.execute(
+                fetched = connection.execute(
                     "SELECT slot_name FROM pg_replication_slots WHERE slot_name LIKE 'pg%'"
                 )
-                return sorted(name for (name,) in found if not name.startswith("pg_"))
+                return sorted(name for (name,) in fetched if not name.startswith("pg_"))
 
             expected = ["pgsieve_day", "pgsieve_day_chosen"]
             try:
@@ -453,8 +453,8 @@ class Day:
 def rows(path: Path, columns: str, version: int | None = None) -> list[tuple]:
     """The rows of a Delta table, now or at a version, read by another reader than the writer's."""
     query = QueryBuilder().register("t", DeltaTable(str(path), version=version))
-    found = pa.table(query.execute(f"SELECT {columns} FROM t").read_all())
-    return list(zip(*(column.to_pylist() for column in found.columns), strict=True))
+    fetched = pa.table(query.execute(f"SELECT {columns} FROM t").read_all())
+    return list(zip(*(column.to_pylist() for column in fetched.columns), strict=True))
 
 
 def _worked(pid: int | None) -> float:
@@ -467,8 +467,8 @@ def _worked(pid: int | None) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _shown(found: Counter[tuple]) -> str:
-    return "; ".join(str(tuple(str(value)[:60] for value in row)) for row in list(found)[:5])
+def _shown(fetched: Counter[tuple]) -> str:
+    return "; ".join(str(tuple(str(value)[:60] for value in row)) for row in list(fetched)[:5])
 
 
 @contextlib.contextmanager

@@ -61,5 +61,5 @@ def accumulate(report: Report, file: Path) -> str:
         log.write(json.dumps(entry) + "\n")
     days = [json.loads(line) for line in file.read_text().splitlines()]
     kills, seconds = (sum(each[what] for each in days) for what in ("kills", "seconds"))
-    found = sum(len(each["found"]) for each in days)
-    return f"{len(days)} days so far in {file}: {seconds} seconds, {kills} kills, {found} findings"
+    findings = sum(len(each["found"]) for each in days)
+    return f"{len(days)} days so far in {file}: {seconds} seconds, {kills} kills, {findings} findings"

@@ -69,9 +69,9 @@ def test_case_changes_as_the_server_does(server: psycopg.Connection, drawn: int 
         cursor.execute(TABLE, [texts(rng, letters, drawn or 2000)])
     filters = [*FILTERS, *patterns(rng, letters)]
     expected = server.execute(f"SELECT {', '.join(filters)} FROM sample ORDER BY id".encode()).fetchall()
-    found = evaluated(server, filters, mapping)
+    results = evaluated(server, filters, mapping)
     for place, text in enumerate(filters):
-        wrong = [n for n, row in enumerate(expected) if row[place] is not found[place][n]]
+        wrong = [n for n, row in enumerate(expected) if row[place] is not results[place][n]]
         assert not wrong, f"seed {SEED}: {text}: rows {wrong[:10]}"
         assert {row[place] for row in expected} <= {True, False}
     assert sum(row[0] for row in expected) == len(expected)

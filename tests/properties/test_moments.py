@@ -105,10 +105,10 @@ def compare(replica: PgsieveReplica, seen: Remembered, *, altered: bool) -> int:
         return 0
     compared = 0
     for name, (columns, types, wanted) in seen.tables.items():
-        found = rows_at(replica, tables[name], columns, types) if name in tables else Rows([])
-        assert found is not None or altered, name
-        if found is not None:
-            assert found == wanted, (name, format_lsn(seen.lsn), tables.get(name))
+        rows = rows_at(replica, tables[name], columns, types) if name in tables else Rows([])
+        assert rows is not None or altered, name
+        if rows is not None:
+            assert rows == wanted, (name, format_lsn(seen.lsn), tables.get(name))
             compared += 1
     return compared
 

@@ -125,7 +125,7 @@ class Database:
         try:
             self.connection.execute(statement(defined, self.version))
         except psycopg.Error as error:
-            yield said(error)
+            yield refusal_of(error)
             return
         yield None
         self.connection.execute(f"DROP PUBLICATION {quote(defined.name)}")
@@ -138,11 +138,11 @@ class Database:
                 try:
                     self.connection.execute(change.format("ONLY " + quote(schema, name)) + " WHERE false")
                 except psycopg.Error as error:
-                    refused[name, operation] = said(error)
+                    refused[name, operation] = refusal_of(error)
         return refused
 
 
-def said(error: psycopg.Error) -> tuple[str | None, str]:
+def refusal_of(error: psycopg.Error) -> tuple[str | None, str]:
     detail = error.diag.message_detail
     return error.sqlstate, f"{error.diag.message_primary}: {detail}" if detail else str(
         error.diag.message_primary
@@ -345,7 +345,7 @@ def stream(database: Database, change: str, publications: str) -> tuple[str | No
             [publications],
         )
     except psycopg.Error as error:
-        return said(error)
+        return refusal_of(error)
     finally:
         connection.execute("SELECT pg_drop_replication_slot('generated')")
     return None

@@ -120,9 +120,9 @@ def test_a_foreign_server_that_does_not_answer_stops_no_other_table(far: _Far) -
         assert code == 1, output
         shown = shop.cli("status")[1]
         for table, reason in reasons.items():
-            told = f'cannot read table "public.{table}" ({reason})'
-            assert output.count(f"problem: public.{table} is to be copied: {told}") == 2, output
-            assert shown.count(f"public.{table}: {told}") == 2, shown
+            problem = f'cannot read table "public.{table}" ({reason})'
+            assert output.count(f"problem: public.{table} is to be copied: {problem}") == 2, output
+            assert shown.count(f"public.{table}: {problem}") == 2, shown
         assert shop.ids("one", "orders") == shop.ids("two", "orders") == [2, 3, 4, 5], output
     assert (ran := shop.cli("run"))[0] == 0, ran
     for table, ids in {"tree": [1, 2, 21, 22], "silent": [1, 21, 22]}.items():
@@ -143,11 +143,11 @@ def test_a_follower_copies_once_the_foreign_server_answers(
     monkeypatch.setattr("pgsieve.pipelines.following.follow._FOREIGN_SECONDS", 0.0)
     shop, config = far.shop, load_config(far.shop.path)
     waiting = [(name, table) for name in ("one", "two") for table in ("tree", "silent")]
-    told = []
+    summaries = []
 
     def tell(summary: RunSummary) -> None:
-        told.append(summary)
-        if len(told) == 1:
+        summaries.append(summary)
+        if len(summaries) == 1:
             shop.database.execute("INSERT INTO orders VALUES (5, 0)")
         elif all(shop.ids(name, "orders")[-1] == 5 for name in ("one", "two")):
             answering()

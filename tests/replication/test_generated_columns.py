@@ -99,12 +99,12 @@ def test_a_key_with_a_generated_column_that_is_not_published_is_refused(
     shop: Shop, postgres_version: int
 ) -> None:
     """The subscriber stops with an error: publisher did not send replica identity column (SQLSTATE 55000)."""
-    found = {name: text for name, text in FOUND.items() if postgres_version < 18 or name == "beside"}
-    for name, definition in (KEYS | found).items():
+    keys = {name: text for name, text in FOUND.items() if postgres_version < 18 or name == "beside"}
+    for name, definition in (KEYS | keys).items():
         for statement in definition.format(name).split(";"):
             shop.database.execute(statement)
         shop.database.execute(f"INSERT INTO {name} (x, z, v) SELECT i, i, 'old' FROM generate_series(1, 4) i")
-    listed = ", ".join(KEYS | found)
+    listed = ", ".join(KEYS | keys)
     shop.database.execute(f"CREATE PUBLICATION keys FOR TABLE {listed} WITH (publish_via_partition_root)")
     shop.configure(
         subscriptions={
@@ -112,7 +112,7 @@ def test_a_key_with_a_generated_column_that_is_not_published_is_refused(
             "publ": {"source": "shop", "publications": ["keys"], "row_filter": "publisher"},
         }
     )
-    code, told = shop.cli("validate")
+    code, output = shop.cli("validate")
     assert code == 1
     for name in KEYS:
         changed = f"UPDATE {name} SET v = 'new' WHERE x = 1; DELETE FROM {name} WHERE x = 2"
@@ -120,18 +120,18 @@ def test_a_key_with_a_generated_column_that_is_not_published_is_refused(
         if postgres_version >= 18:
             assert (
                 f'cannot update table "public.{relation}": Replica identity must not contain unpublished'
-                in told
+                in output
             )
             with pytest.raises(errors.InvalidColumnReference):
                 shop.database.execute(changed)
         else:
-            assert f'table "public.{name}": publisher did not send replica identity column' in told
+            assert f'table "public.{name}": publisher did not send replica identity column' in output
     shop.cli("run")
-    for name in found:
+    for name in keys:
         shop.database.execute(f"UPDATE {name} SET v = 'new' WHERE x = 1; DELETE FROM {name} WHERE x = 2")
         shop.database.execute(f"UPDATE {name} SET x = 9 WHERE x = 3")
     shop.cli("run")
-    for name in found:
+    for name in keys:
         for subscription in ("pipe", "publ"):
             assert shop.ids(subscription, name, "x") == [1, 4, 9]
     states = {shop.state(s, name) for s in ("pipe", "publ") for name in KEYS}

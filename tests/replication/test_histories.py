@@ -150,18 +150,18 @@ def test_versions_valid_at_each_commit_are_the_rows_of_that_time(scenario: Scena
                 ]
                 scenario.publisher("; ".join(statements))
             scenario.receive()
-        held = scenario.check("t", "u")
+        stopped_rows = scenario.check("t", "u")
         for name, replica in scenario.replicas.items():
             cut = Cuts(replica.lake, "sub").last()  # type: ignore[attr-defined]
             assert cut is not None
-            stopped[name].append((cut.lsn, held))
+            stopped[name].append((cut.lsn, stopped_rows))
     for name, replica in scenario.replicas.items():
         assert isinstance(replica, PgsieveReplica)
         for table in "tu":
             versions = _check(replica, table, "id")
-            for lsn, held in stopped[name]:
+            for lsn, stopped_rows in stopped[name]:
                 rows = pa.Table.from_pylist(_after(versions, lsn - 1, ["id", "v", "big"]))
-                assert Rows(replica.printed("public", table, rows)) == held[table], lsn
+                assert Rows(replica.printed("public", table, rows)) == stopped_rows[table], lsn
 
 
 @pytest.mark.drawn

@@ -168,9 +168,9 @@ def test_the_identity_that_all_leaves_share_finds_rows_or_the_table_is_refused(
         [*kinds] if combinations == "all" else [k for k in kinds if k in SOME]
         for kinds in (AS_PUBLISHER, REFUSED)
     ]
-    found, refused = ([tree(*each) for each in kinds] for kinds in chosen)
-    _publish(shop, [*found, *refused])
-    names, waiting = [name for name, _ in found], [name for name, _ in refused]
+    accepted, refused = ([tree(*each) for each in kinds] for kinds in chosen)
+    _publish(shop, [*accepted, *refused])
+    names, waiting = [name for name, _ in accepted], [name for name, _ in refused]
     report = json.loads(shop.cli("validate", "--json")[1])
     for subscription in ("pipe", "file", "publ"):
         problems = [p for p in report["problems"] if p["object"] == subscription and p["sqlstate"] == "55000"]

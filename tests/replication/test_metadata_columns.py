@@ -169,5 +169,5 @@ def test_metadata_columns_name_the_last_change_of_the_history_after_random_chang
         scenario.check("t")
         for replica in scenario.replicas.values():
             says = _metadata(replica, "t")
-            found = {k: tuple(row[kind] for kind in (*_COMMITTED, "operation")) for k, row in says.items()}
-            assert found == _as_of_history(replica)
+            named = {k: tuple(row[kind] for kind in (*_COMMITTED, "operation")) for k, row in says.items()}
+            assert named == _as_of_history(replica)

@@ -231,7 +231,7 @@ def test_any_ddl_in_and_around_a_streamed_transaction_is_followed(scenario: Scen
     scenario.publisher(
         "UPDATE renamed SET b = 'before' WHERE a = 1; ALTER TABLE filled REPLICA IDENTITY FULL"
     )
-    with scenario.session() as beside:
+    with scenario.session() as other:
         scenario.publisher("BEGIN")
         fill(3, 300)
         scenario.publisher(
@@ -244,7 +244,7 @@ def test_any_ddl_in_and_around_a_streamed_transaction_is_followed(scenario: Scen
             ALTER TABLE all_at_once DROP COLUMN b, ADD COLUMN d int, ADD COLUMN e date DEFAULT '2024-02-29';
             ALTER TABLE all_at_once RENAME COLUMN d TO b"""
         )
-        beside("CREATE TABLE unpublished (a int); INSERT INTO unpublished VALUES (1)")
+        other("CREATE TABLE unpublished (a int); INSERT INTO unpublished VALUES (1)")
         for name in names:
             scenario.publisher(
                 f"INSERT INTO {name} (a, c) SELECT i, i FROM generate_series(301, 700) i;"

@@ -43,12 +43,12 @@ def test_interleaved_transactions_apply_as_they_commit(
     scenario: Scenario, options: dict[str, object]
 ) -> None:
     streamed(scenario, "test_tab", **options)
-    with scenario.session() as beside:
+    with scenario.session() as other:
         scenario.publisher("BEGIN")
         change(scenario.publisher, "test_tab", 3, 5000)
-        beside("BEGIN")
-        beside(FILL.format("test_tab", 5001, 9999))
-        beside("DELETE FROM test_tab WHERE a > 5000; COMMIT")
+        other("BEGIN")
+        other(FILL.format("test_tab", 5001, 9999))
+        other("DELETE FROM test_tab WHERE a > 5000; COMMIT")
         scenario.check(expect={"test_tab": "2|1|2"})
         scenario.publisher("COMMIT")
     rows = scenario.check("test_tab")["test_tab"]

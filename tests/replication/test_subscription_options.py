@@ -116,16 +116,16 @@ def test_a_transaction_that_is_streamed_holds_what_it_committed(scenario: Scenar
     insert = "INSERT INTO t SELECT a, repeat('x', 100) FROM generate_series({}, {}) a"
     scenario.publisher("BEGIN")
     scenario.publisher(insert.format(1, 2000))
-    with scenario.session() as beside:
-        beside("INSERT INTO t VALUES (10002, 'beside')")
+    with scenario.session() as other:
+        other("INSERT INTO t VALUES (10002, 'beside')")
         scenario.check(expect={"t": ["10002|beside"]})
-        beside("BEGIN")
-        beside(insert.format(20001, 22000))
+        other("BEGIN")
+        other(insert.format(20001, 22000))
         scenario.publisher("SAVEPOINT s")
         scenario.publisher(insert.format(3001, 5000))
         scenario.publisher("ROLLBACK TO s")
         scenario.publisher("DELETE FROM t WHERE a BETWEEN 11 AND 2000")
-        beside("ROLLBACK")
+        other("ROLLBACK")
     scenario.publisher("COMMIT")
     rows = [f"{a}|{'x' * 100}" for a in (2, 4, 6, 8, 10)]
     scenario.check(expect={"t": [*rows, "10002|beside"]})

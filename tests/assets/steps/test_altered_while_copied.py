@@ -1,4 +1,4 @@
-"""A table that is altered between the reading of its definition and its rows is copied again, as it is then. No JVM."""
+"""A table that is altered after its definition but before its rows are read is copied again. No JVM."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ ALTERATIONS = {
 
 
 @pytest.mark.parametrize("alteration", ALTERATIONS)
-def test_a_table_is_copied_as_it_is_after_it_was_altered(shop: Shop, alteration: str) -> None:
+def test_a_copy_has_the_table_as_altered(shop: Shop, alteration: str) -> None:
     statements, columns, rows = ALTERATIONS[alteration]
     lines: list[str] = []
 
     def altering(line: str) -> None:
-        # The definitions of the snapshot are read, the rows are not.
+        # By now the snapshot's definitions are read, but no rows.
         if line.startswith("copying ") and not any(before.startswith("copying ") for before in lines):
             shop.database.execute(statements)
         lines.append(line)

@@ -1,4 +1,4 @@
-"""What holds between the tables of a subscription: cuts where they all agree, and one table's trouble is its own."""
+"""The tables of a subscription: cuts at which all agree, and errors that stop only one table."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _numbers = itertools.count(1)
 
 @dataclass
 class _Replicated:
-    """A database of its own, and one subscription to its publication `p`, in one of the modes."""
+    """A database with one subscription to its publication `p`, in one of the modes."""
 
     database: psycopg.Connection
     subscription: Subscription
@@ -86,7 +86,7 @@ def replicated(
         admin.execute(f"drop database {name} with (force)")
 
 
-def test_every_cut_holds_what_one_moment_of_the_publisher_held(replicated: _Replicated) -> None:
+def test_every_cut_equals_one_moment_of_the_publisher(replicated: _Replicated) -> None:
     database = replicated.database
     for table in ("checking", "savings"):
         database.execute(f"create table {table} (id int primary key, amount int not null)")
@@ -98,7 +98,7 @@ def test_every_cut_holds_what_one_moment_of_the_publisher_held(replicated: _Repl
         with database.transaction():
             database.execute("update checking set amount = amount - %s where id = %s", [amount, amount])
             database.execute("update savings set amount = amount + %s where id = %s", [amount, amount])
-        # Tables that a transaction does not touch belong to the cut as they are.
+        # A cut includes unchanged tables at their present version.
         database.execute("insert into checking values (%s, 0)", [10 + amount])
         replicated.increment()
         cut = Cuts(replicated.lake, replicated.subscription.name).last()
@@ -111,7 +111,7 @@ def test_every_cut_holds_what_one_moment_of_the_publisher_held(replicated: _Repl
         assert len(rows["public", "checking"]) == 4 + number
 
 
-def test_a_table_with_a_value_it_cannot_hold_is_set_aside_and_the_others_go_on(
+def test_a_table_with_an_impossible_value_is_set_aside_and_the_others_continue(
     replicated: _Replicated,
 ) -> None:
     database = replicated.database
@@ -134,7 +134,7 @@ def test_a_table_with_a_value_it_cannot_hold_is_set_aside_and_the_others_go_on(
     database.execute("insert into notes values (2, 'again')")
     replicated.increment()
     assert len(replicated.rows("notes")) == 2
-    assert tables_to_copy(replicated.subscription, replicated.lake) == [], "nobody has asked for it"
+    assert tables_to_copy(replicated.subscription, replicated.lake) == [], "it is copied without a request"
 
     database.execute("update prices set price = 2 where id = 2")
     (copied,) = replicated.copy([("public", "prices")])
@@ -182,7 +182,7 @@ def test_the_reason_names_the_transaction_that_set_a_table_aside(replicated: _Re
 
 
 @pytest.mark.parametrize("replicated", ["pipeline"], indirect=True)
-def test_row_filters_that_fail_set_their_tables_aside_without_telling_a_value(
+def test_failing_row_filters_set_their_tables_aside_without_showing_a_value(
     replicated: _Replicated,
 ) -> None:
     database = replicated.database
@@ -213,7 +213,7 @@ def test_row_filters_that_fail_set_their_tables_aside_without_telling_a_value(
     assert replicated.rows("notes") == [{"id": 1, "note": "goes on"}]
 
 
-def test_with_disable_on_error_a_failed_copy_disables_the_subscription_and_is_repeated_once_enabled(
+def test_with_disable_on_error_a_failed_copy_disables_the_subscription_until_it_is_enabled(
     replicated: _Replicated,
 ) -> None:
     database = replicated.database
@@ -237,7 +237,7 @@ def test_with_disable_on_error_a_failed_copy_disables_the_subscription_and_is_re
     assert [row["id"] for row in replicated.rows("prices")] == [1]
 
 
-def test_a_table_whose_columns_delta_cannot_have_is_set_aside_and_the_others_are_copied(
+def test_a_table_with_columns_that_delta_cannot_have_is_set_aside_and_the_others_are_copied(
     replicated: _Replicated,
 ) -> None:
     database = replicated.database

@@ -1,6 +1,6 @@
-"""Bad input is refused by a named error before anything is created, and nothing half-created is left behind.
+"""Invalid input is refused with a specific error before anything is created, and leaves nothing half-created.
 
-No JVM: all of this happens before a row is read.
+No test needs a JVM: all of this happens before any row is read.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def refused(feed: Feed, lake: Lake) -> PgsieveError:
     return raised.value
 
 
-def test_a_conninfo_that_is_none_is_refused_without_its_password(lake: Lake) -> None:
+def test_an_invalid_conninfo_is_refused_without_its_password(lake: Lake) -> None:
     error = refused(feed("host=127.0.0.1 password=secret nonsense"), lake)
     assert isinstance(error, SourceUnreachableError)
     assert "secret" not in str(error)
@@ -130,7 +130,7 @@ def test_a_server_that_does_not_answer_is_named(lake: Lake) -> None:
     assert "secret" not in str(error)
 
 
-def test_wal_level_has_to_be_logical(server_folder: Path, lake: Lake) -> None:
+def test_wal_level_must_be_logical(server_folder: Path, lake: Lake) -> None:
     with EmbeddedServer(server_folder / "replica_level", settings={"wal_level": "replica"}) as server:
         error = refused(feed(server.conninfo()), lake)
     assert isinstance(error, SourceSettingError)
@@ -146,7 +146,7 @@ def test_a_missing_publication_is_refused_and_nothing_is_created(
     assert left_behind(database) == ([], [])
 
 
-def test_a_filter_that_spark_cannot_evaluate_stops_its_table_and_not_the_feed(
+def test_a_filter_that_cannot_be_evaluated_stops_its_table_and_not_the_feed(
     conninfo: str, database: psycopg.Connection, lake: Lake
 ) -> None:
     database.execute(
@@ -164,7 +164,7 @@ def test_a_filter_that_spark_cannot_evaluate_stops_its_table_and_not_the_feed(
     assert tables_to_copy(subscription, lake) == [("public", "t")]
 
 
-def test_a_defined_filter_outside_the_replica_identity_is_refused_as_postgresql_does(
+def test_a_defined_filter_outside_the_replica_identity_is_refused_as_by_postgresql(
     conninfo: str, database: psycopg.Connection, lake: Lake
 ) -> None:
     own = DefinedPublication(
@@ -202,7 +202,7 @@ def test_a_lake_that_cannot_be_written_is_refused(
     assert left_behind(database) == ([], [])
 
 
-def test_a_slot_that_is_gone_although_delta_has_progress_is_an_error(
+def test_a_missing_slot_is_an_error_if_delta_has_progress(
     conninfo: str, database: psycopg.Connection, lake: Lake
 ) -> None:
     drain(feed(conninfo), lake, [], lambda _: None)
@@ -212,7 +212,7 @@ def test_a_slot_that_is_gone_although_delta_has_progress_is_an_error(
     assert "changes since then are lost" in error.message
 
 
-def test_a_slot_that_was_advanced_by_somebody_else_is_an_error(
+def test_a_slot_that_another_client_advanced_is_an_error(
     conninfo: str, database: psycopg.Connection, lake: Lake
 ) -> None:
     drain(feed(conninfo), lake, [], lambda _: None)
@@ -222,15 +222,13 @@ def test_a_slot_that_was_advanced_by_somebody_else_is_an_error(
     assert isinstance(error, SlotAheadError)
 
 
-def test_a_server_that_was_put_back_is_refused_until_everything_is_copied_again(
-    server_folder: Path, lake: Lake
-) -> None:
+def test_a_server_that_was_put_back_is_refused_until_a_full_copy(server_folder: Path, lake: Lake) -> None:
     data = server_folder / "data"
     with EmbeddedServer(data) as server, psycopg.connect(server.conninfo(), autocommit=True) as database:
         reading = feed(server.conninfo())
         database.execute("create table t (a int primary key, b text); create publication p for table t")
         drain(reading, lake, [], lambda _: None)
-    # What a snapshot of the disk has: the same cluster, on the same timeline, with its slot.
+    # A snapshot of a disk has this: the same cluster on the same timeline, with its slot.
     subprocess.run(["cp", "--archive", data, server_folder / "before"], check=True)
     with server, psycopg.connect(server.conninfo(), autocommit=True) as database:
         database.execute("insert into t select i, repeat('x', 100) from generate_series(1, 1000) i")
@@ -251,9 +249,7 @@ def test_a_server_that_was_put_back_is_refused_until_everything_is_copied_again(
 
 @pytest.mark.drawn
 @pytest.mark.slow
-def test_a_slot_that_somebody_reads_is_an_error(
-    conninfo: str, database: psycopg.Connection, lake: Lake
-) -> None:
+def test_a_slot_in_use_is_an_error(conninfo: str, database: psycopg.Connection, lake: Lake) -> None:
     consumed = feed(conninfo)
     with consumed.source.connect() as connection:
         ready_slot(connection, consumed, lake)
@@ -271,7 +267,7 @@ def test_a_slot_that_somebody_reads_is_an_error(
     assert error.sqlstate == "55006"
 
 
-def test_a_slot_behind_delta_is_moved_on(conninfo: str, database: psycopg.Connection, lake: Lake) -> None:
+def test_a_slot_behind_delta_is_advanced(conninfo: str, database: psycopg.Connection, lake: Lake) -> None:
     reading = feed(conninfo)
     with reading.source.connect() as connection:
         start = create_slot(connection, "shop", "refused")
@@ -285,7 +281,7 @@ def test_a_slot_behind_delta_is_moved_on(conninfo: str, database: psycopg.Connec
     assert ChangeLog(lake, reading).position() == later
 
 
-def test_a_new_slot_makes_every_table_be_copied_again(
+def test_a_new_slot_causes_a_copy_of_every_table(
     conninfo: str, database: psycopg.Connection, lake: Lake
 ) -> None:
     TableStates(lake, "s").append([TableState("public", "t", SyncState.READY, lsn=parse_lsn("0/10"))])

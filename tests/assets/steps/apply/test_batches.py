@@ -1,4 +1,4 @@
-"""Where batches end: what is held at once of a table is bounded, whatever a backlog has."""
+"""Batches end so that the changes of a table in memory are bounded, however large the backlog is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many changes of a replica, by files: the rows and counts of the same changes one after the other. No JVM."""
+"""Many changes of a replica, applied by files: the rows and counts equal those of the changes applied one by one. No JVM."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Columns = Sequence[tuple[str, pa.DataType]]
 
 @dataclass(frozen=True)
 class Change:
-    """A change as the history has it; of a TRUNCATE there is no row."""
+    """A change as in the history. A TRUNCATE has no rows."""
 
     operation: str
     new: Row | None = None
@@ -49,7 +49,7 @@ class Change:
 
     @property
     def is_move(self) -> bool:
-        """Whether it is an UPDATE with another key than before."""
+        """Whether it is an UPDATE that changes the key."""
         return self.operation == "update" and self.old is not None and self.old != self.new
 
 
@@ -74,7 +74,7 @@ def row(key: int, value: str) -> Row:
 
 
 class Changes:
-    """Changes of a table in two slices, as a lake has them; its replica holds everything before 100."""
+    """A lake with a table's changes in two slices. Its replica has everything before 100."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Changes:
         self.lake = Lake(str(folder), no_session, LakeSettings(-1, threads=2, vectors=vectors))
         self.path, self.log = str(folder / "replica"), str(folder / "changes")
         assert self.lake.local is not None
-        for begin in range(0, max(len(rows), 1), 10):  # Several files.
+        for begin in range(0, max(len(rows), 1), 10):  # several files
             part = pa.Table.from_pylist(rows[begin : begin + 10], self.schema)
             self.lake.local.write(self.path, part, Commit(100 if begin == 0 else None))
         half = len(changes) // 2
@@ -173,7 +173,7 @@ class Changes:
 
 
 def _random(draw: random.Random) -> tuple[list[Row], list[Change]]:
-    """A replica's rows, which lack some of the publisher's, and changes; publications may have left out some DELETEs."""
+    """A replica's rows, some of the publisher's missing, and random changes; publications may have left out some DELETEs."""
     present = {key for key in range(20) if draw.random() < 0.7}
     rows = [row(key, f"before {key}") for key in sorted(present) if draw.random() < 0.9]
     changes, moving, truncating = list[Change](), draw.random() < 0.6, draw.random() < 0.2
@@ -201,7 +201,7 @@ def _random(draw: random.Random) -> tuple[list[Row], list[Change]]:
 
 
 def followed(rows: list[Row], changes: list[Change], key: Sequence[str]) -> list[Row] | None:
-    """The rows after the changes, one after the other, as PostgreSQL's subscriber has them; None where one meets a row of its key."""
+    """The rows of PostgreSQL's subscriber after the changes, or None if a change conflicts with a row of its key."""
 
     def key_of(row: Row) -> tuple[object, ...]:
         return tuple(row[name] for name in key)
@@ -232,7 +232,9 @@ def _done(applied: Applied) -> tuple[int, ...]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("key", [("k",), ("t", "k")])
-def test_random_changes_leave_what_one_after_the_other_does(tmp_path: Path, key: tuple[str, ...]) -> None:
+def test_random_changes_leave_the_rows_of_changes_applied_one_by_one(
+    tmp_path: Path, key: tuple[str, ...]
+) -> None:
     conflicts = 0
     for seed in range(14):
         rows, changes = _random(random.Random(seed))
@@ -258,7 +260,7 @@ def test_random_changes_leave_what_one_after_the_other_does(tmp_path: Path, key:
 @pytest.mark.drawn
 @pytest.mark.parametrize("key", [("k",), ("t", "k")])
 @pytest.mark.parametrize("checkpointed", [False, True])
-def test_random_changes_leave_the_same_where_rows_are_marked(
+def test_random_changes_leave_the_same_rows_with_deletion_vectors(
     tmp_path: Path, key: tuple[str, ...], checkpointed: bool
 ) -> None:
     applied = 0
@@ -266,7 +268,7 @@ def test_random_changes_leave_the_same_where_rows_are_marked(
         rows, changes = _random(random.Random(seed))
         if not changes:
             continue
-        # Rows that are gone by the time have deletion vectors already, in files that have others and in one that has none.
+        # Rows that are already gone have deletion vectors: in files with other rows, and in a file without any.
         gone = [row(1000 + number, "gone") for number in range(14)]
         mixed = [each for pair in zip_longest(rows, gone) for each in pair if each]
         marked = Changes(tmp_path / f"{seed}marked", mixed, changes)
@@ -297,7 +299,7 @@ def test_inserts_of_a_table_without_a_key_are_appended(tmp_path: Path) -> None:
     assert changes.rows() == [row(1, "same")] * 7
 
 
-def test_only_files_of_which_rows_go_are_written_again(tmp_path: Path) -> None:
+def test_only_files_that_lose_rows_are_rewritten(tmp_path: Path) -> None:
     rows = [row(key, "before") for key in range(21)]
     changes = Changes(tmp_path, rows, [update(row(3, "after")), insert(row(30, "new"))])
     before = set((tmp_path / "replica").glob("*.parquet"))
@@ -318,7 +320,7 @@ def test_only_files_of_which_rows_go_are_written_again(tmp_path: Path) -> None:
     ("limit", "size"),
     [("KEY_BYTES", 10), ("rewritten_bytes", -1)],
 )
-def test_what_is_too_much_for_this_process_is_left_to_spark(
+def test_too_many_changes_for_this_process_are_left_to_spark(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, size: int
 ) -> None:
     again = [delete(row(3, "")), insert(row(3, "a")), delete(row(3, "")), insert(row(3, "b"))]
@@ -331,8 +333,8 @@ def test_what_is_too_much_for_this_process_is_left_to_spark(
     assert many_changes(changes.lake, changes.path, changes.log, definition("k"), changes.pending()) is None
 
 
-def test_nothing_is_written_before_all_tables_are_looked_through(tmp_path: Path) -> None:
-    """A conflict of another table must find this one as it is."""
+def test_nothing_is_written_before_all_tables_are_searched_for_conflicts(tmp_path: Path) -> None:
+    """A conflict in another table must leave this table unchanged."""
     changes = Changes(tmp_path, [row(3, "before")], [update(row(3, "after"))])
     changes.lake.policy = replace(changes.lake.policy, rewritten_bytes=-1)
     before = changes.lake.records.version(changes.path)
@@ -344,7 +346,7 @@ def test_nothing_is_written_before_all_tables_are_looked_through(tmp_path: Path)
     assert changes.lake.records.version(changes.path) == before
 
 
-_BC = -735_000  # Days since 1970-01-01.
+_BC = -735_000  # days since 1970-01-01
 
 
 @pytest.mark.parametrize(
@@ -357,7 +359,7 @@ _BC = -735_000  # Days since 1970-01-01.
     ],
 )
 @pytest.mark.parametrize("way", ["by_files", "one_by_one"])
-def test_a_conflict_of_a_key_that_python_cannot_hold_is_told_as_postgresql_prints_it(
+def test_a_conflict_shows_a_key_beyond_pythons_range_as_postgresql_prints_it(
     tmp_path: Path, way: str, kind: pa.DataType, spark: str, value: int, text: str
 ) -> None:
     key = pa.scalar(value, pa.int32() if pa.types.is_date(kind) else pa.int64()).cast(kind)
@@ -371,7 +373,7 @@ def test_a_conflict_of_a_key_that_python_cannot_hold_is_told_as_postgresql_print
 
 
 def _adds_column(changes: Changes) -> None:
-    """A user's column, with a value in each row."""
+    """A user's column with a value in each row."""
     table = DeltaTable(changes.path)
     table.alter.add_columns([Field("mine", "string")])
     table.update({"mine": "'kept'"})
@@ -382,7 +384,7 @@ def _constrains(changes: Changes) -> None:
 
 
 def _partitions(changes: Changes) -> None:
-    """The replica, written partitioned by somebody; the position is that of before."""
+    """Rewrite the replica partitioned, as another writer might. Its position stays."""
     local = changes.lake.local
     assert local is not None
     rows = local.table(changes.path)
@@ -396,7 +398,7 @@ def _mine(changes: Changes) -> set[tuple[object, ...]]:
 
 
 @pytest.mark.parametrize("alter", [_adds_column, _constrains, _partitions])
-def test_a_replica_that_a_user_has_altered_is_written_by_who_complies(
+def test_a_replica_that_a_user_altered_is_written_by_a_writer_that_respects_it(
     tmp_path: Path, alter: Callable[[Changes], None]
 ) -> None:
     changes = Changes(
@@ -416,7 +418,7 @@ def test_a_replica_that_a_user_has_altered_is_written_by_who_complies(
     }
 
 
-def test_inserts_keep_what_a_user_has_added(tmp_path: Path) -> None:
+def test_inserts_keep_a_users_additions(tmp_path: Path) -> None:
     changes = Changes(tmp_path, [row(3, "before")], [insert(row(7, "new"))])
     _adds_column(changes)
     changes.by_files(definition("k"))
@@ -426,7 +428,7 @@ def test_inserts_keep_what_a_user_has_added(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("alter", [_constrains, _partitions])
-def test_inserts_into_a_table_that_asks_more_of_its_writers_are_not_written_as_files(
+def test_inserts_into_a_table_with_more_writer_features_are_not_written_as_files(
     tmp_path: Path, alter: Callable[[Changes], None]
 ) -> None:
     changes = Changes(tmp_path, [row(3, "before")], [insert(row(7, "new"))])

@@ -1,4 +1,4 @@
-"""Small batches are looked through without a JVM; of the replica only those files are read that may have a key."""
+"""Small batches are searched for conflicts without a JVM. Of the replica only files are read that may contain a key."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _CHANGES = pa.schema(
         "new": _ROW,
     }
 )
-#: An operation with the key of the row before, and of the one after.
+#: An operation, the key of the row before it, and the key after it.
 Change = tuple[str, int | None, int | None]
 
 
@@ -42,7 +42,7 @@ def _no_spark() -> object:
 def _look(
     folder: Path, *slices: Sequence[Change], former: Former | None = None, position: int | None = None
 ) -> None:
-    """Look a batch through, before which the replica has the keys 1 to 3, as it was copied at `position`."""
+    """Search a batch for conflicts. The replica has the keys 1 to 3, copied at `position`."""
     log = str(folder / f"changes_{len(list(folder.glob('changes_*')))}")
     path = str(folder / "replica")
     table = []
@@ -85,7 +85,7 @@ def _look(
         ([[("update", 1, 4), ("insert", None, 1)], [("update", 4, 1)]], "update_exists", 1, 190),
     ],
 )
-def test_the_first_change_that_meets_a_row_of_its_key_is_refused(
+def test_the_first_change_that_conflicts_with_a_row_of_its_key_is_refused(
     slices: list[list[Change]], conflict: str, key: int, lsn: int, tmp_path: Path
 ) -> None:
     with pytest.raises(KeyConflictError) as refused:
@@ -108,15 +108,15 @@ def test_the_first_change_that_meets_a_row_of_its_key_is_refused(
         [[("delete", 1, None)], [("insert", None, 1)]],
         [[("truncate", None, None), ("insert", None, 1)]],
         [[("update", 1, 4), ("update", 2, 1), ("update", 4, 2)]],
-        [[("update", 9, 1), ("update", 1, 1), ("update", None, 2)]],  # It finds no row, and does nothing.
+        [[("update", 9, 1), ("update", 1, 1), ("update", None, 2)]],  # finds no row, and does nothing
         [[("delete", 9, None), ("insert", None, 9)], [("delete", 9, None), ("insert", None, 9)]],
     ],
 )
-def test_what_meets_no_row_is_not(slices: list[list[Change]], tmp_path: Path) -> None:
+def test_changes_without_a_conflict_are_not_refused(slices: list[list[Change]], tmp_path: Path) -> None:
     _look(tmp_path, *slices)
 
 
-def test_keys_that_no_file_can_have_cost_no_look_into_one(tmp_path: Path) -> None:
+def test_no_file_is_read_for_keys_outside_of_its_range(tmp_path: Path) -> None:
     _look(tmp_path, [("insert", None, 4)])
     (file,) = DeltaTable(tmp_path / "replica").file_uris()
     Path(file).unlink()
@@ -125,20 +125,20 @@ def test_keys_that_no_file_can_have_cost_no_look_into_one(tmp_path: Path) -> Non
         _look(tmp_path, [("insert", None, 2)])
 
 
-def test_what_was_written_under_another_key_is_not_looked_up_by_this_one(tmp_path: Path) -> None:
+def test_changes_under_an_earlier_key_are_not_searched_by_the_present_one(tmp_path: Path) -> None:
     former = Former(Layout(1, (), 2, ()), frozenset({7}), until=95)
     _look(tmp_path, [("insert", None, 1)], former=former)
     with pytest.raises(KeyConflictError):
         _look(tmp_path / "later", [("insert", None, 1)], former=Former(former.layout, former.key, until=90))
 
 
-def test_what_has_been_copied_since_it_was_transformed_does_not_meet_its_own_row(tmp_path: Path) -> None:
+def test_changes_that_a_later_copy_contains_do_not_conflict_with_their_own_rows(tmp_path: Path) -> None:
     _look(tmp_path, [("insert", None, 1)], position=95)
     with pytest.raises(KeyConflictError):
         _look(tmp_path, [("insert", None, 1)], position=85)
 
 
-def test_changes_that_another_run_has_applied_meanwhile_do_not_meet_their_own_rows(tmp_path: Path) -> None:
+def test_changes_that_another_run_applied_do_not_conflict_with_their_own_rows(tmp_path: Path) -> None:
     rows = pa.table({"k": [1], "v": [""]})
     LocalRecords().write(str(tmp_path / "replica"), rows, Commit(99))
     with pytest.raises(KeyConflictError):

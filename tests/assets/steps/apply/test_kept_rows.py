@@ -1,4 +1,4 @@
-"""Rows that are kept when they are deleted: by files, in new ones or marked, as the changes leave them one after the other. No JVM."""
+"""Soft deletes by files, rewritten or marked: the rows equal those of the changes applied one by one. No JVM."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ _DEFINITION = Definition(
 
 
 def _soft(change: Change) -> Change:
-    """A change as the history has it where rows that end are kept."""
+    """The change as the history has it in a subscription with soft deletes."""
     new = None if change.new is None else {**change.new, **_LIVES}
     return replace(change, new=new, old=None if change.old is None else {**change.old, **_ENDED})
 
 
 def _followed(rows: list[Row], changes: list[Change]) -> list[Row]:
-    """The rows after the changes, one after the other."""
+    """The rows after the changes, applied one by one."""
     living, ended = {row["k"]: {**row, **_LIVES} for row in rows}, dict[object, Row]()
     for change in changes:
         if change.operation == "truncate":
@@ -67,12 +67,12 @@ def _followed(rows: list[Row], changes: list[Change]) -> list[Row]:
 
 
 @pytest.mark.parametrize("way", ["rewritten", "marked", "merged"])
-def test_random_changes_leave_the_rows_that_lived(tmp_path: Path, way: str) -> None:
+def test_random_changes_keep_deleted_rows(tmp_path: Path, way: str) -> None:
     ended = compared = 0
     for seed in range(24):
         rows, changes = _random(random.Random(seed))
         if way == "merged" and any(change.operation == "truncate" for change in changes):
-            continue  # Spark's.
+            continue  # Spark applies it
         lives = [{**row, **_LIVES} for row in rows]
         made = Changes(tmp_path / str(seed), lives, [_soft(each) for each in changes], _ALL)
         if way == "marked":
@@ -92,7 +92,7 @@ def test_random_changes_leave_the_rows_that_lived(tmp_path: Path, way: str) -> N
 
 
 @pytest.mark.parametrize("way", ["by_files", "one_by_one"])
-def test_rows_that_ended_on_a_rows_way_have_what_no_change_sent(tmp_path: Path, way: str) -> None:
+def test_former_keys_of_a_moved_row_keep_its_unsent_values(tmp_path: Path, way: str) -> None:
     moves = [update(row(key + 1, ""), row(key, ""), ["v"]) for key in (1, 2, 3)]
     made = Changes(tmp_path, [{**row(1, "large"), **_LIVES}], [_soft(each) for each in moves], _ALL)
     getattr(made, way)(_DEFINITION)

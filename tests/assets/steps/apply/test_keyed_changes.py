@@ -1,4 +1,4 @@
-"""Changes by their keys: read from files of the change history, in the order of the changes."""
+"""Changes with their keys are read from files of the change history, in order."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_changes_are_read_from_files_in_their_order(tmp_path: Path) -> None:
     assert keyed is not None
     keys, changes = [*map(tuple, map(dict.values, keyed.keys.to_pylist())), None], keyed.changes
     assert [keys[number] for number in changes.new] == [(1, "a"), None, (1, "b"), (1, "b")]
-    # An old key that is the new one is no move.
+    # An UPDATE whose old key equals the new one is no move.
     assert [keys[number] for number in changes.old] == [None, (1, "a"), (9, "old"), None]
     assert [ROW_OPERATIONS[number] for number in changes.operations] == [
         "insert",
@@ -78,7 +78,7 @@ def test_changes_are_read_from_files_in_their_order(tmp_path: Path) -> None:
     assert (nothing.keys.num_rows, nothing.truncates) == (0, ())
 
 
-def test_keys_are_equal_where_postgresql_finds_them_so() -> None:
+def test_keys_are_equal_if_postgresql_finds_them_equal() -> None:
     kinds = {"f": pa.float64(), "l": pa.list_(pa.float32()), "t": pa.string()}
     keys = pa.schema(kinds)
     rows = [(0.0, [1.5, None], "a"), (-0.0, [1.5, None], "a"), (0.0, [1.5], "a"), (float("nan"), [], None)]

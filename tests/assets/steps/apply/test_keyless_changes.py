@@ -1,4 +1,4 @@
-"""Changes of a table without a key, by files: the rows and counts of the same changes one after the other. No JVM."""
+"""Changes of a table without a key, by files: the rows and counts equal those of the changes applied one by one. No JVM."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _KEYLESS = Definition(
     (("n", "bigint"), ("f", "double"), ("t", "string"), ("l", "array<double>")), (), Layout(1, (), 4, ())
 )
 _NAN = float("nan")
-#: Rows that differ from one another, if by spelling alone.
+#: Rows that differ, some only in their spelling.
 _ROWS: list[Row] = [
     {"n": 1, "f": 0.0, "t": "1.0", "l": [0.0]},
     {"n": 1, "f": -0.0, "t": "1.0", "l": [0.0]},
@@ -43,7 +43,7 @@ _ROWS: list[Row] = [
 
 
 def _random(draw: random.Random) -> tuple[list[Row], list[Change]]:
-    """A replica's rows, and changes; some rows are not there, as a publication left their INSERTs out."""
+    """A replica's rows, some missing because a publication left out their INSERTs, and random changes."""
     published = [draw.choice(_ROWS) for _ in range(draw.randint(0, 25))]
     rows = [each for each in published if draw.random() < 0.9]
     changes, truncating = list[Change](), draw.random() < 0.3
@@ -63,7 +63,7 @@ def _random(draw: random.Random) -> tuple[list[Row], list[Change]]:
 
 
 def _followed(rows: list[Row], changes: list[Change]) -> tuple[Counter[str], int]:
-    """The rows after the changes, one after the other, and how many after the last TRUNCATE found none."""
+    """The rows after the changes, applied one by one, and how many changes after the last TRUNCATE found no row."""
     now, missing = Counter(map(str, rows)), 0
     for change in changes:
         if change.operation == "truncate":
@@ -80,22 +80,22 @@ def _followed(rows: list[Row], changes: list[Change]) -> tuple[Counter[str], int
 
 
 def _mark(changes: Changes, gone: list[Row]) -> None:
-    """Mark the first of the replica's rows that are equal to some as deleted."""
+    """Mark as deleted the first row of the replica that equals each of `gone`."""
     local, lake, schema = changes.lake.local, changes.lake, changes.schema
     assert local is not None
     enable_marking(local, changes.path)
     counts = Counter(map(str, gone))
     distinct = [row for row in _ROWS if counts[str(row)]]
     sought = Sought(row_digests(pa.RecordBatch.from_pylist(distinct, schema)))
-    found = ByFiles(lake.local, lake.access).row_matches(changes.path, sought, schema, INLINE)
-    matches = going(found, np.array([counts[str(row)] for row in distinct]))
+    row_matches = ByFiles(lake.local, lake.access).row_matches(changes.path, sought, schema, INLINE)
+    matches = going(row_matches, np.array([counts[str(row)] for row in distinct]))
     base = local.version(changes.path)
     marked = marked_files(local, changes.path, matches, base)
     mark_rows(local, changes.path, marked, [], 110, base)
 
 
 @pytest.mark.parametrize("way", ["rewritten", "marked", "inline"])
-def test_random_changes_leave_what_one_after_the_other_does(tmp_path: Path, way: str) -> None:
+def test_random_changes_leave_the_rows_of_changes_applied_one_by_one(tmp_path: Path, way: str) -> None:
     lost = 0
     for seed in range(12):
         rows, changes = _random(random.Random(seed))

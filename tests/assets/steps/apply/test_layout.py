@@ -1,4 +1,4 @@
-"""Replicas lie in the lake as their layout says, whoever writes them, and follow it where it changes. By the command line."""
+"""Replicas follow the layout of the subscription, whichever writer writes them, also when it changes. By command."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def database(publisher_server: EmbeddedServer) -> Iterator[psycopg.Connection]:
 
 
 class Pgsieve:
-    """The command line on a lake; `layout` is the subscription's."""
+    """Runs commands on a lake. `layout` is the subscription's."""
 
     def __init__(self, folder: Path, source: str, lake: str, store: S3Server | None) -> None:
         self.lake, self._store, self._source = lake, store, source
@@ -81,12 +81,12 @@ class Pgsieve:
         )
 
     def feed(self, folder: str, since: int = 1) -> Counter[tuple[str, int]]:
-        """The change data feed as delta-rs reads it: kinds of change and keys, without the copy."""
+        """The change data feed as delta-rs reads it: counts of (kind, key), without the copy."""
         rows = pa.table(self.replica(folder).load_cdf(since).read_all())
         return Counter(zip(rows["_change_type"].to_pylist(), rows["id"].to_pylist(), strict=True))
 
     def feed_by_spark(self, folder: str, since: int) -> Counter[tuple[str, int]]:
-        """The same as Spark reads it."""
+        """The same feed as Spark reads it."""
         program = (
             "import sys, json\n"
             "from pgsieve.resources.lake.session import SparkEngine\n"
@@ -124,7 +124,7 @@ def pgsieve(
 
 
 def changed(database: psycopg.Connection, key: int) -> Counter[tuple[str, int]]:
-    """Commit an UPDATE, a DELETE, an INSERT and an UPDATE of a key; the changes as a feed has them."""
+    """Commit an UPDATE, a DELETE, an INSERT and a change of a key. Return them as the feed has them."""
     database.execute(f"update orders set region = 'x' where id = {key}")
     database.execute(f"delete from orders where id = {key + 1}")
     database.execute(f"insert into orders values ({key + 100000}, 'new', null)")
@@ -135,7 +135,7 @@ def changed(database: psycopg.Connection, key: int) -> Counter[tuple[str, int]]:
 
 @pytest.mark.drawn
 def test_replicas_follow_their_layout(pgsieve: Pgsieve, database: psycopg.Connection) -> None:
-    """Eight commands, each a process."""
+    """It takes long: eight commands, each a process."""
     layout: dict[str, Any] = {
         "folders": "bronze/{table}",
         "target_file_size": "64 kB",
@@ -150,7 +150,7 @@ def test_replicas_follow_their_layout(pgsieve: Pgsieve, database: psycopg.Connec
     changes = changed(database, 1)
     pgsieve("run", layout=layout)
     assert pgsieve.feed("bronze/orders") == changes
-    # Rows that are close come into the same files, of which no two overlap; that is not done again for nothing.
+    # Clustering puts close rows into the same files, and no two files overlap. It is not repeated without need.
     pgsieve("maintain", layout=layout)
     bounds = pa.table(pgsieve.replica("bronze/orders").get_add_actions(flatten=True)).sort_by("min.region")
     least, greatest = bounds["min.region"].to_pylist(), bounds["max.region"].to_pylist()
@@ -159,7 +159,7 @@ def test_replicas_follow_their_layout(pgsieve: Pgsieve, database: psycopg.Connec
     versions = pgsieve.replica("bronze/orders").version()
     pgsieve("maintain", layout=layout)
     assert pgsieve.replica("bronze/orders").version() == versions
-    # What pgsieve.yaml says now of replicas that are there already, with nothing to apply.
+    # Changes of the layout apply to existing replicas although there are no changes of rows.
     layout["properties"] = {"delta.checkpointInterval": 5}
     pgsieve("run", layout=layout)
     assert pgsieve.replica("bronze/plain").metadata().configuration["delta.checkpointInterval"] == "5"
@@ -173,10 +173,8 @@ def test_replicas_follow_their_layout(pgsieve: Pgsieve, database: psycopg.Connec
 
 
 @pytest.mark.drawn
-def test_another_template_of_folders_needs_another_copy(
-    pgsieve: Pgsieve, database: psycopg.Connection
-) -> None:
-    """Nine commands, each a process."""
+def test_another_template_of_folders_needs_a_new_copy(pgsieve: Pgsieve, database: psycopg.Connection) -> None:
+    """It takes long: nine commands, each a process."""
     pgsieve("run", layout={})
     first, other = "its replicas are in folders named", {"folders": "{schema}_{table}"}
     refused = pgsieve("run", layout=other, ends=2)
@@ -193,18 +191,20 @@ def test_another_template_of_folders_needs_another_copy(
     database.execute("create schema s_public; create table s_public.plain (id int primary key)")
     database.execute("create schema s; create table s.public_plain (id int primary key)")
     database.execute("alter publication p add table s_public.plain, s.public_plain")
-    found = pgsieve("validate", layout={**other, "cluster_by": ["id"]}, ends=1)
-    assert "would have the same folder, s_public_plain" in found
+    problems = pgsieve("validate", layout={**other, "cluster_by": ["id"]}, ends=1)
+    assert "would have the same folder, s_public_plain" in problems
     waiting = pgsieve("run", layout=other, ends=1)
     assert "would have the same folder, s_public_plain" in waiting
 
 
 @pytest.mark.drawn
-def test_what_a_layout_names_in_vain_is_said(pgsieve: Pgsieve, database: psycopg.Connection) -> None:
+def test_a_layouts_missing_tables_and_columns_are_reported(
+    pgsieve: Pgsieve, database: psycopg.Connection
+) -> None:
     layout = {"tables": {"public.plain": {"cluster_by": ["nothing"]}, "public.gone": {}}}
-    found = pgsieve("validate", layout=layout, ends=1)
-    assert "table public.plain cannot be clustered by nothing" in found
-    assert "does not replicate table public.gone, which its layout names" in found
+    problems = pgsieve("validate", layout=layout, ends=1)
+    assert "table public.plain cannot be clustered by nothing" in problems
+    assert "does not replicate table public.gone, which its layout names" in problems
     pgsieve("run", layout=layout)
     refused = pgsieve("maintain", layout=layout, ends=2)
     assert "table public.plain cannot be clustered by nothing" in refused
@@ -213,10 +213,10 @@ def test_what_a_layout_names_in_vain_is_said(pgsieve: Pgsieve, database: psycopg
 @pytest.mark.spark
 @pytest.mark.long
 @pytest.mark.timeout(1800)  # it starts five JVMs
-def test_spark_leaves_and_reads_the_feed_that_this_process_leaves(
+def test_spark_writes_and_reads_the_same_feed_as_this_process(
     pgsieve: Pgsieve, database: psycopg.Connection
 ) -> None:
-    # With a timestamp the protocol lists features; without a key the rows of whole files would be replaced.
+    # With a timestamp the protocol lists features. Without a key, the rows of whole files would be replaced.
     database.execute("alter table orders add at timestamp; alter table plain drop constraint plain_pkey")
     database.execute("alter table plain replica identity full")
     layout: dict[str, Any] = {"cluster_by": ["id"], "properties": {}}

@@ -1,4 +1,4 @@
-"""Two processes at the same tables at the same moment, each change once: also where nobody holds a lock."""
+"""Two processes work on the same tables at the same moment, without a lock. Each change is applied once."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ TABLES = {
     "keyless": "id int, v text",
     "emptied": "id int primary key, v text",
 }
-#: Those that are copied again.
+#: Tables that are copied again.
 COPIED = [("public", "merged"), ("public", "keyless")]
 _numbers = itertools.count(1000)
 
 
 @dataclass(frozen=True)
 class Process:
-    """One of two processes that work on a lake: it has a session of its own, and goes by what Delta says."""
+    """One of two processes that work on a lake. It has its own session, and relies only on Delta."""
 
     subscription: Subscription
     lake: Lake
@@ -77,7 +77,7 @@ class Process:
         transform(self.subscription, self.lake, _quiet)
 
     def apply_oldest(self) -> None:
-        """Apply the oldest slice, as a process does that has seen no other."""
+        """Apply the oldest slice, as a process that has seen no other slice."""
         apply(self.subscription, self.lake, _quiet, cut_into=lambda ends: [ends[:1]])
 
     def run(self) -> None:
@@ -88,7 +88,7 @@ class Process:
 
 @dataclass
 class Overlap:
-    """A publisher, and two processes that replicate it into one lake."""
+    """A publisher, and two processes that replicate it into the same lake."""
 
     database: psycopg.Connection
     folder: Path
@@ -96,7 +96,7 @@ class Overlap:
     second: Process
 
     def write(self) -> None:
-        """One more transaction for each way in which a batch reaches a replica."""
+        """Commit a transaction with changes for each way to apply a batch."""
         n = next(_numbers)
         with self.database.transaction():
             self.database.execute("insert into appended values (%s, 'new')", [n])
@@ -112,12 +112,12 @@ class Overlap:
             self.database.execute("insert into emptied values (%s, 'new')", [n])
 
     def overtake(self) -> None:
-        """One more transaction, and the second process replicates all there is."""
+        """Commit a transaction, and let the second process replicate everything."""
         self.write()
         self.second.run()
 
     def verify(self) -> None:
-        """The replicas are what the publisher has, no change is in a history twice, and cuts are what they say."""
+        """Assert that replicas equal the publisher, histories have no change twice, and cuts name the right versions."""
         for name in TABLES:
             expected = Counter(self.database.execute(f"select * from {name}").fetchall())
             assert Counter(self._rows(f"sub/public/{name}")) == expected, name
@@ -154,7 +154,7 @@ def _process(folder: Path, conninfo: str, name: str, writer: str, *, filtered: b
     settings = LakeSettings(small, threads=2 if writer == "threads" else None)
     lake = Lake(uri, lambda: session, settings)
     if lake.local:
-        # A process has open tables of its own.
+        # Each process has its own open tables.
         lake.local = delta_rs.LocalRecords(lake.store, Tables(lake.store))
         lake.records = NamedRecords(lake.local, lake.access.refusing)
         lake.policy = replace(lake.policy, local=lake.local)
@@ -171,15 +171,15 @@ def _process(folder: Path, conninfo: str, name: str, writer: str, *, filtered: b
 def overlap(
     publisher_server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[Overlap]:
-    """One lake for all tests of a way to write: each goes on where the one before ended."""
+    """One lake for all tests of a writer: each test continues where the one before it ended."""
     name, folder = f"overlap_{request.param}", tmp_path_factory.mktemp("lake")
     with (
         pytest.MonkeyPatch.context() as patch,
         psycopg.connect(publisher_server.conninfo(), autocommit=True) as admin,
     ):
-        # A lock that is lost is lost silently.
+        # A lost lock gives no error.
         patch.setattr(Source, "exclusively", lambda *_: nullcontext())
-        # Each process has a lock of its own for this.
+        # Each process has its own lock.
         patch.setattr(batch, "_ONE_AT_A_TIME", nullcontext())
         admin.execute(f"create database {name}")
         conninfo = publisher_server.conninfo(dbname=name)
@@ -205,7 +205,7 @@ def overlap(
 def _meanwhile(
     monkeypatch: pytest.MonkeyPatch, owner: object, name: str, work: Callable[[], None]
 ) -> list[str]:
-    """Have another process work where the first call of a function begins; the calls of before and since."""
+    """At the first call of a function, let another process work. Return the list of calls."""
     real, lock, calls = getattr(owner, name), threading.Lock(), list[str]()
 
     def interrupted(*args: object, **options: object) -> object:
@@ -221,7 +221,7 @@ def _meanwhile(
 
 
 @pytest.mark.parametrize("moment", ["planned", "written"])
-def test_of_a_batch_only_what_another_process_has_not_applied_meanwhile_is_applied(
+def test_changes_of_a_batch_that_another_process_applied_are_not_applied_again(
     overlap: Overlap, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     for _ in range(2):
@@ -230,7 +230,7 @@ def test_of_a_batch_only_what_another_process_has_not_applied_meanwhile_is_appli
     if moment == "planned":
         owner, function = Batch, "applied"
     else:
-        # After the look at the version: the commit itself is refused.
+        # After the version was checked, the commit itself is refused.
         owner, function = (commits, "_commit_properties") if overlap.first.lake.local else (delta, "guarded")
     calls = _meanwhile(monkeypatch, owner, function, overlap.second.apply_oldest)
     apply(overlap.first.subscription, overlap.first.lake, _quiet)
@@ -238,7 +238,7 @@ def test_of_a_batch_only_what_another_process_has_not_applied_meanwhile_is_appli
     overlap.verify()
 
 
-def test_what_another_process_has_applied_and_more_is_not_applied_again(
+def test_a_batch_that_another_process_overtook_is_not_applied_again(
     overlap: Overlap, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     overlap.write()
@@ -260,15 +260,15 @@ def test_two_drains_of_a_slot_append_each_transaction_once(
     between = current_lsn(overlap.database)
     overlap.write()
     function = "drained_messages" if overlap.first.lake.local is None else "commit_slice"
-    # The slice that the first one has read begins with the transactions of the second one's.
+    # The first process's slice begins with the transactions that the second process appends.
     calls = _meanwhile(monkeypatch, appending, function, lambda: overlap.second.drain(between))
     overlap.first.receive()
-    assert len(calls) > 2, "the first one began anew"
+    assert len(calls) > 2, "the first process does not begin again"
     overlap.first.run()
     overlap.verify()
 
 
-def test_a_slice_that_another_process_has_transformed_meanwhile_is_recorded_once(
+def test_a_slice_that_another_process_transformed_is_recorded_once(
     overlap: Overlap, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     overlap.write()
@@ -277,7 +277,7 @@ def test_a_slice_that_another_process_has_transformed_meanwhile_is_recorded_once
     overlap.verify()
 
 
-def test_a_table_is_copied_again_where_slices_were_transformed_without_it(
+def test_a_table_is_copied_again_if_slices_were_transformed_without_it(
     overlap: Overlap, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def another() -> None:
@@ -291,7 +291,7 @@ def test_a_table_is_copied_again_where_slices_were_transformed_without_it(
     overlap.verify()
 
 
-def test_a_slice_that_is_transformed_beside_a_copy_has_the_tables_that_were_copied(
+def test_a_slice_that_is_transformed_during_a_copy_has_the_copied_tables(
     overlap: Overlap, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     overlap.write()
@@ -308,9 +308,7 @@ def test_a_slice_that_is_transformed_beside_a_copy_has_the_tables_that_were_copi
     overlap.verify()
 
 
-def test_of_two_copies_at_once_the_later_one_counts(
-    overlap: Overlap, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_later_of_two_parallel_copies_counts(overlap: Overlap, monkeypatch: pytest.MonkeyPatch) -> None:
     def another() -> None:
         overlap.write()
         overlap.second.copy(COPIED)
@@ -325,7 +323,7 @@ def test_of_two_copies_at_once_the_later_one_counts(
     overlap.verify()
 
 
-def test_a_check_does_not_compare_with_what_another_process_has_applied_since(
+def test_a_check_does_not_compare_with_later_changes_of_another_process(
     overlap: Overlap, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     overlap.write()

@@ -1,9 +1,9 @@
-"""The protocol of positions, versions and states, checked exhaustively in a model: processes that nothing keeps apart.
+"""The protocol of positions, versions and states, checked exhaustively in a model of processes without locks.
 
-Each durable step of a drain, a transformation, an apply and a copy is one step here; between any two of them another
-process may work, the publisher may write, and a process may die. There is no lock in the model: a lost one is as none.
-A position p means everything up to transaction p. What must hold always: where a table is ready its replica has each
-transaction up to its position once, and nothing else; at the end the next run makes the replica complete.
+Each durable step of a drain, a transformation, an apply and a copy is one step here. Between any two steps another process may work,
+the publisher may write, and a process may die. The model has no locks, because a lost lock is no lock. A position p means everything
+up to transaction p. Two things must always hold. If a table is ready, its replica has each transaction up to its position exactly once,
+and no other. And after a further run the replica is complete.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WRITES, DEATHS = 3, 1
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """What each step compares before it commits; all of it is what pgsieve does."""
+    """The comparisons that steps make before they commit. pgsieve makes all of them."""
 
     change_log: bool = True
     records: bool = True
@@ -35,7 +35,7 @@ class Protocol:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A Delta table: its version, the position in it, and what it holds."""
+    """A Delta table: its version, its position, and its rows."""
 
     version: int = 0
     position: int = 0
@@ -47,7 +47,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """What a process has still to do, at which step of the first it is, and what it remembers."""
+    """The remaining steps of a process, its place in the first of them, and what it remembers."""
 
     todo: tuple[str, ...]
     step: int = 0
@@ -77,9 +77,9 @@ class World:
     transformed: Table = Table()
     #: (state, LSN of the copy).
     states: Table = Table(rows=("ready", 0))
-    #: Slices up to here are applied to whatever is ready.
+    #: Slices up to here are applied to every ready table.
     cut: int = 0
-    #: How often each transaction is there.
+    #: How often each transaction was applied.
     replica: Table = Table(rows=(0,) * WRITES)
 
     def by(self, number: int, process: Process, **durable: object) -> World:
@@ -222,7 +222,7 @@ def _copy(world: World, number: int, process: Process, protocol: Protocol) -> Wo
 
 
 def settled(world: World, protocol: Protocol) -> World:
-    """The world after one more run that nobody disturbs."""
+    """The world after one more run without interference."""
     world = replace(world, processes=(Process(("copy if needed", *("drain", "transform") * 4, "apply")),))
     while world.processes[0].todo:
         world = step(world, 0, protocol)
@@ -240,7 +240,7 @@ def _next(world: World, protocol: Protocol) -> Iterator[tuple[str, World]]:
 
 
 def wrong(protocol: Protocol, *programs: tuple[str, ...]) -> list[str] | None:
-    """The steps to a world that is not right; None where there are none."""
+    """The steps to a wrong world, or None if there are none."""
     start = World(tuple(map(Process, programs)))
     reached: dict[World, tuple[str, World] | None] = {start: None}
     waiting = [start]

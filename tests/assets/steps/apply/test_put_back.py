@@ -1,6 +1,6 @@
-"""A replica that is put back to an earlier version while it is applied to is set aside, whenever that is: no cut hides it.
+"""A replica that is put back to an earlier version during an apply is set aside, at whatever moment: no cut hides it.
 
-Versions of rows that are put back begin anew with the next run.
+If versions of rows are put back, the next run begins them again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Act = Callable[..., Any]
 
 
 class _Once:
-    """Puts the replica of orders back, or another table, the first time that it is asked to."""
+    """Puts a table back at its first call, by default the replica of orders."""
 
     def __init__(self, shop: Shop, path: str | None = None, version: int = 0) -> None:
         self.path, self.done = path or shop.lake.paths.replica("one", "public", "orders"), False
@@ -87,7 +87,7 @@ def _after_a_repair(patch: pytest.MonkeyPatch, shop: Shop, put_back: _Once) -> N
         return done
 
     patch.setattr(repair, "_merged", merged)
-    # The repair takes the Spark that this process has: the one that other tests share, and that reaches S3.
+    # The repair uses the Spark of this process: the one that other tests share, which reaches S3.
     assert engine().session
     shop.cli("check", "--repair", "one")
 
@@ -123,10 +123,10 @@ def _after_a_copy_and_before_its_cut(patch: pytest.MonkeyPatch, shop: Shop, put_
         pytest.param(_after_a_repair, marks=[pytest.mark.spark, pytest.mark.long]),
     ],
 )
-def test_a_replica_that_is_put_back_amid_a_run_is_set_aside(
+def test_a_replica_that_is_put_back_during_a_run_is_set_aside(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, when: Callable[[pytest.MonkeyPatch, Shop, _Once], None]
 ) -> None:
-    """Five commands on two subscriptions."""
+    """It takes long: five commands on two subscriptions."""
     shop.run()
     for number in (5, 6):
         shop.database.execute(
@@ -160,10 +160,10 @@ def _replica(shop: Shop) -> list[tuple[int, int]]:
 
 @pytest.mark.drawn
 @pytest.mark.parametrize("before", [pytest.param(True, marks=pytest.mark.long), False, None])
-def test_versions_that_are_put_back_begin_anew_with_the_next_run(
+def test_versions_that_are_put_back_begin_again_with_the_next_run(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, *, before: bool | None
 ) -> None:
-    """Between two runs (None), or amid one that commits to them."""
+    """They are put back between two runs (None), or during a run that commits to them."""
     shop.written["subscriptions"]["one"]["history"] = "scd2"
     shop.configure()
     shop.run("one")
@@ -185,15 +185,15 @@ def test_versions_that_are_put_back_begin_anew_with_the_next_run(
     assert _current(path) == _replica(shop)
     version = DeltaTable(path).version()
     assert shop.run("one").subscriptions[0].problems == ()
-    assert DeltaTable(path).version() == version, "they begin anew once"
+    assert DeltaTable(path).version() == version, "versions begin again more than once"
     shop.database.execute("update orders set n = 50 where id > 2")
     shop.run("one")
     assert _current(path) == _replica(shop) == [(2, 30), (3, 50), (4, 50)]
 
 
 @pytest.mark.drawn
-def test_histories_follow_a_repair_whose_process_died_before_they_did(shop: Shop) -> None:
-    """Of the repair there is its commit."""
+def test_histories_follow_a_repair_whose_process_died_before_them(shop: Shop) -> None:
+    """The repair's process died after its commit."""
     shop.written["subscriptions"]["one"]["history"] = {"initial": True, "scd2": True}
     shop.configure()
     shop.run("one")
@@ -209,7 +209,7 @@ def test_histories_follow_a_repair_whose_process_died_before_they_did(shop: Shop
     assert "the change history lacks the copied rows" in " ".join(shop.cli("validate")[1].split())
     version = DeltaTable(path).version()
     shop.run("one")
-    assert DeltaTable(path).version() == version, "they begin anew once"
+    assert DeltaTable(path).version() == version, "histories begin again more than once"
     shop.database.execute("update orders set n = 20 where id = 2")
     shop.run("one")
     assert _current(path) == _replica(shop) == [(2, 20), (3, 3), (4, 4)]

@@ -1,4 +1,4 @@
-"""The versions of a replica's rows in its lake: as of each commit the rows of then, however they are written. No JVM."""
+"""Versions of a replica's rows: at each commit the rows of that time, whichever writer writes them. No JVM."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ _COLUMNS = (("k", pa.int64()), ("b", pa.string()), ("c", pa.string()))
 _DEFINITION = Definition((("k", "bigint"), ("b", "string"), ("c", "string")), ("k",), Layout(1, (), 3, ()))
 _BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 _TRUNCATE = Change("truncate", None, None)
-#: The slices begin at 100, and so does the copy.
+#: The begin of the slices, and the LSN of the copy.
 _COPIED = 100
 
 
 class World:
-    """A replica at 100, and changes in slices; the change at place n commits at 110 + 10 * its commit's number."""
+    """A replica at LSN 100, and changes in slices. Commit n has LSN 110 + 10 * n."""
 
-    #: What the replica lacks of the changes that its versions lack.
+    #: Which of the changes that its versions lack the replica lacks, too.
     replica_lacks = "nothing"
 
     def __init__(self, folder: Path, replica: dict[int, Values], *, marks: bool) -> None:
-        # Nothing is few, or files are never written once more but marked.
+        # No batch counts as small. With `marks` rows are marked, without it files are rewritten.
         self.lake = Lake(str(folder), no_session, LakeSettings(-1, -1 if marks else 2**40, threads=2))
         self.log = self.lake.paths.changes("s", "public", "t")
         self.replica = self.lake.paths.replica("s", "public", "t")
@@ -58,7 +58,7 @@ class World:
         )
 
     def apply(self, changes: Sequence[tuple[int, Change]], end: int) -> None:
-        """Apply a slice of changes with the numbers of their commits."""
+        """Apply a slice. Each change has the number of its commit."""
         assert self.lake.local is not None
         rows = [
             {
@@ -93,11 +93,11 @@ class World:
             pending = Pending([slice_], self.lake.records.head(self.table.path))
             VersionsWriter(self.table, self.log, pending, _COPIED, self.decided(pending)).apply()
 
-        # A table gets deletion vectors by a commit of its own.
+        # A separate commit gives the table deletion vectors.
         again_after_conflict(attempt)()
 
     def decided(self, pending: Pending) -> DecidedKeys | None:
-        """What the apply of the replica has decided by: the same changes, or those of other slices where it was behind."""
+        """The decisions of the replica's apply: of the same changes, or of other slices if the replica was behind."""
         if self.replica_lacks == "nothing":
             return None
         keys, unsent = pa.schema(_COLUMNS[:1]), sorted(pending.unchanged)
@@ -115,7 +115,7 @@ class World:
         return self.lake.local.table(self.table.path).to_pylist()
 
     def at(self, lsn: int) -> dict[int, Values]:
-        """The rows that are valid after the commit at an LSN; no key has two."""
+        """The rows that are valid after the commit at `lsn`. Assert that no key has two."""
         valid = [
             row
             for row in self.rows()
@@ -139,7 +139,7 @@ def _drawn(drawn: random.Random) -> tuple[list[tuple[int, Change]], dict[int, Va
     changes = list(zip(commits, made, strict=True))
     if drawn.random() < 0.4 and changes:
         at = drawn.randrange(len(changes))
-        # What comes after it finds no row of before: only INSERTs have one.
+        # Later changes find no earlier row, so only INSERTs have one.
         changes.insert(at, (changes[at][0], _TRUNCATE))
     return changes, replica
 
@@ -185,7 +185,7 @@ def test_a_truncate_in_the_slice_of_the_first_change_makes_no_row(tmp_path: Path
     assert len(world.rows()) == 3
 
 
-def test_what_is_begun_anew_ends_what_was_there_once(tmp_path: Path) -> None:
+def test_beginning_again_ends_the_current_versions_once(tmp_path: Path) -> None:
     world = World(tmp_path, {1: {"b": "1", "c": "x"}, 2: {"b": "2", "c": "y"}}, marks=True)
     world.write({2: {"b": "2", "c": "y"}, 3: {"b": "3", "c": "z"}})
     assert world.table.begin_anew(300, _BEGIN)

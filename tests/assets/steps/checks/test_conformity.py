@@ -1,4 +1,4 @@
-"""What is claimed of a replica's rows by their row filter, and of its age by what waits."""
+"""Checks of a replica: whether its rows match the row filter, and how long changes have been waiting."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def _conformity(shop: Shop, table: str) -> TableConformity:
 
 
 @pytest.mark.drawn
-def test_a_row_that_some_filter_let_in_is_no_failure_and_one_that_none_did_is(shop: Shop) -> None:
-    """By operation: what only inserts are filtered by lets rows in that no UPDATE would have, and the other way round."""
+def test_only_rows_that_no_filter_could_let_in_are_a_failure(shop: Shop) -> None:
+    """Per operation: a filter of inserts alone accepts rows that a filter of updates would reject, and vice versa."""
     shop.database.execute(
         "drop publication p; alter table orders replica identity full; create publication p for table orders where (id > 1)"
         " with (publish = 'insert, update, delete');"
@@ -40,7 +40,7 @@ def test_a_row_that_some_filter_let_in_is_no_failure_and_one_that_none_did_is(sh
     one = {"source": "shop", "publications": ["p", "inserts", "updates", "plain"]}
     shop.configure(subscriptions={"one": one})
     assert not shop.run().failures
-    # A key that nobody publishes the change of, rows that leave a filter, and rows that get into one.
+    # An unpublished change of a key, rows that leave a filter, and rows that start to match one.
     shop.database.execute("insert into events values (0, 9), (7, 0)")
     shop.database.execute("update events set n = 0 where id = 4")
     shop.database.execute("update events set id = -3 where id = 3")
@@ -56,12 +56,12 @@ def test_a_row_that_some_filter_let_in_is_no_failure_and_one_that_none_did_is(sh
     write_deltalake(path, pa.Table.from_pylist([{"id": 1, "n": None}], pa.schema(schema)), mode="append")
     assert _conformity(shop, "orders") == TableConformity(3, 1, ("(id)=(1)",))
 
-    # Altered, the filter is not what rows came by; then it is no error that they fail.
+    # After the filter was altered, rows may violate it without an error: they came by the earlier filter.
     shop.database.execute("alter publication p set table orders where (id > 5)")
     assert _conformity(shop, "orders") == TableConformity(3, 2, ("(id)=(1)", "(id)=(2)"), altered=True)
     assert not shop.run().failures
     shop.database.execute("alter publication p set table orders where (id > 1)")
-    assert _conformity(shop, "orders").altered, "it was another one meanwhile"
+    assert _conformity(shop, "orders").altered, "the filter was a different one for a while"
 
     defs = definitions(load_config(shop.path))
     result = dg.materialize(
@@ -84,7 +84,7 @@ def test_a_row_that_some_filter_let_in_is_no_failure_and_one_that_none_did_is(sh
 
 
 @pytest.mark.drawn
-def test_a_replica_is_as_old_as_the_oldest_commit_that_waits_for_it(shop: Shop) -> None:
+def test_a_replicas_age_is_that_of_its_oldest_waiting_commit(shop: Shop) -> None:
     declared = project(load_config(shop.path))
     lake = declared.lake.open()
 
@@ -93,7 +93,7 @@ def test_a_replica_is_as_old_as_the_oldest_commit_that_waits_for_it(shop: Shop) 
 
     assert check_freshness(declared.subscriptions["two"], lake).problem
     shop.copy()
-    # What nobody publishes makes nothing stale.
+    # Changes that are not published make no replica stale.
     shop.database.execute("create table noise (a text); insert into noise values ('x')")
     assert (behind("one"), behind("two")) == (0, 0)
     shop.database.execute("insert into stock values (5, 5)")

@@ -1,4 +1,4 @@
-"""The consistency check by segments: what differs is found and named while others write, and repaired."""
+"""The consistency check by segments: it finds and names differences while sessions write, and repairs them."""
 
 from __future__ import annotations
 
@@ -58,18 +58,18 @@ def _no_session() -> NoReturn:
 
 @dataclass
 class Replicated:
-    """A database of its own, and one subscription to its publication `p`."""
+    """A database with one subscription to its publication `p`."""
 
     database: psycopg.Connection
     subscription: Subscription
     folder: Path
 
     def lake(self, small: int, session: Callable[[], SparkSession] = _no_session) -> Lake:
-        """The lake; tables of more than `small` bytes are compared by segments."""
+        """The lake. Tables of more than `small` bytes are compared by segments."""
         return Lake(str(self.folder), session, LakeSettings(small))
 
     def publish(self, *statements: str) -> None:
-        """Run statements, and copy the tables of publication `p`, in this process."""
+        """Run statements, and copy the tables of publication `p` in this process."""
         for statement in statements:
             self.database.execute(statement)
         lake = self.lake(10**9)
@@ -100,7 +100,7 @@ def replicated(publisher_server: EmbeddedServer, tmp_path: Path) -> Iterator[Rep
 
 
 def items(rows: int) -> tuple[str, ...]:
-    """Statements that make and publish a table of five columns."""
+    """Statements that create and publish a table of five columns."""
     return (
         "create table items (id int primary key, name text, price numeric(10,2), at timestamptz, note text)",
         f"""insert into items select i, 'item ' || i, i / 7.0, timestamptz '2024-01-01' + i * interval '1 s',
@@ -111,7 +111,7 @@ def items(rows: int) -> tuple[str, ...]:
 
 @pytest.mark.drawn
 @pytest.mark.slow
-def test_each_changed_cell_among_millions_is_found_and_named(replicated: Replicated) -> None:
+def test_each_changed_cell_among_two_million_is_found_and_named(replicated: Replicated) -> None:
     rows = 400_000  # two million cells
     replicated.publish(*items(rows))
     assert replicated.check().equal
@@ -120,7 +120,7 @@ def test_each_changed_cell_among_millions_is_found_and_named(replicated: Replica
         ({"price": "price + 0.01"}, "id = 54321"),
         ({"at": "at + interval '1 microsecond'"}, "id = 1"),
         ({"note": "''"}, "id = 70000 and note is null"),
-        # Each column keeps its values, so that sums over a column could not tell.
+        # Each column keeps its set of values, so sums over a column would not show the difference.
         ({"name": "case id when 7 then 'item 8' else 'item 7' end"}, "id in (7, 8)"),
     ]
     for updates, where in corruptions:
@@ -138,7 +138,7 @@ def test_each_changed_cell_among_millions_is_found_and_named(replicated: Replica
     assert len(comparison.keys) == 10
 
 
-def test_equal_rows_of_a_filtered_table_without_a_key_count_as_often_as_they_are_there(
+def test_equal_rows_of_a_filtered_table_without_a_key_are_counted(
     replicated: Replicated,
 ) -> None:
     replicated.publish(
@@ -159,7 +159,7 @@ def test_equal_rows_of_a_filtered_table_without_a_key_count_as_often_as_they_are
 def disturbed_exports(
     database: psycopg.Connection, *disturbances: tuple[str, str]
 ) -> AbstractContextManager[object]:
-    """Run statements right before and right after a snapshot is exported, for so many exports."""
+    """Run a pair of statements right before and right after each export of a snapshot, as long as there are pairs."""
     left = iter(disturbances)
 
     @contextmanager
@@ -173,11 +173,11 @@ def disturbed_exports(
     return patch.object(consistency, "exported_snapshot", exported)
 
 
-#: Tables with a row that the snapshot knows of, and none that it sees.
+#: A row is committed before each snapshot, but a TRUNCATE empties the table before the rows are read.
 TRUNCATED = [(f"insert into items values ({-number})", "truncate items") for number in range(1, ATTEMPTS + 1)]
 
 
-def test_a_table_that_is_truncated_while_it_is_compared_is_compared_again(replicated: Replicated) -> None:
+def test_a_table_that_is_truncated_during_a_comparison_is_compared_again(replicated: Replicated) -> None:
     replicated.publish(*items(10))
     with disturbed_exports(replicated.database, TRUNCATED[0]):
         compared = replicated.check()
@@ -187,7 +187,7 @@ def test_a_table_that_is_truncated_while_it_is_compared_is_compared_again(replic
     assert replicated.check().equal
 
 
-def test_a_table_that_gets_a_column_while_it_is_compared_is_compared_again(replicated: Replicated) -> None:
+def test_a_table_that_gets_a_column_during_a_comparison_is_compared_again(replicated: Replicated) -> None:
     replicated.publish(*items(10))
     added = "alter table items add more int default 7; insert into items values (11)"
     with disturbed_exports(replicated.database, (added, "")):
@@ -197,8 +197,8 @@ def test_a_table_that_gets_a_column_while_it_is_compared_is_compared_again(repli
 
 @pytest.mark.drawn
 @pytest.mark.spark
-def test_a_repair_takes_no_row_of_a_table_that_was_read_as_empty(replicated: Replicated) -> None:
-    """Spark starts."""
+def test_a_repair_deletes_no_row_after_the_table_was_read_as_empty(replicated: Replicated) -> None:
+    """It takes long because Spark starts."""
     replicated.publish(*items(10))
     subscription, lake = replicated.subscription, replicated.lake(10**9, lambda: engine().session)
     name = ("public", "items")
@@ -211,7 +211,7 @@ def test_a_repair_takes_no_row_of_a_table_that_was_read_as_empty(replicated: Rep
 
 
 @pytest.mark.spark
-def test_no_difference_is_seen_while_others_write(replicated: Replicated) -> None:
+def test_no_difference_is_reported_while_sessions_write(replicated: Replicated) -> None:
     replicated.publish(*items(ROWS))
     stopped, conninfo = threading.Event(), replicated.database.info.dsn
     written = []
@@ -245,7 +245,7 @@ def test_no_difference_is_seen_while_others_write(replicated: Replicated) -> Non
 
 
 def _reprs(rows: pa.Table) -> list[str]:
-    """NaN and -0 are told from other values."""
+    """The rows as text, which distinguishes NaN and -0."""
     return sorted(map(repr, rows.to_pylist()))
 
 
@@ -262,7 +262,7 @@ NAMES = [("public", "keyed"), ("public", "keyless")]
 
 
 def corrupt(replicated: Replicated) -> None:
-    """Three rows of one table; of the other, 200 equal rows that go and 200 that change."""
+    """Damage three rows of one table. Of another, remove 200 equal rows and change 200."""
     keyed, keyless = (replicated.replica(name) for _, name in NAMES)
     keyed.update(updates={"a": "a + 1"}, predicate="id in (5, 6)")
     keyed.update(updates={"id": "8"}, predicate="id = 9")
@@ -272,10 +272,10 @@ def corrupt(replicated: Replicated) -> None:
 
 @pytest.mark.spark
 @pytest.mark.drawn
-def test_a_repair_brings_just_the_rows_that_differ_in_order_and_moves_no_position(
+def test_a_repair_writes_only_differing_rows_and_moves_no_position(
     replicated: Replicated,
 ) -> None:
-    """Spark starts. The histories of rows follow."""
+    """It takes long because Spark starts. The histories of rows follow the repair."""
     kept = KeptHistories(KeptHistory(initial=True, scd2=True))
     replicated.subscription = replace(replicated.subscription, histories=kept)
     replicated.publish(*PAIR)
@@ -285,10 +285,12 @@ def test_a_repair_brings_just_the_rows_that_differ_in_order_and_moves_no_positio
     positions = [replicated.replica(name).transaction_version("pgsieve") for _, name in NAMES]
     corrupt(replicated)
     assert [c.differing for c in check_consistency(subscription, lake, _quiet)] == [6, 600]
-    said: list[str] = []
-    done = repair(subscription, lake, NAMES, said.append)
+    progress: list[str] = []
+    done = repair(subscription, lake, NAMES, progress.append)
     assert [(r.inserted, r.deleted, r.problem) for r in done] == [(3, 3, None), (400, 200, None)]
-    assert len([line for line in said if "the change history of" in line and "pgsieve resync" in line]) == 2
+    assert (
+        len([line for line in progress if "the change history of" in line and "pgsieve resync" in line]) == 2
+    )
     states = TableStates(lake, subscription.name).newest()
     assert not any(s.definition.history.whole for s in states.values() if s.definition)
     assert all(c.equal for c in check_consistency(subscription, lake, _quiet))
@@ -303,7 +305,7 @@ def test_a_repair_brings_just_the_rows_that_differ_in_order_and_moves_no_positio
     ends = pc.fill_null(pc.greater_equal(versions["valid_to_lsn"], cut.lsn), True)
     valid = versions.filter(pc.and_(pc.less(versions["valid_from_lsn"], cut.lsn), ends))
     assert _reprs(valid.select(rows.column_names)) == _reprs(rows)
-    # What is written afterwards arrives.
+    # Later changes still arrive.
     replicated.database.execute("insert into keyed values (-1); delete from keyless where a = 5")
     assert all(c.equal for c in check_consistency(subscription, lake, _quiet))
     versions = DeltaTable(lake.paths.versions("sub", *NAMES[0])).to_pyarrow_table()
@@ -312,7 +314,7 @@ def test_a_repair_brings_just_the_rows_that_differ_in_order_and_moves_no_positio
 
 
 def test_operations_that_are_not_published_explain_a_difference(replicated: Replicated) -> None:
-    """`pgsieve init` publishes INSERTs alone of a table without a replica identity."""
+    """For a table without a replica identity, `pgsieve init` publishes only INSERTs."""
     replicated.publish(
         "create table events (a int)",
         "insert into events values (1)",

@@ -1,4 +1,4 @@
-"""The comparison of few rows, against counting them one by one; Spark's is compared in `tests/replication/`."""
+"""The comparison of few rows equals a count of them. `tests/replication/` tests Spark's comparison."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _table(rows: list[_Row]) -> pa.Table:
 
 
 def _number(value: float | None) -> str:
-    """A number by what PostgreSQL holds to be equal: NaN equals NaN, and -0.0 equals 0.0."""
+    """A number in a form that is equal if PostgreSQL's values are: NaN equals NaN, and -0.0 equals 0.0."""
     return "NULL" if value is None else repr(value + 0.0)
 
 

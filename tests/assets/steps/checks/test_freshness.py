@@ -1,4 +1,4 @@
-"""How long the oldest commit has been waiting, and how often the server has to decode for the answer."""
+"""How long the oldest commit has been waiting, and how often the server decodes to answer that."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.fixtures.shop import Shop
 
 
 @pytest.mark.drawn
-def test_of_what_waits_in_a_slot_one_of_its_subscriptions_asks(
+def test_one_decoding_answers_for_all_subscriptions_of_a_slot(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
@@ -30,7 +30,7 @@ def test_of_what_waits_in_a_slot_one_of_its_subscriptions_asks(
     lake = declared.lake.open()
 
     def waiting() -> tuple[list[bool], int]:
-        """Whether something waits for each of the subscriptions, twice, and how often the server decoded."""
+        """For each subscription, asked twice, whether changes wait; and how often the server decoded."""
         asked.clear()
         each = [
             check_freshness(s, lake).seconds > 0 for _ in range(2) for s in declared.subscriptions.values()
@@ -43,7 +43,9 @@ def test_of_what_waits_in_a_slot_one_of_its_subscriptions_asks(
     shop.database.execute("insert into orders values (5, 5)")
     assert waiting() == ([True] * 4, 1)
     shop.database.execute("insert into stock values (5, 5)")
-    assert waiting() == ([True] * 4, 0), "the same transaction is still the first"
+    assert waiting() == ([True] * 4, 0), (
+        "the slot is decoded again although its first transaction is the same"
+    )
     shop.run()
     shop.database.execute("create table unpublished as select 1")
     assert waiting() == ([False] * 4, 1)
@@ -52,8 +54,8 @@ def test_of_what_waits_in_a_slot_one_of_its_subscriptions_asks(
 
 
 @pytest.mark.drawn
-def test_who_asks_what_waits_keeps_nobody_from_reading_the_slot(shop: Shop) -> None:
-    """As a check of the web interface and a run once met: to look decodes all that a long transaction holds back."""
+def test_a_freshness_check_keeps_no_process_from_reading_the_slot(shop: Shop) -> None:
+    """A check of the web interface once blocked a run: a look decodes everything that a long transaction holds back."""
     shop.run()
     declared = project(load_config(shop.path))
     subscription = declared.subscriptions["one"]
@@ -81,7 +83,7 @@ def test_who_asks_what_waits_keeps_nobody_from_reading_the_slot(shop: Shop) -> N
 
 
 @pytest.mark.drawn
-def test_a_look_does_not_wait_for_long_where_another_process_has_its_turn(
+def test_a_freshness_check_does_not_wait_for_another_processs_turn(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(freshness, "_TURN_SECONDS", 0.2)
@@ -90,9 +92,9 @@ def test_a_look_does_not_wait_for_long_where_another_process_has_its_turn(
     subscription = declared.subscriptions["one"]
     freshness._FIRST.clear()
     shop.database.execute("insert into orders values (5, 5)")
-    held = "select pg_advisory_lock(hashtextextended(%s, 0))"
+    lock_statement = "select pg_advisory_lock(hashtextextended(%s, 0))"
     with psycopg.connect(shop.written["sources"]["shop"]["conninfo"], autocommit=True) as other:
-        other.execute(held, [f"pgsieve slot {subscription.feed.slot}"])
-        # It waits without an end where it waits for its turn.
+        other.execute(lock_statement, [f"pgsieve slot {subscription.feed.slot}"])
+        # If it waited for its turn, it would wait forever.
         assert check_freshness(subscription, declared.lake.open()).seconds > 0
-    assert not freshness._FIRST, "the slot was not read"
+    assert not freshness._FIRST, "the slot was read"

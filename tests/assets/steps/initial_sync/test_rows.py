@@ -1,4 +1,4 @@
-"""A large table is copied by threads of this process where Spark's master is this machine: the same rows, the same refusals. No JVM."""
+"""If Spark's master is this machine, threads of this process copy large tables, with the same rows and refusals. No JVM."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def quiet(_: str) -> None:
 
 
 class Site:
-    """A database of its own, whose publication `p` is copied."""
+    """A database whose publication `p` is copied."""
 
     def __init__(self, name: str, conninfo: str, database: psycopg.Connection, folder: Path) -> None:
         self._name, self._conninfo, self.database, self._folder = name, conninfo, database, folder
 
     def subscription(self, by: str) -> Subscription:
-        """A subscription to all tables, with a slot of its own."""
+        """A subscription to all tables, with its own slot."""
         feed = Feed(
             name=by,
             source=Source("publisher", self._conninfo),
@@ -56,7 +56,7 @@ class Site:
         return Subscription("sub", feed)
 
     def lake(self, by: str) -> Lake:
-        """A lake to which this `process` copies tables, or two `threads` of it do."""
+        """A lake whose tables are copied by this `process`, or by two of its `threads`."""
         small = {"process": 2**30, "threads": -1}[by]
         return Lake(str(self._folder / by), no_session, LakeSettings(small, threads=2))
 
@@ -66,7 +66,7 @@ class Site:
         return copy_tables(subscription, lake, tables_to_copy(subscription, lake), quiet)
 
     def replica(self, by: str, table: str) -> DeltaTable:
-        """What was made of a table."""
+        """The replica of a table."""
         return DeltaTable(self.lake(by).paths.replica("sub", "public", table))
 
 
@@ -78,7 +78,7 @@ def site(publisher_server: EmbeddedServer, tmp_path: Path) -> Iterator[Site]:
 
 
 @pytest.mark.drawn
-def test_values_of_all_types_are_the_same_whoever_copies_them(
+def test_values_of_all_types_are_the_same_for_every_way_to_copy(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(snapshot, "CHUNK_BYTES", 8 * 1024)
@@ -104,15 +104,15 @@ def test_values_of_all_types_are_the_same_whoever_copies_them(
             kinds, (100, True)
         )
     for name in kinds:
-        assert len(site.replica("threads", name).file_uris()) > 1, "in one chunk"
+        assert len(site.replica("threads", name).file_uris()) > 1, "the table was copied in one chunk"
 
 
-def test_a_copy_is_shared_evenly_by_those_who_copy(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_share_a_copy_evenly(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "LEAST_BYTES", 64 * 1024)
     site.database.execute(
         "create table rows (id int primary key, note text);"
         "insert into rows select i, repeat('x', 100) from generate_series(1, 4000) i;"
-        # What is large is not in the pages of its rows.
+        # Large values are not in the pages of their rows.
         "create table large (id int primary key, note text); alter table large alter note set storage external;"
         "insert into large select i, repeat('x', 5000) from generate_series(1, 1000) i;"
         "create table tree (id int, note text) partition by range (id);"
@@ -133,7 +133,7 @@ def test_a_copy_is_shared_evenly_by_those_who_copy(site: Site, monkeypatch: pyte
         assert min(counts) >= least, table
 
 
-def test_a_table_is_refused_in_the_same_words_whoever_copies_it(site: Site) -> None:
+def test_a_table_is_refused_in_the_same_words_for_every_way_to_copy(site: Site) -> None:
     site.database.execute(
         "create table price (id int primary key, amount numeric(5, 2));"
         "insert into price select i, case i when 777 then 'NaN' else 1.5 end from generate_series(1, 1000) i;"
@@ -146,7 +146,7 @@ def test_a_table_is_refused_in_the_same_words_whoever_copies_it(site: Site) -> N
     assert "division by zero" in str(problems[0]["divided"])
 
 
-def test_the_sessions_of_a_copy_end_where_a_chunk_fails(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sessions_of_a_copy_end_if_a_chunk_fails(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot, "CHUNK_BYTES", 64 * 1024)
     site.database.execute(
         "create table price (id int primary key, amount numeric(5, 2), note text);"

@@ -1,4 +1,4 @@
-"""Which moments can be read, and what is said of those that cannot."""
+"""Which moments can be read, and the reasons for those that cannot."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def _quiet(_: str) -> None:
 
 @dataclass
 class Counters:
-    """A table `t` of two counters, and its replica; each commit adds one to the first."""
+    """A table `t` with two counters, and its replica. Each commit increments the first counter."""
 
     database: psycopg.Connection
     subscription: Subscription
     lake: Lake
 
     def add(self) -> int:
-        """One commit; the LSN after it."""
+        """Commit once. Return the LSN after it."""
         self.database.execute("update t set n = n + 1 where id = 1")
         return self.lsn()
 
@@ -107,7 +107,7 @@ def counters(publisher_server: EmbeddedServer, tmp_path: Path) -> Iterator[Count
         yield Counters(database, Subscription("sub", feed), Lake(str(tmp_path), lambda: engine().session))
 
 
-def test_a_moment_is_read_amid_a_slice_by_its_lsn_or_its_time(counters: Counters) -> None:
+def test_a_moment_within_a_slice_is_read_by_its_lsn_or_its_time(counters: Counters) -> None:
     before = counters.lsn()
     counters.run()
     first = counters.lsn()
@@ -120,7 +120,7 @@ def test_a_moment_is_read_amid_a_slice_by_its_lsn_or_its_time(counters: Counters
     assert [counters.n(Moment.of(counters.lake, "sub", time).lsn) for time in times[:-1]] == [1, 2, 3, 4]
     assert counters.n(Moment.of(counters.lake, "sub", times[1].isoformat()).lsn) == 2
     assert counters.n(Moment.of(counters.lake, "sub", format_lsn(lsns[2])).lsn) == 3
-    # The replica, its history and the cuts are as they were; a second reading costs the same.
+    # Reading changes neither the replica nor its history nor the cuts; a second reading costs the same.
     assert counters.lake.records.version(counters.lake.paths.replica("sub", "public", "t")) == 1
     for moment, reason in {
         times[-1]: "no commit after that time has been replicated",
@@ -136,7 +136,7 @@ def test_a_moment_is_read_amid_a_slice_by_its_lsn_or_its_time(counters: Counters
         tables_at(Moment(counters.lake, "other", before))
 
 
-def test_what_retention_took_is_refused(counters: Counters) -> None:
+def test_moments_before_the_retention_are_refused(counters: Counters) -> None:
     counters.run()
     early = counters.add()
     counters.add()
@@ -154,7 +154,7 @@ def test_what_retention_took_is_refused(counters: Counters) -> None:
     counters.add()
     counters.run()
     assert counters.n(late) == 3
-    # A lake that was maintained before it was noted what is deleted.
+    # A lake whose maintenance ran before deletions were recorded.
     record = SubscriptionRecord(counters.lake, "sub")
     lake = counters.lake
     lake.records.append_versioned(
@@ -172,7 +172,7 @@ def test_what_retention_took_is_refused(counters: Counters) -> None:
 
 @pytest.mark.parametrize("initial", [False, True])
 def test_a_table_that_was_copied_again_has_a_gap_before(counters: Counters, *, initial: bool) -> None:
-    """A copy that a history begins with is no slice of changes."""
+    """If a history begins with a copy, that copy is not a slice of changes."""
     kept = KeptHistories(KeptHistory(initial=initial))
     counters.subscription = replace(counters.subscription, histories=kept)
     counters.run()
@@ -198,8 +198,8 @@ def test_a_table_that_was_copied_again_has_a_gap_before(counters: Counters, *, i
 
 @pytest.mark.drawn
 @pytest.mark.spark
-def test_the_columns_are_those_of_the_replica_that_held_the_moment(counters: Counters) -> None:
-    """Each alteration rewrites the replica without a change of its position; the history has all columns."""
+def test_the_columns_are_those_of_the_replica_at_that_moment(counters: Counters) -> None:
+    """Each alteration rewrites the replica without a new position. The history has all columns."""
     counters.run()
     lsns = [counters.add()]
     counters.add()
@@ -221,7 +221,7 @@ def test_the_columns_are_those_of_the_replica_that_held_the_moment(counters: Cou
 
 def test_a_moment_beyond_a_conflict_is_refused_as_the_replica_was(counters: Counters) -> None:
     counters.run()
-    # A row that only the replica has.
+    # Only the replica has this row.
     counters.database.execute("alter publication p set (publish = 'insert, update')")
     counters.run()
     counters.database.execute("delete from t where id = 2")
@@ -242,7 +242,7 @@ def test_a_folder_gets_the_tables_of_a_moment_and_keeps_them(counters: Counters,
     lake, folder = counters.lake, tmp_path.parent / f"{tmp_path.name}_restored"
     (table,) = restore(Moment(lake, "sub", early), str(folder))
     assert (table.path, table.changes) == (f"{folder}/sub/public/t", 1)
-    # Plain Delta tables, and nothing of pgsieve's beside them.
+    # The folder has plain Delta tables, without files of pgsieve.
     assert sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_dir()) == [
         "sub",
         "sub/public",
@@ -256,7 +256,7 @@ def test_a_folder_gets_the_tables_of_a_moment_and_keeps_them(counters: Counters,
     assert [row["n"] for row in restored] == [1, 100]
 
 
-def test_where_nothing_is_restored_to(
+def test_refused_targets_of_a_restore(
     counters: Counters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counters.run()

@@ -1,4 +1,4 @@
-"""Replicas are clustered again once enough is new, and what is recorded says when that is."""
+"""A replica is clustered again once enough of it is new. The record says when."""
 
 from __future__ import annotations
 

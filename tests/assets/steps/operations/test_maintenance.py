@@ -1,6 +1,6 @@
-"""Maintenance makes a lake smaller, and takes from nobody what he still needs. No JVM.
+"""Maintenance makes a lake smaller, and deletes nothing that is still needed. No JVM.
 
-The lakes are made slice by slice as the steps leave them, in every state of progress that they can be in.
+The tests build lakes slice by slice, in every state in which the steps can leave them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ CHANGES = pa.schema({"slice": pa.int64(), "commit_time": pa.timestamp("us", "UTC
 
 
 class Shop:
-    """A feed and two subscriptions of two tables, in a lake of its own."""
+    """A lake with a feed and two subscriptions, each with two tables."""
 
     def __init__(self, folder: Path) -> None:
         self.lake = Lake(str(folder), no_session)
@@ -74,7 +74,7 @@ class Shop:
         self.local.append(self.lake.paths.slices(owner), pa.Table.from_pylist([summary], SLICES), end)
 
     def transform(self, name: str, end: int, age: timedelta = timedelta(), *, sent: bool = True) -> None:
-        """Transform a slice; where nothing is sent, a row filter took it all."""
+        """Transform a slice. With `sent=False` a row filter rejected all of its changes."""
         for table in TABLES if sent else ():
             row = {"slice": end, "commit_time": datetime.now(UTC) - age, "operation": "insert"}
             path = self.lake.paths.changes(name, "public", table)
@@ -86,7 +86,7 @@ class Shop:
     def apply(
         self, name: str, end: int, tables: tuple[str, ...] = TABLES, age: timedelta = timedelta()
     ) -> None:
-        """Apply a slice to some tables; with all of them there is a cut."""
+        """Apply a slice to some tables. If it is all of them, a cut follows."""
         for table in tables:
             self.local.write(self.replica(name, table), pa.table({"id": [end]}), Commit(end))
         if tables == TABLES:
@@ -94,7 +94,7 @@ class Shop:
             Cuts(self.lake, name).append(Cut(end, versions, datetime.now(UTC) - age))
 
     def all(self, end: int, age: timedelta = timedelta()) -> None:
-        """A slice from one end to the other."""
+        """Receive, transform and apply a slice."""
         self.receive(end, age)
         for name in NAMES:
             self.transform(name, end, age)
@@ -112,7 +112,7 @@ class Shop:
         return [str(log.parent) for log in Path(self.lake.uri).rglob("_delta_log")]
 
     def ids(self, name: str, table: str, version: int | None = None) -> set[int]:
-        """The rows of a replica, as another Delta reader sees them."""
+        """The ids in a replica, as another Delta reader sees them."""
         query = QueryBuilder().register("t", DeltaTable(self.replica(name, table), version=version))
         return set(pa.table(query.execute("select id from t").read_all())["id"].to_pylist())
 
@@ -125,13 +125,13 @@ def shop(tmp_path: Path) -> Shop:
     return Shop(tmp_path)
 
 
-#: How far each subscription is with each slice: 0 received, 1 transformed, 2 also in table a, 3 in both.
+#: How far each subscription is with a slice: 0 received, 1 transformed, 2 applied to table a, 3 applied to both.
 PROGRESS = st.lists(st.integers(0, 3), min_size=4, max_size=4).map(lambda steps: sorted(steps, reverse=True))
 
 
 @settings(max_examples=3, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 @given(progress=st.tuples(PROGRESS, PROGRESS), sent=st.lists(st.booleans(), min_size=4, max_size=4))
-def test_what_a_subscription_has_not_applied_is_kept(tmp_path_factory, progress, sent) -> None:
+def test_unapplied_changes_are_kept(tmp_path_factory, progress, sent) -> None:
     shop = Shop(tmp_path_factory.mktemp("lake"))
     for number, sends in enumerate(sent):
         end = 10 * number + 10
@@ -158,10 +158,10 @@ def test_what_a_subscription_has_not_applied_is_kept(tmp_path_factory, progress,
                 assert waiting <= shop.slices(shop.lake.paths.changes(name, "public", table))
             assert waiting <= shop.slices(shop.lake.paths.transformed(name))
         assert {path: shop.local.position(path) for path in positions} == positions
-        shop.maintain()  # again: changes nothing more
+        shop.maintain()  # a second run changes nothing
 
 
-def test_what_all_have_applied_goes_when_it_is_old_enough(shop: Shop) -> None:
+def test_changes_that_all_have_applied_are_deleted_when_old_enough(shop: Shop) -> None:
     for end, days in ((10, 9), (20, 8), (30, 2), (40, 0)):
         shop.all(end, timedelta(days=days))
     shop.maintain(Retention(timedelta(days=7), timedelta(days=1), timedelta(days=7)))
@@ -196,7 +196,9 @@ def test_a_compacted_slice_is_read_by_itself(shop: Shop) -> None:
     assert shop.local.change_log(path).files([40]) == []
 
 
-def test_what_was_altered_goes_with_the_changes_and_the_catalog_of_the_next_slice_stays(shop: Shop) -> None:
+def test_records_of_alterations_are_deleted_with_their_changes_but_the_next_slices_catalog_stays(
+    shop: Shop,
+) -> None:
     path = shop.lake.paths.catalogs("shop")
     for lsn in (5, 15, 25, 35):
         row = {"lsn": lsn, "digest": "", "catalog": "{}", "subscriptions": list(NAMES)}
@@ -214,7 +216,7 @@ def test_what_was_altered_goes_with_the_changes_and_the_catalog_of_the_next_slic
     assert shop.slices(shop.lake.paths.change_log("shop")) == {40}
 
 
-def test_filtered_out_changes_do_not_hold_the_change_log_back(shop: Shop) -> None:
+def test_changes_that_a_filter_rejects_do_not_keep_the_change_log(shop: Shop) -> None:
     shop.all(10)
     for end in (20, 30):
         shop.receive(end)
@@ -233,7 +235,7 @@ def test_every_cut_that_is_kept_can_be_read(shop: Shop, versions: timedelta, kep
     files = shop.files()
     shop.maintain(replace(AT_ONCE, versions=versions))
     recorded = Cuts(shop.lake, "first").kept()
-    assert list(dict.fromkeys(c.lsn for c in recorded)) == kept, "the newest cut is renewed by compaction"
+    assert list(dict.fromkeys(c.lsn for c in recorded)) == kept, "compaction does not renew the newest cut"
     for cut in recorded:
         for name, version in cut.tables.items():
             assert shop.ids("first", name[1], version) == {0, *range(10, cut.lsn + 1, 10)}
@@ -251,8 +253,8 @@ def test_versions_of_a_replica_stay_while_a_run_has_not_written_its_cut(shop: Sh
     assert shop.ids("first", "a", cut.tables["public", "a"]) == {0, 10}
 
 
-def test_the_cut_is_of_the_newest_versions_afterwards(shop: Shop) -> None:
-    """Else each run would look for what has been done to a replica since."""
+def test_the_newest_cut_names_the_newest_versions_after_maintenance(shop: Shop) -> None:
+    """Otherwise each run would search for changes of the replica since the cut."""
     for end in (10, 20, 30):
         shop.all(end)
     shop.maintain()
@@ -261,7 +263,7 @@ def test_the_cut_is_of_the_newest_versions_afterwards(shop: Shop) -> None:
         assert newest == {("public", t): shop.local.version(shop.replica(name, t)) for t in TABLES}
 
 
-def test_superseded_states_go_and_those_that_count_stay(shop: Shop) -> None:
+def test_superseded_states_are_deleted_and_needed_ones_stay(shop: Shop) -> None:
     definition = Definition((("id", "bigint"),), ("id",), Layout(1, (), 1, ()))
     for lsn in range(10):
         for state in (SyncState.DATA_SYNC, SyncState.READY):
@@ -272,7 +274,7 @@ def test_superseded_states_go_and_those_that_count_stay(shop: Shop) -> None:
     assert len(shop.local.rows(path)) > 20
     for _ in range(2):
         shop.maintain()
-        # Of "b" the commit that it came with, beside "a"; of "a" the newest, and the last with a definition.
+        # Of "b" the commit that "a" is in, too, is kept; of "a" the newest commit, and the last one with a definition.
         assert len(shop.local.rows(path)) == 5
         assert TableStates(shop.lake, "first").newest() == before
     assert before["public", "a"].definition == definition
@@ -280,7 +282,7 @@ def test_superseded_states_go_and_those_that_count_stay(shop: Shop) -> None:
     assert TableStates(shop.lake, "first").newest()["public", "c"].version > before["public", "c"].version
 
 
-def test_superseded_rows_of_the_feed_and_the_subscription_go(shop: Shop) -> None:
+def test_superseded_rows_of_the_feed_and_the_subscription_are_deleted(shop: Shop) -> None:
     for number in range(5):
         FeedRecord(shop.lake, FEED).note_deleted(100 + number)
         FeedRecord(shop.lake, FEED).note_cluster("cluster", number, given_up=False)
@@ -298,8 +300,8 @@ def test_superseded_rows_of_the_feed_and_the_subscription_go(shop: Shop) -> None
         assert SubscriptionRecord(shop.lake, "first").state() == state
 
 
-def test_a_state_that_is_written_meanwhile_stays(shop: Shop, monkeypatch) -> None:
-    """Between the look at what counts and the deletion another process writes, with what was newest as its base."""
+def test_a_state_that_is_written_during_maintenance_stays(shop: Shop, monkeypatch) -> None:
+    """Between the choice of rows and their deletion, another process writes a row that is based on the newest one."""
     superseded = maintenance.superseded
     base = shop.local.version(shop.lake.paths.table_states("first"))
 
@@ -337,7 +339,7 @@ def test_logs_of_records_are_kept_for_hours_and_those_of_tables_as_long_as_their
     assert DeltaTable(tables[0]).metadata().configuration[name] == "interval 96 hours"
 
 
-def test_tables_that_nobody_wrote_to_may_be_left_out(shop: Shop) -> None:
+def test_unchanged_tables_may_be_left_out(shop: Shop) -> None:
     for end in (10, 20, 30):
         shop.all(end)
     done = maintain_subscription(shop.subscriptions[0], shop.lake, AT_ONCE, print, {("public", "a")})
@@ -348,8 +350,8 @@ def test_tables_that_nobody_wrote_to_may_be_left_out(shop: Shop) -> None:
     assert newest == {(("public", t), shop.local.version(shop.replica("first", t))) for t in TABLES}
 
 
-def test_nothing_is_said_to_be_deleted_where_there_was_nothing(shop: Shop) -> None:
-    """A cut may be beyond the copies, with no slice so far: who has transformed none lacks none."""
+def test_no_deletion_is_recorded_if_there_was_nothing_to_delete(shop: Shop) -> None:
+    """A cut may be later than the copies without any slice. A subscription that has transformed no slice then lacks none."""
     for name in NAMES:
         shop.apply(name, 50)
     shop.local.append(shop.lake.paths.change_log("shop"), CHANGE_LOG.empty_table(), 50)
@@ -358,10 +360,10 @@ def test_nothing_is_said_to_be_deleted_where_there_was_nothing(shop: Shop) -> No
 
 
 class Died(BaseException):
-    """The process ended here."""
+    """Simulates the end of the process."""
 
 
-def test_it_can_die_anywhere(tmp_path_factory, monkeypatch) -> None:
+def test_maintenance_can_die_anywhere(tmp_path_factory, monkeypatch) -> None:
     again = maintenance._Maintainer._again
     for steps in count(0, 12):
         shop = Shop(tmp_path_factory.mktemp("lake"))
@@ -393,7 +395,7 @@ def test_it_can_die_anywhere(tmp_path_factory, monkeypatch) -> None:
 
 
 def test_positions_outlive_the_log(shop: Shop) -> None:
-    """Delta's log is cleaned up behind a checkpoint, and Delta may forget transaction identifiers if told so."""
+    """Delta's log is cleaned up after a checkpoint, and Delta may be configured to forget transaction identifiers."""
     shop.all(10)
     shop.maintain()
     forgetful = {
@@ -410,7 +412,7 @@ def test_positions_outlive_the_log(shop: Shop) -> None:
         assert shop.local.position(path) == position
 
 
-def test_old_versions_are_kept_by_delta_itself_for_as_long(shop: Shop) -> None:
+def test_delta_itself_keeps_old_versions_for_the_same_time(shop: Shop) -> None:
     shop.all(10)
     shop.maintain(replace(AT_ONCE, versions=timedelta(days=40)))
     assert DeltaTable(shop.replica("first", "a")).metadata().configuration == {
@@ -419,7 +421,7 @@ def test_old_versions_are_kept_by_delta_itself_for_as_long(shop: Shop) -> None:
     }
 
 
-def test_an_apply_that_compaction_was_faster_than_begins_again(shop: Shop) -> None:
+def test_an_apply_that_compaction_overtook_begins_again(shop: Shop) -> None:
     path, attempts = shop.replica("first", "a"), []
     shop.apply("first", 10)
 

@@ -1,4 +1,4 @@
-"""Replicas in the Hive metastore of the pyspark wheel: registered by name, described, unregistered, and nothing else touched."""
+"""Replicas in the Hive metastore of the pyspark wheel: registered, described and unregistered by name; other tables are untouched."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def database(publisher_server: EmbeddedServer) -> Iterator[psycopg.Connection]:
 
 
 class Pgsieve:
-    """The command line, with a metastore in a folder; `names` is the template."""
+    """Runs commands, with a metastore in a folder. `names` is the template of names."""
 
     def __init__(self, folder: Path, source: str) -> None:
         self._folder, self._source = folder, source
@@ -54,7 +54,7 @@ class Pgsieve:
         }
 
     def configure(self, names: str) -> Path:
-        """Write the pgsieve.yaml; its path."""
+        """Write pgsieve.yaml, and return its path."""
         written = {
             "lake": "./a lake",
             "spark": {"master": "local[2]", "conf": self.conf},
@@ -78,7 +78,7 @@ class Pgsieve:
 
     @contextmanager
     def following(self, names: str) -> Iterator[Path]:
-        """`pgsieve run --follow` for the block, then SIGTERM; what it prints."""
+        """Run `pgsieve run --follow` for the block, then send SIGTERM. Yields the file of its output."""
         log = self._folder / "follow.log"
         command = [sys.executable, "-m", "pgsieve", "run", "--follow", "-c", str(self.configure(names))]
         with log.open("w") as output:
@@ -92,14 +92,14 @@ class Pgsieve:
             process.wait()
 
     def registered(self) -> set[str]:
-        """The names that pgsieve has, or is about to have, in the catalog."""
+        """The names in the catalog that pgsieve has registered, or is about to register."""
         folder = self._folder / "a lake/sales/_registered"
         if not DeltaTable.is_deltatable(str(folder)):
             return set()
         return set(map(str, DeltaTable(folder).to_pyarrow_table()["name"].to_pylist()))
 
     def sql(self, *statements: str) -> list[str]:
-        """The statements' rows, by a session of the same metastore that is not pgsieve's."""
+        """The rows of the statements, run in a session of the same metastore that pgsieve did not start."""
         program = (
             "import sys, json\n"
             "from pgsieve.resources.lake.session import SparkEngine\n"
@@ -124,21 +124,21 @@ class Pgsieve:
 def test_replicas_are_registered_described_and_unregistered_and_nothing_else_is_touched(
     tmp_path: Path, publisher_server: EmbeddedServer, database: psycopg.Connection
 ) -> None:
-    """Four JVMs: a Hive metastore in a folder is one process's at a time."""
+    """It takes long: four JVMs, one after the other, because a Hive metastore in a folder allows one process."""
     pgsieve = Pgsieve(tmp_path, publisher_server.conninfo(dbname="registered"))
     names = "{subscription}.{schema}_{table}"
     pgsieve("run", names=names)
-    # Nothing is new: no session is needed, and comments follow.
+    # Nothing is new, so no session is needed. Comments follow later.
     database.execute("comment on table orders is 'ordered'")
     pgsieve("run", names=names, JAVA_HOME="/none")
     replica = DeltaTable(str(tmp_path / "a lake/sales/public/orders"))
     assert replica.metadata().description == "ordered"
     assert replica.schema().fields[1].metadata == {"comment": "it's `free` text"}
-    found = pgsieve.sql(
+    comments = pgsieve.sql(
         "select id, note from sales.public_orders order by id",
         "create table sales.others (a int) using parquet",
     )
-    assert found == ["(1, 'a')", "(2, 'b')"]
+    assert comments == ["(1, 'a')", "(2, 'b')"]
     removed = pgsieve("drop", "sales", names=names)
     assert "removed: `sales`.`public_orders` of the catalog" in removed
     assert pgsieve.sql("show tables in sales") == ["('sales', 'others', False)"]
@@ -147,7 +147,7 @@ def test_replicas_are_registered_described_and_unregistered_and_nothing_else_is_
 
 @pytest.mark.long
 @pytest.mark.usefixtures("database")
-def test_a_name_that_others_have_in_the_catalog_is_refused_and_theirs_stays(
+def test_a_name_in_use_in_the_catalog_is_refused_and_its_table_stays(
     tmp_path: Path, publisher_server: EmbeddedServer
 ) -> None:
     pgsieve = Pgsieve(tmp_path, publisher_server.conninfo(dbname="registered"))
@@ -161,13 +161,13 @@ def test_a_name_that_others_have_in_the_catalog_is_refused_and_theirs_stays(
 
 
 @pytest.mark.long
-def test_a_follower_a_copy_of_dagster_and_maintenance_register_what_there_is(
+def test_followers_copies_by_dagster_and_maintenance_register_existing_replicas(
     tmp_path: Path, publisher_server: EmbeddedServer, database: psycopg.Connection
 ) -> None:
     pgsieve = Pgsieve(tmp_path, publisher_server.conninfo(dbname="registered"))
     pgsieve.sql("create database followed", "create table followed.items (a int) using parquet")
     with pgsieve.following("followed.{table}") as log:
-        # A name that is taken ends nothing.
+        # A name in use ends no run.
         wait_until(
             lambda: "the catalog has `followed`.`Items` already" in log.read_text(), log.read_text, 240
         )

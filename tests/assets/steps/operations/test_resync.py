@@ -1,4 +1,4 @@
-"""What is said to have changed of a table since it was copied."""
+"""The reported differences of a table between its copy and now."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ STATE = TableState("public", "t", SyncState.READY, definition=COPIED)
         (replace(COPIED, key=("a", "b")), ("key: (a) → (a, b)",)),
     ],
 )
-def test_differences_are_told_as_then_and_now(now: Definition, changes: tuple[str, ...]) -> None:
+def test_differences_are_reported_as_then_and_now(now: Definition, changes: tuple[str, ...]) -> None:
     assert changes_since_copy(STATE, now) == changes
 
 
-def test_of_a_table_that_was_not_copied_nothing_has_changed() -> None:
+def test_a_table_that_was_never_copied_has_no_differences() -> None:
     assert changes_since_copy(None, COPIED) == ()
     assert changes_since_copy(replace(STATE, definition=None), COPIED) == ()

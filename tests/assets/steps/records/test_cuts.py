@@ -1,4 +1,4 @@
-"""At every cut all replicas hold what one moment of the publisher held, whoever writes and whoever runs."""
+"""At every cut all replicas together equal one moment of the publisher, whichever process writes and whichever runs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _numbers = itertools.count(1)
 
 @dataclass
 class Bank:
-    """Accounts in two tables, and their replicas; each step goes by what Delta says alone, as after a restart."""
+    """Accounts in two tables, and their replicas. Each step relies only on Delta, as after a restart."""
 
     conninfo: str
     subscription: Subscription
@@ -65,12 +65,12 @@ class Bank:
         transform(self.subscription, self.lake, _quiet)
 
     def run(self) -> None:
-        """What `pgsieve run` does."""
+        """Do what `pgsieve run` does."""
         self.receive()
         apply(self.subscription, self.lake, _quiet)
 
     def follow(self) -> None:
-        """What `pgsieve run --follow` does, for some slices."""
+        """Do what `pgsieve run --follow` does, for some slices."""
         with StreamedFeed(self.subscription.feed, self.lake, _quiet) as streamed:
             for _ in itertools.islice(streamed.slices(), 2):
                 streamed.append()
@@ -78,7 +78,7 @@ class Bank:
                 apply(self.subscription, self.lake, _quiet)
 
     def total(self, cut: Cut) -> int:
-        """The sum over both tables at a cut, as another Delta reader finds it."""
+        """The sum over both tables at a cut, read by another Delta reader."""
         return sum(self._sum(*name, version) for name, version in cut.tables.items())
 
     def _sum(self, schema: str, table: str, version: int) -> int:
@@ -127,7 +127,7 @@ def test_the_sum_is_the_same_at_every_cut_while_money_moves(bank: Bank, way: Cal
     ):
         for number in range(4):
             way(bank)
-            if number == 2:  # compaction beside the writers and the readers
+            if number == 2:  # compaction while writers and readers work
                 maintain_subscription(bank.subscription, bank.lake, retention, _quiet)
                 maintain_feed(bank.subscription.feed, bank.lake, [bank.subscription], retention, _quiet)
     assert len({lsn for lsn, _ in read_cuts}) >= 4
@@ -139,8 +139,8 @@ def test_the_sum_is_the_same_at_every_cut_while_money_moves(bank: Bank, way: Cal
 
 
 @pytest.mark.spark
-def test_a_table_that_is_ahead_of_the_others_is_in_no_cut_before_they_follow(bank: Bank) -> None:
-    """It was applied by itself, or its run died before the others were."""
+def test_a_table_that_is_ahead_of_the_others_is_in_no_cut_until_they_follow(bank: Bank) -> None:
+    """The table was applied by itself, or the run died before it applied the others."""
     bank.copy()
     bank.run()
     seeded = random.Random(2)
@@ -152,7 +152,7 @@ def test_a_table_that_is_ahead_of_the_others_is_in_no_cut_before_they_follow(ban
         bank.run()
         bank.transfer(seeded, connection)
         drain(bank.subscription.feed, bank.lake, [bank.subscription], _quiet)
-        bank.lake.records.append(  # what is received and not transformed is in no cut, either
+        bank.lake.records.append(  # slices that are received but not transformed are not in a cut either
             bank.lake.paths.replica("sub", "public", "savings"),
             pa.table({"id": pa.array([0], pa.int32())}),
             None,

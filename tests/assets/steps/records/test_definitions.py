@@ -1,4 +1,4 @@
-"""What a replica is made of, as its state keeps it, and which change history takes its columns."""
+"""The definition of a replica in its table state, and the choice of the change history for its columns."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def test_a_definition_comes_back_from_its_text() -> None:
     assert (read, read.former, read.history) == (MADE, MADE.former, MADE.history)
 
 
-def test_a_definition_from_before_types_were_recorded_says_nothing_of_them() -> None:
+def test_an_old_definition_without_types_has_none() -> None:
     written = json.loads(MADE.to_json())
     for column in written["layout"]["columns"]:
         del column["made"]
     read = Definition.from_json(json.dumps(written))
     assert [column.made for column in read.layout.columns] == [(), ()]
-    # The next run takes what is there now, and copies nothing.
+    # The next run adds the present types, and copies nothing.
     assert [source.former for source in planned_sources(read, MADE)] == ["a", "ß"]
 
 
-def test_what_a_table_was_and_its_history_make_no_other_definition() -> None:
+def test_a_former_name_and_a_history_make_no_other_definition() -> None:
     assert replace(MADE, former=None, history=History()) == MADE
     assert replace(MADE, layout=replace(LAYOUT, files=((7, 71),))) != MADE
 

@@ -1,4 +1,4 @@
-"""Which transaction a failure begins with, and which errors are nobody's data's fault."""
+"""The first failing transaction of a slice, and errors that are not caused by data."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def test_a_reason_to_copy_again_names_the_command_for_a_shell() -> None:
     )
 
 
-def test_a_server_that_does_not_answer_is_not_the_tables_fault() -> None:
+def test_a_server_that_does_not_answer_is_not_an_error_of_the_table() -> None:
     assert passes(SourceUnreachableError("no answer"))
     assert not passes(PgsieveError("a value that its column cannot hold"))
 
 
-def test_what_fails_in_a_row_filter_is_told_with_its_sqlstate() -> None:
+def test_an_error_of_a_row_filter_is_reported_with_its_sqlstate() -> None:
     error = FilterValueError("division by zero", sqlstate="22012")
     assert reason(cast("Lake", None), error) == "division by zero [22012]"

@@ -1,4 +1,4 @@
-"""The lake says of which template the folders of replicas are; another one is refused as long as there may be replicas."""
+"""The lake records the template of the replicas' folders. Another template is refused while there may be replicas."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pgsieve.resources.lake.lake import Lake
 from tests.fixtures.lakes import no_session
 
 
-def test_another_template_is_refused_as_long_as_there_may_be_replicas(tmp_path: Path) -> None:
+def test_another_template_is_refused_while_there_may_be_replicas(tmp_path: Path) -> None:
     def lake(**folders: str) -> Lake:
         return Lake(str(tmp_path), no_session, folders=folders)
 
     first = SubscriptionRecord(lake(sales="{table}"), "sales")
-    # What waits for its first copy has no replica.
+    # A table that waits for its first copy has no replica.
     states = TableStates(first.lake, "sales")
     states.append([TableState("public", "t", SyncState.INITIALIZE)])
     assert first.refuse_disabled().enabled

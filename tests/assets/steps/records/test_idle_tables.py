@@ -1,4 +1,4 @@
-"""What nobody changes is not read: tables without anything to do cost no more the more there are. No JVM."""
+"""Unchanged tables are not read: a run with nothing to do opens the same number of tables, however many there are. No JVM."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DEFINITION = Definition((("id", "bigint"),), ("id",), Layout(1, (), 1, ()))
 
 
 def lake_of(folder: Path, tables: int) -> Lake:
-    """A lake of ready tables, all in a cut."""
+    """A lake of ready tables, all of them in a cut."""
     lake = Lake(str(folder), no_session)
     assert lake.local is not None
     names = [("public", f"t{number}") for number in range(tables)]
@@ -42,7 +42,7 @@ def lake_of(folder: Path, tables: int) -> Lake:
 
 
 def opened(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> int:
-    """How many Delta tables a run in another process opens to find that nothing is to be applied."""
+    """How many Delta tables a run of another process opens when there is nothing to apply."""
     paths: list[str] = []
 
     class Counted(DeltaTable):
@@ -60,12 +60,12 @@ def opened(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> int:
     return len(paths)
 
 
-def test_as_many_tables_are_opened_whatever_is_idle(tmp_path: Path, monkeypatch) -> None:
+def test_the_number_of_opened_tables_does_not_depend_on_idle_tables(tmp_path: Path, monkeypatch) -> None:
     few, many = (opened(lake_of(tmp_path / str(number), number), monkeypatch) for number in (1, 20))
     assert 0 < few == many
 
 
-def test_a_replica_that_is_gone_is_noticed_all_the_same(tmp_path: Path) -> None:
+def test_a_missing_replica_is_noticed_although_it_is_idle(tmp_path: Path) -> None:
     lake = lake_of(tmp_path, 3)
     shutil.rmtree(lake.paths.replica("sub", "public", "t1"))
     DeltaTable(lake.paths.replica("sub", "public", "t2")).restore(0)
@@ -85,15 +85,15 @@ def test_states_are_read_once_for_each_version(tmp_path: Path, monkeypatch) -> N
     rows = lake.records.rows
     monkeypatch.setattr(lake.records, "rows", lambda *given: read.append(given) or rows(*given))
     states = TableStates(lake, "sub").newest()
-    states.clear()  # It is the caller's own.
+    states.clear()  # the caller's own copy
     assert TableStates(lake, "sub").newest().keys() == {("public", "t0")}
     assert read == []
-    other = Lake(str(tmp_path), no_session)  # as another process
+    other = Lake(str(tmp_path), no_session)  # simulates another process
     TableStates(other, "sub").append([TableState("public", "t0", SyncState.SET_ASIDE, 1, DEFINITION, "why")])
     assert TableStates(lake, "sub").newest()["public", "t0"].state == SyncState.SET_ASIDE
 
 
-def test_states_of_a_table_that_was_made_anew_are_its_own(tmp_path: Path) -> None:
+def test_states_of_a_recreated_table_are_its_own(tmp_path: Path) -> None:
     lake = lake_of(tmp_path, 1)
     before = TableStates(lake, "sub").newest()
     version = lake.records.version(lake.paths.table_states("sub"))

@@ -46,7 +46,7 @@ FEED = Feed("shop", Source("shop", ""), "shop", "shop", False, {"sub": ("p",)})
 
 
 class _Ahead(datetime):
-    """The clock of a host that is a day ahead."""
+    """The clock of a host that is one day fast."""
 
     @classmethod
     def now(cls, tz: tzinfo | None = None) -> _Ahead:
@@ -55,8 +55,8 @@ class _Ahead(datetime):
 
 
 @contextmanager
-def ahead() -> Iterator[None]:
-    """What pgsieve writes meanwhile, a host writes whose clock is a day ahead."""
+def fast_clock() -> Iterator[None]:
+    """In the block, pgsieve writes as on a host whose clock is one day fast."""
     with pytest.MonkeyPatch.context() as patch:
         for name, module in list(sys.modules.items()):
             if name.startswith("pgsieve.") and getattr(module, "datetime", None) is datetime:
@@ -73,16 +73,16 @@ def state(lake: Lake, table: str = "t") -> str:
     return TableStates(lake, "sub").newest()["public", table].state
 
 
-def test_a_state_counts_after_one_of_a_clock_that_is_ahead(lake: Lake) -> None:
-    with ahead():
+def test_a_state_counts_after_one_of_a_fast_clock(lake: Lake) -> None:
+    with fast_clock():
         TableStates(lake, "sub").append([TableState("public", "t", SyncState.DATA_SYNC)])
     assert state(lake) == SyncState.DATA_SYNC
     TableStates(lake, "sub").append([TableState("public", "t", SyncState.READY, 7)])
     assert state(lake) == SyncState.READY
 
 
-def test_a_subscription_is_enabled_and_skips_after_a_clock_that_is_ahead(lake: Lake) -> None:
-    with ahead():
+def test_a_subscription_is_enabled_and_skips_after_a_fast_clock(lake: Lake) -> None:
+    with fast_clock():
         SubscriptionRecord(lake, "sub").set(SubscriptionState(skip_lsn=5))
         SubscriptionRecord(lake, "sub").disable("an error")
     assert SubscriptionRecord(lake, "sub").enable()
@@ -91,20 +91,20 @@ def test_a_subscription_is_enabled_and_skips_after_a_clock_that_is_ahead(lake: L
     assert SubscriptionRecord(lake, "sub").state().skip_lsn == 6
 
 
-def test_a_feed_is_begun_after_a_clock_that_is_ahead_gave_it_up(lake: Lake) -> None:
-    with ahead():
+def test_a_feed_begins_after_a_host_with_a_fast_clock_gave_it_up(lake: Lake) -> None:
+    with fast_clock():
         give_up(lake, FEED)
     FeedRecord(lake, FEED).note_cluster("1", 1, given_up=False)
     assert FeedRecord(lake, FEED).newest()["given_up"] is False
 
 
-def test_a_cut_and_a_state_are_ordered_by_what_the_cut_was_made_from(lake: Lake) -> None:
+def test_a_cut_and_a_state_are_ordered_by_the_cuts_versions(lake: Lake) -> None:
     TableStates(lake, "sub").append([TableState("public", "t", SyncState.READY, 1)])
     before = TableStates(lake, "sub").newest()
     seen = newest_version(before.values())
     Cuts(lake, "sub").append(Cut(9, {("public", "t"): 3}, datetime.now(UTC) + DAY, seen))
     Cuts(lake, "sub").append(Cut(9, {("public", "t"): 4}, datetime.now(UTC), seen))
-    with ahead():
+    with fast_clock():
         TableStates(lake, "sub").append([TableState("public", "t", SyncState.READY, 8)])
     newest = Cuts(lake, "sub").kept()[-1]
     assert newest.tables == {("public", "t"): 4}
@@ -119,7 +119,7 @@ def test_a_cut_and_a_state_are_ordered_by_what_the_cut_was_made_from(lake: Lake)
         cut.refuse_earlier(TableStates(lake, "sub"))
 
 
-def test_of_two_catalogs_of_one_lsn_the_later_counts(lake: Lake) -> None:
+def test_the_later_of_two_catalogs_of_one_lsn_counts(lake: Lake) -> None:
     nothing = Catalog(tables={}, publications={}, server_version=180000)
     for digest in ("b", "a", "c", "b"):
         Catalogs(lake, FEED).append(5, 3, Look(digest, ""), nothing, 5)
@@ -143,14 +143,14 @@ def test_the_order_outlives_compaction_and_vacuum(lake: Lake) -> None:
     assert TableStates(lake, "sub").newest()["public", "t"].lsn == 5
 
 
-def test_a_table_that_is_given_twice_in_one_commit_has_the_last_state(lake: Lake) -> None:
+def test_a_table_with_two_states_in_one_commit_has_the_last_one(lake: Lake) -> None:
     TableStates(lake, "sub").append(
         [TableState("public", "t", SyncState.DATA_SYNC), TableState("public", "t", SyncState.READY)],
     )
     assert state(lake) == SyncState.READY
 
 
-def test_a_lake_of_before_goes_on(lake: Lake) -> None:
+def test_a_lake_of_an_earlier_version_continues(lake: Lake) -> None:
     local, long_ago = lake.local, datetime(2020, 1, 1, tzinfo=UTC)
     assert local is not None
 
@@ -185,7 +185,7 @@ def test_a_lake_of_before_goes_on(lake: Lake) -> None:
     assert kept.state == SyncState.READY
     assert SubscriptionRecord(lake, "sub").state().enabled
     assert Cuts(lake, "sub").kept()[-1].is_after(kept)
-    assert not Catalogs(lake, FEED).is_recorded(Look("a", "")), "it does not say what is known"
+    assert not Catalogs(lake, FEED).is_recorded(Look("a", "")), "an old lake cannot say what it has recorded"
 
     TableStates(lake, "sub").append([TableState("public", "t", SyncState.SET_ASIDE)])
     SubscriptionRecord(lake, "sub").disable("an error")
@@ -217,8 +217,8 @@ def test_writers_at_once_lose_no_row_and_have_one_order(lake: Lake) -> None:
 
 @pytest.mark.drawn
 @pytest.mark.spark
-def test_a_table_is_copied_once_where_a_host_with_a_clock_ahead_wrote(shop: Shop) -> None:
-    with ahead():
+def test_a_table_is_copied_once_although_a_host_with_a_fast_clock_wrote(shop: Shop) -> None:
+    with fast_clock():
         shop.copy()
         SubscriptionRecord(shop.lake, "one").disable("an error")
         SubscriptionRecord(shop.lake, "one").enable()

@@ -1,6 +1,6 @@
-"""What was altered on the publisher is found, and what it sends of such a slice is kept, whatever dies on the way.
+"""Alterations on the publisher are noticed, and the publisher's messages of such a slice are kept, wherever a run dies.
 
-The oracle is a slot that the publisher filters with the same publications: what it sends up to the same LSN.
+The oracle is a slot that the publisher filters by the same publications, read up to the same LSN.
 """
 
 from __future__ import annotations
@@ -91,12 +91,12 @@ def server(request) -> Iterator[EmbeddedServer]:
 
 
 class Published:
-    """A database, and two ways in which its changes arrive: captured, and filtered by the publisher."""
+    """A database whose changes arrive in two ways: captured, and filtered by the publisher."""
 
     def __init__(
         self, server: EmbeddedServer, folder: Path, *, streams: bool = False, beside: tuple[str, ...] = ()
     ) -> None:
-        """`beside` are the publications of another subscription to what is captured."""
+        """`beside` are the publications of another subscription of the captured feed."""
         self.name = name = f"alterations_{next(_numbers)}"
         with psycopg.connect(server.conninfo(), autocommit=True) as connection:
             connection.execute(f"CREATE DATABASE {name}")
@@ -116,7 +116,7 @@ class Published:
 
     @contextmanager
     def beside(self) -> Iterator[Session]:
-        """Another session."""
+        """Another session on the publisher."""
         session = Session(self.conninfo)
         try:
             yield session
@@ -124,40 +124,40 @@ class Published:
             session.close()
 
     def close(self) -> None:
-        """Let the server forget the slots."""
+        """Drop the slots."""
         self.run(
             "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = current_database()"
         )
         self.run.close()
 
     def consume(self) -> None:
-        """Bring the captured feed up to now."""
+        """Read the captured feed up to now."""
         if self.streams:
             with pytest.MonkeyPatch.context() as patch:
-                # One slice, as a drain makes: of several, those in which nothing was altered would not be kept.
+                # One slice, as in a drain. If there were several, slices without an alteration would not be kept.
                 patch.setattr(follow.WaitingTransactions, "is_due", lambda _: False)
                 consume_stream(self.captured, self.lake, current_lsn(self.run.connection))
         else:
             drain(self.captured, self.lake, (), print)
 
     def settle(self) -> None:
-        """Let the slot go beyond what was altered."""
+        """Move the slot past the last alteration."""
         for _ in range(2):
             self.run("CHECKPOINT; INSERT INTO s.x SELECT coalesce(max(a), 0) + 1 FROM s.x")
             self.consume()
 
     def altered(self) -> set[int]:
-        """The ends of the slices in which something was altered."""
+        """The ends of the slices with an alteration."""
         durable = ChangeLog(self.lake, self.captured).position()
         assert durable is not None
         return AlteredSlices(self.lake, self.captured).ends("sub", durable)
 
     def kept(self) -> list[object]:
-        """What is kept of such slices."""
+        """The kept messages of these slices."""
         return self._messages(as_published(self.captured, "sub"), self.altered())
 
     def sent(self) -> list[object]:
-        """What the publisher sends by its own filters, all slices together."""
+        """The messages that the publisher sends by its own filters, over all slices."""
         drain(self.filtered, self.lake, (), print)
         path = self.lake.paths.change_log(self.filtered.name)
         return self._messages(self.filtered, set(self.lake.records.slices(path, 0)))
@@ -185,7 +185,7 @@ def published(server, tmp_path) -> Iterator[Published]:
     made.close()
 
 
-def test_an_alteration_of_what_is_published_is_told_from_anything_else(published) -> None:
+def test_only_alterations_of_published_objects_change_the_look(published) -> None:
     connection = published.run.connection
     for statements, differs in [(INDIFFERENT, False), (ALTERATIONS, True)]:
         for statement in _each(statements):
@@ -196,14 +196,14 @@ def test_an_alteration_of_what_is_published_is_told_from_anything_else(published
             assert differs or after.removed == before.removed, statement
 
 
-def test_a_recorded_catalog_decides_as_the_catalog_does(published) -> None:
+def test_a_recorded_catalog_decides_as_the_catalog_itself(published) -> None:
     published.run("CREATE TYPE mood AS ENUM ('ok'); CREATE TABLE w (a int); CREATE PUBLICATION w FOR TABLE w")
     published.run("ALTER PUBLICATION q ADD TABLE t (a) WHERE (a > 1); CREATE TABLE r2 PARTITION OF r DEFAULT")
     catalog = read_catalog(published.run.connection)
     recorded = catalog_from_json(catalog_to_json(catalog, ["p", "q"]))
     for names in (["p"], ["q"]):
         assert routes(recorded, recorded.select(names)) == routes(catalog, catalog.select(names))
-    # Labels and fields are the layout's, of the present catalog: no value is decoded by them.
+    # The catalog has no labels and fields, because they are in the layouts; it decodes no values.
     assert recorded.types.keys() == catalog.types.keys()
     assert all(
         (t.kind, t.of) == (recorded.types[oid].kind, recorded.types[oid].of)
@@ -212,7 +212,7 @@ def test_a_recorded_catalog_decides_as_the_catalog_does(published) -> None:
     assert "w" not in {table.name for table in recorded.tables.values()}
 
 
-#: Each is undone where it ends. Nothing that is there afterwards tells of it.
+#: Each alteration is undone. The catalog afterwards shows no trace of it.
 UNDONE = """
     ALTER PUBLICATION q ADD TABLE t; INSERT INTO t VALUES (1), (51); ALTER PUBLICATION q DROP TABLE t
     BEGIN; ALTER PUBLICATION q ADD TABLE t; INSERT INTO t VALUES (2), (52); ALTER PUBLICATION q DROP TABLE t; COMMIT
@@ -232,7 +232,7 @@ UNDONE = """
 
 @pytest.mark.drawn
 @pytest.mark.parametrize("streams", [False, True])
-def test_of_what_is_altered_and_undone_between_two_looks_the_publisher_decides(
+def test_the_publisher_decides_about_alterations_that_are_undone_between_two_looks(
     server, tmp_path, streams
 ) -> None:
     published = Published(server, tmp_path, streams=streams, beside=("others",))
@@ -256,8 +256,8 @@ def test_of_what_is_altered_and_undone_between_two_looks_the_publisher_decides(
     published.close()
 
 
-def test_a_transaction_that_is_older_than_the_catalog_is_decided_by_the_publisher(published) -> None:
-    # pgoutput decides by the catalog as of a change: the slice of a commit may begin long after it.
+def test_the_publisher_decides_about_a_transaction_older_than_the_catalog(published) -> None:
+    # pgoutput decides by the catalog at the time of a change. The commit's slice may begin long after that.
     published.settle()
     with published.beside() as older:
         older("BEGIN; INSERT INTO t VALUES (1)")
@@ -267,14 +267,14 @@ def test_a_transaction_that_is_older_than_the_catalog_is_decided_by_the_publishe
         ends = published.altered()
         published.run("INSERT INTO s.x VALUES (10)")
         published.consume()
-        assert published.altered() == ends, "what began since is not asked again"
+        assert published.altered() == ends, "a transaction that began later is decoded again"
         older("COMMIT")
     published.consume()
     assert published.altered() > ends
     assert published.kept() == published.sent()[-3:]
 
 
-def test_so_is_one_that_is_older_than_what_is_captured(published) -> None:
+def test_the_publisher_decides_about_a_transaction_older_than_the_capture(published) -> None:
     published.run("CREATE TABLE u (a int PRIMARY KEY)")
     with published.beside() as older:
         older("BEGIN; INSERT INTO t VALUES (1)")
@@ -289,7 +289,7 @@ def test_so_is_one_that_is_older_than_what_is_captured(published) -> None:
     assert str(published.sent()).count("Insert") == 2
 
 
-def test_what_is_known_to_be_gone_is_not_asked_for_again_while_the_server_keeps_it(published) -> None:
+def test_known_removed_rows_of_the_catalog_cause_no_further_decoding(published) -> None:
     with published.beside() as reader:
         reader("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1")
         published.run(
@@ -311,7 +311,7 @@ def test_what_is_known_to_be_gone_is_not_asked_for_again_while_the_server_keeps_
 
 
 @pytest.mark.drawn
-def test_what_is_not_committed_yet_is_not_taken_for_gone(published) -> None:
+def test_an_uncommitted_alteration_is_not_mistaken_for_a_removed_one(published) -> None:
     published.run("ALTER PUBLICATION p DROP TABLE t; CREATE PUBLICATION others FOR TABLE t")
     published.captured = replace(
         published.captured, subscriptions={**published.captured.subscriptions, "beside": ("others",)}
@@ -343,12 +343,12 @@ WORKLOAD = """
 
 
 class Died(BaseException):
-    """The process ended here."""
+    """Simulates the end of the process."""
 
 
 @pytest.mark.drawn
 @pytest.mark.parametrize("streams", [False, True])
-def test_of_a_slice_with_an_alteration_what_the_publisher_sends_is_kept(server, tmp_path, streams) -> None:
+def test_the_publishers_messages_of_a_slice_with_an_alteration_are_kept(server, tmp_path, streams) -> None:
     published = Published(server, tmp_path, streams=streams)
     published.run(WORKLOAD)
     published.consume()
@@ -357,11 +357,11 @@ def test_of_a_slice_with_an_alteration_what_the_publisher_sends_is_kept(server, 
     ends = published.altered()
     published.run("INSERT INTO t VALUES (8)")
     published.consume()
-    assert published.altered() == ends, "nothing was altered since"
+    assert published.altered() == ends, "a slice without an alteration is kept"
     published.close()
 
 
-#: Where a run dies, and every place from which that is called.
+#: By failpoint, the functions that fail there.
 STEPS = {
     "record_altered": [(AlteredSlices, "append")],
     "commit_slice": [(appending, "commit_slice")],
@@ -372,7 +372,7 @@ STEPS = {
 
 @pytest.mark.drawn
 @pytest.mark.parametrize("step", STEPS)
-def test_it_is_kept_once_when_a_run_dies(published, monkeypatch, step) -> None:
+def test_the_publishers_messages_are_kept_once_when_a_run_dies(published, monkeypatch, step) -> None:
     def die(*_: object, **__: object) -> None:
         raise Died
 
@@ -390,8 +390,8 @@ def test_it_is_kept_once_when_a_run_dies(published, monkeypatch, step) -> None:
 
 @pytest.mark.drawn
 @pytest.mark.parametrize("streams", [False, True])
-def test_a_truncate_of_all_leaves_is_not_taken_for_one_of_their_root(server, tmp_path, streams) -> None:
-    # pgoutput_truncate(): via the root only its own counts. Another subscription wants the leaves, so they are captured.
+def test_a_truncate_of_all_leaves_is_not_mistaken_for_one_of_their_root(server, tmp_path, streams) -> None:
+    # pgoutput_truncate(): via the root, only a TRUNCATE of the root counts. Another subscription needs the leaves, so they are captured.
     published = Published(server, tmp_path, streams=streams, beside=("leaves",))
     published.run("INSERT INTO r VALUES (1), (11); TRUNCATE r0, r1; INSERT INTO r VALUES (2)")
     published.consume()
@@ -405,7 +405,7 @@ def test_a_truncate_of_all_leaves_is_not_taken_for_one_of_their_root(server, tmp
     ends = published.altered()
     published.run("TRUNCATE r1; TRUNCATE t; INSERT INTO r VALUES (12)")
     published.consume()
-    assert published.altered() == ends, "what the capture tells is not asked again"
+    assert published.altered() == ends, "a slice that the captured messages decide is decoded again"
     published.close()
 
 
@@ -420,7 +420,7 @@ def test_an_alteration_is_found_while_the_capture_delivers_nothing(server, tmp_p
     published.close()
 
 
-def test_a_slice_of_which_nothing_is_published_can_be_read(published) -> None:
+def test_a_slice_without_published_changes_can_be_read(published) -> None:
     published.run("ALTER PUBLICATION p DROP TABLE t; INSERT INTO t VALUES (1)")
     published.consume()
     (end,) = sorted(published.altered())[-1:]
@@ -428,7 +428,7 @@ def test_a_slice_of_which_nothing_is_published_can_be_read(published) -> None:
     assert (contents.size, contents.changed) == (0, frozenset())
 
 
-def test_a_publication_that_is_gone_is_passed_over_from_18_on_and_stops_consumption_before(published) -> None:
+def test_a_dropped_publication_is_ignored_from_18_on_and_stops_consumption_before(published) -> None:
     published.run("INSERT INTO t VALUES (1); ALTER PUBLICATION p RENAME TO gone; INSERT INTO t VALUES (2)")
     passed_over = published.run.connection.info.server_version >= 180000
     if passed_over:
@@ -441,13 +441,13 @@ def test_a_publication_that_is_gone_is_passed_over_from_18_on_and_stops_consumpt
     published.consume()
     if passed_over:
         assert published.kept() == published.sent()
-    else:  # The publisher can never decode it again; what was captured is evaluated instead.
+    else:  # The publisher can never decode the slice again, so the captured messages are evaluated.
         assert not published.altered()
         rows = published.lake.records.rows(published.lake.paths.change_log("captured"))
         assert [r["kind"] for r in rows].count("I") == 3
 
 
-def test_a_server_may_restart_while_its_catalog_is_looked_at(server, tmp_path, monkeypatch) -> None:
+def test_a_server_may_restart_while_its_catalog_is_read(server, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(follow, "IDLE_SECONDS", 0.0)
     published = Published(server, tmp_path, streams=True)
     with StreamedFeed(published.captured, published.lake, print) as streamed, ThreadPoolExecutor(1) as pool:
@@ -465,13 +465,13 @@ def test_a_server_may_restart_while_its_catalog_is_looked_at(server, tmp_path, m
         )
         streamed.stop()
         following.result()
-    published.consume()  # Where the stream has ended, as its lock went with the server.
+    published.consume()  # The stream may have ended, because its lock went with the server.
     rows = published.lake.records.rows(published.lake.paths.change_log("captured"))
     assert [r["kind"] for r in rows].count("I") == 2
     published.close()
 
 
-def test_a_commit_that_is_not_flushed_yet_is_read_later(published) -> None:
+def test_an_unflushed_commit_is_read_later(published) -> None:
     published.run("INSERT INTO t VALUES (1); SET synchronous_commit = off; INSERT INTO t VALUES (2)")
     published.consume()
     published.run("SET synchronous_commit = on; INSERT INTO t VALUES (3)")
@@ -480,7 +480,7 @@ def test_a_commit_that_is_not_flushed_yet_is_read_later(published) -> None:
     assert [r["kind"] for r in rows].count("I") == 3
 
 
-def test_what_was_written_before_a_capture_publication_was_there_is_read(published) -> None:
+def test_changes_before_the_creation_of_a_capture_publication_are_read(published) -> None:
     published.run("INSERT INTO t VALUES (1); ALTER PUBLICATION q SET (publish = 'insert')")
     published.run("INSERT INTO s.x VALUES (1)")
     published.consume()
@@ -491,13 +491,13 @@ def test_what_was_written_before_a_capture_publication_was_there_is_read(publish
 
 @pytest.mark.drawn
 @pytest.mark.parametrize("streams", [False, True])
-def test_so_is_what_a_transaction_wrote_that_is_older_than_a_capture_publication(
+def test_changes_of_a_transaction_older_than_a_capture_publication_are_read(
     server, tmp_path, streams
 ) -> None:
     published = Published(server, tmp_path, streams=streams)
     with published.beside() as older:
         older("BEGIN; INSERT INTO t VALUES (1)")
-        # Its table has to be captured by another publication.
+        # Another publication has to capture its table.
         published.run("ALTER PUBLICATION q SET (publish = 'insert'); INSERT INTO s.x VALUES (1)")
         published.consume()
         published.run("INSERT INTO s.x VALUES (2)")
@@ -508,14 +508,14 @@ def test_so_is_what_a_transaction_wrote_that_is_older_than_a_capture_publication
     published.consume()
     rows = published.lake.records.rows(published.lake.paths.change_log("captured"))
     assert [r["kind"] for r in rows].count("I") == 7
-    # The publications of the subscription were there all the time.
+    # The subscription's publications existed all the time.
     kept, sent = published.kept(), published.sent()
     assert [row for row in sent if row in kept] == kept
     assert str(sent).count("Insert") == 7
     published.close()
 
 
-def test_so_is_what_it_wrote_before_a_publication_of_a_subscription(published, capsys) -> None:
+def test_changes_of_a_transaction_older_than_a_subscribed_publication_are_read(published, capsys) -> None:
     with published.beside() as older:
         older("BEGIN; INSERT INTO t VALUES (1)")
         published.run("CREATE TABLE u (a int PRIMARY KEY); CREATE PUBLICATION new FOR TABLE u")

@@ -1,4 +1,4 @@
-"""A backlog of a slot is decoded about once a run, and in smaller parts where the server ends what takes long."""
+"""A run decodes a slot's backlog about once, or in smaller parts if the server ends long statements."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MIB = 1024 * 1024
 
 @pytest.fixture
 def server(postgres_version: int) -> Iterator[EmbeddedServer]:
-    """A server of the test's own: its log says how often a slot was decoded."""
+    """A server for these tests alone: its log says how often a slot was decoded."""
     settings = {**TEST_SETTINGS, **DECODINGS_LOGGED, "max_wal_size": "4GB"}
     with new_server(postgres_version, settings) as running:
         yield running
@@ -48,8 +48,8 @@ def drained(feed: Feed, lake: Lake) -> tuple[change_log.Drained, list[str]]:
     return drain(feed, lake, [], messages.append), messages
 
 
-def held(lake: Lake, feed: Feed) -> pa.Table:
-    """The change log, in its order."""
+def stored_messages(lake: Lake, feed: Feed) -> pa.Table:
+    """The change log, in order."""
     rows = pa.table(DeltaTable(lake.paths.change_log(feed.name)).to_pyarrow_table())
     return rows.select(["slice", "commit_lsn", "ordinal", "kind", "data"]).sort_by(
         [("commit_lsn", "ascending"), ("ordinal", "ascending")]
@@ -57,7 +57,7 @@ def held(lake: Lake, feed: Feed) -> pa.Table:
 
 
 def fill(connection: psycopg.Connection, transactions: int, rows: int) -> None:
-    """Transactions of two tables, the second of which appears late."""
+    """Commit transactions in two tables, the second of which appears late."""
     for number in range(transactions):
         with connection.transaction():
             connection.execute(
@@ -68,7 +68,7 @@ def fill(connection: psycopg.Connection, transactions: int, rows: int) -> None:
 
 
 @pytest.mark.drawn
-def test_a_backlog_of_many_slices_is_decoded_a_few_times_and_gives_the_same_slices(
+def test_a_backlog_of_many_slices_is_decoded_few_times_and_gives_the_same_slices(
     server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(change_log, "SLICE_BYTES", MIB)
@@ -79,7 +79,7 @@ def test_a_backlog_of_many_slices_is_decoded_a_few_times_and_gives_the_same_slic
         feeds = [a_feed(server, name) for name in ("ahead", "single")]
         for feed in feeds:
             drained(feed, lake)
-        # As long as it is there, everything is decoded from where it began.
+        # While this transaction is open, the server decodes from its begin.
         with psycopg.connect(server.conninfo()) as long:
             long.execute("INSERT INTO t VALUES (0, 'long')")
             fill(connection, 24, 2_000)
@@ -90,12 +90,12 @@ def test_a_backlog_of_many_slices_is_decoded_a_few_times_and_gives_the_same_slic
             ahead, single = (decodings(server, f.slot) - b for f, b in zip(feeds, before, strict=True))
         assert done.slices == one_by_one.slices >= 10
         assert ahead <= 12 < 2 * one_by_one.slices <= single, (ahead, single)
-        own, other = (held(lake, feed) for feed in feeds)
-        # The first slice begins where the slot was made.
+        own, other = (stored_messages(lake, feed) for feed in feeds)
+        # The first slice begins where the slot was created.
         assert own.drop_columns("slice").equals(other.drop_columns("slice"))
         for end in own["slice"].unique().to_pylist():
             kinds = own.filter(pa.compute.equal(own["slice"], end))["kind"].to_pylist()
-            assert kinds.index("R") < kinds.index("I"), "every slice describes its relations"
+            assert kinds.index("R") < kinds.index("I"), "a slice does not describe its relations"
 
 
 @pytest.mark.drawn
@@ -113,13 +113,13 @@ def test_a_statement_timeout_shorter_than_a_reading_makes_the_readings_smaller(
         fill(connection, 60, 8_000)
         begun = time.monotonic()
         drained(patient, lake)
-        # A part of what the whole takes on this machine, now.
+        # The timeout is a part of the time that a complete reading takes on this machine now.
         limit = max(50, int((time.monotonic() - begun) * 1000 / 4))
         hasty = a_feed(server, "hasty", server.conninfo() + f" options='-c statement_timeout={limit}'")
         done, messages = drained(hasty, lake)
         assert any("canceling statement due to statement timeout" in line for line in messages), messages
         assert done.slices > 1
-        rows = (held(lake, feed) for feed in (hasty, patient))
+        rows = (stored_messages(lake, feed) for feed in (hasty, patient))
         changes = [each.filter(pa.compute.equal(each["kind"], "I"))["data"] for each in rows]
         assert changes[0].combine_chunks().equals(changes[1].combine_chunks())
         row = connection.execute(
@@ -128,17 +128,17 @@ def test_a_statement_timeout_shorter_than_a_reading_makes_the_readings_smaller(
         assert row == (done.to_lsn,)
 
 
-def test_what_a_server_sends_again_after_a_crash_is_in_the_change_log_once(
+def test_messages_that_a_server_repeats_after_a_crash_are_in_the_change_log_once(
     server: EmbeddedServer, tmp_path: Path
 ) -> None:
-    """A crash sets the slot back to the last checkpoint, also amid a drain that had seen where it was."""
+    """A crash sets the slot back to the last checkpoint, also during a drain that had already read the slot's position."""
     lake = Lake(str(tmp_path), no_session)
     feed = a_feed(server, "crashed")
     with psycopg.connect(server.conninfo(), autocommit=True) as connection:
         connection.execute("CREATE TABLE t (a int, b text); CREATE TABLE u (a int)")
         connection.execute("CREATE PUBLICATION p FOR TABLE t, u")
         drained(feed, lake)
-        # As long as a transaction is in progress, restart_lsn stays, and an advance is written out by checkpoints only.
+        # While a transaction is open, restart_lsn stays, and only checkpoints write an advance to disk.
         with psycopg.connect(server.conninfo()) as long:
             long.execute("INSERT INTO t VALUES (0, 'long')")
             for _ in range(2):
@@ -151,24 +151,24 @@ def test_what_a_server_sends_again_after_a_crash_is_in_the_change_log_once(
     with psycopg.connect(server.conninfo(), autocommit=True) as connection:
         state = slot_state(connection, feed.slot)
         assert state is not None
-        assert state.confirmed_lsn < reached, "the crash has set the slot back"
+        assert state.confirmed_lsn < reached, "the crash did not set the slot back"
         fill(connection, 3, 10)
-        # As a drain goes on that had made the slot ready before the crash.
+        # Simulates a drain that prepared the slot before the crash.
         target = current_lsn(connection)
         drain_to(ReadySlot(connection, feed, lake, ("p",)), target, lambda _: None)
-    rows = held(lake, feed)
+    rows = stored_messages(lake, feed)
     begins = rows.filter(pa.compute.equal(rows["kind"], "B"))
     assert begins.num_rows == len(begins["commit_lsn"].unique()) == 9
     last = rows.filter(pa.compute.equal(rows["slice"], target))
     assert pa.compute.min(last["commit_lsn"]).as_py() >= reached
     kinds = last["kind"].to_pylist()
     assert kinds.count("B") == 3
-    assert kinds.index("R") < kinds.index("I"), "what was left out described the relations"
+    assert kinds.index("R") < kinds.index("I"), "the skipped messages contained the descriptions of relations"
 
 
 @pytest.mark.spark
 @pytest.mark.drawn
-def test_an_executor_leaves_out_what_a_server_sends_again(server: EmbeddedServer) -> None:
+def test_an_executor_skips_repeated_messages(server: EmbeddedServer) -> None:
     feed = a_feed(server, "executor")
     with psycopg.connect(server.conninfo(), autocommit=True) as connection:
         connection.execute("CREATE TABLE t (a int, b text); CREATE TABLE u (a int)")
@@ -184,4 +184,4 @@ def test_an_executor_leaves_out_what_a_server_sends_again(server: EmbeddedServer
         rows = drained_messages(engine().session, feed.source.executor_conninfo(), query, since, end)
         kinds.append([row["kind"] for row in rows.orderBy("commit_lsn", "ordinal").collect()])
     assert [each.count("B") for each in kinds] == [6, 3]
-    assert kinds[1] == kinds[0][: len(kinds[1])], "each describes its relations"
+    assert kinds[1] == kinds[0][: len(kinds[1])], "a reading does not describe its relations"

@@ -1,4 +1,4 @@
-"""A slot retains little WAL while nothing that is published changes, read by runs or followed."""
+"""A slot retains little WAL while no published table changes, both in runs and in a follower."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.fixtures.oracle import wait_until
 from tests.fixtures.servers import drop_slots
 
 _numbers = count(1)
-#: The writes of one step; about 1.5 MB.
+#: The writes of one step, about 1.5 MB.
 WRITE = "insert into {} select 0, repeat(md5(i::text), 20) from generate_series(1, 2000) i"
 RETAINED = "select (pg_current_wal_insert_lsn() - restart_lsn)::bigint from pg_replication_slots where slot_name = %s"
 
@@ -61,13 +61,13 @@ def test_foreign_writes_retain_little_wal(
     lake = Lake(str(tmp_path), no_session)
 
     def retained() -> int:
-        """What the slot retains."""
+        """How many bytes of WAL the slot retains."""
         row = database.execute(RETAINED, [name]).fetchone()
         assert row is not None
         return int(row[0])
 
     def write() -> None:
-        # What is published and filtered out is in the change log of mode `pipeline`, and confirmed with it.
+        # In mode `pipeline` the change log has published changes that a filter rejects, and confirms them.
         for table in ("unpublished", "filtered"):
             database.execute(WRITE.format(table))
 
@@ -90,7 +90,7 @@ def test_foreign_writes_retain_little_wal(
         try:
             for _ in range(8):
                 write()
-                # As the server does it every 15 seconds in which somebody writes.
+                # The server does this every 15 seconds while sessions write.
                 database.execute("select pg_log_standby_snapshot()")
                 wait_until(lambda: retained() < 3 * IDLE_BYTES, lambda: f"{retained()} are retained")
         finally:
@@ -98,7 +98,7 @@ def test_foreign_writes_retain_little_wal(
         following.result()
 
 
-def test_an_open_transaction_costs_no_run_anything_and_its_wal_goes_with_the_next(
+def test_an_open_transaction_costs_no_run_anything_and_its_wal_is_freed_by_the_next(
     publisher_server: EmbeddedServer,
     database: psycopg.Connection,
     tmp_path: Path,
@@ -116,13 +116,13 @@ def test_an_open_transaction_costs_no_run_anything_and_its_wal_goes_with_the_nex
         advance(connection, source, slot, lsn)
 
     def look() -> tuple[int, int, int]:
-        """What the slot retains, how often it was advanced, and the version of the change log."""
+        """The retained WAL, the number of advances, and the version of the change log."""
         row = database.execute(RETAINED, [name]).fetchone()
         assert row is not None
         return int(row[0]), len(advances), lake.records.version(ChangeLog(lake, feed).path)
 
     def run() -> tuple[int, int, int]:
-        # As the server does it every 15 seconds in which somebody writes.
+        # The server does this every 15 seconds while sessions write.
         database.execute("select pg_log_standby_snapshot()")
         drain(feed, lake, [], print)
         return look()
@@ -137,7 +137,7 @@ def test_an_open_transaction_costs_no_run_anything_and_its_wal_goes_with_the_nex
         for _ in range(3):
             _, *after = run()
             assert after == before
-        # What is published is confirmed all the same.
+        # Published changes are confirmed all the same.
         database.execute("insert into filtered values (1)")
         assert run()[1:] > tuple(before)
         session.rollback()

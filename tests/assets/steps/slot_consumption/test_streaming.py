@@ -1,7 +1,7 @@
 """Both transports leave the same changes in the change log, whatever the sessions of the publisher do.
 
-The oracle is PostgreSQL's protocol version 1 without two_phase, drained through SQL; the others are drained
-through SQL with two_phase, and through the streaming replication protocol, stopped and started again on the way.
+The oracle is PostgreSQL's protocol version 1 without two_phase, drained through SQL. The others are drained through SQL with
+two_phase, and through the streaming replication protocol with stops and restarts.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def server() -> Iterator[EmbeddedServer]:
 
 
 class Consumer:
-    """One slot and its change log."""
+    """A slot and its change log."""
 
     def __init__(self, name: str, server: EmbeddedServer, folder: Path) -> None:
         self.streams = name.startswith("streamed")
@@ -68,14 +68,14 @@ class Consumer:
         drain(self.feed, self.lake, [], print)
 
     def consume(self, target: int) -> None:
-        """Consume what is committed before `target`."""
+        """Consume everything that was committed before `target`."""
         if not self.streams:
             drain(self.feed, self.lake, [], print, target)
             return
         consume_stream(self.feed, self.lake, target)
 
     def changes(self) -> list[tuple]:
-        """Every message but descriptions, with its order key and the description that it is to be read by."""
+        """All messages except descriptions, with their order keys and the descriptions by which they are decoded."""
         path, relations, contents = self.lake.paths.change_log(self.feed.name), {}, []
         rows = self.lake.records.rows(path)
         for row in sorted(rows, key=lambda row: (row["slice"], row["number"])):
@@ -116,12 +116,12 @@ def test_both_transports_leave_the_same_changes(server, tmp_path_factory, phases
 
 
 class Died(BaseException):
-    """The process ended here."""
+    """Simulates the end of the process."""
 
 
 @pytest.mark.parametrize("name", ["sql_two_phase", "streamed_two_phase"])
 @pytest.mark.parametrize("step", ["append_slice", "save_prepared"])
-def test_what_is_prepared_survives_a_run_that_dies(server, tmp_path, monkeypatch, name, step) -> None:
+def test_a_prepared_transaction_survives_a_run_that_dies(server, tmp_path, monkeypatch, name, step) -> None:
     appends = (follow, "append_slice") if name == "streamed_two_phase" else (appending, "commit_slice")
     owner, function = (Prepared, "save") if step == "save_prepared" else appends
 
@@ -153,10 +153,10 @@ def test_what_is_prepared_survives_a_run_that_dies(server, tmp_path, monkeypatch
             connection.execute("TRUNCATE a")
 
 
-def test_who_was_overtaken_while_the_connection_was_cut_ends_and_loses_nothing(
+def test_a_follower_that_was_overtaken_during_a_lost_connection_ends_and_loses_nothing(
     server, tmp_path, monkeypatch
 ) -> None:
-    # As where a server restarts: the session of the turn ends with the walsender's, and another process is there sooner.
+    # As in a restart of the server: the lock's session ends with the walsender's, and another process takes the lock first.
     overtaken, begin = threading.Event(), ReplicationStream._start
     begun = []
 
@@ -194,9 +194,7 @@ def test_who_was_overtaken_while_the_connection_was_cut_ends_and_loses_nothing(
 
 @pytest.mark.drawn
 @pytest.mark.slow
-def test_a_slot_that_cannot_be_read_again_for_what_is_prepared_is_refused(
-    server, tmp_path, monkeypatch
-) -> None:
+def test_a_slot_that_cannot_repeat_a_prepared_transaction_is_refused(server, tmp_path, monkeypatch) -> None:
     name = "sql_two_phase"
 
     def die(*_: object) -> None:
@@ -224,7 +222,7 @@ def test_a_slot_that_cannot_be_read_again_for_what_is_prepared_is_refused(
 
 
 @pytest.mark.parametrize("name", ["sql_two_phase", "streamed_two_phase"])
-def test_what_was_prepared_and_is_gone_is_not_taken_for_nothing(server, tmp_path, name) -> None:
+def test_a_lost_prepared_transaction_is_an_error(server, tmp_path, name) -> None:
     with connect(server) as connection:
         consumer = Consumer(name, server, tmp_path)
         try:

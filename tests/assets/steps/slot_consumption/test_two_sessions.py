@@ -1,4 +1,4 @@
-"""A large part of a slot is read by two sessions beside each other, and gives what one session gives."""
+"""Two sessions read a large part of a slot in parallel, with the same result as one session."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def connected(server: EmbeddedServer) -> psycopg.Connection:
 
 @pytest.fixture
 def server(postgres_version: int) -> Iterator[EmbeddedServer]:
-    """A server of the test's own: its slots are counted."""
+    """A server for these tests alone: its slots are counted."""
     settings = {**TEST_SETTINGS, "max_replication_slots": "4", "logical_decoding_work_mem": "64kB"}
     with new_server(postgres_version, settings) as running, connected(running) as connection:
         connection.execute(TABLES)
@@ -56,7 +56,7 @@ def server(postgres_version: int) -> Iterator[EmbeddedServer]:
 
 @pytest.fixture
 def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
-    """A lake, into which whatever waits is read by two sessions, and confirmed as much is."""
+    """A lake whose runs use two sessions, and confirm once, however little waits."""
     monkeypatch.setattr(reading, "SECOND_SESSION_BYTES", 0)
     monkeypatch.setattr(confirmation, "STREAMED_BYTES", 0)
     return Lake(str(tmp_path), no_session)
@@ -71,7 +71,7 @@ def drained(feed: Feed, lake: Lake) -> Drained:
 
 
 def changes(lake: Lake, feed: Feed) -> pa.Table:
-    """The change log without descriptions, which each slice repeats, in its order."""
+    """The change log, in order, without descriptions, which each slice repeats."""
     rows = pa.table(DeltaTable(lake.paths.change_log(feed.name)).to_pyarrow_table())
     rows = rows.filter(pa.compute.invert(pa.compute.is_in(rows["kind"], pa.array(["R", "Y"]))))
     rows = rows.sort_by([("commit_lsn", "ascending"), ("ordinal", "ascending")])
@@ -83,7 +83,7 @@ def slices(lake: Lake, feed: Feed) -> int:
 
 
 def write(connection: psycopg.Connection, numbers: random.Random, transactions: int = 12) -> None:
-    """Transactions of all kinds of changes; subtransactions roll back, tables get columns, some commit much later."""
+    """Commit transactions of all kinds; subtransactions roll back, tables get columns, some transactions commit much later."""
     later: list[psycopg.Connection] = []
     for _ in range(transactions):
         key = numbers.randrange(10**9)
@@ -121,7 +121,7 @@ def write(connection: psycopg.Connection, numbers: random.Random, transactions: 
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 4))])
-def test_two_sessions_read_what_one_reads(
+def test_two_sessions_read_the_same_as_one(
     server: EmbeddedServer, lake: Lake, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     feeds = two, one = a_feed(server, "two"), a_feed(server, "one")
@@ -140,7 +140,7 @@ def test_two_sessions_read_what_one_reads(
     assert slices(lake, two) > 3
 
 
-def test_where_few_slots_are_to_spare_one_session_reads(server: EmbeddedServer, lake: Lake) -> None:
+def test_one_session_reads_if_few_slots_are_free(server: EmbeddedServer, lake: Lake) -> None:
     feed = a_feed(server, "only")
     with connected(server) as connection:
         drained(feed, lake)
@@ -154,11 +154,11 @@ def test_where_few_slots_are_to_spare_one_session_reads(server: EmbeddedServer, 
 
 
 @pytest.mark.parametrize("refused", ["making", "moving"])
-def test_what_a_copy_would_have_read_is_read_from_the_slot_where_it_is_refused(
+def test_the_slot_itself_is_read_if_its_copy_is_refused(
     server: EmbeddedServer, lake: Lake, monkeypatch: pytest.MonkeyPatch, refused: str
 ) -> None:
     feeds = unmoved, one = a_feed(server, "refused"), a_feed(server, "one")
-    told = list[str]()
+    progress = list[str]()
     read = SlotCopy.read
     with connected(server) as connection:
         for feed in feeds:
@@ -166,24 +166,22 @@ def test_what_a_copy_would_have_read_is_read_from_the_slot_where_it_is_refused(
         if refused == "making":
             for number in range(2):
                 connection.execute(f"SELECT pg_create_physical_replication_slot('s{number}')")
-            # Somebody takes the last slots after they were counted.
+            # Another client takes the last slots after they were counted.
             monkeypatch.setattr(reading, "has_spare_slots", lambda _: True)
         else:
             monkeypatch.setattr(SlotCopy, "read", lambda copy, _, query: read(copy, 0, query))
         write(connection, random.Random(3))
-        assert drain(unmoved, lake, [], told.append).slices == 2
-    assert len([line for line in told if "does not move a copy" in line]) == (refused == "moving")
-    assert not [line for line in told if "smaller parts" in line]
+        assert drain(unmoved, lake, [], progress.append).slices == 2
+    assert len([line for line in progress if "does not move a copy" in line]) == (refused == "moving")
+    assert not [line for line in progress if "smaller parts" in line]
     monkeypatch.setattr(reading, "SECOND_SESSION_BYTES", 2**40)
     drained(one, lake)
     assert changes(lake, unmoved).equals(changes(lake, one))
 
 
-def test_one_session_reads_what_is_read_as_it_was_published_as_well(
-    server: EmbeddedServer, lake: Lake
-) -> None:
-    """Both are one slice, which nothing may follow between them."""
-    # The leaves are captured for one of them: whether all of them or the root was truncated, the publisher knows.
+def test_one_session_reads_a_slice_that_is_also_read_as_published(server: EmbeddedServer, lake: Lake) -> None:
+    """Both readings are one slice, and nothing may come between them."""
+    # One subscription has the leaves captured. Only the publisher knows whether all leaves or their root were truncated.
     subscriptions = {"root": ("root",), "leaves": ("leaves",)}
     feed = Feed("tree", Source("shop", server.conninfo()), "tree", "tree", False, subscriptions)
     with connected(server) as connection:
@@ -203,7 +201,7 @@ def test_one_session_reads_what_is_read_as_it_was_published_as_well(
 
 
 @pytest.mark.parametrize("ended", ["first", "second"])
-def test_what_a_session_that_is_ended_leaves_is_read_again(
+def test_the_part_of_an_ended_session_is_read_again(
     server: EmbeddedServer, lake: Lake, monkeypatch: pytest.MonkeyPatch, ended: str
 ) -> None:
     feeds = cut, one = a_feed(server, "cut"), a_feed(server, "one")
@@ -224,7 +222,7 @@ def test_what_a_session_that_is_ended_leaves_is_read_again(
             with pytest.raises((PgsieveError, OSError)):
                 drained(cut, lake)
         wait_until(lambda: connection.execute(COPIES).fetchone() == (0,), lambda: "a copy is left")
-        # The first session's slices are durable where only the second has ended.
+        # If only the second session ended, the slices of the first one are durable.
         assert slices(lake, cut) == (0 if ended == "first" else 1)
         drained(cut, lake)
     monkeypatch.setattr(reading, "SECOND_SESSION_BYTES", 2**40)
@@ -236,11 +234,11 @@ _FEW = "SELECT count(*) FROM pg_stat_activity WHERE usename = 'few'"
 
 
 @pytest.mark.parametrize("connections", [3, 4])
-def test_where_few_connections_are_to_spare_nothing_is_refused(
+def test_nothing_is_refused_if_few_connections_are_free(
     server: EmbeddedServer, lake: Lake, connections: int
 ) -> None:
-    """Three are what one session takes: that of the run, of its lock, and that which reads."""
-    told = list[str]()
+    """A session needs three connections: of the run, of its lock, and of the reading."""
+    progress = list[str]()
     with connected(server) as connection:
         connection.execute(f"CREATE ROLE few LOGIN REPLICATION CONNECTION LIMIT {connections}")
         connection.execute("GRANT SELECT ON ALL TABLES IN SCHEMA public TO few")
@@ -250,12 +248,12 @@ def test_where_few_connections_are_to_spare_nothing_is_refused(
             write(connection, random.Random(number))
             # A server process counts until it has ended, a moment after its session.
             wait_until(lambda: connection.execute(_FEW).fetchone() == (0,), lambda: "a session is left")
-            drain(feed, lake, [], told.append)
-    assert told
-    assert not [line for line in told if "holds everything before" not in line]
+            drain(feed, lake, [], progress.append)
+    assert progress
+    assert not [line for line in progress if "holds everything before" not in line]
 
 
-def test_a_copy_that_gets_no_session_is_none(server: EmbeddedServer) -> None:
+def test_a_slot_copy_without_a_session_is_none(server: EmbeddedServer) -> None:
     conninfo = Source("shop", server.conninfo()).executor_conninfo()
     for refused in (
         replace(conninfo, password_command="false"),
@@ -270,7 +268,7 @@ def test_a_copy_that_gets_no_session_is_none(server: EmbeddedServer) -> None:
 def test_a_failover_slot_is_read_by_one_session(
     server: EmbeddedServer, lake: Lake, postgres_version: int
 ) -> None:
-    """It waits until a standby has what it sends, and a copy would not."""
+    """The slot waits until a standby has its changes; a copy of the slot would not."""
     if postgres_version < 17:
         pytest.skip("slots have `failover` from 17 on")
     feed = replace(a_feed(server, "only"), failover=True)
@@ -280,7 +278,7 @@ def test_a_failover_slot_is_read_by_one_session(
         assert drained(feed, lake).slices == 1
 
 
-def test_who_stops_a_copy_does_not_wait_until_it_is_read(server: EmbeddedServer) -> None:
+def test_stopping_a_slot_copy_does_not_wait_for_its_reading(server: EmbeddedServer) -> None:
     with connected(server) as connection:
         connection.execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput')")
         conninfo = Source("shop", server.conninfo()).executor_conninfo()
@@ -291,7 +289,7 @@ def test_who_stops_a_copy_does_not_wait_until_it_is_read(server: EmbeddedServer)
 
             def read() -> None:
                 try:
-                    # Only who cancels it ends it in time.
+                    # Only a cancellation ends it in time.
                     deque(copy.read(begin, lambda _: "SELECT pg_sleep(600)::text"), 0)
                 except Exception as error:  # noqa: BLE001 - looked at below
                     raised.append(error)

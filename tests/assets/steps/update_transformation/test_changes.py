@@ -1,4 +1,4 @@
-"""Changes are decoded, filtered and written by whoever runs the parts: one thread, or several. No JVM."""
+"""One thread or several decode, filter and write the changes, with the same result. No JVM."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _AT = datetime(2026, 1, 1, tzinfo=UTC)
 COLUMNS = RelationColumns(("a", "b"), (column_type(_INT, -1), column_type(_TEXT, -1)))
 _SCHEMA = changes_schema(zip(COLUMNS.names, (t.arrow for t in COLUMNS.types), strict=True))
 
-#: Row filters of all operations: none, some that are computed by columns, and some row by row.
+#: Row filters for all operations: none, filters that are evaluated column by column, and filters that are evaluated row by row.
 FILTERS: dict[str, Filters] = {
     text: dict.fromkeys(ROW_OPERATIONS, [row_filter(text)] if text else None)
     for text in ("", "a % 2 = 1", "a + 1 > 40 OR a < 20", "a < 0", "false", "true")
@@ -88,7 +88,7 @@ def message(number: int) -> Message:
 
 
 def change_log(folder: Path, messages: list[Message]) -> tuple[pa.Table, StoredMessages]:
-    """A change log of two slices in two files, and the messages of the second slice in it."""
+    """A change log of two slices in two files, and the messages of the second slice."""
     rows = pa.Table.from_pylist(
         [
             {
@@ -145,7 +145,7 @@ def test_the_messages_of_a_choice_are_read_from_their_row_groups(
 
 @pytest.mark.parametrize("texts", FILTERS)
 @pytest.mark.parametrize("operations", [frozenset(ROW_OPERATIONS), frozenset(["insert", "update"])])
-def test_the_same_changes_are_written_whoever_runs_the_parts(
+def test_every_runner_writes_the_same_changes(
     tmp_path: Path, messages: tuple[pa.Table, StoredMessages], texts: str, operations: frozenset[str]
 ) -> None:
     table, stored = messages
@@ -174,7 +174,7 @@ def test_the_same_changes_are_written_whoever_runs_the_parts(
         assert changes.attempt(runner) == counts
 
 
-def test_what_is_read_once_for_several_subscriptions_is_what_each_reads_alone(
+def test_a_shared_reading_gives_each_subscription_the_same_as_its_own(
     tmp_path: Path, messages: tuple[pa.Table, StoredMessages]
 ) -> None:
     choices = [
@@ -191,7 +191,7 @@ def test_what_is_read_once_for_several_subscriptions_is_what_each_reads_alone(
         for number, (choice, text) in enumerate(product(choices, FILTERS)):
             of_choice = Messages(no_frame, stored=stored).chosen(choice).stored
             readings = [Reading(Messages(no_frame, stored=of_choice), transformation(text))]
-            if text:  # The same messages and column, read as another type.
+            if text:  # the same messages and column, read as another type
                 read = FilterColumns(frozenset("a"), other_types)
                 other = replace(readings[0].transformation, filters=of_text, read=read)
                 readings.append(replace(readings[0], transformation=other))
@@ -210,7 +210,7 @@ def test_what_is_read_once_for_several_subscriptions_is_what_each_reads_alone(
     assert rows(replace(stored, shared=SharedReads(2000)), "some") == alone
 
 
-def test_of_changes_that_all_are_filtered_out_no_file_is_written(
+def test_no_file_is_written_if_all_changes_are_filtered_out(
     tmp_path: Path, messages: tuple[pa.Table, StoredMessages]
 ) -> None:
     of_one = Messages(no_frame, stored=messages[1]).chosen(Choice(relations=frozenset({1})))
@@ -221,8 +221,8 @@ def test_of_changes_that_all_are_filtered_out_no_file_is_written(
     assert not folder.exists()
 
 
-def test_messages_that_only_spark_reads_are_left_to_it(messages: tuple[pa.Table, StoredMessages]) -> None:
-    """A change log with rows marked as deleted is no plain table, and its history may still take files."""
+def test_messages_that_only_spark_reads_are_left_to_spark(messages: tuple[pa.Table, StoredMessages]) -> None:
+    """A change log with marked rows is no plain table, but its history may still consist of files."""
     by_spark, stored = Messages(no_frame), Messages(no_frame, stored=messages[1])
     readings = [Reading(each, transformation("")) for each in (stored, by_spark)]
     kept = SentChanges(readings, (), _END, ("a",), _SCHEMA)
@@ -231,7 +231,7 @@ def test_messages_that_only_spark_reads_are_left_to_it(messages: tuple[pa.Table,
     assert replace(kept, readings=(), truncates=[(405, 3, _AT)]).readable is not None
 
 
-def test_what_cannot_be_decoded_is_raised_as_it_is(tmp_path: Path) -> None:
+def test_a_decoding_error_is_raised_unchanged(tmp_path: Path) -> None:
     _, stored = change_log(
         tmp_path, [*map(message, range(50)), Insert(1, (Text(b"1"), Text(b"x"))), Insert(0, (Null(), Null()))]
     )
@@ -244,7 +244,7 @@ def test_what_cannot_be_decoded_is_raised_as_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["infinity", "0044-03-15 BC"])
-def test_a_value_that_does_not_fit_is_told_with_a_key_that_python_cannot_hold(
+def test_a_value_that_does_not_fit_is_reported_with_a_key_beyond_pythons_range(
     tmp_path: Path, key: str
 ) -> None:
     columns = RelationColumns(("k", "n"), (column_type(1082, -1), column_type(_INT, -1)))

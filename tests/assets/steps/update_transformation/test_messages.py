@@ -1,4 +1,4 @@
-"""Which messages of a slice are chosen, in this process; Spark is held to the same by the scenarios."""
+"""The choice of a slice's messages, in this process. Scenarios check the same of Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A replica's rows as its evolved table has them: four kinds of column in one table."""
+"""The rows of an evolved replica: four kinds of column in one table."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pgsieve.assets.steps.update_transformation.projection import Projection
 from pgsieve.decoding.publications.evolution import Source
 
 
-def test_columns_stay_get_another_name_or_type_are_added_or_go() -> None:
+def test_columns_stay_are_renamed_get_another_type_are_added_or_dropped() -> None:
     before = pa.record_batch({"id": [1, 2], "old": ["a", None], "amount": [5, 6], "dropped": [True, True]})
     projection = Projection(
         [Source("id", "id"), Source("renamed", "old"), Source("amount", "amount"), Source("added", None)],

@@ -1,4 +1,4 @@
-"""A table is altered while changes of the time before are on their way. No JVM."""
+"""A table is altered while changes from before the alteration still wait. No JVM."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def published(shop: Shop) -> list[dict[str, object]]:
         ),
     ],
 )
-def test_a_run_that_died_before_it_recorded_a_slice_leaves_no_rows_of_the_former_columns(
+def test_a_run_that_died_before_recording_a_slice_leaves_no_rows_with_former_columns(
     shop: Shop, alteration: str, row_filter: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shop.written["subscriptions"]["one"]["row_filter"] = row_filter
@@ -68,7 +68,7 @@ def test_a_run_that_died_before_it_recorded_a_slice_leaves_no_rows_of_the_former
     monkeypatch.delenv(VARIABLE)
     shop.database.execute(_ALTERATIONS[alteration])
     shop.database.execute("update notes set id = 30 where id = 3; insert into notes values (6)")
-    # The next run finds that the table has to be copied, and the one after it copies.
+    # The next run notices that the table has to be copied; the run after it copies.
     outputs = [shop.cli("run")[1] for _ in range(2)]
     assert replicated(shop) == published(shop), "\n".join(outputs)
     assert shop.state("one", "notes") == "ready"
@@ -85,10 +85,10 @@ def test_a_run_that_died_before_it_recorded_a_slice_leaves_no_rows_of_the_former
         ),
     ],
 )
-def test_what_another_process_transforms_while_a_table_is_altered_is_not_lost(
+def test_changes_that_another_process_transforms_during_an_alteration_are_not_lost(
     shop: Shop, moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without the lock, which may be lost silently: it leaves the table out, which is neither as before nor as it will be."""
+    """The other process has no lock, which may get lost without an error. It leaves the altered table out, because its columns are unclear."""
     shop.copy()
     shop.run()
     declared = project(load_config(shop.path))
@@ -98,7 +98,7 @@ def test_what_another_process_transforms_while_a_table_is_altered_is_not_lost(
     shop.database.execute(_ALTERATIONS["a column is renamed"])
     fence, fences = Transformed.fence, list[str]()
 
-    def beside(record: Transformed) -> int:
+    def by_another_process(record: Transformed) -> int:
         fences.append(["first", "second"][len(fences)])
         if moment == f"before the {fences[-1]}":
             Transformation(one, project(load_config(shop.path)).lake.open(), quiet).run([])
@@ -107,7 +107,7 @@ def test_what_another_process_transforms_while_a_table_is_altered_is_not_lost(
             Transformation(one, project(load_config(shop.path)).lake.open(), quiet).run([])
         return position
 
-    monkeypatch.setattr(Transformed, "fence", beside)
+    monkeypatch.setattr(Transformed, "fence", by_another_process)
     transform(one, lake, quiet)
     monkeypatch.setattr(Transformed, "fence", fence)
     outputs = [shop.cli("run")[1] for _ in range(2)]

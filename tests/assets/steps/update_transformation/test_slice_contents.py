@@ -1,4 +1,4 @@
-"""What a slice holds is made again from its messages where a run died before it was recorded. No JVM."""
+"""If a run died before it recorded a slice's contents, the slice's messages give them again. No JVM."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TRUNCATE = struct.pack(">ciBI", b"T", 1, 0, OID)
 
 
 def receive(lake: Lake, end: int, *messages: bytes) -> None:
-    """Append a slice to the change log, as a run leaves it that dies before it writes more."""
+    """Append a slice to the change log, and nothing else, as a run that dies then."""
     assert lake.local is not None
     at = {"slice": end, "commit_lsn": end - 1, "commit_time": datetime.now(UTC), "xid": 1, "relation_id": OID}
     rows = [
@@ -35,11 +35,11 @@ def receive(lake: Lake, end: int, *messages: bytes) -> None:
     lake.local.write(lake.paths.change_log("shop"), pa.Table.from_pylist(rows, CHANGE_LOG), Commit(end))
 
 
-def test_what_a_small_slice_holds_is_made_again_without_spark(tmp_path: Path) -> None:
+def test_a_small_slices_contents_are_recreated_without_spark(tmp_path: Path) -> None:
     lake = Lake(str(tmp_path), no_session)
     receive(lake, 10, RELATION, TRUNCATE, INSERT)
     receive(lake, 20, INSERT)
-    for _ in range(2):  # the second time as it was recorded
+    for _ in range(2):  # the second time the contents are recorded
         contents = summarized_slice(lake, FEED, 10)
         assert contents.size >= sum(map(len, (RELATION, TRUNCATE, INSERT)))
         assert contents.changed == {OID}

@@ -1,4 +1,4 @@
-"""Which transactions of a slice are transformed at once, where one of them is to be skipped."""
+"""Which transactions of a slice are transformed together if one of them is to be skipped."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ END, COMMITS = 100, (10, 30, 50)
 
 
 def windows(skip: int | None) -> list[tuple[int, ...]]:
-    """The transactions of each window, one window after the other."""
+    """The transactions of each window, in order."""
     begin, transactions = 0, []
     while begin < END:
         window = next_window(skip, begin, END)
@@ -30,7 +30,7 @@ def windows(skip: int | None) -> list[tuple[int, ...]]:
         pytest.param(100, [(10, 30, 50)], id="a transaction of a later slice"),
     ],
 )
-def test_a_slice_is_cut_before_a_transaction_that_is_skipped(
+def test_a_slice_is_split_at_a_skipped_transaction(
     skip: int | None, transactions: list[tuple[int, ...]]
 ) -> None:
     assert windows(skip) == transactions

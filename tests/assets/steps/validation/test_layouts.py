@@ -1,4 +1,4 @@
-"""Layouts that cannot be are told with the tables that they concern."""
+"""Impossible layouts are reported with their tables."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_tables_that_would_share_a_folder_are_all_refused() -> None:
     assert problems["a", "b_c"].message == "tables a.b_c and a_b.c would have the same folder, a_b_c"
 
 
-def test_tables_are_clustered_by_what_they_have() -> None:
+def test_tables_are_clustered_by_the_columns_that_they_have() -> None:
     own = {("s", "own"): TableLayout(("x",)), ("s", "not"): TableLayout(())}
     layout = subscription(SubscriptionLayout(every=TableLayout(("a", "b")), tables=own))
     assert clustering(layout, ("s", "t"), [("b", "int"), ("a", "string")]) == ("a", "b")

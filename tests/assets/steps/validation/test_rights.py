@@ -1,4 +1,4 @@
-"""What a role lacks is named before anything is made, in PostgreSQL's words; what it has some other way is not."""
+"""Missing privileges of a role are named before anything is created, in PostgreSQL's words. Inherited privileges count."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def lacking(owner: psycopg.Connection, role: str) -> list[tuple[str, str | None]
         owner.execute("reset role")
 
 
-def test_each_right_that_is_missing_is_named_until_it_is_granted(database: psycopg.Connection) -> None:
+def test_each_missing_privilege_is_named_until_it_is_granted(database: psycopg.Connection) -> None:
     assert lacking(database, "postgres") == []
     before = lacking(database, "auditor")
     assert [message.partition(":")[0] for message, _ in before] == [
@@ -52,7 +52,7 @@ def test_each_right_that_is_missing_is_named_until_it_is_granted(database: psyco
     assert lacking(database, "auditor") == []
 
 
-def test_rights_come_by_way_of_a_role_and_of_columns_too(database: psycopg.Connection) -> None:
+def test_privileges_of_a_role_and_of_columns_count(database: psycopg.Connection) -> None:
     database.execute("alter role reader replication; grant pg_read_all_data to reader")
     assert lacking(database, "reader") == []
     database.execute('revoke pg_read_all_data from reader; grant usage on schema "Odd" to reader')
