@@ -1,4 +1,4 @@
-"""What the server is asked about the case of letters, with the server as the oracle: every character, and random text.
+"""Case mappings read from the server, with the server as the oracle: every character, and random text.
 
 PGSIEVE_SEED repeats a run.
 """
@@ -46,14 +46,14 @@ def database(server: EmbeddedServer, options: str, name: str = DATABASE) -> psyc
 
 @pytest.fixture(scope="module")
 def server(publisher_server: EmbeddedServer) -> Iterator[psycopg.Connection]:
-    """A database in the C locale, with the collations that there are beside it."""
+    """A database in the C locale, with other collations."""
     with database(publisher_server, "LOCALE 'C'") as connection:
         connection.execute(TABLES)
         yield connection
 
 
 def texts(rng: random.Random, mapping: CaseMapping) -> list[str]:
-    """Random text of letters that change and characters around them."""
+    """Random text of letters with case, and characters around them."""
     pool = [
         *mapping.lower[0],
         *mapping.upper[0],
@@ -74,7 +74,7 @@ def of_server(connection: psycopg.Connection, function: str, given: Sequence[str
 
 
 def compare_all(connection: psycopg.Connection, mapping: CaseMapping) -> None:
-    """Every character alone, under the database's collation."""
+    """Compare every single character, under the database's collation."""
     for function in FUNCTIONS:
         row = connection.execute(
             f"SELECT string_agg({function}(chr(n)), '' ORDER BY n) FROM generate_series(1, 1114111) n"
@@ -85,7 +85,7 @@ def compare_all(connection: psycopg.Connection, mapping: CaseMapping) -> None:
 
 
 def compare(connection: psycopg.Connection, collation: str) -> CaseMapping:
-    """Random text."""
+    """Compare random text."""
     mapping = case_mapping(connection, collation, words=True)
     assert not mapping.refusal
     given = texts(random.Random(SEED), mapping)
@@ -132,13 +132,13 @@ def test_every_character_of_the_database_changes_as_the_server_changes_it(
 ) -> None:
     """Each character of Unicode, in each database."""
     there = locales(server)
-    assert there, "neither builtin locales nor one of libc's with UTF-8"
+    assert there, "there are no builtin locales and no libc locales with UTF-8"
     for options in there.values():
         with database(publisher_server, options, "localized") as connection:
             mapping = compare(connection, "default")
             compare_all(connection, mapping)
             assert len(mapping.lower[0]) > 1000
-            if mapping.is_plain_in_ascii():  # Others are refused.
+            if mapping.is_plain_in_ascii():  # other locales are refused
                 compare_in_regular_expressions(connection, "default")
 
 
@@ -156,7 +156,7 @@ def test_a_server_is_asked_once(server: psycopg.Connection) -> None:
     assert case_mapping(server, "default", words=True) is case_mapping(server, "default", words=True)
 
 
-def test_what_goes_by_context_or_cannot_be_asked_is_refused(
+def test_mappings_that_depend_on_context_or_cannot_be_read_are_refused(
     publisher_server: EmbeddedServer, server: psycopg.Connection
 ) -> None:
     assert "ICU's" in case_mapping(server, "unicode", words=False).refusal
@@ -176,7 +176,7 @@ def test_what_goes_by_context_or_cannot_be_asked_is_refused(
 
 
 def published(catalog: Catalog, **filters: str) -> Catalog:
-    """The catalog with a publication `p` of tables with row filters."""
+    """The catalog with a publication `p` of tables with these row filters."""
     tables = tuple(
         PublicationTable(catalog.by_name["public", name].oid, where) for name, where in filters.items()
     )
@@ -209,10 +209,10 @@ def test_a_recorded_catalog_keeps_each_mapping_once(server: psycopg.Connection) 
     assert catalog_from_json(text).by_name["public", "plain"].case_mappings == ()
 
 
-def test_a_filter_says_why_it_cannot_be_evaluated(server: psycopg.Connection) -> None:
+def test_a_filter_that_cannot_be_evaluated_gives_the_reason(server: psycopg.Connection) -> None:
     catalog = published(read_catalog(server), needing="lower(i) = 'x'")
     table = with_case_mappings(server, catalog, ["p"]).by_name["public", "needing"]
     with pytest.raises(UnsupportedFilterError, match="collation unicode, and that is ICU's"):
         table_filter(table, "lower(i) = 'x'")
     with pytest.raises(UnsupportedFilterError, match="the case of letters depends on the collation default"):
-        table_filter(table, "lower(t) = 'x'")  # which nobody asked for
+        table_filter(table, "lower(t) = 'x'")  # no mapping was read for it

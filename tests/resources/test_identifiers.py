@@ -1,4 +1,4 @@
-"""Any identifier of PostgreSQL becomes one folder of the lake and one quoted name, and nothing else (section 4.1.1)."""
+"""Any identifier of PostgreSQL becomes exactly one folder of the lake and one quoted name (section 4.1.1)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.source import literal, quote
 from tests.fixtures.names import WORST
 
-#: Up to NAMEDATALEN - 1 bytes of anything but NUL.
+#: Up to NAMEDATALEN - 1 bytes of any characters except NUL.
 IDENTIFIERS = st.text(st.characters(exclude_characters="\0", codec="utf-8"), min_size=1, max_size=63).filter(
     lambda name: len(name.encode()) <= 63
 )
@@ -26,15 +26,15 @@ LAKE = Lake("/lake", lambda: pytest.fail("paths need no Spark"))
 
 
 def folded(path: str) -> str:
-    """A path as a file system sees it that knows no upper case and composes characters."""
+    """A path as seen by a file system that ignores case and composes characters."""
     return unicodedata.normalize("NFC", path).casefold()
 
 
 @given(IDENTIFIERS)
-def test_a_folder_name_is_plain_and_gives_the_identifier_back(name: str) -> None:
+def test_a_folder_name_is_plain_and_reversible(name: str) -> None:
     folder = escape(name)
     assert unescape(folder) == name
-    # Spark and Delta hide names that begin so; file systems allow 255 bytes.
+    # Spark and Delta hide names with these first characters. File systems allow 255 bytes.
     assert re.fullmatch(r"[a-z0-9~A-F][a-z0-9_~A-F]*", folder)
     assert len(folder) <= 255
 
@@ -45,11 +45,11 @@ def test_a_folder_name_is_plain_and_gives_the_identifier_back(name: str) -> None
 @example("~5F", "t", "_", "t")
 @example("é", "t", "e\u0301", "t")
 @example("a/b", "c", "a", "b/c")
-def test_two_tables_never_meet_in_one_folder(schema: str, table: str, schema2: str, table2: str) -> None:
+def test_two_tables_never_share_a_folder(schema: str, table: str, schema2: str, table2: str) -> None:
     paths = [LAKE.paths.replica("sub", schema, table), LAKE.paths.changes("sub", schema, table)]
     others = [LAKE.paths.replica("sub", schema2, table2), LAKE.paths.changes("sub", schema2, table2)]
     for path in [*paths, *others]:
-        # Exactly two folders below the subscription's, or below its _changes.
+        # Exactly two folders below the subscription's folder, or below its _changes.
         below = PurePosixPath(path).relative_to("/lake/sub").parts
         assert len(below) - below.count("_changes") == 2
         assert not {"..", "."} & set(below)
@@ -60,15 +60,13 @@ def test_two_tables_never_meet_in_one_folder(schema: str, table: str, schema2: s
 
 
 @given(IDENTIFIERS)
-def test_a_slot_name_is_one_that_the_server_takes(name: str) -> None:
+def test_slot_names_are_accepted_by_the_server(name: str) -> None:
     # ReplicationSlotValidateName in src/backend/replication/slot.c
     assert re.fullmatch(r"[a-z0-9_]{1,63}", slot_name("source", name))
 
 
 @pytest.mark.parametrize("name", WORST)
-def test_the_server_reads_a_quoted_name_as_just_that_name(
-    publisher_server: EmbeddedServer, name: str
-) -> None:
+def test_the_server_reads_a_quoted_name_unchanged(publisher_server: EmbeddedServer, name: str) -> None:
     with psycopg.connect(publisher_server.conninfo()) as connection:
         connection.execute(f"CREATE TEMPORARY TABLE {quote(name)} ({quote(name)} int)")
         columns = connection.execute(

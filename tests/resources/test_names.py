@@ -1,4 +1,4 @@
-"""No name leaves its place: folders of the lake, identifiers in the SQL of PostgreSQL and of Spark."""
+"""No name escapes from its place: folders of the lake, identifiers in the SQL of PostgreSQL and of Spark."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.source import literal, quote
 from tests.fixtures.lakes import no_session
 
-#: What PostgreSQL takes as a name: no zero byte; 63 bytes at most are its own business.
+#: Names that PostgreSQL accepts: no NUL byte. The limit of 63 bytes is not checked here.
 NAMES = st.text(
     st.characters(blacklist_characters="\0", blacklist_categories=["Cs"]), min_size=1, max_size=20
 )
@@ -41,7 +41,7 @@ def test_a_table_stays_in_its_subscriptions_folder(schema: str, table: str) -> N
 
 
 @given(names=st.lists(NAMES, min_size=2, max_size=2, unique=True))
-def test_two_names_are_two_folders_even_where_case_is_folded(names: list[str]) -> None:
+def test_two_names_are_two_folders_even_if_case_is_ignored(names: list[str]) -> None:
     first, second = (escape(name) for name in names)
     assert first.lower() != second.lower()
 
@@ -49,7 +49,7 @@ def test_two_names_are_two_folders_even_where_case_is_folded(names: list[str]) -
 @given(NAMES, NAMES, NAMES, NAMES)
 @example("_changes", "s", "s", "t")
 @example("a/b", "c", "a", "b/c")
-def test_two_tables_never_meet_in_one_folder_or_in_one_of_pgsieves_own(
+def test_two_tables_never_share_a_folder_or_use_one_of_pgsieves_own(
     schema: str, table: str, other_schema: str, other_table: str
 ) -> None:
     names = {(schema, table), (other_schema, other_table)}
@@ -63,7 +63,7 @@ def test_a_name_of_63_bytes_is_a_folder_of_at_most_255(name: str) -> None:
     assert len(escape(name)) <= 255
 
 
-def test_names_and_strings_reach_the_server_as_they_are(publisher_server: EmbeddedServer) -> None:
+def test_names_and_strings_reach_the_server_unchanged(publisher_server: EmbeddedServer) -> None:
     with psycopg.connect(publisher_server.conninfo(), client_encoding="UTF8") as connection:
 
         @given(

@@ -1,4 +1,4 @@
-"""Spark writes to the version that a plan was made from, or not at all: whenever another process commits."""
+"""Spark writes only to the version from which it planned, whenever another process commits."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def session() -> SparkSession:
 
 
 def _lake(session: SparkSession, folder: Path) -> tuple[Lake, str]:
-    """A lake at a URI, and a table of two versions with a name that Spark has to quote."""
+    """A lake at a URI, and a table with two versions whose name Spark has to quote."""
     lake, path = Lake(folder.as_uri(), lambda: session), f"{folder.as_uri()}/t"
     for position in (5, 10):
         _by_another(folder, position)
@@ -56,7 +56,7 @@ def _lake(session: SparkSession, folder: Path) -> tuple[Lake, str]:
 
 
 def _by_another(folder: Path, position: int | None) -> None:
-    """What another process commits, with a position or (a compaction, a repair) without."""
+    """Commit as another process: with a position, or without one (a compaction, a repair)."""
     transactions = None if position is None else [Transaction("pgsieve", position)]
     write_deltalake(
         folder / "t",
@@ -69,7 +69,7 @@ def _by_another(folder: Path, position: int | None) -> None:
 @pytest.mark.drawn
 @pytest.mark.parametrize("position", [15, None])
 @pytest.mark.parametrize("write", [append, overwrite, merge])
-def test_what_was_planned_from_a_version_follows_no_later_one(
+def test_a_write_planned_from_a_version_follows_no_later_one(
     session: SparkSession, tmp_path: Path, write: Write, position: int | None
 ) -> None:
     lake, path = _lake(session, tmp_path)
@@ -86,7 +86,7 @@ def test_what_was_planned_from_a_version_follows_no_later_one(
 def _committing_afterwards(
     folder: Path, position: int | None
 ) -> Callable[[DataFrame, str, int, Store], DataFrame]:
-    """What guards a frame, and has another process commit once the log has been looked into and all rows are read."""
+    """A guard whose frame lets another process commit after the log was checked and all rows were read."""
 
     def commit(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from batches
@@ -102,10 +102,10 @@ def _committing_afterwards(
 
 @pytest.mark.drawn
 @pytest.mark.parametrize("write", [append, overwrite, merge])
-def test_delta_refuses_a_position_that_comes_after_the_look_into_the_log(
+def test_delta_refuses_a_position_that_appears_after_the_check_of_the_log(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Write
 ) -> None:
-    # Delta compares what it finds in the log with what was there when its transaction began: before the look, therefore.
+    # Delta compares the log with its state at the begin of its transaction, which is before the check.
     lake, path = _lake(session, tmp_path)
     rows = session.read.format("delta").load(path).where("`a.b` = 10")
     monkeypatch.setattr(delta, "guarded", _committing_afterwards(tmp_path, 15))
@@ -116,7 +116,7 @@ def test_delta_refuses_a_position_that_comes_after_the_look_into_the_log(
 
 
 @pytest.mark.drawn
-def test_a_table_that_another_process_has_made_is_not_made_again(
+def test_a_table_that_another_process_created_is_not_created_again(
     session: SparkSession, tmp_path: Path
 ) -> None:
     lake, path = _lake(session, tmp_path)

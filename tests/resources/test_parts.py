@@ -1,4 +1,4 @@
-"""Into how many parts work is cut: each has its most, and who runs them beside each other has as many as the others."""
+"""Into how many parts work is divided: each has a largest size, and parallel runners get equal numbers of parts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_parts_of_at_most_128_mib(size: int, beside: int, parts: int) -> None:
 
 
 @given(st.integers(0, 10_000 * MIB), st.integers(1, 200 * MIB), st.integers(1, 64))
-def test_no_part_has_more_than_its_most_or_much_less_than_what_is_worth_one(
+def test_no_part_exceeds_its_limit_or_is_too_small_to_be_worthwhile(
     size: int, most: int, beside: int
 ) -> None:
     parts = number_of_parts(size, most, beside)

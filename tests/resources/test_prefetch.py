@@ -1,4 +1,4 @@
-"""Reading ahead: the same items in the same order, made while the caller works; errors are the caller's, and no thread is left."""
+"""Prefetch: the same items in the same order, made while the caller works. The caller gets errors, and no thread remains."""
 
 import threading
 from collections.abc import Iterator
@@ -11,12 +11,12 @@ from pgsieve.resources.prefetch import prefetched
 VARIABLE: ContextVar[str] = ContextVar("variable", default="")
 
 
-def test_all_items_come_in_their_order() -> None:
+def test_all_items_come_in_order() -> None:
     with prefetched(range(1000), 3) as items:
         assert list(items) == list(range(1000))
 
 
-def test_no_more_than_so_many_items_are_made_before_they_are_asked_for() -> None:
+def test_the_number_of_prefetched_items_is_limited() -> None:
     made, third = list[int](), threading.Event()
 
     def items() -> Iterator[int]:
@@ -28,12 +28,12 @@ def test_no_more_than_so_many_items_are_made_before_they_are_asked_for() -> None
 
     with prefetched(items(), 2) as coming:
         assert next(coming) == 0
-        assert third.wait(10), "two wait, and a third one is made"
+        assert third.wait(10), "a third item is not made while two wait"
         assert made == [0, 1, 2, 3]
         assert list(coming) == list(range(1, 10))
 
 
-def test_what_making_an_item_raises_comes_after_the_items_before_it() -> None:
+def test_an_error_of_an_item_comes_after_the_earlier_items() -> None:
     def items() -> Iterator[int]:
         yield 1
         raise OSError("no space left on device")
@@ -44,7 +44,7 @@ def test_what_making_an_item_raises_comes_after_the_items_before_it() -> None:
             next(coming)
 
 
-def test_who_leaves_early_leaves_no_thread_and_makes_no_further_item() -> None:
+def test_leaving_early_ends_the_thread_and_makes_no_further_item() -> None:
     made = list[int]()
 
     def items() -> Iterator[int]:
@@ -55,7 +55,7 @@ def test_who_leaves_early_leaves_no_thread_and_makes_no_further_item() -> None:
     before = set(threading.enumerate())
     with prefetched(items()) as coming:
         assert next(coming) == 0
-    # Of others one may have ended meanwhile.
+    # Threads of other tests may have ended meanwhile.
     assert set(threading.enumerate()) <= before
     count = len(made)
     assert count < 1000

@@ -1,4 +1,4 @@
-"""The temporary folder of a process is its user's alone, and is gone after the process."""
+"""The temporary folder of a process is readable only for its user, and disappears after the process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pgsieve.resources.private_folder import private_folder, remove_left
 
-#: Makes its folder, says where, and ends in the way that it is told.
+#: Creates its folder, prints it, and ends as the argument says.
 PROCESS = """
 import os, signal, sys
 from pgsieve.resources.private_folder import private_folder
@@ -40,7 +40,7 @@ def _started(base: Path) -> tuple[subprocess.Popen[str], Path]:
     return process, Path(process.stdout.readline().strip())
 
 
-def test_a_folder_goes_with_its_process_or_with_the_next(tmp_path: Path) -> None:
+def test_a_folder_is_removed_with_its_process_or_by_the_next(tmp_path: Path) -> None:
     first, left = _started(tmp_path)
     first.communicate("die\n")
     assert first.returncode == -signal.SIGKILL
@@ -49,9 +49,9 @@ def test_a_folder_goes_with_its_process_or_with_the_next(tmp_path: Path) -> None
     theirs.mkdir(mode=0o755)
     alive, used = _started(tmp_path)
     assert not left.exists()
-    assert theirs.exists(), "one that is not its user's alone was not made here"
+    assert theirs.exists(), "a folder that others can read was not made by pgsieve, so it stays"
     ending, folder = _started(tmp_path)
-    assert used.exists(), "its process lives"
+    assert used.exists(), "its process is alive"
     ending.communicate("end\n")
     alive.communicate("end\n")
     assert not folder.exists()
@@ -65,5 +65,5 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
     assert target.exists()
 
 
-def test_a_folder_is_made_where_it_is_asked_for(tmp_path: Path) -> None:
+def test_a_folder_is_created_where_requested(tmp_path: Path) -> None:
     assert private_folder(str(tmp_path / "big" / "disk")).parent == tmp_path / "big" / "disk"

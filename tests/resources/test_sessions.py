@@ -1,4 +1,4 @@
-"""Every kind of session has the same settings, whatever the role's are, and the password that it is given."""
+"""Every kind of session has the same settings, whatever the role's are, and gets the password."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ TIMEOUTS = {
 
 @pytest.fixture(autouse=True)
 def _no_secrets_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process remembers every password: another test's may have letters of what is said here."""
+    """A process remembers every password. A password of another test may contain letters of messages here."""
     monkeypatch.setattr(passwords, "_secrets", deque(maxlen=64))
 
 
 @pytest.fixture
 def conninfo(publisher_server: EmbeddedServer) -> Iterator[str]:
-    """A role that has all settings otherwise."""
+    """The conninfo of a role whose settings all differ."""
     with psycopg.connect(publisher_server.conninfo(), autocommit=True) as admin:
         admin.execute("create role limited login replication")
         admin.execute("grant create on database postgres to limited")
@@ -107,13 +107,13 @@ def test_no_timeout_of_the_roles_is_faster_than_a_session(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """Nor one of a millisecond; and what the server tells such a role is told to nobody."""
+    """Not even one of a millisecond. Messages of the server about such a role are not shown."""
     with psycopg.connect(publisher_server.conninfo(), autocommit=True) as admin:
         admin.execute("create role hasty login replication")
         admin.execute("grant create on database postgres to hasty")
-        known = [name for name, least in TIMEOUTS.items() if admin.info.server_version >= least]
-        for name in known:
-            # By the last one the server ends even its own start of a session.
+        timeouts = [name for name, least in TIMEOUTS.items() if admin.info.server_version >= least]
+        for name in timeouts:
+            # The last timeout ends even the server's own start of a session.
             shortest = "200ms" if name == "transaction_timeout" else "1ms"
             admin.execute(sql.SQL("alter role hasty set {} = {}").format(sql.Identifier(name), shortest))
         admin.execute("alter role hasty set client_min_messages = 'debug5'")
@@ -124,8 +124,8 @@ def test_no_timeout_of_the_roles_is_faster_than_a_session(
             services.write_text(f"[hasty]\n{lines}\noptions=-c work_mem=5MB\n")
             monkeypatch.setenv("PGSERVICEFILE", str(services))
             conninfo = "service=hasty"
-        shown = ", ".join(f"pg_catalog.current_setting('{name}')" for name in known)
-        expected = str(tuple("0" for _ in known))
+        shown = ", ".join(f"pg_catalog.current_setting('{name}')" for name in timeouts)
+        expected = str(tuple("0" for _ in timeouts))
         slept = f"select {shown} from pg_catalog.pg_sleep(0.2)"
         try:
             for _ in range(5):
@@ -138,7 +138,7 @@ def test_no_timeout_of_the_roles_is_faster_than_a_session(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("place", ["conninfo", "PGOPTIONS", "service"])
-def test_the_users_own_options_count_but_for_what_is_pinned(
+def test_the_users_own_options_count_except_pinned_ones(
     conninfo: str,
     kind: str,
     place: str,
@@ -162,7 +162,7 @@ def test_the_users_own_options_count_but_for_what_is_pinned(
     assert answer == str(("5s", "5MB", "0", "pg_catalog,pg_temp", "ISO, MDY"))
 
 
-def test_a_peer_that_is_gone_is_noticed(conninfo: str) -> None:
+def test_a_dead_peer_is_noticed(conninfo: str) -> None:
     with Source("shop", f"{conninfo} keepalives_idle=17").connect() as connection:
         parameters = connection.info.get_parameters()
     assert {k: v for k, v in parameters.items() if k.startswith(("keepalives", "tcp_"))} == {
@@ -174,8 +174,8 @@ def test_a_peer_that_is_gone_is_noticed(conninfo: str) -> None:
     }
 
 
-def test_a_row_filter_means_what_it_means_without_other_roles_objects(conninfo: str) -> None:
-    """The server prints what a publication was made with, and reads what pgsieve.yaml says, by its own objects."""
+def test_other_roles_objects_do_not_change_the_meaning_of_a_row_filter(conninfo: str) -> None:
+    """The server prints a publication's filter, and reads the filters of pgsieve.yaml, by its own objects."""
     with psycopg.connect(conninfo, autocommit=True) as owner:
         owner.execute("create schema limited")
         owner.execute("create function limited.lower(text) returns text immutable return 'planted'")
@@ -202,7 +202,7 @@ def test_a_row_filter_means_what_it_means_without_other_roles_objects(conninfo: 
 
 @pytest.fixture
 def with_passwords(publisher_server: EmbeddedServer) -> Iterator[str]:
-    """A server that asks the role `secured` for its password, which is `new%@ pa'ss"`."""
+    """A server that demands the password of the role `secured`, which is `new%@ pa'ss"`."""
     access = publisher_server.data / "pg_hba.conf"
     before = access.read_text()
     with psycopg.connect(publisher_server.conninfo(), autocommit=True) as admin:
@@ -224,13 +224,13 @@ def _connect_everywhere(source: Source) -> None:
         cursor.execute("select 1")
 
 
-def test_a_password_of_its_own_may_have_any_character(with_passwords: str) -> None:
+def test_a_separate_password_may_have_any_character(with_passwords: str) -> None:
     with pytest.raises(SourceUnreachableError, match="no password supplied"):
         _connect_everywhere(Source("shop", with_passwords))
     _connect_everywhere(Source("shop", with_passwords, "new%@ pa'ss\""))
 
 
-def test_a_command_is_run_for_each_session_and_makes_its_password(
+def test_a_password_command_is_run_for_each_session(
     with_passwords: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     runs = tmp_path_factory.mktemp("command") / "runs"
@@ -243,7 +243,7 @@ def test_a_command_is_run_for_each_session_and_makes_its_password(
     assert "new%" not in repr(for_executor)
 
 
-def test_a_command_has_the_token_that_is_kept_out_of_the_lakes_requests(
+def test_a_password_command_gets_the_token_that_the_lakes_requests_do_not(
     with_passwords: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_SESSION_TOKEN", "new%@ pa'ss\"")
@@ -262,7 +262,7 @@ def test_a_command_has_the_token_that_is_kept_out_of_the_lakes_requests(
         ("import os; os.write(1, b'secret \\xff')", "printed bytes that are not UTF-8"),
     ],
 )
-def test_a_command_that_fails_shows_nothing_of_what_it_said(
+def test_a_failing_password_command_shows_nothing_of_its_output(
     with_passwords: str,
     program: str,
     reason: str,
@@ -278,7 +278,7 @@ def test_a_command_that_fails_shows_nothing_of_what_it_said(
     assert (raised.value.__cause__, raised.value.__suppress_context__) == (None, True)
 
 
-def test_a_command_that_there_is_not_is_said(with_passwords: str) -> None:
+def test_a_missing_password_command_is_reported(with_passwords: str) -> None:
     source = Source("shop", with_passwords, None, (f"{os.sep}missing-secret",))
     with (
         pytest.raises(SourceUnreachableError, match="cannot be run: No such file") as raised,
@@ -316,7 +316,7 @@ def test_four_characters_of_a_password_are_not_shown(
         ("do $$begin raise 'the password is hunter22'; end$$", "P0001", "the password is ..."),
     ],
 )
-def test_what_the_server_says_is_an_error_of_ours_with_no_value_and_no_password(
+def test_a_servers_error_becomes_pgsieves_error_without_value_and_password(
     publisher_server: EmbeddedServer, statement: str, sqlstate: str, shown: str
 ) -> None:
     source = Source("shop", publisher_server.conninfo(), "hunter22")
@@ -336,7 +336,7 @@ with Source("shop", sys.argv[1]).executor_conninfo().adbc() as session, session.
 _READERS = "select pid from pg_stat_activity where query like '%a reader that is killed%' and pid <> pg_backend_pid()"
 
 
-def test_the_server_ends_what_it_reads_for_a_process_that_was_killed(
+def test_the_server_ends_the_queries_of_a_killed_process(
     publisher_server: EmbeddedServer,
 ) -> None:
     with psycopg.connect(publisher_server.conninfo(), autocommit=True) as database:
@@ -349,17 +349,17 @@ def test_the_server_ends_what_it_reads_for_a_process_that_was_killed(
         wait_until(lambda: database.execute(_READERS).rowcount == 0, lambda: "it goes on", seconds=20)
 
 
-def test_a_setting_of_the_users_own_counts(publisher_server: EmbeddedServer) -> None:
+def test_a_users_own_setting_counts(publisher_server: EmbeddedServer) -> None:
     source = Source("shop", publisher_server.conninfo(options="-c client_connection_check_interval=7000"))
     with source.executor_conninfo().adbc() as session, session.cursor() as cursor:
         cursor.execute("select current_setting('client_connection_check_interval')")
         assert cursor.fetchone() == ("7s",)
 
 
-def test_an_interruption_ends_a_query_and_is_no_fault_of_the_servers(
+def test_an_interruption_ends_a_query_and_is_not_an_error_of_the_server(
     publisher_server: EmbeddedServer,
 ) -> None:
-    """The driver has SIGINT cancel what the main thread waits for: a run went on, and read the slot again."""
+    """The driver once turned SIGINT into a cancelled query of the main thread: the run went on, and read the slot again."""
     reading = Source("shop", publisher_server.conninfo()).executor_conninfo()
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

@@ -1,6 +1,6 @@
-"""No setting that a session can inherit changes what pgsieve reads, or what a filter means to it.
+"""No setting that a session can inherit changes what pgsieve reads, or the meaning of a filter.
 
-Every setting of the server is either pinned or stands in `ALIKE`: a version with one more fails until somebody has looked at it.
+Every setting of the server is pinned or listed in `ALIKE`. A version with a new setting fails until a developer has classified it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.sessions import Conninfo
 from tests.resources.test_sessions import KINDS
 
-#: What ALTER DATABASE and ALTER ROLE can set.
+#: The condition for settings that ALTER DATABASE and ALTER ROLE can set.
 SETTABLE = "context in ('user', 'superuser', 'backend', 'superuser-backend')"
-#: Settings that alter no text, no literal and no meaning, by what they are for.
+#: Settings that change no text, no literal and no meaning, by purpose.
 ALIKE = {
     "speed and memory": """
         backend_flush_after commit_delay commit_siblings constraint_exclusion cpu_index_tuple_cost cpu_operator_cost cpu_tuple_cost
@@ -73,7 +73,7 @@ ALIKE = {
         restrict_nonsystem_relation_kind session_preload_libraries zero_damaged_pages
     """,
 }
-#: Values other than pgsieve's, of settings that are neither on nor off nor have a list of values.
+#: Values that differ from pgsieve's, for settings that are neither boolean nor have a list of values.
 OTHERS = {
     "DateStyle": "SQL, DMY",
     "TimeZone": "Asia/Kathmandu",
@@ -94,7 +94,7 @@ PUBLISHED = r"""
 create publication settled for table public.settled where (path = 'C:\dir' and path like 'C:\\%' and f > 0.30000000000000004::float8
   and y <> '\x5c' and at < '2020-03-01 00:00+00' and d < '2020-05-06' and i > '1 mon -1 days' and "Mixed Case" = 'select' and a <> '{NULL}')
 """
-#: What is read of a server: definitions, rows, and what literals and conditions mean.
+#: Queries of definitions, rows, and the meaning of literals and conditions.
 READ = r"""
 select (select array_agg(pg_get_expr(adbin, adrelid) order by adnum) from pg_attrdef where adrelid = 'public.settled'::regclass)::text,
        {where}, (select string_agg(s::text, ' ') from public.settled s where path = 'C:\dir'), 'C:\dir' like 'C:\\%',
@@ -114,7 +114,7 @@ def conninfo(publisher_server: EmbeddedServer) -> Iterator[str]:
         admin.execute("drop role settler")
 
 
-def test_each_setting_of_a_server_is_pinned_or_alters_nothing(publisher_server: EmbeddedServer) -> None:
+def test_each_setting_of_a_server_is_pinned_or_harmless(publisher_server: EmbeddedServer) -> None:
     with psycopg.connect(publisher_server.conninfo()) as connection:
         settable = {
             name.lower() for (name,) in connection.execute(f"select name from pg_settings where {SETTABLE}")
@@ -127,7 +127,7 @@ def test_each_setting_of_a_server_is_pinned_or_alters_nothing(publisher_server: 
 
 
 def _other(name: str, kind: str, setting: str, values: list[str] | None) -> str | None:
-    """A value that is not the usual one; None where there is nothing to choose from."""
+    """An unusual value of a setting, or None if there is no choice."""
     if name in OTHERS:
         return OTHERS[name]
     if kind == "bool":
@@ -142,10 +142,10 @@ def _others(connection: psycopg.Connection, condition: str) -> dict[str, str]:
     return {row[0]: other for row in rows if (other := _other(*row)) is not None}
 
 
-def test_what_the_database_and_the_role_set_does_not_count(
+def test_settings_of_the_database_and_the_role_do_not_count(
     conninfo: str, publisher_server: EmbeddedServer
 ) -> None:
-    """Each setting that is pinned, at the database and at the role."""
+    """Each pinned setting has another value, in the database and in the role."""
     with psycopg.connect(publisher_server.conninfo(), autocommit=True) as admin:
         others = {n: v for n, v in _others(admin, SETTABLE).items() if n.lower() in PINNED}
         assert {n.lower() for n in others} >= PINNED.keys()
@@ -174,8 +174,8 @@ def _read(connection: psycopg.Connection, has_filters: bool) -> str:
     return "\n".join((result.get_value(0, n) or b"NULL").decode() for n in range(result.nfields))
 
 
-def test_no_setting_alone_alters_what_is_read(conninfo: str) -> None:
-    """Each setting of the server that has another value; and what is read without pgsieve's does differ."""
+def test_no_single_setting_changes_what_is_read(conninfo: str) -> None:
+    """Each setting has another value in turn. Without pgsieve's own settings the results would differ."""
     with Conninfo(conninfo).connect() as connection:
         connection.execute(TABLE.encode())
         has_filters = connection.info.server_version >= 150000

@@ -1,4 +1,4 @@
-"""Strands of work: one works at a time, with all of its threads, and another as soon as all of these wait."""
+"""Strands of work: one strand works at a time, with all of its threads. Another one works once all of them wait."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from tests.fixtures.oracle import wait_until
 _SECONDS = 60
 
 
-def test_a_strand_works_while_another_waits_and_not_while_it_works() -> None:
-    lock, said = TicketLock(), list[str]()
+def test_a_strand_works_only_while_others_wait() -> None:
+    lock, events = TicketLock(), list[str]()
     began, answered, other_worked = Event(), Event(), Event()
 
     def first() -> None:
         with Strand(lock).going_on():
-            said.append("first begins")
+            events.append("first begins")
             with waiting():
                 began.set()
                 answered.wait(_SECONDS)
-            # The other has to end before.
+            # The other strand has to end first.
             assert other_worked.is_set()
-            said.append("first ends")
+            events.append("first ends")
 
     def other() -> None:
         began.wait(_SECONDS)
         with Strand(lock).going_on():
-            said.append("other begins")
+            events.append("other begins")
             answered.set()
-            # The first wants to go on.
+            # The first strand wants to continue.
             wait_until(lambda: lock._asked == 3, lambda: "it does not ask for the lock")
-            said.append("other ends")
+            events.append("other ends")
             other_worked.set()
 
     threads = [Thread(target=first), Thread(target=other)]
@@ -40,7 +40,7 @@ def test_a_strand_works_while_another_waits_and_not_while_it_works() -> None:
         each.start()
     for each in threads:
         each.join(_SECONDS)
-    assert said == ["first begins", "other begins", "other ends", "first ends"]
+    assert events == ["first begins", "other begins", "other ends", "first ends"]
     assert not lock.is_taken
 
 

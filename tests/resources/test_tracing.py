@@ -1,4 +1,4 @@
-"""Traces of a run, received over HTTP as a collector receives them; and what happens without the SDK."""
+"""Traces of a run, received over HTTP by a collector; and runs without the SDK."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_run_is_a_trace_with_a_span_for_each_step(shop: Shop, endpoint: str) -
 
 
 @pytest.mark.drawn
-def test_without_the_sdk_nothing_is_traced_and_what_asks_for_it_is_refused() -> None:
+def test_without_the_sdk_nothing_is_traced_and_a_request_for_traces_is_refused() -> None:
     assert run("-c", WITHOUT_SDK, "--version").returncode == 0
     asked = run("-c", WITHOUT_SDK, "status", OTEL_TRACES_EXPORTER="console")
     assert asked.returncode == 2

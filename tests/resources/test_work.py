@@ -1,4 +1,4 @@
-"""What work is called in Spark, and what it took: of the thread that asks, and of those that it has going on."""
+"""The description of work in Spark, and what it took: of the calling thread, and of its threads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _row(number: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([{"path": str(number), "size": 10 + number}], WRITTEN)
 
 
-def test_each_runner_counts_its_parts_and_what_they_wrote() -> None:
+def test_each_runner_counts_its_parts_and_written_rows() -> None:
     with measured() as work:
         with measured() as few:
             INLINE.written(lambda number, _: [_row(number)], 2)
@@ -30,17 +30,17 @@ def test_each_runner_counts_its_parts_and_what_they_wrote() -> None:
     assert work.seconds >= few.seconds > 0
 
 
-def test_what_side_by_side_threads_do_is_counted_as_well(tmp_path: Path) -> None:
+def test_the_work_of_parallel_threads_is_counted_too(tmp_path: Path) -> None:
     lake = Lake(str(tmp_path), lambda: pytest.fail("no session is needed"))
     with measured() as work:
         lake.in_parallel(lambda size: note(DRIVER, 1, size), [1, 2, 3])
-    note(DRIVER, 1, 99)  # Nobody asks for it.
+    note(DRIVER, 1, 99)  # no caller counts it
     assert (work.tasks, work.bytes) == (3, 6)
 
 
 @pytest.mark.drawn
 @pytest.mark.spark
-def test_jobs_of_spark_are_grouped_by_the_subscription_and_say_what_they_are() -> None:
+def test_jobs_of_spark_are_grouped_by_subscription_and_described() -> None:
     session = engine().session
     lake = Lake("/none", lambda: session)
     properties = session.sparkContext.getLocalProperty

@@ -1,4 +1,4 @@
-"""Names of replicas in a catalog, and the places that catalogs tell of them."""
+"""Names of replicas in a catalog, and the locations that catalogs report for them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_a_catalog_may_have_three_parts() -> None:
     assert catalog_name("main.{subscription}.{table}", "sales", "public", "t") == ("main", "sales", "t")
 
 
-def test_a_place_is_the_same_with_and_without_its_scheme() -> None:
+def test_a_location_is_the_same_with_and_without_its_scheme() -> None:
     assert is_at("file:/a%20lake/t", "/a%20lake/t")
     assert is_at("file:///a lake/t/", "/a lake/t")
     assert is_at("s3a://lake/x/t", "s3a://lake/x/t")

@@ -1,4 +1,4 @@
-"""A table that asks something of its writers which delta-rs does not do is left to Spark, and fails nothing else."""
+"""A table that demands more of its writers than delta-rs can do is left to Spark, and affects no other table."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.spark
 
 _SCHEMA = pa.schema({"id": pa.int64(), "v": pa.string()})
 
-#: What a user can have a table ask for: statements of Spark's.
+#: By demand, Spark's statements with which a user makes a table demand it.
 DEMANDS = {
     "nothing": (),
     "deletion vectors": ("set tblproperties ('delta.enableDeletionVectors' = 'true')",),
@@ -50,9 +50,9 @@ DEMANDS = {
     "times without a zone": ("set tblproperties ('delta.feature.timestampNtz' = 'supported')",),
     "variants": ("set tblproperties ('delta.feature.variantType' = 'supported')",),
 }
-#: What delta-rs reads as nothing, or only Spark writes.
+#: Demands that delta-rs does not see, or that only Spark's writes need.
 LEFT = {"a feed, in capitals", "deletion vectors, in capitals"}
-#: The rest takes minutes.
+#: The others take minutes.
 ESSENTIAL = {"a feed, in capitals", "row tracking", "wider types"}
 
 
@@ -70,7 +70,7 @@ def demanding(folder: Path, demand: str) -> str:
 
 
 def is_refused(path: str) -> bool:
-    """Whether delta-rs says that it does not write to a table."""
+    """Whether delta-rs refuses to write to a table."""
     try:
         write_deltalake(path, rows(100), mode="append")
     except DeltaError as error:
@@ -82,7 +82,7 @@ def is_refused(path: str) -> bool:
 @pytest.mark.parametrize(
     "demand", [d if d in ESSENTIAL else pytest.param(d, marks=pytest.mark.long) for d in DEMANDS]
 )
-def test_delta_rs_is_asked_for_what_it_does_and_spark_for_the_rest(tmp_path: Path, demand: str) -> None:
+def test_delta_rs_does_what_it_can_and_spark_the_rest(tmp_path: Path, demand: str) -> None:
     path = demanding(tmp_path, demand)
     lake = Lake(str(tmp_path), lambda: engine().session, LakeSettings(threads=2))
     assert lake.local is not None
@@ -110,7 +110,7 @@ def test_delta_rs_is_asked_for_what_it_does_and_spark_for_the_rest(tmp_path: Pat
 
 
 @pytest.mark.drawn
-def test_what_delta_rs_refuses_is_no_conflict_and_the_tables_own_fault(tmp_path: Path) -> None:
+def test_a_refusal_of_delta_rs_is_no_conflict_and_an_error_of_its_table(tmp_path: Path) -> None:
     path = demanding(tmp_path, "row tracking")
     engine().session.sql(f"alter table delta.{quoted(path)} set tblproperties ('delta.appendOnly' = 'true')")
     lake = Lake(str(tmp_path), lambda: engine().session, LakeSettings(threads=2))
@@ -129,7 +129,7 @@ def test_what_delta_rs_refuses_is_no_conflict_and_the_tables_own_fault(tmp_path:
 
 @pytest.mark.drawn
 @pytest.mark.parametrize("demand", ["nothing", "row tracking", "only Spark reaches it"])
-def test_what_others_have_a_table_refuse_rows_for_is_taken_from_it_and_the_position_stays(
+def test_a_users_demands_that_refuse_rows_are_removed_and_the_position_stays(
     tmp_path: Path, demand: str
 ) -> None:
     path = demanding(tmp_path, demand if demand in DEMANDS else "nothing")

@@ -18,19 +18,19 @@ _SCHEMA = pa.schema({"n": pa.int64(), "later": pa.string()})
 
 @pytest.mark.parametrize("name", ["n", "__filename"])
 @pytest.mark.parametrize("seed", range(8))
-def test_rows_are_found_in_whichever_row_groups_they_are(tmp_path: Path, seed: int, name: str) -> None:
-    """Also where a dataset has a column of such a name itself."""
+def test_rows_are_found_in_any_row_group(tmp_path: Path, seed: int, name: str) -> None:
+    """This also holds if a dataset has a column of the same name."""
     drawn, file = random.Random(seed), str(tmp_path / "rows.parquet")
     schema = pa.schema({name: pa.int64(), "later": pa.string()})
     pq.write_table(pa.table({name: pa.array(range(100))}), file, row_group_size=drawn.randint(1, 40))
     wanted = sorted(drawn.sample(range(100), drawn.randint(1, 100) if seed % 2 else 3))
-    which, found = list[int](), list[object]()
+    which, values = list[int](), list[object]()
     for at, rows in rows_at(Store(), file, schema, np.array(wanted)):
         assert rows.schema == schema
         which += range(at.start, at.stop)
-        found += rows.column(0).to_pylist()
+        values += rows.column(0).to_pylist()
         assert rows.column(1).null_count == rows.num_rows
-    assert (which, found) == (list(range(len(wanted))), wanted)
+    assert (which, values) == (list(range(len(wanted))), wanted)
 
 
 def test_a_file_of_which_no_row_is_wanted_is_not_read() -> None:

@@ -1,4 +1,4 @@
-"""Who runs parts, and threads that do: all parts, so many at a time, and none that goes on once another has failed. No JVM."""
+"""The choice of a runner, and its threads: they run all parts, a limited number at a time, and stop after an error. No JVM."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _WAIT_SECONDS = 30.0
 
 
 def row(name: str) -> pa.RecordBatch:
-    """The row of a file."""
+    """A row of a file."""
     return pa.RecordBatch.from_pylist([{"path": name}], WRITTEN)
 
 
@@ -55,14 +55,14 @@ def test_cores_of_this_machine_that_a_master_means(master: str, cores: int | Non
     ("master", "threads"),
     [("threads[2]", 2), ("threads[*]", cpu_count()), ("local[2]", None), ("sc://localhost", None)],
 )
-def test_threads_stand_in_for_spark_where_the_configuration_says_so(master: str, threads: int | None) -> None:
+def test_threads_replace_spark_if_the_configuration_says_so(master: str, threads: int | None) -> None:
     engine = SparkEngine(master=master)
     assert (threads_of(master), engine.threads) == (threads, threads)
-    # What nothing but Spark does it does on this machine.
+    # Work that only Spark can do uses Spark on this machine.
     assert engine.spark_master == (f"local[{threads}]" if threads else master)
 
 
-def test_parts_are_run_by_spark_unless_threads_stand_in_for_it(tmp_path: Path) -> None:
+def test_spark_runs_parts_unless_threads_replace_it(tmp_path: Path) -> None:
     def runner(small: int, size: int | None, master: str) -> Executors:
         conf = {SMALL_BYTES: str(small)}
         engine = SparkEngine(master=master, spark_config=conf)
@@ -92,11 +92,11 @@ def test_without_java_both_ways_out_are_named(monkeypatch: pytest.MonkeyPatch) -
     assert "threads" not in (refused.value.hint or "")
 
 
-def test_all_parts_are_written_so_many_at_a_time() -> None:
+def test_all_parts_are_written_with_limited_parallelism() -> None:
     working = threading.Semaphore(2)
 
     def part(number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
-        assert working.acquire(blocking=False), "too many at a time"
+        assert working.acquire(blocking=False), "too many parts at a time"
         try:
             for each in range(number):
                 yield from guard([row(f"{number}.{each}")])
@@ -104,7 +104,7 @@ def test_all_parts_are_written_so_many_at_a_time() -> None:
             working.release()
 
     threads = Threads(2)
-    with ThreadPoolExecutor(2) as pool:  # Two tables, which share the threads.
+    with ThreadPoolExecutor(2) as pool:  # two tables, which share the threads
         tables = list(pool.map(lambda parts: threads.written(part, parts), (9, 5)))
     for table, parts in zip(tables, (9, 5), strict=True):
         names = {f"{number}.{each}" for number in range(parts) for each in range(number)}
@@ -114,13 +114,13 @@ def test_all_parts_are_written_so_many_at_a_time() -> None:
 
 
 def endless(begun: threading.Event) -> Iterator[pa.RecordBatch]:
-    """Rows without an end."""
+    """Rows without end."""
     while True:
         begun.set()
         yield row("")
 
 
-def test_a_part_that_fails_ends_the_others_and_what_it_raised_is_raised() -> None:
+def test_a_failing_part_ends_the_others_and_its_error_is_raised() -> None:
     begun, parts = threading.Event(), []
 
     def part(number: int, guard: Guard) -> Iterable[pa.RecordBatch]:
@@ -134,11 +134,11 @@ def test_a_part_that_fails_ends_the_others_and_what_it_raised_is_raised() -> Non
     with pytest.raises(OSError, match="No space left") as raised:
         threads.written(part, 6)
     assert raised.value.errno == 28
-    assert set(parts) <= {0, 1, 2}, "parts were begun after one had failed"
+    assert set(parts) <= {0, 1, 2}, "a part began after another had failed"
     assert threads.written(lambda number, _: [row(str(number))], 2).num_rows == 2
 
 
-def test_what_is_stopped_ends_with_its_next_batch() -> None:
+def test_a_stopped_part_ends_with_its_next_batch() -> None:
     begun, threads = threading.Event(), Threads(2)
     with ThreadPoolExecutor(1) as pool:
         writing = pool.submit(threads.written, lambda _, guard: guard(endless(begun)), 5)
@@ -148,7 +148,7 @@ def test_what_is_stopped_ends_with_its_next_batch() -> None:
             writing.result(_WAIT_SECONDS)
 
 
-def test_how_many_parts_are_written_is_told() -> None:
-    heard: list[int] = []
-    Threads(2).written(lambda number, _: [row(str(number))], 3, heard.append)
-    assert heard == [1, 2, 3]
+def test_the_number_of_written_parts_is_reported() -> None:
+    received: list[int] = []
+    Threads(2).written(lambda number, _: [row(str(number))], 3, received.append)
+    assert received == [1, 2, 3]

@@ -1,4 +1,4 @@
-"""A lake for whose address Spark has no file system is refused as a whole, with what to do: no table is to blame."""
+"""A lake whose file system Spark does not know is refused as a whole, with advice. No table is set aside."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.fixtures.pgsieve_replica import engine
 
 @pytest.mark.spark
 @pytest.mark.parametrize("address", ["abfss://lake@account.dfs.core.windows.net/x", "gs://bucket/x"])
-def test_a_file_system_that_spark_lacks_is_no_tables_fault(address: str) -> None:
+def test_a_file_system_that_spark_lacks_sets_no_table_aside(address: str) -> None:
     session = engine().session
     lake = Lake(address, lambda: session, storage=Storage.of(address, {}))
     path = f"{address}/sales/public/orders"

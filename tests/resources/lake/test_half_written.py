@@ -1,4 +1,4 @@
-"""What a power cut leaves half written is put back to the last version that is whole, and no more than that."""
+"""After a power cut, a table is restored to its last complete version, and no further back."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def zero(path: Path) -> None:
     path.write_bytes(bytes(path.stat().st_size))
 
 
-#: What is left of a table with the versions 0 to 3, and its newest version that is whole then.
+#: By kind of loss in a table with versions 0 to 3, its newest complete version.
 LEFT: dict[str, tuple[Break, int | None]] = {
     "all": (lambda _: None, 3),
     "an empty entry": (lambda t: empty(entry(t, 3)), 2),
@@ -71,7 +71,7 @@ LEFT: dict[str, tuple[Break, int | None]] = {
 
 
 @pytest.mark.parametrize("left", LEFT)
-def test_a_table_is_put_back_to_its_last_version_that_is_whole(tmp_path: Path, left: str) -> None:
+def test_a_table_is_restored_to_its_last_complete_version(tmp_path: Path, left: str) -> None:
     table, (spoil, version) = tmp_path / "lake" / "sub" / "public" / "t", LEFT[left]
     for position in range(1, 5):
         LocalRecords().append(str(table), rows(position), position)
@@ -83,19 +83,19 @@ def test_a_table_is_put_back_to_its_last_version_that_is_whole(tmp_path: Path, l
         assert records.head(str(table)).version == version
         assert records.position(str(table)) == version + 1
         assert records.count(str(table)) == version + 1
-    # And it goes on from there.
+    # The table continues from there.
     records.append(str(table), rows(9), 9)
     assert records.position(str(table)) == 9
 
 
-def test_what_is_older_or_was_removed_since_is_left_as_it_is(tmp_path: Path) -> None:
+def test_older_or_removed_files_are_left_alone(tmp_path: Path) -> None:
     table = tmp_path / "sub" / "t"
     for position in range(1, 5):
         LocalRecords().append(str(table), rows(position), position)
     whole = entry(table, 3).read_bytes()
     empty(entry(table, 3))
     put_back(tmp_path, entry(table, 3).stat().st_mtime_ns + 10**10)
-    assert entry(table, 3).exists(), "it was on disk: that is damage, and is told as such"
+    assert entry(table, 3).exists(), "this loss is damage, because the entry was on disk"
     entry(table, 3).write_bytes(whole)
     DeltaTable(str(table)).optimize.compact()
     DeltaTable(str(table)).vacuum(0, dry_run=False, enforce_retention_duration=False)
@@ -103,7 +103,7 @@ def test_what_is_older_or_was_removed_since_is_left_as_it_is(tmp_path: Path) -> 
     assert LocalRecords().count(str(table)) == 4
 
 
-def test_a_checkpoint_and_what_names_it_go_where_they_are_not_whole(tmp_path: Path) -> None:
+def test_an_incomplete_checkpoint_and_its_pointer_are_removed(tmp_path: Path) -> None:
     table = tmp_path / "sub" / "t"
     for position in range(1, 5):
         LocalRecords().append(str(table), rows(position), position)
@@ -118,13 +118,13 @@ def test_a_checkpoint_and_what_names_it_go_where_they_are_not_whole(tmp_path: Pa
         assert not (log / "_last_checkpoint").exists()
         assert LocalRecords(Store(), Tables(Store())).count(str(table)) == 4
         DeltaTable(str(table)).create_checkpoint()
-    # One of a version that is put back goes with it.
+    # A checkpoint of a removed version is removed, too.
     empty(entry(table, 3))
     put_back(tmp_path, 0)
     assert LocalRecords(Store(), Tables(Store())).position(str(table)) == 3
 
 
-def test_a_version_whose_deletion_vectors_are_not_whole_is_put_back(tmp_path: Path) -> None:
+def test_a_version_with_incomplete_deletion_vectors_is_removed(tmp_path: Path) -> None:
     table, records = tmp_path / "t", LocalRecords()
     records.write(str(table), rows(8, 9), Commit(10))
     enable_marking(records, str(table))
@@ -139,7 +139,7 @@ def test_a_version_whose_deletion_vectors_are_not_whole_is_put_back(tmp_path: Pa
     assert LocalRecords(Store(), Tables(Store())).position(str(table)) == 10
 
 
-def test_a_process_that_was_killed_leaves_its_mark_and_the_next_one_looks(tmp_path: Path) -> None:
+def test_a_killed_process_leaves_its_mark_and_the_next_one_repairs(tmp_path: Path) -> None:
     lake, marks = tmp_path / "lake", tmp_path / "lake" / "_pgsieve" / ".unsynced"
     killed = (
         "import os, signal, sys; from pgsieve.resources.lake.unsynced import unsynced;"
@@ -155,7 +155,7 @@ def test_a_process_that_was_killed_leaves_its_mark_and_the_next_one_looks(tmp_pa
     one.access.begin_writing()
     assert not mark.exists()
     assert LocalRecords(Store(), Tables(Store())).position(str(table)) == 1
-    # A second one beside it finds its mark held, and takes nothing back.
+    # Another process sees that the mark is locked, and restores nothing.
     LocalRecords(Store(), Tables(Store())).append(str(table), rows(3), 3)
     empty(entry(table, 1))
     subprocess.run([sys.executable, "-c", killed.partition("os.kill")[0], str(lake)], check=True)
@@ -164,7 +164,7 @@ def test_a_process_that_was_killed_leaves_its_mark_and_the_next_one_looks(tmp_pa
     assert [each.name for each in marks.iterdir()] == ["lock"]
 
 
-def test_after_a_write_that_did_not_reach_the_disk_nothing_is_durable_any_more(
+def test_after_a_write_that_did_not_reach_the_disk_nothing_counts_as_durable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = Lake(str(tmp_path / "lake"), no_session)
@@ -178,8 +178,8 @@ def test_after_a_write_that_did_not_reach_the_disk_nothing_is_durable_any_more(
             patched.setattr(unsynced, "_synchronise", refuse)
             with pytest.raises(LakeUnavailableError, match="cannot be written: "):
                 lake.access.make_durable()
-        # The kernel tells it once; the pages are gone all the same.
+        # The kernel reports the error only once, but the pages stay lost.
         with pytest.raises(LakeUnavailableError, match="cannot be written: "):
             lake.access.make_durable()
     unsynced.leave_all()
-    assert len(list((tmp_path / "lake" / "_pgsieve" / ".unsynced").iterdir())) == 2, "the mark stays"
+    assert len(list((tmp_path / "lake" / "_pgsieve" / ".unsynced").iterdir())) == 2, "the mark is gone"

@@ -1,4 +1,4 @@
-"""Delta's jars are known from the first session on, as long as the files are there."""
+"""After the first session the jars of Delta are known, as long as the files exist."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PACKAGE = "io.delta:delta-spark_4.1_2.13:4.4.0"
 
 @pytest.fixture
 def jars(tmp_path: Path) -> list[Path]:
-    """Two files in a folder whose name a URI cannot hold as it is."""
+    """Two files in a folder whose name has to be escaped in a URI."""
     folder = tmp_path / "a b"
     folder.mkdir()
     files = [folder / "delta-spark.jar", folder / "delta-storage.jar"]
@@ -43,7 +43,7 @@ def test_jars_are_those_that_spark_resolved_in_its_order(tmp_path: Path, jars: l
     assert kept_jars(PACKAGE, tmp_path / "kept.json") == [str(jar) for jar in reversed(jars)]
 
 
-def test_jars_of_another_version_are_not_taken(tmp_path: Path, jars: list[Path]) -> None:
+def test_jars_of_another_version_are_not_used(tmp_path: Path, jars: list[Path]) -> None:
     keep_jars(PACKAGE, ",".join(jar.as_uri() for jar in jars), tmp_path / "kept.json")
     assert kept_jars(PACKAGE.replace("4.4.0", "4.4.1"), tmp_path / "kept.json") is None
 
@@ -61,18 +61,18 @@ def test_a_session_without_jars_leaves_them_unknown(tmp_path: Path, spark_jars: 
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"another": []}'])
-def test_an_answer_that_cannot_be_read_is_none(tmp_path: Path, content: str) -> None:
+def test_an_unreadable_record_counts_as_none(tmp_path: Path, content: str) -> None:
     (tmp_path / "kept.json").write_text(content, encoding="utf-8")
     assert kept_jars(PACKAGE, tmp_path / "kept.json") is None
 
 
-def test_an_answer_that_cannot_be_kept_is_asked_for_again(tmp_path: Path, jars: list[Path]) -> None:
+def test_a_record_that_cannot_be_stored_is_made_again(tmp_path: Path, jars: list[Path]) -> None:
     nowhere = tmp_path / "missing" / "kept.json"
     keep_jars(PACKAGE, jars[0].as_uri(), nowhere)
     assert kept_jars(PACKAGE, nowhere) is None
 
 
-def test_answers_for_several_sets_are_kept_side_by_side(tmp_path: Path, jars: list[Path]) -> None:
+def test_records_of_several_sets_of_jars_are_kept(tmp_path: Path, jars: list[Path]) -> None:
     kept = tmp_path / "kept.json"
     keep_jars("a", jars[0].as_uri(), kept)
     keep_jars("b", jars[1].as_uri(), kept)
@@ -96,7 +96,7 @@ def test_the_users_packages_are_added(tmp_path: Path, jars: list[Path]) -> None:
 
 
 @pytest.mark.parametrize("theirs", ["io.delta:delta-spark_2.13:4.0.1", "io.delta:delta-spark_4.1_2.13:4.4.1"])
-def test_packages_that_the_user_chose_are_not_added_in_another_version(tmp_path: Path, theirs: str) -> None:
+def test_the_users_packages_are_not_added_in_another_version(tmp_path: Path, theirs: str) -> None:
     conf = {"spark.jars.packages": theirs}
     assert class_path([DELTA], [], conf, tmp_path / "kept.json") == conf
 
@@ -107,7 +107,7 @@ def test_s3a_is_of_sparks_hadoop_and_without_the_whole_sdk() -> None:
     assert "software.amazon.awssdk:bundle" in s3_packages().excluded
 
 
-def test_a_copy_names_its_jars_wherever_it_is_brought(
+def test_a_copied_folder_names_its_jars_wherever_it_is(
     tmp_path: Path, jars: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
@@ -118,27 +118,27 @@ def test_a_copy_names_its_jars_wherever_it_is_brought(
     assert kept_jars(DELTA.name) is None
     monkeypatch.setenv("PGSIEVE_JARS", str(elsewhere))
     assert kept_jars(DELTA.name) == [str(elsewhere / jar.name) for jar in jars]
-    fetch([DELTA], {})  # Nothing has to be fetched.
+    fetch([DELTA], {})  # nothing has to be downloaded
 
 
 def test_a_folder_of_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PGSIEVE_JARS", str(tmp_path))
     with pytest.raises(
         JarsUnavailableError, match=r"has no jars of io\.delta:delta-spark_4\.1_2\.13:4\.4\.0"
-    ) as told:
+    ) as raised:
         fetch([DELTA], {})
-    assert "pgsieve jars FOLDER" in str(told.value.hint)
-    fetch([DELTA], {"spark.jars.packages": DELTA.name})  # The user's own are Spark's to fetch.
+    assert "pgsieve jars FOLDER" in str(raised.value.hint)
+    fetch([DELTA], {"spark.jars.packages": DELTA.name})  # Spark downloads the user's own packages
 
 
-def test_where_no_answer_can_be_kept_spark_fetches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spark_downloads_if_no_record_can_be_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "prefix", str(tmp_path / "nowhere"))
     monkeypatch.setattr(jars_module, "_fetch", lambda *_: pytest.fail("asked"))
     fetch([DELTA], {})
     assert class_path([DELTA], [], {})["spark.jars.packages"] == DELTA.name
 
 
-#: A repository that nobody reaches, and a cache that has nothing.
+#: An unreachable repository, and an empty cache.
 NO_REPOSITORY = """<ivysettings>
   <settings defaultResolver="none"/>
   <resolvers><ibiblio name="none" m2compatible="true" root="http://127.0.0.1:9/maven/"/></resolvers>
@@ -151,23 +151,23 @@ NO_REPOSITORY = """<ivysettings>
 def test_jars_are_fetched_once_and_a_repository_that_does_not_answer_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Two JVMs, which look for the jars."""
+    """It takes long: two JVMs search for the jars."""
     settings = tmp_path / "ivysettings.xml"
     settings.write_text(NO_REPOSITORY)
     prefix = tmp_path / "prefix"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", "--symlinks", prefix], check=True)
-    # The process that asks takes its prefix from where its program is, and its packages from here.
+    # This process takes its prefix from its program's place, but its packages from here.
     monkeypatch.setenv("PYTHONPATH", ":".join(path for path in sys.path if path))
     monkeypatch.setattr(sys, "prefix", str(prefix))
     monkeypatch.setattr(sys, "executable", str(prefix / "bin" / "python"))
     needed = [delta_packages()]
-    with pytest.raises(JarsUnavailableError, match=r"cannot be fetched: .*127\.0\.0\.1:9") as told:
+    with pytest.raises(JarsUnavailableError, match=r"cannot be fetched: .*127\.0\.0\.1:9") as raised:
         fetch(needed, {"spark.jars.ivySettings": str(settings), "spark.jars.ivy": str(tmp_path / "cache")})
-    assert "PGSIEVE_JARS=FOLDER" in str(told.value.hint)
+    assert "PGSIEVE_JARS=FOLDER" in str(raised.value.hint)
     capfd.readouterr()
     fetch(needed, {})
-    said = capfd.readouterr().err
-    assert said.startswith(f"fetching the jars of {needed[0].name} for Spark, once\nfetched ")
+    output = capfd.readouterr().err
+    assert output.startswith(f"fetching the jars of {needed[0].name} for Spark, once\nfetched ")
     fetch(needed, {})
     assert capfd.readouterr().err == ""
     assert set(class_path(needed, [], {})) == {"spark.jars"}

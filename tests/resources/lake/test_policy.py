@@ -1,4 +1,4 @@
-"""Who writes rows, and that the log says why. No JVM."""
+"""Which writer writes rows; the log says why. No JVM."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SCHEMA = pa.schema({"a": pa.int64(), "b": pa.string()})
         ({"size": 1, "overwrite": True}, BySpark, "another order"),
     ],
 )
-def test_who_commits_rows_and_the_reason(
+def test_the_committer_of_rows_and_the_reason(
     asked: dict[str, object],
     committer: type[Committer],
     reason: str,
@@ -41,10 +41,10 @@ def test_who_commits_rows_and_the_reason(
     lake.local.write(path, pa.table({"b": ["x"], "a": [1]}), Commit())
     with caplog.at_level(logging.DEBUG, "pgsieve"):
         assert type(lake.policy.committer(path, ["a", "b"], **asked)) is committer  # type: ignore[arg-type]
-    # Not caplog.text: once pyspark's loggers exist, pytest gives them its handler, and they give it their JSON format.
-    said = "\n".join(caplog.messages)
-    assert f'Delta table "{path}": {committer.__name__}' in said
-    assert reason in said
+    # caplog.text cannot be used: once pyspark's loggers exist, pytest gives them its handler, and they give it their JSON format.
+    messages = "\n".join(caplog.messages)
+    assert f'Delta table "{path}": {committer.__name__}' in messages
+    assert reason in messages
 
 
 def test_a_name_that_delta_in_spark_would_map_needs_no_spark(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Spark as a resource of dagster-pyspark: required by each step, a session with Delta, and begun by no one before it is needed."""
+"""Spark as a resource of dagster-pyspark: each step requires it, its session has Delta, and it starts only when needed."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ subscriptions: {sales: {source: shop, publications: [p]}}
 
 
 class _BegunError(Exception):
-    """A session was begun."""
+    """A session was started."""
 
 
 class _Eager(PySparkResource):
-    """Begins its session as a step begins, as dagster-pyspark's does."""
+    """Starts its session with the step, as dagster-pyspark's own resource does."""
 
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
         raise _BegunError(self.spark_config["spark.app.name"])
 
 
 class _WithoutDelta(LazyPySparkResource):
-    """A session that knows no Delta."""
+    """A session without Delta."""
 
     class _Session:
         class conf:  # noqa: N801 - as Spark names it
@@ -75,7 +75,7 @@ def test_each_step_requires_a_resource_of_dagster_pyspark(file: Path) -> None:
         assert steps[f"crm_{step}"] >= {"crm_lake", "crm_spark"}, step
 
 
-def test_the_projects_own_spark_is_begun_where_a_step_needs_it_and_not_before(file: Path) -> None:
+def test_the_projects_own_spark_starts_only_when_a_step_needs_it(file: Path) -> None:
     own = _Eager(spark_config={"spark.app.name": "ours"})
     defs = pgsieve.build_definitions(file, spark=own)
     with dg.build_resources(dict(defs.resources or {})) as resources:
@@ -92,7 +92,7 @@ def test_a_session_without_delta_is_refused_with_what_it_needs() -> None:
 
 
 @pytest.mark.spark
-def test_the_steps_work_in_the_projects_application_and_leave_its_settings_alone(tmp_path: Path) -> None:
+def test_steps_work_in_the_projects_application_without_changing_its_settings(tmp_path: Path) -> None:
     application = engine().session.sparkContext.applicationId
     theirs = PySparkResource(spark_config={}).process_config_and_initialize().spark_session
     theirs.conf.set("spark.sql.caseSensitive", "false")

@@ -1,4 +1,4 @@
-"""Spark's commits on S3: one that is there stays, and one whose answer was lost is known as one's own."""
+"""Spark's commits on S3: an existing commit stays, and a writer recognises its own commit if the answer was lost."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ def path(s3_folder: str) -> str:
 
 
 def commit(unique: bool = True) -> list[str]:
-    """The lines of a commit, as Delta writes them with a random identifier and without one."""
+    """The lines of a commit, as Delta writes them, with or without a random identifier."""
     info = {"commitInfo": {"operation": "WRITE", **({"txnId": str(uuid.uuid4())} if unique else {})}}
     return [json.dumps(info, separators=(",", ":")), '{"add":{"path":"ä.parquet"}}']
 
 
 @pytest.mark.drawn
-def test_an_object_that_is_there_stays(spark: SparkWriter, path: str) -> None:
+def test_an_existing_object_stays(spark: SparkWriter, path: str) -> None:
     first = commit()
     assert spark.put(f"{path}/_delta_log/1.json", first) is None
     assert _TAKEN in str(spark.put(f"{path}/_delta_log/1.json", commit()))
-    # It is the first that stays: a writer of the same bytes takes it for its own.
+    # The first object stays: a writer of the same bytes considers it its own.
     assert spark.put(f"{path}/_delta_log/1.json", first) is None
 
 
@@ -71,7 +71,7 @@ def test_a_commit_whose_answer_was_lost_is_recognised(
     assert puts == [200] + [412] * lost
 
 
-def test_a_commit_that_anybody_could_have_written_is_not_taken_for_ones_own(
+def test_a_commit_without_an_identifier_is_not_mistaken_for_its_own(
     spark: SparkWriter, proxy: S3Proxy, path: str
 ) -> None:
     proxy.lose_first("PUT", "/1.json")
@@ -79,7 +79,7 @@ def test_a_commit_that_anybody_could_have_written_is_not_taken_for_ones_own(
 
 
 @pytest.mark.drawn
-def test_rows_are_there_once_where_the_answer_to_their_commit_was_lost(
+def test_rows_exist_once_although_the_answer_to_their_commit_was_lost(
     spark: SparkWriter, proxy: S3Proxy, s3_server: S3Server, path: str
 ) -> None:
     assert spark.append(path, [1]) is None
@@ -116,10 +116,10 @@ while not select.select([sys.stdin], [], [], 0)[0]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("rounds", [4, 30])
-def test_of_three_writers_at_once_every_commit_is_kept(
+def test_every_commit_of_three_parallel_writers_is_kept(
     s3_server: S3Server, path: str, spark: SparkWriter, rounds: int
 ) -> None:
-    """Spark, this process and another one; all of them write checkpoints, too."""
+    """It takes long: Spark, this process and another one write, and all of them write checkpoints."""
     options, often = s3_server.delta_rs, {"delta.checkpointInterval": "5"}
     first = pa.table({"id": pa.array([0], pa.int64())})
     write_deltalake(path, first, storage_options=options, configuration=often)
@@ -135,7 +135,7 @@ def test_of_three_writers_at_once_every_commit_is_kept(
         while not ended.is_set():
             _append(path, options, len(written))
             written.append(len(written))
-            time.sleep(0.3)  # A writer without a pause lets no slower one commit.
+            time.sleep(0.3)  # without a pause, no slower writer could commit
 
     with ThreadPoolExecutor(1) as pool:
         here = pool.submit(write_here)

@@ -1,4 +1,4 @@
-"""pyspark's client writes nothing of the errors that it raises. Without a JVM; sessions themselves are others' fixtures."""
+"""pyspark's client logs nothing about errors that it raises. No JVM; other fixtures test sessions themselves."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pgsieve.resources.lake.session import silence_client
 
 pytestmark = pytest.mark.slow
 
-#: In a process of its own, as logging is set up for all of one.
+#: A separate process, because logging is configured for a whole process.
 PROGRAM = """
 import logging.config
 from pgsieve.resources.lake.session import silence_client
@@ -26,12 +26,12 @@ for each in (logger, *map(PySparkLogger.getLogger, ("SQLQueryContextLogger", "Da
 """
 
 
-def test_the_client_writes_no_error_whatever_dagster_does_to_its_loggers() -> None:
+def test_the_client_logs_no_error_whatever_dagster_does_to_its_loggers() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("", "")
 
 
-def test_threads_that_ask_for_a_session_at_once_leave_the_class_of_loggers_as_it_was() -> None:
+def test_threads_that_start_a_session_together_restore_the_class_of_loggers() -> None:
     former, pause = logging.getLoggerClass(), sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:

@@ -1,4 +1,4 @@
-"""Jobs that callers share: what is asked for while one runs is done by the next; a failure is its own caller's."""
+"""Callers share jobs: the next job does what was requested during a job. An error belongs to its caller."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _waiting(jobs: SharedJobs, number: int) -> None:
 
 
 class _Slow:
-    """Runs jobs, each once it is let go."""
+    """Runs each job once it is released."""
 
     def __init__(self) -> None:
         self.jobs, self.running, self.let_go = list[Sequence[Request]](), Event(), Event()
@@ -58,7 +58,7 @@ class _Slow:
         return [pa.Table.from_batches(asked.part(0, iter)) for asked in job]
 
 
-def test_what_is_asked_for_while_a_job_runs_is_done_by_the_next_one() -> None:
+def test_requests_during_a_job_are_done_by_the_next_one() -> None:
     jobs, run = SharedJobs(), _Slow()
     asked = [_asked(name) for name in "abcd"]
     with ThreadPoolExecutor(4) as pool:
@@ -72,30 +72,30 @@ def test_what_is_asked_for_while_a_job_runs_is_done_by_the_next_one() -> None:
     assert {id(each) for job in run.jobs for each in job} == {id(each) for each in asked}
 
 
-def test_of_a_job_that_fails_nobody_gets_rows_and_the_next_one_begins() -> None:
+def test_a_failing_job_gives_no_rows_and_the_next_one_begins() -> None:
     def run(job: Sequence[Request]) -> Sequence[pa.Table | None]:
         if job[0] is failing:
             raise ValueError("failed")
         return [_rows("a")]
 
     jobs, failing, next_one = SharedJobs(), _asked("bad"), _asked("a")
-    slow, beside = _Slow(), _asked("b")
+    slow, parallel = _Slow(), _asked("b")
     with ThreadPoolExecutor(3) as pool:
         pool.submit(jobs.rows, next_one, slow)
         slow.running.wait(60)
         first = pool.submit(jobs.rows, failing, run)
         _waiting(jobs, 1)
-        second = pool.submit(jobs.rows, beside, run)
+        second = pool.submit(jobs.rows, parallel, run)
         _waiting(jobs, 2)
         slow.let_go.set()
-        # One of the two threads ran the job, and has its error.
+        # One of the two threads ran the job, and gets its error.
         errors = [each.exception(60) for each in (first, second)]
     assert sorted(map(str, errors)) == ["None", "failed"]
-    assert [failing.rows.result(0), beside.rows.result(0)] == [None, None]
+    assert [failing.rows.result(0), parallel.rows.result(0)] == [None, None]
     assert jobs.rows(_asked("a"), run) == _rows("a")
 
 
-def test_once_all_is_to_end_no_job_begins() -> None:
+def test_no_job_begins_after_the_end_was_requested() -> None:
     jobs, run = SharedJobs(), _Slow()
     with ThreadPoolExecutor(2) as pool:
         running = pool.submit(jobs.rows, _asked("a"), run)
@@ -139,7 +139,7 @@ def test_each_part_is_in_one_task_and_tasks_have_equal_shares(
         assert [{number for _, number in share} for share in shares] == [{n} for n in range(tasks)]
 
 
-def test_a_part_that_fails_is_its_callers_and_no_others() -> None:
+def test_a_failing_part_fails_only_its_caller() -> None:
     job = [_asked("a", 3), _asked("bad", 2), _asked("b", 1), _asked("bad too")]
     together = PartsOfMany([each.part for each in job], tasks_of(job, 2), WRITTEN)
     rows = INLINE.written(together, len(together.tasks), schema=together.written)
@@ -153,7 +153,7 @@ def test_a_part_that_fails_is_its_callers_and_no_others() -> None:
     assert nothing == [WRITTEN.empty_table()] * len(job)
 
 
-def test_jobs_are_shared_within_their_block_alone() -> None:
+def test_jobs_are_shared_only_within_their_block() -> None:
     assert shared_jobs() is None
     with jobs_shared():
         assert copy_context().run(shared_jobs) is shared_jobs() is not None
@@ -162,7 +162,7 @@ def test_jobs_are_shared_within_their_block_alone() -> None:
 
 
 def _sent_part(name: str, until: str | None) -> Part:
-    """A part that writes nothing, and is sent by value; it waits for a file, if one is named."""
+    """A part that writes nothing, and is pickled by value. If a file is named, the part waits for it."""
 
     def part(number: int, _: Guard) -> Iterator[pa.RecordBatch]:
         import os
@@ -179,7 +179,7 @@ def _sent_part(name: str, until: str | None) -> Part:
 
 
 @pytest.mark.spark
-def test_spark_runs_what_is_asked_for_together_under_the_names_of_all(tmp_path: Path) -> None:
+def test_spark_runs_shared_requests_under_the_names_of_all(tmp_path: Path) -> None:
     session = engine().session
     executors, status = SparkExecutors(lambda: session, 2), session.sparkContext.statusTracker()
     groups = ["one", "sales, stock, bad"]

@@ -1,4 +1,4 @@
-"""Executors may not have pgsieve: what they run is sent to them with all that it uses, pickled by value."""
+"""Executors may lack pgsieve: their functions are sent with everything that they use, pickled by value."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ for what in sys.argv[1:]:
     pickle.dump(cloudpickle.dumps(eval(what)), sys.stdout.buffer)
 """
 
-#: An executor without pgsieve, and without the packages of the driver that docs/configuration.md does not ask for.
+#: An executor without pgsieve, and without the driver's packages that docs/configuration.md does not require.
 RECEIVED = """
 import pickle, sys
 
@@ -62,7 +62,7 @@ for what in sys.argv[1:]:
         raise SystemExit(f"{what}: {error!r}")
 """
 
-#: What the sender evaluates.
+#: The sender's program.
 FUNCTIONS = (
     "lambda batch: decoded(batch, relation, names, names)",
     "copy.SelectedRows('', '', ('',), columns).batches",
@@ -75,7 +75,7 @@ FUNCTIONS = (
 
 
 @pytest.mark.drawn
-def test_what_executors_run_can_be_sent_to_them() -> None:
+def test_functions_can_be_sent_to_executors() -> None:
     command = [sys.executable, "-c", SENT, *FUNCTIONS]
     sent = subprocess.run(command, capture_output=True, check=False)
     assert sent.returncode == 0, sent.stderr.decode()

@@ -1,4 +1,4 @@
-"""Parts that Spark runs: as many beside each other as its session has cores, also where no master tells."""
+"""Spark runs as many parts in parallel as its session has cores, also if the master does not name their number."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_session_says_how_many_parts_it_runs_at_a_time() -> None:
     )
 
 
-def test_modules_of_a_forgotten_archive_are_still_imported(
+def test_modules_of_a_removed_archive_are_still_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     archive = tmp_path / "archive.zip"
@@ -46,7 +46,7 @@ def test_modules_of_a_forgotten_archive_are_still_imported(
 
 
 @pytest.mark.spark
-def test_workers_import_what_is_installed_and_read_no_archive_again() -> None:
+def test_workers_import_installed_packages_and_read_no_archive_again() -> None:
     def part(number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
         import pyspark
 

@@ -1,4 +1,4 @@
-"""Spark maintains a table as delta-rs does, where it has to: at a URI, and with deletion vectors."""
+"""Spark maintains a table as delta-rs does, if only Spark can: at a URI, and with deletion vectors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOW = datetime.now(UTC)
 
 @pytest.mark.spark
 @pytest.mark.long
-def test_spark_leaves_what_delta_rs_leaves(tmp_path: Path) -> None:
+def test_spark_leaves_the_same_table_as_delta_rs(tmp_path: Path) -> None:
     paths = {}
     for way, uri in (("delta-rs", str(tmp_path / "local")), ("spark", (tmp_path / "uri").as_uri())):
         lake, path = Lake(uri, lambda: engine().session), f"{uri}/t"
@@ -39,7 +39,7 @@ def test_spark_leaves_what_delta_rs_leaves(tmp_path: Path) -> None:
         assert lake.records.position(path) == 40
         assert list(lake.records.slices(path, 0)) == [30, 40]
         assert sorted(row["slice"] for row in LocalRecords().rows(folder)) == [30, 40]
-        assert len(list(Path(folder).glob("*.parquet"))) > 1, "old versions are kept for so many hours"
+        assert len(list(Path(folder).glob("*.parquet"))) > 1, "old versions are deleted too early"
         maintenance(lake, path).vacuum(0)
         assert len(list(Path(folder).glob("*.parquet"))) == 1
     properties = [DeltaTable(folder).metadata().configuration for folder in paths.values()]
@@ -63,7 +63,7 @@ def test_a_table_with_deletion_vectors_keeps_those_that_a_version_needs(tmp_path
     assert spark.read.format("delta").load(path).count() == 90
 
 
-def test_a_table_with_timestamps_asks_no_more_of_its_readers(tmp_path: Path) -> None:
+def test_a_table_with_timestamps_demands_no_more_of_its_readers(tmp_path: Path) -> None:
     lake, path = Lake(str(tmp_path), no_session), str(tmp_path / "t")
     LocalRecords().write(path, pa.table({"at": pa.array([0, 1], pa.timestamp("us"))}), Commit(10))
     maintenance(lake, path).vacuum(24)

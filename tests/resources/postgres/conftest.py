@@ -1,4 +1,4 @@
-"""A publisher whose changes are streamed."""
+"""A publisher whose changes are streamed to tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is confirmed by a status update is what an advance confirms, and it is not decoded for that."""
+"""A status update confirms the same as an advance of the slot, but without decoding."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def server(postgres_version: int) -> Iterator[EmbeddedServer]:
 def connection(
     server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[psycopg.Connection[tuple[object, ...]]]:
-    """A session of a database in which whatever is confirmed is much."""
+    """A session of a database in which every confirmation counts as large."""
     monkeypatch.setattr(confirmation, "STREAMED_BYTES", 0)
     with psycopg.connect(server.conninfo(), autocommit=True) as session:
         session.execute("CREATE TABLE t (k int, v text); CREATE PUBLICATION p FOR TABLE t")
@@ -94,7 +94,7 @@ def test_a_status_update_confirms_what_an_advance_confirms(
     assert sent(connection, "reported") == sent(connection, "advanced") != []
 
 
-def test_it_is_confirmed_without_being_decoded(
+def test_a_status_update_confirms_without_decoding(
     server: EmbeddedServer, connection: psycopg.Connection
 ) -> None:
     source = Source("shop", server.conninfo())
@@ -102,21 +102,21 @@ def test_it_is_confirmed_without_being_decoded(
     connection.execute("INSERT INTO t SELECT i, 'x' FROM generate_series(1, 1000) i")
     begun, lsn = decodings(server, "s"), flushed_lsn(connection)
     confirm(connection, source, "s", lsn, OPTIONS, durable)
-    # The walsender's, which it ends at once; an advance would be a second one.
+    # The walsender starts one decoding, which it ends at once. An advance would be a second one.
     assert decodings(server, "s") == begun + 1
     confirm(connection, source, "s", lsn, OPTIONS, durable)
     assert decodings(server, "s") == begun + 1
     confirm(connection, source, "gone", lsn, OPTIONS, durable)
 
 
-def test_little_is_confirmed_by_an_advance(
+def test_an_advance_confirms_few_changes(
     server: EmbeddedServer, connection: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(confirmation, "STREAMED_BYTES", 2**40)
     assert_advanced(server, connection, Source("shop", server.conninfo()))
 
 
-def test_a_slot_is_advanced_where_no_walsender_starts(
+def test_a_slot_is_advanced_if_no_walsender_starts(
     server: EmbeddedServer, connection: psycopg.Connection
 ) -> None:
     with psycopg.connect(server.conninfo(), replication="database") as other:
@@ -127,18 +127,18 @@ def test_a_slot_is_advanced_where_no_walsender_starts(
 def test_a_failover_slot_is_advanced(
     server: EmbeddedServer, connection: psycopg.Connection, postgres_version: int
 ) -> None:
-    """An advance waits until the standbys have what is confirmed (synchronized_standby_slots)."""
+    """An advance waits until the standbys have the confirmed changes (synchronized_standby_slots)."""
     if postgres_version < 17:
         pytest.skip("slots have `failover` from 17 on")
     assert_advanced(server, connection, Source("shop", server.conninfo()), failover=True)
 
 
 def durable() -> None:
-    """What is to be confirmed is on disk."""
+    """Succeed: the changes to confirm are on disk."""
 
 
 def lost() -> None:
-    """What is to be confirmed did not reach the disk."""
+    """Fail: the changes to confirm did not reach the disk."""
     raise OSError("no disk")
 
 
@@ -155,5 +155,5 @@ def assert_advanced(
     state = slot_state(connection, "s")
     assert state is not None
     assert state.confirmed_lsn == lsn
-    # Of a walsender there would be a line of its own: START_REPLICATION is logged as it is received.
+    # A walsender would have its own line: START_REPLICATION is logged as soon as it is received.
     assert "START_REPLICATION" not in server.log.read_text(errors="replace")

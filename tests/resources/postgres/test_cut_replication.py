@@ -1,4 +1,4 @@
-"""Streaming replication that is cut, falls silent, is stopped, or finds its slot in use."""
+"""Streaming replication whose connection is cut, falls silent, is stopped, or finds its slot in use."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.fixtures.streaming_publisher import (
 
 @pytest.fixture(scope="module")
 def own_server(postgres_version: int) -> Iterator[EmbeddedServer]:
-    """A server that may be stopped; a test that stops it starts it again."""
+    """A server that tests may stop; they start it again."""
     settings = TEST_SETTINGS | {"shared_buffers": "16MB"}
     with new_server(postgres_version, settings) as server:
         yield server
@@ -45,7 +45,7 @@ def own_publisher(own_server: EmbeddedServer) -> Iterator[Publisher]:
 
 
 def test_a_server_that_asks_is_answered(publisher: Publisher) -> None:
-    """Reports by the clock alone would come too late here."""
+    """Reports by the clock alone would be too late here."""
     source, wakeup = publisher.source(wal_sender_timeout="1s"), Wakeup()
     with source.connect(replication="database") as connection:
         start_replication(connection, publisher.slot, publisher.start, OPTIONS)
@@ -58,8 +58,8 @@ def test_a_server_that_asks_is_answered(publisher: Publisher) -> None:
     wakeup.close()
 
 
-def test_what_is_cut_is_sent_again_from_the_last_confirmed_position(publisher: Publisher) -> None:
-    """Neither lost nor repeated: a consumer forgets what it has not confirmed."""
+def test_after_a_cut_the_server_sends_again_from_the_last_confirmed_position(publisher: Publisher) -> None:
+    """No message is lost or repeated: a consumer forgets unconfirmed messages."""
     for first in range(1, 20_001, 500):
         publisher(f"insert into t select i, repeat('x', 500) from generate_series({first}, {first + 499}) i")
     with publisher.stream(buffer_bytes=1 << 18) as stream:
@@ -71,9 +71,7 @@ def test_what_is_cut_is_sent_again_from_the_last_confirmed_position(publisher: P
         consumer.until(lambda: len(consumer.changes) >= 20_001)
     assert keys(consumer.changes) == list(range(1, 20_002))
     assert consumer.starts == sorted(consumer.starts)
-    assert (
-        len(publisher.log) == len(consumer.starts) - 1 >= 1
-    )  # what is still buffered outlives its connection
+    assert len(publisher.log) == len(consumer.starts) - 1 >= 1  # buffered messages outlive their connection
     assert all("connecting again" in line for line in publisher.log)
 
 
@@ -84,7 +82,7 @@ def test_a_server_may_restart(own_publisher: Publisher, immediate: bool) -> None
         publisher("insert into t values (1, 'before')")
         wait_until(lambda: len(consumer.changes) == 1, lambda: "1 did not arrive")
         publisher.connection.close()
-        publisher.server.stop(immediate=immediate)  # a fast stop waits until all is confirmed
+        publisher.server.stop(immediate=immediate)  # a fast stop waits until everything is confirmed
         publisher.server.start()
         publisher.reconnect()
         publisher("insert into t values (2, 'after')")
@@ -103,7 +101,7 @@ def test_a_server_that_stays_away_is_an_error_after_a_while(own_publisher: Publi
             list(items)
 
 
-def test_a_server_that_falls_silent_is_left(publisher: Publisher) -> None:
+def test_a_silent_server_is_abandoned(publisher: Publisher) -> None:
     with consuming(publisher.stream(silence_seconds=1.5)) as consumer:
         wait_until(lambda: bool(publisher.walsender()), lambda: "no walsender")
         stopped = publisher.walsender()
@@ -117,7 +115,7 @@ def test_a_server_that_falls_silent_is_left(publisher: Publisher) -> None:
     assert len(consumer.starts) == 2
 
 
-def test_an_idle_server_is_not_taken_for_a_silent_one(publisher: Publisher) -> None:
+def test_an_idle_server_is_not_mistaken_for_a_silent_one(publisher: Publisher) -> None:
     with consuming(publisher.stream(silence_seconds=0.5)) as consumer:
         time.sleep(2)
         publisher("insert into t values (1, 'x')")
@@ -125,7 +123,7 @@ def test_an_idle_server_is_not_taken_for_a_silent_one(publisher: Publisher) -> N
     assert len(consumer.starts) == 1
 
 
-def test_stop_ends_it_from_another_thread_and_frees_the_slot(publisher: Publisher) -> None:
+def test_stop_ends_the_stream_from_another_thread_and_frees_the_slot(publisher: Publisher) -> None:
     publisher("insert into t values (1, 'x')")
     with publisher.stream() as stream:
         consumer = Consumer(stream)
@@ -139,7 +137,7 @@ def test_stop_ends_it_from_another_thread_and_frees_the_slot(publisher: Publishe
     assert publisher.confirmed() == consumer.position
 
 
-def test_stop_ends_it_from_a_signal_handler(publisher: Publisher) -> None:
+def test_stop_ends_the_stream_from_a_signal_handler(publisher: Publisher) -> None:
     with publisher.stream() as stream:
         previous = signal.signal(signal.SIGUSR1, lambda *_: stream.stop())
         try:

@@ -1,4 +1,4 @@
-"""The embedded server: real processes, started and stopped."""
+"""The embedded server: real processes are started and stopped."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from pgsieve.resources.postgres.embedded import EmbeddedServer, EmbeddedServerEr
 pytestmark = pytest.mark.slow
 
 QUICK = {"fsync": "off", "shared_buffers": "16MB"}
-#: Seconds that a process may take to end on a machine that is busy with other work.
+#: How many seconds a process may take to end on a busy machine.
 PATIENCE = 300
-#: A user id that no /etc/passwd has.
+#: A user id that is not in /etc/passwd.
 NAMELESS = 54321
 
 
@@ -52,9 +52,9 @@ def setting(server: EmbeddedServer, name: str) -> str:
 
 
 def nameless(folder: Path, path: str = os.defpath) -> subprocess.CompletedProcess[str]:
-    """A process that starts a server under a user id that /etc/passwd does not have; only root can become one.
+    """A process that starts a server under a user id which /etc/passwd does not have. Only root can change to one.
 
-    It becomes one once everything is imported: root's Python may be where nobody else reads.
+    It changes after all imports, because root's Python may be unreadable for others.
     """
     program = """
 import os, sys
@@ -80,19 +80,19 @@ except PgsieveError as error:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
-def test_a_user_id_without_a_name_starts_one_or_is_told_what_to_do(server_folder: Path) -> None:
+def test_a_user_id_without_a_name_starts_a_server_or_gets_advice(server_folder: Path) -> None:
     with pytest.raises(KeyError):
         pwd.getpwuid(NAMELESS)
     server_folder.chmod(0o755)
     entry = f"echo 'pgsieve:x:{NAMELESS}:{NAMELESS}::/tmp:/bin/sh' >>/etc/passwd"
-    # Where the machine lets users have namespaces of their own, as a container rarely does.
+    # For machines on which users may create namespaces; containers rarely allow it.
     may = subprocess.run(["unshare", "--user", "true"], user=NAMELESS, check=False, capture_output=True)
     started = nameless(server_folder / "a")
     if may.returncode == 0:
         assert (started.stdout.split(), started.stderr) == (["running", str(NAMELESS)], "")
     else:
         assert entry in started.stdout, started.stderr
-    # And where there is no program for that.
+    # For machines without a program for that.
     refused = nameless(server_folder / "b", path="/nonexistent")
     assert entry in refused.stdout, refused.stderr
 
@@ -119,7 +119,7 @@ def test_data_and_port_survive_a_stop_and_new_settings_count_at_the_next_start(s
     with psycopg.connect(server.conninfo()) as connection:
         connection.execute("CREATE TABLE kept AS SELECT 1 AS a")
     server.stop()
-    server.stop()  # the second time does nothing
+    server.stop()  # the second stop does nothing
     with server.start():
         assert server.port == port
         with psycopg.connect(server.conninfo()) as connection:
@@ -131,7 +131,7 @@ def test_data_and_port_survive_a_stop_and_new_settings_count_at_the_next_start(s
         assert setting(again, "application_name") == "it's"
 
 
-def test_an_immediate_stop_is_recovered_from(server_folder: Path) -> None:
+def test_a_server_recovers_from_an_immediate_stop(server_folder: Path) -> None:
     server = EmbeddedServer(server_folder / "data", settings={**QUICK, "synchronous_commit": "on"}).start()
     with psycopg.connect(server.conninfo()) as connection:
         connection.execute("CREATE TABLE kept AS SELECT 1 AS a")
@@ -162,7 +162,7 @@ def test_a_server_that_cannot_start_says_why_with_the_end_of_its_log(server_fold
     assert not (server.data / "postmaster.pid").exists()
 
 
-def test_a_taken_port_is_an_error(server_folder: Path) -> None:
+def test_a_port_in_use_is_an_error(server_folder: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

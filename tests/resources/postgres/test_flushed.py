@@ -1,4 +1,4 @@
-"""Who reads a slot does not wait for a record of which the server has flushed a part."""
+"""A reader of a slot does not wait for a record that the server has flushed only in part."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def server(postgres_version: int) -> Iterator[EmbeddedServer]:
 
 
 @pytest.mark.parametrize("setting", ["default_transaction_read_only=on", "synchronous_commit=off"])
-def test_what_is_flushed_in_part_is_read_at_once(server: EmbeddedServer, setting: str) -> None:
-    # The server would have it flushed within 15 seconds (LOG_SNAPSHOT_INTERVAL_MS in src/backend/postmaster/bgwriter.c).
+def test_a_record_flushed_in_part_is_read_at_once(server: EmbeddedServer, setting: str) -> None:
+    # The server itself would flush it within 15 seconds (LOG_SNAPSHOT_INTERVAL_MS in src/backend/postmaster/bgwriter.c).
     session = f"{server.conninfo()} options='-c {setting} -c statement_timeout=5s'"
     with (
         psycopg.connect(server.conninfo(), autocommit=True) as connection,
@@ -48,12 +48,12 @@ def test_what_is_flushed_in_part_is_read_at_once(server: EmbeddedServer, setting
 
 
 @pytest.mark.parametrize("statement", ["CHECKPOINT", "SELECT pg_switch_wal()"])
-def test_where_all_is_flushed_nothing_is_written(server: EmbeddedServer, statement: str) -> None:
-    """Else an idle server would archive a segment at each `archive_timeout`."""
+def test_nothing_is_written_if_everything_is_flushed(server: EmbeddedServer, statement: str) -> None:
+    """Otherwise an idle server would archive a segment at each `archive_timeout`."""
     with psycopg.connect(server.conninfo(), autocommit=True) as connection:
         connection.execute("CREATE TABLE t (k int)")
         connection.execute(statement.encode())
-        # Behind a switch is the header of a page, of which nothing is flushed before it has a record.
+        # After a switch comes the header of a page, which is flushed only with its first record.
         wait_until(
             lambda: inserted_lsn(connection) - current_lsn(connection) in {0, 40},
             lambda: "it is never flushed",
@@ -63,7 +63,7 @@ def test_where_all_is_flushed_nothing_is_written(server: EmbeddedServer, stateme
         assert (inserted_lsn(connection), current_lsn(connection)) == before
 
 
-def test_who_may_write_no_message_waits_for_the_server(server: EmbeddedServer) -> None:
+def test_a_role_that_may_not_write_messages_waits_for_the_server(server: EmbeddedServer) -> None:
     with (
         psycopg.connect(server.conninfo(), autocommit=True) as connection,
         psycopg.connect(server.conninfo()) as open_one,

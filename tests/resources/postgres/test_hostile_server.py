@@ -1,4 +1,4 @@
-"""A server that lies about its messages costs neither memory nor time without end."""
+"""A server that lies about its messages costs neither unlimited memory nor unlimited time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _message(kind: bytes, body: bytes) -> bytes:
     return kind + struct.pack("!i", len(body) + 4) + body
 
 
-#: Authentication is done, and what a client has to know of the server.
+#: The end of the authentication, and the parameters that a client must know.
 WELCOME = (
     _message(b"R", struct.pack("!i", 0))
     + _message(b"S", b"client_encoding\0UTF8\0")
@@ -37,7 +37,7 @@ COPY_BOTH = _message(b"W", b"\0\0\0")
 
 @contextmanager
 def _server(answer: Callable[[socket.socket], None]) -> Iterator[int]:
-    """A port where somebody speaks the protocol up to START_REPLICATION, and then `answer`."""
+    """A port that speaks the protocol up to START_REPLICATION, and then calls `answer`."""
     listening = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
@@ -82,7 +82,7 @@ def _send_envelopes_of_no_kind(client: socket.socket) -> None:
 @pytest.mark.parametrize(
     "answer", [_promise_a_gigabyte, _lie_about_the_length, _send_garbage, _send_envelopes_of_no_kind]
 )
-def test_what_is_no_protocol_ends_the_connection(answer: Callable[[socket.socket], None]) -> None:
+def test_invalid_messages_end_the_connection(answer: Callable[[socket.socket], None]) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with _server(answer) as port:
         conninfo = f"host=127.0.0.1 port={port} user=u dbname=d sslmode=disable gssencmode=disable"
@@ -98,8 +98,8 @@ def test_what_is_no_protocol_ends_the_connection(answer: Callable[[socket.socket
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024
 
 
-def test_what_comes_without_end_waits_at_the_server() -> None:
-    """Nobody takes what arrives: the receiver stops reading once its buffer is full."""
+def test_endless_messages_wait_at_the_server() -> None:
+    """No consumer takes the messages: the receiver stops reading once its buffer is full."""
     row, stopped = _message(b"d", b"w" + bytes(24) + b"I" * 60_000), threading.Event()
 
     def flood(client: socket.socket) -> None:

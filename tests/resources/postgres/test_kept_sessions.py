@@ -1,4 +1,4 @@
-"""Sessions that are used again within a command."""
+"""Sessions that a command uses again."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_session_is_used_again_in_the_block_and_closed_after_it(source: Source
     assert _pid(source) != pid
 
 
-def test_a_session_that_is_used_again_is_as_new(source: Source) -> None:
+def test_a_reused_session_is_like_a_new_one(source: Source) -> None:
     with sessions_kept():
         with source.connect() as session:
             session.execute("set search_path = public")
@@ -62,10 +62,10 @@ def test_a_session_that_is_used_again_is_as_new(source: Source) -> None:
                 assert session.execute(f"show {name}").fetchall() == [(value,)]
 
 
-def test_of_a_session_that_is_used_again_only_the_users_own_timeouts_count(
+def test_only_the_users_own_timeouts_count_in_a_reused_session(
     publisher_server: EmbeddedServer,
 ) -> None:
-    """The server is given others, too, while the session waits for its next use."""
+    """The server gets other timeouts while the session waits for its next use."""
     source = Source("shop", f"{publisher_server.conninfo()} options='-c lock_timeout=5000'")
     names = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")
     shown = (

@@ -1,4 +1,4 @@
-"""A reading that ends within the header of a page of the WAL leaves the record after it to the next one: nothing is delivered twice."""
+"""A reading that ends within a WAL page's header leaves the next record to the next reading: no change is delivered twice."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PAGE, _HEADER = 8192, 24
 
 @pytest.fixture(scope="module")
 def server(postgres_version: int) -> Iterator[EmbeddedServer]:
-    # Nothing else is to write.
+    # No other process may write WAL.
     with new_server(postgres_version, {"autovacuum": "off", "fsync": "off"}) as running:
         yield running
 
@@ -31,7 +31,7 @@ def _inserted(session: psycopg.Connection) -> int:
 
 
 def _fill_page(session: psycopg.Connection) -> int:
-    """Have the last record end where a page ends; where that is."""
+    """Let the last record end at the end of a page. Return this LSN."""
 
     def write(length: int) -> None:
         session.execute("select pg_logical_emit_message(false, 'p', repeat('x', %s))", [length])
@@ -43,7 +43,7 @@ def _fill_page(session: psycopg.Connection) -> int:
         if at % _PAGE == _HEADER and besides:
             return at - _HEADER
         if room < 2000:
-            write(2000)  # Goes on in the next page.
+            write(2000)  # continues in the next page
         elif not besides:
             write(800)
             besides = _inserted(session) - at - 800
@@ -52,7 +52,7 @@ def _fill_page(session: psycopg.Connection) -> int:
     raise AssertionError("no record ended with a page")
 
 
-def test_what_begins_after_a_header_is_delivered_once(server: EmbeddedServer) -> None:
+def test_a_record_after_a_header_is_delivered_once(server: EmbeddedServer) -> None:
     options = PgoutputOptions(publications=("p",))
     with (
         psycopg.connect(server.conninfo(), autocommit=True) as database,
@@ -64,7 +64,7 @@ def test_what_begins_after_a_header_is_delivered_once(server: EmbeddedServer) ->
         for number, offset in enumerate((0, 8, 16, _HEADER, _HEADER + 8), 1):
             session.execute("insert into t values (%s)", [number])
             page = _fill_page(session)
-            session.commit()  # The record of the commit begins after the header.
+            session.commit()  # the commit record begins after the header
             ends = [page + offset, _inserted(database)]
             read = []
             for end in ends:

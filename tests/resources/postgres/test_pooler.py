@@ -1,4 +1,4 @@
-"""Poolers: PgBouncer in each mode is recognised and named; others by the host's name."""
+"""Poolers: PgBouncer is recognised in each mode and named. Other poolers are recognised by the host's name."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pgsieve.resources.postgres.pooler import pooler_at
 from pgsieve.resources.postgres.source import Source
 from tests.fixtures.pooler import Pooler
 
-#: With it PgBouncer takes what it does not understand.
+#: With this setting PgBouncer ignores parameters that it does not know.
 TAKEN = "options,extra_float_digits,replication"
 
 
-def test_one_that_does_not_take_our_settings_is_named(
+def test_a_pooler_that_refuses_pgsieves_settings_is_named(
     publisher_server: EmbeddedServer, pooler: Pooler
 ) -> None:
     source = Source("shop", pooler(publisher_server.port) + " dbname=postgres")
@@ -26,22 +26,20 @@ def test_one_that_does_not_take_our_settings_is_named(
     )
 
 
-def test_one_in_transaction_mode_is_refused(publisher_server: EmbeddedServer, pooler: Pooler) -> None:
+def test_a_pooler_in_transaction_mode_is_refused(publisher_server: EmbeddedServer, pooler: Pooler) -> None:
     at = pooler(publisher_server.port, pool_mode="transaction", ignore_startup_parameters=TAKEN)
     with pytest.raises(SourceSettingError, match="locks and settings do not last there") as refused:
         Source("shop", at + " dbname=postgres").check_ready()
     assert refused.value.sqlstate == "0A000"
 
 
-def test_one_in_session_mode_that_lets_no_replication_through_is_refused(
-    publisher_server: EmbeddedServer, pooler: Pooler
-) -> None:
+def test_a_pooler_without_replication_is_refused(publisher_server: EmbeddedServer, pooler: Pooler) -> None:
     at = pooler(publisher_server.port, pool_mode="session", ignore_startup_parameters=TAKEN)
     with pytest.raises(SourceSettingError, match="a connection pooler: it does not let replication through"):
         Source("shop", at + " dbname=postgres").check_ready()
 
 
-def test_a_server_itself_is_not_taken_for_one(publisher_server: EmbeddedServer) -> None:
+def test_a_server_is_not_mistaken_for_a_pooler(publisher_server: EmbeddedServer) -> None:
     assert Source("shop", publisher_server.conninfo()).check_ready() >= 150000
 
 
@@ -59,6 +57,8 @@ def test_a_server_itself_is_not_taken_for_one(publisher_server: EmbeddedServer) 
         (None, "", None),
     ],
 )
-def test_poolers_are_told_by_their_hosts_and_words(host: str | None, text: str, name: str | None) -> None:
+def test_poolers_are_recognised_by_their_hosts_and_messages(
+    host: str | None, text: str, name: str | None
+) -> None:
     pooler = pooler_at(host, text)
     assert (pooler.name if pooler else None) == name

@@ -1,4 +1,4 @@
-"""The present catalog is what `read_catalog` reads, and is read once between two alterations. No JVM."""
+"""The present catalog equals the one of `read_catalog`, and is read once between two alterations. No JVM."""
 
 from __future__ import annotations
 
@@ -87,19 +87,21 @@ def _each(text: str) -> list[str]:
     return [line.strip() for line in text.strip().splitlines()]
 
 
-def test_it_is_what_is_there_after_every_alteration(database: psycopg.Connection) -> None:
+def test_the_present_catalog_is_right_after_every_alteration(database: psycopg.Connection) -> None:
     database.execute(TABLES)
-    known = present_catalog(database)
-    assert known == read_catalog(database)
+    catalog = present_catalog(database)
+    assert catalog == read_catalog(database)
     for statement in _each(ALTERATIONS):
         database.execute(statement.replace("s2.", "z."))
         present = present_catalog(database)
         assert present == read_catalog(database), statement
-        assert present != known, statement
-        known = present
+        assert present != catalog, statement
+        catalog = present
 
 
-def test_it_is_read_once_while_nothing_is_altered(database: psycopg.Connection, monkeypatch) -> None:
+def test_the_present_catalog_is_read_once_while_nothing_is_altered(
+    database: psycopg.Connection, monkeypatch
+) -> None:
     database.execute(TABLES)
     read: list[str] = []
 
@@ -108,10 +110,10 @@ def test_it_is_read_once_while_nothing_is_altered(database: psycopg.Connection, 
         return read_catalog(connection)
 
     monkeypatch.setattr(module, "read_catalog", counted)
-    known = present_catalog(database)
+    catalog = present_catalog(database)
     for statement in _each(INDIFFERENT):
         database.execute(statement)
-        assert present_catalog(database) is known, statement
+        assert present_catalog(database) is catalog, statement
     assert len(read) == 1
 
 
@@ -121,7 +123,7 @@ def test_each_database_has_its_own(server: EmbeddedServer, database: psycopg.Con
         assert not present_catalog(other).by_name.keys() & present_catalog(database).by_name.keys()
 
 
-def test_what_is_altered_while_it_is_read_is_read_again(database: psycopg.Connection, monkeypatch) -> None:
+def test_a_catalog_altered_while_it_is_read_is_read_again(database: psycopg.Connection, monkeypatch) -> None:
     database.execute(TABLES)
     pending = iter(["ALTER TABLE t RENAME TO first", "ALTER TABLE first RENAME TO second"])
 

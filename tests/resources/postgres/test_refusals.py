@@ -1,4 +1,4 @@
-"""What the server refuses is said in its own words, whichever driver asked."""
+"""Refusals of the server keep its own words, with every driver."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pgsieve.resources.postgres.errors import (
 from pgsieve.resources.postgres.sessions import Conninfo
 
 
-def test_a_refusal_of_what_a_driver_asks_for_itself_shows_the_servers_words(
+def test_a_refusal_of_a_drivers_own_query_shows_the_servers_words(
     publisher_server: EmbeddedServer,
 ) -> None:
     impatient = Conninfo(publisher_server.conninfo(options="-c lock_timeout=100ms"))
@@ -31,15 +31,15 @@ def test_a_refusal_of_what_a_driver_asks_for_itself_shows_the_servers_words(
     assert refused.value.message == ('source "shop": cannot read (canceling statement due to lock timeout)')
 
 
-def test_a_connection_that_was_cut_passes_however_libpq_tells_it(publisher_server: EmbeddedServer) -> None:
+def test_a_lost_connection_is_temporary_however_libpq_reports_it(publisher_server: EmbeddedServer) -> None:
     with psycopg.connect(publisher_server.conninfo()) as connection:
         socket.socket(fileno=os.dup(connection.pgconn.socket)).shutdown(socket.SHUT_RDWR)
         result = connection.pgconn.exec_(b"select 1")
         assert result.status == ExecStatus.FATAL_ERROR
-        told = psycopg.errors.error_from_result(result)
-        assert (type(told), told.sqlstate) == (psycopg.DatabaseError, None)
+        error = psycopg.errors.error_from_result(result)
+        assert (type(error), error.sqlstate) == (psycopg.DatabaseError, None)
         with pytest.raises(PassingFaultError), refusing("shop", "read"):
-            raise told
+            raise error
     with psycopg.connect(publisher_server.conninfo()) as connection:
         socket.socket(fileno=os.dup(connection.pgconn.socket)).shutdown(socket.SHUT_RDWR)
         with pytest.raises(PassingFaultError), refusing("shop", "read"):
@@ -47,10 +47,10 @@ def test_a_connection_that_was_cut_passes_however_libpq_tells_it(publisher_serve
 
 
 @pytest.mark.parametrize("sqlstate", ["08000", "08001", "08003", "08006", "08P01", "HV00N"])
-def test_a_lost_connection_is_another_servers_where_the_session_goes_on(
+def test_a_lost_connection_is_another_servers_if_the_session_continues(
     publisher_server: EmbeddedServer, sqlstate: str
 ) -> None:
-    """As postgres_fdw and dblink raise it; a server that ends a session says FATAL, and libpq has no SQLSTATE."""
+    """postgres_fdw and dblink raise such an error. If a server ends a session it says FATAL, and libpq gives no SQLSTATE."""
     raising = f"do $$ begin raise exception using errcode = '{sqlstate}', message = 'no connection'; end $$"
     with psycopg.connect(publisher_server.conninfo(), autocommit=True) as connection:
         with pytest.raises(ForeignServerError) as refused, refusing("shop", "read"):
@@ -69,7 +69,7 @@ def test_a_lost_connection_is_another_servers_where_the_session_goes_on(
 
 
 @pytest.mark.parametrize(
-    ("told", "shown"),
+    ("error", "shown"),
     [
         ('invalid input syntax for type integer: "a cell"', "invalid input syntax for type integer: ..."),
         ("ungültige Eingabesyntax für Typ integer: »a cell«", "ungültige Eingabesyntax für Typ integer: ..."),
@@ -78,6 +78,6 @@ def test_a_lost_connection_is_another_servers_where_the_session_goes_on(
         ("Relation »ddl_log« existiert nicht", "Relation »ddl_log« existiert nicht"),
     ],
 )  # fmt: skip
-def test_a_value_is_not_shown_in_whatever_language_the_server_speaks(told: str, shown: str) -> None:
-    """By lc_messages, which only a superuser sets."""
-    assert message_without_values(psycopg.errors.InvalidTextRepresentation(told)) == shown
+def test_no_value_is_shown_in_any_language_of_the_server(error: str, shown: str) -> None:
+    """The language is that of lc_messages, which only a superuser sets."""
+    assert message_without_values(psycopg.errors.InvalidTextRepresentation(error)) == shown

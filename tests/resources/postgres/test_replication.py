@@ -1,4 +1,4 @@
-"""Streaming replication from a real server: what arrives, what is confirmed, and what is refused."""
+"""Streaming replication from a real server: received messages, confirmed positions, and refusals."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ SMALL_MEMORY = {"logical_decoding_work_mem": "64kB", "datestyle": "german", "byt
 
 @pytest.fixture(scope="module")
 def recorded(publisher_server: EmbeddedServer) -> Iterator[tuple[Publisher, dict[str, int]]]:
-    """A database with all that options are about, and two slots a case with where they begin."""
+    """A database with changes for all options. Each case has two slots, and the LSN where they begin."""
     with streaming_database(publisher_server) as made:
         made(
             "create type mood as enum ('glad', 'sad')",
@@ -114,7 +114,7 @@ def test_both_transports_deliver_the_same_messages(
             arrived += zip(columns["lsn"], columns["data"], strict=True)
             if item.position >= end:
                 break
-    # A walsender gives no position to what another message follows on (WalSndPrepareWrite in walsender.c).
+    # A walsender gives no position to a message that another one follows (WalSndPrepareWrite in walsender.c).
     assert {data[:1] for lsn, data in arrived if not lsn} <= {b"R", b"Y", b"O", b"B", b"b", b"S"}
     assert arrived == [
         (lsn if at else 0, data) for (lsn, data), (at, _) in zip(expected, arrived, strict=True)
@@ -125,7 +125,7 @@ def test_both_transports_deliver_the_same_messages(
     assert ({b"b", b"P", b"K"} <= kinds) == options.two_phase
     assert (b"M" in kinds) == options.messages
     assert any(b"elsewhere" in text for text in texts) == (options.origin == "any" or not modern)
-    # Output settings are the session's own, whatever conninfo says.
+    # Each session has its own output settings, whatever conninfo says.
     assert any(b"2024-03-01 11:00:00+00" in text for text in texts) == (not options.binary)
     assert any(rb"\x00ff" in text for text in texts) == (not options.binary)
 
@@ -158,7 +158,7 @@ def test_both_transports_deliver_the_same_messages(
         ),
     ],
 )
-def test_a_server_is_asked_only_for_what_it_knows(version: int, expected: dict[str, str]) -> None:
+def test_a_server_gets_only_options_that_it_knows(version: int, expected: dict[str, str]) -> None:
     names = {"publication_names": '"odd ""name"", it\'s \\ all"'}
     assert CASES["all"].arguments(version) == expected | names
     assert OPTIONS.arguments(version) == {"proto_version": expected["proto_version"]} | names
@@ -182,14 +182,14 @@ def test_a_busy_consumer_keeps_its_connection_and_little_memory(publisher: Publi
         most = process.memory_info().rss
         while received < rows + 3:  # Begin, Relation, Commit
             item = next(items)
-            assert isinstance(item, Received), "the connection was cut"
+            assert isinstance(item, Received), "the connection was lost"
             received += item.messages.num_rows
             most = max(most, process.memory_info().rss)
         assert publisher.walsender() == walsender
     assert most - before < buffer_bytes + (24 << 20)
 
 
-def test_what_no_repetition_mends_is_refused_at_once(publisher: Publisher) -> None:
+def test_a_permanent_error_is_raised_at_once(publisher: Publisher) -> None:
     with publisher.stream(slot="nowhere") as stream, pytest.raises(SlotMissingError) as refused:
         next(stream.items())
     assert refused.value.sqlstate == "42704"
@@ -221,7 +221,7 @@ def test_an_idle_database_moves_the_slot(publisher: Publisher) -> None:
         wait_until(lambda: publisher.confirmed() >= end, lambda: "the slot stays behind")
 
 
-def test_only_what_was_received_is_confirmed_and_never_less(publisher: Publisher) -> None:
+def test_exactly_the_received_changes_are_confirmed(publisher: Publisher) -> None:
     publisher("insert into t values (1, 'x')")
     with publisher.stream() as stream:
         consumer = Consumer(stream)

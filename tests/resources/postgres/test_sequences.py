@@ -1,4 +1,4 @@
-"""Which sequences are read, and what is said of those that cannot be."""
+"""Which sequences are read, and the reasons for those that cannot be."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def test_sequences_that_cannot_be_read_are_named_and_the_others_are_read(
             newest = database.info.server_version >= 190000
         admin.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
         admin.execute("DROP ROLE reads_sequences")
-    found = {(v.schema, v.name): (v.last_value, v.is_called, v.ascending) for v in read if not v.problem}
-    # pg_get_sequence_data() asks for no right on the schema.
+    values = {(v.schema, v.name): (v.last_value, v.is_called, v.ascending) for v in read if not v.problem}
+    # pg_get_sequence_data() needs no privilege on the schema.
     closed = {("closed", "one"): (1, False, True)} if newest else {}
-    assert found == {
+    assert values == {
         **closed,
         ("public", "café"): (1, False, True),
         ("public", "below"): (-1, True, False),

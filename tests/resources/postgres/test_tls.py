@@ -1,4 +1,4 @@
-"""Every connection honours TLS as libpq does, up to verify-full, and a SCRAM password; few rights are enough."""
+"""Every connection supports TLS as libpq does, up to verify-full, and SCRAM passwords. Few privileges suffice."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.fixtures.tls import PASSWORD, TlsServer
 
 @pytest.fixture(scope="module", autouse=True)
 def role(tls_server: TlsServer) -> Iterator[None]:
-    """A role with REPLICATION, and SELECT on the published table alone."""
+    """A role with REPLICATION, and SELECT only on the published table."""
     with tls_server.admin() as admin:
         admin.execute("create table t (id int primary key, note text)")
         admin.execute("create table other (id int primary key)")
@@ -54,9 +54,7 @@ def _config(tls_server: TlsServer, folder: Path) -> Config:
     return load_config(path)
 
 
-def test_replication_and_select_are_enough_once_the_printed_sql_has_been_run(
-    tls_server: TlsServer, tmp_path: Path
-) -> None:
+def test_replication_and_select_suffice_after_the_printed_sql(tls_server: TlsServer, tmp_path: Path) -> None:
     config = _config(tls_server, tmp_path)
     declared = project(config)
     subscription, lake = declared.subscriptions["sales"], declared.lake.open()
@@ -93,7 +91,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("reason", REFUSED)
-def test_what_libpq_refuses_is_refused_by_every_connection(
+def test_every_connection_refuses_what_libpq_refuses(
     tls_server: TlsServer, tmp_path: Path, reason: str
 ) -> None:
     conninfo = tls_server.conninfo(**REFUSED[reason](tls_server))
@@ -113,7 +111,7 @@ def test_what_libpq_refuses_is_refused_by_every_connection(
         drain(feed, lake, [Subscription("sales", feed)], print)
 
 
-def test_what_executors_are_given_connects_where_the_environment_is_another(
+def test_executors_connect_although_their_environment_differs(
     tls_server: TlsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {

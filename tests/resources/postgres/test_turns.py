@@ -1,4 +1,4 @@
-"""Who works on a subscription alone, and what another process says that has to wait."""
+"""Exclusive work on a subscription, and the message of a process that has to wait."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pgsieve.resources.postgres.source import Source
 from tests.fixtures.oracle import wait_until
 
 
-def test_a_wait_for_another_process_is_told_after_a_second_with_who_it_is(
+def test_a_wait_for_another_process_is_reported_after_a_second_with_its_pid(
     publisher_server: EmbeddedServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     source, had = Source("shop", publisher_server.conninfo()), threading.Event()
@@ -25,8 +25,8 @@ def test_a_wait_for_another_process_is_told_after_a_second_with_who_it_is(
 
     with source.exclusively("sales"), psycopg.connect(publisher_server.conninfo(), autocommit=True) as other:
         with source.exclusively("other"):
-            assert not caplog.messages, "nobody waits"
-        # The server takes a moment to notice that the other one's connection is gone.
+            assert not caplog.messages, "a process waits"
+        # The server needs a moment to notice that the other connection is closed.
         query = "select pid from pg_locks where locktype = 'advisory' and granted"
         wait_until(lambda: other.execute(query).rowcount == 1, lambda: "a lock is left")
         [(holder,)] = other.execute(query).fetchall()
@@ -43,7 +43,7 @@ def test_a_wait_for_another_process_is_told_after_a_second_with_who_it_is(
     assert had.is_set()
 
 
-def test_who_has_a_lock_has_it_again_and_lets_it_go_once(publisher_server: EmbeddedServer) -> None:
+def test_a_lock_is_reentrant_and_released_once(publisher_server: EmbeddedServer) -> None:
     source, other = Source("shop", publisher_server.conninfo()), Source("shop", publisher_server.conninfo())
     with psycopg.connect(publisher_server.conninfo(), autocommit=True) as database:
         locks = "select pid from pg_locks where locktype = 'advisory' and granted"
@@ -66,7 +66,7 @@ def test_a_lock_that_is_lost_with_its_session_is_no_error(publisher_server: Embe
         assert database.execute(rob).rowcount == 1
 
 
-def test_locks_that_are_free_are_taken_by_one_session_and_others_as_ever(
+def test_one_session_takes_all_free_locks_and_others_wait(
     publisher_server: EmbeddedServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     source, elsewhere = (Source("shop", publisher_server.conninfo()) for _ in range(2))
@@ -80,14 +80,14 @@ def test_locks_that_are_free_are_taken_by_one_session_and_others_as_ever(
             had.set()
 
     with psycopg.connect(publisher_server.conninfo(), autocommit=True) as database:
-        with source.locks_shared(), ExitStack() as held:
-            turns = [held.enter_context(source.exclusively(name)) for name in names]
+        with source.locks_shared(), ExitStack() as stack:
+            turns = [stack.enter_context(source.exclusively(name)) for name in names]
             assert [number for _, number in database.execute(locks)] == [3]
             waiting = threading.Thread(target=wait)
             waiting.start()
             wait_until(turns[1].is_awaited, lambda: "it is not awaited")
             assert not turns[0].is_awaited()
-            # Once its session is gone, others are taken by sessions of their own.
+            # After its session ended, later locks use sessions of their own.
             database.execute(
                 "select pg_terminate_backend(pid) from pg_locks where locktype = 'advisory' and granted"
             )

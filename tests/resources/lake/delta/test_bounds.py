@@ -1,4 +1,4 @@
-"""Dates whose bounds delta-rs cannot tell are written, merged and compacted without bounds; long values have short ones. No JVM."""
+"""Dates whose bounds delta-rs cannot express are written, merged and compacted without bounds. Long values get short bounds. No JVM."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.maintenance import maintenance
 from tests.fixtures.lakes import no_session
 
-#: 262142-12-31, PostgreSQL's last date, infinity and -infinity as days since 1970-01-01.
+#: 262142-12-31, PostgreSQL's last date, infinity and -infinity, as days since 1970-01-01.
 _LAST, _LAST_OF_POSTGRESQL, _INFINITY, _MINUS_INFINITY = 95_026_236, 2_145_042_905, 2**31 - 1, -(2**31)
 
 
@@ -27,7 +27,7 @@ def dates(*days: int | None) -> pa.Array:
 
 
 def days(path: str) -> dict[int, int | None]:
-    """The dates of a table by `id`."""
+    """The dates of a table, by `id`."""
     rows = pa.table(QueryBuilder().register("t", DeltaTable(path)).execute("select * from t").read_all())
     return dict(zip(rows["id"].to_pylist(), rows["day"].cast(pa.int32()).to_pylist(), strict=True))
 
@@ -36,7 +36,7 @@ def days(path: str) -> dict[int, int | None]:
 def test_distant_dates_are_written_merged_and_compacted(tmp_path: Path, day: int) -> None:
     local, path = LocalRecords(), str(tmp_path / "t")
     local.write(path, pa.table({"id": [1, 2, 3], "day": dates(day, _MINUS_INFINITY, None)}), Commit(10))
-    # The rows of the file that is written again have the distant date, those that are merged have not.
+    # Rows of the rewritten file have the distant date, merged rows do not.
     source = pa.table({"action": ["upsert", "delete"], "k0": [4, 3], "v0": [4, 3], "v1": dates(7, None)})
     merge = Merge({"id": "k0"}, {"id": "v0", "day": "v1"}, {})
     assert local.merge(path, source, merge, 20, 0) == {"inserted": 1, "updated": 0, "deleted": 1}
@@ -46,7 +46,7 @@ def test_distant_dates_are_written_merged_and_compacted(tmp_path: Path, day: int
     assert local.position(path) == 30
 
 
-def test_dates_within_lists_and_structs_are_looked_at(
+def test_dates_within_lists_and_structs_have_no_bounds_either(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     distant = dates(_INFINITY, None, 1)
@@ -61,8 +61,8 @@ def test_dates_within_lists_and_structs_are_looked_at(
     assert "panicked" not in capfd.readouterr().err
 
 
-def test_other_columns_have_bounds_beside_distant_dates(tmp_path: Path) -> None:
-    # By those of `slice` this process knows what a file of a change history has; without them Spark would have to read it.
+def test_other_columns_of_files_with_distant_dates_have_bounds(tmp_path: Path) -> None:
+    # From the bounds of `slice` this process knows what is in a file of a change history. Without them Spark would have to read it.
     new = pa.StructArray.from_arrays([dates(_INFINITY, 1), pa.array([1, 2])], ["day", "id"])
     path, local = str(tmp_path / "t"), LocalRecords()
     local.write(
@@ -80,9 +80,9 @@ def test_other_dates_have_bounds(tmp_path: Path) -> None:
     assert bounds["max.day"].cast(pa.int32()).to_pylist() == [2]
 
 
-#: A row of megabytes, as Spark's reader of Delta's log has a limit for texts in it; others have fewer to be told from it.
+#: One row has megabytes, because Spark's reader of Delta's log limits the length of a text. The others are short.
 _LONG = "x" * 3_000_000
-#: What a log entry of a few columns and a footer have at most.
+#: The largest size of a log entry of few columns, and of a footer.
 _SHORT = 20_000
 
 

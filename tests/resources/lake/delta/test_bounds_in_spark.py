@@ -1,6 +1,6 @@
-"""A reader who leaves out files and row groups by their bounds finds what one finds who reads every row.
+"""A reader that skips files and row groups by their bounds finds the same rows as a reader of every row.
 
-Whoever wrote them: delta-rs by an append, a MERGE or a DELETE, an executor, and the compaction.
+This holds for every writer: delta-rs by an append, a MERGE or a DELETE, an executor, and the compaction.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _lake(path: str) -> Lake:
     ],
 )
 def test_every_row_is_found(write: Callable[[str], None], asked_of: list[str], tmp_path: Path) -> None:
-    """Spark starts, and is asked for each value of each column."""
+    """It takes long because Spark starts. It is asked for each value of each column."""
     path, spark = str(tmp_path / "t"), engine().session
     write(path)
     table = spark.read.format("delta").load(path)
@@ -151,6 +151,8 @@ def test_every_row_is_found(write: Callable[[str], None], asked_of: list[str], t
             for name in settings:
                 spark.conf.unset(name)
 
-    found, there = asked(skipping=True), asked(skipping=False)
-    assert {q: (f, t) for q, f, t in zip(counts, found, there, strict=True) if f != t} == {}
-    assert any(there)
+    with_skipping, without_skipping = asked(skipping=True), asked(skipping=False)
+    assert {
+        q: (f, t) for q, f, t in zip(counts, with_skipping, without_skipping, strict=True) if f != t
+    } == {}
+    assert any(without_skipping)

@@ -1,6 +1,6 @@
-"""OPTIMIZE leaves the rows of a table as they are, whoever else writes to it at the same moment. No JVM but for Spark's turn.
+"""OPTIMIZE keeps the rows of a table, whatever other processes write at the same moment. Only Spark's cases need a JVM.
 
-delta-rs' own OPTIMIZE does not: of two at one version both are committed, and every row is there twice.
+delta-rs' own OPTIMIZE does not: if two run at the same version, both are committed, and every row exists twice.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _WAYS = {
 
 
 def other_process() -> LocalRecords:
-    """What another process has: tables that it opened by itself."""
+    """The tables of another process, which opened them itself."""
     return LocalRecords(tables=Tables(Store()))
 
 
@@ -55,14 +55,14 @@ def rows(*values: int) -> pa.Table:
 
 
 def written(path: str) -> str:
-    """A table of as many files as rows."""
+    """A table with one file per row."""
     for value in range(_FILES):
         other_process().write(path, rows(value), Commit(value + 1))
     return path
 
 
 def replaced(local: LocalRecords, path: str, gone: int, come: int) -> None:
-    """A row, and its file, by another."""
+    """Replace a row, and its file, by another."""
     assert takes_rewriting(local, path, rows().column_names)
     matches = local.matches(path, rows(gone).select(["slice"]), [np.ones(1, np.bool_)], 2**40)
     assert matches is not None
@@ -123,10 +123,10 @@ _BY_SPARK: dict[str, tuple[Meanwhile, bool]] = {
     ],
 )
 @pytest.mark.parametrize("way", _WAYS)
-def test_what_another_process_commits_meanwhile_is_neither_lost_nor_doubled(
+def test_a_commit_of_another_process_during_a_compaction_is_neither_lost_nor_doubled(
     way: str, meanwhile: Meanwhile, goes_on: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Spark starts, and compacts beside others."""
+    """Spark's cases take long: Spark starts, and compacts while others write."""
     path, alone = written(str(tmp_path / "t")), written(str(tmp_path / "alone"))
     meanwhile(alone)
     write_files = compaction.write_files
@@ -145,7 +145,7 @@ def test_what_another_process_commits_meanwhile_is_neither_lost_nor_doubled(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
-def test_compactions_and_writers_at_random_leave_what_was_written(tmp_path: Path, seed: int) -> None:
+def test_random_compactions_and_writers_leave_the_written_rows(tmp_path: Path, seed: int) -> None:
     path, drawn = written(str(tmp_path / "t")), random.Random(seed)
 
     def tend(number: int) -> None:
@@ -161,7 +161,7 @@ def test_compactions_and_writers_at_random_leave_what_was_written(tmp_path: Path
             )()
 
     def delete() -> None:
-        # Another engine's, which loses against each writer that is faster: as often as it takes.
+        # Another engine's DELETE fails if a writer commits first, so it is repeated until it succeeds.
         until_it_wins = retry(retry=retry_if_exception_type(CommitFailedError))
         for value in range(0, _FILES, 2):
             until_it_wins(lambda value=value: DeltaTable(path).delete(f"slice = {value}"))()
@@ -214,7 +214,7 @@ def test_two_processes_compact_at_the_same_moment(tmp_path: Path) -> None:
 
 
 def test_delta_rs_still_doubles_rows_by_itself(tmp_path: Path) -> None:
-    """Where this fails, delta-rs has learned it, and may compact for us again."""
+    """If this test fails, delta-rs has corrected its OPTIMIZE, and pgsieve may use it again."""
     path = written(str(tmp_path / "t"))
     first, second = DeltaTable(path), DeltaTable(path)
     first.optimize.compact()
@@ -223,7 +223,7 @@ def test_delta_rs_still_doubles_rows_by_itself(tmp_path: Path) -> None:
     assert len(values(path)) == 2 * _FILES
 
 
-#: What a type's values may be in PostgreSQL, and the expression that Delta's statistics make answerable.
+#: By type, an expression of PostgreSQL for its values, and an expression that Delta's statistics can answer.
 _COLUMNS = {
     "number": pa.array([1, None, -(2**63), 2**63 - 1], pa.int64()),
     "amount": pa.array(
@@ -243,12 +243,12 @@ _COLUMNS = {
 
 
 @pytest.mark.parametrize("way", ["compact", "cluster"])
-def test_every_type_stays_as_it_is_also_in_files_from_before_a_column(tmp_path: Path, way: str) -> None:
+def test_every_type_is_unchanged_also_in_files_older_than_a_column(tmp_path: Path, way: str) -> None:
     path, local = str(tmp_path / "t"), LocalRecords()
     table = pa.table(_COLUMNS)
     columns = table.column_names
     for i in range(table.num_rows):
-        # The first files have fewer columns, and fewer fields.
+        # The first files have fewer columns and fewer fields.
         row = table.slice(i, 1)
         if i == 0:
             row = row.select(columns[:-1]).append_column("row", pa.array([{"a": 1}]))
@@ -271,16 +271,16 @@ def test_every_type_stays_as_it_is_also_in_files_from_before_a_column(tmp_path: 
     }
     assert bounds["number"] == (-(2**63), 2**63 - 1)
     assert bounds["amount"] == (decimal.Decimal("-" + "9" * 14), decimal.Decimal("9" * 36 + ".01"))
-    found = (
+    files = (
         QueryBuilder()
         .register("t", DeltaTable(path))
         .execute("select amount from t where amount > cast('2' as decimal(38, 2))")
     )
-    assert pa.table(found.read_all()).num_rows == 1
+    assert pa.table(files.read_all()).num_rows == 1
 
 
 def _printed(local: LocalRecords, path: str) -> list[str]:
-    """The rows as text, in which NaN equals NaN; Python has no date so late."""
+    """The rows as text, in which NaN equals NaN. Python has no dates that late."""
     rows = local.table(path)
     days = rows["day"].cast(pa.int32())
     return sorted(map(str, rows.set_column(rows.column_names.index("day"), "day", days).to_pylist()))
@@ -290,8 +290,8 @@ def _newest_entry(path: str) -> list[str]:
     return max(Path(path, "_delta_log").glob("*.json")).read_text().splitlines()
 
 
-def test_readers_of_the_bounds_find_every_row(tmp_path: Path) -> None:
-    """Files of one row each, then one of all: each condition finds the same rows, by the bounds or without."""
+def test_readers_that_use_bounds_find_every_row(tmp_path: Path) -> None:
+    """First files of one row each, then one file of all. Each condition finds the same rows, with bounds or without."""
     path, local = str(tmp_path / "t"), LocalRecords()
     amounts = [decimal.Decimal(n).scaleb(-2) for n in (-1000, -1, 0, 1, 99, 100, 1000, 10**17)]
     days = [dt.date(2020, 1, 1) + dt.timedelta(n) for n in range(len(amounts))]
@@ -357,7 +357,7 @@ def test_a_file_that_delta_rs_cannot_name_stays(
 
 
 def _rename_first(table: Path, name: str, logged: str) -> None:
-    """Another writer's name for a file: in its folder, and in the log."""
+    """Rename a file as another writer may name it: in its folder and in the log."""
     for log in sorted((table / "_delta_log").glob("*.json")):
         actions = [json.loads(line) for line in log.read_text().splitlines()]
         for add in (action["add"] for action in actions if "add" in action):
@@ -368,7 +368,7 @@ def _rename_first(table: Path, name: str, logged: str) -> None:
 
 
 def test_a_partitioned_table_is_left_to_others(tmp_path: Path) -> None:
-    """Its files lack columns: their rows would be written once more without."""
+    """Files of a partitioned table lack columns, so rows would be rewritten without them."""
     path, local = str(tmp_path / "t"), LocalRecords()
     for value in range(2):
         write_deltalake(path, rows(value), partition_by=["slice"], mode="append")
@@ -378,7 +378,7 @@ def test_a_partitioned_table_is_left_to_others(tmp_path: Path) -> None:
     assert values(path) == [0, 1]
 
 
-def test_rows_are_not_replaced_where_a_user_has_added_a_column(tmp_path: Path) -> None:
+def test_rows_are_not_replaced_if_a_user_added_a_column(tmp_path: Path) -> None:
     path = written(str(tmp_path / "t"))
     table = DeltaTable(path)
     table.alter.add_columns([Field("mine", "string")])

@@ -1,4 +1,4 @@
-"""Rows of a file from before its table got a column, or a field of a struct."""
+"""Rows of a file that is older than a column of its table, or a field of a struct."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pyarrow as pa
 from pgsieve.resources.lake.delta.conforming import conformed
 
 
-def test_what_a_file_lacks_is_null() -> None:
+def test_columns_that_a_file_lacks_are_null() -> None:
     rows = pa.table({"n": pa.array([1, 2], pa.int32()), "row": pa.array([{"b": "x", "a": 1}, None])})
     schema = pa.schema(
         {

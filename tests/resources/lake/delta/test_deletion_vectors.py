@@ -1,4 +1,4 @@
-"""Rows that this process marks as deleted are gone for every reader, whoever else writes to the table and marks rows there."""
+"""Rows that this process marks as deleted are gone for every reader, also if other writers write to the table and mark rows."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _ROWS = pa.schema({"id": pa.int64(), "n": pa.int64()})
 
 @dataclass(frozen=True)
 class Place:
-    """Where a test has its table: in a folder or on S3."""
+    """The place of a test's table: a folder, or S3."""
 
     path: str
     storage: Storage
@@ -52,20 +52,20 @@ class Place:
         return Store.of(self.storage)
 
     def local(self) -> LocalRecords:
-        """The tables as a process has them that holds none open."""
+        """The tables as a process without open tables sees them."""
         return LocalRecords(store := self.store, Tables(store))
 
     def table(self) -> DeltaTable:
         return DeltaTable(self.path, storage_options=self.storage.delta_rs_options() or None)
 
     def rows(self) -> dict[int, int]:
-        """What delta-rs reads of a table that nobody holds open."""
+        """The rows that delta-rs reads from a newly opened table."""
         rows = self.local().table(self.path)
         assert len(set(rows["id"].to_pylist())) == rows.num_rows
         return dict(zip(rows["id"].to_pylist(), rows["n"].to_pylist(), strict=True))
 
     def files(self, end: str) -> list[str]:
-        """The names of files in the table's folder and its log that end so."""
+        """The names of files in the table's folder and in its log that end with `end`."""
         return [name for name in self.store.names(self.path) if name.endswith(end)]
 
     def remove(self, name: str) -> None:
@@ -83,7 +83,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 
 
 def table_of(place: Place, keys: range, files: int = 3) -> LocalRecords:
-    """A table in which rows may be marked; `n` is twice `id`."""
+    """A table that allows deletion vectors; `n` is twice `id`."""
     local, path = place.local(), place.path
     for number in range(files):
         ids = list(keys)[number::files]
@@ -96,7 +96,7 @@ def table_of(place: Place, keys: range, files: int = 3) -> LocalRecords:
 def mark(
     local: LocalRecords, path: str, keys: list[int], position: int, rows: dict[int, int] | None = None
 ) -> None:
-    """Mark the rows of some keys, and add others, in one commit."""
+    """Mark the rows of these keys, and add other rows, in one commit."""
     base = local.version(path)
     matches = local.matches(
         path, pa.table({"id": pa.array(keys, pa.int64())}), [np.ones(len(keys), bool)], None
@@ -138,27 +138,27 @@ def test_each_version_is_read_without_spark(place: Place) -> None:
 
 
 @pytest.mark.parametrize("how", ["overwrite", "merge", "delete"])
-def test_delta_rs_writes_where_rows_are_marked(place: Place, how: str) -> None:
-    local, held = table_of(place, range(9)), {n: 2 * n for n in range(9) if n != 1}
+def test_delta_rs_writes_to_tables_with_marked_rows(place: Place, how: str) -> None:
+    local, expected = table_of(place, range(9)), {n: 2 * n for n in range(9) if n != 1}
     mark(local, place.path, [1], 10)
     table, rows = place.table(), pa.table({"id": [4], "n": [-4]}, _ROWS)
     match how:
         case "overwrite":
             local.write(place.path, rows, Commit(11, overwrite=True))
-            held = {4: -4}
+            expected = {4: -4}
         case "merge":
             merger = table.merge(rows, "t.id = s.id", source_alias="s", target_alias="t")
             merger.when_matched_update({"n": "s.n"}).execute()
-            held[4] = -4
+            expected[4] = -4
         case "delete":
             table.delete("id = 4")
-            del held[4]
-    assert place.rows() == held
-    mark(local, place.path, sorted(held), 12)
+            del expected[4]
+    assert place.rows() == expected
+    mark(local, place.path, sorted(expected), 12)
     assert place.rows() == {}
 
 
-def test_a_file_of_which_all_rows_go_leaves_the_table(place: Place) -> None:
+def test_a_file_whose_rows_are_all_marked_leaves_the_table(place: Place) -> None:
     local = table_of(place, range(9))
     mark(local, place.path, [0, 3], 10)
     mark(local, place.path, [6, 1], 11)
@@ -167,7 +167,7 @@ def test_a_file_of_which_all_rows_go_leaves_the_table(place: Place) -> None:
     assert len(place.files(".bin")) == 2
 
 
-def test_who_was_slower_marks_nothing(place: Place) -> None:
+def test_the_slower_writer_marks_nothing(place: Place) -> None:
     local, other = table_of(place, range(9)), place.local()
     base = local.version(place.path)
     key = pa.table({"id": [4]})
@@ -177,7 +177,7 @@ def test_who_was_slower_marks_nothing(place: Place) -> None:
     place.local().append(place.path, pa.table({"id": [100], "n": [200]}, _ROWS))
     with pytest.raises(OverrunError):
         mark_rows(local, place.path, marked, [], 10, base)
-    # Also where the entry of the log comes only after the look at it.
+    # This also holds if the log entry appears only after the check.
     mark(other, place.path, [4], 11)
     with pytest.raises(OverrunError):
         mark_rows(local, place.path, marked, [], 12, base)
@@ -185,7 +185,7 @@ def test_who_was_slower_marks_nothing(place: Place) -> None:
     assert not place.files(".tmp")
 
 
-def test_a_log_that_does_not_tell_how_a_file_was_added_is_refused(place: Place) -> None:
+def test_a_log_without_the_add_action_of_a_file_is_refused(place: Place) -> None:
     local = table_of(place, range(9))
     matches = local.matches(place.path, pa.table({"id": [4]}), [np.ones(1, bool)], None)
     assert matches
@@ -195,23 +195,23 @@ def test_a_log_that_does_not_tell_how_a_file_was_added_is_refused(place: Place) 
         marked_files(local, place.path, [*matches, other], 3)
 
 
-def test_a_long_log_is_read_back_to_its_checkpoint(place: Place) -> None:
-    # Of the last two files only the checkpoint tells how they were added.
-    local, held = table_of(place, range(24), files=8), {n: 2 * n for n in range(24)}
+def test_a_long_log_is_read_backwards_to_its_checkpoint(place: Place) -> None:
+    # Only the checkpoint says how the last two files were added.
+    local, expected = table_of(place, range(24), files=8), {n: 2 * n for n in range(24)}
     place.table().create_checkpoint()
     for version in range(local.version(place.path)):
         place.remove(f"_delta_log/{version:020}.json")
     keys = [*range(6), *range(8, 14), *range(16, 22)]
     for position, key in enumerate([*keys, 6], 10):
         mark(local, place.path, [key], position)
-        del held[key]
-    assert place.rows() == held
+        del expected[key]
+    assert place.rows() == expected
     place.remove("_delta_log/_last_checkpoint")
     with pytest.raises(UnmarkableError, match="is missing"):
         mark(local, place.path, [7], 100)
 
 
-def test_of_two_writers_of_a_version_one_is_told_that_it_is_there(place: Place) -> None:
+def test_one_of_two_writers_of_a_version_learns_that_it_exists(place: Place) -> None:
     table_of(place, range(3))
     log = Log.of(place.path, place.store)
     assert log is not None
@@ -233,7 +233,7 @@ def test_of_two_writers_of_a_version_one_is_told_that_it_is_there(place: Place) 
             assert entry["txnId"] == f"{version}/{ended.index(True)}"
 
 
-def test_features_are_no_more_than_a_writer_needs(place: Place) -> None:
+def test_a_table_gets_only_the_features_that_a_writer_needs(place: Place) -> None:
     local = table_of(place, range(3))
     protocol = local.table_at(place.path).protocol()
     assert set(protocol.reader_features or ()) == {"deletionVectors"}
@@ -249,32 +249,35 @@ def test_features_are_no_more_than_a_writer_needs(place: Place) -> None:
     "seed", [1, pytest.param(2, marks=pytest.mark.long), pytest.param(3, marks=pytest.mark.long)]
 )
 def test_spark_and_this_process_mark_rows_in_turns(place: Place, seed: int) -> None:
-    """Spark starts, and works in many turns."""
+    """It takes long: Spark starts, and takes many turns."""
     spark, draw = engine().session.newSession(), random.Random(seed)
     for key, value in place.storage.spark_settings().items():
         spark.conf.set(key, value)
     name = f"delta.{quoted(place.path)}"
-    local, held = table_of(place, range(60)), {n: 2 * n for n in range(60)}
+    local, expected = table_of(place, range(60)), {n: 2 * n for n in range(60)}
     spark.sql(f"alter table {name} set tblproperties ('delta.checkpointInterval' = '4')")
     for turn in range(12):
-        keys = draw.sample(sorted(held), 3)
+        keys = draw.sample(sorted(expected), 3)
         match draw.choice(["mark", "mark", "delete", "update", "compact", "checkpoint"]):
             case "mark":
                 mark(local, place.path, keys, 100 + turn, {keys[0]: turn, 1000 + turn: turn})
-                held = {k: v for k, v in held.items() if k not in keys} | {keys[0]: turn, 1000 + turn: turn}
+                expected = {k: v for k, v in expected.items() if k not in keys} | {
+                    keys[0]: turn,
+                    1000 + turn: turn,
+                }
             case "delete":
                 spark.sql(f"delete from {name} where id in ({keys[0]}, {keys[1]})")
-                held = {k: v for k, v in held.items() if k not in keys[:2]}
+                expected = {k: v for k, v in expected.items() if k not in keys[:2]}
             case "update":
                 spark.sql(f"update {name} set n = {turn} where id = {keys[0]}")
-                held[keys[0]] = turn
+                expected[keys[0]] = turn
             case "compact":
                 spark.sql(f"optimize {name}")
             case "checkpoint":
                 place.table().create_checkpoint()
         by_spark = {row["id"]: row["n"] for row in spark.read.format("delta").load(place.path).collect()}
-        assert (by_spark, place.rows()) == (held, held), f"turn {turn}"
-    assert spark.sql(f"select count(*) from {name}").collect()[0][0] == len(held)
+        assert (by_spark, place.rows()) == (expected, expected), f"turn {turn}"
+    assert spark.sql(f"select count(*) from {name}").collect()[0][0] == len(expected)
 
 
 @pytest.mark.parametrize("place", ["folder"], indirect=True)
@@ -293,7 +296,7 @@ def test_a_folder_without_hard_links_is_left_to_others(place: Place, monkeypatch
 
 
 class TestOnABadNetwork:
-    """An object store whose answers do not arrive, or are errors."""
+    """An object store whose answers get lost, or are errors."""
 
     @pytest.fixture
     def proxy(self, s3_server: S3Server) -> Iterator[S3Proxy]:
@@ -304,7 +307,7 @@ class TestOnABadNetwork:
     def place(
         self, s3_server: S3Server, s3_folder: str, proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch
     ) -> Place:
-        """The network is between here and what this process puts itself: delta-rs holds Python's lock while it waits for an answer."""
+        """The proxy carries only this process's own writes: delta-rs holds Python's lock while it waits for an answer."""
         storage = Storage.of(s3_folder, s3_server.storage)
         behind = Storage.of(s3_folder, {**s3_server.storage, "endpoint": proxy.url})
         objects = Objects(f"s3a://{BUCKET}", behind.delta_rs_options())
@@ -316,7 +319,7 @@ class TestOnABadNetwork:
         return Place(f"{storage.address}/t", storage)
 
     @pytest.mark.parametrize(("lost", "then"), [(1, 412), (2, 412), (1, 403)])
-    def test_an_entry_whose_answer_was_lost_is_known_as_ones_own(
+    def test_a_writer_recognises_its_entry_after_a_lost_answer(
         self, place: Place, proxy: S3Proxy, lost: int, then: int
     ) -> None:
         local = table_of(place, range(9))
@@ -335,7 +338,7 @@ class TestOnABadNetwork:
         assert (local.version(place.path), local.position(place.path)) == (version + 1, 10)
         assert place.rows() == {n: 2 * n for n in range(9) if n != 4}
 
-    def test_another_writers_entry_is_not_taken_for_ones_own(self, place: Place, proxy: S3Proxy) -> None:
+    def test_another_writers_entry_is_not_mistaken_for_its_own(self, place: Place, proxy: S3Proxy) -> None:
         local = table_of(place, range(9))
         base = local.version(place.path)
         matches = local.matches(place.path, pa.table({"id": [4]}), [np.ones(1, bool)], None)
@@ -346,7 +349,7 @@ class TestOnABadNetwork:
         def refused(method: str, path: str) -> Answer | None:
             if method != "PUT" or not path.endswith(f"{base + 1:020}.json"):
                 return None
-            # Before the request comes to the server, which it never does.
+            # The other writer commits before this request reaches the server, which it never does.
             proxy.refused = lambda *_: None
             write.start()
             write.join()
@@ -360,17 +363,17 @@ class TestOnABadNetwork:
         assert place.rows() == {n: 2 * n for n in range(9) if n != 5}
 
     @pytest.mark.parametrize("answer", [SLOW_DOWN, INTERNAL, CUT], ids=["slow_down", "error", "cut"])
-    def test_faults_that_pass_are_waited_for(self, place: Place, proxy: S3Proxy, answer: Answer) -> None:
-        local, held = table_of(place, range(30)), {n: 2 * n for n in range(30)}
+    def test_temporary_faults_are_waited_for(self, place: Place, proxy: S3Proxy, answer: Answer) -> None:
+        local, expected = table_of(place, range(30)), {n: 2 * n for n in range(30)}
         proxy.refuse(answer, every=3)
         for turn in range(4):
             mark(local, place.path, [turn], 10 + turn)
-            del held[turn]
+            del expected[turn]
         assert proxy.refusals
         proxy.heal()
-        assert place.rows() == held
+        assert place.rows() == expected
 
-    def test_a_store_that_refuses_says_so_and_shows_no_secret(self, place: Place, proxy: S3Proxy) -> None:
+    def test_a_refusing_store_is_reported_without_a_secret(self, place: Place, proxy: S3Proxy) -> None:
         local = table_of(place, range(9))
         files = ByFiles(local, Lake(place.storage.address, no_session, storage=place.storage).access)
         key = pa.table({"id": [4]})
@@ -387,6 +390,6 @@ class TestOnABadNetwork:
         assert raised.value.hint
         assert SECRET not in "".join(format_exception(raised.value))
         assert place.local().position(place.path) == 3
-        # What this library is refused, delta-rs may still have reached in its own way: then rows are marked by Spark.
+        # If the store refuses this library, delta-rs may still reach it. Then Spark marks the rows.
         proxy.refuse(DENIED, methods="GET", part="_last_checkpoint")
         assert files.marked_files(place.path, matches, base) is None

@@ -1,4 +1,4 @@
-"""A file that is there and is none of Delta's, or none any more: whoever reads it hears that the table is damaged, and what to do."""
+"""A file that exists but is unreadable: every reader reports that the table is damaged, and what to do."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROWS = pa.table(
     }
 )
 
-#: What has become of a file's bytes.
+#: Kinds of damage to a file's bytes.
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "empty": lambda _: b"",
     "of a few bytes": lambda content: content[:3],
@@ -43,7 +43,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     ),
 }
 
-#: How a table's rows are read; the last one reads no page.
+#: Ways to read a table's rows; the last one reads no page.
 READERS: dict[str, Callable[[LocalRecords, str], object]] = {
     "rows": lambda records, path: records.rows(path),
     "least": lambda records, path: records.least(path, "commit_lsn", "ordinal > 3"),
@@ -81,10 +81,10 @@ def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
 
 
 def _change(lake: Lake, folder: str, ending: str, change: Callable[[bytes], bytes]) -> list[str]:
-    """Change the files of a folder whose names end so; their names."""
+    """Change the files of a folder whose names end with `ending`. Return their names."""
     files, inner = lake.store.system(folder)
-    found = [file for file in files.get_file_info(pafs.FileSelector(inner)) if file.path.endswith(ending)]
-    for file in found:
+    matching = [file for file in files.get_file_info(pafs.FileSelector(inner)) if file.path.endswith(ending)]
+    for file in matching:
         with files.open_input_file(file.path) as stream:
             content = stream.read()
         objects = lake.store.objects(folder) if folder.startswith("s3") and lake.store.objects else None
@@ -93,11 +93,11 @@ def _change(lake: Lake, folder: str, ending: str, change: Callable[[bytes], byte
         else:
             objects.write(file.path, change(content))
     shared_tables.cache_clear()
-    return [file.base_name for file in found]
+    return [file.base_name for file in matching]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_an_illegible_file_is_told_by_every_reader(lake: Lake, damage: str) -> None:
+def test_every_reader_reports_an_unreadable_file(lake: Lake, damage: str) -> None:
     assert lake.local is not None
     path = f"{lake.uri}/t"
     for position in (1, 2):
@@ -108,20 +108,22 @@ def test_an_illegible_file_is_told_by_every_reader(lake: Lake, damage: str) -> N
             continue
         with pytest.raises(DamagedTableError) as raised, lake.access.refusing(path):
             read(LocalRecords(lake.store), path)
-        told = raised.value.message
-        assert told.startswith(f'Delta table "{path}": '), (reader, told)
-        assert "it is not a complete Parquet file" in told or "is empty" in told, (reader, told)
-        # Which one an engine names, if it does; and no word of the engine's own.
-        named = [file for file in files if file in told]
-        assert len(named) == told.count(".parquet"), (reader, told)
-        assert len(told) < 2 * len(path) + 200, (reader, told)
-        assert "http" not in told, (reader, told)
-        if "is empty" not in told:  # As where a slice's file is missing: whoever needs it sets tables aside.
+        message = raised.value.message
+        assert message.startswith(f'Delta table "{path}": '), (reader, message)
+        assert "it is not a complete Parquet file" in message or "is empty" in message, (reader, message)
+        # An engine may name the file, but no text of the engine is shown.
+        named = [file for file in files if file in message]
+        assert len(named) == message.count(".parquet"), (reader, message)
+        assert len(message) < 2 * len(path) + 200, (reader, message)
+        assert "http" not in message, (reader, message)
+        if (
+            "is empty" not in message
+        ):  # an empty file counts as missing: the step that needs it sets tables aside
             assert "`pgsieve resync`" in str(raised.value.hint), reader
 
 
 @pytest.mark.parametrize("damage", [each for each in DAMAGES if each != "without a part of its pages"])
-def test_an_illegible_checkpoint_is_one_of_the_log(lake: Lake, damage: str) -> None:
+def test_an_unreadable_checkpoint_is_damage_of_the_log(lake: Lake, damage: str) -> None:
     assert lake.local is not None
     path = f"{lake.uri}/t"
     for position in (1, 2):
@@ -133,7 +135,7 @@ def test_an_illegible_checkpoint_is_one_of_the_log(lake: Lake, damage: str) -> N
     assert "http" not in raised.value.message
 
 
-def test_an_empty_file_is_not_left_to_spark_which_would_read_no_row_of_it(lake: Lake) -> None:
+def test_an_empty_file_is_reported_although_spark_reads_it_without_an_error(lake: Lake) -> None:
     assert lake.local is not None
     path = f"{lake.uri}/t"
     lake.local.append(path, ROWS, 1)
@@ -143,7 +145,7 @@ def test_an_empty_file_is_not_left_to_spark_which_would_read_no_row_of_it(lake: 
     assert file in raised.value.message
 
 
-def test_a_file_that_was_not_read_is_not_illegible() -> None:
+def test_a_file_that_was_not_read_is_not_reported() -> None:
     fetched = "External error: Parquet error: Parquet error: Failed to fetch metadata for file t/a.parquet: Object Store error: "
     for unread in (
         "Generic S3 error: Error performing GET http://h/t/a.parquet in 3 ms - HTTP error: error sending request",
@@ -155,7 +157,7 @@ def test_a_file_that_was_not_read_is_not_illegible() -> None:
     assert illegible_file(DeltaError(fetched + beyond)) == "a.parquet"
 
 
-def test_what_a_condition_on_rows_says_is_no_damage() -> None:
+def test_an_error_in_a_condition_on_rows_is_not_damage() -> None:
     cast = "Parquet error: Arrow: Cast error: Cannot cast string 'x' to value of Int64 type"
     assert illegible_file(DeltaError(f"External error: {cast}")) is None
     assert illegible_file(pa.ArrowInvalid("Integer value 4294967296 not in range: 0 to 2147483647")) is None

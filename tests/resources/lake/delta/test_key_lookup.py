@@ -1,4 +1,4 @@
-"""Look-ups of keys read the files that may have them, and no others; what is told of a file is true for every reader."""
+"""Look-ups of keys read only files that may contain them. The bounds of a file are true for every reader."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DAY = dt.date(2000, 1, 1)
 _TIME = dt.datetime(2000, 1, 1, 12, 0, 0, 1)  # noqa: DTZ001 - of a type without a zone
 _AT = dt.datetime(1969, 12, 31, 23, 59, 59, 999_999, tzinfo=dt.UTC)
 
-#: By type: three keys that grow, two that a file has with nothing in between, and one beyond.
+#: By type: three growing keys, two keys of a file with a gap between them, and one key beyond.
 KEYS = {
     "int": ([1, 2, 3], pa.int32()),
     "bigint": ([-(2**62), 0, 2**62], pa.int64()),
@@ -41,7 +41,7 @@ KEYS = {
     "bool": ([False, True, None], pa.bool_()),
     "bytes": ([b"", b"\x00", b"\xff"], pa.binary()),
 }
-#: Those whose files have no statistics.
+#: Types without statistics.
 READ_ALWAYS = {"long text", "infinity", "bool", "bytes"}
 
 
@@ -72,7 +72,7 @@ def test_keys_are_looked_up_in_the_files_that_may_have_them(kind: str, write: ob
         files = files_within(DeltaTable(tmp_path), bounds_of(keys))
         if write is _by_executors:
             assert len(files) == (2 if kind in READ_ALWAYS else int(is_present)), (n, files)
-        # Another reader passes over files by the same statistics.
+        # Another reader skips files by the same statistics.
         read = (
             QueryBuilder()
             .register("t", DeltaTable(tmp_path))
@@ -97,7 +97,7 @@ def test_keys_are_looked_up_in_a_file_that_a_merge_has_rewritten(kind: str, tmp_
         keys = pa.table({"k": column})
         schema = pa.schema({"k": type_, "v": pa.int64()})
         numbers, rows = local.rows_of(f"{path}/{number}", keys, schema)
-        # NULL is equal to nothing.
+        # NULL equals nothing.
         begin = len(column) - len(added)
         assert sorted(numbers.tolist()) == [n for n in range(begin, len(column)) if column[n].is_valid]
         assert rows.filter(pa.array(numbers == 1))["v"].to_pylist() == [1]
@@ -107,13 +107,13 @@ def test_keys_of_several_columns_are_looked_up_as_a_whole(tmp_path: Path) -> Non
     rows = pa.table({"b": ["x", "y"], "a": [1, 2], "c": [0, 0]})
     _by_executors(tmp_path, rows)
     keys = pa.table({"a": [1, 2, 1], "b": ["y", "y", "z"]})
-    numbers, found = rows_of(DeltaTable(tmp_path), str(tmp_path), Store(), keys, rows.schema)
-    assert (numbers.tolist(), found.to_pylist()) == ([1], [{"b": "y", "a": 2, "c": 0}])
+    numbers, matches = rows_of(DeltaTable(tmp_path), str(tmp_path), Store(), keys, rows.schema)
+    assert (numbers.tolist(), matches.to_pylist()) == ([1], [{"b": "y", "a": 2, "c": 0}])
     assert files_within(DeltaTable(tmp_path), bounds_of(pa.table({"a": [1], "b": ["z"]}))) == []
 
 
-def test_a_bound_that_is_cut_still_is_one(tmp_path: Path) -> None:
-    # Spark cuts times to milliseconds, the greatest one, too.
+def test_a_truncated_bound_is_still_a_bound(tmp_path: Path) -> None:
+    # Spark truncates times to milliseconds, also the greatest one.
     at = dt.datetime(2000, 1, 1, 12, 0, 0, 123_456, tzinfo=dt.UTC)
     _by_executors(tmp_path, pa.table({"k": pa.array([at], pa.timestamp("us", "UTC"))}))
     entry = tmp_path / "_delta_log" / f"{1:020d}.json"
@@ -135,7 +135,7 @@ def test_a_bound_that_is_cut_still_is_one(tmp_path: Path) -> None:
         (pa.list_(pa.float64()), [[0.0], [], [2.0, None]], [[3.0], [], [-0.0]]),
     ],
 )
-def test_keys_are_found_that_postgresql_finds_equal(
+def test_keys_that_postgresql_finds_equal_are_found(
     tmp_path: Path, kind: pa.DataType, held: list[object], wanted: list[object]
 ) -> None:
     path, keys = str(tmp_path / "t"), pa.table({"k": pa.array(wanted, kind)})

@@ -1,4 +1,4 @@
-"""Errors of engines are distinguished: the storage refuses, a file is missing, or neither."""
+"""Errors of engines are classified: the storage refuses, a file is missing, or neither."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def test_a_refusal_is_found_among_the_causes() -> None:
     assert refusal(RuntimeError("it failed")) is None
 
 
-def test_errors_that_are_each_others_causes_come_to_an_end() -> None:
+def test_a_cycle_of_causes_ends() -> None:
     first, second = RuntimeError("first"), RuntimeError("second")
     raised_from(first, raised_from(second, first))
     assert refusal(first) is None
     assert missing_file(second) is None
 
 
-def test_spark_is_lost_where_it_says_so_and_not_where_a_cell_does() -> None:
+def test_spark_is_lost_if_spark_says_so_and_not_if_a_cell_does() -> None:
     lost = "Task 0 in stage 3.0 failed 4 times: ExecutorLostFailure (executor 7 exited unrelated to the running tasks)"
     assert is_lost(raised_from(RuntimeError("it failed"), ValueError(lost)))
     assert not is_lost(RuntimeError("it failed"))
@@ -50,7 +50,7 @@ def test_spark_is_lost_where_it_says_so_and_not_where_a_cell_does() -> None:
     assert not is_lost(RuntimeError(cell))
 
 
-def test_of_an_error_in_the_data_only_the_condition_or_postgresqls_words_are_told() -> None:
+def test_an_error_in_the_data_shows_only_its_condition_or_postgresqls_words() -> None:
     overflow = RuntimeError("[CAST_OVERFLOW] The value 777777 cannot be cast. SQLSTATE: 22003")
     assert spark_message(overflow) == "Spark's error CAST_OVERFLOW"
     division = RuntimeError("[USER_RAISED_EXCEPTION] division by zero [22012] SQLSTATE: P0001")
@@ -101,12 +101,14 @@ _GET = "Error performing GET http://store:9000/lake/region=EMEA/x.parquet?sig=s3
         ("", "RuntimeError"),
     ],
 )
-def test_of_a_stores_error_the_request_and_its_end_are_told(text: str, line: str) -> None:
+def test_a_stores_error_shows_the_request_and_its_end(text: str, line: str) -> None:
     assert first_line(RuntimeError(text)) == line
 
 
 @pytest.mark.parametrize("lost", [("protocol",), ("metaData",), ("protocol", "metaData")])
-def test_a_log_whose_beginning_is_lost_is_told_in_our_words(tmp_path: Path, lost: tuple[str, ...]) -> None:
+def test_a_log_without_its_beginning_gives_pgsieves_own_message(
+    tmp_path: Path, lost: tuple[str, ...]
+) -> None:
     path = str(tmp_path / "t")
     write_deltalake(path, pa.table({"id": [1]}))
     entry = tmp_path / "t" / "_delta_log" / f"{0:020}.json"
@@ -117,8 +119,8 @@ def test_a_log_whose_beginning_is_lost_is_told_in_our_words(tmp_path: Path, lost
     assert damaged.value.message == f'Delta table "{path}": its log lacks an entry or a checkpoint'
 
 
-def test_a_jvm_that_does_not_answer_any_more_is_a_lost_spark() -> None:
-    with socket.socket() as taken:  # Nobody listens there.
+def test_a_jvm_that_no_longer_answers_is_a_lost_spark() -> None:
+    with socket.socket() as taken:  # no process listens there
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
         gateway = ClientServer(JavaParameters(port=port), PythonParameters(port=0))

@@ -1,4 +1,4 @@
-"""What a layout says of each table, and what of that stands in Delta's properties."""
+"""The layout of each table, and the Delta properties that result from it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pgsieve.resources.lake.delta.layout import (
 )
 
 
-def test_what_was_once_set_is_told_from_the_record() -> None:
+def test_former_properties_are_known_from_the_record() -> None:
     tables = {("public", "a"): TableLayout(properties={"delta.checkpointInterval": "7"})}
     layout = SubscriptionLayout(every=TableLayout(file_bytes=70000), tables=tables)
     assert properties_once_set(layout.delta_json()) == {"delta.checkpointInterval", "delta.targetFileSize"}
@@ -23,10 +23,10 @@ def test_what_was_once_set_is_told_from_the_record() -> None:
     assert layout.of(("public", "b")).delta() == {"delta.targetFileSize": "70000"}
 
 
-def test_who_only_clusters_has_no_properties() -> None:
+def test_a_layout_that_only_clusters_sets_no_properties() -> None:
     assert SubscriptionLayout(every=TableLayout(("a",))).delta_json() is None
 
 
-def test_sizes_that_others_have_set_count_where_they_are_numbers() -> None:
+def test_file_sizes_set_by_others_count_if_they_are_numbers() -> None:
     assert file_bytes({"delta.targetFileSize": "70000"}) == 70000
     assert file_bytes({"delta.targetFileSize": "128mb"}) == file_bytes({}) == FILE_BYTES

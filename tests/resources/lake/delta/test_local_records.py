@@ -1,4 +1,4 @@
-"""Small writes of a local lake beside other writers: nothing twice, and nothing that an overwrite was to replace."""
+"""Small writes to a lake in a folder while others write: no row is written twice, and an overwrite leaves no former row."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def compact(path: str) -> None:
 
 
 def again_and_again(work: Callable[[], object]) -> contextlib.AbstractContextManager[None]:
-    """Within the block another writer works all the time; it may be refused."""
+    """In the block another writer works all the time. Its work may be refused."""
 
     def attempt() -> None:
         with contextlib.suppress(DeltaError):
@@ -57,7 +57,7 @@ def again_and_again(work: Callable[[], object]) -> contextlib.AbstractContextMan
 
 
 @pytest.mark.parametrize("by", [write, commit])
-def test_of_two_writers_of_a_position_one_writes(tmp_path: Path, by: Write) -> None:
+def test_one_of_two_writers_of_a_position_writes(tmp_path: Path, by: Write) -> None:
     path = str(tmp_path / "t")
     by(path, rows(0), 1, False)
     with ThreadPoolExecutor(4) as pool:
@@ -67,7 +67,7 @@ def test_of_two_writers_of_a_position_one_writes(tmp_path: Path, by: Write) -> N
 
 
 @pytest.mark.parametrize("by", [write, commit])
-def test_an_overwrite_beside_a_compaction_leaves_none_of_the_former_rows(tmp_path: Path, by: Write) -> None:
+def test_an_overwrite_during_a_compaction_leaves_no_former_row(tmp_path: Path, by: Write) -> None:
     path = str(tmp_path / "t")
     by(path, rows(0), 1, False)
     with again_and_again(partial(compact, path)):
@@ -79,7 +79,7 @@ def test_an_overwrite_beside_a_compaction_leaves_none_of_the_former_rows(tmp_pat
 
 
 @pytest.mark.parametrize("by", [write, commit])
-def test_an_append_beside_deletes_is_not_refused(tmp_path: Path, by: Write) -> None:
+def test_an_append_during_deletes_is_not_refused(tmp_path: Path, by: Write) -> None:
     path = str(tmp_path / "t")
     by(path, rows(-1), 1, False)
     with again_and_again(lambda: DeltaTable(path).delete("slice < 0")):
@@ -99,7 +99,7 @@ def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
     assert missing_file(raised.value) == str(file)
 
 
-def test_a_table_that_was_put_back_is_told_from_one_that_others_wrote_to(tmp_path: Path) -> None:
+def test_a_table_that_was_put_back_is_distinguished_from_one_that_others_wrote(tmp_path: Path) -> None:
     path, records = str(tmp_path / "t"), LocalRecords()
     for position in (1, 2, 3):
         write(path, rows(position), position, False)
@@ -111,7 +111,7 @@ def test_a_table_that_was_put_back_is_told_from_one_that_others_wrote_to(tmp_pat
     assert records.is_restored(path, 2)
 
 
-def test_the_commit_of_a_position_is_told_from_those_that_kept_it(tmp_path: Path) -> None:
+def test_the_commit_of_a_position_is_distinguished_from_commits_that_kept_it(tmp_path: Path) -> None:
     path, records = str(tmp_path / "t"), LocalRecords()
     for position in (1, 2):
         write(path, rows(position), position, False)
@@ -125,7 +125,7 @@ def test_the_commit_of_a_position_is_told_from_those_that_kept_it(tmp_path: Path
 @pytest.mark.parametrize("overwrite", [False, True])
 @pytest.mark.parametrize("by", [write, commit])
 @pytest.mark.parametrize("other", [write, commit, compact])
-def test_what_was_planned_from_a_version_follows_no_later_one(
+def test_a_write_planned_from_a_version_follows_no_later_one(
     tmp_path: Path, by: Write, other: Callable[..., None], overwrite: bool
 ) -> None:
     path = str(tmp_path / "t")
@@ -143,7 +143,7 @@ def test_what_was_planned_from_a_version_follows_no_later_one(
 
 
 @pytest.mark.parametrize("by", [write, commit])
-def test_a_table_that_another_process_has_made_is_not_made_again(tmp_path: Path, by: Write) -> None:
+def test_a_table_that_another_process_created_is_not_created_again(tmp_path: Path, by: Write) -> None:
     path = str(tmp_path / "t")
     write(path, rows(1), 1, False)
     with pytest.raises(OverrunError):
@@ -154,7 +154,7 @@ def test_a_table_that_another_process_has_made_is_not_made_again(tmp_path: Path,
 
 
 @pytest.mark.parametrize("by", [write, commit])
-def test_what_follows_a_position_follows_no_other(tmp_path: Path, by: Write) -> None:
+def test_a_write_after_a_position_follows_no_other(tmp_path: Path, by: Write) -> None:
     path = str(tmp_path / "t")
     for position in (1, 2):
         by(path, rows(position), position, False, after=position - 1)
@@ -166,7 +166,7 @@ def test_what_follows_a_position_follows_no_other(tmp_path: Path, by: Write) -> 
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_the_position_of_a_version_is_that_of_its_commit_whoever_committed_beside_it(
+def test_the_position_of_a_version_is_its_commits_whatever_others_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bool
 ) -> None:
     path, mine = str(tmp_path / "t"), LocalRecords(tables=Tables(Store()))
@@ -192,7 +192,7 @@ def test_the_position_of_a_version_is_that_of_its_commit_whoever_committed_besid
     assert mine.position(path) == 4
 
 
-def test_a_merge_follows_no_later_version_than_that_of_its_plan(tmp_path: Path) -> None:
+def test_a_merge_follows_no_later_version_than_its_plans(tmp_path: Path) -> None:
     path = str(tmp_path / "t")
     write(path, rows(1), 1, False)
     write(path, rows(2), 2, False)
@@ -204,7 +204,7 @@ def test_a_merge_follows_no_later_version_than_that_of_its_plan(tmp_path: Path) 
     assert LocalRecords().head(path) == TableHead(2, 3)
 
 
-def test_of_writers_that_plan_from_the_same_version_one_commits(tmp_path: Path) -> None:
+def test_one_of_several_writers_that_plan_from_a_version_commits(tmp_path: Path) -> None:
     path = str(tmp_path / "t")
     write(path, rows(0), 1, False)
 
@@ -223,7 +223,7 @@ def test_of_writers_that_plan_from_the_same_version_one_commits(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("number", range(10))
-def test_of_writers_that_make_a_table_at_once_one_commits(tmp_path: Path, number: int) -> None:
+def test_one_of_several_writers_that_create_a_table_commits(tmp_path: Path, number: int) -> None:
     path, ready = str(tmp_path / str(number)), threading.Barrier(4)
 
     def first(by: Write) -> int:
@@ -239,7 +239,7 @@ def test_of_writers_that_make_a_table_at_once_one_commits(tmp_path: Path, number
     assert LocalRecords().table(path)["slice"].to_pylist() == [1]
 
 
-def test_conditions_and_the_newest_rows_are_those_of_all_rows(tmp_path: Path) -> None:
+def test_conditions_and_newest_rows_equal_those_of_all_rows(tmp_path: Path) -> None:
     path, records = str(tmp_path / "t"), LocalRecords()
     assert records.newest(path, "slice") == records.rows(path, "slice > 1") == []
     for position, value in enumerate((3, 7, 5, 7), 1):
@@ -254,8 +254,8 @@ def test_conditions_and_the_newest_rows_are_those_of_all_rows(tmp_path: Path) ->
     assert records.newest(path, "slice") == []
 
 
-def test_a_file_that_delta_rs_has_rewritten_is_read_as_any_other(tmp_path: Path) -> None:
-    """Its schema says views of text and bytes, which Arrow does not filter."""
+def test_a_file_rewritten_by_delta_rs_is_read_as_any_other(tmp_path: Path) -> None:
+    """The schema of such a file has views of text and bytes, which Arrow cannot filter."""
     records, path = LocalRecords(), str(tmp_path / "t")
     row = pa.struct({"k": pa.int64(), "v": pa.string()})
     schema = pa.schema(
@@ -296,6 +296,6 @@ def test_a_file_that_delta_rs_has_rewritten_is_read_as_any_other(tmp_path: Path)
 
     before = everything()
     DeltaTable(path).delete("slice = 100")
-    assert "view" in str(pq.read_schema(DeltaTable(path).file_uris()[0])), "delta-rs writes no views any more"
+    assert "view" in str(pq.read_schema(DeltaTable(path).file_uris()[0])), "delta-rs no longer writes views"
     assert everything() == before
     assert len(before[0]) == 6  # type: ignore[arg-type]

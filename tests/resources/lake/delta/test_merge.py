@@ -1,4 +1,4 @@
-"""One description of a MERGE, which Spark reads as SQL and delta-rs as clauses."""
+"""One description of a MERGE gives SQL for Spark and clauses for delta-rs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_spark_gets_the_clauses_as_sql() -> None:
     )
 
 
-def test_without_a_key_every_matched_row_goes() -> None:
+def test_without_a_key_every_matched_row_is_deleted() -> None:
     assert keyless_clauses("t.`a` <=> s.row.`a`", ["a"]).statement("x", "y") == (
         "merge into x t using y s on s.action = 'delete' and t.`a` <=> s.row.`a`"
         " when matched then delete"
@@ -49,7 +49,7 @@ def test_delta_rs_merges_by_the_same_clauses(tmp_path: Path) -> None:
     assert local.position(path) == 20
 
 
-def test_a_row_that_ends_gets_some_columns_only(tmp_path: Path) -> None:
+def test_an_ended_row_gets_only_some_columns(tmp_path: Path) -> None:
     merge = Merge({"id": "k0"}, {"id": "v0", "a": "v1", "gone": "v2"}, {}, of_ended=["gone"])
     assert " when matched and s.action = 'end' then update set t.`gone` = s.v2 when matched then update" in (
         merge.clauses(quoted).statement("x", "y")

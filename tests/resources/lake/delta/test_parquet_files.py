@@ -1,4 +1,4 @@
-"""Files of a Delta table as this process writes them: what the file system refuses is told as it is."""
+"""Files of a Delta table that this process writes: errors of the file system are reported unchanged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pgsieve.resources.lake.delta.parquet_files import write_files
 
 @pytest.fixture
 def small_files() -> Iterator[None]:
-    """No file may become larger than 64 KiB, as on a file system that is full."""
+    """No file may exceed 64 KiB, as on a full file system."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (65536, before[1]))
     yield
@@ -33,7 +33,7 @@ def test_a_file_that_cannot_be_written_to_its_end_says_why(rows: int, tmp_path: 
     assert refused.value.errno == errno.EFBIG
 
 
-def test_a_batch_without_rows_takes_no_bounds_away(tmp_path: Path) -> None:
+def test_a_batch_without_rows_removes_no_bounds(tmp_path: Path) -> None:
     rows = pa.record_batch({"slice": pa.array([5, 7], pa.int64())})
     none = rows.slice(0, 0)
     (written,) = list(write_files(str(tmp_path), rows.schema, [none, rows, none, rows, none]))

@@ -1,4 +1,4 @@
-"""What pgsieve asks of Delta tables, on an object store as in a folder, without a JVM."""
+"""pgsieve's reads and writes of Delta tables work on an object store as in a folder, without a JVM."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ def rows(end: int, *ids: int) -> pa.Table:
 
 
 def by_another(lake: Lake) -> LocalRecords:
-    """Another process' view of the same lake: it holds no table open."""
+    """The same lake as another process sees it, without open tables."""
     return LocalRecords(lake.store)
 
 
-def test_a_table_that_is_not_there_has_no_rows_and_no_position(lake: Lake, records: LocalRecords) -> None:
+def test_a_missing_table_has_no_rows_and_no_position(lake: Lake, records: LocalRecords) -> None:
     path = f"{lake.uri}/none"
     assert not records.exists(path)
     assert records.rows(path) == []
     assert records.head(path) == TableHead()
 
 
-def test_what_another_process_commits_is_seen_and_is_no_base_of_a_later_write(
+def test_another_processs_commit_is_seen_and_is_no_base_of_a_later_write(
     lake: Lake, records: LocalRecords
 ) -> None:
     path = f"{lake.uri}/sub/t~41"
@@ -75,7 +75,7 @@ def test_what_another_process_commits_is_seen_and_is_no_base_of_a_later_write(
     assert records.newest(path, "slice") == [{"slice": 20, "id": 2}]
 
 
-def test_rows_say_which_version_they_came_with(lake: Lake, records: LocalRecords) -> None:
+def test_rows_name_the_version_of_their_commit(lake: Lake, records: LocalRecords) -> None:
     path = f"{lake.uri}/states"
     for writer in (records, by_another(lake), records):
         writer.append_versioned(path, pa.table({"name": ["a"]}))
@@ -123,7 +123,7 @@ def test_a_table_is_maintained(lake: Lake, records: LocalRecords) -> None:
     assert abs(records.written_at(path) - datetime.now(UTC)) < timedelta(hours=1)
 
 
-def test_a_removed_folder_is_gone_and_made_anew(lake: Lake, records: LocalRecords) -> None:
+def test_a_removed_folder_is_gone_and_can_be_created_again(lake: Lake, records: LocalRecords) -> None:
     path = f"{lake.uri}/sub/t"
     records.append(path, rows(10, 1, 2), 10)
     assert records.remove(f"{lake.uri}/sub")
@@ -134,13 +134,13 @@ def test_a_removed_folder_is_gone_and_made_anew(lake: Lake, records: LocalRecord
     assert records.rows(path) == rows(20, 3).to_pylist()
 
 
-def test_descriptions_are_kept_beside_rows_and_position(lake: Lake, records: LocalRecords) -> None:
+def test_descriptions_are_kept_with_rows_and_position(lake: Lake, records: LocalRecords) -> None:
     path = f"{lake.uri}/t"
     records.append(path, rows(10, 1), 10)
     lake.comment(path, "the table", {"id": "the key"})
     described = records.version(path)
     lake.comment(path, "the table", {"id": "the key"})
-    assert records.version(path) == described, "nothing is new"
+    assert records.version(path) == described, "an unchanged description is committed again"
     records.append(path, rows(20, 2), 20)
     table = records.table_at(path)
     assert table.metadata().description == "the table"

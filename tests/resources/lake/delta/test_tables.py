@@ -1,4 +1,4 @@
-"""A table that is held open is used as long as it is the newest version of the table that is there."""
+"""An open table is used as long as its version is the newest one of the same table."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pgsieve.resources.lake.stores.store import Store
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The paths of tables that were opened."""
+    """The paths of the tables that were opened."""
     paths: list[str] = []
 
     class Counted(DeltaTable):
@@ -34,55 +34,55 @@ def append(path: Path, n: int) -> None:
 
 
 def test_the_newest_version_is_opened_once(tmp_path: Path, opened: list[str]) -> None:
-    path, held = str(tmp_path / "t"), Tables(Store())
+    path, kept_tables = str(tmp_path / "t"), Tables(Store())
     append(tmp_path / "t", 1)
-    assert [held.open(path).version() for _ in range(3)] == [0, 0, 0]
+    assert [kept_tables.open(path).version() for _ in range(3)] == [0, 0, 0]
     append(tmp_path / "t", 2)
-    assert [held.open(path).version() for _ in range(3)] == [1, 1, 1]
+    assert [kept_tables.open(path).version() for _ in range(3)] == [1, 1, 1]
     assert len(opened) == 1
 
 
-def test_a_version_that_was_committed_with_it_is_the_newest(tmp_path: Path, opened: list[str]) -> None:
-    path, held = str(tmp_path / "t"), Tables(Store())
+def test_the_version_that_an_open_table_committed_is_the_newest(tmp_path: Path, opened: list[str]) -> None:
+    path, kept_tables = str(tmp_path / "t"), Tables(Store())
     append(tmp_path / "t", 1)
-    write_deltalake(held.open(path), pa.table({"n": [2]}), mode="append")
-    assert held.open(path).version() == 1
+    write_deltalake(kept_tables.open(path), pa.table({"n": [2]}), mode="append")
+    assert kept_tables.open(path).version() == 1
     append(tmp_path / "t", 3)
-    assert held.open(path).version() == 2
-    assert sorted(pa.table(held.open(path).to_pyarrow_table())["n"].to_pylist()) == [1, 2, 3]
+    assert kept_tables.open(path).version() == 2
+    assert sorted(pa.table(kept_tables.open(path).to_pyarrow_table())["n"].to_pylist()) == [1, 2, 3]
     assert len(opened) == 1
 
 
-def test_threads_share_the_tables_that_none_works_with(tmp_path: Path, opened: list[str]) -> None:
-    path, held = str(tmp_path / "t"), Tables(Store())
+def test_threads_share_tables_that_are_not_in_use(tmp_path: Path, opened: list[str]) -> None:
+    path, kept_tables = str(tmp_path / "t"), Tables(Store())
     append(tmp_path / "t", 1)
 
     def of_another_thread() -> tuple[int, int]:
-        table = held.open(path)
-        held.release()
+        table = kept_tables.open(path)
+        kept_tables.release()
         return id(table), table.version()
 
     with ThreadPoolExecutor(1) as pool:
-        mine = held.open(path)
+        mine = kept_tables.open(path)
         assert pool.submit(of_another_thread).result()[0] != id(mine), (
-            "while one works with it, it is its own"
+            "two threads use the same table at once"
         )
         assert len(opened) == 2
-        held.release()
+        kept_tables.release()
         append(tmp_path / "t", 2)
         assert pool.submit(of_another_thread).result()[1] == 1
-    assert held.open(path).version() == 1
+    assert kept_tables.open(path).version() == 1
     assert len(opened) == 2
 
 
-def test_what_is_read_of_a_version_is_read_once(tmp_path: Path) -> None:
-    path, held = str(tmp_path / "t"), Tables(Store())
+def test_a_version_is_read_once(tmp_path: Path) -> None:
+    path, kept_tables = str(tmp_path / "t"), Tables(Store())
     append(tmp_path / "t", 1)
     asked = list[int]()
 
     def remembered() -> list[dict[str, int]]:
-        table = held.open(path)
-        return held.remembered(
+        table = kept_tables.open(path)
+        return kept_tables.remembered(
             path, table, "files", lambda: asked.append(1) or [{"n": len(table.file_uris())}]
         )
 
@@ -92,30 +92,32 @@ def test_what_is_read_of_a_version_is_read_once(tmp_path: Path) -> None:
     assert len(asked) == 2
 
 
-def test_another_table_in_its_place_is_that_one(tmp_path: Path) -> None:
-    path, held = str(tmp_path / "t"), Tables(Store())
+def test_another_table_at_the_same_path_is_noticed(tmp_path: Path) -> None:
+    path, kept_tables = str(tmp_path / "t"), Tables(Store())
     append(tmp_path / "t", 1)
-    first = held.open(path).metadata().id
+    first = kept_tables.open(path).metadata().id
     shutil.rmtree(path)
     append(tmp_path / "t", 1)
-    assert held.open(path).metadata().id != first
+    assert kept_tables.open(path).metadata().id != first
     shutil.copytree(path, tmp_path / "backup")
     append(tmp_path / "t", 2)
-    assert held.open(path).version() == 1
+    assert kept_tables.open(path).version() == 1
     shutil.rmtree(path)
     (tmp_path / "backup").rename(path)
-    assert held.open(path).version() == 0
+    assert kept_tables.open(path).version() == 0
     shutil.rmtree(path)
-    assert held.open_if_any(path) is None
+    assert kept_tables.open_if_any(path) is None
 
 
-def test_so_many_tables_are_held(tmp_path: Path, opened: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_open_tables_is_limited(
+    tmp_path: Path, opened: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tables, "_MOST_OPEN", 4)
-    held, paths = Tables(Store()), [tmp_path / str(number) for number in range(6)]
+    kept_tables, paths = Tables(Store()), [tmp_path / str(number) for number in range(6)]
     for path in paths:
         append(path, 1)
-        held.open(str(path))
-    held.open(str(paths[-1]))
+        kept_tables.open(str(path))
+    kept_tables.open(str(paths[-1]))
     assert len(opened) == len(paths)
-    held.open(str(paths[0]))
+    kept_tables.open(str(paths[0]))
     assert len(opened) == len(paths) + 1

@@ -1,4 +1,4 @@
-"""What is asked of an object store: tables are opened once in a process, and a version of a small one is read once."""
+"""Requests to an object store: a process opens a table once, and reads each version of a small table once."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from pgsieve.resources.lake.stores.store import Store
 from tests.fixtures.s3_proxy import S3Proxy, s3_proxy
 from tests.fixtures.s3_server import S3Server
 
-#: What a process has told, and which paths it has asked the store for.
+#: The output of a process, and the paths that it requested from the store.
 _Step = tuple[Any, list[str]]
 
 _ROOT = Path(__file__).resolve().parents[4]
-#: A process of its own: while delta-rs waits for an answer it keeps Python's lock, which the proxy needs.
+#: A separate process, because delta-rs holds Python's lock while it waits for an answer of the proxy.
 _PROGRAM = """
 import json, sys
 import pyarrow as pa
@@ -53,7 +53,7 @@ look()
 lake().records.append(path, pa.table({"id": [3]}), 4)
 look()
 """
-#: A table that is there is read.
+#: Reads an existing table.
 _READING = """
 import json, sys
 from pgsieve.resources.lake.lake import Lake
@@ -63,7 +63,7 @@ storage = Storage.of(sys.argv[1], json.loads(sys.argv[2]))
 rows = Lake(storage.address, None, storage=storage).records.rows(f"{storage.address}/t")
 print(json.dumps(sorted(row["id"] for row in rows)), flush=True)
 """
-#: Tables are there, and one is not; what is seen of them in one moment, and after another process has written.
+#: Looks at existing tables and a missing one, in one moment, and again after another process has written.
 _MOMENT = """
 import json, sys
 import pyarrow as pa
@@ -92,7 +92,7 @@ lake.records.append(paths[0], pa.table({"id": [3]}), 3)
 with lake.consistent_read():
     tell(seen())
 """
-#: A table is there, and one is not; what is seen of them each time.
+#: Looks at an existing table and a missing one, again and again.
 _AGAIN = """
 import json, sys
 import pyarrow as pa
@@ -113,7 +113,7 @@ while True:
 
 @contextmanager
 def _program(text: str, folder: str, server: S3Server, proxy: S3Proxy) -> Iterator[Callable[[], _Step]]:
-    """A process that tells something and waits; each call is one step of it: what it tells, and the paths that it has asked for."""
+    """A process that does one step per call. A step returns its output and the requested paths."""
     options = json.dumps({**server.storage, "endpoint": proxy.url})
     program = subprocess.Popen(
         [sys.executable, "-c", text, folder, options],
@@ -147,7 +147,7 @@ def _program(text: str, folder: str, server: S3Server, proxy: S3Proxy) -> Iterat
 
 
 def _settle(proxy: S3Proxy) -> None:
-    """delta-rs asks for more than it waits for: what it asked for in this look may be answered after it."""
+    """Wait until the store is quiet: delta-rs sends more requests than it waits for, and late ones would count for the next step."""
     answered = -1
     while answered != len(proxy.answered):
         answered = len(proxy.answered)
@@ -155,19 +155,19 @@ def _settle(proxy: S3Proxy) -> None:
 
 
 @pytest.mark.slow
-def test_another_object_for_the_same_lake_asks_only_for_what_is_new(
+def test_another_object_for_the_same_lake_requests_only_new_entries(
     s3_server: S3Server, s3_folder: str
 ) -> None:
     with s3_proxy(s3_server.url) as proxy, _program(_PROGRAM, s3_folder, s3_server, proxy) as step:
         looks, asked = zip(*(step() for _ in range(3)), strict=True)
     assert looks == ([[0, 1, 2], 3], [[0, 1, 2], 3], [[0, 1, 2, 3], 4])
-    # A look at the rows, and one at the position.
+    # One look is at the rows, one at the position.
     assert [path.partition("?")[0] for path in asked[1]] == ["/lake"] * 2
 
 
 @pytest.mark.drawn
 @pytest.mark.slow
-def test_within_one_moment_each_table_is_looked_at_once_and_all_side_by_side(
+def test_within_one_moment_each_table_is_looked_at_once_in_parallel(
     s3_server: S3Server, s3_folder: str
 ) -> None:
     with s3_proxy(s3_server.url) as proxy, _program(_MOMENT, s3_folder, s3_server, proxy) as step:
@@ -178,7 +178,7 @@ def test_within_one_moment_each_table_is_looked_at_once_and_all_side_by_side(
         assert seen == [*[1] * 8, None]
         assert proxy.most_waiting >= 4
         assert len([path for path in asked if path.endswith("_last_checkpoint")]) == 9
-        # Of what is there the entry is looked at by which it is known again.
+        # For an existing table, the entry is read that identifies the table.
         assert len([path for path in asked if "list-type=2" in path]) == 9 + 8
         for name, position in (("t0", 2), ("t8", 1)):
             table = pa.table({"id": [2]})
@@ -187,13 +187,13 @@ def test_within_one_moment_each_table_is_looked_at_once_and_all_side_by_side(
             )
         assert step() == ([*[1] * 8, None], [])
         assert step()[0] == [2, *[1] * 7, 1]
-        # What this process has written, it sees.
+        # A process sees its own commits.
         assert step()[0] == [3, *[1] * 7, 1]
 
 
 @pytest.mark.drawn
 @pytest.mark.slow
-def test_a_look_at_what_is_known_is_one_request_and_finds_what_was_made_anew(
+def test_a_look_at_a_known_table_is_one_request_and_notices_a_recreated_one(
     s3_server: S3Server, s3_folder: str
 ) -> None:
     other = LocalRecords(Store(tuple(s3_server.delta_rs.items())))
@@ -202,14 +202,16 @@ def test_a_look_at_what_is_known_is_one_request_and_finds_what_was_made_anew(
         assert step()[0] == [[1], False]
         told, asked = step()
         assert told == [[1], False]
-        assert [path.partition("?")[0] for path in asked] == ["/lake"] * 2, "a listing for each table"
-        # As many versions as before, and other rows.
+        assert [path.partition("?")[0] for path in asked] == ["/lake"] * 2, (
+            "more than a listing for each table"
+        )
+        # The recreated table has the same number of versions, but other rows.
         other.remove(f"{s3_folder}/t")
         other.append(f"{s3_folder}/t", pa.table({"id": [2]}), 1)
         other.append(f"{s3_folder}/none", pa.table({"id": [2]}), 1)
         assert step()[0] == [[2], True]
         other.append(f"{s3_folder}/t", pa.table({"id": [3]}), 2)
-        # A listing that is late: what was seen before is asked for by its name.
+        # The listing is stale. A version that was seen before is requested by its name.
         proxy.late = float("inf")
         assert step()[0] == [[2], True]
         proxy.late = 0.0
@@ -220,17 +222,17 @@ def test_a_look_at_what_is_known_is_one_request_and_finds_what_was_made_anew(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("reached", ["from here", "by delta-rs alone"])
-def test_what_was_made_anew_since_a_table_was_opened_is_found(
+def test_a_table_that_was_recreated_after_it_was_opened_is_noticed(
     s3_server: S3Server, s3_folder: str, monkeypatch: pytest.MonkeyPatch, reached: str
 ) -> None:
     if reached == "by delta-rs alone":
         monkeypatch.setattr(log_entries, "objects_at", lambda path, options: None)
     store, path = Store(tuple(s3_server.delta_rs.items())), f"{s3_folder}/t"
     one, other = LocalRecords(store, Tables(store)), LocalRecords(store, Tables(store))
-    # First as many versions as the table had that was opened, then more.
+    # First as many versions as the open table had, then more.
     for versions in ([1], [2], [3, 4]):
         if reached == "by delta-rs alone":
-            time.sleep(1)  # That tells only in seconds when an entry was written.
+            time.sleep(1)  # the store gives the time of an entry in seconds
         other.remove(path)
         for position, number in enumerate(versions, 1):
             other.append(path, pa.table({"id": [number]}), position)
@@ -241,9 +243,7 @@ def test_what_was_made_anew_since_a_table_was_opened_is_found(
 
 
 @pytest.mark.slow
-def test_a_table_without_the_entry_of_its_newest_version_is_there(
-    s3_server: S3Server, s3_folder: str
-) -> None:
+def test_a_table_without_the_entry_of_its_newest_version_exists(s3_server: S3Server, s3_folder: str) -> None:
     store, paths = Store(tuple(s3_server.delta_rs.items())), [f"{s3_folder}/{name}" for name in "tu"]
     records = LocalRecords(store, tables := Tables(store))
     for path in paths:

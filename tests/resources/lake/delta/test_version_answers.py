@@ -1,4 +1,4 @@
-"""A lake that only Spark reaches: a question about a table costs jobs once a version, and another version is seen at once."""
+"""In a lake that only Spark reaches, a question about a table needs jobs once per version. A new version is seen at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An entry of a log that is cut off, or has no actions, is damage, wherever it is cut off: it is never taken for a version without changes."""
+"""A truncated log entry, or one without actions, is damage. It never counts as a version without changes."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _mark(records: LocalRecords, path: str) -> None:
 
 
 @pytest.mark.parametrize("act", [_write, _overwrite, _commit, _merge, _merge_with_feed, _versioned, _mark])
-def test_an_entry_that_is_cut_off_anywhere_is_damage(tmp_path: Path, act: Act) -> None:
+def test_an_entry_truncated_anywhere_is_damage(tmp_path: Path, act: Act) -> None:
     path = str(tmp_path / "t")
     writer = LocalRecords(Store(), Tables(Store()))
     properties = {"delta.enableChangeDataFeed": "true"} if act is _merge_with_feed else {}
@@ -74,16 +74,16 @@ def test_an_entry_that_is_cut_off_anywhere_is_damage(tmp_path: Path, act: Act) -
     entry = max(Path(path, "_delta_log").glob("*.json"))
     whole = entry.read_bytes()
     assert lack_of(whole) is None
-    # Its rows say which version they came with: without the txn action of that nothing is lost.
+    # The rows name their version, so nothing is lost without the txn action.
     end = whole.find(b'\n{"txn":{"appId":"pgsieve.version"')
     for length in range(len(whole.rstrip()) if end < 0 else end):
         assert lack_of(whole[:length]) is not None, (length, whole[:length])
-    # As a table is opened, and as one that is held open is looked at again.
+    # Once as the table is opened, once as an open table is refreshed.
     for content in (b"", b"\n", whole[: len(whole) // 2], whole[: whole.index(b"\n")]):
         entry.write_bytes(content)
         for records in (LocalRecords(Store(), Tables(Store())), writer):
-            told = pytest.raises(DamagedTableError, match="its log cannot be read: ")
-            with told, Lake(path, no_session).access.refusing(path):
+            refused = pytest.raises(DamagedTableError, match="its log cannot be read: ")
+            with refused, Lake(path, no_session).access.refusing(path):
                 records.head(path)
             assert records.exists(path)
     entry.write_bytes(whole)
@@ -110,13 +110,13 @@ def test_an_empty_entry_is_damage_in_a_folder_and_on_a_store(lake: Lake) -> None
         assert LocalRecords(lake.store, Tables(lake.store)).exists(path), look
 
 
-def test_an_entry_that_is_another_than_a_cut_knows_is_damage(tmp_path: Path) -> None:
+def test_an_entry_that_differs_from_the_one_of_a_cut_is_damage(tmp_path: Path) -> None:
     path, records = str(tmp_path / "t"), LocalRecords()
     for position in (1, 2, 3):
         records.append(path, rows(position), position)
-    known = records.entry_bytes(path, 1)
-    assert not records.is_restored(path, 1, known)
+    entries = records.entry_bytes(path, 1)
+    assert not records.is_restored(path, 1, entries)
     entry = Path(path, "_delta_log", f"{1:020d}.json")
     entry.write_text('{"commitInfo": {}}\n')
     with pytest.raises(DamagedTableError, match="its entry 1 is another than was written"):
-        records.is_restored(path, 1, known)
+        records.is_restored(path, 1, entries)

@@ -1,4 +1,4 @@
-"""Z-order: numbers that follow each other are close in every column, whatever the columns' types are. No JVM."""
+"""Z-order: close numbers are close in every column, whatever the columns' types are. No JVM."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_one_column_is_sorted_with_nulls_last() -> None:
     ],
     ids=lambda values: type(values[0]).__name__,
 )
-def test_every_type_can_be_ordered_by(values: list[object]) -> None:
+def test_every_type_can_be_ordered(values: list[object]) -> None:
     rows = pa.table({"n": range(6), "v": pa.array(values * 2)})
     assert sorted(z_ordered(rows, ["v", "n"])["n"].to_pylist()) == list(range(6))
 

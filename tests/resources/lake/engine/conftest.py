@@ -1,4 +1,4 @@
-"""Another user's processes."""
+"""Tests with processes of another user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The warm engine is found, shared, replaced and ended: by the command line, and by its own files."""
+"""The warm engine is started, shared, replaced and ended, by commands and by its own files."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def folder(tmp_path: Path) -> EngineFolder:
     return folder
 
 
-def test_a_record_counts_as_long_as_its_process_lives(folder: EngineFolder) -> None:
+def test_a_record_is_valid_while_its_process_is_alive(folder: EngineFolder) -> None:
     record = EngineRecord(1, 2, "token", control.fingerprint(SETTINGS), "0", 0.0)
     folder.write(record)
-    assert folder.read() is None, "nobody serves"
+    assert folder.read() is None, "there is an engine"
     serving = folder.lock("serving")
     assert serving is not None
     with serving:
-        # A process's own second lock of a file waits for the first, as another process's does.
+        # In a process, a second lock of a file waits for the first one, as another process's lock would.
         assert folder.read() == record
         used = control.use(folder, SETTINGS)
         assert used is not None
@@ -74,7 +74,7 @@ def test_only_the_owner_can_read_what_an_engine_writes(folder: EngineFolder) -> 
     assert [stat.S_IMODE(file.stat().st_mode) & 0o077 for file in files] == [0] * len(files)
 
 
-def test_settings_are_written_as_java_reads_them() -> None:
+def test_settings_are_written_in_javas_format() -> None:
     (line,) = properties({"a b": "c=d:ü\n#!\\𝄞"}).splitlines()
     assert line == r"a\ b=c\=d\:\u00fc\n\#\!\\\ud834\udd1e"
 
@@ -99,7 +99,7 @@ def ended(shop: Shop) -> Iterator[None]:
     _cli(shop, "engine", "stop")
 
 
-#: A client of the engine, which loses its Spark.
+#: A client of the engine that loses its Spark.
 _LOSES = """
 import os, signal
 from pgsieve.pipelines.config.model import load_config
@@ -117,7 +117,7 @@ except Exception:
 
 
 def _daemons(pid: int) -> list[int]:
-    """The processes of Python that a JVM has started."""
+    """The Python processes that a JVM has started."""
     children = [
         int(child)
         for task in Path(f"/proc/{pid}/task").iterdir()
@@ -134,8 +134,8 @@ def _status(shop: Shop) -> dict[str, Any]:
 @pytest.mark.drawn
 @pytest.mark.spark
 @pytest.mark.usefixtures("ended")
-def test_runs_share_an_engine_which_ends_when_nobody_needs_it(shop: Shop) -> None:
-    """Three JVMs: two engines, and the session of a run without one."""
+def test_runs_share_an_engine_which_ends_when_unused(shop: Shop) -> None:
+    """It takes long: three JVMs, of two engines and of a run without one."""
     shop.configure(spark={"conf": {"spark.pgsieve.smallBytes": "0"}})
     assert _cli(shop, "engine", "status").returncode == 1
     started = _cli(shop, "engine", "start", "--json")
@@ -145,26 +145,26 @@ def test_runs_share_an_engine_which_ends_when_nobody_needs_it(shop: Shop) -> Non
     assert first["current"]
     assert not first["used"]
 
-    # Two runs at once, both with work for Spark, and neither with a JVM of its own.
+    # Two runs at once need Spark, and neither starts a JVM of its own.
     shop.database.execute("update stock set n = n + 1")
     with ThreadPoolExecutor() as pool:
         runs = list(pool.map(lambda name: _cli(shop, "run", name), ("one", "two")))
     assert [run.returncode for run in runs] == [0, 0], runs
     assert _cli(shop, "check").returncode == 0
     assert _status(shop)["pid"] == first["pid"]
-    # What Python imports stays there for the next: all sessions share the daemon that forks its workers.
+    # Python imports stay for the next run: all sessions share the daemon that forks the workers.
     record = EngineFolder(shop.path.parent / ".pgsieve" / "engine").read()
     assert record is not None
     assert len(_daemons(record.spark_pid)) == 1
 
-    # A Spark that is gone is asked again for seconds, and at the end no more: pyspark does for ten minutes each.
+    # A lost Spark is retried for seconds, and at the end not at all. pyspark by itself retries for ten minutes each time.
     script = _LOSES.format(path=str(shop.path), pid=record.spark_pid)
-    told = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", script], check=False, capture_output=True, text=True, timeout=60
     )
-    assert told.stdout == "lost\n", told
+    assert completed.stdout == "lost\n", completed
 
-    # Other settings are another engine's; `run` has a session of its own then.
+    # Other settings need another engine; here `run` gets its own session.
     shop.configure(spark={"conf": {"spark.pgsieve.smallBytes": "0", "spark.sql.shuffle.partitions": "1"}})
     assert not _status(shop)["current"]
     assert _cli(shop, "engine", "start").returncode == 0
@@ -173,7 +173,7 @@ def test_runs_share_an_engine_which_ends_when_nobody_needs_it(shop: Shop) -> Non
     assert second["pid"] != first["pid"]
     assert not _lives(first["pid"])
 
-    # Whoever looks after it may be killed: its Spark ends, and nobody takes it for an engine.
+    # The process that watches the engine may be killed. Then its Spark ends, and no command uses it as an engine.
     record = EngineFolder(shop.path.parent / ".pgsieve" / "engine").read()
     assert record is not None
     os.kill(record.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Another user of the machine gets nothing of the warm engine: not its token, not a session, not what is sent to it."""
+"""Another user of the machine gets nothing from the warm engine: no token, no session, and no data sent to it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pgsieve.resources.lake.session import SparkEngine
 
 OTHER = ("setpriv", "--reuid=54321", "--regid=54321", "--clear-groups", sys.executable, "-c")
 
-#: Prints what the arguments and environments of all processes say that this user can read.
+#: Prints the arguments and environments of all processes, as far as this user can read them.
 READER = """
 from pathlib import Path
 for process in Path("/proc").glob("[0-9]*"):
@@ -50,7 +50,7 @@ while True:
     print(repr(connection.recv(100)), flush=True)
 """
 
-#: Asks Spark Connect for its version without a token and with a guess, and dials the socket; prints what it is told.
+#: Asks Spark Connect for its version, without a token and with a guess, and connects to the socket. Prints the answers.
 GUESSER = """
 import os, socket, sys
 import grpc
@@ -71,11 +71,11 @@ except OSError as error:
     print(type(error).__name__)
 """
 
-#: A message of Spark's own protocol to each of its other ports, as an executor sends it: its length, its kind, what it asks for.
+#: A message of Spark's own protocol for its other ports, as an executor sends it: length, kind, request.
 FETCH = bytes([0, 0, 0, 0, 0, 0, 0, 19, 6, 0, 0, 0, 6]) + b"/jars/"
 
 
-def _said(script: str, *arguments: object) -> str:
+def _output_of_another_user(script: str, *arguments: object) -> str:
     command = [*OTHER, script, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
@@ -87,14 +87,14 @@ def _listening(address: str, port: int) -> Iterator[subprocess.Popen[str]]:
     command = [*OTHER, LISTENER, address, str(port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
-        # What has just ended may have the port for a moment.
+        # A process that has just ended may keep the port for a moment.
         while (line := process.stdout.readline()) != "listening\n":
             assert "in use" in line
         yield process
         process.kill()
 
 
-def _heard(listener: subprocess.Popen[str]) -> str:
+def _line_of(listener: subprocess.Popen[str]) -> str:
     listener.kill()
     assert listener.stdout is not None
     return listener.stdout.read()
@@ -108,7 +108,7 @@ def _ports(pid: int) -> list[str]:
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[SparkEngine]:
-    # Others may enter the project's folder; its path is longer than the address of a socket can be.
+    # Others may enter the project's folder, and its path is longer than the address of a socket may be.
     project = tmp_path / ("project " * 15)
     project.mkdir()
     for folder in (project, tmp_path, *list(tmp_path.parents)[:2]):
@@ -122,7 +122,7 @@ def engine(tmp_path: Path) -> Iterator[SparkEngine]:
 
 @pytest.fixture
 def stopped(engine: SparkEngine) -> Iterator[ExitStack]:
-    """What goes on before the engine is ended."""
+    """Resources that are released before the engine ends."""
     assert engine
     with ExitStack() as stack:
         yield stack
@@ -133,19 +133,19 @@ def stopped(engine: SparkEngine) -> Iterator[ExitStack]:
 def test_another_user_gets_nothing_of_an_engine(
     engine: SparkEngine, stopped: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An engine starts: a JVM."""
+    """It takes long: an engine starts, with a JVM."""
     session = engine.session
     record = engine.folder.read()
     assert record is not None
     assert session.range(3).count() == 3
 
-    told = _said(READER)
-    assert "EngineServer" in told, "the engine's processes are among those that are read"
+    output = _output_of_another_user(READER)
+    assert "EngineServer" in output, "the engine's processes are among those that are read"
     ports = _ports(record.spark_pid)
     numbers = [address.rpartition(":")[2] for address in ports]
-    assert not [word for word in (record.token, engine.engine_folder, *numbers) if word in told]
+    assert not [word for word in (record.token, engine.engine_folder, *numbers) if word in output]
 
-    # Where Spark listens stands in the system's tables. It listens to this machine alone, and asks for a secret everywhere.
+    # The system's tables show where Spark listens: only on this machine, and every port demands a secret.
     assert len(ports) == 3
     assert {address.rpartition(":")[0] for address in ports} == {"[::ffff:127.0.0.1]"}
     answers = {}
@@ -155,16 +155,16 @@ def test_another_user_gets_nothing_of_an_engine(
             answers[port] = connection.recv(300)
     (connect,) = [port for port, answer in answers.items() if b"Unauthenticated call" not in answer]
     refused = ["UNAUTHENTICATED", "UNAUTHENTICATED", "PermissionError"]
-    assert _said(GUESSER, connect, engine.folder.path).split() == refused
+    assert _output_of_another_user(GUESSER, connect, engine.folder.path).split() == refused
 
-    # A listener on [::1], which may be what `localhost` means first.
+    # A listener on [::1], which `localhost` may mean first.
     with _listening("::1", int(connect)) as listener:
         another = SparkEngine(**{name: getattr(engine, name) for name in type(engine).model_fields})
         assert another.session.range(3).count() == 3
         another.session.stop()
-        assert not _heard(listener)
+        assert not _line_of(listener)
 
-    # Spark dies and another user has its port, before the engine's process has noticed.
+    # Spark dies and another user takes its port, before the engine's process notices.
     session.stop()
     os.kill(record.pid, signal.SIGSTOP)
     stopped.callback(os.kill, record.pid, signal.SIGCONT)
@@ -173,7 +173,7 @@ def test_another_user_gets_nothing_of_an_engine(
         time.sleep(0.05)
     with _listening("127.0.0.1", int(connect)) as listener:
         assert connected(record.spark_pid, int(connect)) is None
-        assert engine.folder.read() == record, "the record still stands"
+        assert engine.folder.read() == record, "the record is gone"
         stopped.close()
         used = control.use(engine.folder, engine.settings)
         with suppress(OSError), socket.socket(socket.AF_UNIX) as visitor:
@@ -186,10 +186,10 @@ def test_another_user_gets_nothing_of_an_engine(
         while engine.folder.is_serving():
             time.sleep(0.05)
         assert control.use(engine.folder, engine.settings) is None
-        assert set(_heard(listener).split()) <= {"b''"}
+        assert set(_line_of(listener).split()) <= {"b''"}
 
 
-def test_a_folder_that_another_user_made_is_not_used(tmp_path: Path) -> None:
+def test_a_folder_of_another_user_is_not_used(tmp_path: Path) -> None:
     folder = EngineFolder(tmp_path / "engine")
     folder.make()
     settings = {"spark.master": "local[1]"}

@@ -1,4 +1,4 @@
-"""Whose a connection is: nothing goes to a port before its process is known."""
+"""The owner of a connection: no byte is sent to a port before its process is known."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from pgsieve.resources.lake.engine.entrance import connected
 
-#: Listens, says where, and prints what it receives, accepting one connection or leaving it in the queue.
+#: Listens, prints its port and what it receives. It accepts one connection, or leaves it in the queue.
 LISTENER = """
 import socket, sys
 listener = socket.create_server(("127.0.0.1", int(sys.argv[1])))
@@ -31,7 +31,7 @@ def other() -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
-def test_a_connection_is_made_to_the_process_that_listens_and_to_no_other(
+def test_a_connection_is_made_only_to_the_expected_process(
     other: subprocess.Popen[str],
 ) -> None:
     assert other.stdin is not None
@@ -39,8 +39,10 @@ def test_a_connection_is_made_to_the_process_that_listens_and_to_no_other(
     port = int(other.stdout.readline())
     other.stdin.write("accept\n")
     other.stdin.flush()
-    assert connected(os.getpid(), port) is None, "of the same user, but another process"
-    assert other.stdout.readline() == "b''\n", "it was told something"
+    assert connected(os.getpid(), port) is None, (
+        "the listener belongs to the same user, but is another process"
+    )
+    assert other.stdout.readline() == "b''\n", "it received bytes"
 
     with socket.create_server(("127.0.0.1", 0)) as own:
         own_port = own.getsockname()[1]
@@ -54,4 +56,4 @@ def test_a_connection_is_made_to_the_process_that_listens_and_to_no_other(
         assert connection is not None
         connection.close()
         accepted[0].close()
-    assert connected(os.getpid(), own_port) is None, "nobody listens any more"
+    assert connected(os.getpid(), own_port) is None, "no process listens any more"

@@ -1,4 +1,4 @@
-"""The archive of the classes that Spark starts with."""
+"""The archive of classes with which Spark starts."""
 
 import os
 import shutil
@@ -16,12 +16,12 @@ from tests.fixtures.pgsieve_replica import engine
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder where jars and archive are kept."""
+    """An empty folder for the jars and the archive."""
     monkeypatch.setenv("PGSIEVE_JARS", str(tmp_path))
     return tmp_path
 
 
-def test_without_an_archive_java_is_told_of_none(folder: Path) -> None:
+def test_without_an_archive_java_gets_no_option_for_one(folder: Path) -> None:
     assert options("") == []
     archive_file().write_bytes(b"")
     assert archive_file().parent == folder
@@ -29,7 +29,7 @@ def test_without_an_archive_java_is_told_of_none(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("own", ["-XX:SharedArchiveFile=/mine.jsa", "-XX:ArchiveClassesAtExit=/mine.jsa"])
-def test_an_archive_of_the_users_is_left_to_them(folder: Path, own: str) -> None:
+def test_an_archive_that_the_user_configures_is_respected(folder: Path, own: str) -> None:
     assert folder
     archive_file().write_bytes(b"")
     assert options(own) == []
@@ -55,7 +55,7 @@ def test_a_session_that_fails_leaves_no_part_of_an_archive(
     assert list(folder.iterdir()) == []
 
 
-def test_a_copy_gets_its_name_when_it_is_whole(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_gets_its_name_when_it_is_complete(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive_file().write_bytes(b"classes")
     copy = folder / "copy"
     copy.mkdir()
@@ -74,7 +74,7 @@ def test_a_copy_gets_its_name_when_it_is_whole(folder: Path, monkeypatch: pytest
 
 
 @pytest.mark.spark
-def test_a_session_reads_the_archive_and_forks_workers_that_have_imported() -> None:
+def test_a_session_reads_the_archive_and_forks_workers_with_imports() -> None:
     assert make_archive(), "`make setup` makes it"
     session = engine().session
 

@@ -1,4 +1,4 @@
-"""Each jar of ours is made of the source that is beside it."""
+"""Each jar in the repository is compiled from the source beside it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def in_jar(jar: java.Jar) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("jar", java.JARS, ids=lambda jar: jar.path.stem)
-def test_the_manifest_names_the_source_as_it_is(jar: java.Jar) -> None:
+def test_the_manifest_has_the_digest_of_the_source(jar: java.Jar) -> None:
     manifest = in_jar(jar)["META-INF/MANIFEST.MF"].decode()
     assert f"X-Source-SHA256: {jar.digest[:48]}\r\n" in manifest
     assert f"pgsieve/lake/{jar.source.stem}.class" in in_jar(jar)

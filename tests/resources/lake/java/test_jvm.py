@@ -1,4 +1,4 @@
-"""What a JVM is started with: its environment is pgsieve's choice, and nothing of it is in arguments."""
+"""How a JVM is started: pgsieve chooses its environment, and its arguments contain nothing of the environment."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ def _nameless(_: int) -> None:
 
 @pytest.fixture
 def shell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
-    private_folder()  # Where the tests' own environment says.
+    private_folder()  # As the tests' own environment says.
     monkeypatch.setattr(os, "environ", {**SHELL, "SPARK_LOCAL_DIRS": str(tmp_path)})
     return monkeypatch
 
 
-def test_the_environment_is_not_what_a_shell_happens_to_say(shell: pytest.MonkeyPatch) -> None:
+def test_a_shells_environment_does_not_reach_the_jvm(shell: pytest.MonkeyPatch) -> None:
     own = {"LC_ALL": "C.UTF-8", "TZ": "UTC", "HOME": str(private_folder()), "TMPDIR": str(private_folder())}
     kept = {"HADOOP_CONF_DIR": "/etc/hadoop", "PATH": "/bin"}
     del os.environ["PYTEST_CURRENT_TEST"]
     assert environment("local[2]") == {**own, **kept, "SPARK_LOCAL_IP": "127.0.0.1"}
-    # A cluster's executors have to find the driver, and its own Spark may hold its settings.
+    # A cluster's executors must reach the driver, and the user's Spark may have settings for the cluster.
     assert environment("yarn") == {**own, **kept, "SPARK_HOME": "/other/spark"}
     shell.setitem(os.environ, "SPARK_LOCAL_IP", "192.0.2.1")
     assert environment("local[2]")["SPARK_LOCAL_IP"] == "192.0.2.1"
@@ -63,7 +63,7 @@ def test_a_user_without_a_name_is_called_by_the_number(shell: pytest.MonkeyPatch
     assert f"-Duser.name={number}" in shlex.split((tmp_path / "java.options").read_text())
 
 
-def test_what_is_written_is_read_as_it_was_meant(shell: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_settings_in_the_environment_are_read_unchanged(shell: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert shell
     options = '-Dhttp.proxyPassword=\'a b\' "-Dü=1" -Dc=\\"d'
     written = files(
@@ -73,24 +73,26 @@ def test_what_is_written_is_read_as_it_was_meant(shell: pytest.MonkeyPatch, tmp_
         assert file.stat().st_mode & 0o077 == 0
     settings = dict(line.split("=", 1) for line in written.read_text().splitlines())
     assert settings["spark.x"] == r"\=1\ \u00fc"
-    assert Path(settings["spark.sql.warehouse.dir"]).parent == private_folder(), "not the current folder"
+    assert Path(settings["spark.sql.warehouse.dir"]).parent == private_folder(), (
+        "the warehouse is in the current folder"
+    )
     assert Path(settings["spark.local.dir"]).parent == tmp_path
-    told = ("-Dhttp.proxyPassword=a b", "-Dü=1", '-Dc="d')
+    jvm_options = ("-Dhttp.proxyPassword=a b", "-Dü=1", '-Dc="d')
     assert (tmp_path / "java.options").read_text().splitlines()[-3:] == [
-        f'"{told[0]}"',
-        f'"{told[1]}"',
-        f"'{told[2]}'",
+        f'"{jvm_options[0]}"',
+        f'"{jvm_options[1]}"',
+        f"'{jvm_options[2]}'",
     ]
 
 
 @pytest.mark.spark
-def test_a_session_tells_other_users_nothing() -> None:
+def test_a_session_shows_nothing_to_other_users() -> None:
     session = engine().session
     assert session.conf.get("spark.authenticate") == "true"
     children = Path(f"/proc/{os.getpid()}/task").glob("*/children")
     for pid in {pid for task in children for pid in task.read_text().split()}:
         arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        # Not the server of Spark Connect that other tests have started.
+        # The Spark Connect server of other tests is excluded.
         if b"pyspark-shell" in arguments:
             break
     assert b"--conf" not in arguments
@@ -103,7 +105,7 @@ def test_a_session_tells_other_users_nothing() -> None:
     assert set(addresses) == {"[::ffff:127.0.0.1]"}
 
 
-def test_a_folder_that_sparks_launcher_cannot_pass_is_told_of(
+def test_a_folder_that_sparks_launcher_cannot_pass_is_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(jvm, "private_folder", lambda: tmp_path / "😀")

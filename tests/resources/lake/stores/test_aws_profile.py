@@ -1,4 +1,4 @@
-"""Profiles of AWS' tools, as these read them."""
+"""Profiles of AWS' tools are read as these tools read them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TOKEN = "aws_session_token = t0k-en-of-an-hour\n"
 
 
 class Home:
-    """A folder with the two files, and the environment of somebody who is at home there."""
+    """A home folder with the two files, and an environment that points to it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -42,49 +42,49 @@ def home(tmp_path: Path) -> Home:
         (f"[profile default]\n{KEYS}[default]\naws_access_key_id = other\n", "", None),
         (f"[profile lake]\n{KEYS}", "[default]\naws_access_key_id = other\n", "lake"),
         (f'[ profile  "my lake" ]\n{KEYS}', "", "my lake"),
-        # The file of credentials goes before the other.
+        # The file of credentials has precedence.
         ("[profile lake]\naws_access_key_id = other\n", f"[lake]\n{KEYS}", "lake"),
         ("", f"# of the lake\n[lake] ; mine\n{KEYS.replace('AKIA7', 'AKIA7 # mine')}", "lake"),
     ],
 )
-def test_keys_of_the_profile_that_counts(
+def test_the_keys_of_the_chosen_profile(
     home: Home, config: str, credentials: str, profile: str | None
 ) -> None:
     environ = home(config, credentials, **({"AWS_PROFILE": profile} if profile else {}))
-    found = AwsProfile.of(environ)
+    chosen = AwsProfile.of(environ)
     expected = {"aws_access_key_id": "AKIA7", "aws_secret_access_key": "x7Qm-secret-2Lp"}
-    assert (found.keys, found.has_credentials) == (expected, True)
-    assert "secret" not in repr(found)
+    assert (chosen.keys, chosen.has_credentials) == (expected, True)
+    assert "secret" not in repr(chosen)
 
 
 @pytest.mark.parametrize(
     "config",
     [
         "",
-        KEYS,  # of no section
-        f"[lake]\n{KEYS}",  # a name without its word: of the other file
+        KEYS,  # in no section
+        f"[lake]\n{KEYS}",  # without the word "profile", which the other file omits
         f"[profile other]\n{KEYS}",
         "[profile lake]\naws_access_key_id = AKIA7\n",
         "[profile lake\n",
         "[profile lake]\n\udcff".encode(errors="surrogateescape").decode("latin-1"),
     ],
 )
-def test_what_has_no_keys_says_nothing(home: Home, config: str) -> None:
+def test_a_profile_without_keys_gives_nothing(home: Home, config: str) -> None:
     assert AwsProfile.of(home(config, AWS_PROFILE="lake")).keys == {}
 
 
-def test_without_a_home_or_files_nothing_is_said(tmp_path: Path) -> None:
+def test_without_a_home_or_files_there_is_no_profile(tmp_path: Path) -> None:
     assert AwsProfile.of({}) == AwsProfile()
     assert AwsProfile.of({"HOME": str(tmp_path), "AWS_CONFIG_FILE": str(tmp_path)}) == AwsProfile()
 
 
-def test_files_may_be_named_from_the_home(home: Home, tmp_path: Path) -> None:
+def test_files_may_be_named_relative_to_the_home(home: Home, tmp_path: Path) -> None:
     environ = home()
     (tmp_path / "mine").write_text(f"[default]\n{KEYS}")
     (tmp_path / "own").write_text("[default]\nregion = eu-1\n")
-    found = AwsProfile.of({**environ, "AWS_SHARED_CREDENTIALS_FILE": "~/mine", "AWS_CONFIG_FILE": "~/own"})
-    assert (found.keys["aws_access_key_id"], found.region) == ("AKIA7", "eu-1")
-    assert AwsProfile.of({"AWS_SHARED_CREDENTIALS_FILE": "~/mine"}) == AwsProfile(), "there is no home"
+    chosen = AwsProfile.of({**environ, "AWS_SHARED_CREDENTIALS_FILE": "~/mine", "AWS_CONFIG_FILE": "~/own"})
+    assert (chosen.keys["aws_access_key_id"], chosen.region) == ("AKIA7", "eu-1")
+    assert AwsProfile.of({"AWS_SHARED_CREDENTIALS_FILE": "~/mine"}) == AwsProfile(), "there is a home"
 
 
 @pytest.mark.parametrize(
@@ -95,9 +95,9 @@ def test_files_may_be_named_from_the_home(home: Home, tmp_path: Path) -> None:
         "sso_account_id = 1\n",
     ],
 )
-def test_who_is_sent_elsewhere_takes_no_keys(home: Home, elsewhere: str) -> None:
-    found = AwsProfile.of(home(f"[default]\n{elsewhere}", f"[default]\n{KEYS}"))
-    assert (found.keys, found.has_credentials) == ({}, True)
+def test_a_profile_that_refers_to_another_source_gives_no_keys(home: Home, elsewhere: str) -> None:
+    chosen = AwsProfile.of(home(f"[default]\n{elsewhere}", f"[default]\n{KEYS}"))
+    assert (chosen.keys, chosen.has_credentials) == ({}, True)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_who_is_sent_elsewhere_takes_no_keys(home: Home, elsewhere: str) -> None
         ({"AWS_ENDPOINT_URL": "http://c"}, "[default]\nendpoint_url = http://a\n", "http://c"),
     ],
 )
-def test_the_server_of_a_profile_is_both_engines(
+def test_both_engines_use_the_server_of_a_profile(
     home: Home, environ: dict[str, str], config: str, endpoint: str | None
 ) -> None:
     environ = home(config, **environ)
@@ -137,39 +137,39 @@ def test_the_server_of_a_profile_is_both_engines(
 @pytest.mark.parametrize(
     "name", ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "`endpoint_url`"]
 )
-def test_what_is_no_servers_address_is_refused_where_it_stands(home: Home, name: str, endpoint: str) -> None:
+def test_an_invalid_address_is_refused_with_its_place(home: Home, name: str, endpoint: str) -> None:
     environ = home(f"[default]\nendpoint_url = {endpoint}\n")
     if name.startswith("AWS_"):
         environ = home(**{name: endpoint})
     storage = Storage.of("s3://bucket/lake")
-    for told in (storage.endpoint, storage.delta_rs_options, storage.spark_settings, storage.imitates_s3):
+    for method in (storage.endpoint, storage.delta_rs_options, storage.spark_settings, storage.imitates_s3):
         with pytest.raises(EndpointError) as caught:
-            told(environ)
+            method(environ)
         assert caught.value.message.startswith(f'lake "s3a://bucket/lake": {name} ')
         assert "http://HOST:PORT" in str(caught.value.hint)
         assert "secret-2Lp" not in str(caught.value)
 
 
-def test_delta_rs_is_told_what_it_does_not_look_for(home: Home) -> None:
+def test_delta_rs_gets_the_profile_that_it_does_not_read_itself(home: Home) -> None:
     storage = Storage.of("s3://bucket/lake")
     config = "[default]\nregion = eu-central-1\n"
     kept = storage.delta_rs_options(home(config, f"[default]\n{KEYS}"))
     assert (kept["aws_access_key_id"], kept["aws_region"]) == ("AKIA7", "eu-central-1")
     assert "secret" not in concealed("x7Qm-secret-2Lp")
-    # What ends it reads itself, again and again, where it reads it at all.
+    # delta-rs reads temporary credentials itself, again and again, if it reads them at all.
     ending = home(config, f"[default]\n{KEYS}{TOKEN}")
     assert "aws_access_key_id" not in storage.delta_rs_options(ending)
-    beside = Storage.of("s3://bucket/lake", {"endpoint": "http://own", "region": "us-1"}).delta_rs_options(
-        ending
-    )
-    assert (beside["aws_session_token"], beside["aws_region"]) == ("t0k-en-of-an-hour", "us-1")
+    with_endpoint = Storage.of(
+        "s3://bucket/lake", {"endpoint": "http://own", "region": "us-1"}
+    ).delta_rs_options(ending)
+    assert (with_endpoint["aws_session_token"], with_endpoint["aws_region"]) == ("t0k-en-of-an-hour", "us-1")
 
 
 @pytest.mark.parametrize("before", ["AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE"])
-def test_credentials_of_the_environment_go_before_a_profile(home: Home, before: str) -> None:
+def test_credentials_of_the_environment_precede_a_profile(home: Home, before: str) -> None:
     environ = home("", f"[default]\n{KEYS}", **{before: "x"})
     assert "aws_access_key_id" not in Storage.of("s3://bucket/lake").delta_rs_options(environ)
     given = Storage.of("s3://bucket/lake", {"access_key_id": "own", "secret_access_key": "s"})
-    told = given.delta_rs_options(home("", f"[default]\n{KEYS}{TOKEN}"))
-    assert told["aws_access_key_id"] == "own"
-    assert "aws_session_token" not in told
+    options = given.delta_rs_options(home("", f"[default]\n{KEYS}{TOKEN}"))
+    assert options["aws_access_key_id"] == "own"
+    assert "aws_session_token" not in options

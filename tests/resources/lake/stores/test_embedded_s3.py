@@ -1,4 +1,4 @@
-"""The S3 server of the demo: without its package it is refused with the way out."""
+"""The S3 server of the demo: without its package it is refused, with the way out."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Objects of a store as files: how often the store is asked, and that other threads work while it answers.
+"""Objects of a store as files: the number of requests, and other threads that work during a request.
 
-The proxy runs in this process: were Python's lock kept while it is asked, no request would ever be answered.
+The proxy runs in this process. If Python's lock were held during a request, no request would be answered.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def store(proxy: S3Proxy, s3_folder: str) -> Store:
 
 
 def asked(proxy: S3Proxy) -> list[str]:
-    """What the store was asked since the last time."""
+    """The requests to the store since the last call."""
     methods = [method for method, _, _ in proxy.answered]
     proxy.answered.clear()
     return methods
@@ -90,7 +90,7 @@ def test_a_file_of_any_size_is_read_as_it_was_written(store: Store, s3_folder: s
         assert stream.read() == content
 
 
-def test_what_is_not_there_or_refused_is_an_os_error(proxy: S3Proxy, store: Store, s3_folder: str) -> None:
+def test_a_missing_or_refused_object_is_an_os_error(proxy: S3Proxy, store: Store, s3_folder: str) -> None:
     files, inner = store.system(f"{s3_folder}/none")
     with pytest.raises(FileNotFoundError, match="none not found") as missing:
         files.open_input_file(inner)

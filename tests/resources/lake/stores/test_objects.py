@@ -1,4 +1,4 @@
-"""Objects of a store are reached as delta-rs reaches them, or it is known that they are not."""
+"""This library reaches objects of a store exactly if delta-rs does; otherwise it says that it cannot."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _KEYS = "[default]\naws_access_key_id = AKIA7\naws_secret_access_key = s\n"
         ("other", _KEYS, True),
     ],
 )
-def test_credentials_that_a_profile_has_are_known_to_be_delta_rs_own(
+def test_credentials_of_a_profile_are_left_to_delta_rs(
     tmp_path: Path, name: str, text: str, found: bool
 ) -> None:
     (tmp_path / ".aws").mkdir()
@@ -34,14 +34,14 @@ def test_credentials_that_a_profile_has_are_known_to_be_delta_rs_own(
     assert has_credentials("s3a://lake", {}, environ) is found
     named = {"HOME": "/nowhere", "AWS_CONFIG_FILE": str(tmp_path / ".aws" / name)}
     assert has_credentials("s3a://lake", {}, named) is (found and name != "other")
-    # Where they are given, or an endpoint is, delta-rs does not look there either; and nobody does for another platform.
+    # If credentials or an endpoint are given, or the platform is another one, delta-rs reads no profile either.
     for options in ({"AWS_ACCESS_KEY_ID": "AKIA7"}, {"aws_endpoint_url": "http://minio:9000"}):
         assert has_credentials("s3a://lake", options, environ)
     assert has_credentials("s3a://lake", {}, {**environ, "AWS_ACCESS_KEY_ID": "AKIA7"})
     assert has_credentials("gs://lake", {}, environ)
 
 
-def test_both_reach_the_endpoint_of_the_configuration_whatever_the_environment_names(
+def test_both_libraries_use_the_configured_endpoint_whatever_the_environment_names(
     s3_server: S3Server, s3_folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"):
@@ -56,7 +56,7 @@ def test_both_reach_the_endpoint_of_the_configuration_whatever_the_environment_n
     assert store.has(f"{path}.2")
 
 
-def test_an_object_is_made_once(s3_server: S3Server, s3_folder: str) -> None:
+def test_an_object_is_created_once(s3_server: S3Server, s3_folder: str) -> None:
     storage = Storage.of(s3_folder, s3_server.storage)
     objects, name = Objects("s3a://lake", storage.delta_rs_options()), f"{s3_folder.rpartition('/')[2]}/x"
     objects.make(name, b"1")
@@ -94,6 +94,6 @@ def test_a_folder_has_no_objects(tmp_path: Path) -> None:
         assert objects_at(path, ()) is None
 
 
-def test_what_cannot_be_opened_is_left_to_delta_rs(tmp_path: Path) -> None:
+def test_a_store_that_cannot_be_opened_is_left_to_delta_rs(tmp_path: Path) -> None:
     storage = Storage.of("gs://lake", {"service_account": str(tmp_path / "none.json")})
     assert objects_at(storage.address, Store.of(storage).options) is None

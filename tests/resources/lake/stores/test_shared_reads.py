@@ -1,4 +1,4 @@
-"""What is read once for several readers."""
+"""Data that is read once for several readers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _batch(made: list[int], rows: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"a": pa.array(range(rows), pa.int64())})
 
 
-def test_what_has_room_is_made_once_and_the_first_stay() -> None:
+def test_values_that_fit_are_made_once_and_the_first_ones_stay() -> None:
     made: list[int] = []
     shared = SharedReads(8 * 150)
     for rows in (100, 100, 80, 50, 100, 80, 50):
@@ -23,7 +23,7 @@ def test_what_has_room_is_made_once_and_the_first_stay() -> None:
     assert made == [100, 80, 50, 80]
 
 
-def test_another_process_keeps_reads_of_its_own_until_those_of_the_next_run_come() -> None:
+def test_another_process_keeps_its_own_reads_until_the_next_run() -> None:
     made: list[int] = []
     with reads_shared():
         kept = shared_reads()
@@ -38,7 +38,7 @@ def test_another_process_keeps_reads_of_its_own_until_those_of_the_next_run_come
     assert made == [3, 2, 1, 4]
 
 
-def test_a_worker_makes_room_for_another_part_where_less_than_half_is_left() -> None:
+def test_a_worker_frees_memory_for_another_part_if_less_than_half_is_left() -> None:
     made: list[int] = []
     shared = SharedReads(8 * 150)
     for rows, kept in ((70, True), (30, False), (20, True), (40, False)):

@@ -1,4 +1,4 @@
-"""One address and one set of options, in the words of both engines."""
+"""One address and one set of options, translated for both engines."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def test_s3_has_one_address_for_both_engines(written: str) -> None:
         ("oss://bucket/lake", False),
     ],
 )
-def test_a_store_is_safe_where_it_keeps_the_first_of_two_commits(address: str, is_safe: bool) -> None:
+def test_a_store_is_safe_if_it_keeps_the_first_of_two_commits(address: str, is_safe: bool) -> None:
     assert Storage.of(address).is_safe is is_safe
 
 
-def test_an_s3_server_of_ones_own_in_the_words_of_both_engines() -> None:
+def test_a_private_s3_server_in_the_options_of_both_engines() -> None:
     storage = Storage.of("s3://bucket/lake", MINIO)
     assert storage.delta_rs_options({}) == {
         "aws_endpoint_url": "http://minio:9000",
@@ -68,7 +68,7 @@ def test_an_s3_server_of_ones_own_in_the_words_of_both_engines() -> None:
     }
 
 
-def test_without_options_both_engines_look_where_aws_tools_do() -> None:
+def test_without_options_both_engines_read_the_same_as_aws_tools() -> None:
     storage = Storage.of("s3://bucket/lake")
     assert storage.delta_rs_options({}) == {"aws_conditional_put": "etag"}
     chain = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
@@ -109,9 +109,9 @@ def test_both_engines_have_the_bucket_in_the_path_or_in_the_hosts_name(
 ) -> None:
     given = {"endpoint": endpoint, "path_style": path_style}
     storage = Storage.of("s3://bucket/lake", {name: value for name, value in given.items() if value})
-    told, settings = storage.delta_rs_options({}), storage.spark_settings({})
-    assert (told.get("aws_endpoint_url"), told.get("aws_virtual_hosted_style_request")) == delta_rs
-    assert told.get("aws_endpoint_url_s3") == told.get("aws_endpoint_url")
+    options, settings = storage.delta_rs_options({}), storage.spark_settings({})
+    assert (options.get("aws_endpoint_url"), options.get("aws_virtual_hosted_style_request")) == delta_rs
+    assert options.get("aws_endpoint_url_s3") == options.get("aws_endpoint_url")
     assert (settings.get("fs.s3a.endpoint"), settings.get("fs.s3a.path.style.access")) == spark
 
 
@@ -123,11 +123,11 @@ def test_a_session_token_needs_the_provider_that_reads_it() -> None:
 
 
 @pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"])
-def test_a_server_that_the_environment_names_is_both_engines(name: str) -> None:
+def test_both_engines_use_the_server_of_the_environment(name: str) -> None:
     storage = Storage.of("s3://bucket/lake")
     environ = {name: "http://store:1"}
-    told = storage.delta_rs_options(environ)
-    assert (told["aws_endpoint_url"], told["aws_allow_http"]) == ("http://store:1", "true")
+    options = storage.delta_rs_options(environ)
+    assert (options["aws_endpoint_url"], options["aws_allow_http"]) == ("http://store:1", "true")
     assert storage.spark_settings(environ)["fs.s3a.endpoint"] == "http://store:1"
     own = Storage.of("s3://bucket/lake", MINIO)
     assert own.delta_rs_options(environ)["aws_endpoint_url"] == own.spark_settings(environ)["fs.s3a.endpoint"]
@@ -145,12 +145,12 @@ def test_a_server_that_the_environment_names_is_both_engines(name: str) -> None:
         ("https://notamazonaws.com", True),
     ],
 )
-def test_a_server_other_than_s3_is_known_by_its_name(endpoint: str | None, imitates: bool) -> None:
+def test_a_server_that_imitates_s3_is_recognised_by_its_name(endpoint: str | None, imitates: bool) -> None:
     options = {} if endpoint is None else {"endpoint": endpoint}
     assert Storage.of("s3://bucket/lake", options).imitates_s3({}) is imitates
 
 
-def test_azure_in_the_words_of_both_engines() -> None:
+def test_azure_in_the_options_of_both_engines() -> None:
     account = "shop.dfs.core.windows.net"
     by_key = Storage.of(ABFSS, {"account_key": "k"})
     assert by_key.delta_rs_options() == {"azure_storage_account_key": "k"}
@@ -167,7 +167,7 @@ def test_azure_in_the_words_of_both_engines() -> None:
     assert endpoint.endswith("/t/oauth2/token")
 
 
-def test_google_in_the_words_of_both_engines() -> None:
+def test_google_in_the_options_of_both_engines() -> None:
     storage = Storage.of("gs://bucket/lake", {"service_account": "/keys/lake.json"})
     assert storage.delta_rs_options() == {"google_service_account": "/keys/lake.json"}
     settings = storage.spark_settings({})
@@ -191,14 +191,14 @@ def test_a_session_for_s3_has_the_log_store_and_its_jar() -> None:
     assert log_store.SETTING not in session_config("local[1]", {}, Storage.of("/lakes/shop"))
 
 
-def test_what_the_user_says_of_the_file_system_is_left_as_it_is() -> None:
+def test_the_users_settings_of_the_file_system_are_kept() -> None:
     storage = Storage.of("s3://bucket/lake", MINIO)
     own = {"spark.hadoop.fs.s3a.endpoint": "https://other"}
     assert storage.spark_settings({}).keys() - storage_settings(storage, own).keys() == {"fs.s3a.endpoint"}
 
 
 @pytest.mark.parametrize("setting", [log_store.SETTING, "spark.delta.logStore.class"])
-def test_another_log_store_on_s3_is_refused_unless_spark_alone_writes(setting: str) -> None:
+def test_another_log_store_on_s3_is_refused_unless_only_spark_writes(setting: str) -> None:
     conf = {setting: "io.delta.storage.S3SingleDriverLogStore"}
     with pytest.raises(UnsafeLogStoreError, match=setting):
         refuse_other_log_store(Storage.of("s3://bucket/lake"), conf)

@@ -1,4 +1,4 @@
-"""A store tells whether it takes a file, and nothing of that stays."""
+"""A store says whether it accepts a file, and the probe leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.fixtures.s3_server import S3Server
 
 
 def _touch(store: Store, path: str) -> None:
-    """Make an empty file, in a folder that may not be there."""
+    """Create an empty file in a folder, which may not exist yet."""
     if not is_uri(path):
         Path(path).parent.mkdir(parents=True, exist_ok=True)
     store.touch(path)
@@ -43,7 +43,7 @@ def test_a_probe_of_s3_leaves_nothing(s3_server: S3Server, s3_folder: str) -> No
 @pytest.mark.parametrize("name", ["AWS_SESSION_TOKEN", "AWS_TOKEN", "aws_session_token"])
 @pytest.mark.parametrize("token", ["of-other-keys", ""])
 @pytest.mark.parametrize("keys", ["storage", "profile", "environment"])
-def test_a_token_of_the_environment_goes_with_no_other_keys(
+def test_a_token_of_the_environment_is_not_combined_with_other_keys(
     s3_server: S3Server,
     s3_folder: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -80,11 +80,11 @@ def test_a_token_of_the_environment_goes_with_no_other_keys(
             assert objects is not None
             assert objects.stamp("none") is None
             assert proxy.tokens == {None}
-    assert os.environ[name] == token, "others of this process may need it"
+    assert os.environ[name] == token, "other code of this process may need it"
 
 
 @pytest.mark.slow
-def test_the_environment_does_not_say_where_the_bucket_stands(
+def test_the_environment_does_not_decide_where_the_bucket_is(
     s3_server: S3Server, s3_folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "true")
@@ -95,7 +95,7 @@ def test_the_environment_does_not_say_where_the_bucket_stands(
 
 
 @pytest.mark.slow
-def test_what_is_removed_is_a_folder_and_not_what_begins_like_it(
+def test_a_removal_removes_a_folder_and_not_its_neighbours_with_the_same_prefix(
     s3_server: S3Server, s3_folder: str, tmp_path: Path
 ) -> None:
     for lake in (s3_folder, str(tmp_path)):
@@ -122,12 +122,12 @@ def test_a_folder_is_found_at_any_depth_by_its_whole_name(
     for lake in (s3_folder, str(tmp_path)):
         store = Store.of(Storage.of(s3_folder, s3_server.storage))
         assert not store.has_folder(f"{lake}/sales", "_pgsieve")
-        for name, found in (("a/_pgsieve2/x", False), ("_pgsieve", False), ("b/c/_pgsieve/x", True)):
+        for name, expected in (("a/_pgsieve2/x", False), ("_pgsieve", False), ("b/c/_pgsieve/x", True)):
             _touch(store, f"{lake}/sales/{name}")
-            assert store.has_folder(f"{lake}/sales", "_pgsieve") is found
+            assert store.has_folder(f"{lake}/sales", "_pgsieve") is expected
 
 
-def test_a_store_that_refuses_says_so(tmp_path: Path) -> None:
+def test_a_refusing_store_is_reported(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="no-folder"):
         Store().probe(f"{tmp_path.as_uri()}/no-folder", ".probe")
 
@@ -151,7 +151,7 @@ def test_parts_have_all_row_groups_in_their_order_and_their_bytes_are_bounded(
     ("megabytes", "beside", "parts"),
     [(3, 2, 1), (8, 2, 2), (33, 2, 2), (75, 1, 3), (75, 2, 4), (75, 4, 4), (0, 2, 0)],
 )
-def test_executors_beside_each_other_have_as_many_parts(megabytes: int, beside: int, parts: int) -> None:
+def test_parallel_executors_have_the_same_number_of_parts(megabytes: int, beside: int, parts: int) -> None:
     sizes = [len(part) for part in parted(_groups([1024 * 1024] * megabytes), beside)]
     assert len(sizes) == parts
     assert max(sizes, default=0) - min(sizes, default=0) <= 1

@@ -1,4 +1,4 @@
-"""What a store refuses as a whole is told apart from what is one table's, with what to do; without a JVM."""
+"""Refusals of a whole store are distinguished from errors of one table, and say what to do. No JVM."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_refusal_names_the_lake_the_stores_word_and_what_to_do(
     path = f"{lake.uri}/t"
     proxy.heal()
     lake.records.append(path, ROWS)
-    # A bucket is gone as a whole.
+    # A missing bucket refuses every request.
     for part in ("",) if answer in {NO_BUCKET, OTHER_REGION} or answer.status == 301 else ("", "_delta_log/"):
         proxy.refuse(answer, part=part)
         for act in (lambda: lake.records.append(path, ROWS), lambda: lake.records.head(path)):
@@ -55,12 +55,12 @@ def test_a_refusal_names_the_lake_the_stores_word_and_what_to_do(
                 act()
             assert refused.value.message == f'lake "{lake.uri}": {what}'
             assert hint in str(refused.value.hint)
-            assert not isinstance(refused.value, StoreUnavailableError), "it does not pass by itself"
+            assert not isinstance(refused.value, StoreUnavailableError), "this error is not temporary"
     proxy.heal()
     assert lake.records.count(path) == 1
 
 
-def test_credentials_that_a_head_finds_expired_are_no_tables_fault(
+def test_credentials_that_expire_at_a_head_request_set_no_table_aside(
     s3_server: S3Server, proxy: S3Proxy, s3_folder: str
 ) -> None:
     lake = lake_at(s3_folder, {**s3_server.storage, "endpoint": proxy.url})
@@ -70,7 +70,7 @@ def test_credentials_that_a_head_finds_expired_are_no_tables_fault(
     with pytest.raises(LakeUnavailableError) as refused, lake.access.refusing(f"{lake.uri}/t"):
         lake.store.stamp(path)
     assert refused.value.message == f'lake "{lake.uri}": the store does not accept the credentials (HTTP 400)'
-    assert not isinstance(refused.value, StoreUnavailableError), "it does not pass by itself"
+    assert not isinstance(refused.value, StoreUnavailableError), "this error is not temporary"
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ _S3A = (
         ),
     ],
 )
-def test_what_engines_say_is_understood(text: str, fault: StoreFault, passes: bool) -> None:
+def test_error_texts_of_engines_are_understood(text: str, fault: StoreFault, passes: bool) -> None:
     refused = store_refusal([RuntimeError("it failed"), RuntimeError(text)])
     assert refused is not None
     assert (refused.fault, refused.passes) == (fault, passes)
@@ -178,5 +178,5 @@ def test_what_engines_say_is_understood(text: str, fault: StoreFault, passes: bo
         "[CAST_INVALID_INPUT] 'Error performing GET <Code>NoSuchBucket</Code>' cannot be cast. SQLSTATE: 22018",
     ],
 )
-def test_a_missing_object_a_publisher_and_a_cell_are_not_the_store(text: str) -> None:
+def test_errors_of_a_missing_object_a_publisher_and_a_cell_are_not_the_stores(text: str) -> None:
     assert store_refusal([RuntimeError(text)]) is None
