@@ -1,4 +1,4 @@
-"""The component in a project's folder of definitions: scaffolded, translated, and loaded from its state alone."""
+"""The component in a project's folder of definitions: scaffolded, translated, and loaded only from its state."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def _descriptions(defs: dg.Definitions) -> dict[str, str]:
     return {k.to_user_string(): graph.get(k).description or "" for k in keys}
 
 
-def test_what_is_scaffolded_loads(sandbox: DefsFolderSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scaffolded_component_loads(sandbox: DefsFolderSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SHOP_PASSWORD", raising=False)
     path = sandbox.scaffold_component(component_cls=PgsieveComponent, defs_path="replicas")
     assert yaml.safe_load((path / "defs.yaml").read_text())["attributes"] == {"config": "pgsieve.yaml"}
-    # What is replicated is no part of the package.
+    # The replicated data is not part of the package.
     assert Path(load_config(path / "pgsieve.yaml").lake) == sandbox.project_root / "lake"
     with sandbox.load_component_and_build_defs(defs_path=path) as (_, defs):
         dg.Definitions.validate_loadable(defs)
@@ -61,7 +61,7 @@ def test_what_is_scaffolded_loads(sandbox: DefsFolderSandbox, monkeypatch: pytes
         assert dg.AssetKey(["sales", "cut"]) in defs.resolve_asset_graph().get_all_asset_keys()
 
 
-def test_a_second_component_gets_names_of_its_own(sandbox: DefsFolderSandbox) -> None:
+def test_a_second_component_gets_other_names(sandbox: DefsFolderSandbox) -> None:
     sandbox.scaffold_component(component_cls=PgsieveComponent, defs_path="replicas")
     path = sandbox.scaffold_component(component_cls=PgsieveComponent, defs_path="crm-app")
     attributes = yaml.safe_load((path / "defs.yaml").read_text())["attributes"]
@@ -75,7 +75,7 @@ def test_a_second_component_gets_names_of_its_own(sandbox: DefsFolderSandbox) ->
         }
 
 
-def test_a_translation_changes_keys_groups_tags_and_what_depends_on_them(sandbox: DefsFolderSandbox) -> None:
+def test_a_translation_changes_keys_groups_tags_and_their_dependents(sandbox: DefsFolderSandbox) -> None:
     configuration = (
         "lake: ./lake\nsources: {shop: {conninfo: dbname=shop}}\n"
         "subscriptions: {sales: {source: shop, publications: [p]}}\n"
@@ -99,12 +99,12 @@ def test_a_translation_changes_keys_groups_tags_and_what_depends_on_them(sandbox
         assert {job.name for job in defs.jobs or []} >= {"crm_shop_increments"}
 
 
-def test_the_state_alone_tells_what_is_published(
+def test_the_state_alone_names_the_published_tables(
     shop: Shop, sandbox: DefsFolderSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("DAGSTER_IS_DEV_CLI", raising=False)
     with _loaded(sandbox, yaml.safe_dump(shop.written)) as (component, defs):
-        assert _descriptions(defs) == {}, "neither a state nor a lake"
+        assert _descriptions(defs) == {}, "there are descriptions without a state or a lake"
         asyncio.run(component.refresh_state(sandbox.project_root))
     shop.database.execute("alter publication p drop table notes")
     gone = {**shop.written, "sources": {"shop": {**shop.written["sources"]["shop"], "conninfo": "port=1"}}}
@@ -119,7 +119,7 @@ def test_the_state_alone_tells_what_is_published(
         asyncio.run(component.refresh_state(sandbox.project_root))
     monkeypatch.delenv("DAGSTER_IS_DEV_CLI")
     with _loaded(sandbox, yaml.safe_dump(gone)) as (_, defs):
-        assert _descriptions(defs) == before, "a source that does not answer keeps its part"
+        assert _descriptions(defs) == before, "a source that does not answer lost its part"
     with _loaded(sandbox, yaml.safe_dump(shop.written)) as (component, _):
         asyncio.run(component.refresh_state(sandbox.project_root))
     with _loaded(sandbox, yaml.safe_dump(shop.written)) as (_, defs):

@@ -1,4 +1,4 @@
-"""The definitions beside others: nothing clashes, nothing is asked while they load, and runs end as things are."""
+"""The definitions in a project with others: names do not clash, no source is asked while they load, and runs succeed or fail rightly."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from pgsieve.pipelines.definitions import definitions
 from pgsieve.pipelines.project import project
 from tests.fixtures.shop import Shop
 
-#: Nobody answers there, and nobody refuses: a connection would wait until its timeout.
+#: An address that neither answers nor refuses: a connection would wait until its timeout.
 SILENT = """
 lake: ./lake
 sources: {shop: {conninfo: "host=203.0.113.1 dbname=shop connect_timeout=60"}}
@@ -54,7 +54,7 @@ def _names(defs: dg.Definitions) -> set[str]:
 def mine(lake: dg.ResourceParam[str]) -> None: ...
 
 
-def test_they_merge_into_a_project_that_has_an_executor_and_a_lake(silent: Path, tmp_path: Path) -> None:
+def test_definitions_merge_into_a_project_with_an_executor_and_a_lake(silent: Path, tmp_path: Path) -> None:
     own = dg.Definitions(
         assets=[mine],
         jobs=[
@@ -83,7 +83,7 @@ def test_they_merge_into_a_project_that_has_an_executor_and_a_lake(silent: Path,
         pgsieve.build_definitions(silent, prefix="my-own")
 
 
-def test_by_themselves_they_keep_their_names(silent: Path) -> None:
+def test_definitions_alone_keep_their_names(silent: Path) -> None:
     defs = definitions(load_config(silent))
     assert defs.executor is dg.in_process_executor
     assert _names(defs) == {
@@ -100,7 +100,7 @@ def test_by_themselves_they_keep_their_names(silent: Path) -> None:
     assert all(each.description for each in (*defs.jobs, *defs.schedules, *defs.sensors))
 
 
-def test_no_source_is_asked_while_they_load(silent: Path) -> None:
+def test_no_source_is_asked_while_definitions_load(silent: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1 port={server.getsockname()[1]}"
         silent.write_text(SILENT.replace("203.0.113.1", address).replace("=60", "=2"))
@@ -118,14 +118,14 @@ def test_one_key_switches_schedules_sensors_and_freshness_policies_on(silent: Pa
         cut = defs.resolve_asset_graph().get(dg.AssetKey(["sales", "cut"]))
         return on, cut.freshness_policy is not None
 
-    assert running() == ({"published_tables"}, False), "it starts nothing"
+    assert running() == ({"published_tables"}, False), "this sensor starts no run"
     silent.write_text(f"{SILENT}dagster: {{automation: true}}\n")
     names = {"shop_increments_schedule", "shop_maintenance_schedule", "sales_new_tables", "shop_slot_lag"}
     assert running() == ({*names, "published_tables"}, True)
 
 
 @pytest.mark.drawn
-def test_tables_are_known_from_what_was_kept_and_then_from_the_lake(shop: Shop) -> None:
+def test_tables_are_known_from_the_stored_state_and_then_from_the_lake(shop: Shop) -> None:
     def described() -> dict[str, str]:
         """The row filter that each replica shows."""
         specs = pgsieve.build_definitions(shop.path).resolve_asset_graph()
@@ -139,14 +139,14 @@ def test_tables_are_known_from_what_was_kept_and_then_from_the_lake(shop: Shop) 
     assert described() == everything
     shop.copy()
     (config.state_folder / "published.json").unlink()
-    assert described() == everything, "the catalog in the lake"
+    assert described() == everything, "the catalog in the lake is not used"
     shop.database.execute("create table later (id int primary key); alter publication q add table later")
-    assert described() == everything, "no source is asked"
+    assert described() == everything, "a source is asked"
     shop.copy()
-    assert described() == {**everything, "later": "none"}, "what a run has recorded since counts"
+    assert described() == {**everything, "later": "none"}, "the newer record of a run is not used"
 
 
-def test_a_row_filter_that_nobody_knows_is_not_called_none(shop: Shop) -> None:
+def test_an_unknown_row_filter_is_not_shown_as_none(shop: Shop) -> None:
     own: dict[str, Any] = {"source": "shop", "publications": ["q"], "row_filter": "publisher"}
     shop.configure(subscriptions={"three": own})
     shop.copy()
@@ -182,7 +182,7 @@ def _evaluated(result: dg.ExecuteInProcessResult) -> dict[tuple[str, str], bool]
     }
 
 
-def test_an_increment_evaluates_its_checks_and_tells_figures_under_the_same_names(
+def test_an_increment_evaluates_its_checks_and_names_its_figures_consistently(
     shop: Shop, dagster: dg.DagsterInstance
 ) -> None:
     shop.copy()
@@ -212,7 +212,7 @@ def test_an_increment_evaluates_its_checks_and_tells_figures_under_the_same_name
         record = dagster.event_log_storage.get_asset_check_execution_history(
             dg.AssetCheckKey(orders, check), limit=9
         )
-        assert len(record) == 1, "of a table that got nothing there is nothing new to tell"
+        assert len(record) == 1, "a table without changes is evaluated again"
         evaluation = record[0].event.dagster_event.asset_check_evaluation_data  # type: ignore[union-attr]
         assert evaluation.passed
 
@@ -223,7 +223,7 @@ def _set_aside(shop: Shop, subscription: str, table: str, reason: str) -> None:
 
 
 def _red(shop: Shop, dagster: dg.DagsterInstance) -> set[str]:
-    """The assets that Dagster's pages show as failed: by their last run, or by one of the checks that each run evaluates."""
+    """The assets that Dagster's pages show as failed, because of their last run or a check that each run evaluates."""
     graph = pgsieve.build_definitions(shop.path).resolve_asset_graph()
     red = set()
     for key in graph.materializable_asset_keys:
@@ -240,7 +240,7 @@ def _red(shop: Shop, dagster: dg.DagsterInstance) -> set[str]:
 
 
 def _stale(shop: Shop, dagster: dg.DagsterInstance) -> list[str]:
-    """What Dagster calls "unsynced" of what an increment makes."""
+    """The assets of an increment that Dagster calls "unsynced"."""
     graph = pgsieve.build_definitions(shop.path).resolve_asset_graph()
     resolver = CachingStaleStatusResolver(dagster, graph, LoadingContextForTest(dagster))
     made = [k for k in graph.materializable_asset_keys if k.path[-1] not in {"maintenance", "initial_sync"}]
@@ -250,10 +250,10 @@ def _stale(shop: Shop, dagster: dg.DagsterInstance) -> list[str]:
 
 
 @pytest.mark.drawn
-def test_a_run_that_finds_a_table_set_aside_fails_once_after_everything_else_and_only_that_table_is_red(
+def test_a_set_aside_table_fails_one_run_after_all_other_work_and_only_it_is_red(
     shop: Shop, dagster: dg.DagsterInstance
 ) -> None:
-    """Four runs of the graph, and one by the command."""
+    """It takes long: four runs of the graph, and one by the command."""
     shop.copy()
     assert _increments(shop, dagster).success
     assert (_red(shop, dagster), _stale(shop, dagster)) == (set(), [])
@@ -274,20 +274,22 @@ def test_a_run_that_finds_a_table_set_aside_fails_once_after_everything_else_and
     notes = {"one/public/notes", "one/public/notes:sync_state", "one/public/notes:freshness"}
     red = {"one/cut", "one/cut:sync_state"} | notes
     assert _red(shop, dagster) == red
-    # The command says it by its exit code, each time.
+    # The command reports the table by its exit code each time.
     assert shop.cli("run", "one")[0] == 1
     for _ in range(2):
         shop.database.execute("insert into orders select max(id) + 1, 1 from orders")
         again = _increments(shop, dagster)
-        assert again.success, "nothing is new"
+        assert again.success, "the same failure is reported twice"
         assert _materialised(again) == steps | {"one/public/orders"}
         assert _red(shop, dagster) - {"one/cut"} == red - {"one/cut"}
     _set_aside(shop, "two", "stock", "another value")
     one = pgsieve.build_definitions(shop.path).resolve_job_def("pgsieve_shop__one_increments")
-    assert one.execute_in_process(instance=dagster, raise_on_error=False).success, "it is of the other"
+    assert one.execute_in_process(instance=dagster, raise_on_error=False).success, (
+        "it fails for another subscription's table"
+    )
     assert not _increments(shop, dagster).success
     assert "two/public/stock" in _red(shop, dagster)
-    # One is copied again in the web interface, the other by a command.
+    # One table is copied again in the web interface, the other one by a command.
     dagster.add_dynamic_partitions("one_tables", ["public.notes"])
     copies = pgsieve.build_definitions(shop.path).resolve_job_def("pgsieve_one_copies")
     assert copies.execute_in_process(instance=dagster, tags=range_tags(["public.notes"])).success
@@ -297,7 +299,7 @@ def test_a_run_that_finds_a_table_set_aside_fails_once_after_everything_else_and
     assert (_red(shop, dagster), _stale(shop, dagster)) == (set(), [])
 
 
-def test_a_person_who_asks_for_a_table_that_is_set_aside_gets_the_others_and_its_reason(
+def test_materialising_a_set_aside_table_gives_its_reason_and_the_other_tables(
     shop: Shop, dagster: dg.DagsterInstance
 ) -> None:
     shop.copy()
@@ -350,7 +352,7 @@ def test_a_copy_that_leaves_a_table_out_fails_after_the_others(
     assert shop.ids("two", "stock") == [1, 2, 3, 4]
 
 
-def test_tables_are_listed_before_anything_is_copied_and_their_copy_materialises_the_replicas(
+def test_tables_are_listed_before_the_copy_which_materialises_the_replicas(
     shop: Shop, dagster: dg.DagsterInstance
 ) -> None:
     assert shop.cli("refresh-defs-state") == (0, "")
@@ -391,9 +393,7 @@ def test_tables_are_listed_before_anything_is_copied_and_their_copy_materialises
     assert (_red(shop, dagster), _stale(shop, dagster)) == (set(), [])
 
 
-def test_a_root_tells_which_partitions_its_changes_came_through(
-    shop: Shop, dagster: dg.DagsterInstance
-) -> None:
+def test_a_root_shows_the_partitions_of_its_changes(shop: Shop, dagster: dg.DagsterInstance) -> None:
     shop.database.execute("create table tree (id int, r text, primary key (id, r)) partition by list (r)")
     for value in ("a", "B c", "d"):
         shop.database.execute(f"create table \"tree {value}\" partition of tree for values in ('{value}')")
@@ -401,7 +401,7 @@ def test_a_root_tells_which_partitions_its_changes_came_through(
     of_source = {"source": "shop", "publications": ["r"]}
     two = shop.written["subscriptions"]["two"]
     for subscriptions in ({"one": of_source}, {"one": of_source, "two": {**two, "publications": ["leaves"]}}):
-        if "two" in subscriptions:  # Then leaves are captured, and not the root.
+        if "two" in subscriptions:  # then the slot captures leaves instead of the root
             shop.database.execute('create publication leaves for table "tree d"')
         shop.configure(subscriptions=subscriptions)
         shop.copy()
@@ -411,11 +411,11 @@ def test_a_root_tells_which_partitions_its_changes_came_through(
         record = dagster.get_latest_materialization_event(dg.AssetKey(["one", "public", "tree"]))
         assert record is not None
         assert record.asset_materialization is not None
-        told = record.asset_materialization.metadata["changes came through"].value
-        assert told == 'public."tree B c", public."tree a"'
+        partitions = record.asset_materialization.metadata["changes came through"].value
+        assert partitions == 'public."tree B c", public."tree a"'
 
 
-def test_a_disabled_subscription_ends_a_run_as_failed_once(shop: Shop, dagster: dg.DagsterInstance) -> None:
+def test_a_disabled_subscription_fails_one_run(shop: Shop, dagster: dg.DagsterInstance) -> None:
     shop.copy()
     SubscriptionRecord(shop.lake, "one").disable("an error")
     assert [_increments(shop, dagster).success for _ in range(3)] == [False, True, True]
@@ -423,12 +423,10 @@ def test_a_disabled_subscription_ends_a_run_as_failed_once(shop: Shop, dagster: 
     SubscriptionRecord(shop.lake, "one").enable()
     assert _increments(shop, dagster).success
     SubscriptionRecord(shop.lake, "one").disable("an error")
-    assert not _increments(shop, dagster).success, "again"
+    assert not _increments(shop, dagster).success, "the second error is not reported"
 
 
-def test_a_slot_that_is_gone_starts_a_run_that_fails_once_an_hour(
-    shop: Shop, dagster: dg.DagsterInstance
-) -> None:
+def test_a_missing_slot_starts_a_failing_run_once_an_hour(shop: Shop, dagster: dg.DagsterInstance) -> None:
     defs = pgsieve.build_definitions(shop.path)
     sensor = defs.resolve_sensor_def("pgsieve_shop_slot_lag")
 
@@ -439,7 +437,7 @@ def test_a_slot_that_is_gone_starts_a_run_that_fails_once_an_hour(
             data = sensor.evaluate_tick(context)
             return bool(data.run_requests), data.cursor
 
-    assert tick(None) == (False, ""), "the first run makes the slot"
+    assert tick(None) == (False, ""), "the first run creates the slot"
     shop.copy()
     assert tick(None) == (False, "")
     shop.database.execute("select pg_drop_replication_slot(%s)", [shop.written["sources"]["shop"]["slot"]])
@@ -454,15 +452,15 @@ def test_a_slot_that_is_gone_starts_a_run_that_fails_once_an_hour(
     assert "does not exist" in (failed.step_failure_data.user_failure_data.description or "")
 
 
-def test_what_fails_a_step_is_what_the_run_says_first(shop: Shop, dagster: dg.DagsterInstance) -> None:
+def test_a_run_names_the_error_of_its_step_first(shop: Shop, dagster: dg.DagsterInstance) -> None:
     shop.copy()
     shop.database.execute("select pg_drop_replication_slot(%s)", [shop.written["sources"]["shop"]["slot"]])
     result = _increments(shop, dagster)
     (failed,) = result.get_step_failure_events()
-    told = failed.step_failure_data.user_failure_data
-    assert told is not None
-    assert "does not exist, but Delta holds its changes" in (told.description or "")
-    assert {name: value.value for name, value in told.metadata.items()} == {
+    failure = failed.step_failure_data.user_failure_data
+    assert failure is not None
+    assert "does not exist, but Delta holds its changes" in (failure.description or "")
+    assert {name: value.value for name, value in failure.metadata.items()} == {
         "what to do": "copy every table again: `pgsieve resync one` and `pgsieve resync two`",
         "SQLSTATE": "42704",
     }
@@ -476,7 +474,7 @@ def test_what_fails_a_step_is_what_the_run_says_first(shop: Shop, dagster: dg.Da
 
 
 @pytest.mark.drawn
-def test_what_a_step_waits_for_is_in_the_log_of_its_run(shop: Shop, dagster: dg.DagsterInstance) -> None:
+def test_a_steps_reason_to_wait_is_in_the_log_of_its_run(shop: Shop, dagster: dg.DagsterInstance) -> None:
     shop.copy()
     slot = shop.written["sources"]["shop"]["slot"]
     with psycopg.connect(shop.written["sources"]["shop"]["conninfo"], autocommit=True) as other:
@@ -486,14 +484,14 @@ def test_what_a_step_waits_for_is_in_the_log_of_its_run(shop: Shop, dagster: dg.
         result = _increments(shop, dagster)
         ending.join()
     assert result.success
-    said = [entry.user_message for entry in dagster.all_logs(result.run_id) if not entry.is_dagster_event]
-    (waiting,) = [line for line in said if line.startswith("waiting for")]
+    messages = [entry.user_message for entry in dagster.all_logs(result.run_id) if not entry.is_dagster_event]
+    (waiting,) = [line for line in messages if line.startswith("waiting for")]
     assert f'waiting for "slot {slot}" of source "shop": held by ' in waiting
     level = logging.getLogger("pgsieve").level
-    assert level == logging.NOTSET, "it is as before"
+    assert level == logging.NOTSET, "the level is not restored"
 
 
-def test_a_translator_changes_keys_and_what_depends_on_them(silent: Path) -> None:
+def test_a_translator_changes_keys_and_their_dependents(silent: Path) -> None:
     class Mine(pgsieve.PgsieveTranslator):
         def get_asset_spec(self, data: PgsieveAsset) -> dg.AssetSpec:
             spec = super().get_asset_spec(data)

@@ -1,4 +1,4 @@
-"""What other roles of the publisher made, and what its administrator set for pgsieve's role, change nothing."""
+"""Objects that other roles created on the publisher, and settings of pgsieve's role, change nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.fixtures.servers import TEST_SETTINGS, drop_slots, new_server
 
 DATABASE = "tenants"
 
-#: Everything of pg_catalog once more in public, as the role `neighbour` may make it; each says so in the server's log.
+#: Copies of all objects of pg_catalog in public, as the role `neighbour` may create them. Each reports its use in the server's log.
 PLANT = r"""
 set check_function_bodies = off;
 create function public.planted(what pg_catalog.text) returns pg_catalog.bool language plpgsql as
@@ -85,13 +85,13 @@ create function public.evil(pg_catalog.text) returns public.evil language plpgsq
 create cast (pg_catalog.text as public.evil) with function public.evil(pg_catalog.text) as implicit;
 """
 
-#: What is written like a function's call, and is none.
+#: Words before a parenthesis that are not function calls.
 SYNTAX = {"coalesce", "nullif", "exists", "values", "row"}
 
 
 @dataclass
 class Publisher:
-    """A database whose tables the role `replicator` owns, and the role `neighbour` that may create in public."""
+    """A database whose tables belong to the role `replicator`. The role `neighbour` may create objects in public."""
 
     server: EmbeddedServer
     admin: psycopg.Connection
@@ -138,10 +138,10 @@ _ENVIRONMENT = {**os.environ, "DAGSTER_HOME": "", "COLUMNS": "200"}
 
 
 class Site:
-    """pgsieve.yaml, and the commands."""
+    """A pgsieve.yaml, and the commands."""
 
     def __init__(self, folder: Path, publisher: Publisher, *, spark: bool) -> None:
-        """`spark`: whatever Spark can do it does."""
+        """`spark`: Spark does everything that it can."""
         self.folder, self.path = folder, folder / "pgsieve.yaml"
         notes = {"table": "public.notes", "where": "upper(note collate \"C\") = 'ONE' and id % 2 = 1"}
         written = {
@@ -165,7 +165,7 @@ class Site:
         assert done.returncode == 0, done.stdout + done.stderr
 
     def follow(self, publisher: Publisher, key: int) -> None:
-        """Follow until a row that is inserted meanwhile is there."""
+        """Follow until a row that is inserted meanwhile has arrived."""
         log = self.folder / "follow.log"
         following = commands.start(self._arguments("run", "--follow"), log, environment=_ENVIRONMENT)
         assert following.pid is not None
@@ -186,7 +186,7 @@ class Site:
         return set(replica.to_pyarrow_table(columns=["id"])["id"].to_pylist())
 
     def live(self, publisher: Publisher) -> None:
-        """A subscription's life, by its commands."""
+        """Run all commands of a subscription's life."""
         self("validate")
         self("run")
         publisher.admin.execute("insert into public.orders values (100001, 'more'), (100002, 'more')")
@@ -205,13 +205,13 @@ class Site:
 
 @pytest.mark.drawn
 @pytest.mark.spark
-def test_nothing_that_another_role_planted_is_executed(tmp_path: Path, publisher: Publisher) -> None:
-    """Each function and operator of pg_catalog is planted, and each command run in a process of its own."""
+def test_no_function_that_another_role_planted_is_executed(tmp_path: Path, publisher: Publisher) -> None:
+    """It takes long: every function and operator of pg_catalog is planted, and each command is a process."""
     site = Site(tmp_path, publisher, spark=True)
     publisher.admin.execute("set role neighbour")
     publisher.admin.execute(PLANT)
     publisher.admin.execute("reset role")
-    # Before pg_catalog, so that what is planted needs no better match than what it hides.
+    # public comes before pg_catalog, so that planted functions need no better match than those that they hide.
     publisher.admin.execute("alter role replicator set search_path = public, pg_catalog")
     with psycopg.connect(publisher.conninfo, autocommit=True) as victim:
         for statement in (
@@ -244,7 +244,7 @@ def test_nothing_that_another_role_planted_is_executed(tmp_path: Path, publisher
         )
     }
     assert len(called & builtin) > 30
-    assert (called & builtin) - planted - SYNTAX == set(), "sent, and not planted"
+    assert (called & builtin) - planted - SYNTAX == set(), "pgsieve sends a call that was not planted"
 
 
 TIMEOUTS = {
@@ -252,10 +252,10 @@ TIMEOUTS = {
     "lock_timeout": ("1ms", 0),
     "idle_in_transaction_session_timeout": ("1ms", 0),
     "idle_session_timeout": ("1ms", 140000),
-    # A shorter one ends even the start of a session.
+    # A shorter timeout ends even the start of a session.
     "transaction_timeout": ("200ms", 170000),
 }
-#: What else an administrator may have set for a role, to whom it belongs or for what else it works.
+#: Other settings that an administrator may have made for a role, for its owner or for its other work.
 SETTINGS = {
     "quote_all_identifiers": "on",
     "default_transaction_read_only": "on",
@@ -284,7 +284,7 @@ SETTINGS = {
 def test_a_role_with_short_timeouts_and_settings_of_its_own_is_enough(
     tmp_path: Path, publisher: Publisher
 ) -> None:
-    """A server of its own, and all commands of a subscription, each a process."""
+    """It takes long: a new server, and all commands of a subscription, each a process."""
     version = publisher.admin.info.server_version
     for name, (value, least) in TIMEOUTS.items():
         if least <= version:
@@ -295,10 +295,10 @@ def test_a_role_with_short_timeouts_and_settings_of_its_own_is_enough(
         with pytest.raises(psycopg.Error), psycopg.connect(publisher.conninfo) as idle:
             _use_later(idle)
 
-    # From 19 on string literals are standard ones.
+    # From 19 on all string literals are standard ones.
     outdated = {"standard_conforming_strings"} if version >= 190000 else set()
     for name, value in SETTINGS.items() - {(name, SETTINGS[name]) for name in outdated}:
-        # Two of the values are lists, as which a literal would not count.
+        # Two of the values are lists; as a literal each would be a single name.
         publisher.admin.execute(
             f"alter role replicator set {name} = {value if ',' in value else repr(value)}"
         )

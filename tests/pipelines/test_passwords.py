@@ -1,4 +1,4 @@
-"""No command shows a piece of a password, however it is written and whatever libpq makes of it."""
+"""No command shows a part of a password, however it is written and however libpq parses it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.fixtures.tries import drawn_seed
 
 pytestmark = pytest.mark.slow
 
-#: Letters that are next to each other in no word, and what libpq and URIs give a meaning.
+#: Letters in sequences that occur in no word, and characters with a meaning for libpq and URIs.
 _LETTERS, _SPECIAL = "qxzjQXZJ", " %@:/?#[]'\"\\=&,+;"
 
 _FORMS: dict[str, Callable[[str, str, str], dict[str, str]]] = {
@@ -41,7 +41,7 @@ _FORMS: dict[str, Callable[[str, str, str], dict[str, str]]] = {
 
 @pytest.fixture(scope="module")
 def server(publisher_server: EmbeddedServer) -> Iterator[EmbeddedServer]:
-    """A server that asks the role `secured` for another password."""
+    """A server on which the role `secured` has another password."""
     access = publisher_server.data / "pg_hba.conf"
     before = access.read_text()
     with psycopg.connect(publisher_server.conninfo(), autocommit=True) as admin:
@@ -67,7 +67,7 @@ def _shown(password: str, output: str) -> list[str]:
 
 @pytest.mark.parametrize("drawn", [8, pytest.param(30, marks=pytest.mark.long)])
 @pytest.mark.parametrize("form", _FORMS)
-def test_no_piece_of_a_password_is_shown(
+def test_no_part_of_a_password_is_shown(
     server: EmbeddedServer, tmp_path: Path, form: str, drawn: int
 ) -> None:
     seed = drawn_seed()

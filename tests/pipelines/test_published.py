@@ -1,4 +1,4 @@
-"""What is published, as it is kept: text and back, and what is done with another version's text."""
+"""The stored form of the published tables: text and back, and how text of another version is handled."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ subscriptions: {sales: {source: shop, publications: [p]}}
 """
 
 
-def test_what_is_kept_is_read_back() -> None:
+def test_the_stored_form_is_read_back() -> None:
     published = Published({"shop": (7, '{"tables": ["Größe"]}')})
     assert Published.from_json(published.to_json()) == published
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"format": 2, "feeds": {}}', '{"format": 1, "feeds": 3}'])
-def test_another_versions_text_is_as_good_as_none(text: str) -> None:
+def test_another_versions_text_is_ignored(text: str) -> None:
     assert Published.from_json(text) == Published()
 
 
-def test_a_source_that_does_not_answer_keeps_its_part_and_one_that_is_gone_does_not(tmp_path: Path) -> None:
+def test_a_silent_source_keeps_its_part_and_a_removed_one_does_not(tmp_path: Path) -> None:
     config = parse_config(SILENT, tmp_path / "pgsieve.yaml", {})
     before = Published({"shop": (7, "{}"), "gone": (9, "{}")})
     read, (error,) = read_feeds(project(config), before)
@@ -44,7 +44,7 @@ def test_a_source_that_does_not_answer_keeps_its_part_and_one_that_is_gone_does_
     assert recorded_tables(project(config), read) == {"sales": {}}
 
 
-def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_an_unwritable_folder_is_reported(tmp_path: Path) -> None:
     config = parse_config(SILENT, tmp_path / "pgsieve.yaml", {})
     (tmp_path / ".pgsieve").write_text("a file")
     *_, error = refresh_published(config, project(config))

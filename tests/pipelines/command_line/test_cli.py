@@ -1,4 +1,4 @@
-"""The command line: help, exit codes, and what goes to which stream."""
+"""The command line: help, exit codes, and the output on stdout and stderr."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ subscriptions:
 
 @pytest.fixture
 def invoke(tmp_path, monkeypatch):
-    """Run a command in an empty folder, without the caller's variables."""
+    """Run a command in an empty folder, without the environment variables of the caller."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PGSIEVE_CONFIG", raising=False)
     monkeypatch.setenv("COLUMNS", "100")
@@ -94,7 +94,7 @@ def test_every_command_has_help_with_an_example(invoke, command):
     assert result.exit_code == 0
     assert f"Example: {COMMANDS[command]}" in result.stdout
     assert not re.search(r"<[a-z]", result.stdout), (
-        "a value has a name, not a type of Python; a flag has no value"
+        "a value has the name of a type of Python, or a flag has a value"
     )
     assert result.stderr == ""
 
@@ -105,7 +105,7 @@ def test_help_names_the_default_configuration_file(invoke, command):
     assert "(default: $PGSIEVE_CONFIG, else ./pgsieve.yaml)" in text
 
 
-def test_no_argument_is_a_call_for_help(invoke):
+def test_without_arguments_help_is_shown(invoke):
     result = invoke()
     assert result.exit_code == 2
     assert "First steps" in result.stdout + result.stderr
@@ -150,7 +150,7 @@ def test_the_variable_names_the_file(invoke, monkeypatch):
 
 @pytest.mark.parametrize("command", READING)
 def test_every_problem_of_the_file_has_its_own_lines(invoke, tmp_path, command):
-    long_name = "s" * 200  # wider than the terminal: still one line
+    long_name = "s" * 200  # wider than the terminal, and still on one line
     (tmp_path / "pgsieve.yaml").write_text(
         LEAST + f"  {long_name}: {{source: shop, publications: [p]}}\nlakes: x\n"
     )
@@ -192,7 +192,7 @@ def test_wrong_arguments_are_refused(invoke, arguments):
 
 
 def _failing(error: BaseException) -> typer.Typer:
-    """Make an app of pgsieve's own kind of command, and options, whose command fails."""
+    """An app of pgsieve's own command and option classes, whose command fails."""
     app = typer.Typer(pretty_exceptions_enable=False)
     app.callback()(application.common)
 
@@ -228,12 +228,12 @@ def test_verbose_shows_the_traceback_without_variables():
     assert result.stderr.count("s3cr3t") == result.stderr.count('secret = "s3cr3t"')
 
 
-def test_an_exit_code_of_a_command_is_kept():
+def test_a_commands_exit_code_is_kept():
     assert CliRunner().invoke(_failing(typer.Exit(1)), ["fail"]).exit_code == 1
 
 
 def test_help_has_no_line_break_within_a_paragraph():
-    """Typer shows those of the source: a line of it then ends anywhere on the terminal."""
+    """Typer keeps line breaks of the source, and a line would then end anywhere on the terminal."""
     for each in [
         *cli.app.registered_commands,
         *cli.app.registered_groups[0].typer_instance.registered_commands,
@@ -353,10 +353,10 @@ def test_the_console_script_exits_with_the_code(tmp_path):
 @pytest.mark.drawn
 @pytest.mark.slow
 @pytest.mark.parametrize(("where", "code"), [("> /dev/full", 2), (">&-", 1), ("2>&- | cat", 0)])
-def test_a_stdout_that_takes_nothing_is_refused_and_a_closed_one_is_none(tmp_path, where, code):
+def test_a_full_stdout_gives_exit_code_2_and_a_closed_one_no_traceback(tmp_path, where, code):
     (tmp_path / "pgsieve.yaml").write_text(LEAST)
     shell = f"{sys.executable} -m pgsieve -c {tmp_path}/pgsieve.yaml engine status --json {where}"
-    # As a shell has it: Python writes at once where PYTHONUNBUFFERED is set, else at the end.
+    # As in a shell: Python writes at once if PYTHONUNBUFFERED is set, otherwise at its end.
     environ = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONUNBUFFERED": ""}
     done = subprocess.run(
         ["sh", "-c", shell], capture_output=True, text=True, env=environ, check=False, timeout=300
@@ -411,7 +411,7 @@ def test_a_shell_completes_subscriptions_of_the_file(tmp_path, words, names):
 
 
 @pytest.mark.slow
-def test_a_run_imports_neither_data_frames_nor_the_parser_of_row_filters_and_who_asks_later_has_them(
+def test_a_run_imports_data_frames_and_the_filter_parser_only_when_used(
     tmp_path,
 ):
     (tmp_path / "pgsieve.yaml").write_text("lake: ./lake\nsources: {shop: {conninfo: dbname=shop}}\n")

@@ -1,4 +1,4 @@
-"""Progress and figures look on each kind of terminal as they should."""
+"""Progress and figures have the right form on each kind of terminal."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_progress_off_a_terminal_is_a_line_at_each_end(capsys):
     ]
 
 
-def test_progress_on_a_terminal_is_a_bar_with_the_name_as_it_is(monkeypatch):
+def test_progress_on_a_terminal_is_a_bar_with_the_unchanged_name(monkeypatch):
     screen = io.StringIO()
     monkeypatch.setattr(
         console, "to_stderr", lambda **_: Console(file=screen, force_terminal=True, width=100)
@@ -58,7 +58,7 @@ with console.progress() as progress:
 """
 
 
-def test_a_result_does_not_stand_in_the_line_of_a_task() -> None:
+def test_a_result_does_not_share_the_line_of_a_task() -> None:
     code, shown = shown_on_a_terminal("-c", PRINTED_AFTER_A_TASK, seconds=60)
     assert code == 0
     after = shown.rpartition(b"a task")[2]

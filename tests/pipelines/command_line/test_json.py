@@ -1,4 +1,4 @@
-"""`--json`: every command that has a result prints it as JSON as well, on a real source and lake. No JVM, but for the demo."""
+"""`--json`: every command with a result also prints it as JSON, from a real source and lake. Only the demo needs a JVM."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tests.fixtures.shop import Shop
 
 ROOT = Path(__file__).parents[3]
 
-#: Commands whose stdout is no result of theirs, and why.
+#: Commands whose stdout is not a result, and why.
 WITHOUT = {
     "decode": "the messages are in the plugin's format, and `--plugin json` is one",
     "refresh-defs-state": "it prints nothing",
     "ui": "it serves until it is stopped",
 }
 
-#: Arguments of each command, in an order in which each has something to do, and the keys of its result.
+#: Arguments of each command, and the keys of its result, in an order in which each has something to do.
 CALLS = [
     ("validate", "", {"publications", "subscriptions", "problems", "statements", "warnings"}),
     ("run", "--explain", {"tables", "waiting_bytes", "small_bytes"}),
@@ -47,7 +47,7 @@ CALLS = [
     ("engine stop", "", {"stopped"}),
     ("drop", "two --delete-tables", {"subscription", "slot", "altered", "publications", "kept_for", "folders", "left", "unregistered"}),
 ]  # fmt: skip
-#: Where the others are called with it: they need a JVM, servers of their own, or a machine's jars.
+#: Where other tests call the remaining commands: these need a JVM, their own servers, or a machine's jars.
 ELSEWHERE = {
     "init": ('"init"', __file__),
     "demo": ('"demo", "--json"', "tests/test_distribution.py"),
@@ -86,9 +86,9 @@ def test_stdout_is_the_result_and_nothing_else(shop: Shop) -> None:
         given = arguments.format(folder=shop.path.parent / "restored").split()
         command = ["-c", str(shop.path), *name.split(), *given, "--json"]
         done = CliRunner().invoke(cli.app, command, prog_name="pgsieve")
-        # Rows of publications on the server are only copied; no engine runs.
-        found = name in {"engine status", "refilter"}
-        assert done.exit_code == (1 if found else 0), (name, done.stdout, done.stderr)
+        # Rows of the server's publications are only copied, so no Spark runs.
+        has_output = name in {"engine status", "refilter"}
+        assert done.exit_code == (1 if has_output else 0), (name, done.stdout, done.stderr)
         result = json.loads(done.stdout)
         if keys is None:
             assert [each.keys() for each in result]
@@ -112,7 +112,7 @@ def test_init_prints_json_too(publisher_server: EmbeddedServer, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("arguments", ["demo --ui --json", "status --prometheus --json"])
-def test_what_has_another_format_refuses_it(arguments: str) -> None:
+def test_a_command_with_another_format_refuses_json(arguments: str) -> None:
     done = CliRunner().invoke(cli.app, arguments.split(), prog_name="pgsieve")
     assert done.exit_code == 2
     assert "`--json`" in done.stderr
@@ -155,13 +155,13 @@ def test_a_connection_that_is_refused_has_a_sqlstate_and_leaves_the_slot_unknown
     (slot,) = json.loads(done.stdout)["slots"]
     assert (done.exit_code, slot["exists"], slot["active"]) == (2, "unknown", "unknown")
     assert "[08006]" in slot["problem"]
-    told = shop.cli("status")[1]
-    assert "[08006]\n  hint: check host" in told
+    output = shop.cli("status")[1]
+    assert "[08006]\n  hint: check host" in output
     shop.configure(sources={"shop": source})
 
 
 @pytest.mark.parametrize(
-    ("told", "sqlstate"),
+    ("output", "sqlstate"),
     [
         ('FATAL:  password authentication failed for user "clerk"', "28P01"),
         ('FATAL:  no pg_hba.conf entry for host "::1", user "clerk", database "shop"', "28000"),
@@ -170,5 +170,5 @@ def test_a_connection_that_is_refused_has_a_sqlstate_and_leaves_the_slot_unknown
         ("FATAL:  le mot de passe est faux", "08006"),
     ],
 )
-def test_what_libpq_passes_on_of_a_refusal_tells_the_sqlstate(told: str, sqlstate: str) -> None:
-    assert sqlstate_of_connection(psycopg.OperationalError(f"connection failed: {told}")) == sqlstate
+def test_the_text_of_a_refused_connection_gives_the_sqlstate(output: str, sqlstate: str) -> None:
+    assert sqlstate_of_connection(psycopg.OperationalError(f"connection failed: {output}")) == sqlstate

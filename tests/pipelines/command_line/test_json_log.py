@@ -1,4 +1,4 @@
-"""stderr as JSON: every line of it is one object, whoever wrote it. Copies are small, and need no JVM."""
+"""stderr as JSON: every line is one object, whichever library writes it. Copies are small and need no JVM."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def run(*arguments: str, **variables: str) -> tuple[int, str, list[str]]:
     return process.returncode, process.stdout, process.stderr.splitlines()
 
 
-def test_what_anybody_writes_to_stderr_is_an_object_a_line() -> None:
+def test_every_librarys_output_on_stderr_is_one_object_per_line() -> None:
     code, _, lines = run("-c", FOREIGN)
     assert (code, lines.pop()) == (0, "text again")
     objects: list[dict[str, Any]] = [json.loads(line) for line in lines]

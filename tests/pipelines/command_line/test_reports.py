@@ -1,4 +1,4 @@
-"""What results look like: every number and reason is shown, nothing of a database is read as markup."""
+"""Results as text: every number and reason is shown, and no text of a database is read as markup."""
 
 from __future__ import annotations
 
@@ -50,18 +50,18 @@ CHANGED = SubscriptionRun(
 
 @pytest.fixture(autouse=True)
 def _narrow(monkeypatch):
-    """A pipe whose width says nothing."""
+    """Print to a pipe with a meaningless width."""
     monkeypatch.setenv("COLUMNS", "40")
 
 
 def lines(capsys) -> list[list[str]]:
-    """Words of each line on stdout."""
+    """The words of each line on stdout."""
     captured = capsys.readouterr()
     assert captured.err == ""
     return [line.split() for line in captured.out.splitlines()]
 
 
-def test_a_run_with_nothing_new_says_up_to_where(capsys):
+def test_a_run_without_changes_says_its_lsn(capsys):
     reports.print_run(RunSummary((NOTHING_NEW,)))
     assert capsys.readouterr().out == "sales: nothing new: everything up to LSN 0/10 is already applied\n"
 
@@ -77,7 +77,7 @@ def test_a_run_shows_what_was_copied_and_applied(capsys):
     ]
 
 
-def test_a_run_says_who_ran_it_in_how_many_tasks_and_what_they_wrote(capsys):
+def test_a_run_shows_its_runner_its_tasks_and_what_they_wrote(capsys):
     spent = Spent("driver + Spark, local", 12, 34_000_000, 5.25)
     reports.print_run(RunSummary((replace(CHANGED, spent=spent),)))
     assert (
@@ -86,7 +86,7 @@ def test_a_run_says_who_ran_it_in_how_many_tasks_and_what_they_wrote(capsys):
     )
 
 
-def test_a_resync_shows_what_had_changed_of_each_table(capsys):
+def test_a_resync_shows_the_changes_of_each_table(capsys):
     table = ResyncedTable("public", "[red]t", "ready", ("row filter: (a > 1) → (a > 2)",))
     reports.print_resync(ResyncReport("sales", (table,), "slot [b]x[/b] is gone", NOTHING_NEW))
     assert capsys.readouterr().out.splitlines() == [
@@ -206,7 +206,7 @@ def test_status_shows_slots_and_tables_and_reasons(capsys):
     ]
 
 
-def test_status_tells_how_far_behind_a_subscription_is_and_what_it_does_not_know(capsys):
+def test_status_shows_a_subscriptions_lag_and_unknown_values(capsys):
     silent = SlotStatus(
         "mail", None, "pgsieve_mail", exists="unknown", active="unknown", wal_status=None, confirmed_lsn=None,
         lag_bytes=None, change_log_lsn=None, problem="no connection",
@@ -356,7 +356,7 @@ def test_validate_says_when_there_is_no_problem(capsys):
     assert capsys.readouterr().out == "no problems\n"
 
 
-def test_the_demo_shows_three_sides_and_says_where_things_are(capsys):
+def test_the_demo_shows_three_sides_and_where_its_files_are(capsys):
     rows = (("6", "999", "NSW"),)
     equal = ComparedTable("t1", "pipeline", ("a", "b", "c"), (*rows, ("9", "109", "VIC")), rows, rows)
     reports.print_demo_step("after the UPDATEs", [equal])

@@ -1,4 +1,4 @@
-"""Names of a database that would steer a terminal, or reorder what stands beside them, are shown as escapes; JSON has them as they are."""
+"""Names of a database that would control a terminal, or reorder text around them, are shown as escapes. JSON keeps them unchanged."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ HOSTILE = "a\x1b[31mred\x07\r\b\u202egpj\x9b2J\nerror: no\u2028z"
 SHOWN = r"a\x1b[31mred\x07\r\x08\u202egpj\x9b2J\nerror: no\u2028z"
 
 
-def steering(text: str) -> str:
-    """What in a text steers, other than its own line ends."""
+def control_characters(text: str) -> str:
+    """The control characters in a text, except line ends."""
     return "".join(_CONTROLS.findall(text.replace("\n", "")))
 
 
-def test_what_steers_is_escaped_and_nothing_else() -> None:
+def test_only_control_characters_are_escaped() -> None:
     assert visible(HOSTILE) == SHOWN
     assert (
         visible("plain, größe, 表, می‌خواهم, 👩‍👩, \u3000 \\x1b")
@@ -39,10 +39,10 @@ def test_what_steers_is_escaped_and_nothing_else() -> None:
         assert visible(character).isprintable()
     text = json.dumps({HOSTILE: [HOSTILE, "\U000e0041"]}, indent=2, ensure_ascii=False)
     assert json.loads(visible_json(text)) == {HOSTILE: [HOSTILE, "\U000e0041"]}
-    assert steering(visible_json(text)) == ""
+    assert control_characters(visible_json(text)) == ""
 
 
-def test_each_way_of_writing_escapes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_kind_of_output_escapes(capsys: pytest.CaptureFixture[str]) -> None:
     assert Text.assemble((HOSTILE, "red"), HOSTILE).plain == SHOWN * 2
     assert Text(HOSTILE).append(HOSTILE).append(RichText("plain")).plain == SHOWN * 2 + "plain"
     error = PgsieveError(HOSTILE, hint=HOSTILE)
@@ -54,7 +54,7 @@ def test_each_way_of_writing_escapes(capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.drawn
-def test_names_of_a_database_steer_nothing(shop: Shop) -> None:
+def test_names_of_a_database_control_no_terminal(shop: Shop) -> None:
     name, other = quote_identifier(HOSTILE), quote_identifier(f"{HOSTILE} aside")
     execute = shop.database.execute
     label = sql.Literal(HOSTILE).as_string(None)
@@ -70,19 +70,19 @@ def test_names_of_a_database_steer_nothing(shop: Shop) -> None:
         }
     )
     for command in ("validate", "run", "status", "check", "drop one"):
-        code, told = shop.cli(*command.split())
-        assert steering(told) == "", (command, told)
-        assert not any(line.startswith("error: no") for line in told.splitlines()), (command, told)
-        assert code in (0, 1, 2), told
+        code, output = shop.cli(*command.split())
+        assert control_characters(output) == "", (command, output)
+        assert not any(line.startswith("error: no") for line in output.splitlines()), (command, output)
+        assert code in (0, 1, 2), output
         if command in ("validate", "run", "status"):
-            assert SHOWN in told, (command, told)
+            assert SHOWN in output, (command, output)
         if command == "status":
-            code, told = shop.cli("status", "--json")
-            tables = [t for s in json.loads(told)["subscriptions"] for t in s["tables"]]
+            code, output = shop.cli("status", "--json")
+            tables = [t for s in json.loads(output)["subscriptions"] for t in s["tables"]]
             assert (HOSTILE, HOSTILE) in [(t["schema"], t["name"]) for t in tables]
-            assert steering(told) == ""
+            assert control_characters(output) == ""
     with dg.DagsterInstance.get() as instance:
         entries = [entry for run in instance.get_runs() for entry in instance.all_logs(run.run_id)]
-    said = [entry.user_message for entry in entries if "[31mred" in entry.user_message]
-    assert said
-    assert [message for message in said if steering(message)] == []
+    messages = [entry.user_message for entry in entries if "[31mred" in entry.user_message]
+    assert messages
+    assert [message for message in messages if control_characters(message)] == []

@@ -1,4 +1,4 @@
-"""A copy that waits for transactions of others holds back no changes, and says for whom it waits."""
+"""A copy that waits for other sessions' transactions delays no changes, and names the session that it waits for."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def _one_more_table(shop: Shop) -> None:
 
 
 @pytest.mark.drawn
-def test_changes_go_on_while_a_copy_waits_for_an_open_transaction(shop: Shop) -> None:
-    """A copy waits for the transaction in vain, in each of two modes."""
+def test_changes_continue_while_a_copy_waits_for_an_open_transaction(shop: Shop) -> None:
+    """It takes long: in each of two modes a copy waits for the transaction in vain."""
     source = shop.written["sources"]["shop"]
     own = {"source": "shop", "publications": ["q"], "row_filter": "publisher"}
     shop.configure(subscriptions={**shop.written["subscriptions"], "three": own})
@@ -73,8 +73,8 @@ create table chosen (id int primary key); alter publication q add table vacuumed
 
 
 @pytest.mark.drawn
-def test_a_locked_table_keeps_no_other_waiting(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lock keeps tables from being captured, copied, told of, or compared; in both modes. Each waits a little, for six commands."""
+def test_a_locked_table_delays_no_other(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lock delays only its own table, in both modes. It takes long: in six commands each step waits a little for the lock."""
     for module in (ready, initial_copy, materializer):
         monkeypatch.setattr(module, "BRIEF_SECONDS", 0.5)
     for module in (materializer, consistency):
@@ -105,7 +105,7 @@ def test_a_locked_table_keeps_no_other_waiting(shop: Shop, monkeypatch: pytest.M
     with psycopg.connect(conninfo) as vacuum, psycopg.connect(conninfo, application_name="batch") as ddl:
         shop.database.execute(_NEW)
         write(5, *settled, "vacuumed", "altered", "free", "chosen")
-        # As VACUUM has it, or CREATE INDEX CONCURRENTLY; and as ALTER TABLE has it, once there is a snapshot.
+        # VACUUM and CREATE INDEX CONCURRENTLY take this lock. The lock of ALTER TABLE follows after a snapshot is exported.
         vacuum.execute("lock table vacuumed in share update exclusive mode")
 
         def locking(point: Failpoint) -> None:
@@ -116,12 +116,12 @@ def test_a_locked_table_keeps_no_other_waiting(shop: Shop, monkeypatch: pytest.M
         code, output = shop.cli("run")
         assert code == 1, output
         assert newest(*settled) == {5}, output
-        # By now the other one's snapshot waits for ALTER TABLE.
+        # By now the second snapshot waits for ALTER TABLE.
         assert shop.ids("two", "vacuumed") == [5], output
-        held = f'server process {ddl.info.backend_pid} ("batch" in database "'
+        holder_text = f'server process {ddl.info.backend_pid} ("batch" in database "'
         for text in (output, shop.cli("status")[1]):
-            assert " ".join(text.split()).count(f"waits for open transactions: {held}") >= 2, text
-        # What is ready goes on, and stays so, whatever is locked and altered.
+            assert " ".join(text.split()).count(f"waits for open transactions: {holder_text}") >= 2, text
+        # Ready tables continue, and stay ready, whatever is locked and altered.
         ddl.execute("lock table plain, leaf, made, filtered in access exclusive mode")
         write(6, "stock", "vacuumed")
         shop.database.execute("alter publication q set (publish = 'insert, update')")
@@ -130,7 +130,7 @@ def test_a_locked_table_keeps_no_other_waiting(shop: Shop, monkeypatch: pytest.M
         assert {shop.state(name, table) for name in ("two", "three") for table in settled} == {"ready"}
         code, output = shop.cli("check", "three")
         assert code == 2, output
-        assert held in " ".join(output.split())
+        assert holder_text in " ".join(output.split())
     assert (ran := shop.cli("run"))[0] == 0, ran
     assert newest("altered", "free", "chosen", "vacuumed") == {5, 6}
     with psycopg.connect(conninfo) as ddl:
@@ -150,7 +150,7 @@ def test_a_locked_table_keeps_no_other_waiting(shop: Shop, monkeypatch: pytest.M
 
 
 def test_drop_waits_for_no_lock(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a lock keeps from being taken out of a capture publication, the next run takes out; a slot and a publication need no lock."""
+    """A lock may keep a table in a capture publication; the next run removes it. Dropping a slot or a publication needs no lock."""
     monkeypatch.setattr(capture, "LOCK_SECONDS", 0.2)
     shop.database.execute("alter publication q set (publish = 'insert, update, delete, truncate')")
     shop.copy()
@@ -180,13 +180,13 @@ def test_drop_waits_for_no_lock(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.long
 def test_a_follower_copies_once_the_transaction_has_ended(shop: Shop) -> None:
     shop.copy()
-    shop.database.execute("begin; create table held (i int); prepare transaction 'forgotten'")
+    shop.database.execute("begin; create table holder_text (i int); prepare transaction 'forgotten'")
     _one_more_table(shop)
     config, gids = load_config(shop.path), ["forgotten"]
-    told: list[str] = []
+    summaries: list[str] = []
 
     def tell(summary: RunSummary) -> None:
-        told.extend(problem for each in summary.subscriptions for problem in each.problems)
+        summaries.extend(problem for each in summary.subscriptions for problem in each.problems)
         copied = {t.name for each in summary.subscriptions for t in each.copied}
         if gids and shop.ids("one", "orders")[-1] == 5 and shop.ids("two", "stock")[-1] == 5:
             shop.database.execute(f"rollback prepared '{gids.pop()}'")
@@ -201,5 +201,5 @@ def test_a_follower_copies_once_the_transaction_has_ended(shop: Shop) -> None:
         late.cancel()
         for gid in gids:
             shop.database.execute(f"rollback prepared '{gid}'")
-    assert any('prepared transaction "forgotten" of database' in problem for problem in told)
+    assert any('prepared transaction "forgotten" of database' in problem for problem in summaries)
     assert shop.ids("one", "more") == [1]

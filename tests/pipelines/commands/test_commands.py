@@ -1,4 +1,4 @@
-"""resync, skip, enable and drop at every state that a subscription can be in. Copies are small, and need no JVM."""
+"""resync, skip, enable and drop in every state of a subscription. Copies are small and need no JVM."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ _numbers = itertools.count(1)
 
 @pytest.mark.drawn
 @pytest.mark.spark
-def test_an_altered_row_filter_copies_nothing_by_itself_and_resync_says_what_changed_and_does_it(
+def test_an_altered_row_filter_copies_nothing_until_a_resync_which_says_what_changed(
     shop: Shop,
 ) -> None:
     shop.copy()
     shop.database.execute("alter publication p set table orders where (id > 2), notes")
     shop.copy()
-    assert shop.ids("one", "orders") == [2, 3, 4], "rows that were copied stay"
+    assert shop.ids("one", "orders") == [2, 3, 4], "copied rows stay"
     expected = "row filter: (id > 1) → (id > 2)"
     assert {t.name: t.since_copy for t in status(load_config(shop.path)).subscriptions[0].tables} == {
         "orders": (expected,),
@@ -64,11 +64,11 @@ def test_an_altered_row_filter_copies_nothing_by_itself_and_resync_says_what_cha
     assert [(t.name, t.changes) for t in report.tables] == [("orders", (expected,))]
     assert shop.ids("one", "orders") == [3, 4]
     assert shop.table("one", "notes").version() == notes
-    assert shop.resync("one").tables == (), "nothing is left to do"
+    assert shop.resync("one").tables == (), "there is nothing left to do"
 
 
 @pytest.mark.drawn
-def test_a_table_that_is_named_is_copied_again_on_a_server_where_nothing_happens(shop: Shop) -> None:
+def test_a_named_table_is_copied_again_on_an_idle_server(shop: Shop) -> None:
     shop.copy()
     for _ in range(2):
         before = {name: shop.table("one", name).version() for name in ("orders", "notes")}
@@ -80,7 +80,7 @@ def test_a_table_that_is_named_is_copied_again_on_a_server_where_nothing_happens
 
 
 @pytest.mark.drawn
-def test_a_table_that_was_set_aside_and_left_its_publication_is_no_problem_any_more(shop: Shop) -> None:
+def test_a_set_aside_table_that_left_its_publication_is_no_longer_a_problem(shop: Shop) -> None:
     assert shop.cli("run")[0] == 0
     states = TableStates(shop.lake, "one")
     state = states.newest()["public", "notes"]
@@ -94,13 +94,13 @@ def test_a_table_that_was_set_aside_and_left_its_publication_is_no_problem_any_m
 
 
 @pytest.mark.drawn
-def test_a_table_that_comes_back_amid_a_run_is_copied_by_the_next(shop: Shop) -> None:
+def test_a_table_that_comes_back_during_a_run_is_copied_by_the_next(shop: Shop) -> None:
     assert shop.cli("run")[0] == 0
     shop.database.execute("alter publication p drop table notes")
     assert shop.cli("run")[0] == 0
     shop.database.execute("delete from notes where id = 1; alter publication p add table notes")
     shop.database.execute("insert into notes values (1, 5)")
-    # As a run goes on that had looked for tables to copy before.
+    # Simulates a run that looked for tables to copy before the table came back.
     declared = project(load_config(shop.path))
     one, lake = declared.subscriptions["one"], declared.lake.open()
     drain(one.feed, lake, [one], quiet)
@@ -161,7 +161,7 @@ def test_a_table_is_left_to_the_process_that_follows_the_slot(shop: Shop) -> Non
 
 @contextmanager
 def _read(conninfo: str, slot: str) -> Iterator[None]:
-    """Another process reads the slot."""
+    """In the block, another process reads the slot."""
     walsender = psycopg.connect(conninfo, autocommit=True, replication="database")
     try:
         options = f"(proto_version '1', publication_names '{slot}')"
@@ -172,7 +172,7 @@ def _read(conninfo: str, slot: str) -> Iterator[None]:
         walsender.close()
 
 
-# a slot that is lost, and a cluster that is another
+# a lost slot, and another cluster
 
 
 def _dropped(shop: Shop, slot: str) -> None:
@@ -193,7 +193,7 @@ def test_the_command_that_a_lost_slot_names_copies_everything_again(
     lose(shop, shop.written["sources"]["shop"]["slot"])
     shop.database.execute("insert into orders values (5, 5)")
     shop.database.execute("insert into stock values (5, 5)")
-    # Of a slot that is ahead another lake may have read.
+    # If a slot is ahead of Delta, another lake may have read it.
     take_over = error is SlotAheadError
     option = " --take-over" * take_over
     refused = [shop.copy, lambda: shop.resync("one", "public.orders")]
@@ -247,7 +247,7 @@ def test_an_invalidated_slot_names_the_command_that_copies_everything_again(
             )
 
 
-def test_another_cluster_is_an_error_that_names_both_and_the_command_begins_from_scratch(
+def test_another_cluster_is_an_error_that_names_both_and_resync_begins_from_scratch(
     shop: Shop, publisher_server: EmbeddedServer, subscriber_server: EmbeddedServer
 ) -> None:
     shop.copy()
@@ -284,7 +284,7 @@ def test_another_cluster_is_an_error_that_names_both_and_the_command_begins_from
 # check
 
 
-def test_repair_copies_what_the_next_run_would(shop: Shop) -> None:
+def test_repair_copies_the_tables_that_the_next_run_would_copy(shop: Shop) -> None:
     shop.copy()
     shop.database.execute("alter table notes add column c int default (random() * 10)::int")
     assert shop.cli("check", "one")[0] == 1
@@ -296,7 +296,7 @@ def test_repair_copies_what_the_next_run_would(shop: Shop) -> None:
 # drop
 
 
-def test_drop_leaves_nothing_on_the_server_but_what_others_made_or_need(shop: Shop) -> None:
+def test_drop_leaves_only_objects_that_others_created_or_need(shop: Shop) -> None:
     capture = shop.written["sources"]["shop"]["capture"]
     shop.copy()
     assert shop.on_server() == ([capture], ["p", "q", capture, f"{capture}_i"])
@@ -306,12 +306,12 @@ def test_drop_leaves_nothing_on_the_server_but_what_others_made_or_need(shop: Sh
     report = shop.drop("two")
     assert (report.slot, report.publications) == (capture, (f"{capture}_i",))
     assert shop.on_server() == ([], ["p", "q"])
-    assert shop.ids("one", "orders") == [2, 3, 4], "its tables stay"
+    assert shop.ids("one", "orders") == [2, 3, 4], "the replicas stay"
     for name in ("one", "two"):
-        assert shop.drop(name).slot is None, "nothing is left to do"
+        assert shop.drop(name).slot is None, "there is nothing left to do"
 
 
-def test_a_slot_that_is_kept_captures_no_more_than_the_others_need(shop: Shop) -> None:
+def test_a_kept_slot_captures_only_the_tables_of_other_subscriptions(shop: Shop) -> None:
     shop.database.execute("alter publication q set (publish = 'insert, update, delete, truncate')")
     capture = shop.written["sources"]["shop"]["capture"]
     shop.copy()
@@ -322,18 +322,18 @@ def test_a_slot_that_is_kept_captures_no_more_than_the_others_need(shop: Shop) -
     assert tables.fetchall() == [("stock",)]
 
 
-def test_drop_is_not_stopped_by_what_is_missing_for_another_subscription(shop: Shop) -> None:
+def test_drop_works_although_another_subscriptions_publication_is_missing(shop: Shop) -> None:
     shop.copy()
     shop.database.execute("drop publication q")
     report = shop.drop("one")
     assert report.kept_for == ("two",)
-    assert report.altered == report.publications == (), "nobody can say what the other one needs"
+    assert report.altered == report.publications == (), "what the other one needs is unknown"
     shop.database.execute("create publication q for table stock with (publish = 'insert')")
     shop.copy()
     assert shop.ids("two", "stock") == [1, 2, 3, 4]
 
 
-def test_drop_leaves_a_capture_publication_that_somebody_else_made(shop: Shop) -> None:
+def test_drop_keeps_a_capture_publication_that_pgsieve_did_not_create(shop: Shop) -> None:
     capture = shop.written["sources"]["shop"]["capture"]
     shop.database.execute(f"create publication {capture} for table orders, notes")
     shop.copy()
@@ -355,7 +355,7 @@ def test_a_dropped_subscription_begins_from_scratch(shop: Shop) -> None:
     assert shop.ids("one", "orders") == [2, 3, 4, 5, 6]
 
 
-def test_drop_deletes_the_tables_where_asked(shop: Shop) -> None:
+def test_drop_deletes_the_tables_on_request(shop: Shop) -> None:
     shop.copy()
     folder = Path(shop.lake.uri)
     assert shop.drop("one", delete_tables=True).folders == (str(folder / "one"),)
@@ -370,7 +370,7 @@ def test_drop_deletes_the_tables_where_asked(shop: Shop) -> None:
     assert shop.ids("two", "stock") == [1, 2, 3, 4]
 
 
-def test_without_the_server_drop_needs_to_be_told_to_leave_the_slot(shop: Shop) -> None:
+def test_without_the_server_drop_needs_leave_slot(shop: Shop) -> None:
     shop.copy()
     before = shop.written["sources"]
     shop.configure(sources={"shop": {**before["shop"], "conninfo": "host=127.0.0.1 port=1 dbname=x"}})
@@ -387,7 +387,7 @@ def test_without_the_server_drop_needs_to_be_told_to_leave_the_slot(shop: Shop) 
 
 
 @pytest.mark.drawn
-def test_a_slot_that_somebody_reads_is_not_dropped(shop: Shop) -> None:
+def test_a_slot_in_use_is_not_dropped(shop: Shop) -> None:
     shop.copy()
     shop.drop("two")
     slot = shop.written["sources"]["shop"]["slot"]
@@ -398,7 +398,7 @@ def test_a_slot_that_somebody_reads_is_not_dropped(shop: Shop) -> None:
     assert shop.drop("one").slot == slot
 
 
-def test_a_subscription_that_was_taken_out_of_the_file_is_to_be_put_back_for_its_drop(shop: Shop) -> None:
+def test_a_drop_needs_the_subscription_in_the_file(shop: Shop) -> None:
     shop.copy()
     code, output = shop.cli("drop", "three")
     assert (code, "allowed here: one, two" in output) == (2, True)
@@ -436,9 +436,7 @@ def test_an_lsn_to_skip_is_kept_shown_and_cleared(shop: Shop) -> None:
     ("lsn", "error"),
     [("0/0", psycopg.errors.InvalidParameterValue), ("x", psycopg.errors.InvalidTextRepresentation)],
 )
-def test_an_lsn_that_is_none_is_refused_as_postgresql_does(
-    shop: Shop, lsn: str, error: type[psycopg.Error]
-) -> None:
+def test_an_invalid_lsn_is_refused_as_by_postgresql(shop: Shop, lsn: str, error: type[psycopg.Error]) -> None:
     subscription = "connection 'dbname=x' publication p with (connect = false)"
     shop.database.execute(f"create subscription skipping {subscription}".encode())
     with pytest.raises(error) as refused:
@@ -453,7 +451,7 @@ def test_an_lsn_that_is_none_is_refused_as_postgresql_does(
 
 @pytest.mark.drawn
 @pytest.mark.spark
-def test_a_disabled_subscription_is_refused_until_it_is_enabled_and_the_others_go_on(shop: Shop) -> None:
+def test_a_disabled_subscription_is_refused_until_it_is_enabled_and_the_others_continue(shop: Shop) -> None:
     shop.copy()
     SubscriptionRecord(shop.lake, "one").disable("a value, in the transaction finished at 0/10")
     shop.database.execute("create table later (id int primary key)")
@@ -517,11 +515,11 @@ def test_drop_forgets_that_a_subscription_was_disabled_and_what_it_skips(shop: S
 
 
 @pytest.mark.drawn
-def test_on_a_terminal_what_is_told_has_lines_of_its_own(shop: Shop) -> None:
-    """Dagster puts a pipe between a step and the terminal: what is told took the rest of the line of the task that runs."""
+def test_messages_on_a_terminal_have_separate_lines(shop: Shop) -> None:
+    """Dagster puts a pipe between a step and the terminal. Without a separate line, a message would continue the running task's line."""
     code, shown = shown_on_a_terminal("-m", "pgsieve", "-c", str(shop.path), "run", "two", seconds=120)
     assert code == 0, shown.decode()
-    assert b"copy 1 table of two" in shown, "the line of a task"
+    assert b"copy 1 table of two" in shown, "the task's line is missing"
     lines = re.findall(rb"([^\n]*)public\.stock: 4 rows copied in", shown)
     assert len(lines) == 1
     assert lines[0].endswith(b"\x1b[2K"), shown.decode()

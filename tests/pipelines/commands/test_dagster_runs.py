@@ -1,4 +1,4 @@
-"""Dagster's records do not grow with runs that find nothing to do, nor with tables that nobody changes. No JVM."""
+"""Dagster's records do not grow with runs that have nothing to do, nor with unchanged tables. No JVM."""
 
 import os
 from datetime import timedelta
@@ -16,10 +16,10 @@ from tests.fixtures.shop import Shop
 
 @pytest.mark.drawn
 @pytest.mark.slow
-def test_processes_that_begin_at_once_share_the_databases_that_one_of_them_makes(
+def test_processes_that_start_together_share_the_databases_that_one_creates(
     shop: Shop, tmp_path: Path
 ) -> None:
-    """Six commands, three at a time."""
+    """It takes long: six commands, three at a time."""
     shop.copy()
     for attempt in range(2):
         environment = {**os.environ, "DAGSTER_HOME": str(tmp_path / f"dagster_{attempt}")}
@@ -34,14 +34,14 @@ def test_processes_that_begin_at_once_share_the_databases_that_one_of_them_makes
 
 
 def _events(shop: Shop) -> tuple[int, int]:
-    """How many runs there are, and how many events those have that found nothing to do."""
+    """The number of runs, and the number of events of runs that had nothing to do."""
     with instance(load_config(shop.path)) as dagster:
         idle = dagster.get_runs(dg.RunsFilter(tags={IDLE: "true"}))
         return dagster.get_runs_count(), sum(len(dagster.all_logs(run.run_id)) for run in idle)
 
 
 @pytest.mark.drawn
-def test_an_idle_run_leaves_as_many_events_whatever_is_published(shop: Shop) -> None:
+def test_an_idle_run_leaves_the_same_number_of_events_whatever_is_published(shop: Shop) -> None:
     counted = []
     for tables in (0, 8):
         for number in range(tables):
@@ -51,7 +51,7 @@ def test_an_idle_run_leaves_as_many_events_whatever_is_published(shop: Shop) -> 
         shop.run()
         before = _events(shop)
         assert not any(subscription.changed for subscription in shop.run().subscriptions)
-        assert _events(shop) == before, "the run before, which found nothing either, is gone"
+        assert _events(shop) == before, "the records of the earlier idle run are not deleted"
         counted.append(before[1])
     assert counted[0] == counted[1] > 0
 
@@ -67,7 +67,7 @@ def _run(dagster: dg.DagsterInstance, slices: int, tags: dict[str, str]) -> str:
     return result.run_id
 
 
-def test_runs_that_did_something_stay_as_long_as_they_are_young() -> None:
+def test_young_runs_with_work_are_kept() -> None:
     with dg.DagsterInstance.ephemeral() as dagster:
         copy = _run(dagster, 1, tagged("copy", {"dagster/partition": "public.t"}))
         foreign = _run(dagster, 0, {})
@@ -77,5 +77,5 @@ def test_runs_that_did_something_stay_as_long_as_they_are_young() -> None:
         assert {run.run_id for run in dagster.get_runs()} == kept
         assert delete_old_runs(dagster, None) == delete_old_runs(dagster, timedelta(days=1)) == 0
         assert delete_old_runs(dagster, timedelta()) == 3
-        # The newest materialization of the asset is the last run's.
+        # The newest materialization of the asset belongs to the last run.
         assert {run.run_id for run in dagster.get_runs()} == {copy, foreign, other}

@@ -1,4 +1,4 @@
-"""A replica whose log is damaged is set aside with the command that brings it back; the other tables go on."""
+"""A replica with a damaged log is set aside with the command that restores it. The other tables continue."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _entry(log: Path, place: int) -> Path:
 
 
 def _checkpointed(log: Path) -> Path:
-    """The checkpoint that all entries but the newest have been cleaned up for."""
+    """The checkpoint, after the cleanup of all entries except the newest."""
     table = DeltaTable(str(log.parent))
     table.create_checkpoint()
     for entry in sorted(log.glob("*.json"))[:-1]:
@@ -28,7 +28,7 @@ def _checkpointed(log: Path) -> Path:
     return next(log.glob("*.checkpoint.parquet"))
 
 
-#: What somebody does to a log of several entries.
+#: Kinds of damage to a log of several entries.
 DAMAGES: dict[str, Damage] = {
     "first_gone": lambda log: _entry(log, 0).unlink(),
     "inner_gone": lambda log: _entry(log, 1).unlink(),
@@ -42,8 +42,8 @@ DAMAGES: dict[str, Damage] = {
 
 
 @pytest.mark.drawn
-def test_a_damaged_log_costs_its_own_table_until_it_is_copied_again(shop: Shop) -> None:
-    """Many commands for seventeen tables."""
+def test_a_damaged_log_stops_only_its_table_until_a_copy(shop: Shop) -> None:
+    """It takes long: many commands for seventeen tables."""
     changed, idle = ([f"{damage}_{kind}" for damage in DAMAGES] for kind in ("changed", "idle"))
     tables = [*changed, *idle, "whole"]
     shop.database.execute("drop publication p; drop publication q; create publication q")
@@ -56,7 +56,7 @@ def test_a_damaged_log_costs_its_own_table_until_it_is_copied_again(shop: Shop) 
             shop.database.execute(f"insert into {name} select coalesce(max(id), 0) + 1 from {name}")
 
     def pgsieve(*arguments: str) -> tuple[int, str]:
-        shared_tables.cache_clear()  # as another process, which has no table open
+        shared_tables.cache_clear()  # simulates another process, which has no table open
         return shop.cli(*arguments)
 
     for _ in range(4):
@@ -68,7 +68,7 @@ def test_a_damaged_log_costs_its_own_table_until_it_is_copied_again(shop: Shop) 
     write("whole", *changed)
     code, output = pgsieve("run", "one")
     assert code == 1
-    # Of a log that a run has no changes for it looks at the newest entry alone: the rest is found damaged by what reads it.
+    # If a run has no changes for a table, it reads only the newest entry of the log. Damage to the rest shows in a command that reads it.
     noticed = {f"{damage}_idle" for damage in ("newest_gone", "newest_garbage", "all_gone")}
     for table in idle:
         assert (f"public.{table} is set aside" in output) == (table in noticed)

@@ -1,4 +1,4 @@
-"""pgsieve's own tables, damaged: a command is refused, names the one that makes them again, and nothing is lost then."""
+"""pgsieve's own tables, damaged: a command refuses and names the command that creates them again. Then nothing is lost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pgsieve.resources.lake.delta.tables import shared_tables
 from pgsieve.resources.lake.lake import Lake
 from tests.fixtures.shop import Shop
 
-#: Each by its name, and whether its loss has tables copied again.
+#: By name, the path of each table, and whether its loss makes the subscription's tables be copied again.
 RECORDS: dict[str, tuple[Callable[[Lake, str], str], bool]] = {
     "_table_states": (lambda lake, _: lake.paths.table_states("one"), True),
     "_transformed": (lambda lake, _: lake.paths.transformed("one"), True),
@@ -54,13 +54,11 @@ def _with_garbage_in_its_files(table: Path) -> None:
         pytest.param(_with_garbage_in_its_files, marks=pytest.mark.long),
     ],
 )
-def test_what_is_damaged_is_begun_anew_by_the_command_that_is_named(
-    shop: Shop, damage: Callable[[Path], None]
-) -> None:
-    """Five commands for each of pgsieve's own tables."""
+def test_the_named_command_creates_a_damaged_table_again(shop: Shop, damage: Callable[[Path], None]) -> None:
+    """It takes long: five commands for each of pgsieve's own tables."""
 
     def pgsieve(*arguments: str) -> tuple[int, str]:
-        # As another process, which has no table open and has read nothing.
+        # Simulates another process, which has no table open and has read nothing.
         shared_tables.cache_clear()
         table_states._read.clear()
         return shop.cli(*arguments)
@@ -74,7 +72,7 @@ def test_what_is_damaged_is_begun_anew_by_the_command_that_is_named(
     for number, (record, (path_of, is_copied)) in enumerate(RECORDS.items(), 10):
         path = path_of(shop.lake, "shop")
         damage(Path(path))
-        # What the other subscription has is shown beside what is wrong with this one.
+        # `status` shows the other subscription beside the damage of this one.
         assert "public.stock  ready" in pgsieve("status")[1], record
         for table in ("orders", "notes"):
             shop.database.execute(f"insert into {table} values ({number}, 0); update {table} set n = n + 1")
@@ -90,14 +88,14 @@ def test_what_is_damaged_is_begun_anew_by_the_command_that_is_named(
         assert pgsieve("run")[0] == 0, record
         code, output = pgsieve("check")
         assert (code, "every table equals the publisher" in output) == (0, True), (record, output)
-    # A file that nobody has to read is missed by nobody.
+    # No command notices that a file is missing if no command reads the file.
     unread = set() if damage is _without_its_newest_entry else {"_transformed", "slices"}
     assert refused >= RECORDS.keys() - unread
     assert SubscriptionRecord(shop.lake, "one").state().folders == "{table}"
 
 
 @pytest.mark.drawn
-def test_a_subscription_is_dropped_once_its_state_is_begun_anew(shop: Shop) -> None:
+def test_a_subscription_is_dropped_once_its_damaged_state_is_created_again(shop: Shop) -> None:
     assert shop.cli("run")[0] == 0
     _with_garbage_in_its_files(Path(shop.lake.paths.subscription("one")))
     shared_tables.cache_clear()

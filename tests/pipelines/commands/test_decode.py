@@ -1,4 +1,4 @@
-"""`pgsieve decode` prints what pg_recvlogical prints, confirms nothing, and says what it cannot do."""
+"""`pgsieve decode` prints the same as pg_recvlogical, confirms nothing, and refuses what it cannot do."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def decode(config: Path) -> Decode:
 
 @pytest.fixture
 def worked(config: Path, conninfo: str) -> None:
-    """The slot as `pgsieve run` creates it, and the same beside it with test_decoding."""
+    """Make a slot as `pgsieve run` creates it, and a second one with test_decoding, and write changes."""
     declared = project(load_config(config))
     with psycopg.connect(conninfo, autocommit=True) as connection:
         ready_slot(connection, declared.feeds[SLOT], declared.lake.open())
@@ -91,7 +91,7 @@ def worked(config: Path, conninfo: str) -> None:
 
 
 def received(server: EmbeddedServer, conninfo: str, *options: str) -> str:
-    """What pg_recvlogical prints of the slot beside, up to now."""
+    """The output of pg_recvlogical for the second slot, up to now."""
     with psycopg.connect(conninfo) as connection:
         row = connection.execute("SELECT pg_current_wal_lsn()::text").fetchone()
     assert row is not None
@@ -150,7 +150,7 @@ def test_the_change_log_prints_what_the_slot_printed(config: Path, decode: Decod
     assert decode().stdout == ""
     recorded = decode("--from-change-log")
     assert (recorded.exit_code, recorded.stderr) == (0, "")
-    # Without the catalog a domain's name is not known.
+    # Without the catalog the name of a domain is unknown.
     assert recorded.stdout == waiting.stdout.replace("[public.positive]", "[int4]")
     with psycopg.connect(conninfo, autocommit=True) as connection:
         connection.execute("INSERT INTO t VALUES (9)")
@@ -226,7 +226,7 @@ def test_pgoutput_prints_the_messages_themselves(decode: Decode) -> None:
     ],
     ids=["plugin", "option", "source", "unread", "slot", "missing", "change log"],
 )
-def test_what_there_is_not_is_refused(
+def test_missing_objects_are_refused(
     decode: Decode, arguments: list[str], plugin: str, source: str, message: str
 ) -> None:
     result = decode(*arguments, plugin=plugin, source=source)
@@ -251,7 +251,7 @@ def test_one_of_several_slots_has_to_be_named(config: Path, decode: Decode, conn
         f'error: source "shop" has several slots\nhint: name one with --slot: pgsieve_shop, {SLOT}\n'
     )
     assert decode("--slot", SLOT).stdout.count("\n") > len(WORKLOAD)
-    # In mode pipeline the slot is read with publications of pgsieve's own, which the first run creates.
+    # In mode pipeline pgsieve's own publications read the slot. The first run creates them.
     with psycopg.connect(conninfo, autocommit=True) as connection:
         connection.execute("SELECT pg_create_logical_replication_slot('pgsieve_shop', 'pgoutput')")
     result = decode("--slot", "pgsieve_shop")
@@ -269,10 +269,10 @@ subscriptions:
 
 
 @pytest.mark.drawn
-def test_what_was_prepared_and_changed_nothing_is_no_obstacle(
+def test_a_prepared_transaction_without_changes_is_no_obstacle(
     publisher_server: EmbeddedServer, tmp_path: Path
 ) -> None:
-    """PostgreSQL 18 sends its Prepare alone; its own subscriber does not come past that."""
+    """PostgreSQL 18 sends only the Prepare of such a transaction; its own subscriber gets stuck there."""
     name = "decoded_empty"
     config, conninfo = tmp_path / "pgsieve.yaml", publisher_server.conninfo(dbname=name)
     config.write_text(EMPTY.format(conninfo=conninfo))

@@ -1,4 +1,4 @@
-"""Dagster's event log keeps its connections open while a command works, and is the same for everybody else."""
+"""Dagster's event log keeps its connections open while a command works. Other processes see the same log."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KEY = dg.AssetKey("a")
 def a() -> None: ...
 
 
-def test_others_see_what_was_recorded_and_few_databases_stay_open(
+def test_other_processes_see_the_records_and_few_databases_stay_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engines = list[str]()
@@ -45,9 +45,9 @@ def test_others_see_what_was_recorded_and_few_databases_stay_open(
                 event_log.KeptEventLog, "_initdb", lambda _, engine: initialised.append(engine)
             )
             runs.append(dg.materialize([a], instance=instance).run_id)
-            assert not initialised, "made like the first run's"
+            assert not initialised, "a later run's database is not copied from the first"
             assert not list(tmp_path.rglob("*.making"))
-            assert len(engines) <= 2 + 2 * len(runs), "not one for each event"
+            assert len(engines) <= 2 + 2 * len(runs), "a connection was opened for each event"
             assert len(storage._open) <= event_log._KEPT
             assert len(other.fetch_materializations(KEY, limit=100).records) == 5 + len(runs)
             instance.delete_run(runs[0])

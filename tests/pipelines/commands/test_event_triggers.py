@@ -1,4 +1,4 @@
-"""Event triggers of the publisher run with pgsieve's DDL as with any other client's, and the one that fails is named."""
+"""Event triggers of the publisher run with pgsieve's DDL as with any other client's. A failing trigger is named."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from tests.fixtures.shop import Shop
 
-#: It counts on the search_path of whoever runs the DDL.
+#: It relies on the search_path of the session that runs the DDL.
 LOGGING = """
 create table ddl_log (tag text);
 create function log_ddl() returns event_trigger language plpgsql as $$begin insert into ddl_log values (tg_tag); end$$;
@@ -27,7 +27,7 @@ create event trigger refuse_all on ddl_command_start when tag in ('CREATE PUBLIC
 
 @pytest.fixture
 def owner(shop: Shop) -> Iterator[str]:
-    """The role that owns the tables, with as many sessions as the documentation says."""
+    """The role that owns the tables, with the number of sessions that the documentation says."""
     conninfo = shop.written["sources"]["shop"]["conninfo"]
     database = conninfo_to_dict(conninfo)["dbname"]
     role = f"owner_of_{database}"
@@ -57,52 +57,53 @@ def owner(shop: Shop) -> Iterator[str]:
 
 
 @pytest.mark.drawn
-def test_a_trigger_finds_what_it_finds_for_any_other_client(shop: Shop, owner: str) -> None:
+def test_a_trigger_runs_as_for_any_other_client(shop: Shop, owner: str) -> None:
     shop.database.execute(LOGGING)
     shop.database.execute(f"grant insert on ddl_log to {owner}")
     shop.database.execute("delete from ddl_log")
-    code, told = shop.cli("validate")
-    assert code == 0, told
+    code, output = shop.cli("validate")
+    assert code == 0, output
     assert shop.database.execute("select * from ddl_log").fetchall() == []
-    code, told = shop.cli("run")
-    assert code == 0, told
+    code, output = shop.cli("run")
+    assert code == 0, output
     logged = [tag for (tag,) in shop.database.execute("select tag from ddl_log")]
     assert logged == ["CREATE PUBLICATION", "COMMENT"]
-    code, told = shop.cli("check")
-    assert code == 0, told
-    code, told = shop.cli("drop", "one")
-    assert code == 0, told
+    code, output = shop.cli("check")
+    assert code == 0, output
+    code, output = shop.cli("drop", "one")
+    assert code == 0, output
     logged = [tag for (tag,) in shop.database.execute("select tag from ddl_log")]
     assert logged[2:] == ["DROP PUBLICATION", "DROP PUBLICATION"]
 
 
 @pytest.mark.drawn
-def test_a_trigger_that_fails_is_named_with_what_to_run_by_hand(shop: Shop, owner: str) -> None:
+def test_a_failing_trigger_is_named_with_statements_to_run_by_hand(shop: Shop, owner: str) -> None:
     shop.database.execute(REFUSING)
-    code, told = shop.cli("validate", "--json")
-    assert code == 1, told
+    code, output = shop.cli("validate", "--json")
+    assert code == 1, output
     assert (
-        told.count('the event trigger \\"refuse_all\\" fails') == 2
-    )  # of the capture, and of what analyses the filter
-    code, told = shop.cli("run")
-    told = " ".join(told.split())
-    assert code == 2, told
+        output.count('the event trigger \\"refuse_all\\" fails') == 2
+    )  # for the capture, and for the analysis of the filter
+    code, output = shop.cli("run")
+    output = " ".join(output.split())
+    assert code == 2, output
     assert (
-        'cannot prepare the capture publication "pgsieve_shop": the event trigger "refuse_all" fails' in told
+        'cannot prepare the capture publication "pgsieve_shop": the event trigger "refuse_all" fails'
+        in output
     )
-    assert 'correct its function "public"."refuse_ddl"' in told
-    by_hand = re.search(r"run by hand, as a role for which it does not fail: (.*?;) ?(\[|$)", told)
-    assert by_hand is not None, told
+    assert 'correct its function "public"."refuse_ddl"' in output
+    by_hand = re.search(r"run by hand, as a role for which it does not fail: (.*?;) ?(\[|$)", output)
+    assert by_hand is not None, output
     shop.database.execute(by_hand[1].encode())
-    code, told = shop.cli("run")
-    assert code == 0, told
+    code, output = shop.cli("run")
+    assert code == 0, output
     assert shop.ids("one", "orders")
-    code, told = shop.cli("drop", "one")
-    assert code == 2, told
-    assert 'the event trigger "refuse_all" fails' in " ".join(told.split())
+    code, output = shop.cli("drop", "one")
+    assert code == 2, output
+    assert 'the event trigger "refuse_all" fails' in " ".join(output.split())
 
 
-def test_a_trigger_on_login_is_told_of(shop: Shop, owner: str) -> None:
+def test_a_failing_login_trigger_is_reported(shop: Shop, owner: str) -> None:
     shop.database.execute("create table logins (name text)")
     shop.database.execute(
         "create function greet() returns event_trigger language plpgsql as"
@@ -110,22 +111,22 @@ def test_a_trigger_on_login_is_told_of(shop: Shop, owner: str) -> None:
     )
     shop.database.execute(f"grant insert on logins to {owner}")
     shop.database.execute("create event trigger greet on login execute function greet()")
-    code, told = shop.cli("validate")
+    code, output = shop.cli("validate")
     assert code != 0
-    assert "an event trigger on login fails" in " ".join(told.split())
+    assert "an event trigger on login fails" in " ".join(output.split())
     shop.database.execute("alter function greet() set search_path = public")
-    code, told = shop.cli("validate")
-    assert code == 0, told
+    code, output = shop.cli("validate")
+    assert code == 0, output
 
 
-def test_too_few_sessions_are_told_of(shop: Shop, owner: str) -> None:
+def test_too_few_sessions_are_reported(shop: Shop, owner: str) -> None:
     name = conninfo_to_dict(shop.written["sources"]["shop"]["conninfo"])["dbname"]
     shop.database.execute(f"alter role {owner} connection limit 5")
     shop.database.execute(f"alter database {name} connection limit 3")
-    code, told = shop.cli("validate")
+    code, output = shop.cli("validate")
     shop.database.execute(f"alter database {name} connection limit -1")
-    told = " ".join(told.split())
-    assert code == 1, told
-    assert f'the role "{owner}" may have no more than 5 sessions: a run needs 4, a check 6' in told
-    assert f'the database "{name}" may have no more than 3 sessions' in told
-    assert f"ALTER ROLE {owner} CONNECTION LIMIT 8" in told
+    output = " ".join(output.split())
+    assert code == 1, output
+    assert f'the role "{owner}" may have no more than 5 sessions: a run needs 4, a check 6' in output
+    assert f'the database "{name}" may have no more than 3 sessions' in output
+    assert f"ALTER ROLE {owner} CONNECTION LIMIT 8" in output

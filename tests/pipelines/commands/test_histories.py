@@ -1,4 +1,4 @@
-"""Histories by command: switched on with the first run, later, and off again; refused where they cannot be; begun anew by a resync."""
+"""Histories by command: enabled with the first run, enabled later, disabled, refused where impossible, and begun again by a resync."""
 
 from __future__ import annotations
 
@@ -35,29 +35,29 @@ def _configure(shop: Shop, history: object) -> None:
     shop.configure()
 
 
-def _said(shop: Shop, *arguments: str) -> str:
+def _output_of(shop: Shop, *arguments: str) -> str:
     code, output = shop.cli(*arguments)
     assert code == 0, output
     return " ".join(output.split())
 
 
 @pytest.mark.drawn
-def test_histories_begin_with_the_copy_and_are_switched_off_and_on(shop: Shop, tmp_path: Path) -> None:
-    """Fifteen commands, each in a process of its own."""
+def test_histories_begin_with_the_copy_and_are_disabled_and_enabled(shop: Shop, tmp_path: Path) -> None:
+    """It takes long: fifteen commands, each a process."""
     shop.database.execute("create table log (id int); alter table log replica identity full")
     shop.database.execute("create table soft (id int primary key); insert into soft values (1), (2)")
     shop.database.execute("alter publication p add table log, soft; insert into log values (1), (1)")
     shop.written["subscriptions"]["one"]["layout"] = {"tables": {"public.soft": {"deletes": "soft"}}}
     _configure(shop, {"initial": True, "scd2": True, "tables": {"public.notes": "off"}})
-    said = _said(shop, "validate")
-    assert "public.orders: the change history begins with the copied rows" in said
-    assert f'public.orders: versions of its rows in "{shop.lake.uri}/one/_scd2/public/orders"' in said
-    assert "public.log: no versions of its rows are kept: it has no key" in said
+    output = _output_of(shop, "validate")
+    assert "public.orders: the change history begins with the copied rows" in output
+    assert f'public.orders: versions of its rows in "{shop.lake.uri}/one/_scd2/public/orders"' in output
+    assert "public.log: no versions of its rows are kept: it has no key" in output
     assert (
-        "public.soft: no versions of its rows are kept: its deleted rows are kept (`deletes: soft`)" in said
+        "public.soft: no versions of its rows are kept: its deleted rows are kept (`deletes: soft`)" in output
     )
-    assert "public.notes: " not in said
-    _said(shop, "run")
+    assert "public.notes: " not in output
+    _output_of(shop, "run")
     assert _operations(shop, "orders") == [("snapshot", None), *[("copy", i) for i in (2, 3, 4)]]
     assert _operations(shop, "log") == [("snapshot", None), ("copy", 1), ("copy", 1)]
     assert not (Path(shop.lake.uri) / "one" / "_changes" / "public" / "notes").exists()
@@ -67,22 +67,22 @@ def test_histories_begin_with_the_copy_and_are_switched_off_and_on(shop: Shop, t
         "delete from soft where id = 1",
     ):
         shop.database.execute(statement)
-    _said(shop, "run")
+    _output_of(shop, "run")
     assert not (Path(shop.lake.uri) / "one" / "_scd2" / "public" / "soft").exists()
     assert shop.table("one", "soft").to_pyarrow_table().num_rows == 2
     assert _operations(shop, "soft") == [("snapshot", None), ("copy", 1), ("copy", 2), ("delete", 1)]
     assert _versions(shop, "orders") == [(2, 2, False), (2, 20, True), (3, 3, False), (4, 4, True)]
 
-    # Off: the table stays as it is. On again: it begins anew at the newest cut.
+    # Disabled: the table stays as it is. Enabled: a new history begins at the newest cut.
     _configure(shop, None)
-    assert "stay as they are: new ones are no longer kept" in _said(shop, "validate")
+    assert "stay as they are: new ones are no longer kept" in _output_of(shop, "validate")
     shop.database.execute("update orders set n = 21 where id = 2")
-    _said(shop, "run")
+    _output_of(shop, "run")
     assert _versions(shop, "orders")[1] == (2, 20, True)
     _configure(shop, "scd2")
-    assert "begin at the newest cut with the next run" in _said(shop, "validate")
+    assert "begin at the newest cut with the next run" in _output_of(shop, "validate")
     shop.database.execute("update orders set n = 22 where id = 2")
-    _said(shop, "run")
+    _output_of(shop, "run")
     assert _versions(shop, "orders") == [
         (2, 2, False),
         (2, 20, False),
@@ -92,50 +92,52 @@ def test_histories_begin_with_the_copy_and_are_switched_off_and_on(shop: Shop, t
         (4, 4, False),
         (4, 4, True),
     ]
-    assert _said(shop, "check")
+    assert _output_of(shop, "check")
 
-    # A copy ends what is current, and begins anew.
+    # A copy ends the current versions, and begins new ones.
     shop.database.execute("update orders set n = 23 where id = 2")
-    said = _said(shop, "resync", "one", "public.orders") + _said(shop, "run")
-    assert "the versions of public.orders are ended, and begin anew at" in said
+    output = _output_of(shop, "resync", "one", "public.orders") + _output_of(shop, "run")
+    assert "the versions of public.orders are ended, and begin anew at" in output
     rows = _versions(shop, "orders")
     assert [row for row in rows if row[2]] == [(2, 23, True), (4, 4, True)]
     assert rows.count((4, 4, False)) == 2
-    _said(shop, "maintain")
+    _output_of(shop, "maintain")
     assert _versions(shop, "orders") == rows
 
-    # So does a run that finds them put back.
+    # So does a run that notices that the table was put back to an earlier version.
     folder = Path(shop.lake.uri) / "one" / "_scd2" / "public" / "orders"
     shutil.copytree(folder, tmp_path / "before")
     shop.database.execute("update orders set n = 24 where id = 2")
-    _said(shop, "run")
+    _output_of(shop, "run")
     shutil.rmtree(folder)
     shutil.copytree(tmp_path / "before", folder)
     shop.database.execute("update orders set n = 25 where id = 2")
-    _said(shop, "run")
+    _output_of(shop, "run")
     rows = _versions(shop, "orders")
     assert [row for row in rows if row[2]] == [(2, 25, True), (4, 4, True)]
     assert rows.count((4, 4, False)) == 3
 
 
 @pytest.mark.drawn
-def test_a_history_that_lacks_its_copy_says_how_it_becomes_whole(shop: Shop) -> None:
-    """Eight commands, each in a process of its own."""
-    _said(shop, "run")
+def test_a_history_that_lacks_the_copied_rows_says_how_to_complete_it(shop: Shop) -> None:
+    """It takes long: eight commands, each a process."""
+    _output_of(shop, "run")
     _configure(shop, {"initial": True})
     way_out = "`pgsieve resync one public.orders` copies the table again"
-    assert f"public.orders: the change history lacks the copied rows; {way_out}" in _said(shop, "validate")
+    assert f"public.orders: the change history lacks the copied rows; {way_out}" in _output_of(
+        shop, "validate"
+    )
     shop.database.execute("update orders set n = 20 where id = 2")
-    _said(shop, "run")
+    _output_of(shop, "run")
     assert _operations(shop, "orders") == [("update", 2)]
-    _said(shop, "resync", "one", "public.orders")
-    _said(shop, "run")
+    _output_of(shop, "resync", "one", "public.orders")
+    _output_of(shop, "run")
     assert _operations(shop, "orders") == [
         ("update", 2),
         ("snapshot", None),
         *[("copy", i) for i in (2, 3, 4)],
     ]
-    assert "public.orders: the change history begins with the copied rows" in _said(shop, "validate")
+    assert "public.orders: the change history begins with the copied rows" in _output_of(shop, "validate")
     shop.database.execute("insert into orders values (9, 9)")
-    assert _said(shop, "run")
+    assert _output_of(shop, "run")
     assert _operations(shop, "orders")[-1] == ("insert", 9)

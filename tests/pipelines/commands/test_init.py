@@ -1,4 +1,4 @@
-"""`pgsieve init`: what it writes from a real database, what it refuses, and what it asks on a terminal."""
+"""`pgsieve init`: the files that it writes for a real database, what it refuses, and its questions on a terminal."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PASSWORD = "s3cret-of-the-shop"
 
 @pytest.fixture(scope="module")
 def database(publisher_server: EmbeddedServer) -> Iterator[str]:
-    """The conninfo of a role without rights, in a database with two publications and three tables."""
+    """The conninfo of a role without privileges, in a database with two publications and three tables."""
     with psycopg.connect(publisher_server.conninfo(), autocommit=True) as admin:
         admin.execute('create database "Shop-1"')
         admin.execute(f"create role clerk login password '{PASSWORD}'")
@@ -53,7 +53,7 @@ def without_comments(statements: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_what_it_writes_is_valid_and_grants_what_is_needed(
+def test_the_written_file_is_valid_and_the_sql_grants_what_is_needed(
     database: str, publisher_server: EmbeddedServer, tmp_path: Path
 ) -> None:
     code, text = init(tmp_path, "--conninfo", database, "--publication", "sales", "--publication", "lines")
@@ -71,7 +71,7 @@ def test_what_it_writes_is_valid_and_grants_what_is_needed(
         'GRANT SELECT ON "Odd"."Lines" TO clerk;',
         "GRANT SELECT ON public.orders TO clerk;",
     ]
-    # The statements are what the role lacks: with them validate finds nothing, and a run works.
+    # The statements grant what the role lacks: after them, validate reports nothing and a run succeeds.
     assert code == 0, text
     environment = {**os.environ, "SHOP_1_PASSWORD": PASSWORD, "DAGSTER_HOME": str(tmp_path)}
 
@@ -109,7 +109,9 @@ def test_nothing_is_overwritten_without_force(database: str, tmp_path: Path) -> 
     assert not (tmp_path / "pgsieve.yaml").exists()
     (tmp_path / "pgsieve.yaml").write_text("mine")
     code, text = init(tmp_path, "--conninfo", "host=127.0.0.1 port=1")
-    assert (code, "pgsieve.yaml exists already" in text) == (2, True), "before anything is asked"
+    assert (code, "pgsieve.yaml exists already" in text) == (2, True), (
+        "it does not refuse before its questions"
+    )
     assert init(tmp_path, "--conninfo", database, "--publication", "sales", "--force")[0] == 0
     assert "mine" not in (tmp_path / "pgsieve.yaml").read_text() + (tmp_path / "pgsieve-role.sql").read_text()
 
@@ -134,10 +136,10 @@ def test_tables_get_a_publication_in_the_file_and_an_administrator_a_role(
     assert statements[-1].startswith('create publication "pgsieve_shop" for table')
 
 
-def test_no_statement_of_the_application_fails_for_the_sql_that_it_writes(
+def test_the_sql_makes_no_statement_of_the_application_fail(
     publisher_server: EmbeddedServer, tmp_path: Path
 ) -> None:
-    """The owner runs the SQL: every UPDATE and DELETE that went before goes on."""
+    """The table owner runs the SQL, and every UPDATE and DELETE of the application still works."""
     admin = publisher_server.conninfo(dbname="bare_shop")
     with psycopg.connect(publisher_server.conninfo(), autocommit=True) as maintenance:
         maintenance.execute("create database bare_shop")
@@ -163,7 +165,9 @@ def test_no_statement_of_the_application_fails_for_the_sql_that_it_writes(
                 chosen = [part for table in tables for part in ("--table", f"public.{table}")]
                 code, text = init(tmp_path, "--conninfo", admin, via_root, "--force", *chosen)
                 assert (code, "only INSERTs are published of public.bare, " in text) == (0, True), text
-                assert "user=pgsieve " in (tmp_path / "pgsieve.yaml").read_text(), "the role of the SQL"
+                assert "user=pgsieve " in (tmp_path / "pgsieve.yaml").read_text(), (
+                    "it is not the role of the SQL"
+                )
                 for line in without_comments((tmp_path / "pgsieve-role.sql").read_text()):
                     owner.execute(line)
                 for table in tables:
@@ -185,7 +189,7 @@ def test_no_statement_of_the_application_fails_for_the_sql_that_it_writes(
             maintenance.execute("drop database bare_shop with (force)")
 
 
-def test_no_sql_is_written_while_a_problem_stands(
+def test_no_sql_is_written_while_there_is_a_problem(
     publisher_server: EmbeddedServer, database: str, tmp_path: Path
 ) -> None:
     admin = publisher_server.conninfo(dbname="Shop-1")
@@ -236,7 +240,7 @@ def test_a_program_may_print_the_password(database: str, tmp_path: Path) -> None
         (["--conninfo", "{database}", "--source", "a b"], "cannot be a name"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_refused_and_nothing_is_written(
+def test_impossible_arguments_are_refused_and_nothing_is_written(
     database: str, tmp_path: Path, arguments: list[str], message: str
 ) -> None:
     code, text = init(tmp_path, *(a.format(database=database) if "{database}" in a else a for a in arguments))

@@ -1,4 +1,4 @@
-"""An error of one subscription is told with its name, and the others go on; without a JVM, but for the one that follows."""
+"""An error of one subscription names it, and the others continue. Only the followed subscription needs a JVM."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _folder(shop: Shop, subscription: str) -> Path:
 
 
 def _break(shop: Shop, subscription: str) -> None:
-    """Let nothing be written for the subscription."""
+    """Make it impossible to write the subscription's tables."""
     folder = _folder(shop, subscription)
     folder.parent.mkdir(parents=True, exist_ok=True)
     if folder.exists():
@@ -46,7 +46,7 @@ def _mend(shop: Shop, subscription: str) -> None:
         aside.rename(folder)
 
 
-def test_a_subscription_that_fails_is_named_and_the_others_of_its_slot_go_on(shop: Shop) -> None:
+def test_a_failing_subscription_is_named_and_the_others_of_its_slot_continue(shop: Shop) -> None:
     _break(shop, "one")
     code, output = shop.cli("run")
     assert code != 0
@@ -60,7 +60,7 @@ def test_a_subscription_that_fails_is_named_and_the_others_of_its_slot_go_on(sho
 
 @pytest.mark.drawn
 @pytest.mark.parametrize("table", [pytest.param("_transformed", marks=pytest.mark.long), "_cuts"])
-def test_of_a_step_that_fails_for_one_subscription_dagster_has_the_others(shop: Shop, table: str) -> None:
+def test_dagster_records_the_other_subscriptions_of_a_failed_step(shop: Shop, table: str) -> None:
     assert shop.cli("run")[0] == 0
     path = _folder(shop, "one") / table
     aside = path.with_name("aside")
@@ -85,7 +85,7 @@ def test_of_a_step_that_fails_for_one_subscription_dagster_has_the_others(shop: 
 
 
 @pytest.mark.drawn
-def test_ctrl_c_ends_the_step_that_is_under_way_and_is_no_subscriptions_fault(shop: Shop) -> None:
+def test_ctrl_c_ends_the_step_in_progress_and_is_no_subscriptions_error(shop: Shop) -> None:
     assert shop.cli("run")[0] == 0
     shop.database.execute("insert into orders values (5, 5); insert into stock values (5, 5)")
     source = Source("shop", shop.written["sources"]["shop"]["conninfo"])
@@ -103,7 +103,7 @@ def test_ctrl_c_ends_the_step_that_is_under_way_and_is_no_subscriptions_fault(sh
 
 
 @pytest.mark.drawn
-def test_an_error_of_a_source_concerns_its_subscriptions_and_no_others(shop: Shop) -> None:
+def test_an_error_of_a_source_stops_only_its_subscriptions(shop: Shop) -> None:
     source = shop.written["sources"]["shop"]
     gone = {"conninfo": "host=127.0.0.1 port=1 dbname=x"}
     one, two = shop.written["subscriptions"].values()
@@ -124,7 +124,7 @@ def test_an_error_of_a_source_concerns_its_subscriptions_and_no_others(shop: Sho
 
 
 @pytest.mark.drawn
-def test_an_error_of_a_slot_is_told_once_for_all_that_read_it(shop: Shop) -> None:
+def test_an_error_of_a_slot_is_printed_once_for_all_its_subscriptions(shop: Shop) -> None:
     own: dict[str, Any] = {"source": "shop", "publications": ["q"], "row_filter": "publisher"}
     shop.configure(subscriptions={**shop.written["subscriptions"], "three": own})
     shop.copy()
@@ -144,7 +144,7 @@ def test_a_publication_that_is_missing_does_not_hide_the_other_subscriptions_fro
     assert {"one/public/orders", "one/public/notes", "two/public/stock"} <= keys
 
 
-def test_in_dagsters_job_the_subscriptions_that_do_not_fail_are_materialised(shop: Shop) -> None:
+def test_dagsters_job_materialises_the_subscriptions_that_do_not_fail(shop: Shop) -> None:
     shop.copy()
     SubscriptionRecord(shop.lake, "one").disable("an error")
     defs, config = definitions(load_config(shop.path)), load_config(shop.path)
@@ -157,7 +157,7 @@ def test_in_dagsters_job_the_subscriptions_that_do_not_fail_are_materialised(sho
 
 
 @pytest.mark.spark
-def test_a_followed_subscription_that_fails_is_left_out_and_the_others_are_followed(shop: Shop) -> None:
+def test_a_failing_followed_subscription_is_left_out_and_the_others_are_followed(shop: Shop) -> None:
     shop.copy()
     _break(shop, "one")
     config, messages = load_config(shop.path), []
@@ -176,7 +176,7 @@ def test_a_followed_subscription_that_fails_is_left_out_and_the_others_are_follo
     assert shop.ids("two", "stock") == [1, 2, 3, 4, 5]
 
 
-def test_of_a_source_that_cannot_be_asked_the_status_shows_what_the_lake_has(
+def test_status_shows_the_lakes_tables_of_an_unreachable_source(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
@@ -188,7 +188,7 @@ def test_of_a_source_that_cannot_be_asked_the_status_shows_what_the_lake_has(
     ends, printed = shop.cli("status")
     assert ends == 2
     assert 'away: source "away"' in printed
-    assert printed.count("ready") == 3, "of the source that answers"
+    assert printed.count("ready") == 3, "the tables of the source that answers"
 
     shop.configure(sources={"shop": {**both["shop"], **away}}, subscriptions=subscriptions)
     one, two = status(load_config(shop.path)).subscriptions
@@ -197,12 +197,12 @@ def test_of_a_source_that_cannot_be_asked_the_status_shows_what_the_lake_has(
     shop.configure(sources=both)
 
 
-#: What Spark cannot evaluate as the server does.
+#: A row filter that pgsieve cannot evaluate as the server does.
 _BEYOND = "n > 0 and quote_ident(b) = 'x'"
 
 
 def _named(shop: Shop) -> None:
-    """A table `names` in the publication of `one`."""
+    """Create a table `names` with a row."""
     shop.database.execute("create table names (id int primary key, n int, b text)")
     shop.database.execute("alter table names replica identity full")
     shop.database.execute("insert into names values (1, 1, 'x')")
@@ -218,14 +218,14 @@ def _insert(shop: Shop, number: int) -> None:
 
 
 def _going_on(shop: Shop, upto: int) -> None:
-    """The other tables have everything."""
+    """Assert that the other tables have all rows."""
     everything = list(range(1, upto + 1))
     assert shop.ids("one", "orders") == everything[1:]
     assert shop.ids("one", "notes") == shop.ids("two", "stock") == everything
 
 
 @pytest.mark.drawn
-def test_a_table_whose_filter_spark_cannot_evaluate_waits_and_no_other_does(shop: Shop) -> None:
+def test_only_the_table_waits_whose_filter_cannot_be_evaluated(shop: Shop) -> None:
     _named(shop)
     _publish(shop, f"names where ({_BEYOND})")
     code, printed = shop.cli("run")
@@ -252,7 +252,7 @@ def test_a_table_whose_filter_spark_cannot_evaluate_waits_and_no_other_does(shop
 @pytest.mark.drawn
 @pytest.mark.spark
 @pytest.mark.parametrize("by", ["run", pytest.param("job", marks=pytest.mark.long)])
-def test_a_filter_that_is_altered_to_one_beyond_spark_loses_nothing(shop: Shop, by: str) -> None:
+def test_altering_a_filter_to_one_that_cannot_be_evaluated_loses_nothing(shop: Shop, by: str) -> None:
     _named(shop)
     _publish(shop, "names where (n > 0)")
     assert shop.cli("run")[0] == 0
@@ -282,7 +282,7 @@ def test_a_filter_that_is_altered_to_one_beyond_spark_loses_nothing(shop: Shop, 
 
 @pytest.mark.drawn
 @pytest.mark.spark
-def test_a_followed_table_whose_filter_is_altered_to_one_beyond_spark_waits(shop: Shop) -> None:
+def test_a_followed_table_waits_after_its_filter_becomes_one_that_cannot_be_evaluated(shop: Shop) -> None:
     _named(shop)
     _publish(shop, "names where (n > 0)")
     shop.run()
@@ -310,7 +310,7 @@ def test_a_followed_table_whose_filter_is_altered_to_one_beyond_spark_waits(shop
 
 
 @pytest.mark.drawn
-def test_a_table_of_which_a_type_cannot_be_had_waits_and_no_other_does(shop: Shop) -> None:
+def test_only_the_table_with_an_impossible_type_waits(shop: Shop) -> None:
     assert shop.cli("run")[0] == 0
     one, two = shop.written["subscriptions"].values()
     shop.configure(subscriptions={"one": {**one, "types": {"public.notes.n": "date"}}, "two": two})
@@ -328,14 +328,14 @@ def test_a_table_of_which_a_type_cannot_be_had_waits_and_no_other_does(shop: Sho
 
 
 @pytest.mark.drawn
-def test_a_missing_java_is_no_tables_fault(shop: Shop) -> None:
+def test_a_missing_java_sets_no_table_aside(shop: Shop) -> None:
     shop.database.execute("create table log (id int); alter table log replica identity full")
     shop.database.execute("insert into log values (2), (3), (4); alter publication p add table log")
     shop.copy()
     shop.configure(spark={"engine": "off", "conf": {"spark.pgsieve.smallBytes": "-1"}})
-    # Many changes without a key: most others go without Java.
+    # Many changes of a table without a key: most other work needs no Java.
     shop.database.execute("update log set id = 14 where id = 4; insert into stock values (5, 5)")
-    # A process of its own: the tests' may have a session.
+    # It runs in a separate process, because the process of the tests may have a session.
     done = commands.run("-c", str(shop.path), "run", environment={**os.environ, "JAVA_HOME": "/none"})
     assert done.returncode == 2, done.stderr
     assert "no Spark session" in done.stderr
@@ -346,7 +346,7 @@ def test_a_missing_java_is_no_tables_fault(shop: Shop) -> None:
 
 
 @pytest.mark.long
-def test_a_server_of_spark_without_delta_is_no_tables_fault(shop: Shop, tmp_path: Path) -> None:
+def test_a_spark_server_without_delta_sets_no_table_aside(shop: Shop, tmp_path: Path) -> None:
     with connect_server(tmp_path / "server", Path(sys.executable), with_jars=False) as master:
         conf = {"spark.pgsieve.smallBytes": "-1"}
         shop.configure(spark={"engine": "off", "master": master, "conf": conf})
@@ -398,7 +398,7 @@ def _define_badly(shop: Shop) -> None:
         pytest.param(_define_badly, _agree, "invalid publication WHERE expression", marks=pytest.mark.long),
     ],
 )
-def test_a_subscription_whose_publications_are_refused_waits_and_no_other_does(
+def test_only_the_subscription_with_refused_publications_waits(
     shop: Shop, hinder: Callable[[Shop], None], mend: Callable[[Shop], None], says: str
 ) -> None:
     assert shop.cli("run")[0] == 0
@@ -423,7 +423,7 @@ def test_a_subscription_whose_publications_are_refused_waits_and_no_other_does(
 
 
 @pytest.mark.drawn
-def test_records_that_cannot_be_read_concern_their_subscription_only(shop: Shop) -> None:
+def test_unreadable_records_stop_only_their_subscription(shop: Shop) -> None:
     shop.copy()
     shop.database.execute("insert into stock values (5, 5)")
     for entry in (_folder(shop, "one") / "_table_states" / "_delta_log").glob("*.json"):

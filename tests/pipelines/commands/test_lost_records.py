@@ -1,4 +1,4 @@
-"""pgsieve's own tables, gone with their folders: what is not noticed costs no row, and what guards others is."""
+"""pgsieve's own tables without their folders: a loss that pgsieve does not notice costs no row; any other loss is refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pgsieve.resources.lake.delta.tables import shared_tables
 from pgsieve.resources.lake.lake import Lake
 from tests.fixtures.shop import Shop
 
-#: Those that are begun anew without a word.
+#: Tables that pgsieve creates again without a message.
 UNNOTICED: dict[str, Callable[[Lake], str]] = {
     "_table_states": lambda lake: lake.paths.table_states("one"),
     "_transformed": lambda lake: lake.paths.transformed("one"),
@@ -29,7 +29,7 @@ _CHANGES = "insert into {0} values ({1}, 0); update {0} set n = n + 1; delete fr
 
 
 def _pgsieve(shop: Shop, *arguments: str) -> tuple[int, str]:
-    # As another process, which has no table open and has read nothing.
+    # Simulates another process, which has no table open and has read nothing.
     shared_tables.cache_clear()
     table_states._read.clear()
     return shop.cli(*arguments)
@@ -59,7 +59,7 @@ def _is_equal(shop: Shop) -> None:
         *(pytest.param(each, marks=pytest.mark.long) for each in UNNOTICED if each != "_table_states"),
     ],
 )
-def test_a_record_that_is_gone_unnoticed_costs_no_row(shop: Shop, record: str) -> None:
+def test_an_unnoticed_loss_of_a_record_costs_no_row(shop: Shop, record: str) -> None:
     _begun(shop)
     shop.database.execute(_CHANGES.format("orders", 11))
     shop.database.execute("alter publication q add table notes")
@@ -73,7 +73,7 @@ def test_a_record_that_is_gone_unnoticed_costs_no_row(shop: Shop, record: str) -
 
 
 @pytest.mark.drawn
-def test_a_change_log_without_the_record_of_its_cluster_is_refused_until_all_is_copied(shop: Shop) -> None:
+def test_a_change_log_without_its_clusters_record_is_refused_until_everything_is_copied(shop: Shop) -> None:
     _begun(shop)
     path = shop.lake.paths.feed("shop")
     _remove(path)

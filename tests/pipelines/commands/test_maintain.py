@@ -1,4 +1,4 @@
-"""`pgsieve maintain` and the nightly job: the same assets, off until somebody wants them."""
+"""`pgsieve maintain` and the nightly job run the same assets. The job is off until a user enables it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def file(publisher_server: EmbeddedServer, tmp_path: Path) -> Iterator[Path]:
         admin.execute("drop database maintained with (force)")
 
 
-def test_a_lake_is_maintained_and_goes_on(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lake_continues_after_maintenance(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DAGSTER_HOME", raising=False)
     monkeypatch.setenv("COLUMNS", "100")
 
@@ -64,13 +64,13 @@ def test_a_lake_is_maintained_and_goes_on(file: Path, monkeypatch: pytest.Monkey
     assert "sales/maintenance" in printed
     assert "shop/change_log_maintenance" in printed
     assert "nothing new" in pgsieve("run")
-    # Of being copied, and of being ready.
+    # One state is of the copy, one of being ready.
     assert DeltaTable(str(file.parent / "lake/sales/_table_states")).get_add_actions().num_rows == 1
 
 
 @pytest.mark.drawn
 @pytest.mark.spark
-def test_a_subscription_restored_from_before_what_was_deleted_is_set_aside_and_copied_again(
+def test_a_subscription_restored_to_a_state_before_deleted_changes_is_copied_again(
     file: Path, publisher_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "400")
@@ -117,7 +117,7 @@ def test_maintenance_has_a_schedule_that_is_off(file: Path) -> None:
 
 
 @pytest.mark.drawn
-def test_files_of_a_copy_that_goes_on_stay_however_old_they_are(shop: Shop) -> None:
+def test_old_files_of_a_running_copy_are_kept(shop: Shop) -> None:
     shop.copy()
     states = TableStates(shop.lake, "one")
     copying = replace(states.newest()["public", "orders"], state=SyncState.DATA_SYNC, lsn=0)

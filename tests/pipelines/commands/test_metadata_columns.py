@@ -1,4 +1,4 @@
-"""Metadata columns are switched on, renamed and off for replicas that are there, and refused where there can be none."""
+"""Metadata columns are enabled, renamed and disabled for existing replicas, and refused where they are impossible."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.fixtures.shop import Shop
 
 
 def _rows(shop: Shop, table: str = "notes") -> dict[int, tuple[Any, ...]]:
-    """The rows by their id, without it."""
+    """The rows by their id, without the id."""
     read = shop.table("one", table).to_pyarrow_table()
     assert read.column_names[0] == "id"
     return {row[0]: row[1:] for row in zip(*(c.to_pylist() for c in read.columns), strict=True)}
@@ -24,13 +24,11 @@ def _columns(shop: Shop, **names: str) -> tuple[int, str]:
 
 @pytest.mark.drawn
 @pytest.mark.spark
-def test_metadata_columns_are_switched_on_renamed_and_off(shop: Shop) -> None:
+def test_metadata_columns_are_enabled_renamed_and_disabled(shop: Shop) -> None:
     assert shop.cli("run")[0] == 0
     version = shop.table("one", "notes").version()
     assert _columns(shop, operation="_op", commit_lsn="_lsn")[0] == 0
-    assert _rows(shop) == {i: (i, None, None) for i in range(1, 5)}, (
-        "of rows that were there nothing is known"
-    )
+    assert _rows(shop) == {i: (i, None, None) for i in range(1, 5)}, "existing rows have no metadata"
     assert shop.table("one", "notes").version() == version + 1
     code, picture = shop.cli("validate")
     assert code == 0
@@ -55,7 +53,7 @@ def test_metadata_columns_are_switched_on_renamed_and_off(shop: Shop) -> None:
     ]
 
     shop.database.execute("update notes set n = 7 where id = 2")
-    assert shop.cli("check")[0] == 0, "what the table has is compared"
+    assert shop.cli("check")[0] == 0, "check compares the rows with metadata columns"
     assert _columns(shop)[0] == 0
     assert _rows(shop)[2] == (7, None)
     assert shop.cli("check")[0] == 0
@@ -63,7 +61,7 @@ def test_metadata_columns_are_switched_on_renamed_and_off(shop: Shop) -> None:
 
 
 @pytest.mark.drawn
-def test_metadata_columns_are_refused_where_there_can_be_none(shop: Shop) -> None:
+def test_metadata_columns_are_refused_where_they_are_impossible(shop: Shop) -> None:
     shop.database.execute("create table plain (a int, _op text); alter table plain replica identity full")
     shop.database.execute("alter publication p add table plain; insert into plain values (1, 'x')")
     for names, message in (
@@ -73,7 +71,7 @@ def test_metadata_columns_are_refused_where_there_can_be_none(shop: Shop) -> Non
         code, output = _columns(shop, **names)
         assert code == 1
         assert message in " ".join(output.split())
-        assert len(_rows(shop)) == 4, "the others go on"
+        assert len(_rows(shop)) == 4, "the other tables continue"
         code, output = shop.cli("validate")
         assert code == 1
         assert message in " ".join(output.split())

@@ -1,4 +1,4 @@
-"""Two configurations with one lake: replicas of one database are never taken for those of another."""
+"""Two configurations with one lake: replicas of one database are never mistaken for those of another."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def other(
     subscriber_server: EmbeddedServer,
     tmp_path: Path,
 ) -> Iterator[Shop]:
-    """A configuration with the lake and the subscriptions of `shop`, whose source is another database."""
+    """A configuration with the lake and the subscriptions of `shop`, but another source database."""
     server = publisher_server if getattr(request, "param", True) else subscriber_server
     name = f"other_shop_{next(_numbers)}"
     with psycopg.connect(server.conninfo(), autocommit=True) as admin:
@@ -46,7 +46,7 @@ def other(
             another = Shop(database, written, tmp_path / "other" / "pgsieve.yaml")
             another.configure(subscriptions=subscriptions)
             yield another
-            with another.database as left:  # another one, where a test has made it anew
+            with another.database as left:  # a test may have created the database again
                 drop_slots(left)
         admin.execute(f"drop database {name} with (force)")
 
@@ -69,10 +69,10 @@ def test_the_replicas_of_another_database_are_left_alone(shop: Shop, other: Shop
         ("drop", "one", "--delete-tables"),
     ):
         code, output = other.cli(*command)
-        said = " ".join(output.split())
+        message = " ".join(output.split())
         assert code in {1, 2}, (command, output)
-        assert 'subscription "one": its replicas are of ' in said, (command, output)
-        assert "`pgsieve drop one --leave-slot --delete-tables`" in said
+        assert 'subscription "one": its replicas are of ' in message, (command, output)
+        assert "`pgsieve drop one --leave-slot --delete-tables`" in message
     assert other.on_server()[0] == []
     assert shop.cli("run")[0] == 0
     assert shop.ids("one", "orders") == [2, 3, 4, 5]
@@ -91,10 +91,10 @@ def test_the_replicas_of_another_database_are_left_alone(shop: Shop, other: Shop
         ),
     ],
 )
-def test_a_slot_that_is_there_brings_no_change_of_another_database(
+def test_an_existing_slot_brings_no_change_of_another_database(
     shop: Shop, other: Shop, publisher_server: EmbeddedServer, tmp_path: Path, command: tuple[str, ...]
 ) -> None:
-    """Also where its tables have the ids of those that were copied: a copy of the database."""
+    """This also holds if the tables have the same ids as the copied ones: the database is a copy."""
     names = [each.database.info.dbname for each in (shop, other)]
     for each in (shop, other):
         each.database.close()
@@ -107,7 +107,7 @@ def test_a_slot_that_is_there_brings_no_change_of_another_database(
     other.configure(lake=str(tmp_path / "another"))
     assert other.cli("run")[0] == 0
     assert shop.cli("run")[0] == 0
-    # Its slot is no further than the lake.
+    # Its slot is not ahead of the lake.
     other.configure(lake=str(tmp_path / "lake"))
     other.database.execute("insert into orders values (600)")
     shop.database.execute("insert into orders values (5)")
@@ -120,8 +120,8 @@ def test_a_slot_that_is_there_brings_no_change_of_another_database(
 
 
 @pytest.mark.drawn
-def test_a_subscription_of_another_name_has_the_lake_as_well(shop: Shop, other: Shop) -> None:
-    """Also where it comes to a slot that others of its configuration have already."""
+def test_a_subscription_of_another_name_shares_the_lake(shop: Shop, other: Shop) -> None:
+    """This also holds if the subscription joins a slot that others of its configuration use."""
     subscriptions = other.written["subscriptions"]
     assert shop.cli("run")[0] == 0
     other.configure(subscriptions={"mine": subscriptions["one"]})
@@ -138,7 +138,7 @@ def test_a_subscription_of_another_name_has_the_lake_as_well(shop: Shop, other: 
 
 
 @pytest.mark.drawn
-def test_a_name_that_was_given_up_is_anybodys(shop: Shop, other: Shop) -> None:
+def test_a_released_name_is_free_for_others(shop: Shop, other: Shop) -> None:
     assert shop.cli("run")[0] == 0
     for subscription in ("one", "two"):
         assert other.cli("drop", subscription, "--leave-slot", "--delete-tables")[0] == 0
@@ -149,7 +149,7 @@ def test_a_name_that_was_given_up_is_anybodys(shop: Shop, other: Shop) -> None:
 
 
 @pytest.mark.drawn
-def test_a_database_of_another_name_is_the_same_one_and_one_made_anew_is_copied(
+def test_a_renamed_database_is_the_same_and_a_recreated_one_is_copied(
     shop: Shop, publisher_server: EmbeddedServer
 ) -> None:
     assert shop.cli("run")[0] == 0
@@ -164,7 +164,7 @@ def test_a_database_of_another_name_is_the_same_one_and_one_made_anew_is_copied(
             database.execute("insert into orders values (5)")
             assert "copied" not in shop.cli("run")[1]
             assert shop.ids("one", "orders") == [2, 3, 4, 5]
-            # As another source, it is copied: its slot is another one.
+            # As another source it is copied, because its slot is another one.
             subscriptions = {n: {**s, "source": "store"} for n, s in shop.written["subscriptions"].items()}
             shop.configure(sources={"store": renamed}, subscriptions=subscriptions)
             drop_slots(database)

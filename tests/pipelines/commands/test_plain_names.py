@@ -1,4 +1,4 @@
-"""`layout: {names: snake}`: columns have plain names in the replica, whatever is done to them at the publisher. No JVM."""
+"""`layout: {names: snake}`: columns have plain names in the replica, however they change on the publisher. No JVM."""
 
 from __future__ import annotations
 
@@ -101,18 +101,18 @@ def test_columns_have_plain_names_through_changes_and_alterations(shop: Shop) ->
     assert (conformity.rows, conformity.failing) == (len(rows), 0)
 
 
-def test_two_columns_that_would_be_one_are_refused_and_other_tables_are_not(shop: Shop) -> None:
+def test_two_columns_with_the_same_plain_name_are_refused_and_other_tables_are_not(shop: Shop) -> None:
     shop.database.execute('create table twins (id int primary key, "a b" int, "aB" int)')
     shop.database.execute("alter publication p add table twins")
     one = {**shop.written["subscriptions"]["one"], "layout": {"names": "snake"}}
     shop.configure(subscriptions={"one": one})
     code, text = shop.cli("validate", "--json")
     (problem,) = json.loads(text)["problems"]
-    told = 'table "public.twins": columns "a b" and "aB" would both be a_b in the replica'
-    assert (code, problem["message"], problem["sqlstate"]) == (1, told, "42701")
+    message = 'table "public.twins": columns "a b" and "aB" would both be a_b in the replica'
+    assert (code, problem["message"], problem["sqlstate"]) == (1, message, "42701")
     code, text = shop.cli("run")
     assert code == 1
-    assert told in " ".join(text.split())
+    assert message in " ".join(text.split())
     assert shop.ids("one", "orders") == [2, 3, 4]
     shop.database.execute('alter table twins rename "aB" to c')
     assert shop.cli("run")[0] == 0

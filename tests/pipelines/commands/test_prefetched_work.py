@@ -1,4 +1,4 @@
-"""The work of steps is done while others are recorded, and ends with what waits for it."""
+"""The work of steps is done while Dagster records other steps. It ends when the recording ends."""
 
 import logging
 import threading
@@ -31,19 +31,19 @@ def _work(name: str, log: Log) -> str:
     return name.upper()
 
 
-def test_each_step_gets_its_result_what_was_said_and_its_own_error_in_any_order(lake: Lake) -> None:
+def test_each_step_gets_its_result_its_messages_and_its_error_in_any_order(lake: Lake) -> None:
     with prefetched_work(lake, {name: partial(_work, name) for name in "abc"}) as done:
-        said = list[str]()
-        assert done["c"](said.append)[0] == "C"
+        messages = list[str]()
+        assert done["c"](messages.append)[0] == "C"
         with pytest.raises(ValueError, match="b"):
-            done["b"](said.append)
-        assert done["a"](said.append)[0] == "A"
-    assert said == ["c begins", "c ends", "b begins", "a begins", "a ends"]
-    assert done_before(7)(said.append) == (7, Work())
+            done["b"](messages.append)
+        assert done["a"](messages.append)[0] == "A"
+    assert messages == ["c begins", "c ends", "b begins", "a begins", "a ends"]
+    assert done_before(7)(messages.append) == (7, Work())
 
 
-def test_what_is_logged_is_in_the_log_of_its_own_step(lake: Lake) -> None:
-    """Also while another step is running, and while none is."""
+def test_log_messages_are_in_the_log_of_their_own_step(lake: Lake) -> None:
+    """This also holds while another step is running, and while none is."""
     running, logged = threading.Event(), threading.Event()
 
     def work(name: str, _: Log) -> str:
@@ -71,19 +71,19 @@ def test_what_is_logged_is_in_the_log_of_its_own_step(lake: Lake) -> None:
         with dg.DagsterInstance.ephemeral() as dagster:
             result = dg.materialize([first, second], instance=dagster)
             logs = dagster.all_logs(result.run_id)
-    said = [
+    messages = [
         (entry.step_key, entry.level, entry.user_message) for entry in logs if "waits" in entry.user_message
     ]
-    assert said == [("a", logging.WARNING, "a waits"), ("b", logging.WARNING, "b waits")]
+    assert messages == [("a", logging.WARNING, "a waits"), ("b", logging.WARNING, "b waits")]
     assert PREFETCH_LOG.get() is None
 
 
-def test_one_alone_works_in_its_step(lake: Lake) -> None:
+def test_a_single_step_does_its_work_itself(lake: Lake) -> None:
     with prefetched_work(lake, {"b": partial(_work, "b")}) as done:
         assert not done
 
 
-def test_what_ends_the_recording_ends_the_work(lake: Lake) -> None:
+def test_an_interrupted_recording_ends_the_work(lake: Lake) -> None:
     began, going_on, worked = threading.Event(), threading.Event(), list[str]()
 
     def work(name: str, _: Log) -> None:
@@ -99,6 +99,6 @@ def test_what_ends_the_recording_ends_the_work(lake: Lake) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
-    assert worked == ["a"], "what was not begun is not done"
-    assert going_on.is_set(), "and what was begun has ended"
+    assert worked == ["a"], "work was started after the end"
+    assert going_on.is_set(), "work in progress was not waited for"
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("pgsieve-work")]

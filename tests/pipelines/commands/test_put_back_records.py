@@ -1,4 +1,4 @@
-"""A table of pgsieve's own, or a change history, whose newest entry is gone is damage: a cut knows how far it was."""
+"""A change history, or a table of pgsieve's own, that lost its newest entry is damaged: a cut names its later version."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _newest_entry(table: Path) -> Path:
 
 
 @pytest.mark.drawn
-def test_newest_entries_that_are_gone_are_damage_until_a_resync(shop: Shop) -> None:
+def test_missing_newest_entries_are_damage_until_a_resync(shop: Shop) -> None:
     assert shop.cli("run")[0] == 0
     shop.database.execute("alter table orders add x int")
     shop.database.execute("insert into orders values (5, 5, 5); insert into stock values (5, 5)")
@@ -31,18 +31,18 @@ def test_newest_entries_that_are_gone_are_damage_until_a_resync(shop: Shop) -> N
             f"insert into orders values ({number}, 1, 1); insert into stock values ({number}, 1)"
         )
         code, output = shop.cli("run")
-        said = " ".join(output.split())
+        message = " ".join(output.split())
         assert code == 2, output
-        assert f'"{table}": it was put back to an earlier version' in said
-        assert "`pgsieve resync`" in said
-        # Of a subscription's own the others hear nothing.
+        assert f'"{table}": it was put back to an earlier version' in message
+        assert "`pgsieve resync`" in message
+        # Damage to one subscription's tables does not affect the others.
         assert shop.ids("two", "stock")[-1] == (number if table.parent == one else 5), output
         entry.write_bytes(whole)
         number += 1
     assert shop.cli("run")[0] == 0
     assert shop.ids("one", "orders")[-1] == number - 1
 
-    # Two at once: what stops all is said first.
+    # With two damaged tables, the one that stops everything is reported first.
     _newest_entry(one / "_changes" / "public" / "orders").unlink()
     entry = _newest_entry(feed / "feed")
     entry.unlink()

@@ -1,4 +1,4 @@
-"""`pgsieve read` of one table: its rows at a moment between two cuts, and no other table is made for it. No JVM."""
+"""`pgsieve read` of one table gives its rows at a moment between two cuts, and clones no other table. No JVM."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_one_table_is_read_as_of_an_lsn_between_two_cuts(shop: Shop, monkeypatch
     rows = [json.loads(line) for line in printed.splitlines()]
     assert {"id": 77, "n": 1} in rows
     assert {"id": 77, "n": 2} not in rows
-    assert clones == ["orders"], "the others are left alone"
+    assert clones == ["orders"], "other tables are cloned, too"
     code, refused = shop.cli("read", "one", "public.order", "--at", row[0])
     assert code == 2
     assert "42P01" in refused

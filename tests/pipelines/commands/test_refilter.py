@@ -1,4 +1,4 @@
-"""`pgsieve refilter`: replicas are made of other replicas where these have the rows for certain; the publisher is asked for none. No JVM."""
+"""`pgsieve refilter` builds replicas from other replicas if these certainly have the rows; it reads no row of the publisher. No JVM."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _quiet(_: str) -> None:
 
 @dataclass
 class Views:
-    """A source that the subscription `all` has whole, and others that are chosen later; its role may not read rows any more."""
+    """A source with a whole subscription `all`, and subscriptions that are defined later. Its role has lost the right to read rows."""
 
     database: psycopg.Connection
     path: Path
@@ -46,7 +46,7 @@ class Views:
     layouts: dict[str, Any] = field(default_factory=dict)
 
     def define(self, **where: Mapping[str, Any]) -> None:
-        """Publications of pgsieve.yaml, each with a subscription."""
+        """Define publications in pgsieve.yaml, with a subscription each."""
         self.written["sources"]["shop"]["publications"] = {"all": WIDE, **where}
         self.written["subscriptions"] = {
             name: {"source": "shop", "publications": [name], "layout": self.layouts.get(name, {})}
@@ -67,7 +67,7 @@ class Views:
         apply(subscription, lake, _quiet)
 
     def refilter(self, *arguments: str, code: int = 0) -> dict[str, tuple[str | None, str | None]]:
-        """Of each table what it is made of, or why not."""
+        """By table, the replica that it is built from, or the reason why not."""
         command = ["-c", str(self.path), "refilter", *arguments, "--json"]
         done = CliRunner().invoke(cli.app, command, prog_name="pgsieve")
         assert done.exit_code == code, done.stdout + done.stderr
@@ -76,7 +76,7 @@ class Views:
         }
 
     def validated(self, name: str) -> tuple[dict[str, str | None], str | None]:
-        """Of which subscription each table can be made, and since when any moment can be read, as `validate` says it."""
+        """By table, the subscription that it can be built from, and the earliest moment that can be read, according to `validate`."""
         done = CliRunner().invoke(cli.app, ["-c", str(self.path), "validate", "--json"])
         received = next(s for s in json.loads(done.stdout)["subscriptions"] if s["subscription"] == name)
         return {table["name"]: table["refilter_from"] for table in received["tables"]}, received[
@@ -91,7 +91,7 @@ class Views:
         return [tuple(row.values()) for row in rows.to_pylist()]
 
     def change(self, number: int) -> None:
-        """Rows come, go, change their region and their keys."""
+        """Insert, delete and update rows; change regions and keys."""
         self.database.execute(
             f"insert into orders values ({number}, 'EMEA', {number}), ({number + 1}, 'APAC', {number});"
             f"update orders set region = 'APAC' where id = {number - 8};"
@@ -101,7 +101,7 @@ class Views:
         )
 
     def published(self, where: str) -> list[tuple[Any, ...]]:
-        """What a copy of now would have."""
+        """The rows that a copy would have now."""
         return self.database.execute(f"select * from orders where {where} order by id").fetchall()
 
 
@@ -136,8 +136,8 @@ def views(publisher_server: EmbeddedServer, tmp_path: Path) -> Iterator[Views]:
             database.execute(f"drop owned by {name} cascade; drop role {name}")
 
 
-def test_views_are_chosen_later_and_follow_without_a_row_of_the_publisher(views: Views) -> None:
-    """A subscriber's rows are the publisher's that pass the filter, as all operations are published."""
+def test_later_filtered_subscriptions_need_no_row_of_the_publisher(views: Views) -> None:
+    """A subscriber has the publisher's rows that match the filter, because all operations are published."""
     views.change(100)
     views.define(emea={"tables": [{"table": "public.orders", "where": "region = 'EMEA'"}]})
     assert views.refilter("emea", "--plan") == {"orders": ("all", None)}
@@ -154,7 +154,7 @@ def test_views_are_chosen_later_and_follow_without_a_row_of_the_publisher(views:
         views.change(number)
         views.run("emea")
         assert views.rows("emea") == views.published("region = 'EMEA'")
-    # Narrower: of its own rows; then wider, which only the other one has.
+    # First narrower, from its own rows; then wider, for which only the other replica has the rows.
     for where, source in {"region = 'EMEA' and amount < 20": "emea", "region <> 'AMER'": "all"}.items():
         views.define(emea={"tables": [{"table": "public.orders", "where": where}]})
         assert views.validated("emea")[0] == {"orders": source}
@@ -173,7 +173,7 @@ def test_views_are_chosen_later_and_follow_without_a_row_of_the_publisher(views:
     assert views.rows("emea", "notes") == [(1, "first"), (2, "none")]
 
 
-def test_of_a_replica_that_keeps_deleted_rows_those_that_live_are_taken(views: Views) -> None:
+def test_only_living_rows_of_a_replica_with_soft_deletes_are_used(views: Views) -> None:
     views.define(emea={"tables": [{"table": "public.orders", "where": "region = 'EMEA'"}]})
     views.lay_out("all", deletes="soft")
     views.run("all")
@@ -181,7 +181,7 @@ def test_of_a_replica_that_keeps_deleted_rows_those_that_live_are_taken(views: V
     assert views.refilter("emea", "--plan") == {"orders": ("all", None)}
     views.database.execute("delete from orders where region = 'EMEA' and id % 2 = 0")
     assert views.refilter("emea") == {"orders": ("all", None)}
-    assert any(row[3] for row in views.rows("all")), "the other one keeps rows that are deleted"
+    assert any(row[3] for row in views.rows("all")), "the other replica has no deleted rows"
     views.change(110)
     views.run("emea")
     assert views.rows("emea") == views.published("region = 'EMEA'")
@@ -193,7 +193,7 @@ def test_of_a_replica_that_keeps_deleted_rows_those_that_live_are_taken(views: V
     assert "`pgsieve resync emea SCHEMA.TABLE` copies it" in " ".join(done.stdout.split())
 
 
-def test_what_is_not_certain_is_refused_with_the_reason(views: Views) -> None:
+def test_uncertain_rows_are_refused_with_the_reason(views: Views) -> None:
     narrow = {"tables": [{"table": "public.orders", "where": "amount > 20"}]}
     views.define(narrow=narrow)
     assert views.refilter("narrow") == {"orders": ("all", None)}
@@ -208,7 +208,7 @@ def test_what_is_not_certain_is_refused_with_the_reason(views: Views) -> None:
     refused = views.refilter("every", "--from", "narrow", "--plan", code=1)
     assert "its row filter left out rows that are wanted" in str(refused["orders"])
     assert "not ready: to be copied" in str(refused["notes"])
-    # What was published in between is not known any more, even once it is as before.
+    # The publication was different for a while. Which rows were published then is unknown, although it is as before now.
     views.define(narrow={"tables": [{"table": "public.orders", "where": "amount > 25"}]})
     views.run("narrow")
     views.define(
@@ -220,7 +220,7 @@ def test_what_is_not_certain_is_refused_with_the_reason(views: Views) -> None:
     assert views.rows("narrower") == views.published("amount > 20 and id > 5")
 
 
-def test_a_table_that_was_made_anew_is_no_other_ones_replica(views: Views) -> None:
+def test_a_recreated_table_is_not_built_from_the_former_ones_replica(views: Views) -> None:
     views.define(emea={"tables": [{"table": "public.orders", "where": "region = 'EMEA'"}]})
     views.database.execute(
         "drop table orders; create table orders (id int primary key, region text not null, amount int);"
@@ -232,7 +232,7 @@ def test_a_table_that_was_made_anew_is_no_other_ones_replica(views: Views) -> No
     assert "does not follow the table's present definition yet" in str(reason)
 
 
-def test_a_value_that_was_not_sent_is_not_taken_for_null(views: Views) -> None:
+def test_an_unsent_value_is_not_mistaken_for_null(views: Views) -> None:
     few = {"tables": [{"table": "public.notes", "where": "id < 5"}]}
     fewer = {"tables": [{"table": "public.notes", "where": "id < 5 and id > 0"}]}
     views.define(few=few, fewer=fewer)
@@ -241,7 +241,7 @@ def test_a_value_that_was_not_sent_is_not_taken_for_null(views: Views) -> None:
     assert views.refilter("fewer", "--from", "few") == {"notes": ("few", None)}
     assert views.rows("fewer", "notes") == [(1, "one", "y"), (3, "three", "z")]
     views.database.execute("insert into notes values (7, repeat('long', 5000), '')")
-    # It comes into the filter as an INSERT, without the note.
+    # The row starts to match, so it is sent as an INSERT, without the note.
     views.database.execute("update notes set id = 4 where id = 7")
     refused = views.refilter("fewer", "--from", "few", code=1)
     assert "without values that were not sent" in str(refused["notes"])
@@ -249,7 +249,7 @@ def test_a_value_that_was_not_sent_is_not_taken_for_null(views: Views) -> None:
     assert views.rows("fewer", "notes")[-1] == (4, "long" * 5000, "")
 
 
-def test_a_view_of_plain_names_is_filtered_by_the_publishers(views: Views) -> None:
+def test_a_filter_on_a_replica_with_plain_names_uses_the_publishers_names(views: Views) -> None:
     role, run = views.written["sources"]["shop"]["slot"], views.database.execute
     run('create table items ("Item No" int primary key, "Kind Of" text)')
     run("insert into items select i, (array['new', 'old'])[i % 2 + 1] from generate_series(1, 9) i")
@@ -271,7 +271,7 @@ def test_a_view_of_plain_names_is_filtered_by_the_publishers(views: Views) -> No
     assert views.rows("new", "items") == [(4, "new"), (5, "new"), (8, "new")]
 
 
-def test_a_publication_that_was_altered_and_altered_back_is_none_to_rely_on(views: Views) -> None:
+def test_a_publication_that_was_altered_for_a_while_is_refused(views: Views) -> None:
     def subscribe(**publications: str) -> None:
         views.written["subscriptions"] = {
             name: {"source": "shop", "publications": [publication]}

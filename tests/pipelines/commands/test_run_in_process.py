@@ -1,4 +1,4 @@
-"""`pgsieve run` where there is no Java: few changes need none, whatever they are."""
+"""`pgsieve run` without Java: few changes of any kind need none."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 
 def run_without_java(shop: Shop, *arguments: str) -> str:
-    """A command (`run`) as a process of its own; what it says."""
+    """Run a command, by default `run`, as a process without Java. Return its output."""
     environment = {**os.environ, "JAVA_HOME": "/none"}
     done = commands.run("-c", str(shop.path), *(arguments or ["run"]), environment=environment)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -24,7 +24,7 @@ def run_without_java(shop: Shop, *arguments: str) -> str:
 
 
 def test_a_run_with_few_changes_needs_no_java(shop: Shop) -> None:
-    """Two commands, each a process."""
+    """It takes long: two commands, each a process."""
     shop.database.execute("create table log (id int, n int)")
     shop.database.execute("alter table log replica identity full")
     shop.database.execute("insert into log values (1, 1), (1, 1), (2, 2)")
@@ -47,8 +47,8 @@ def test_a_run_with_few_changes_needs_no_java(shop: Shop) -> None:
 
 
 @pytest.mark.drawn
-def test_changes_of_a_larger_replica_need_no_java_whatever_they_are(shop: Shop) -> None:
-    """Nine commands, each a process."""
+def test_no_change_of_a_larger_replica_needs_java(shop: Shop) -> None:
+    """It takes long: nine commands, each a process."""
     shop.database.execute("create table large (id int primary key, f float8, note text, doc text)")
     shop.database.execute("alter table large alter doc set storage external")
     shop.database.execute(
@@ -57,7 +57,7 @@ def test_changes_of_a_larger_replica_need_no_java_whatever_they_are(shop: Shop) 
     shop.database.execute("create table rates (rate float8, day int[], n int, primary key (rate, day))")
     shop.database.execute("insert into rates select i, array[i, null], i from generate_series(0, 2000) i")
     shop.database.execute("alter publication p add table large, rates")
-    # Whatever is written is many.
+    # Every write counts as large.
     shop.configure(spark={"master": "threads[2]", "conf": {"spark.pgsieve.smallBytes": -1}})
     run_without_java(shop)
     for changes in (
@@ -82,12 +82,12 @@ def test_changes_of_a_larger_replica_need_no_java_whatever_they_are(shop: Shop) 
 def test_rows_of_a_large_replica_are_marked_and_checked_without_java(
     request: pytest.FixtureRequest, shop: Shop, place: str
 ) -> None:
-    """Four commands, each a process."""
+    """It takes long: four commands, each a process."""
     if place == "s3":
         server: S3Server = request.getfixturevalue("s3_server")
         shop.configure(lake=request.getfixturevalue("s3_folder"), storage=dict(server.storage))
     run_without_java(shop)
-    # As if the replica were large.
+    # Treat the replica as large.
     shop.configure(
         spark={
             "master": "threads[2]",
@@ -108,13 +108,13 @@ def test_rows_of_a_large_replica_are_marked_and_checked_without_java(
 
 
 @pytest.mark.drawn
-def test_what_one_table_gets_decides_who_runs_it_and_not_the_slice(shop: Shop) -> None:
-    """Three commands, each a process. Where a row filter leaves few of many changes, the apply's are few."""
+def test_the_changes_of_a_table_decide_on_its_runner_and_not_the_slice(shop: Shop) -> None:
+    """It takes long: three commands, each a process. If a row filter rejects most of many changes, the apply has few."""
     shop.configure(spark={"engine": "off", "conf": {"spark.pgsieve.smallBytes": "40000"}})
     shop.database.execute("create table bulk (id int primary key, n int, note text)")
     shop.database.execute("alter publication q add table bulk where (id <= 20)")
     run_without_java(shop)
-    # One slice for both subscriptions: what is much in it is the other's.
+    # Both subscriptions share one slice; most of its changes belong to the other one.
     shop.database.execute("insert into bulk select i, i, repeat('x', 100) from generate_series(1, 2000) i")
     shop.database.execute("insert into orders values (5, 5); update orders set n = 7 where id = 2")
     run_without_java(shop, "run", "one", "--json")
@@ -122,7 +122,7 @@ def test_what_one_table_gets_decides_who_runs_it_and_not_the_slice(shop: Shop) -
     shop.database.execute("insert into stock values (9, 9)")
     shop.configure(spark={"master": "threads[2]", "conf": {"spark.pgsieve.smallBytes": "40000"}})
     (two,) = json.loads(run_without_java(shop, "run", "two", "--json"))["subscriptions"]
-    # Its small table, in the driver; the messages of its large one, by threads.
+    # This process applies the small table; threads decode the messages of the large one.
     assert two["spent"]["engine"] == "driver + threads"
     assert two["spent"]["tasks"] > 0
     assert two["spent"]["bytes"] > 0

@@ -1,4 +1,4 @@
-"""Sequences of publications that pgsieve.yaml defines, on every server: a table of their values, brought up to date wherever the slot is read."""
+"""Sequences of publications in pgsieve.yaml, on every server: a table of their values, refreshed by each command that reads the slot."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ def test_sequences_of_the_file_are_recorded_refreshed_and_compared(shop: Shop) -
     shop.copy()
     assert recorded(shop, "alone") == recorded(shop, "beside") == {"one": (42, False), "Two": (8, True)}
     assert not shop.lake.records.exists(Sequences(shop.lake, "none").path)
-    # Unchanged values write nothing.
+    # Unchanged values are not written again.
     version, declared = Sequences(shop.lake, "alone").version(), project(load_config(shop.path))
     drain(declared.subscriptions["alone"].feed, shop.lake, [], print)
     assert Sequences(shop.lake, "alone").version() == version
-    # What moved on is no difference, and is refreshed by what reads the slot; what never was is one.
+    # A sequence that moved on does not differ, and is refreshed; a sequence that was never recorded differs.
     shop.database.execute("SELECT nextval('one')")
     assert checked(shop, "alone") == (0, {"one": (42, 42, True, True), "Two": (8, 8, True, False)})
     assert recorded(shop, "alone")["one"] == (42, True)
@@ -78,14 +78,14 @@ def test_sequences_of_the_file_are_recorded_refreshed_and_compared(shop: Shop) -
     shop.database.execute("SELECT nextval('one')")
     assert shop.cli("resync", "beside")[0] == 0
     assert recorded(shop, "beside")["one"] == (43, True)
-    # One that is gone stops no table, and is named; ALL SEQUENCES has it no more.
+    # A sequence that was dropped stops no table, and is named. ALL SEQUENCES no longer includes it.
     shop.database.execute("DROP SEQUENCE one; INSERT INTO stock VALUES (5, 5)")
     ended, ran = shop.cli("run", "alone", "beside")
     assert (ended, "sequence public.one" in ran) == (1, True), ran
     assert recorded(shop, "beside") == {"Two": (8, True)}
     assert shop.ids("beside", "stock") == [1, 2, 3, 4, 5]
     assert shop.cli("maintain", "alone")[0] == 0
-    assert recorded(shop, "alone") == {"one": (43, True), "Two": (8, True)}, "the former value stays"
+    assert recorded(shop, "alone") == {"one": (43, True), "Two": (8, True)}, "the earlier value is lost"
     assert checked(shop, "alone") == (1, {"one": (43, None, False, False), "Two": (8, 8, True, False)})
     ended, shown = shop.cli("status")
     assert (ended, "sequence public.one: 43: problem: there is no such sequence" in shown) == (0, True), shown
@@ -97,7 +97,7 @@ def test_sequences_of_the_file_are_recorded_refreshed_and_compared(shop: Shop) -
     ]
 
 
-def test_a_follower_refreshes_sequences_also_where_no_table_is_published(shop: Shop) -> None:
+def test_a_follower_refreshes_sequences_even_if_no_table_is_published(shop: Shop) -> None:
     shop.database.execute('CREATE SEQUENCE one; CREATE SEQUENCE "Two"')
     subscribed(shop, alone=["some"])
     declared = project(load_config(shop.path))
@@ -112,7 +112,7 @@ def test_a_follower_refreshes_sequences_also_where_no_table_is_published(shop: S
     assert recorded(shop, "alone") == {"one": (100, True), "Two": (1, False)}
 
 
-def test_a_value_has_moved_on_where_its_page_lsn_or_its_increment_says_so() -> None:
+def test_the_page_lsn_or_the_increment_tells_whether_a_sequence_moved() -> None:
     def moved(
         before: tuple[int, bool, int | None], now: tuple[int, bool, int | None], *, up: bool = True
     ) -> bool:

@@ -1,4 +1,4 @@
-"""`pgsieve run` of many subscriptions of a slot by Spark: they share its jobs, and nothing else."""
+"""`pgsieve run` of many subscriptions of one slot by Spark: they share its jobs, and nothing else."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.fixtures.spark_servers import configured_cluster
 pytestmark = pytest.mark.slow
 
 _NUMBER = 6
-#: The fourth of so many subscriptions gets there.
+#: The failpoint that the fourth subscription reaches.
 _KILLED = [
     f"{point}:4"
     for point in (
@@ -36,7 +36,7 @@ _SPARK = {"master": "local[2]", "engine": "off", "conf": {"spark.pgsieve.smallBy
 
 
 def _begin(shop: Shop) -> None:
-    """Six subscriptions with row filters that share the rows of `orders`, and one whose filter cannot be evaluated."""
+    """Run six subscriptions whose row filters share the rows of `orders`, and one whose filter cannot be evaluated."""
     shop.configure(subscriptions={})
     for number in range(_NUMBER):
         shop.database.execute(
@@ -52,7 +52,7 @@ def _begin(shop: Shop) -> None:
 
 
 def _change(shop: Shop, first: int) -> None:
-    """INSERTs, UPDATEs that move rows from one subscription to another, and DELETEs; and UPDATEs of what all have."""
+    """INSERTs, DELETEs, UPDATEs that move rows from one subscription to another, and UPDATEs of rows that all have."""
     shop.database.execute(
         f"insert into orders select i, i from generate_series({first}, {first + 59}) i;"
         f"update orders set id = id + 61 where id between {first} and {first + 6};"
@@ -79,14 +79,14 @@ def _run(shop: Shop, code: int, failpoint: str = "none", words: Sequence[str] = 
 
 
 def _change_all(shop: Shop) -> None:
-    """Changes of which each subscription gets its part, and a row that one cannot filter."""
+    """Changes of which each subscription gets a part, and a row that one subscription cannot filter."""
     for first in (100, 200, 300):
         _change(shop, first)
     shop.database.execute("insert into notes values (7, 5), (8, 0)")
 
 
 def _check_each(shop: Shop, results: Mapping[str, Mapping[str, Any]], engine: str) -> None:
-    """What each subscription's result says; one has a table set aside, and its other table."""
+    """Check the result of each subscription. One has a table set aside, and another table that continues."""
     _check(shop)
     assert shop.ids("bad", "stock") == shop.ids("p0", "stock")
     assert [name for name, each in results.items() if each["problems"]] == ["bad"]
@@ -101,14 +101,14 @@ def _check_each(shop: Shop, results: Mapping[str, Mapping[str, Any]], engine: st
             for change in (c for c in changes if c.table == "orders"):
                 assert change.received == {"insert": 180, "update": 21, "delete": 18}
                 sent += Counter(change.sent)
-    # An UPDATE that moves a row from one filter to another is a DELETE there and an INSERT here.
+    # An UPDATE that moves a row between two filters is a DELETE for one subscription and an INSERT for the other.
     assert (sent["insert"], sent["update"], sent["delete"]) == (180 + 21, 0, 18 + 21)
 
 
 @pytest.mark.drawn
 @pytest.mark.spark
-def test_subscriptions_share_jobs_and_what_fails_is_its_own_tables(shop: Shop) -> None:
-    """A run by Spark."""
+def test_subscriptions_share_jobs_and_a_failure_stops_only_its_table(shop: Shop) -> None:
+    """It takes long: Spark starts for two runs."""
     _begin(shop)
     _change_all(shop)
     results = {each.name: asdict(each) for each in shop.run().subscriptions}
@@ -127,8 +127,8 @@ def test_subscriptions_share_jobs_of_a_cluster_whose_python_lacks_pgsieve(shop: 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_a_run_of_many_that_is_killed_is_made_good_by_the_next(shop: Shop) -> None:
-    """Eight processes that start Spark."""
+def test_a_killed_run_of_many_subscriptions_is_completed_by_the_next(shop: Shop) -> None:
+    """It takes long: eight processes start Spark."""
     _begin(shop)
     for first, failpoint in enumerate(_KILLED, 1):
         _change(shop, 100 * first)
@@ -142,4 +142,4 @@ def test_a_run_of_many_that_is_killed_is_made_good_by_the_next(shop: Shop) -> No
                 for row in shop.lake.records.rows(shop.lake.paths.changes(f"p{number}", "public", "orders"))
                 if row["operation"] == "insert"
             )
-            assert set(inserted.values()) <= {1}, "a change is there twice"
+            assert set(inserted.values()) <= {1}, "a change was applied twice"

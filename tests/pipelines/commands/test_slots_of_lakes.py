@@ -1,4 +1,4 @@
-"""A slot is of one lake: another one takes it only where it is said, and keeps no WAL for what has ended."""
+"""A slot belongs to one lake. Another lake takes it over only on request, and no slot keeps WAL for ended transactions."""
 
 from __future__ import annotations
 
@@ -16,10 +16,8 @@ if TYPE_CHECKING:
 
 @pytest.mark.drawn
 @pytest.mark.parametrize("row_filter", ["pipeline", "publisher"])
-def test_another_lake_takes_a_slot_over_only_where_it_is_said(
-    shop: Shop, tmp_path: Path, row_filter: str
-) -> None:
-    """Many commands of two lakes."""
+def test_another_lake_takes_a_slot_over_only_on_request(shop: Shop, tmp_path: Path, row_filter: str) -> None:
+    """It takes long: many commands of two lakes."""
     written = shop.written["subscriptions"].items()
     shop.configure(subscriptions={name: {**each, "row_filter": row_filter} for name, each in written})
     assert shop.cli("run")[0] == 0
@@ -30,13 +28,13 @@ def test_another_lake_takes_a_slot_over_only_where_it_is_said(
     others = [("validate",), ("resync", "one"), ("status",), ("drop", "one", "--delete-tables")]
     for command in [("run",), *(others if row_filter == "pipeline" else [])]:
         code, output = shop.cli(*command)
-        said = " ".join(output.split())
+        message = " ".join(output.split())
         assert code in {1, 2}, (command, output)
-        assert "exists, and the lake" in said, (command, output)
-        assert "--take-over`" in said, (command, output)
+        assert "exists, and the lake" in message, (command, output)
+        assert "--take-over`" in message, (command, output)
     assert shop.on_server() == before
 
-    # The first one has lost nothing by that.
+    # The first lake has lost nothing.
     shop.configure(lake=first)
     assert shop.cli("run")[0] == 0
     assert shop.ids("one", "orders")[-1] == 5
@@ -44,22 +42,22 @@ def test_another_lake_takes_a_slot_over_only_where_it_is_said(
     shop.configure(lake=second)
     assert shop.cli("run", "--take-over")[0] == 0
     shop.database.execute("insert into orders values (6)")
-    # Once it is said, that is remembered.
+    # The take-over is recorded.
     assert shop.cli("run")[0] == 0
     assert shop.ids("one", "orders")[-1] == 6
     assert shop.cli("check")[0] == 0
 
-    # The first one, or a copy of it, does not take it back without being asked, and takes nothing from it.
+    # The first lake, or a copy of it, does not take the slot back without a request, and reads nothing from it.
     shop.configure(lake=first)
     before = shop.on_server()
     more = [("run",), ("drop", "two", "--delete-tables")] if row_filter == "pipeline" else []
     for command in [("resync", "one"), ("drop", "one"), *more]:
         code, output = shop.cli(*command)
-        said = " ".join(output.split())
+        message = " ".join(output.split())
         assert code == 2, (command, output)
-        assert "the changes between are lost" in said, (command, output)
+        assert "the changes between are lost" in message, (command, output)
         way_out = "--leave-slot`" if command[0] == "drop" else "`pgsieve resync one --take-over`"
-        assert way_out in said, (command, output)
+        assert way_out in message, (command, output)
     assert shop.on_server() == before
     if row_filter == "pipeline":
         code, output = shop.cli("resync", "one", "--take-over")
@@ -71,7 +69,7 @@ def test_another_lake_takes_a_slot_over_only_where_it_is_said(
 
 
 @pytest.mark.drawn
-def test_the_next_run_frees_what_was_kept_for_a_transaction_that_ended(shop: Shop) -> None:
+def test_the_next_run_frees_wal_that_was_kept_for_an_ended_transaction(shop: Shop) -> None:
     assert shop.cli("run")[0] == 0
     with psycopg.connect(shop.database.info.dsn, password=shop.database.info.password) as long:
         long.execute("insert into orders values (7)")

@@ -1,4 +1,4 @@
-"""Soft deletes are switched on for replicas that are there, and off; `check` compares the rows that live, `--repair` keeps the others."""
+"""Soft deletes are enabled and disabled for existing replicas. `check` compares the living rows; `--repair` keeps the others."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _deletes(shop: Shop, **layout: Any) -> tuple[int, str]:
 
 
 def _rows(shop: Shop) -> dict[int, tuple[Any, ...]]:
-    """The notes by their id: the number, whether it is deleted or left the filter, and whether a time says when."""
+    """The notes by id: the number, whether the row is deleted or left the filter, and whether it has a time."""
     return _by_id(shop.table("one", "notes").to_pyarrow_table().to_pylist())
 
 
@@ -36,10 +36,10 @@ def _by_id(rows: Iterable[dict[str, Any]]) -> dict[int, tuple[Any, ...]]:
 
 @pytest.mark.drawn
 @pytest.mark.spark
-def test_deleted_rows_stay_from_the_run_on_that_is_told_so(shop: Shop) -> None:
+def test_deleted_rows_stay_once_soft_deletes_are_enabled(shop: Shop) -> None:
     assert shop.cli("run")[0] == 0
     assert _deletes(shop, deletes="soft")[0] == 0
-    assert _rows(shop) == {i: (i, False, False, False) for i in range(1, 5)}, "those of before live"
+    assert _rows(shop) == {i: (i, False, False, False) for i in range(1, 5)}, "existing rows are living"
     code, picture = shop.cli("validate")
     assert code == 0
     assert "deletes: soft, the row stays and says so" in picture
@@ -49,11 +49,13 @@ def test_deleted_rows_stay_from_the_run_on_that_is_told_so(shop: Shop) -> None:
     gone = {1: (1, True, False, True), 2: (2, True, False, True)}
     lives = {i: (n, False, False, False) for i, n in ((3, 3), (4, 4), (20, 2))}
     assert _rows(shop) == gone | lives
-    assert shop.cli("check")[0] == 0, "the rows that live are compared"
+    assert shop.cli("check")[0] == 0, "check compares the living rows"
     shop.database.execute("insert into notes values (1, 10); alter table notes add t text default 'd'")
     assert shop.cli("run")[0] == 0
-    assert _rows(shop) == {2: gone[2]} | lives | {1: (10, False, False, False)}, "ALTER TABLE leaves it"
-    assert shop.cli("check")[0] == 0, "of text, too"
+    assert _rows(shop) == {2: gone[2]} | lives | {1: (10, False, False, False)}, (
+        "ALTER TABLE keeps deleted rows"
+    )
+    assert shop.cli("check")[0] == 0, "check also compares columns of text"
     shop.database.execute("truncate notes")
     assert shop.cli("run")[0] == 0
     assert {key: row[1:] for key, row in _rows(shop).items()} == dict.fromkeys(
@@ -62,11 +64,11 @@ def test_deleted_rows_stay_from_the_run_on_that_is_told_so(shop: Shop) -> None:
 
     assert _deletes(shop)[0] == 0
     assert shop.table("one", "notes").schema().to_arrow().names == ["id", "n", "t"]
-    assert shop.ids("one", "notes") == [], "without them the table is copied again"
+    assert shop.ids("one", "notes") == [], "without soft deletes the table is copied again"
 
 
-def test_at_any_moment_deleted_rows_are_there_as_in_the_replica(shop: Shop, tmp_path: Path) -> None:
-    """Moments between two cuts. No JVM."""
+def test_reads_at_any_moment_have_the_replicas_deleted_rows(shop: Shop, tmp_path: Path) -> None:
+    """The moments are between two cuts. No JVM."""
 
     def at() -> str:
         row = shop.database.execute("select pg_current_wal_insert_lsn()::text").fetchone()
@@ -96,15 +98,15 @@ def test_at_any_moment_deleted_rows_are_there_as_in_the_replica(shop: Shop, tmp_
         assert _by_id(DeltaTable(str(folder / "one/public/notes")).to_pyarrow_table().to_pylist()) == rows
 
 
-def test_row_filters_are_checked_on_rows_that_live(shop: Shop) -> None:
+def test_row_filters_are_checked_on_living_rows(shop: Shop) -> None:
     assert _deletes(shop, deletes="soft")[0] == 0
     shop.database.execute("delete from orders where id = 2")
     shop.database.execute("alter publication p set table orders where (id > 2), notes")
     assert shop.cli("run")[0] == 0
     assert shop.ids("one", "orders") == [2, 3, 4]
     subscription = project(load_config(shop.path)).subscriptions["one"]
-    found = check_conformity(subscription, shop.lake, ("public", "orders"))
-    assert (found.rows, found.failing, found.problem) == (2, 0, None)
+    conformity = check_conformity(subscription, shop.lake, ("public", "orders"))
+    assert (conformity.rows, conformity.failing, conformity.problem) == (2, 0, None)
 
 
 @pytest.mark.drawn
@@ -128,13 +130,13 @@ def test_repair_marks_rows_and_brings_them_back(shop: Shop) -> None:
     }
 
 
-def test_soft_deletes_are_refused_where_no_key_tells_rows(shop: Shop) -> None:
+def test_soft_deletes_are_refused_without_a_key(shop: Shop) -> None:
     shop.database.execute("create table plain (a int); alter table plain replica identity full")
     shop.database.execute("alter publication p add table plain; insert into plain values (1)")
     code, output = _deletes(shop, deletes="soft")
     assert code == 1
     assert 'table "public.plain" has no key' in " ".join(output.split())
-    assert len(_rows(shop)) == 4, "the others go on"
+    assert len(_rows(shop)) == 4, "the other tables continue"
     assert _deletes(shop, deletes="soft", tables={"public.plain": {"deletes": "hard"}})[0] == 0
     shop.database.execute("delete from plain; delete from notes where id = 1")
     assert shop.cli("run")[0] == 0

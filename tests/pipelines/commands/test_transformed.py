@@ -1,4 +1,4 @@
-"""What row filters make of UPDATEs, and which partitions changes come through, is in a run's table, its JSON and Dagster's pages."""
+"""A run's table, its JSON and Dagster's pages show what row filters make of UPDATEs, and by which partitions changes came."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _metadata(shop: Shop, *key: str) -> dict[str, Any]:
 
 
 @pytest.mark.drawn
-def test_what_updates_became_is_told_by_table_row_filter_and_partition(shop: Shop) -> None:
+def test_results_of_updates_are_counted_by_table_row_filter_and_partition(shop: Shop) -> None:
     shop.database.execute("""
         create table tree (k int primary key, n int) partition by range (k);
         create table low partition of tree for values from (0) to (10);
@@ -61,7 +61,7 @@ def test_what_updates_became_is_told_by_table_row_filter_and_partition(shop: Sho
     assert [_counted(each) for each in two["transformed"]] == [
         ("High", 'public."High"', None, (1, 1, 0), (0, 0, 0, 1)),
         ("low", "public.low", None, (2, 3, 0), (0, 0, 0, 3)),
-    ], "its publication of leaves sends no UPDATE, and stock's are not captured"
+    ], "its publication of leaves sends no UPDATE, and the UPDATEs of stock are not captured"
 
     tree, together = _metadata(shop, "one", "public", "tree"), _metadata(shop, "one", "table_changes")
     names = [
@@ -80,4 +80,4 @@ def test_what_updates_became_is_told_by_table_row_filter_and_partition(shop: Sho
     assert code == 0, output
     assert [line.split() for line in output.splitlines() if "orders" in line] == [
         ["public.orders", "public.orders", "2", "0", "0", "0", "2", "(id", ">", "1)"]
-    ], "where nothing is sent there is no other sign of them"
+    ], "no other number shows UPDATEs that are not sent"

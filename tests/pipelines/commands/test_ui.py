@@ -1,4 +1,4 @@
-"""The web interface: what it starts and how that ends, and where Dagster keeps its records."""
+"""The web interface: the processes that it starts, how they end, and the folder of Dagster's records."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def test_dagsters_folder_is_made_beside_the_file_and_reports_nothing(config, tmp
     assert yaml.safe_load(settings.read_text()) == quiet
     settings.write_text("telemetry:\n  enabled: false\n")
     ui.dagster_home(config, {})
-    assert yaml.safe_load(settings.read_text()) == quiet, "what an earlier version wrote gets the rest"
+    assert yaml.safe_load(settings.read_text()) == quiet, "settings of an earlier version are not completed"
 
 
-def test_settings_that_are_there_stay(config):
+def test_existing_settings_stay(config):
     settings = ui.dagster_home(config, {}) / "dagster.yaml"
     settings.write_text("telemetry: {enabled: true}\n")
     ui.dagster_home(config, {})
@@ -72,7 +72,7 @@ def test_the_definitions_read_the_same_file(config, tmp_path):
 @pytest.mark.drawn
 @pytest.mark.slow
 def test_dagster_knows_the_options_of_the_command():
-    """The options, tried on Dagster's own parser: with --help it starts nothing."""
+    """Parse the options with Dagster's own parser: with --help it starts nothing."""
     command = ui.command("127.0.0.1", 3999)
     assert command[command.index("-d") + 1] == str(ROOT / "src")
     result = subprocess.run([*command, "--help"], capture_output=True, text=True, check=False, timeout=120)
@@ -83,7 +83,7 @@ def test_dagster_knows_the_options_of_the_command():
 
 
 def _with_another_server(tmp_path: Path, body: str) -> subprocess.Popen[str]:
-    """`pgsieve ui` with another program in place of Dagster."""
+    """`pgsieve ui` with another program instead of Dagster."""
     server = tmp_path / "python"
     server.write_text(f"#!{sys.executable}\nimport json, os, signal, subprocess, sys, time\n{body}\n")
     server.chmod(0o755)
@@ -111,7 +111,7 @@ def test_the_server_gets_its_arguments_and_variables_and_its_exit_code_is_the_co
     assert process.returncode == 7
 
 
-#: A server with a child that ends at no signal but SIGKILL; both say that they are ready.
+#: A server whose child ends only by SIGKILL. Both print that they are ready.
 _STUBBORN = """
 child = 'import signal, time; [signal.signal(n, signal.SIG_IGN) for n in (2, 15)]; print("up"); time.sleep(600)'
 subprocess.Popen([os.environ["PYTHON"], "-c", child])
@@ -135,12 +135,12 @@ def _started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[subproces
     "number",
     [signal.SIGINT, *(pytest.param(n, marks=pytest.mark.long) for n in (signal.SIGTERM, signal.SIGHUP))],
 )
-def test_a_second_signal_ends_at_once_what_does_not_end_by_itself(tmp_path, monkeypatch, number):
+def test_a_second_signal_kills_children_that_do_not_end(tmp_path, monkeypatch, number):
     process, session = _started(tmp_path, monkeypatch)
     process.send_signal(number)
     time.sleep(1)
     assert process.poll() is None
-    assert _processes(session), "the child has time to end"
+    assert _processes(session), "the child had no time to end"
     process.send_signal(number)
     assert process.wait(20) == 0
     assert not _processes(session)
@@ -148,7 +148,7 @@ def test_a_second_signal_ends_at_once_what_does_not_end_by_itself(tmp_path, monk
 
 @pytest.mark.drawn
 @pytest.mark.slow
-def test_a_command_that_is_killed_leaves_no_server(tmp_path, monkeypatch):
+def test_a_killed_command_leaves_no_server(tmp_path, monkeypatch):
     process, session = _started(tmp_path, monkeypatch)
     process.kill()
     process.wait()
@@ -169,14 +169,14 @@ def _processes(session: int) -> list[str]:
 @pytest.mark.drawn
 @pytest.mark.slow
 def test_a_signal_ends_the_server_and_its_children_though_a_shell_started_it_in_the_background(tmp_path):
-    """Dagster's web server and code server start, and end in their time."""
+    """It takes long: Dagster's web server and code server start and end."""
     file = tmp_path / "pgsieve.yaml"
     file.write_text(LEAST)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with (tmp_path / "log").open("w") as log:
-        # As a shell without job control starts `pgsieve ui &`.
+        # A shell without job control starts `pgsieve ui &` in this way.
         script = 'trap "" INT; exec "$@"'
         command = [
             "sh",
@@ -206,7 +206,9 @@ def test_a_signal_ends_the_server_and_its_children_though_a_shell_started_it_in_
             assert time.monotonic() < deadline, (tmp_path / "log").read_text()
             time.sleep(0.2)
         children = psutil.Process(process.pid).children(recursive=True)
-        assert len(children) > 3, "Dagster, the web server, the daemon, the code server"
+        assert len(children) > 3, (
+            "the children are not Dagster, the web server, the daemon and the code server"
+        )
         process.terminate()
         assert process.wait(120) == 0
         assert not psutil.wait_procs(children, timeout=0)[1]

@@ -1,4 +1,4 @@
-"""A table that the role may not read waits for the right, and is then copied by the next run, as the built-in subscription does."""
+"""A table that the role may not read waits. Once it may be read, the next run copies it, as the built-in subscription does."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _REASON = "permission denied for table public.orders; {}; it is copied by the fi
 
 @pytest.fixture
 def reader(shop: Shop, subscriber_server: EmbeddedServer) -> Iterator[tuple[str, psycopg.Connection]]:
-    """A role that may read all tables but `orders`, and a database in which a built-in subscription is made as that role."""
+    """A role that may read all tables except `orders`, and a database with a built-in subscription of that role."""
     conninfo = shop.written["sources"]["shop"]["conninfo"]
     name = conninfo_to_dict(conninfo)["dbname"]
     role = f"reader_of_{name}"
@@ -57,26 +57,26 @@ def _state(shop: Shop) -> tuple[str, str | None]:
 
 
 @pytest.mark.drawn
-def test_a_table_that_may_not_be_read_is_copied_once_it_may_be(
+def test_an_unreadable_table_is_copied_once_it_may_be_read(
     shop: Shop, reader: tuple[str, psycopg.Connection]
 ) -> None:
     role, subscriber = reader
     reason = _REASON.format(f"GRANT SELECT ON public.orders TO {role}")
     for number in (10, 11):
-        code, told = shop.cli("run")
-        assert code == 1, told
-        assert reason in told
+        code, output = shop.cli("run")
+        assert code == 1, output
+        assert reason in output
         assert _state(shop) == (SyncState.INITIALIZE, reason)
         assert _rows(shop, "notes")[:4] == [(n, n) for n in range(1, 5)]
         for table in ("orders", "notes"):
             shop.database.execute(f"insert into {table} values ({number}, 0)")
-    # By name it waits, too.
+    # A copy by name waits, too.
     assert shop.cli("resync", "one", "public.orders")[0] == 1
     assert _state(shop) == (SyncState.INITIALIZE, reason)
     shop.database.execute(f"grant select on orders to {role}")
     shop.database.execute("update orders set n = 7 where id = 10; insert into orders values (12, 0)")
-    code, told = shop.cli("run")
-    assert code == 0, told
+    code, output = shop.cli("run")
+    assert code == 0, output
     assert _state(shop) == (SyncState.READY, None)
     for table, ids in (("orders", [2, 3, 4, 10, 11, 12]), ("notes", [1, 2, 3, 4, 10, 11])):
         select = f"select id, n from {table} order by id"

@@ -1,4 +1,4 @@
-"""What the server cannot send of one table stops no other: by command, in both modes, on databases of several encodings."""
+"""Changes of one table that the server cannot send stop no other table: in both modes, in databases of several encodings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _numbers = itertools.count(1)
 def _site(
     server: EmbeddedServer, folder: Path, publications: dict[str, str], encoding: str = "UTF8"
 ) -> Iterator[Shop]:
-    """A database in an encoding, and a subscription to each publication in both modes: its name, and with _publ."""
+    """A database in an encoding, and two subscriptions to each publication: NAME in mode pipeline, NAME_publ in mode publisher."""
     name = f"unsendable_{next(_numbers)}"
     conninfo = server.conninfo(dbname=name)
     with psycopg.connect(server.conninfo(), autocommit=True) as admin:
@@ -53,7 +53,7 @@ def _site(
 
 
 def _follow(shop: Shop, done: Callable[[], bool]) -> None:
-    """Follow until it is `done`; or for so long that something is wrong."""
+    """Follow until `done`, or until so much time has passed that something must be wrong."""
     config = load_config(shop.path)
 
     def tell(summary: RunSummary) -> None:
@@ -71,10 +71,10 @@ def _follow(shop: Shop, done: Callable[[], bool]) -> None:
 
 @pytest.mark.drawn
 @pytest.mark.usefixtures("orchestrator")
-def test_a_byte_that_is_no_utf8_sets_its_table_aside_and_no_other(
+def test_an_invalid_utf8_byte_sets_only_its_table_aside(
     publisher_server: EmbeddedServer, tmp_path: Path
 ) -> None:
-    """Many commands for two subscriptions."""
+    """It takes long: many commands for two subscriptions."""
     with _site(publisher_server, tmp_path, {"s": "p"}, "SQL_ASCII") as shop:
         for table in ("good", "bad"):
             shop.database.execute(f"create table {table} (id int primary key, v text)")
@@ -97,10 +97,10 @@ def test_a_byte_that_is_no_utf8_sets_its_table_aside_and_no_other(
 
 @pytest.mark.drawn
 @pytest.mark.usefixtures("orchestrator")
-def test_a_row_filter_that_fails_at_the_publisher_sets_its_table_aside_and_no_other(
+def test_a_row_filter_that_fails_at_the_publisher_sets_only_its_table_aside(
     publisher_server: EmbeddedServer, tmp_path: Path
 ) -> None:
-    """Many commands for four subscriptions."""
+    """It takes long: many commands for four subscriptions."""
     with _site(publisher_server, tmp_path, {"s1": "p", "s2": "q"}) as shop:
         database = shop.database
         database.execute(
@@ -111,7 +111,7 @@ def test_a_row_filter_that_fails_at_the_publisher_sets_its_table_aside_and_no_ot
         database.execute("create publication p for table t where (10 / id > 0), other, quiet")
         database.execute("create publication q for table other")
         assert (ran := shop.cli("run"))[0] == 0, ran
-        # The catalog of the slice is altered in the middle: the publisher decides.
+        # The catalog changes within the slice, so the publisher decides.
         database.execute("alter table other add column x int")
         database.execute("insert into other values (1)")
         database.execute("insert into t values (0, 'zero')")
@@ -135,10 +135,10 @@ def test_a_row_filter_that_fails_at_the_publisher_sets_its_table_aside_and_no_ot
 
 @pytest.mark.drawn
 @pytest.mark.usefixtures("orchestrator")
-def test_a_row_filter_that_keeps_failing_at_the_publisher_has_no_table_copied_again(
+def test_a_row_filter_that_keeps_failing_at_the_publisher_causes_no_copy(
     publisher_server: EmbeddedServer, tmp_path: Path
 ) -> None:
-    """Many commands for two subscriptions."""
+    """It takes long: many commands for two subscriptions."""
     with _site(publisher_server, tmp_path, {"s": "p"}) as shop:
         database = shop.database
         database.execute(
@@ -146,12 +146,12 @@ def test_a_row_filter_that_keeps_failing_at_the_publisher_has_no_table_copied_ag
         )
         database.execute("insert into t values (1, 'a'), (2, 'b')")
         database.execute("create publication p for table t where (10 / id > 0), other")
-        # One of that name that is not pgsieve's stays.
+        # pgsieve keeps a publication of this name that it did not create.
         aside = f'publication "pgsieve_{shop.database.info.dbname}_s_publ_aside"'
         database.execute(f"create {aside}")
         assert (ran := shop.cli("run"))[0] == 0, ran
         database.execute(f"drop {aside}")
-        # Of the old row the filter is true, of the new one it fails.
+        # The filter is true for the old row, and fails for the new one.
         database.execute("begin; insert into other values (1); update t set id = 0 where id = 1; commit")
         code, output = shop.cli("run")
         assert code == 1, output
@@ -167,14 +167,14 @@ def test_a_row_filter_that_keeps_failing_at_the_publisher_has_no_table_copied_ag
         for subscription in ("s", "s_publ"):
             assert shop.ids(subscription, "other") == [1, 2, 3, 20, 30]
             assert [shop.state(subscription, table) for table in ("t", "other")] == ["set aside", "ready"]
-        # The correction fails, too; the copy is of a later time.
+        # The corrected row makes the filter fail, too; but the copy is of a later time.
         database.execute(
             "begin; insert into t values (0, 'y'); insert into other values (4); delete from t where id = 0; commit"
         )
         for subscription in ("s", "s_publ"):
             code, output = shop.cli("resync", subscription, "public.t")
             assert code == 0, output
-        # In use again it has its filter, and no publication of pgsieve's.
+        # After the copy the table has its filter again, and pgsieve's publication is gone.
         assert shop.on_server()[1] == ["p", "pgsieve_" + shop.database.info.dbname]
         database.execute("insert into t values (-1, 'x'), (3, 'c')")
         assert (ran := shop.cli("run"))[0] == 0, ran
@@ -187,10 +187,10 @@ def test_a_row_filter_that_keeps_failing_at_the_publisher_has_no_table_copied_ag
 
 @pytest.mark.drawn
 @pytest.mark.usefixtures("orchestrator")
-def test_what_is_read_past_a_failing_row_filter_follows_the_publications(
+def test_changes_after_a_failing_row_filter_follow_the_publications(
     publisher_server: EmbeddedServer, tmp_path: Path
 ) -> None:
-    """The publication that lists the table without its filter has the same columns and operations, or pgoutput refuses both."""
+    """pgsieve's publication of the table without its filter has the same columns and operations; otherwise pgoutput refuses both."""
     with _site(publisher_server, tmp_path, {"s": "p"}) as shop:
         shop.configure(subscriptions={"s_publ": shop.written["subscriptions"]["s_publ"]})
         database, aside = shop.database, f"pgsieve_{shop.database.info.dbname}_s_publ_aside"
@@ -227,10 +227,10 @@ def test_what_is_read_past_a_failing_row_filter_follows_the_publications(
 
 @pytest.mark.usefixtures("orchestrator")
 @pytest.mark.drawn
-def test_a_follower_goes_on_past_what_cannot_be_sent(
+def test_a_follower_continues_after_changes_that_cannot_be_sent(
     publisher_server: EmbeddedServer, tmp_path: Path
 ) -> None:
-    """A run, and a follower that is refused and begins again."""
+    """It takes long: a run, and a follower that is refused and begins again."""
     with _site(publisher_server, tmp_path, {"s": "p"}, "SQL_ASCII") as shop:
         database = shop.database
         for table in ("t", "bad", "other"):
@@ -246,7 +246,7 @@ def test_a_follower_goes_on_past_what_cannot_be_sent(
         assert states == {"set aside"}
 
 
-#: A type whose text fails for every value that is not the oid of an enum's label; and how it is sent in binary format.
+#: A type whose text output fails unless its value is the oid of an enum's label, and its binary format.
 _FAILING = """
 create type {name};
 create function {name}_in(cstring) returns {name} language internal strict immutable as 'int4in';
@@ -258,7 +258,7 @@ create type {name} (input = {name}_in, output = {name}_out, internallength = 4, 
 
 @pytest.mark.long
 @pytest.mark.usefixtures("orchestrator")
-def test_a_value_that_the_server_cannot_print_sets_its_table_aside_and_no_other(
+def test_a_value_that_the_server_cannot_print_sets_only_its_table_aside(
     publisher_server: EmbeddedServer, tmp_path: Path
 ) -> None:
     with _site(publisher_server, tmp_path, {"s": "p"}) as shop:
@@ -269,7 +269,7 @@ def test_a_value_that_the_server_cannot_print_sets_its_table_aside_and_no_other(
         database.execute("create table other (id int primary key)")
         database.execute("create publication p for table textless_values, mute_values, other")
         assert (ran := shop.cli("run"))[0] == 0, ran
-        # The first is asked for in binary format; a transaction with the second is left out, with what else is in it.
+        # The server sends the first column in binary format. A transaction with the second one is left out as a whole.
         database.execute("insert into other values (1); insert into textless_values values (1, '1')")
         database.execute(
             "begin; insert into mute_values values (1, '1'); insert into other values (2); commit"
@@ -288,7 +288,7 @@ def test_a_value_that_the_server_cannot_print_sets_its_table_aside_and_no_other(
 def test_a_value_of_more_than_1_gb_as_text_is_replicated_and_stops_no_other_table(
     publisher_server: EmbeddedServer, tmp_path: Path
 ) -> None:
-    """The server makes 600 MB, which it cannot print, and pgsieve reads them in binary format, for two subscriptions."""
+    """It takes long: the server makes 600 MB, which it cannot print, and sends them in binary format to two subscriptions."""
     with _site(publisher_server, tmp_path, {"s": "p"}) as shop:
         database = shop.database
         database.execute(
@@ -309,10 +309,8 @@ def test_a_value_of_more_than_1_gb_as_text_is_replicated_and_stops_no_other_tabl
 
 @pytest.mark.drawn
 @pytest.mark.usefixtures("orchestrator")
-def test_a_name_that_is_no_text_is_the_matter_of_what_has_it(
-    publisher_server: EmbeddedServer, tmp_path: Path
-) -> None:
-    """Many commands for two subscriptions."""
+def test_an_invalid_name_stops_only_its_own_object(publisher_server: EmbeddedServer, tmp_path: Path) -> None:
+    """It takes long: many commands for two subscriptions."""
     with _site(publisher_server, tmp_path, {"s": "p"}, "SQL_ASCII") as shop:
         database = shop.database
         database.execute("create table good (id int primary key, v text)")

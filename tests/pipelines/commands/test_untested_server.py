@@ -1,7 +1,7 @@
-"""A server newer than the newest tested one: every command refuses it before anything is created, and says the way out.
+"""A server newer than the newest tested version: every command refuses it before it creates anything, and names the way out.
 
-The server is a real one of the newest tested version. libpq learns the version from the ParameterStatus message at the start of a
-session (section 54.2.1); a proxy alters that message, so the server says that it is one major version newer than the newest tested one.
+The server really has the newest tested version. libpq learns the version from a ParameterStatus message at the start of a session
+(section 54.2.1). A proxy alters this message, so that the server claims to be one major version newer.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ WAY_OUT = "set `allow_untested_server: true` in pgsieve.yaml, at `sources.shop`"
 
 @pytest.fixture
 def publisher_server(publisher_19: EmbeddedServer) -> EmbeddedServer:
-    """Its catalogs have what pgsieve reads of the newest version."""
+    """Its catalogs have the columns that pgsieve reads from the newest version."""
     return publisher_19
 
 
 @pytest.fixture
 def newer(shop: Shop, publisher_server: EmbeddedServer) -> Iterator[str]:
-    """The conninfo of the shop's database, on a server that says to be of the next major version."""
+    """The conninfo of the shop's database, on a server that claims the next major version."""
     with Proxy(publisher_server.port) as proxy:
         says = b"server_version\0%d"
         proxy.alters = says % publisher_server.version, says % (NEWEST + 1)
@@ -55,12 +55,14 @@ def _configure(shop: Shop, conninfo: str, **settings: object) -> None:
     shop.configure(sources={"shop": source})
 
 
-def _says_why(said: str) -> bool:
-    return REFUSED in " ".join(said.split()) and WAY_OUT in " ".join(said.split())
+def _says_why(output: str) -> bool:
+    return REFUSED in " ".join(output.split()) and WAY_OUT in " ".join(output.split())
 
 
 @pytest.mark.parametrize("row_filter", ["pipeline", "publisher"])
-def test_every_command_refuses_it_and_creates_nothing(shop: Shop, newer: str, row_filter: str) -> None:
+def test_every_command_refuses_an_untested_server_and_creates_nothing(
+    shop: Shop, newer: str, row_filter: str
+) -> None:
     _configure(shop, newer)
     subscriptions = {
         name: {**settings, "row_filter": row_filter}
@@ -83,18 +85,18 @@ def test_every_command_refuses_it_and_creates_nothing(shop: Shop, newer: str, ro
         commands[("decode", "shop", "--plugin", "json", "--slot", "pgsieve_shop_one")] = 2
         del commands[("decode", "shop", "--plugin", "json")]
     for command, code in commands.items():
-        ended, said = shop.cli(*command)
-        assert ended == code, (command, ended, said)
-        assert _says_why(said), (command, said)
+        ended, output = shop.cli(*command)
+        assert ended == code, (command, ended, output)
+        assert _says_why(output), (command, output)
     assert shop.on_server() == ([], ["p", "q"])
     assert not (shop.path.parent / "lake" / "one").exists()
 
 
-def test_assets_definitions_and_sensors_refuse_it(shop: Shop, newer: str) -> None:
+def test_assets_definitions_and_sensors_refuse_an_untested_server(shop: Shop, newer: str) -> None:
     _configure(shop, newer)
     config = load_config(shop.path)
     with dg.DagsterInstance.ephemeral() as instance:
-        register_tables(config, instance)  # Warns: what is known of the tables stays.
+        register_tables(config, instance)  # Warns, and keeps the tables that it already has.
         ran = (
             definitions(config)
             .resolve_job_def("shop_increments")
@@ -113,23 +115,23 @@ def test_assets_definitions_and_sensors_refuse_it(shop: Shop, newer: str) -> Non
 
 
 @pytest.mark.drawn
-def test_it_is_used_where_that_is_allowed_with_a_warning(
+def test_an_untested_server_is_used_with_a_warning_if_allowed(
     shop: Shop, newer: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     _warn_once.cache_clear()
     _configure(shop, newer, allow_untested_server=True)
-    code, said = shop.cli("run")
-    assert code == 0, said
+    code, output = shop.cli("run")
+    assert code == 0, output
     assert f"{REFUSED}: replicas may differ from what its own subscriber would hold" in caplog.messages
     assert caplog.messages.count(next(m for m in caplog.messages if m.startswith(REFUSED))) == 1
     assert shop.ids("one", "orders") == [2, 3, 4]
     assert shop.cli("check")[0] == 0
-    # The server was upgraded, or the key is taken out: what is there is left alone, and goes on with the key.
+    # The key is removed, or the server was upgraded: existing objects are left alone, and continue with the key.
     before = shop.on_server()
     _configure(shop, newer, allow_untested_server=False)
     for command in (("run",), ("drop", "one"), ("resync", "one", "public.orders")):
-        code, said = shop.cli(*command)
-        assert (code, _says_why(said)) == (2, True), said
+        code, output = shop.cli(*command)
+        assert (code, _says_why(output)) == (2, True), output
     assert shop.on_server() == before
     _configure(shop, newer, allow_untested_server=True)
     shop.database.execute("insert into orders values (5)")
@@ -137,19 +139,21 @@ def test_it_is_used_where_that_is_allowed_with_a_warning(
     assert shop.ids("one", "orders") == [2, 3, 4, 5]
 
 
-def test_init_refuses_it_and_writes_the_key_where_it_is_asked_to(shop: Shop, newer: str) -> None:
+def test_init_refuses_an_untested_server_and_writes_the_key_on_request(shop: Shop, newer: str) -> None:
     written = shop.path.with_name("first.yaml")
     arguments = ("init", "-c", str(written), "--conninfo", newer, "--publication", "p", "--source", "shop")
-    code, said = shop.cli(*arguments)
-    assert (code, REFUSED in " ".join(said.split()), "--allow-untested-server" in said) == (2, True, True), (
-        said
-    )
+    code, output = shop.cli(*arguments)
+    assert (code, REFUSED in " ".join(output.split()), "--allow-untested-server" in output) == (
+        2,
+        True,
+        True,
+    ), output
     assert not written.exists()
-    code, said = shop.cli(*arguments, "--allow-untested-server")
-    assert code == 0, said
+    code, output = shop.cli(*arguments, "--allow-untested-server")
+    assert code == 0, output
     assert load_config(written).sources["shop"].allow_untested_server
 
 
-def test_an_executors_session_cannot_be_had_either(newer: str) -> None:
+def test_an_executors_session_is_refused_too(newer: str) -> None:
     with pytest.raises(UntestedServerError):
         Source("shop", newer).executor_conninfo()

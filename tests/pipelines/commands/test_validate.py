@@ -1,4 +1,4 @@
-"""`pgsieve validate` shows what there is and what stands in the way, of the server and of pgsieve.yaml alike."""
+"""`pgsieve validate` shows publications, tables and problems, of the server and of pgsieve.yaml alike."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def conninfo(publisher_server: EmbeddedServer) -> Iterator[str]:
 
 
 def validated(conninfo: str, folder: Path, publications: str, more: str = "") -> tuple[int, dict[str, Any]]:
-    """The exit code and the report as JSON, with `more` keys of the subscription; nothing has been created."""
+    """The exit code and the report as JSON; `more` are further keys of the subscription. Nothing is created on the server."""
     file = folder / "pgsieve.yaml"
     written = CONFIG.format(conninfo=conninfo, publications=publications).rstrip()
     file.write_text(f"{written.removesuffix('}')}{more}}}\n")
@@ -120,7 +120,7 @@ def test_problems_come_in_the_words_of_the_server(conninfo: str, tmp_path: Path)
     ]
 
 
-def test_names_with_blanks_and_tables_without_a_key_are_what_they_are(conninfo: str, tmp_path: Path) -> None:
+def test_names_with_blanks_and_tables_without_a_key_are_shown_as_such(conninfo: str, tmp_path: Path) -> None:
     _, report = validated(conninfo, tmp_path, "blank")
     (changes,) = report["subscriptions"][0]["tables"][0]["changes"]
     assert changes["identity"] == "DEFAULT, without a primary key"
@@ -128,15 +128,15 @@ def test_names_with_blanks_and_tables_without_a_key_are_what_they_are(conninfo: 
     assert warning["message"].startswith('table "public.invoices": the names "Line No" are its own')
 
 
-def test_a_type_that_a_column_cannot_have_is_a_problem(conninfo: str, tmp_path: Path) -> None:
-    """What ends the look at a subscription is said, whatever it is."""
+def test_an_impossible_type_of_a_column_is_a_problem(conninfo: str, tmp_path: Path) -> None:
+    """Any error that ends the examination of a subscription is reported."""
     code, report = validated(conninfo, tmp_path, "blank", ", types: {public.invoices.n: date}")
     (problem,) = (p for p in report["problems"] if p["object"] == "sales")
     assert code == 1
     assert problem["message"].startswith("a column of PostgreSQL type 23 cannot be of Spark type")
 
 
-def test_that_there_is_no_java_is_said_before_a_copy_needs_it(
+def test_a_missing_java_is_reported_before_a_copy_needs_it(
     conninfo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, report = validated(conninfo, tmp_path, "inserted")
@@ -150,7 +150,7 @@ def test_that_there_is_no_java_is_said_before_a_copy_needs_it(
     assert 'spark: {master: "threads[' in warning["hint"]
 
 
-def test_a_lake_that_is_no_folder_is_named_before_anything_is_copied(conninfo: str, tmp_path: Path) -> None:
+def test_a_lake_that_is_not_a_folder_is_reported_before_a_copy(conninfo: str, tmp_path: Path) -> None:
     (tmp_path / "lake").touch()
     code, report = validated(conninfo, tmp_path, "inserted")
     assert code == 1

@@ -1,4 +1,4 @@
-"""Every reason for which a table is set aside, or waits, has a way out that works from there: it is done as the reason says. No JVM."""
+"""Every reason for which a table is set aside, or waits, names a way out. The tests follow each, and it works. No JVM."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from tests.fixtures.shop import Shop
 
 pytestmark = pytest.mark.usefixtures("orchestrator")
 
-#: Does what a reason says, of which it gets what the pattern has found.
+#: Follows the way out of a reason. It gets the match of the reason's pattern.
 Way: TypeAlias = Callable[["_Site", re.Match[str]], None]
 
 
 @dataclass
 class _Site:
-    """The shop, with a publication of one table for each trouble, of which some have row filters."""
+    """The shop, and a publication of one table per trouble, some with row filters."""
 
     shop: Shop
     filters: dict[str, str]
 
     def publish(self, **filters: str) -> None:
-        """Publish the tables, with these row filters from now on; an empty one lets every row pass."""
+        """Publish the tables with these row filters from now on. An empty one lets every row pass."""
         self.filters.update(filters)
         tables = [t.table + (f" where ({f})" if (f := self.filters.get(t.table)) else "") for t in TROUBLES]
         self.shop.database.execute(f"alter publication p set table orders, {', '.join(tables)}")
 
     def set_types(self, types: dict[str, str]) -> None:
-        """Have a `types` like this in pgsieve.yaml, beside others."""
+        """Add `types` to those in pgsieve.yaml."""
         subscriptions = self.shop.written["subscriptions"]
         one = subscriptions["one"]
         merged = {**one.get("types", {}), **types}
@@ -60,7 +60,7 @@ def _types_of_reason(site: _Site, reason: re.Match[str]) -> None:
 
 
 def _nothing(_site: _Site, _reason: re.Match[str]) -> None:
-    """The command alone helps."""
+    """Do nothing: the command alone is the way out."""
 
 
 def _filtered(table: str, row_filter: str) -> Way:
@@ -100,7 +100,7 @@ def _constrained(site: _Site) -> None:
 
 @dataclass(frozen=True)
 class _Trouble:
-    """A table, what is done to it once it is copied, the reason, and the way out; without trouble it cannot be copied as it is."""
+    """A table, its trouble after the copy, the reason, and the way out. Without a trouble it cannot be copied as it is."""
 
     table: str
     columns: str
@@ -175,7 +175,7 @@ TROUBLES: Sequence[_Trouble] = (
         "quote_ident(b) = 'x' and id > 0",
     ),
 )
-#: A type of which the server prints no value.
+#: A type whose values the server cannot print.
 _MUTE = """
 create type mute;
 create function mute_in(cstring) returns mute language internal strict immutable as 'int4in';
@@ -186,8 +186,8 @@ create type mute (input = mute_in, output = mute_out, send = mute_send, internal
 
 
 @pytest.mark.drawn
-def test_what_a_reason_says_brings_the_table_back(shop: Shop) -> None:
-    """Each table is copied again by a command of its own, and every state is asked for: half a minute."""
+def test_the_way_out_of_each_reason_restores_its_table(shop: Shop) -> None:
+    """It takes half a minute: a separate command copies each table, and asks for every state."""
     site = _Site(shop, {t.table: t.row_filter for t in TROUBLES})
     shop.database.execute("drop publication p; create publication p")
     for each in TROUBLES:
@@ -209,12 +209,12 @@ def test_what_a_reason_says_brings_the_table_back(shop: Shop) -> None:
         site.sql(f"insert into orders values ({number}, 1)")
         code, printed = shop.cli("run", "one")
         assert code == 1, printed
-        assert number in shop.ids("one", "orders"), "one table's trouble stops no other"
+        assert number in shop.ids("one", "orders"), "one table's trouble stops another table"
     for each in TROUBLES:
         (reason,) = re.findall(rf"^problem: public\.{each.table} is (.*)$", printed, re.MULTILINE)
-        told = re.search(each.says, reason)
-        assert told, (each.table, reason)
-        each.way(site, told)
+        match = re.search(each.says, reason)
+        assert match, (each.table, reason)
+        each.way(site, match)
         commands = re.findall(r"`pgsieve (.*?)`", reason)
         for command in commands or ["run one"]:
             code, done = shop.cli(*shlex.split(command))
@@ -225,8 +225,8 @@ def test_what_a_reason_says_brings_the_table_back(shop: Shop) -> None:
 
 
 @pytest.mark.drawn
-def test_what_a_reason_says_of_a_subscription_brings_its_tables_back(shop: Shop, tmp_path: Path) -> None:
-    """Layouts, modes, versions of rows, and values that the server cannot print: a dozen commands."""
+def test_the_way_out_of_a_subscriptions_reason_restores_its_tables(shop: Shop, tmp_path: Path) -> None:
+    """It takes long: a dozen commands for layouts, modes, versions of rows, and values that the server cannot print."""
     shop.database.execute("""
     create schema a; create table a.same (id int primary key); create schema b; create table b.same (id int primary key);
     create publication flat for table a.same, b.same, notes;
@@ -266,7 +266,7 @@ def test_what_a_reason_says_of_a_subscription_brings_its_tables_back(shop: Shop,
     for file in versions.glob("*.parquet"):
         file.write_bytes(file.read_bytes()[:10])
     shop.database.execute("update orders set n = 20 where id = 2; alter table b.same rename to other")
-    shop.database.execute("insert into sent values (1, '1')")  # It is sent in binary format.
+    shop.database.execute("insert into sent values (1, '1')")  # the column is sent in binary format
     code, printed = shop.cli("run")
     assert code == 1, printed
     assert states("flat") == {"a.same": "r", "b.other": "r", "public.notes": "r", "b.same": "x"}

@@ -1,4 +1,4 @@
-"""Whatever stands in the configuration file: a config or a refusal, and no message holds a secret."""
+"""Any text as the configuration file gives a config or a refusal, and no message contains a secret."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.fixtures.configs import LEAST, WHOLE, outcome
 
 
 def _values(node: yaml.Node) -> Iterator[tuple[int, int]]:
-    """Where each value of the documented file begins and ends."""
+    """The begin and the end of each value in the documented file."""
     if isinstance(node, yaml.ScalarNode):
         yield node.start_mark.index, node.end_mark.index
     for child in node.value if not isinstance(node, yaml.ScalarNode) else ():
@@ -25,7 +25,7 @@ def _values(node: yaml.Node) -> Iterator[tuple[int, int]]:
 
 @pytest.mark.parametrize(("begin", "end"), _values(yaml.compose(WHOLE)))
 def test_no_message_and_no_traceback_holds_a_value_of_the_environment(begin, end):
-    """A secret at the place of any value, in a form that most places refuse."""
+    """Put a secret at the place of each value, in a form that most places refuse."""
     secret = "s3cr3t = 'x"
     result = outcome(f"{WHOLE[:begin]}'${{PW}}'{WHOLE[end:]}", PW=secret)
     if isinstance(result, ConfigError):
@@ -33,7 +33,7 @@ def test_no_message_and_no_traceback_holds_a_value_of_the_environment(begin, end
         assert "s3cr3t" not in shown + repr(result) + repr(result.problems)
     else:
         assert "s3cr3t" not in repr(result.sources["shop"].conninfo)
-        # A place where any text may stand; of Spark's settings no repr shows one.
+        # Any text is allowed here, or the value belongs to Spark's settings, which no repr shows.
         assert "s3cr3t" in f"{result!r} {result.spark.conf}"
 
 
@@ -53,14 +53,14 @@ def test_no_message_holds_a_piece_of_a_password_written_in_the_file(password):
             assert "pw" not in str(outcome(text))
 
 
-# Whatever stands in the file
+# any content of the file
 
 YAMLISH = st.text(alphabet="ab:,-?[]{}'\"#&*!|>%@`\\ \t\n\r${}~<=.0x_U\x00\ud800\u2028é", max_size=60)
 
 
 @st.composite
 def spoiled(draw: st.DrawFn) -> str:
-    """Spoil the documented file at one place."""
+    """The documented file, damaged at one place."""
     at = draw(st.integers(0, len(WHOLE)))
     cut = draw(st.integers(0, 30))
     return WHOLE[:at] + draw(st.one_of(YAMLISH, st.text(max_size=10))) + WHOLE[at + cut :]
@@ -79,7 +79,7 @@ def spoiled(draw: st.DrawFn) -> str:
 def test_any_text_is_a_config_or_a_config_error(text):
     result = outcome(text, A="x")
     if isinstance(result, ConfigError):
-        str(result).encode()  # what is printed can be printed
+        str(result).encode()  # the text can be encoded for output
         assert result.problems
     else:
         assert result.sources

@@ -1,4 +1,4 @@
-"""`catalog` of pgsieve.yaml: which templates are taken."""
+"""`catalog` of pgsieve.yaml: which templates are accepted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_names_have_a_default() -> None:
 @pytest.mark.parametrize(
     "names", ["shop.{table}", "main.{subscription}.{schema}_{table}", "{schema}.{table}"]
 )
-def test_templates_of_two_or_three_parts_are_taken(names: str) -> None:
+def test_templates_of_two_or_three_parts_are_accepted(names: str) -> None:
     assert CatalogConfig(names=names).names == names
 
 

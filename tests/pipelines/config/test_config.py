@@ -1,4 +1,4 @@
-"""The configuration file: what is accepted means what the documentation says."""
+"""The configuration file: accepted keys mean what the documentation says."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.fixtures.configs import (
     with_subscription,
 )
 
-# What is accepted
+# accepted
 
 
 def test_every_key_of_the_documented_file_is_read():
@@ -46,7 +46,7 @@ def test_every_key_of_the_documented_file_is_read():
     }
 
 
-def test_all_tables_may_leave_some_out():
+def test_all_tables_may_exclude_some():
     publication = (
         read(with_published('{all_tables: true, except: [public.t, \'"S"."U"\']}'))
         .sources["shop"]
@@ -109,8 +109,8 @@ def test_a_subscription_has_a_slot_of_its_own_named_after_both():
     assert read(LEAST).subscriptions["sales"].slot == "pgsieve_shop_sales"
 
 
-def test_a_capture_of_a_long_name_leaves_room_for_what_tells_captures_apart():
-    # PostgreSQL would cut what is longer, suffix and all, and two captures would be one.
+def test_a_capture_with_a_long_name_leaves_room_for_the_suffixes():
+    # PostgreSQL would truncate a longer name with its suffix, and two captures would have the same name.
     source = read(LEAST.replace("shop", "s" * 63)).sources["s" * 63]
     assert (len(source.slot), len(source.capture)) == (63, 54)
 
@@ -150,7 +150,7 @@ def test_names_that_yaml_1_1_reads_as_something_else_are_names(name):
     assert read(LEAST.replace("[p1]", f"[{name}]")).subscriptions["sales"].publications == (name,)
 
 
-def test_spark_settings_are_the_text_that_is_written():
+def test_spark_settings_are_texts_as_written():
     config = read(LEAST + "spark: {conf: {a: 010, b: true, c: 1_000, d: 0.10, e: '4g'}}\n")
     assert config.spark.conf == {"a": "010", "b": "true", "c": "1_000", "d": "0.10", "e": "4g"}
 

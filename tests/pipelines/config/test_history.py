@@ -1,4 +1,4 @@
-"""`history` of a subscription: what is kept of all tables, and of some."""
+"""`history` of a subscription: which histories are kept of all tables, and of single ones."""
 
 from __future__ import annotations
 
@@ -43,6 +43,6 @@ def test_a_table_says_what_differs() -> None:
         ({"tables": {"public.a": "scd2", 'public."a"': "scd2"}}, "names a table twice"),
     ],
 )
-def test_what_is_no_history_is_refused(history: object, message: str) -> None:
+def test_invalid_histories_are_refused(history: object, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         read(history)

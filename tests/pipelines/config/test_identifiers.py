@@ -27,7 +27,7 @@ def test_qualified_names_are_read_as_sql_reads_them(text, parts):
 @pytest.mark.parametrize(
     "text", ["", ".", "a.", ".a", "a..b", 'a."b', 'a"b".c', "a.b c", "a.1b", "a. b", '"a""', "a;b"]
 )
-def test_what_is_no_name_is_refused(text):
+def test_invalid_names_are_refused(text):
     with pytest.raises(ValueError, match="is not a name as SQL writes it"):
         parse_qualified(text, 2)
 

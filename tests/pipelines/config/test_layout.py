@@ -1,4 +1,4 @@
-"""`layout` of a subscription: what it may say, and what becomes of it."""
+"""`layout` of a subscription: its allowed values, and their meaning."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def test_a_table_has_its_own_metadata_columns_in_place_of_the_others() -> None:
     assert set(get_args(Metadata)) == METADATA.keys()
 
 
-def test_nothing_is_said_by_default() -> None:
+def test_the_default_layout_is_empty() -> None:
     assert LayoutConfig().of_subscription() == SubscriptionLayout()
     assert SubscriptionLayout().delta_json() is None
 
 
 @pytest.mark.parametrize("folders", ["{table}", "{schema}_{table}", "bronze/{schema}.{table}/v-1"])
-def test_templates_of_folders_are_taken(folders: str) -> None:
+def test_templates_of_folders_are_accepted(folders: str) -> None:
     assert read({"folders": folders}).folders == folders
 
 
@@ -99,7 +99,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_refused_says_why(case: str) -> None:
+def test_refused_layouts_have_a_reason(case: str) -> None:
     layout, words = REFUSED[case]
     with pytest.raises(ConfigError) as caught:
         read(layout)

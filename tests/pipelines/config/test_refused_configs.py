@@ -1,4 +1,4 @@
-"""What the configuration file refuses of its keys, its structure and its YAML: where, why, and with which hint."""
+"""The keys, structures and YAML that the configuration file refuses, each with its line, reason and hint."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.fixtures.configs import (
     with_subscription,
 )
 
-# What is refused: text, line, key, message, hint
+# refused: text, line, key, message, hint
 
 SUBSCRIPTION_KEYS = "source, publications, row_filter, copy_data, origin, binary, streaming, two_phase, failover, disable_on_error, freshness, types, layout, history"
 
@@ -255,7 +255,7 @@ def test_the_allowed_names_can_be_read_by_a_program():
     assert refusal(with_subscription("origin: x")).allowed == ("any", "none")
 
 
-def test_every_problem_is_told_in_the_order_of_the_file():
+def test_every_problem_is_reported_in_the_order_of_the_file():
     error = refusal(
         "lakes: x\nsources:\n  shop: {conninfo: dbname=x, slot: A}\nsubscriptions: {s: {source: shop}}\n"
     )
@@ -278,7 +278,7 @@ def test_the_same_slot_on_two_servers_is_two_slots():
     assert read(text).sources["b"].slot == read(text).sources["shop"].slot
 
 
-def test_a_source_that_is_missing_is_told_beside_what_else_is_wrong(tmp_path):
+def test_a_missing_source_is_reported_with_all_other_problems(tmp_path):
     text = LEAST.replace("source: shop", "source: shops, row_filter: publsher")
     with pytest.raises(ConfigError) as raised:
         parse_config(text, tmp_path / "pgsieve.yaml")

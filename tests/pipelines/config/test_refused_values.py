@@ -1,4 +1,4 @@
-"""Which values, names and references the configuration file refuses: where, why, and with which hint."""
+"""The values, names and references that the configuration file refuses, each with its line, reason and hint."""
 
 from __future__ import annotations
 
@@ -245,5 +245,5 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_value_that_is_refused_says_where_and_why(case):
+def test_a_refused_value_has_a_line_and_a_reason(case):
     assert_refused(*REFUSED[case])

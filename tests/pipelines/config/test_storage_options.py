@@ -1,4 +1,4 @@
-"""`storage` in pgsieve.yaml: what is taken, what is refused, and that its secrets are shown nowhere."""
+"""`storage` in pgsieve.yaml: accepted and refused options. Its secrets are shown nowhere."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_secrets_are_in_no_repr_and_no_text() -> None:
     config = read("s3://bucket/lake", f"{{access_key_id: AKIA7, secret_access_key: '{SECRET}'}}")
     lake = project(config).lake
     assert SECRET not in repr(config) + repr(lake) + repr(storage_of(lake.uri)) + config.model_dump_json()
-    # What Dagster shows and records of a resource.
+    # Dagster shows and records this of a resource.
     assert SECRET not in str(lake.get_resource_definition().config_schema.default_value)
     assert SECRET not in concealed(f"403 Forbidden: {SECRET}")
 
@@ -96,7 +96,7 @@ def test_what_is_refused_says_where_and_why(lake: str, storage: str, says: str) 
         ),
     ],
 )
-def test_an_endpoint_that_is_no_servers_address_is_refused(endpoint: str, says: str) -> None:
+def test_an_endpoint_that_is_not_a_servers_address_is_refused(endpoint: str, says: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read("s3://b/l", f"{{endpoint: {json.dumps(endpoint)}}}")
     assert f"pgsieve.yaml:2: storage.endpoint: {says}" in str(caught.value)
@@ -116,7 +116,7 @@ def test_an_endpoint_that_is_no_servers_address_is_refused(endpoint: str, says: 
         "https://s3.eu-central-1.amazonaws.com",
     ],
 )
-def test_an_endpoint_of_a_server_is_taken(endpoint: str) -> None:
+def test_an_endpoint_of_a_server_is_accepted(endpoint: str) -> None:
     assert read("s3://b/l", f"{{endpoint: '{endpoint}'}}").storage.endpoint == endpoint
 
 
@@ -138,7 +138,7 @@ def test_an_endpoint_of_a_server_is_taken(endpoint: str) -> None:
         ("./a%20b", "is a path with '%20'"),
     ],
 )
-def test_an_address_that_engines_take_for_several_places_is_refused(lake: str, says: str) -> None:
+def test_an_address_that_engines_read_as_different_places_is_refused(lake: str, says: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read(json.dumps(lake), "{}")
     assert f"pgsieve.yaml:1: lake: {says}" in str(caught.value)
@@ -148,7 +148,7 @@ def test_an_address_that_engines_take_for_several_places_is_refused(lake: str, s
 @pytest.mark.parametrize(
     "lake", ["wasb://lake@shop.blob.core.windows.net", "oss://bucket/lake", "dbfs:/lake"]
 )
-def test_a_store_that_may_lose_commits_is_refused_unless_spark_alone_writes(lake: str) -> None:
+def test_a_store_that_may_lose_commits_is_refused_unless_only_spark_writes(lake: str) -> None:
     with pytest.raises(PgsieveError, match="a commit could be lost") as caught:
         project(read(lake, "{}"))
     assert "storage: {only_writer: spark}" in str(caught.value.hint)
@@ -158,11 +158,11 @@ def test_a_store_that_may_lose_commits_is_refused_unless_spark_alone_writes(lake
 @pytest.mark.parametrize(
     "lake", ["hdfs://name:8020/lake", "gs://b/l", "abfss://l@a.dfs.core.windows.net", "file:///lakes/shop"]
 )
-def test_a_store_that_keeps_the_first_of_two_commits_is_taken(lake: str) -> None:
+def test_a_store_that_keeps_the_first_of_two_commits_is_accepted(lake: str) -> None:
     assert project(read(lake, "{}")).lake.uri == lake
 
 
-def test_another_log_store_on_s3_is_refused_unless_spark_alone_writes() -> None:
+def test_another_log_store_on_s3_is_refused_unless_only_spark_writes() -> None:
     spark = f"spark: {{conf: {{{log_store.SETTING}: io.delta.storage.S3SingleDriverLogStore}}}}\n"
     with pytest.raises(PgsieveError, match=log_store.SETTING):
         project(read("s3://bucket/lake", "{}", spark))

@@ -1,4 +1,4 @@
-"""`pgsieve demo`: without Java, at size, and with its lake on an S3 server of its own."""
+"""`pgsieve demo`: without Java, with many rows, and with its lake on its own S3 server."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pgsieve.pipelines.demo.at_size import at_size
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 
 
-def test_the_demo_that_stays_has_its_lake_in_a_folder() -> None:
+def test_the_demo_that_keeps_running_has_its_lake_in_a_folder() -> None:
     result = CliRunner().invoke(app, ["demo", "--ui", "--lake", "s3"])
     assert result.exit_code == 2
     assert "leave out `--lake` or `--ui`" in result.output
 
 
-def test_without_java_nothing_is_made_and_the_way_out_is_named(
+def test_without_java_nothing_is_created_and_the_way_out_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
@@ -33,7 +33,7 @@ def test_without_java_nothing_is_made_and_the_way_out_is_named(
 
 
 class _Quiet:
-    """Progress that nobody sees."""
+    """Discards the progress."""
 
     def start(self, task: str) -> None: ...
 
@@ -43,7 +43,9 @@ class _Quiet:
 
 
 @pytest.mark.drawn
-def test_at_size_both_do_the_same_job_and_the_replica_is_equal(tmp_path: Path, server_folder: Path) -> None:
+def test_with_many_rows_both_sides_do_the_same_work_and_the_replica_is_equal(
+    tmp_path: Path, server_folder: Path
+) -> None:
     spark = {"master": "threads[2]", "conf": {"spark.pgsieve.smallBytes": "-1"}}
     with EmbeddedServer(server_folder / "p") as publisher, EmbeddedServer(server_folder / "s") as subscriber:
         report = at_size(tmp_path, (publisher, subscriber), spark, {}, 4000, _Quiet())

@@ -1,4 +1,4 @@
-"""The demo that stays: its traffic, and all that it starts and ends."""
+"""The demo that keeps running: its traffic, and everything that it starts and ends."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_every_kind_of_traffic_is_written(publisher_server: EmbeddedServer) -> N
                 values = {"customer": 7, "region": "EMEA", "amount": 12.5}
                 assert all(
                     connection.execute(statement, values).rowcount
-                    for _, statement in shop_traffic._WRITES  # A DELETE or UPDATE without rows would show nothing.
+                    for _, statement in shop_traffic._WRITES  # A DELETE or UPDATE without rows would test nothing.
                 )
                 before = connection.execute("select count(*) from shop.events").fetchone()
                 assert before is not None
@@ -52,26 +52,26 @@ def _free_port() -> int:
 
 
 def _descendants(folder: Path) -> list[str]:
-    """The processes that name the demo's folder, or have it in their environment."""
-    found = []
+    """The processes whose command line or environment names the demo's folder."""
+    descendants = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            told = (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
+            process_text = (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
         except OSError:
             continue
-        if str(folder).encode() in told and int(process.name) != os.getpid():
-            found.append((process / "cmdline").read_text().replace("\0", " "))
-    return found
+        if str(folder).encode() in process_text and int(process.name) != os.getpid():
+            descendants.append((process / "cmdline").read_text().replace("\0", " "))
+    return descendants
 
 
 @pytest.mark.long
 def test_an_early_ctrl_c_on_a_terminal_shows_no_traceback(tmp_path: Path) -> None:
-    """All processes in the terminal's foreground get the signal, also those that Dagster starts for a step."""
+    """It takes long: the demo starts. All processes in the terminal's foreground get the signal, also those of Dagster's steps."""
     folder, shown, ended = tmp_path / "demo", b"", False
     log = folder / "demo.log"
     command = ["pgsieve", "demo", "--ui", "--keep", str(folder), "--port", str(_free_port())]
 
-    def told() -> str:
+    def logged() -> str:
         return log.read_text() if log.exists() else ""
 
     demo, terminal = pty.fork()
@@ -82,12 +82,12 @@ def test_an_early_ctrl_c_on_a_terminal_shows_no_traceback(tmp_path: Path) -> Non
         while True:
             try:
                 shown += os.read(terminal, 4096)
-            except OSError:  # Linux ends a terminal without processes so.
+            except OSError:  # Linux reports the end of a terminal's last process by this error.
                 ended = True
                 break
-            # Nothing more comes on the terminal: what runs say goes to the log, which begins a moment later.
+            # From here on the terminal shows nothing: the output of runs goes to the log, which begins a moment later.
             if not interrupted and b"Ctrl-C" in shown:
-                wait_until(lambda: "tables of warehouse at" in told(), told, 300)
+                wait_until(lambda: "tables of warehouse at" in logged(), logged, 300)
                 interrupted = os.write(terminal, b"\x03") == 1
     finally:
         if not ended:
@@ -95,7 +95,7 @@ def test_an_early_ctrl_c_on_a_terminal_shows_no_traceback(tmp_path: Path) -> Non
         status = os.waitstatus_to_exitcode(os.waitpid(demo, 0)[1])
     assert interrupted, shown.decode()
     assert b"Traceback" not in shown, shown.decode()
-    assert b"copied" not in shown, "where to look stays in sight"
+    assert b"copied" not in shown, "output hides where to look"
     assert status == 0
     wait_until(lambda: not _descendants(folder), lambda: "\n".join(_descendants(folder)), 60)
 
@@ -103,7 +103,9 @@ def test_an_early_ctrl_c_on_a_terminal_shows_no_traceback(tmp_path: Path) -> Non
 @pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
-def test_it_stays_until_a_signal_and_leaves_nothing_behind(tmp_path: Path, ending: signal.Signals) -> None:
+def test_the_demo_runs_until_a_signal_and_leaves_nothing_behind(
+    tmp_path: Path, ending: signal.Signals
+) -> None:
     folder, port, log = tmp_path / "demo", _free_port(), tmp_path / "log"
     with log.open("wb") as out:
         demo = subprocess.Popen(
@@ -114,11 +116,11 @@ def test_it_stays_until_a_signal_and_leaves_nothing_behind(tmp_path: Path, endin
         )
     try:
 
-        def told() -> bool:
+        def is_announced() -> bool:
             assert demo.poll() is None, log.read_text()
             return "Ctrl-C" in log.read_text()
 
-        wait_until(told, log.read_text, 300)
+        wait_until(is_announced, log.read_text, 300)
         assert (
             f"http://127.0.0.1:{port}/locations/pgsieve.pipelines.definitions/asset-groups/sales"
             in log.read_text()
@@ -129,9 +131,7 @@ def test_it_stays_until_a_signal_and_leaves_nothing_behind(tmp_path: Path, endin
             return DeltaTable(str(orders)).version() if DeltaTable.is_deltatable(str(orders)) else -1
 
         wait_until(lambda: version() >= 2, log.read_text, 300)
-        assert log.read_text().rstrip().endswith(f"its files stay in {folder}"), (
-            "where to look stays in sight"
-        )
+        assert log.read_text().rstrip().endswith(f"its files stay in {folder}"), "output hides where to look"
         query = {
             "query": "{ assetNodes { assetKey { path } assetMaterializations(limit: 1) { timestamp } } }"
         }

@@ -1,4 +1,4 @@
-"""A feed that is followed: what Dagster hears of it, however many slices there are."""
+"""A followed feed: how many runs and events Dagster records, however many slices there are."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SLICES = 4
 
 @pytest.mark.drawn
 @pytest.mark.spark
-def test_dagster_hears_of_all_slices_in_one_run_and_what_they_wrote_is_maintained(
+def test_one_run_of_dagster_records_all_slices_and_their_files_are_maintained(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pgsieve.pipelines.following.follow.MAINTAIN_SLICES", SLICES - 1)
@@ -49,7 +49,7 @@ def test_dagster_hears_of_all_slices_in_one_run_and_what_they_wrote_is_maintaine
     assert [metadata["slices"] for metadata in new[log]] == [SLICES]
     assert [metadata["dagster/row_count"] for metadata in new[stock]] == [4 + SLICES]
     kept = DeltaTable(shop.lake.paths.change_log("shop")).to_pyarrow_table()["slice"]
-    assert len(kept.unique()) == 1, "of what was applied when three slices were maintained nothing is kept"
+    assert len(kept.unique()) == 1, "maintenance kept rows that had been applied"
 
 
 def _materializations(dagster: dg.DagsterInstance, key: dg.AssetKey) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Metrics of a status, and of a process that follows: scraped as Prometheus does. Copies are small, and need no JVM."""
+"""Metrics of `status` and of a follower, scraped as Prometheus does. Copies are small and need no JVM."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ Samples = Mapping[tuple[str, frozenset[str]], float]
 
 
 def sample(name: str, *labels: str) -> tuple[str, frozenset[str]]:
-    """How a sample is looked up, whatever the order of its labels."""
+    """The key of a sample, whatever the order of its labels."""
     return name, frozenset(labels)
 
 
 def samples(text: str) -> Samples:
-    """Each sample of a scrape, by its name and the values of its labels."""
+    """The samples of a scrape, by name and label values."""
     return {
         sample(each.name, *each.labels.values()): each.value
         for family in text_string_to_metric_families(text)
@@ -44,7 +44,7 @@ def samples(text: str) -> Samples:
 
 
 @pytest.mark.drawn
-def test_status_says_in_metrics_and_in_json_how_far_everything_is(shop: Shop) -> None:
+def test_status_shows_all_positions_as_metrics_and_as_json(shop: Shop) -> None:
     shop.copy()
     code, text = shop.cli("status", "--prometheus")
     metrics, slot = samples(text), shop.written["sources"]["shop"]["slot"]
@@ -59,7 +59,7 @@ def test_status_says_in_metrics_and_in_json_how_far_everything_is(shop: Shop) ->
     assert metrics[sample("pgsieve_table_state", "one", "public", "orders", "ready")] == 1
     assert metrics[sample("pgsieve_table_rows", "one", "public", "orders")] == 3
 
-    # What a run finds that has nothing to do is in Dagster's records only.
+    # Only Dagster's records have the results of a run without work.
     before = time.time()
     assert not shop.run("two").failures
     two = sample("pgsieve_subscription_last_success_timestamp_seconds", "two")
@@ -75,7 +75,7 @@ def test_status_says_in_metrics_and_in_json_how_far_everything_is(shop: Shop) ->
     assert last.endswith("Z")
 
 
-def test_a_source_that_is_gone_is_a_metric_and_an_exit_code(shop: Shop) -> None:
+def test_a_missing_source_is_a_metric_and_an_exit_code(shop: Shop) -> None:
     shop.copy()
     source = {**shop.written["sources"]["shop"], "conninfo": "host=127.0.0.1 port=1 dbname=shop"}
     shop.configure(sources={"shop": source})
@@ -83,12 +83,14 @@ def test_a_source_that_is_gone_is_a_metric_and_an_exit_code(shop: Shop) -> None:
     assert code == 2
     metrics = samples(text.partition("\nerror:")[0])
     assert metrics[sample("pgsieve_source_up", "shop", source["slot"])] == 0
-    assert sample("pgsieve_slot_lag_bytes", "shop", source["slot"]) not in metrics, "unknown is not zero"
+    assert sample("pgsieve_slot_lag_bytes", "shop", source["slot"]) not in metrics, (
+        "an unknown value is shown as a number"
+    )
 
 
 @dataclass
 class Follower:
-    """`pgsieve run --follow` as a process of its own."""
+    """`pgsieve run --follow` as a process."""
 
     process: subprocess.Popen[str]
     log: Path
@@ -115,9 +117,9 @@ def following(shop: Shop, *options: str) -> Iterator[Follower]:
         wait_until(
             lambda: bool(re.search(pattern, log.read_text())) or process.poll() is not None, log.read_text, 60
         )
-        found = re.search(pattern, log.read_text())
-        assert found, log.read_text()
-        yield Follower(process, log, found[1])
+        match = re.search(pattern, log.read_text())
+        assert match, log.read_text()
+        yield Follower(process, log, match[1])
     finally:
         process.kill()
         process.wait()
@@ -164,18 +166,18 @@ def test_a_follower_counts_what_it_does(shop: Shop) -> None:
 
 @pytest.mark.drawn
 @pytest.mark.slow
-def test_a_follower_ends_where_nothing_moves_though_something_waits(shop: Shop) -> None:
-    """Two limits of six seconds have to pass."""
+def test_a_follower_ends_if_changes_wait_but_nothing_moves(shop: Shop) -> None:
+    """It takes long: two limits of six seconds have to pass."""
     shop.copy()
     slot = shop.written["sources"]["shop"]["slot"]
     with following(shop, "--stall-limit", "6") as follower:
         connected = sample("pgsieve_follower_connected", "shop", slot)
         wait_until(lambda: follower.metrics().get(connected) == 1, follower.log.read_text, 60)
-        active = sample("pgsieve_slot_active", "shop", slot)  # A report may be some seconds old.
+        active = sample("pgsieve_slot_active", "shop", slot)  # a report may be some seconds old
         wait_until(lambda: follower.metrics()[active] == 1, follower.log.read_text, 60)
         metrics = follower.metrics()
         assert metrics[sample("process_resident_memory_bytes")] > 10_000_000
-        with pytest.raises(subprocess.TimeoutExpired):  # Idle for longer than the limit: nothing waits.
+        with pytest.raises(subprocess.TimeoutExpired):  # idle for longer than the limit, but nothing waits
             follower.process.wait(7)
         status, body = follower.get("/healthz")
         assert (status, json.loads(body)["status"]) == (200, "ok")
@@ -195,7 +197,7 @@ def test_a_follower_ends_where_nothing_moves_though_something_waits(shop: Shop) 
 
 
 @pytest.mark.drawn
-def test_a_port_that_is_taken_and_one_without_follow_are_refused(shop: Shop) -> None:
+def test_a_port_in_use_and_a_port_without_follow_are_refused(shop: Shop) -> None:
     with following(shop) as follower:
         port = follower.url.rpartition(":")[2]
         code, text = shop.cli("run", "--follow", "--metrics-port", port, "two")

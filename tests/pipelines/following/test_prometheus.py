@@ -1,6 +1,6 @@
-"""A real Prometheus scrapes a process that follows: every query of the dashboard has data, and every alert of docs/monitoring fires.
+"""A real Prometheus scrapes a follower: every query of the dashboard has data, and every alert of docs/monitoring fires.
 
-Thresholds and times to wait are short here; what the rules say otherwise is the file's. No JVM.
+Thresholds and waiting times are short here; otherwise the rules are the file's. No JVM.
 """
 
 from __future__ import annotations
@@ -33,41 +33,41 @@ from tests.test_monitoring import ALERTS, DASHBOARD, expressions
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
-#: What Grafana puts in the place of its variables.
+#: The values that Grafana inserts for its variables.
 VARIABLES = {"$source": ".*", "$subscription": ".*", "$__rate_interval": "20s"}
-#: Thresholds that are reached within seconds; the ones of all other rules are.
+#: Thresholds that are reached within seconds. The thresholds of all other rules already are.
 SOONER = {"> 10 * 1024 * 1024 * 1024": "> 1", "> 900": "> 1", "> 3600": "> 5"}
 
 
 @dataclass(frozen=True)
 class Prometheus:
-    """A server that scrapes."""
+    """A server that scrapes the follower."""
 
     address: str
 
     def ask(self, path: str, **parameters: str) -> Any:
-        """What its API answers."""
+        """The answer of its API."""
         query = urllib.parse.urlencode(parameters)
         with urllib.request.urlopen(f"{self.address}/api/v1/{path}?{query}", timeout=10) as answer:
             return json.load(answer)["data"]
 
     def values(self, expression: str) -> list[float]:
-        """The values of all series of an expression that are numbers."""
+        """The numeric values of all series of an expression."""
         values = [float(series["value"][1]) for series in self.ask("query", query=expression)["result"]]
         return [value for value in values if not math.isnan(value)]
 
     def rules(self) -> dict[str, dict[str, Any]]:
-        """The rules by name: whether each can be evaluated, and what it has found."""
+        """The rules by name: their health, and their alerts."""
         return {rule["name"]: rule for group in self.ask("rules")["groups"] for rule in group["rules"]}
 
     def firing(self) -> set[str]:
-        """The alerts that fire."""
+        """The names of the firing alerts."""
         return {name for name, rule in self.rules().items() if rule["state"] == "firing"}
 
 
 @contextmanager
 def prometheus(folder: Path, target: str) -> Iterator[Prometheus]:
-    """A Prometheus of its own, which scrapes and evaluates every second."""
+    """A new Prometheus, which scrapes and evaluates every second."""
     program = shutil.which("prometheus")
     assert program is not None, "no Prometheus is installed: apt-get install prometheus"
     rules = yaml.safe_load(ALERTS.read_text())
@@ -99,8 +99,8 @@ def prometheus(folder: Path, target: str) -> Iterator[Prometheus]:
         process.wait(60)
 
 
-def until(holds: Callable[[], object], told: Callable[[], object], seconds: float = 90) -> None:
-    """Wait until it holds; a server that does not answer yet is no reason to end."""
+def until(holds: Callable[[], object], state_of_servers: Callable[[], object], seconds: float = 90) -> None:
+    """Wait until `holds` is true. A server that does not answer yet is no error."""
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -108,19 +108,19 @@ def until(holds: Callable[[], object], told: Callable[[], object], seconds: floa
                 return
         except OSError:
             pass
-        assert time.monotonic() < deadline, told()
+        assert time.monotonic() < deadline, state_of_servers()
         time.sleep(0.5)
 
 
 @pytest.fixture
 def server() -> Iterator[EmbeddedServer]:
-    """A server that lets go of slots that nobody reads."""
+    """A server that drops the WAL of slots that are not read."""
     with new_server(18, {**TEST_SETTINGS, "max_slot_wal_keep_size": "64MB"}) as running:
         yield running
 
 
 def configured(folder: Path, conninfo: str) -> Path:
-    """A subscription for each trouble: each has a publication and a table of its name, and two of them a slot of their own."""
+    """One subscription per trouble, with a publication and a table of its name. Two of them have their own slot."""
     own: dict[str, dict[str, Any]] = {
         "well": {},
         "conflict": {},
@@ -161,29 +161,29 @@ def test_every_query_has_data_and_every_alert_fires(server: EmbeddedServer, tmp_
                 [*pgsieve, "run", "--follow", "--metrics-port", str(port)], stdout=log, stderr=log
             )
 
-        def told() -> str:
+        def state_of_servers() -> str:
             return f"{watching.firing()}\n{(tmp_path / 'log').read_text()[-3000:]}"
 
         try:
             connected = "pgsieve_follower_connected == 1"
-            until(lambda: len(watching.values(connected)) == 3, told)
-            watched(watching, database, tmp_path, told)
-            troubled(watching, server, database, tmp_path, told)
+            until(lambda: len(watching.values(connected)) == 3, state_of_servers)
+            watched(watching, database, tmp_path, state_of_servers)
+            troubled(watching, server, database, tmp_path, state_of_servers)
         finally:
             follower.terminate()
             assert follower.wait(60) is not None
 
 
 def watched(
-    watching: Prometheus, database: psycopg.Connection, folder: Path, told: Callable[[], str]
+    watching: Prometheus, database: psycopg.Connection, folder: Path, state_of_servers: Callable[[], str]
 ) -> None:
-    """While changes come, and a table is set aside, every query of the dashboard has a value."""
+    """Assert that every query of the dashboard has a value, while changes arrive and a table is set aside."""
     foreign = pa.table({"id": pa.array([99], pa.int32()), "n": pa.array([0], pa.int32())})
     for name in ("conflict", "disabled"):
         replica = str(folder / "lake" / name / "public" / name)
         write_deltalake(DeltaTable(replica), foreign, mode="append")
         database.execute(f"insert into {name} values (99, 1)")
-    # There is no JVM here.
+    # The follower has no JVM here, so metrics of the JVM are missing.
     unanswered = {
         substituted(query)
         for query in expressions(json.loads(DASHBOARD.read_text()))
@@ -196,18 +196,18 @@ def watched(
         unanswered.difference_update([query for query in unanswered if is_answered(watching, query)])
         return not unanswered
 
-    until(all_answered, lambda: f"{unanswered}\n{told()}")
+    until(all_answered, lambda: f"{unanswered}\n{state_of_servers()}")
 
 
 def substituted(query: str) -> str:
-    """A query as Grafana sends it."""
+    """A query in the form that Grafana sends."""
     for variable, value in VARIABLES.items():
         query = query.replace(variable, value)
     return query
 
 
 def is_answered(watching: Prometheus, query: str) -> bool:
-    """Whether there is a value; for a variable of the dashboard, whether something can be chosen."""
+    """Whether the query has a value. For a variable of the dashboard: whether it has a choice."""
     if match := re.fullmatch(r"label_values\((\w+), (\w+)\)", query):
         return any(series.get(match[2]) for series in watching.ask("series", **{"match[]": match[1]}))
     return bool(watching.values(query))
@@ -218,14 +218,14 @@ def troubled(
     server: EmbeddedServer,
     database: psycopg.Connection,
     folder: Path,
-    told: Callable[[], str],
+    state_of_servers: Callable[[], str],
 ) -> None:
-    """Every alert fires, each at its trouble, with what it is about in its text."""
+    """Assert that every alert fires at its trouble, and that its text names the object."""
     until(
         lambda: (
             {"PgsieveConflicts", "PgsieveTableSetAside", "PgsieveSubscriptionDisabled"} <= watching.firing()
         ),
-        told,
+        state_of_servers,
     )
     database.execute("drop publication unpublished")
     slot = "select slot_name, active_pid from pg_replication_slots where slot_name like '%%dropped'"
@@ -235,16 +235,16 @@ def troubled(
     seen = watching.firing()
 
     def all_but_the_source() -> bool:
-        # What nobody reads any more is lost once 64 MB are written.
+        # A slot that is not read is lost after 64 MB of WAL.
         database.execute("insert into well select max(id) + 1, 1 from well")
         database.execute("select pg_switch_wal()")
         database.execute("checkpoint")
         seen.update(watching.firing())
         return seen >= watching.rules().keys() - {"PgsieveAbsent", "PgsieveSourceDown"}
 
-    until(all_but_the_source, lambda: f"{watching.rules().keys() - seen}\n{told()}")
+    until(all_but_the_source, lambda: f"{watching.rules().keys() - seen}\n{state_of_servers()}")
     server.stop(immediate=True)
-    until(lambda: "PgsieveSourceDown" in watching.firing(), told)
+    until(lambda: "PgsieveSourceDown" in watching.firing(), state_of_servers)
     for rule in watching.rules().values():
         assert rule["health"] == "ok", rule
         for alert in rule["alerts"]:

@@ -1,4 +1,4 @@
-"""SIGTERM ends a follower in seconds, whatever its engine does."""
+"""SIGTERM ends a follower within seconds, whatever its Spark does."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ def _impatient() -> None:
 
 
 def _jvm(process: int) -> int:
-    """The JVM of a process of pgsieve."""
+    """The pid of the JVM of a process of pgsieve."""
     printed = subprocess.run(
         ["ps", "-eo", "pid=,pgid=,ppid=,comm="], capture_output=True, text=True, check=True
     )
     rows = [line.split() for line in printed.stdout.splitlines()]
-    (found,) = [int(pid) for pid, _, parent, name in rows if int(parent) == process and name == "java"]
-    return found
+    (pid_of_jvm,) = [int(pid) for pid, _, parent, name in rows if int(parent) == process and name == "java"]
+    return pid_of_jvm
 
 
 @pytest.mark.drawn
 @pytest.mark.spark
 @pytest.mark.parametrize("busy", [True, False], ids=["busy", "idle"])
 def test_sigterm_ends_a_follower_whose_engine_hangs(shop: Shop, tmp_path: Path, busy: bool) -> None:
-    """A JVM starts and hangs, amid an apply or between two; the next run goes on where the follower ended."""
+    """It takes long: a JVM starts and hangs, during an apply or between two. The next run continues where the follower ended."""
     shop.configure(spark={"conf": {**SMALL_DATA, **NOT_SMALL}})
     shop.copy()
     log, slices = tmp_path / "follower", shop.lake.paths.change_log("shop")

@@ -1,4 +1,4 @@
-"""A follower lets other processes take their turn at the slot: checks, runs and copies beside `pgsieve run --follow`."""
+"""A follower lets other processes use the slot in turn: checks, runs and copies while `pgsieve run --follow` runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.fixtures.shop import Shop
 
 @contextmanager
 def writes(shop: Shop) -> Iterator[None]:
-    """Commit a row every few milliseconds meanwhile."""
+    """In the background, commit a row every few milliseconds."""
     numbers = itertools.count(1000)
     with psycopg.connect(shop.database.info.dsn, autocommit=True) as connection:
 
@@ -34,7 +34,7 @@ def writes(shop: Shop) -> Iterator[None]:
 
 @contextmanager
 def following(shop: Shop, log: Path) -> Iterator[None]:
-    """A process that follows; it has to end well."""
+    """A follower as a process, which must end with exit code 0."""
     follower = start_pgsieve(("run", "--follow"), shop.path, log)
     try:
         yield
@@ -47,10 +47,10 @@ def following(shop: Shop, log: Path) -> Iterator[None]:
 
 
 @pytest.mark.drawn
-def test_checks_runs_and_copies_have_their_turn_beside_a_follower(
+def test_checks_runs_and_copies_get_their_turn_while_a_follower_runs(
     shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A follower, and other commands that wait for their turn."""
+    """It takes long: a follower, and other commands that wait for their turn."""
     monkeypatch.setattr(follow, "_OTHER_FOLLOWER_SECONDS", 0.5)
     log = tmp_path / "follower"
     shop.run()
