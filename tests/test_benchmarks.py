@@ -1,4 +1,4 @@
-"""Every benchmark still runs: each as a process of its own, as small as it goes. What it prints is not looked at, but that it is there."""
+"""Every benchmark still runs, as a process, with the smallest possible size. It must print something."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SMALL = {
 }
 
 
-def test_each_benchmark_is_tried() -> None:
+def test_each_benchmark_has_a_test() -> None:
     assert {path.name for path in (ROOT / "benchmarks").glob("*.py")} == SMALL.keys()
 
 

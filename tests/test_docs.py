@@ -1,4 +1,4 @@
-"""What the documentation says to type is accepted, and where it says to look there is something."""
+"""The documentation is right: its commands are accepted, its configurations are read, and its links exist."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PACKAGES = ("assets", "decoding", "pipelines", "resources")
 FENCE = re.compile(r"^( *)```([\w-]*)[^\n]*\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 KEYS = set(Config.model_fields)
 
-#: What a block needs around it that shows only a part of the file.
+#: The rest of the file around a block that shows only a part of it.
 AROUND: dict[str, Any] = {
     "lake": "./lake",
     "sources": {"shop": {"conninfo": "host=db dbname=shop user=pgsieve"}},
@@ -51,7 +51,7 @@ def blocks(*languages: str) -> list[Any]:
 
 
 def commands(click: Any, name: str = "pgsieve") -> Iterator[str]:
-    """Every command, with the groups that it is in."""
+    """Every command, with the groups that contain it."""
     yield name
     for child in getattr(click, "commands", {}).values():
         yield from commands(child, f"{name} {child.name}")
@@ -61,7 +61,7 @@ COMMANDS = tuple(commands(typer.main.get_command(app)))
 
 
 def command_lines(text: str) -> Iterator[list[str]]:
-    """The arguments of each `pgsieve` in a shell block: before `|`, `>`, `&&` or `;`, after variables and prompts."""
+    """The arguments of each `pgsieve` in a shell block: up to `|`, `>`, `&&` or `;`, and after variables and prompts."""
     for line in text.replace("\\\n", " ").splitlines():
         for part in re.split(r"&&|[|;>]", re.sub(r"\$ |#.*", "", line)):
             if match := re.match(r"(?:\w+=\S* )*(?:[\w.]+/)*pgsieve(?= |$)", part.strip()):
@@ -69,7 +69,7 @@ def command_lines(text: str) -> Iterator[list[str]]:
 
 
 def accepted(words: list[str]) -> None:
-    """The parser takes these arguments; nothing is run."""
+    """Let the parser accept these arguments. Nothing is run."""
     command: Any = typer.main.get_command(app)
     context = command.make_context("pgsieve", list(words))
     while hasattr(command, "commands"):
@@ -87,11 +87,11 @@ def test_every_command_has_help_with_an_example_that_it_accepts(name: str) -> No
         accepted(words)
 
 
-#: How messages and files that pgsieve writes name a part of the documentation, which a wheel does not have beside it.
+#: Names of the documentation's parts in messages and in files that pgsieve writes: a wheel has no documentation beside it.
 REFERENCE = re.compile(r"pgsieve's documentation, \"(.+?)\"")
 
 
-def test_what_is_shown_names_no_file_of_the_repository_but_sections_that_exist() -> None:
+def test_messages_name_existing_sections_and_no_file_of_the_repository() -> None:
     headings = {
         line.lstrip("# ")
         for page in PAGES
@@ -110,7 +110,7 @@ def test_what_is_shown_names_no_file_of_the_repository_but_sections_that_exist()
     assert named <= headings
 
 
-def test_the_index_of_modules_has_every_module_and_what_it_says() -> None:
+def test_the_index_of_modules_has_every_module_with_its_docstring() -> None:
     """The site's page, made from the docstrings: each module once, in its folder's section, with a text."""
     text = runpy.run_path(str(ROOT / "scripts/module_index.py"))["markdown"]()
     listed = list[str]()
@@ -126,8 +126,8 @@ def test_the_index_of_modules_has_every_module_and_what_it_says() -> None:
     assert "modules.md" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
 
 
-def test_the_architecture_names_files_that_are_there() -> None:
-    """Whole, or from the folder of the step that the section is about."""
+def test_the_architecture_names_existing_files() -> None:
+    """Either the whole path, or the path in the folder of the step that the section describes."""
     named = re.findall(r"`([\w/]+/(?:\w+\.py)?)`", (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8"))
     assert named
     places = (ROOT, ROOT / "assets/steps")
@@ -158,7 +158,7 @@ def test_commands_and_options_that_sentences_name_exist(page: Path) -> None:
 
 
 def _read_as_component(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A defs.yaml, beside the pgsieve.yaml that it names: Dagster makes definitions of it."""
+    """Read a defs.yaml beside the pgsieve.yaml that it names: Dagster makes definitions of it."""
     rest = {"subscriptions": {"sales": {"source": "shop", "publications": ["sales"]}}}
     with instance_for_test(), create_defs_folder_sandbox() as sandbox:
         file = sandbox.defs_folder_path / "replicas" / "defs.yaml"
@@ -172,7 +172,7 @@ def _read_as_component(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def _read_by_dagster(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dagster.yaml: an instance has the pools' limit that it sets."""
+    """Read a dagster.yaml: an instance has the pools' limit that it sets."""
     (folder / "dagster.yaml").write_text(text, encoding="utf-8")
     monkeypatch.setenv("DAGSTER_HOME", str(folder))
     with dg.DagsterInstance.get() as dagster:
@@ -180,14 +180,14 @@ def _read_by_dagster(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def _read_by_prometheus(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A prometheus.yml: its rules are those in docs/monitoring, which tests/test_monitoring.py reads."""
+    """Read a prometheus.yml: its rules are those in docs/monitoring, which tests/test_monitoring.py reads."""
     written = yaml.safe_load(text)
     assert all((ROOT / "docs/monitoring" / name).exists() for name in written["rule_files"])
     targets = [t for c in written["scrape_configs"] for s in c["static_configs"] for t in s["targets"]]
     assert all(re.fullmatch(r"[\w.-]+:\d+", target) for target in targets)
 
 
-#: What a block is that is no pgsieve.yaml, by a key that only this file has.
+#: Readers of blocks that are not a pgsieve.yaml, by a key that only such a file has.
 OTHER_FILES = {
     "type": _read_as_component,
     "concurrency": _read_by_dagster,
@@ -196,7 +196,7 @@ OTHER_FILES = {
 
 
 @pytest.mark.parametrize("text", blocks("yaml"))
-def test_yaml_is_a_configuration_that_is_read_or_names_another_file(
+def test_each_yaml_block_is_a_readable_configuration_or_another_known_file(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = set(yaml.safe_load(text))
@@ -204,7 +204,7 @@ def test_yaml_is_a_configuration_that_is_read_or_names_another_file(
         text, keys = "sources:\n  shop:\n" + indent(text, "    "), {"sources"}
     if not keys <= KEYS:
         readers = [read for key, read in OTHER_FILES.items() if key in keys]
-        assert len(readers) == 1, "which file is it?"
+        assert len(readers) == 1, "the keys do not tell which file it is"
         readers[0](text, tmp_path, monkeypatch)
         return
     for name in set(re.findall(r"(?<!\$)\$\{(\w+)\}", text)):
@@ -216,7 +216,7 @@ def test_yaml_is_a_configuration_that_is_read_or_names_another_file(
 
 
 def anchors(page: Path) -> set[str]:
-    """The headings of a page as GitHub links them."""
+    """The headings of a page, as anchors of GitHub."""
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
     headings = [
         re.sub(r"[`*]|\]\([^)]*\)", "", line) for line in re.findall(r"^#+ (.+)$", text, re.MULTILINE)
@@ -249,8 +249,8 @@ def test_every_page_of_the_documentation_is_in_the_readmes_table() -> None:
     assert {page.name for page in (ROOT / "docs").glob("*.md")} <= linked
 
 
-def test_every_picture_is_shown_and_tells_what_it_shows() -> None:
-    """A text beside each for who does not see it; no file of docs/images that no page has."""
+def test_every_picture_is_on_a_page_and_has_a_text() -> None:
+    """Each picture has a text for people who cannot see it, and every file of docs/images is on a page."""
     shown = {}
     for page in PAGES:
         text = page.read_text(encoding="utf-8")

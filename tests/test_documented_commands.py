@@ -1,7 +1,7 @@
-"""Every command, program and query of the site's pages is run as it is written, or is listed with the reason why it is not.
+"""Every command, program and query of the site's pages is run as written, or listed with the reason why it is not.
 
-The blocks of a page are run in their order, in a folder with a pgsieve.yaml, beside a database with the tables of which the
-pages speak. What stands for something of a reader's own (a host, an LSN, a version) is replaced.
+The blocks of a page are run in order, in a folder with a pgsieve.yaml, with a database that has the tables of the pages. Placeholders
+for something of the reader's own (a host, an LSN, a version) are replaced.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ insert into orders values (1, 1, 7, 'EMEA', 10.50), (2, 2, 8, 'EMEA', 20), (3, 3
 insert into lines values (1, 'pen'), (2, 'ink');
 create publication sales for table orders where (region = 'EMEA'), customers, lines;
 """
-#: After the copy; so each replica has versions 0 and 1, and the histories have something.
+#: Statements after the copy, so that each replica has the versions 0 and 1, and the histories have changes.
 CHANGES = """
 update orders set amount = 11 where id = 1;
 delete from orders where id = 2;
@@ -64,7 +64,7 @@ subscriptions: {sales: {source: shop, publications: [sales]}}
 
 @contextmanager
 def _collector() -> Iterator[tuple[int, list[str]]]:
-    """A server that takes whatever is posted: its port, and the paths that it was asked for."""
+    """A server that accepts every POST. Yields its port, and the list of requested paths."""
     received: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -86,7 +86,7 @@ def _collector() -> Iterator[tuple[int, list[str]]]:
 
 @dataclass
 class World:
-    """A folder with a pgsieve.yaml and a lake, the database that is replicated, and what stands for what in the pages."""
+    """A folder with a pgsieve.yaml and a lake, the replicated database, and replacements for the pages' placeholders."""
 
     folder: Path
     database: psycopg.Connection
@@ -104,13 +104,13 @@ class World:
         }
 
     def as_read(self, text: str, further: Mapping[str, str] = {}) -> str:
-        """The text with what is the reader's own in the place of what stands for it."""
+        """The text with the placeholders replaced by the reader's own values."""
         for written, own in {**self.replaced, **further}.items():
             text = text.replace(written, own)
         return text
 
     def configure(self, text: str) -> None:
-        """Write pgsieve.yaml, whose source is the database; without a JVM where few rows need none."""
+        """Write pgsieve.yaml with the database as its source. Small work uses no JVM."""
         written = {**yaml.safe_load(CONFIGURATION), **yaml.safe_load(text)}
         for source in written["sources"].values():
             source["conninfo"] = self.conninfo
@@ -118,21 +118,21 @@ class World:
         (self.folder / "pgsieve.yaml").write_text(yaml.safe_dump(written))
 
     def shell(self, text: str) -> None:
-        """Run lines of a shell, of which each has to succeed."""
+        """Run lines of a shell. Each must succeed."""
         self._run(["bash", "-euo", "pipefail", "-c", text])
 
     def python(self, text: str) -> None:
-        """Run a program of Python."""
+        """Run a Python program."""
         self._run([sys.executable, "-c", text])
 
     def traced(self, text: str) -> None:
-        """Run it beside a collector of traces, which gets some."""
+        """Run lines of a shell with a collector of traces. It must get some."""
         with _collector() as (port, received):
             self.shell(text.replace("localhost:4318", f"127.0.0.1:{port}"))
         assert "/v1/traces" in received
 
     def ended(self, command: list[str]) -> subprocess.CompletedProcess[str]:
-        """A program in the folder, with its output."""
+        """Run a program in the folder. Return its result and output."""
         return subprocess.run(
             command, cwd=self.folder, env=self.environment, capture_output=True, text=True, check=False
         )
@@ -147,14 +147,14 @@ Preparation = Callable[[World], None]
 
 @dataclass(frozen=True)
 class NotRun:
-    """Why a block is not run."""
+    """The reason why a block is not run."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Run:
-    """How a block is run: what is prepared, what takes the place of which words, which code stands before and after it."""
+    """How to run a block: the preparation, the replacements of words, and the code before and after it."""
 
     way: Callable[[World, str], object]
     prepared: Preparation | None = None
@@ -174,7 +174,7 @@ def _with_a_port(world: World) -> None:
     world.replaced["pgsieve ui "] = f"{timed} || test $? = 124 "
 
 
-#: A session such as pgsieve starts.
+#: A session like those that pgsieve starts.
 SESSION = """
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.project import project
@@ -196,7 +196,7 @@ def _without_publication(world: World) -> None:
 
 
 def _without_slot(world: World) -> None:
-    """As on a server that pg_upgrade has made, or that a dump was read into."""
+    """As on a server that was made by pg_upgrade, or restored from a dump."""
     world.database.execute("select pg_drop_replication_slot('pgsieve_shop')")
 
 
@@ -238,7 +238,7 @@ def _with_versions(world: World) -> None:
 
 
 def _disabled_by_a_value(world: World) -> None:
-    """A subscription that a transaction has disabled, whose LSN takes the place of the page's."""
+    """A transaction disables a subscription. Its LSN replaces the page's."""
     world.configure("subscriptions: {sales: {source: shop, publications: [sales], disable_on_error: true}}")
     world.database.execute("insert into orders values (9, 9, 9, 'EMEA', 'NaN')")
     done = world.ended(["pgsieve", "run"])
@@ -254,7 +254,7 @@ def _an_lsn_of_a_cut(world: World) -> None:
 
 
 def _a_moment_amid_the_changes(world: World) -> None:
-    """After the UPDATE and the DELETE of orders, and before the INSERT: an LSN, and a time."""
+    """An LSN and a time after the UPDATE and the DELETE of orders, and before the INSERT."""
     history = DeltaTable(str(world.folder / "lake/sales/_changes/public/orders")).to_pyarrow_table()
     _, deleted, inserted = history.sort_by("commit_lsn").to_pylist()
     world.replaced["16/B374D848"] = format_lsn(inserted["commit_lsn"])
@@ -262,7 +262,7 @@ def _a_moment_amid_the_changes(world: World) -> None:
 
 
 def _project_of_dg(world: World) -> None:
-    """An empty project of `dg`, whose package can be imported."""
+    """An empty project of `dg` whose package can be imported."""
     (world.folder / "pyproject.toml").write_text(
         '[project]\nname = "shop"\nversion = "1"\n[tool.dg]\ndirectory_type = "project"\n'
         '[tool.dg.project]\nroot_module = "shop"\n'
@@ -276,17 +276,17 @@ _SHELL = Run(World.shell)
 _PYTHON = Run(World.python)
 _NO_INDEX = "pgsieve is not in a package index; tests/test_distribution.py installs the wheel"
 _DEVELOPERS = "for developers of pgsieve: CI runs `make setup`, `make check` and `make test`"
-#: An earlier version that these few changes have made.
+#: An earlier version of a replica, as created by these few changes.
 _VERSION = {"AS OF 41": "AS OF 1", "AS OF 17": "AS OF 1"}
 
-#: For each page what is done with its blocks, by their first lines and in their order.
+#: By page, how to run its blocks, by their first lines and in order.
 PAGE_BLOCKS: dict[str, list[tuple[str, Run | NotRun]]] = {
     "README.md": [
         ("make demo", NotRun("tests/test_tutorial.py runs the demo; `make test` is what runs this test")),
         ("# pgsieve.yaml", Run(World.configure)),
         (
             "pgsieve validate",
-            # The last one stays until it is interrupted; tests/orchestration/test_browser.py uses it.
+            # The last one runs until it is interrupted; tests/orchestration/test_browser.py uses it.
             Run(World.shell, _with_a_port),
         ),
     ],
@@ -363,7 +363,7 @@ PAGE_BLOCKS: dict[str, list[tuple[str, Run | NotRun]]] = {
     ],
     "docs/operations.md": [
         ("CREATE ROLE pgsieve", Run(_postgres)),
-        # Of the packages only the first line speaks, which needs a package index with pgsieve.
+        # Only the first line is about packages; it needs a package index with pgsieve.
         ("pip download", Run(World.shell, replaced={"pip download": "true"})),
         ("pip install", Run(World.shell, replaced={"pip install": "true"})),
         ("pgsieve resync sales public.orders", _SHELL),
@@ -406,14 +406,14 @@ PAGE_BLOCKS: dict[str, list[tuple[str, Run | NotRun]]] = {
         ("pgsieve drop sales --leave-slot", Run(World.shell, _without_slot)),
     ],
 }
-#: tests/test_tutorial.py runs each as a whole.
+#: tests/test_tutorial.py runs each of them as a whole.
 TUTORIALS = {"docs/tutorial-demo.md", "docs/tutorial-database.md"}
-#: A YAML block is read by tests/test_docs.py wherever it is.
+#: tests/test_docs.py reads the YAML blocks of all pages.
 LANGUAGES = {"console", "sh", "bash", "sql", "python"}
 
 
 def _blocks(page: str) -> list[tuple[str, str]]:
-    """The blocks of a page that are run or listed: the language, and the text."""
+    """The blocks of a page that are run or listed, as (language, text)."""
     listed = [beginning for beginning, _ in PAGE_BLOCKS.get(page, [])]
     blocks = [(m[2], dedent(m[3])) for m in FENCE.finditer((ROOT / page).read_text(encoding="utf-8"))]
     return [
@@ -444,7 +444,7 @@ def test_every_make_that_a_page_names_is_a_target() -> None:
 
 @contextmanager
 def _world(server: EmbeddedServer, folder: Path) -> Iterator[World]:
-    """A database that was replicated once, and changed and replicated once more."""
+    """A database that was replicated, then changed and replicated again."""
     name = f"documented_{next(_numbers)}"
     with own_database(server, name) as database:
         try:
@@ -453,7 +453,7 @@ def _world(server: EmbeddedServer, folder: Path) -> Iterator[World]:
             world.replaced["`/data/lake/"] = f"`{folder}/lake/"
             world.configure(CONFIGURATION)
             world.shell("pgsieve run")
-            # Each is a commit of its own, between which moments are.
+            # Each statement is its own commit, so that there are moments between them.
             for change in CHANGES.split(";")[:-1]:
                 database.execute(change)
             world.shell("pgsieve run")
@@ -470,7 +470,7 @@ def _world(server: EmbeddedServer, folder: Path) -> Iterator[World]:
 @pytest.mark.parametrize(
     "page", [p for p, blocks in PAGE_BLOCKS.items() if any(isinstance(b, Run) for _, b in blocks)]
 )
-def test_the_blocks_of_a_page_run_in_their_order(
+def test_the_blocks_of_a_page_run_in_order(
     page: str, publisher_server: EmbeddedServer, tmp_path: Path
 ) -> None:
     if publisher_server.version < 15:

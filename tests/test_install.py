@@ -1,4 +1,4 @@
-"""scripts/install.py: what `make demo` and `make setup` say while pip works, and where it fails."""
+"""scripts/install.py: the output of `make demo` and `make setup` while pip works, and after it fails."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @pytest.mark.slow
 def test_pips_reason_is_printed_and_its_status_kept(tmp_path: Path) -> None:
-    """A real pip, which finds nothing to build pgsieve with."""
+    """A real pip fails, because it finds no build backend for pgsieve."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
     import pip
 
@@ -57,33 +57,33 @@ def test_the_reason_leaves_out_the_lists_of_versions() -> None:
     assert list(_reason(["what a program said that was killed\n"])) == ["what a program said that was killed"]
 
 
-def test_progress_is_told_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_printed_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     progress = _Progress()
     for line in ("", "Collecting dagster<1.14\n", "Installing collected packages: a, b\n"):
         progress.show(line)
     progress.end()
-    told = capsys.readouterr().out.splitlines()
-    assert told[0] == "  1 packages found, dagster<1.14"
-    assert told[1] == "  putting 1 packages in place"
+    output = capsys.readouterr().out.splitlines()
+    assert output[0] == "  1 packages found, dagster<1.14"
+    assert output[1] == "  putting 1 packages in place"
 
 
-def test_what_commands_import_is_compiled_once_where_python_keeps_nothing(
+def test_imports_of_commands_are_compiled_once_if_python_keeps_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(_KEEP_NOTHING, "1")
     monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path))
     _compile(["json.tool", "tomllib"])
     compiled = {path.name.partition(".")[0] for path in tmp_path.rglob("*.pyc")}
-    assert compiled >= {"tool", "decoder", "_parser"}, "also what they import"
+    assert compiled >= {"tool", "decoder", "_parser"}, "imports of imports are not compiled"
 
 
-def test_every_python_that_pyproject_names_is_resolved_for() -> None:
+def test_constraints_are_resolved_for_every_python_of_pyproject() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert supported(project["requires-python"]) == ["3.11.0", "3.12.0", "3.13.0", "3.14.0"]
 
 
-def test_a_wheel_that_is_built_to_be_unpacked_at_once_is_not_compressed(tmp_path: Path) -> None:
-    """A real setuptools, which pyspark's source distribution is built by."""
+def test_a_wheel_that_is_unpacked_at_once_is_not_compressed(tmp_path: Path) -> None:
+    """A real setuptools builds the wheel, as for pyspark's source distribution."""
     (tmp_path / "setup.py").write_text(
         "from setuptools import setup\nsetup(name='x', version='1', py_modules=['x'])\n"
     )

@@ -1,5 +1,4 @@
-"""What holds for the repository as a whole: names that are written twice agree, and nothing in it is of one
-machine only."""
+"""Rules for the whole repository: names that are written twice agree, and no file depends on one machine."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("pipelines", "assets", "resources", "decoding")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
-# Written so that this file does not match: [.] is a dot, a set of one letter is that letter.
+# The patterns are written so that this file does not match them: [.] is a dot, and a set of one letter is that letter.
 FOREIGN = {
     "a package registry": re.compile(
         r"pypi[.](org|python)|pythonhosted[.]|repo1?[.]maven|maven[.](org|google)|repository[.]apache[.]"
@@ -41,7 +40,7 @@ FOREIGN = {
 
 @cache
 def repository_files() -> tuple[Path, ...]:
-    """Every file that is or would be committed; of an exported tree, every file that would be."""
+    """Every file that is or would be committed. In an exported tree, every file that would be."""
     process = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -66,7 +65,7 @@ def modules() -> list[Path]:
 
 
 def text_of(path: Path) -> str:
-    """The text of a file, empty for a binary one."""
+    """The text of a file, or '' for a binary one."""
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
@@ -97,7 +96,7 @@ def test_the_workspace_and_dg_load_the_same_definitions_under_the_same_name() ->
     assert "dagster" not in PROJECT["tool"]
 
 
-def test_the_packages_are_named_alike_wherever_they_are_listed() -> None:
+def test_the_packages_have_the_same_names_wherever_they_are_listed() -> None:
     tool = PROJECT["tool"]
     build = tool["hatch"]["build"]
     wheel = build["targets"]["wheel"]
@@ -118,7 +117,7 @@ def test_packages_are_imported_from_this_checkout(package: str) -> None:
 
 
 def imported(path: Path) -> Iterator[str]:
-    """The packages that a file imports from, by their first names."""
+    """The top-level packages that a file imports."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom):
             yield (node.module or "").partition(".")[0]
@@ -127,7 +126,7 @@ def imported(path: Path) -> Iterator[str]:
 
 
 def numbers_before_a_plural(path: Path) -> Iterator[str]:
-    """What of a module's messages says `1 tables`: a length, or a number with commas, before a word that ends with an s."""
+    """Parts of a module's messages that could print `1 tables`: a number in braces before a word that ends with s."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if not isinstance(node, ast.JoinedStr):
             continue
@@ -144,13 +143,13 @@ def numbers_before_a_plural(path: Path) -> Iterator[str]:
                 yield f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}"
 
 
-def test_numbers_of_things_are_said_by_one_function() -> None:
-    """`counted` of decoding/wording.py: 1 table, 2 tables."""
+def test_numbers_of_things_are_printed_by_one_function() -> None:
+    """`counted` of decoding/wording.py gives 1 table, 2 tables."""
     assert not [each for path in modules() for each in numbers_before_a_plural(path)]
 
 
 def test_nothing_is_imported_under_two_names() -> None:
-    """The folders are on the path of who works in the checkout: `import decoding` would be another module."""
+    """In a checkout the folders are on the path: `import decoding` would be a second module."""
     others = [
         f"{path.relative_to(ROOT)}: {name}"
         for path in repository_files()
@@ -162,7 +161,7 @@ def test_nothing_is_imported_under_two_names() -> None:
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_module_says_what_it_is(path: Path) -> None:
+def test_every_module_has_a_docstring(path: Path) -> None:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     assert ast.get_docstring(tree), "no module docstring"
     postponed = any(isinstance(node, ast.ImportFrom) and node.module == "__future__" for node in tree.body)
@@ -171,7 +170,7 @@ def test_every_module_says_what_it_is(path: Path) -> None:
 
 
 def functions(package: str) -> Iterator[tuple[str, ast.FunctionDef, list[str]]]:
-    """The functions of a package, each with its place and the names of its parameters besides self."""
+    """The functions of a package, each with its place and its parameters except self."""
     for path in sorted((ROOT / package).rglob("*.py")):
         for node in ast.walk(ast.parse(text_of(path))):
             if isinstance(node, ast.FunctionDef):
@@ -183,14 +182,14 @@ def functions(package: str) -> Iterator[tuple[str, ast.FunctionDef, list[str]]]:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_functions_have_60_lines_and_7_parameters_at_most(package: str) -> None:
-    # The columns of one DataFrame, and the joins that they need.
+    # It has the columns of one DataFrame, and the joins that they need.
     whole = "assets/steps/apply/spark_changes.py"
     long = [
         place
         for place, node, _ in functions(package)
         if (node.end_lineno or 0) - node.lineno >= 60 and not place.startswith(whole)
     ]
-    # A command of Typer has a parameter for each of its options.
+    # A command of Typer has a parameter for each option.
     wide = [
         p
         for p, _, names in functions(package)
@@ -200,7 +199,7 @@ def test_functions_have_60_lines_and_7_parameters_at_most(package: str) -> None:
 
 
 def test_few_functions_of_the_steps_take_a_lake_and_a_subscription() -> None:
-    """What travels together has an object of its own, whose methods do the work of a step."""
+    """A lake and a subscription that travel together belong to an object whose methods do the work of a step."""
     taking = [place for place, _, names in functions("assets/steps") if {"lake", "subscription"} <= {*names}]
     assert len(taking) < 40, taking
 
@@ -233,7 +232,9 @@ def test_constraints_are_exact_versions_only() -> None:
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     loose = [line for line in lines if not re.fullmatch(r"#.*|[\w.-]+==[\w.]+", line)]
     assert not loose
-    assert len(pins()) == len([line for line in lines if not line.startswith("#")]), "a name twice"
+    assert len(pins()) == len([line for line in lines if not line.startswith("#")]), (
+        "a package is pinned twice"
+    )
 
 
 def test_every_requirement_is_pinned_to_a_version_that_it_allows() -> None:
@@ -246,7 +247,7 @@ def test_every_requirement_is_pinned_to_a_version_that_it_allows() -> None:
     assert not wrong
 
 
-def test_requirements_of_requirements_are_pinned_too() -> None:
+def test_indirect_requirements_are_pinned_too() -> None:
     pinned = pins()
     waiting = declared()
     seen: set[str] = set()
@@ -261,7 +262,7 @@ def test_requirements_of_requirements_are_pinned_too() -> None:
             unpinned.add(name)
         try:
             requires = distribution(name).requires or []
-        except PackageNotFoundError:  # what builds pgsieve is not installed
+        except PackageNotFoundError:  # a build dependency of pgsieve may not be installed
             continue
         extras = ["", *requirement.extras]
         for child in map(Requirement, requires):
@@ -271,12 +272,12 @@ def test_requirements_of_requirements_are_pinned_too() -> None:
     assert len(seen) > len(declared())
 
 
-#: Whoever opens a session otherwise has the role's search_path and timeouts, and shows what libpq says.
+#: Modules that may open sessions. Any other session would have the role's search_path and timeouts, and would show libpq's messages.
 SESSIONS = ROOT / "resources" / "postgres" / "sessions.py"
 
 
 def connecting(tree: ast.AST) -> list[int]:
-    """The lines that open a session of PostgreSQL by a driver's own means, or import what does."""
+    """The lines that open a session of PostgreSQL with a driver's own function, or import such a function."""
     lines = []
     for node in ast.walk(tree):
         match node:
@@ -316,7 +317,7 @@ def test_sessions_are_opened_in_one_place() -> None:
         "psycopg.AsyncConnection.connect('')",
     ],
 )
-def test_what_opens_a_session_is_recognized(program: str) -> None:
+def test_code_that_opens_a_session_is_recognized(program: str) -> None:
     assert connecting(ast.parse(program)) == [1]
 
 
@@ -328,13 +329,13 @@ def test_imports_have_no_circle(depth: str) -> None:
         return module if depth == "modules" or graph.find_children(module) else module.rpartition(".")[0]
 
     imports: dict[str, set[str]] = {}
-    for module in graph.modules - {"pgsieve"}:  # It is the door: it names what is public, of all folders.
+    for module in graph.modules - {"pgsieve"}:  # it names the public names of all folders
         others = {place(other) for other in graph.find_modules_directly_imported_by(module)}
         imports.setdefault(place(module), set()).update(others - {place(module), "pgsieve"})
-    TopologicalSorter(imports).prepare()  # Raises CycleError, which names the circle.
+    TopologicalSorter(imports).prepare()  # raises CycleError, which names the circle
 
 
-def test_the_tree_of_errors_is_drawn_as_it_is() -> None:
+def test_the_drawn_tree_of_errors_is_right() -> None:
     for module in grimp.build_graph("pgsieve").modules - {"pgsieve.__main__"}:
         import_module(module)
 

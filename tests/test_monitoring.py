@@ -1,4 +1,4 @@
-"""What docs/monitoring says: every metric that its alerts, its dashboard and its tables name is exported."""
+"""docs/monitoring: every metric in its alerts, its dashboard and its tables is exported."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ALERTS, DASHBOARD = DOCS / "monitoring/alerts.yaml", DOCS / "monitoring/grafana-
 
 @pytest.fixture(scope="module")
 def exported() -> dict[str, set[str]]:
-    """Every sample of a process that follows, by name, with its labels."""
+    """Every sample of a follower, by name, with its labels."""
     table = TableStatus("public", "orders", "ready", None, "0/1", 1, rows=1)
     slot = SlotStatus(
         "shop", None, "pgsieve_shop", exists=True, active=True, wal_status="reserved", confirmed_lsn="0/1",
@@ -46,15 +46,15 @@ def exported() -> dict[str, set[str]]:
     metrics.failed(["sales"])
     with metrics.timed("apply"):
         pass
-    found: dict[str, set[str]] = {}
+    labels: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(generate_latest(metrics.registry).decode()):
         for sample in family.samples:
-            found.setdefault(sample.name, set()).update(sample.labels)
-    return found
+            labels.setdefault(sample.name, set()).update(sample.labels)
+    return labels
 
 
 def named(text: str) -> set[str]:
-    """The metrics that a text names; those of the JVM's process are there once it runs."""
+    """The metrics that a text names, without those of the JVM, which exist only once it runs."""
     names = re.findall(r"\b(?:pgsieve_jvm_)?process_\w+|\bpgsieve_[a-z_]+", text)
     return {name.removeprefix("pgsieve_jvm_") for name in names}
 
@@ -65,7 +65,7 @@ def expressions(dashboard: dict[str, Any]) -> list[str]:
     return queries + variables
 
 
-def test_alerts_and_dashboard_name_metrics_and_labels_that_are_exported(
+def test_alerts_and_dashboard_name_exported_metrics_and_labels(
     exported: dict[str, set[str]],
 ) -> None:
     rules = yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"]
@@ -99,7 +99,7 @@ def test_the_table_of_metrics_is_complete(exported: dict[str, set[str]]) -> None
     ours = {
         name
         for name in exported
-        # Of a JVM there is something only where a test before has started one.
+        # Metrics of a JVM exist only if an earlier test has started one.
         if name.startswith("pgsieve_")
         and not name.startswith("pgsieve_jvm_")
         and not name.endswith(("_created", "_sum"))
@@ -108,7 +108,7 @@ def test_the_table_of_metrics_is_complete(exported: dict[str, set[str]]) -> None
     assert {name for name in documented if name.startswith("process_")} <= exported.keys()
 
 
-def test_panels_do_not_overlap_and_have_numbers_of_their_own() -> None:
+def test_panels_do_not_overlap_and_have_different_ids() -> None:
     panels = json.loads(DASHBOARD.read_text())["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     cells = [

@@ -15,7 +15,7 @@ SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "prerequisites.sh"
 
 @pytest.fixture
 def bin_directory(tmp_path: Path) -> Path:
-    """A PATH of its own with nothing but what the script itself calls."""
+    """A PATH with only the programs that the script itself calls."""
     for program in ("sh", "sed"):
         (tmp_path / program).symlink_to(shutil.which(program) or "")
     return tmp_path
@@ -54,13 +54,13 @@ def run(directory: Path, *wanted: str, **environment: str) -> subprocess.Complet
 
 
 @pytest.mark.parametrize("version", ["17.0.15", "21", "21.0.7", "17-ea"])
-def test_java_17_and_21_are_taken_without_a_word(bin_directory: Path, version: str) -> None:
+def test_java_17_and_21_are_accepted_silently(bin_directory: Path, version: str) -> None:
     java(bin_directory / "java", version)
     done = run(bin_directory, "java")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_a_newer_java_is_taken_with_a_note(bin_directory: Path) -> None:
+def test_a_newer_java_is_accepted_with_a_note(bin_directory: Path) -> None:
     java(bin_directory / "java", "25.0.1")
     done = run(bin_directory, "java")
     assert done.returncode == 0
@@ -77,7 +77,7 @@ def test_an_older_java_is_refused(bin_directory: Path, version: str, major: str)
     assert "brew install openjdk@17" in done.stderr
 
 
-def test_java_home_goes_before_the_path(bin_directory: Path) -> None:
+def test_java_home_precedes_the_path(bin_directory: Path) -> None:
     java(bin_directory / "java", "17.0.15")
     java(bin_directory / "old" / "bin" / "java", "11.0.2")
     assert run(bin_directory, "java", JAVA_HOME=str(bin_directory / "old")).returncode == 1
@@ -92,7 +92,9 @@ def test_options_that_java_repeats_do_not_hide_its_version(bin_directory: Path) 
 
 
 @pytest.mark.parametrize("body", [None, "echo 'Unable to locate a Java Runtime.' >&2; exit 1"])
-def test_no_java_is_said_with_what_to_install(bin_directory: Path, body: str | None) -> None:
+def test_a_missing_java_is_reported_with_the_package_to_install(
+    bin_directory: Path, body: str | None
+) -> None:
     if body is not None:
         program(bin_directory / "java", body)
     done = run(bin_directory, "java")
@@ -129,7 +131,7 @@ def test_a_python_of_another_version_is_refused(bin_directory: Path, version: st
     assert "brew install python@" in done.stderr
 
 
-def test_a_python_that_was_asked_for_is_not_replaced_by_another(bin_directory: Path) -> None:
+def test_a_requested_python_is_not_replaced_by_another(bin_directory: Path) -> None:
     python(bin_directory / "python3", "3.12")
     python(bin_directory / "mine", "3.10")
     done = run(bin_directory, "python", PYTHON="mine")
@@ -144,13 +146,13 @@ def test_a_python_without_venv_is_refused(bin_directory: Path) -> None:
     assert "apt-get install python3-venv" in done.stderr
 
 
-def test_everything_missing_is_said_at_once(bin_directory: Path) -> None:
+def test_everything_missing_is_reported_at_once(bin_directory: Path) -> None:
     done = run(bin_directory)
     assert done.returncode == 1
     assert "pgsieve needs Python" in done.stderr
     assert "Spark needs Java" in done.stderr
 
 
-def test_the_python_that_runs_this_fits(bin_directory: Path) -> None:
+def test_the_python_that_runs_the_tests_is_accepted(bin_directory: Path) -> None:
     done = run(bin_directory, "python", PYTHON=sys.executable, HOME=os.environ.get("HOME", ""))
     assert (done.returncode, done.stdout.strip()) == (0, sys.executable)

@@ -1,4 +1,4 @@
-"""Delta's jars in the bill of materials: group, name and version as a Maven repository has them."""
+"""Delta's jars in the bill of materials: group, name and version as in a Maven repository."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from scripts.sbom import jar
         ),
     ],
 )
-def test_a_jar_is_known_by_its_coordinates(tmp_path: Path, name: str, url: str) -> None:
+def test_a_jar_is_identified_by_its_coordinates(tmp_path: Path, name: str, url: str) -> None:
     file = tmp_path / name
     file.write_bytes(b"")
     component = jar(file)

@@ -1,4 +1,4 @@
-"""One constant says what the newest tested server is: what CI runs, and what users read, agree with it."""
+"""One constant is the newest tested server version: CI and the documentation agree with it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EMBEDDED = max(POSTGRES_VERSIONS)
 
 
 def test_the_newest_tested_server_is_the_newest_that_ci_runs() -> None:
-    """All tests run on the embedded server's newest version, those of what is new on the one that is fetched for them."""
+    """All tests run on the newest version of the embedded server. Tests of new features run on the downloaded version."""
     assert NEWEST == DOWNLOADED_VERSION == EMBEDDED + 1
     of_newest = [path.name for path in (ROOT / f"tests/postgresql_{NEWEST}").glob("test_*.py")]
     assert "test_excluded_tables.py" in of_newest

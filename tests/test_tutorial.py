@@ -1,4 +1,4 @@
-"""The tutorials as they are written: their SQL, their pgsieve.yaml, and their commands in their order."""
+"""The tutorials as written: their SQL, their pgsieve.yaml, and their commands, in order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.long
 PASSWORD = "of-the-tutorial"
 
 
-def test_the_tutorial_with_a_database_of_ones_own_works_as_written(
+def test_the_tutorial_with_the_readers_own_database_works_as_written(
     publisher_server: EmbeddedServer, tmp_path: Path
 ) -> None:
     if publisher_server.version < 15:
@@ -61,7 +61,7 @@ def test_the_tutorial_with_a_database_of_ones_own_works_as_written(
                         ran.append(words[0])
                         if words == [
                             "validate"
-                        ]:  # What it prints is run by the tables' owner, then nothing is left.
+                        ]:  # the tables' owner runs the printed SQL; then no problem is left
                             assert "no problems" in done.stdout
                             (statement,) = re.findall(r"^create publication .*;$", done.stdout, re.MULTILINE)
                             owner.execute(statement)
@@ -78,7 +78,7 @@ def test_the_tutorial_with_the_demo_works_as_written(tmp_path: Path) -> None:
     own = {
         "make demo ARGS='--keep ./demo'": "pgsieve demo --keep ./demo",
         ".venv/bin/python": sys.executable,
-        # It stays until it is interrupted; tests/pipelines/demo/test_live_demo.py looks at what it shows.
+        # It runs until it is interrupted; tests/pipelines/demo/test_live_demo.py checks its output.
         ".venv/bin/pgsieve demo --ui": f"timeout --signal INT 60 pgsieve demo --ui --keep ./live --port {free_port()} || test $? = 124",
         "/tmp/pgsieve-demo-…": "live",
     }

@@ -1,4 +1,4 @@
-"""The example project as a user has it: its definitions load without the database, and its own assets read a cut, and what dlt loads."""
+"""The example project as a user has it: its definitions load without the database, and its assets read a cut, and data loaded by dlt."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ create publication sales for table orders, customers where (region is not null);
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A copy of the project, whose module can be imported."""
+    """A copy of the project whose module can be imported."""
     folder = tmp_path / "project"
     shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.chdir(folder)  # dlt reads .dlt/config.toml there, which keeps it from reporting to anybody.
+    monkeypatch.chdir(folder)  # dlt reads .dlt/config.toml here, which disables its telemetry
     yield folder
     for name in [name for name in sys.modules if name.partition(".")[0] == "shop_analytics"]:
         del sys.modules[name]
@@ -56,7 +56,7 @@ def database(
         admin.execute(f"drop database {DATABASE} with (force)")
 
 
-def test_it_loads_without_its_database(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_project_loads_without_its_database(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOP_DATABASE", "host=203.0.113.1 dbname=shop connect_timeout=60")
     defs = import_module("shop_analytics.definitions").defs()
     dg.Definitions.validate_loadable(defs)
@@ -65,10 +65,12 @@ def test_it_loads_without_its_database(project: Path, monkeypatch: pytest.Monkey
     assert {"shop_increments", "pgsieve_shop_increments"} <= {job.name for job in defs.jobs}
 
 
-def test_its_own_asset_reads_all_replicas_at_a_cut(project: Path, database: psycopg.Connection) -> None:
+def test_the_projects_own_asset_reads_all_replicas_at_a_cut(
+    project: Path, database: psycopg.Connection
+) -> None:
     defs = import_module("shop_analytics.definitions").defs()
     with dg.DagsterInstance.ephemeral() as dagster:
-        # The sensor asks for the copy of what has no replica yet.
+        # The sensor requests a copy of tables without a replica.
         sensor = defs.resolve_sensor_def("pgsieve_sales_new_tables")
         with dg.build_sensor_context(dagster, resources=defs.resources, definitions=defs) as context:
             tick = sensor.evaluate_tick(context)
@@ -85,12 +87,12 @@ def test_its_own_asset_reads_all_replicas_at_a_cut(project: Path, database: psyc
         assert evaluated.get_num_requested(asset) == 0
         assert defs.resolve_job_def("pgsieve_shop_increments").execute_in_process(instance=dagster).success
         evaluated = dg.evaluate_automation_conditions(defs, dagster, cursor=evaluated.cursor)
-        assert evaluated.get_num_requested(asset) == 1, "a cut was written"
+        assert evaluated.get_num_requested(asset) == 1, "the new cut requests no run"
 
         changes = dagster.get_latest_materialization_event(dg.AssetKey(["sales", "table_changes"]))
         assert changes is not None
         version = changes.asset_materialization.tags["dagster/data_version"]
-        assert version == "appended", "another one would make every idle replica unsynced"
+        assert version == "appended", "another version would make every idle replica unsynced"
         plans = defs.resolve_implicit_global_asset_job_def().get_subset(
             asset_selection={dg.AssetKey("dlt_sales_plans_targets")}
         )
@@ -101,4 +103,4 @@ def test_its_own_asset_reads_all_replicas_at_a_cut(project: Path, database: psyc
     revenue = pq.read_table(project / "warehouse" / "revenue_by_region.parquet").to_pylist()
     assert [(row["region"], float(row["amount_sum"])) for row in revenue] == [("APAC", 7.0), ("EMEA", 15.0)]
     met = pq.read_table(project / "warehouse" / "targets_met.parquet").to_pylist()
-    assert [row["region"] for row in met] == ["APAC"], "a replica beside a table that dlt has loaded"
+    assert [row["region"] for row in met] == ["APAC"], "the replica does not join the table that dlt loaded"

@@ -1,4 +1,4 @@
-"""The files of deploy/ and examples/ that people copy: what needs no other program is run, of the rest the parts are looked at."""
+"""Files of deploy/ and examples/ that people copy: files that need no other program are run, the others are checked in parts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ COMPOSE = yaml.safe_load((DEPLOY / "compose/compose.yaml").read_text(encoding="u
 
 @contextmanager
 def _database(server: EmbeddedServer) -> Iterator[tuple[psycopg.Connection, dict[str, str]]]:
-    """The database of the composition, and where it is, as its services hear it."""
+    """The database of the composition, and the environment variables by which its services reach it."""
     where = conninfo_to_dict(server.conninfo())
     with own_database(server, "shop") as owner:
         try:
@@ -66,7 +66,7 @@ def _answer(url: str) -> str:
 def test_the_services_of_the_composition_work_together(
     publisher_server: EmbeddedServer, tmp_path: Path
 ) -> None:
-    """The same processes with the same files and variables; only hosts and ports are this machine's."""
+    """The same processes run with the same files and variables. Only hosts and ports are this machine's."""
     service = COMPOSE["follow"]
     given = service["environment"]
     assert COMPOSE["dagster"]["environment"] == given
@@ -131,14 +131,16 @@ def test_a_notebook_and_dbt_read_tables_of_one_cut(
     seen: dict[str, Any] = {}
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
-            assert not cell["outputs"], "what it printed is of another machine"
+            assert not cell["outputs"], "the file contains the output of another machine"
             exec("".join(cell["source"]), seen)
     assert [(name, float(amount)) for name, amount in seen["revenue"]] == [("Ada", 14.75), ("Grace", 100.0)]
     assert len(seen["changes"]) == 1
 
 
-def test_manifests_ask_for_what_pgsieve_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands that the parser takes, a pgsieve.yaml that loads, the module that Dagster loads."""
+def test_manifests_use_existing_commands_keys_and_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parser accepts their commands, their pgsieve.yaml loads, and Dagster loads their module."""
     documents = list(yaml.safe_load_all((DEPLOY / "kubernetes/follow.yaml").read_text(encoding="utf-8")))
     config, follow, check = documents
     monkeypatch.setenv("SHOP_PASSWORD", "secret")
@@ -158,11 +160,13 @@ def test_manifests_ask_for_what_pgsieve_has(tmp_path: Path, monkeypatch: pytest.
         line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line
     )
     of_dagster = (DEPLOY / "kubernetes/Dockerfile").read_text(encoding="utf-8")
-    assert f"dagster-k8s=={pins['dagster-pyspark']}" in of_dagster, "of one release with the others"
+    assert f"dagster-k8s=={pins['dagster-pyspark']}" in of_dagster, (
+        "it is of another release than the other packages"
+    )
     assert f"--version {pins['dagster']}" in (DEPLOY / "kubernetes/dagster-values.yaml").read_text()
 
 
-def test_a_server_of_spark_is_started_with_what_a_session_of_pgsieve_has() -> None:
+def test_a_spark_server_is_started_with_the_settings_of_pgsieves_sessions() -> None:
     script = (DEPLOY / "spark/connect-server.sh").read_text(encoding="utf-8")
     sdk = "$sdk"
     for package in (*delta_packages().coordinates, *s3_packages().coordinates):

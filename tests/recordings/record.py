@@ -1,11 +1,11 @@
-"""Record what servers send for the scenarios of this folder: `python -m tests.recordings.record [scenario ...]`.
+"""Records what servers send for the scenarios of this folder: `python -m tests.recordings.record [scenario ...]`.
 
-In: `<scenario>.sql`, which says in its first lines what it shows, how it is read (`-- read`), with which
-settings of the reading session (`-- set`), and from which version on (`-- since`). What stands before
-`-- record` prepares the database; then each statement follows as soon as the one before is done and, for a
-walsender, was sent. `b: ` before a statement names one of several sessions.
-Out: `<version>/<scenario>.txt`, in the format of `tests/fixtures/recordings.py`, for every version that can
-be embedded. LSNs, transaction ids, OIDs and times are others each time.
+In: `<scenario>.sql`. Its first lines say what it shows, how it is read (`-- read`), with which settings of the reading session
+(`-- set`), and from which version on (`-- since`). Statements before `-- record` prepare the database. Each later statement runs once the
+one before is done and, for a walsender, was sent. `b: ` before a statement names one of several sessions.
+
+Out: `<version>/<scenario>.txt`, in the format of `tests/fixtures/recordings.py`, for every version that can be embedded. LSNs,
+transaction ids, OIDs and times differ each time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SLOT = "recording"
 
 @dataclass(frozen=True)
 class Scenario:
-    """A scenario's SQL, and what its first lines say."""
+    """The SQL of a scenario, and the settings in its first lines."""
 
     readings: tuple[Reading, ...]
     settings: str
@@ -89,7 +89,7 @@ class Publisher:
         self.session(named[1] or "a").execute(named[2])
 
     def flushed(self) -> int:
-        """Have all WAL flushed, also that of open transactions: a commit in another database does."""
+        """Flush all WAL, also that of open transactions, by a commit in another database."""
         self._control.execute("INSERT INTO flushed DEFAULT VALUES")
         return parse_lsn(self._control.execute("SELECT pg_current_wal_flush_lsn()").fetchone()[0])
 
@@ -144,7 +144,7 @@ def _record_walsender(
 
 
 def _until_sent(walsender: Walsender, publisher: Publisher) -> list[bytes]:
-    """Receive what was written up to now: the messages, and the keepalive that says that these are all."""
+    """Receive everything that was written up to now: the messages, and the keepalive that says that there are no more."""
     target = publisher.flushed()
     received = []
     while True:

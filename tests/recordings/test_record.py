@@ -1,4 +1,4 @@
-"""A recording that is made again says the same, but for LSNs, transaction ids, OIDs and times."""
+"""A repeated recording is the same, except LSNs, transaction ids, OIDs and times."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tests.recordings.record import Scenario, record
 
 
 def without_numbers(lines: list[str]) -> list[str]:
-    """What is done and what is sent, without its bytes and without numbers of more than two digits."""
+    """The statements and messages, without bytes and without numbers of more than two digits."""
     relevant = [line for line in lines if line.startswith(("==", ">", "    "))]
     return [re.sub(r"(?<![\w'.])\d{3,}", "…", line) for line in relevant]
 
 
 @pytest.mark.parametrize("name", ["changes", "streams", "two_phase"])
-def test_a_scenario_that_is_recorded_again_says_the_same(
+def test_a_repeated_recording_is_the_same(
     publisher_server: EmbeddedServer, postgres_version: int, name: str
 ) -> None:
     scenario = Scenario.parse((FOLDER / f"{name}.sql").read_text(encoding="utf-8"))

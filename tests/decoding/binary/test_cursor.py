@@ -1,4 +1,4 @@
-"""The bounded reader and its mirror, the writer."""
+"""The bounded reader, and the writer that mirrors it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_number_past_the_end_names_message_offset_and_field(method):
 
 
 @pytest.mark.parametrize("method", WRITABLE)
-def test_the_writer_mirrors_the_cursor_and_refuses_what_does_not_fit(method):
+def test_the_writer_mirrors_the_cursor_and_refuses_values_that_do_not_fit(method):
     size, signed = NUMBERS[method]
     low, high = (-(1 << 8 * size - 1), (1 << 8 * size - 1) - 1) if signed else (0, (1 << 8 * size) - 1)
     for value in (low, 0, high):
@@ -90,13 +90,16 @@ def test_a_string_without_its_zero_byte_is_refused(data):
         Cursor(data, "Origin").cstr("origin name")
 
 
-def test_bytes_that_are_no_utf8_stay_what_they_are():
+def test_bytes_that_are_not_utf8_are_kept():
     name = Cursor(b"caf\xe9\0", "Relation").cstr("relation name")
     assert name == "caf\udce9"
     writer = Writer("Relation")
     writer.cstr(name, "relation name")
     assert writer.getvalue() == b"caf\xe9\0"
-    for text in ("\ud800", "\udcc3\udca9"):  # No byte; and bytes that would be read as another text.
+    for text in (
+        "\ud800",
+        "\udcc3\udca9",
+    ):  # a code point without bytes, and one whose bytes would be read as another text
         with pytest.raises(ProtocolError, match="a string of characters"):
             Writer("Relation").cstr(text, "relation name")
 

@@ -1,4 +1,4 @@
-"""Many values as one run of bytes: what is read at many positions at once."""
+"""Many values as one sequence of bytes, read at many positions at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pgsieve.decoding.errors import ProtocolError
 MESSAGES = pa.array([b"Iab", b"", b"U", b"D12345678"], pa.binary())
 
 
-def test_values_lie_one_behind_the_other_whatever_is_sliced_off() -> None:
+def test_values_are_contiguous_whatever_slice_is_taken() -> None:
     octets = Octets(MESSAGES.slice(2))
     assert (octets.starts.tolist(), octets.ends.tolist()) == ([0, 1], [1, 10])
     assert octets.buffer.to_pybytes() == b"UD12345678"
@@ -46,12 +46,12 @@ def test_numbers_of_one_width_come_back_as_they_were_sent() -> None:
         fixed_width(pa.array([b"\x00\x07"], pa.binary()), ">i4")
 
 
-def test_values_are_gathered_from_between_others() -> None:
+def test_values_between_others_are_gathered() -> None:
     bounds = np.array([0, 2, 3, 3, 4, 6], np.int32)
     assert gathered(pa.py_buffer(b"ab,,cd"), bounds).to_pylist() == [b"ab", b"", b"cd"]
 
 
-def test_nulls_stay_where_they_are_while_the_others_are_converted() -> None:
+def test_nulls_keep_their_places_while_values_are_converted() -> None:
     def reversed_values(values: pa.Array) -> pa.Array:
         assert values.null_count == 0
         return pa.array([value[::-1] for value in values.to_pylist()], pa.binary())

@@ -1,4 +1,4 @@
-"""Digests of rows: the same where all values are spelled alike, whatever else is in the batch."""
+"""Digests of rows: equal if all values are spelled alike, whatever else is in the batch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pgsieve.decoding.changes.digests import DIGEST, Sought, digested, row_diges
 from pgsieve.resources.lake.session import ship_by_value
 
 NAN = float("nan")
-#: By type: values that are all different from each other.
+#: By type: values that all differ.
 DIFFERENT = {
     "int": ([1, 2, -1, None], pa.int32()),
     "bigint": ([2**40, 2**40 + 1, 0, None], pa.int64()),
@@ -53,13 +53,13 @@ def _digests(*columns: pa.Array) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("kind", DIFFERENT)
-def test_rows_have_one_digest_where_all_values_are_the_same(kind: str) -> None:
+def test_rows_have_the_same_digest_if_all_values_are_the_same(kind: str) -> None:
     column = _column(*DIFFERENT[kind])
     twice, count = pa.concat_arrays([column, column]), len(column)
     digests = _digests(twice)
     assert digests[:count] == digests[count:]
     assert len(set(digests)) == count
-    # Of a part of a batch, and beside others.
+    # The digests are the same in a part of the batch, and with other columns.
     assert _digests(twice.slice(1)) == digests[1:]
     assert (
         len(
@@ -80,23 +80,23 @@ def test_rows_have_one_digest_where_all_values_are_the_same(kind: str) -> None:
     assert (of + 1).tolist() == [place % count for place in places]
 
 
-def test_what_is_sought_is_sent_to_executors_that_lack_pgsieve() -> None:
-    """By value, with its class: before Python 3.12 a cached_property has a lock, which cannot be sent."""
+def test_a_search_can_be_sent_to_executors_without_pgsieve() -> None:
+    """It is sent by value, with its class. Before Python 3.12 a cached_property has a lock, which cannot be pickled."""
     ship_by_value()
     rows = pa.record_batch({"0": pa.array(["a", "b", "c"])})
     sought = Sought(row_digests(rows.slice(1)))
-    for _ in range(2):  # Also after it has searched.
+    for _ in range(2):  # also after a search
         sent = cloudpickle.loads(cloudpickle.dumps(sought))
         assert [part.tolist() for part in sent.within(rows)] == [[1, 2], [0, 1]]
         assert [part.tolist() for part in sought.within(rows)] == [[1, 2], [0, 1]]
 
 
-def test_values_of_one_column_are_not_taken_for_those_of_another() -> None:
+def test_values_of_one_column_are_not_mistaken_for_those_of_another() -> None:
     left, right = pa.array(["ab", "a", "", None, "ab"]), pa.array(["", "b", "ab", "ab", None])
     assert len(set(_digests(left, right))) == 5
 
 
-def test_changes_keep_what_they_have_besides_rows() -> None:
+def test_changes_keep_their_other_columns() -> None:
     row = pa.struct([("a", pa.int64()), ("b", pa.string())])
     rows = {"a": 1, "b": "x"}
     changes = pa.record_batch(
@@ -111,5 +111,5 @@ def test_changes_keep_what_they_have_besides_rows() -> None:
     old, new = (same.column(side).to_pylist() for side in SIDES)
     assert [old[0], new[2]] == [None, None]
     assert old[1] == old[2] == new[0] != new[1]
-    # The columns may stand in another order in a file.
+    # A file may have the columns in another order.
     assert digested(changes, ["b", "a"]).column("old")[1].as_py() != old[1]

@@ -1,4 +1,4 @@
-"""What PostgreSQL takes for equal, as a column that Arrow groups alike."""
+"""Equality of PostgreSQL, as a column that Arrow groups in the same way."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pgsieve.decoding.changes.equality import comparable
 
 
 def groups(values: list[object], kind: pa.DataType) -> list[int | None]:
-    """The number of each value's group; None is NULL."""
+    """The number of each value's group; None for NULL."""
     column = comparable(pa.chunked_array([pa.array(values, kind)]))
     indices: list[int | None] = column.combine_chunks().dictionary_encode().indices.to_pylist()
     return indices

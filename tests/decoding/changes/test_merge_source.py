@@ -1,4 +1,4 @@
-"""The source of a MERGE against the rows themselves: random histories, each row that comes has the values of its net change."""
+"""The source of a MERGE for random histories: each upserted row has the values of its net change."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pgsieve.decoding.changes.merge_source import merge_source
 from pgsieve.decoding.changes.net_change import DELETE, INSERT, NONE, UPDATE, KeyChanges, net_changes
 
 _KEYS, _COLUMNS = 5, ("a", "b")
-#: What a row has of each column: the change that sent it, or the replica's row.
+#: For each column of a row, the change that sent its value, or the replica's row.
 _Row = dict[str, object]
 
 
 def _history(drawn: random.Random) -> tuple[KeyChanges, dict[int, _Row], dict[int, _Row]]:
-    """Changes without a conflict, some of rows that are not there; the replica's rows before and after them."""
+    """Random changes without a conflict, some of missing rows, and the replica's rows before and after them."""
     before = {key: dict.fromkeys(_COLUMNS, ("replica", key)) for key in range(_KEYS) if drawn.random() < 0.5}
     rows, changes = {key: dict(row) for key, row in before.items()}, []
     for number in range(drawn.randrange(1, 12)):

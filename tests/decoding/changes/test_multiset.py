@@ -1,4 +1,4 @@
-"""Tables without a key: each change touches one of several equal rows, or none where none is left."""
+"""Tables without a key: each change affects one of several equal rows, or none if there is none left."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pgsieve.decoding.changes.net_change import DELETE, INSERT, NONE, UPDATE, Ke
 A, B, C = range(3)
 BEFORE = [2, 1, 0]
 
-#: A change by the numbers of its rows, before and after.
+#: A change, by the numbers of its rows before and after it.
 Change = tuple[int | None, int | None]
 
 
 def _changes(changes: Sequence[Change]) -> KeyChanges:
-    """As `keyed_changes` has them: an UPDATE that changes nothing has no old row."""
+    """The changes in the form of `keyed_changes`: an UPDATE that changes nothing has no old row."""
     kinds = [INSERT if old is None else DELETE if new is None else UPDATE for old, new in changes]
     olds = [NONE if old is None or old == new else old for old, new in changes]
     news = [NONE if new is None else new for _, new in changes]
@@ -28,7 +28,7 @@ def _changes(changes: Sequence[Change]) -> KeyChanges:
 
 
 def _applied(changes: Sequence[Change], before: Sequence[int]) -> tuple[list[int], int]:
-    """How many of each row there are after the changes, and how many changes found no row."""
+    """How often each row exists after the changes, and how many changes found no row."""
     became = multiset_change(_changes(changes), np.array(before))
     after = np.array(before) - became.going
     assert (after >= 0).all()
@@ -38,7 +38,7 @@ def _applied(changes: Sequence[Change], before: Sequence[int]) -> tuple[list[int
 
 
 def _one_by_one(changes: Sequence[Change], before: Sequence[int]) -> tuple[list[int], int]:
-    """The same, as PostgreSQL's subscriber applies them."""
+    """The same, by applying the changes one by one, as PostgreSQL's subscriber does."""
     counts, missing = list(before), 0
     for old, new in changes:
         if old is not None and not counts[old]:
@@ -63,14 +63,14 @@ def _one_by_one(changes: Sequence[Change], before: Sequence[int]) -> tuple[list[
         pytest.param([(B, None), (B, A), (None, B)], [2, 1, 0], 1, id="the order of changes counts"),
     ],
 )
-def test_changes_leave_what_one_after_the_other_does(
+def test_changes_leave_the_rows_of_changes_applied_one_by_one(
     changes: list[Change], counts: list[int], missing: int
 ) -> None:
     assert _one_by_one(changes, BEFORE) == (counts, missing)
     assert _applied(changes, BEFORE) == (counts, missing)
 
 
-def test_random_changes_leave_what_one_after_the_other_does() -> None:
+def test_random_changes_leave_the_rows_of_changes_applied_one_by_one() -> None:
     lost = 0
     for seed in range(2_000):
         draw = random.Random(seed)
@@ -87,7 +87,7 @@ def test_random_changes_leave_what_one_after_the_other_does() -> None:
     assert 200 < lost < 1_800
 
 
-def test_of_equal_rows_the_first_ones_are_chosen_batch_by_batch() -> None:
+def test_the_first_of_equal_rows_are_chosen_batch_by_batch() -> None:
     left = np.array([2, 1, 0])
     batches = [[A, C, B], [A, A, B], [B]]
     chosen = [first_of(np.array(rows, np.int64), left).tolist() for rows in batches]

@@ -1,4 +1,4 @@
-"""The net change of each key is what following the changes one after the other leaves, and its conflict the first that is met."""
+"""The net change of each key equals the changes applied one by one, and its conflict is the first one of these."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def _columns(changes: list[model.Change]) -> KeyChanges:
 
 
 def _followed(changes: list[model.Change], present: set[int]) -> int | None:
-    """The first change that meets a row of its key."""
+    """The first change that conflicts with a row of its key."""
     rows = set(present)
     for place, change in enumerate(changes):
         key = change.new if change.operation == "insert" or change.is_move else None
         if change.operation == "delete" or change.is_move:
-            found = change.old in rows
+            is_present = change.old in rows
             rows.discard(change.old or 0)
-            if not found:
+            if not is_present:
                 continue
         if key is not None:
             if key in rows:
@@ -57,7 +57,7 @@ def _followed(changes: list[model.Change], present: set[int]) -> int | None:
 def _merged(
     changes: list[model.Change], replica: dict[int, model.Values], present: Mask
 ) -> dict[int, model.Values]:
-    """The replica's rows after the net change of its keys."""
+    """The replica's rows after the net change of their keys."""
     net, conflict = net_changes(_columns(changes), present)
     assert conflict is None
     rows = {key: row for key, row in replica.items() if key not in net.keys}
@@ -73,7 +73,7 @@ def _merged(
 
 
 @pytest.mark.slow
-def test_random_histories_leave_what_one_change_after_the_other_does() -> None:
+def test_random_histories_leave_the_rows_of_changes_applied_one_by_one() -> None:
     moves = 0
     for seed in range(2000):
         draw = random.Random(seed)
@@ -81,14 +81,14 @@ def test_random_histories_leave_what_one_change_after_the_other_does() -> None:
         present = np.array([key in replica for key in range(6)])
         wanted = model.applied(changes, replica)
         assert _merged(changes, replica, present) == wanted, f"seed {seed}"
-        # The rows are looked up of those keys alone of which it matters.
+        # Only keys that matter are looked up.
         matters = np.append(_columns(changes).lookups(5)[1], False)
         assert _merged(changes, replica, present & matters) == wanted, f"seed {seed}"
         moves += sum(change.is_move for change in changes)
     assert moves > 5000
 
 
-def test_rows_that_are_kept_end_as_they_were_last() -> None:
+def test_kept_rows_end_in_their_last_state() -> None:
     kept = 0
     for seed in range(500):
         draw = random.Random(seed)
@@ -117,7 +117,7 @@ def test_rows_that_are_kept_end_as_they_were_last() -> None:
 
 
 @pytest.mark.slow
-def test_random_changes_meet_the_conflict_that_following_them_meets() -> None:
+def test_random_changes_have_the_conflict_of_changes_applied_one_by_one() -> None:
     conflicts = 0
     for seed in range(3000):
         draw = random.Random(seed)
@@ -132,34 +132,34 @@ def test_random_changes_meet_the_conflict_that_following_them_meets() -> None:
         wanted = _followed(changes, present)
         there = np.array([key in present for key in range(5)])
         assert net_changes(columns, there)[1] == wanted, f"seed {seed}"
-        # What does not matter need not be looked up.
+        # Keys that do not matter need not be looked up.
         matters = np.append(columns.lookups(4)[1], False)
         assert net_changes(columns, there & matters)[1] == wanted, f"seed {seed}"
         conflicts += wanted is not None
     assert 500 < conflicts < 2500
 
 
-@pytest.mark.parametrize("found", [True, False])
-def test_a_chain_of_moves_of_any_length_ends_where_its_row_is(found: bool) -> None:
+@pytest.mark.parametrize("is_present", [True, False])
+def test_a_chain_of_moves_of_any_length_ends_where_its_row_is(is_present: bool) -> None:
     length = 5000
     changes = [model.move(key, key + 1, b="sent" if key == 7 else None) for key in range(length)]
     for change in changes:
         if change.new != 8:
             change.values.clear()
-    net, conflict = net_changes(_columns(changes), np.array([found, *[False] * (length + 1)]))
-    (stays,) = np.flatnonzero(net.upserted | net.updated) if found else [None]
+    net, conflict = net_changes(_columns(changes), np.array([is_present, *[False] * (length + 1)]))
+    (stays,) = np.flatnonzero(net.upserted | net.updated) if is_present else [None]
     assert conflict is None
-    if found:
+    if is_present:
         assert (net.keys[stays], net.base[stays], net.sent["b"][stays]) == (length, 0, 7)
         assert net.last[stays] == length - 1
-    assert np.count_nonzero(net.expected) == (1 if found else length)
+    assert np.count_nonzero(net.expected) == (1 if is_present else length)
 
 
-def test_a_key_is_expected_in_the_replica_unless_a_row_of_it_begins() -> None:
+def test_a_key_is_expected_in_the_replica_unless_its_first_change_inserts() -> None:
     changes = [model.update(0), model.insert(1), model.delete(1), model.move(2, 3), model.move(4, 5)]
     net, _ = net_changes(_columns(changes), np.array([False, False, True, False, False, False, False]))
     expected = dict(zip(net.keys.tolist(), net.expected.tolist(), strict=True))
-    # The move that finds no row is a DELETE of its old key, and its new one is not touched.
+    # A move that finds no row is a DELETE of its old key, and does not affect its new key.
     assert expected == {0: True, 1: False, 2: True, 3: False, 4: True}
 
 

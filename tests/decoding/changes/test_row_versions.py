@@ -1,4 +1,4 @@
-"""The versions of rows that changes make: as of each commit they are the rows that the changes up to it leave."""
+"""Versions of rows made by changes: at each commit the valid versions are the rows after all changes up to it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _columns(changes: list[Change]) -> KeyChanges:
         np.array([_CODES[change.operation] for change in changes], np.int8),
         np.array(olds, np.int64),
         np.array(news, np.int64),
-        # An INSERT sends all columns, NULL where it has no value.
+        # An INSERT sends all columns, with NULL for missing values.
         {
             name: np.array([c.operation == "insert" or name in c.values for c in changes], np.bool_)
             for name in COLUMNS
@@ -47,7 +47,7 @@ def _rows_at(
         begun, until = of_commit[made.last[at]], made.until[at]
         if begun > commit or NONE < until <= commit:
             continue
-        assert int(made.keys[at]) not in rows, "one row a key"
+        assert int(made.keys[at]) not in rows, "a key has two rows"
         sent = {name: int(places[at]) for name, places in made.sent.items()}
         rows[int(made.keys[at])] = {
             name: changes[place].values.get(name) if place != NONE else replica[int(made.base[at])][name]
@@ -69,7 +69,7 @@ def test_versions_valid_at_each_commit_are_the_rows_of_that_time(seed: int) -> N
     assert all((of_commit[made.last] < made.until) | (made.until == NONE))
 
 
-def test_one_version_a_commit_and_nothing_of_what_it_undoes() -> None:
+def test_a_commit_makes_one_version_and_nothing_that_it_undoes() -> None:
     changes = [insert(0, b="1"), update(0, b="2"), move(0, 1), insert(0, b="3"), update(1, c="4")]
     made = row_versions(_columns(changes), np.array([0, 0, 0, 1, 1]), np.zeros(_KEYS + 1, np.bool_))
     assert made.keys.tolist() == [0, 1, 1]

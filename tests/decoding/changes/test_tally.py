@@ -1,4 +1,4 @@
-"""A move is an UPDATE whose old tuple has another key, or none: it is found by that one, whatever the new tuple says."""
+"""A move is an UPDATE whose old tuple has another key, or lacks it. The old tuple decides, whatever the new one says."""
 
 from __future__ import annotations
 
@@ -22,7 +22,12 @@ def _row(a: int | None, x: float | None) -> dict[str, Any]:
         ("update", _row(1, 1.0), _row(1, 1.0), 0),
         ("update", _row(1, 1.0), _row(2, 1.0), 1),
         ("update", _row(1, 0.0), _row(1, -0.0), 0),
-        ("update", _row(None, 1.0), _row(1, 1.0), 1),  # the old tuple of an identity without this column
+        (
+            "update",
+            _row(None, 1.0),
+            _row(1, 1.0),
+            1,
+        ),  # the old tuple of a replica identity without this column
         ("update", _row(1, None), _row(1, 1.0), 1),
         ("update", _row(None, None), _row(1, 1.0), 1),
         ("update", None, _row(1, 1.0), 0),
@@ -49,7 +54,7 @@ def test_what_moves_a_row(
     assert tally[operation] == 2
 
 
-def test_without_a_key_no_tuple_is_needed() -> None:
+def test_without_a_key_no_old_tuple_is_needed() -> None:
     rows = {
         "operation": ["insert", "update", "update"],
         "unchanged": pa.array([[], ["t"], []], pa.list_(pa.string())),

@@ -1,4 +1,4 @@
-"""The UPDATE transformation (section 29.4.3): what passes filters, and which rows no filter looks at."""
+"""The UPDATE transformation (section 29.4.3): which changes pass the filters, and which rows no filter has to see."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def sent(changes: list[Change], texts: list[str] | None, operations: tuple[str, 
     ]
 
 
-#: a > 5 of the old row and of the new one -> what an UPDATE becomes.
+#: Whether a > 5 is true of the old row and of the new one, and what the UPDATE becomes.
 UPDATES: list[tuple[Change, list[Change]]] = [
     (("update", (1, 0), (2, 0)), []),
     (("update", (1, 0), (9, 0)), [("insert", None, (9, 0))]),
@@ -82,9 +82,9 @@ UPDATES: list[tuple[Change, list[Change]]] = [
 
 
 @pytest.mark.parametrize(("change", "becomes"), UPDATES)
-def test_an_update_becomes_what_old_and_new_row_say(change: Change, becomes: list[Change]) -> None:
+def test_the_old_and_the_new_row_decide_what_an_update_becomes(change: Change, becomes: list[Change]) -> None:
     assert sent([change], ["a > 5"]) == becomes
-    # Whatever else is published: what it becomes is still the UPDATE.
+    # If only updates are published, the result is still sent.
     assert sent([change], ["a > 5"], ("update",)) == becomes
 
 
@@ -99,24 +99,24 @@ def test_a_row_has_to_pass_one_of_the_filters() -> None:
     ]
 
 
-def test_operations_that_are_not_published_are_not_sent_and_not_looked_at() -> None:
+def test_unpublished_operations_are_neither_sent_nor_decoded() -> None:
     changes: list[Change] = [("insert", None, (0, 0)), ("delete", (1, 0), None), ("update", None, (1, 0))]
     assert sent(changes, ["1 / a = 1"], ("delete", "update")) == changes[1:]
     assert sent(changes, None, ("insert",)) == changes[:1]
     assert sent(changes, None) == changes
 
 
-def test_an_insert_that_an_update_becomes_says_which_columns_it_lacks() -> None:
+def test_an_insert_made_of_an_update_names_the_columns_that_it_lacks() -> None:
     left_out = Update(1, None, (Text(b"9"), Unchanged()))
     (batch,) = transformation(["a > 5"]).changes([encoded([left_out])], Counter())
     assert batch.to_pylist()[0]["unchanged"] == ["b"]
-    # With the whole old row, nothing is lacking.
+    # A complete old row supplies all columns.
     moved = Update(1, OldRow((Text(b"1"), Text(b"7"))), (Text(b"9"), Unchanged()))
     (row,) = next(transformation(["a > 5"]).changes([encoded([moved])], Counter())).to_pylist()
     assert (row["operation"], row["new"], row["unchanged"]) == ("insert", {"a": 9, "b": 7}, None)
 
 
-def test_what_filters_read_is_decoded_by_whoever_shares_it() -> None:
+def test_columns_of_filters_are_decoded_by_the_shared_reader() -> None:
     asked: list[FilterColumns] = []
 
     def shared(read: FilterColumns, make: object) -> pa.RecordBatch:
@@ -129,7 +129,7 @@ def test_what_filters_read_is_decoded_by_whoever_shares_it() -> None:
     assert [sorted(read.names) for read in asked] == [["a"]]
 
 
-def test_truncates_have_nothing_but_their_place_time_and_slice() -> None:
+def test_truncates_have_only_their_place_time_and_slice() -> None:
     time = datetime(2026, 1, 1, tzinfo=UTC)
     (row,) = in_slice(truncates([(10, 2, time)], SCHEMA), 77, SCHEMA).to_pylist()
     assert {name: value for name, value in row.items() if value is not None} == {

@@ -1,4 +1,4 @@
-"""The hash of byte strings and the checksums of segments, as a server computes them."""
+"""Hashes of byte strings and checksums of segments equal the server's."""
 
 from __future__ import annotations
 
@@ -37,17 +37,19 @@ def connection(publisher_server: EmbeddedServer) -> Iterator[psycopg.Connection]
 
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.binary(max_size=80), max_size=20), _SEEDS)
-def test_values_of_any_length_side_by_side_have_the_hashes_of_the_server(
+def test_values_of_any_lengths_have_the_servers_hashes(
     connection: psycopg.Connection, values: list[bytes], seed: int
 ) -> None:
     query = f"select {hash_expression('v', seed)} from unnest(%s::bytea[]) with ordinality u(v, n) order by n"
     expected = [number % 2**64 for (number,) in connection.execute(query, [values])]
-    # A slice does not begin where its buffer does.
+    # A sliced array does not begin where its buffer does.
     sliced = pa.array([b"before", *values, b"behind"], pa.binary())[1:-1]
     assert array_hashes(sliced, seed).tolist() == expected
 
 
-def test_every_length_up_to_several_blocks_has_a_hash_of_its_own(connection: psycopg.Connection) -> None:
+def test_values_of_every_length_up_to_several_blocks_have_the_servers_hashes(
+    connection: psycopg.Connection,
+) -> None:
     values = [b"\xff" * size for size in range(100)]
     query = (
         "select hash_array_extended(array[v], 7) from unnest(%s::bytea[]) with ordinality u(v, n) order by n"
@@ -71,7 +73,7 @@ def _batch(rows: list[tuple[int | None, str | None]]) -> pa.RecordBatch:
 
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(_ROWS, _SEEDS, st.randoms())
-def test_segments_have_the_checksums_of_the_server_in_any_order_of_rows(
+def test_segments_have_the_servers_checksums_in_any_order_of_rows(
     connection: psycopg.Connection, rows: list[tuple[int | None, str | None]], seed: int, r: object
 ) -> None:
     row_hash = RowHash(
@@ -102,8 +104,8 @@ def test_segments_have_the_checksums_of_the_server_in_any_order_of_rows(
     assert len(differing) == SEGMENTS
 
 
-def test_values_that_two_rows_swapped_are_seen() -> None:
-    """Sums of hashes of single values would be the same."""
+def test_values_swapped_between_two_rows_are_noticed() -> None:
+    """The sums of the single values' hashes would be the same."""
     row_hash = RowHash(
         tuple(SentColumn.of(n, oid, column_type(oid, -1)) for n, oid in (("a", 23), ("b", 25))), 1
     )

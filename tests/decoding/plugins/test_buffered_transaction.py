@@ -1,4 +1,4 @@
-"""A transaction that is buffered until it commits: what an aborted subtransaction takes with it."""
+"""A transaction that is buffered until it commits: an aborted subtransaction removes its changes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pgsieve.decoding.protocol.messages import LogicalMessage, encode
 
 
 def buffered(*xids: int) -> BufferedTransaction:
-    """A streamed transaction whose n-th change is of the n-th of these subtransactions."""
+    """A streamed transaction whose n-th change belongs to the n-th of these subtransactions."""
     transaction = BufferedTransaction(streamed=True)
     for number, xid in enumerate(xids):
         message = LogicalMessage(transactional=True, lsn=1, prefix="", content=str(number).encode(), xid=xid)
@@ -20,17 +20,17 @@ def left(transaction: BufferedTransaction) -> list[str]:
     return [change.content.decode() for change in changes if isinstance(change, LogicalMessage)]
 
 
-def test_the_changes_come_out_in_their_order() -> None:
+def test_the_changes_come_in_order() -> None:
     assert left(buffered(7, 8, 7)) == ["0", "1", "2"]
 
 
-def test_an_aborted_subtransaction_takes_everything_since_its_first_change() -> None:
+def test_an_aborted_subtransaction_removes_everything_since_its_first_change() -> None:
     transaction = buffered(7, 8, 9, 8)
     transaction.abort(8)
     assert left(transaction) == ["0"]
 
 
-def test_a_subtransaction_that_was_dropped_with_another_has_nothing_to_drop_any_more() -> None:
+def test_a_subtransaction_that_was_removed_with_another_has_nothing_left_to_remove() -> None:
     transaction = buffered(7, 8, 9)
     transaction.abort(8)
     message = LogicalMessage(transactional=True, lsn=1, prefix="", content=b"later", xid=7)
@@ -39,7 +39,7 @@ def test_a_subtransaction_that_was_dropped_with_another_has_nothing_to_drop_any_
     assert left(transaction) == ["0", "later"]
 
 
-def test_a_subtransaction_without_changes_drops_nothing() -> None:
+def test_a_subtransaction_without_changes_removes_nothing() -> None:
     transaction = buffered(7)
     transaction.abort(8)
     assert left(transaction) == ["0"]

@@ -1,4 +1,4 @@
-"""The rules of the output plugin interface: its callbacks, and what they write (test_decoding is compared with the server's elsewhere)."""
+"""The rules of the output plugin interface: callbacks and their output. Another module compares test_decoding with the server's."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ from tests.fixtures.noted_plugin import (
     write,
 )
 
-# Required, optional and group callbacks
+# required, optional and group callbacks
 
 
 @pytest.mark.parametrize("name", REQUIRED)
@@ -86,11 +86,11 @@ def test_a_group_needs_its_callbacks_when_they_are_called(missing: str) -> None:
     with pytest.raises(MissingCallbackError, match=f"logical {what} requires a {missing}_cb") as refused:
         calls(registered(*names), [*(BLOCK if streams else []), *ENDS.get(missing, [])])
     assert refused.value.sqlstate == "55000"
-    calls(registered(*names), [BEGIN, TABLE, row("x"), COMMIT])  # not before
+    calls(registered(*names), [BEGIN, TABLE, row("x"), COMMIT])  # no error yet
 
 
 @pytest.mark.parametrize("names", [STREAM, ()], ids=["stream", "plain"])
-def test_an_abort_may_come_for_what_was_never_sent(names: tuple[str, ...]) -> None:
+def test_an_abort_may_come_for_an_unsent_transaction(names: tuple[str, ...]) -> None:
     messages = [StreamAbort(5, 6), StreamAbort(5, 5), *BLOCK, StreamAbort(7, 9), StreamCommit(7, 7, 8, 0)]
     lines = calls(registered(*names), messages)
     assert lines == (
@@ -120,7 +120,7 @@ def test_startup_turns_groups_off() -> None:
     assert calls(init, messages) == ["begin 7", "change 7 x", "commit 7"]
 
 
-def test_a_prepare_that_was_not_read_is_an_error_for_a_plugin_that_needs_it() -> None:
+def test_an_unread_prepare_is_an_error_for_a_plugin_that_needs_it() -> None:
     with pytest.raises(OutputPluginError, match="transaction 7 was prepared before") as refused:
         calls(registered(), [CommitPrepared(*PREPARED)])
     assert refused.value.sqlstate == "55000"
@@ -136,7 +136,7 @@ def test_a_prepare_without_its_begin_is_an_empty_transaction() -> None:
     assert calls(registered(), rolled_back) == []
 
 
-def test_filter_prepare_puts_a_transaction_off_to_its_commit() -> None:
+def test_filter_prepare_delays_a_transaction_to_its_commit() -> None:
     messages = [BeginPrepare(*PREPARED), TABLE, row("x"), Prepare(*PREPARED), CommitPrepared(*PREPARED)]
     prepared = []
 
@@ -149,7 +149,7 @@ def test_filter_prepare_puts_a_transaction_off_to_its_commit() -> None:
     assert set(prepared) == {(7, "g")}
 
 
-def test_what_comes_from_elsewhere_can_be_left_out() -> None:
+def test_changes_of_another_origin_can_be_left_out() -> None:
     origins: list[str | None] = []
 
     def refuses(ctx: DecodingContext, origin: str | None) -> bool:
@@ -198,7 +198,7 @@ def test_writes_are_accepted_in_callbacks_of_transactions_only() -> None:
 
 
 @pytest.mark.parametrize("prepared_with", [None, False])
-def test_a_write_has_to_be_prepared(prepared_with: bool | None) -> None:
+def test_a_write_must_be_prepared(prepared_with: bool | None) -> None:
     def writes(ctx: DecodingContext, *_: Any) -> None:
         if prepared_with is not None:
             ctx.prepare_write(last=prepared_with)
@@ -224,7 +224,7 @@ def test_one_callback_may_write_several_times() -> None:
     ]
 
 
-def test_text_is_asked_of_a_plugin_that_writes_text() -> None:
+def test_a_text_plugin_writes_text() -> None:
     with PluginDriver(registered(startup=None)) as driver:
         with pytest.raises(OutputTypeError, match="produces binary output") as refused:
             list(text_changes(driver, []))
@@ -250,13 +250,13 @@ def test_text_that_is_not_utf8_is_refused_without_showing_it(name: str) -> None:
     assert "s3cr3t" not in str(refused.value)
 
 
-def test_a_plugin_that_there_is_not_is_an_error_that_lists_those_that_there_are() -> None:
+def test_an_unknown_plugin_is_an_error_that_lists_the_known_ones() -> None:
     with pytest.raises(OutputPluginError, match='output plugin "wal2json" does not exist') as refused:
         plugin("wal2json")
     assert refused.value.hint == f"plugins: {', '.join(PLUGINS)}"
 
 
-def test_a_schema_of_a_stream_is_the_streams_until_it_commits() -> None:
+def test_a_description_in_a_stream_is_only_the_streams_until_it_commits() -> None:
     def named(ctx: DecodingContext, txn: Transaction, relation: Any, change: Any) -> None:
         write(ctx, f"{relation.message.name} {relation.type_names}")
 

@@ -1,7 +1,7 @@
-"""The order in which output plugins are called: of random sessions, and of messages that no server sends in this order.
+"""The order of calls to output plugins, for random sessions and for messages in an order that no server sends.
 
-Random sessions of pgoutput's messages, legal by construction, are fed to a plugin that writes down its calls; what
-it has to be called for, with and without the streaming and the two-phase group, is built beside the messages.
+Random sessions of pgoutput's messages, valid by construction, are fed to a plugin that records its calls. The expected calls, with
+and without the streaming and the two-phase group, are built together with the messages.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from tests.fixtures.noted_plugin import (
 
 @dataclass
 class Session:
-    """Messages, and the lines that a plugin writes: by whether it streams and whether it decodes prepares."""
+    """Messages, and the expected lines of a plugin, by whether it streams and whether it decodes prepares."""
 
     messages: list[Message] = field(default_factory=list)
     lines: dict[tuple[bool, bool], list[str]] = field(
@@ -65,7 +65,7 @@ class Session:
 
 @dataclass
 class Unit:
-    """Messages that nothing comes between, and their lines."""
+    """Consecutive messages, and the expected lines."""
 
     messages: list[Message]
     lines: dict[tuple[bool, bool], list[str]]
@@ -103,10 +103,10 @@ def prepared(xid: int, labels: list[str], end: str) -> list[Unit]:
 
 @st.composite
 def streamed(draw: st.DrawFn, xid: int, end: str) -> list[Unit]:
-    """Blocks with subtransactions, some of them rolled back between blocks."""
+    """Blocks with subtransactions, some of which are rolled back between blocks."""
     units: list[Unit] = []
     left: list[str] = []
-    open_subs: list[tuple[int, int]] = []  # each with the number of changes before it
+    open_subs: list[tuple[int, int]] = []  # each with the number of earlier changes
     number = 0
     for block in range(draw(st.integers(1, 4))):
         labels: list[tuple[str, int]] = []
@@ -166,7 +166,7 @@ def streamed(draw: st.DrawFn, xid: int, end: str) -> list[Unit]:
 
 @st.composite
 def sessions(draw: st.DrawFn) -> Session:
-    """Transactions of all kinds, whose units alternate; some never end."""
+    """Transactions of all kinds whose units alternate. Some never end."""
     waiting: list[list[Unit]] = []
     for number in range(draw(st.integers(1, 5))):
         xid = 100 * (number + 1)
@@ -215,7 +215,7 @@ def test_messages_in_another_order_are_decoded_or_refused(session: Session, draw
         if not messages:
             return
     init = registered(*STREAM, *TWO_PHASE, "stream_prepare")
-    with suppress(ProtocolError):  # and nothing else
+    with suppress(ProtocolError):  # no other error
         calls(init, messages)
 
 
@@ -260,9 +260,7 @@ def test_messages_in_another_order_are_decoded_or_refused(session: Session, draw
     ids=lambda messages: " ".join(chr(message.tag) for message in messages),
 )
 @pytest.mark.parametrize("names", [(), (*STREAM, *TWO_PHASE, "stream_prepare")], ids=["plain", "all"])
-def test_an_order_in_which_no_server_sends_is_refused(
-    messages: list[Message], names: tuple[str, ...]
-) -> None:
+def test_an_order_that_no_server_sends_is_refused(messages: list[Message], names: tuple[str, ...]) -> None:
     with pytest.raises(ProtocolError) as refused:
         calls(registered(*names), messages)
     assert refused.value.sqlstate == "08P01"

@@ -1,10 +1,10 @@
-"""Our output plugins write what the server's write of the same WAL.
+"""pgsieve's output plugins write the same as the server's for the same WAL.
 
-PostgreSQL is the oracle: two slots, one with pgoutput and one with test_decoding, consume the same random workload,
-and the text that our test_decoding makes of the one is the server's text of the other, line by line. What may
-differ is in `pgsieve.decoding.plugins.test_decoding`; here that is only the two kinds of lines that `comparable` leaves out.
+PostgreSQL is the oracle. Two slots, one with pgoutput and one with test_decoding, consume the same random workload. pgsieve's
+test_decoding turns the first one's messages into text, which must equal the second one's, line by line. The allowed differences are in
+`pgsieve.decoding.plugins.test_decoding`; here they are only the two kinds of lines that `comparable` removes.
 
-The random workloads take half of PGSIEVE_BUDGET_SECONDS (30); PGSIEVE_SEED is the first one's seed.
+The random workloads take half of PGSIEVE_BUDGET_SECONDS (30). PGSIEVE_SEED is the first one's seed.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ PUBLISHED = {"publication_names": '"everything"', "messages": "true"}
 
 
 class Database:
-    """A database with a pair of slots, and one with two_phase."""
+    """A database with a pair of slots, and another pair with two_phase."""
 
     def __init__(self, server: EmbeddedServer, name: str) -> None:
         settings = " ".join(f"-c {k}={v}" for k, v in OUTPUT_SETTINGS.items() if k != "client_encoding")
         self._conninfo = server.conninfo(dbname=name, options=settings, client_encoding="UTF8")
         self.session = self.connect()
         self.reader = self.connect()
-        self.reader.execute("SET search_path = ''")  # as pg_recvlogical has it
+        self.reader.execute("SET search_path = ''")  # as in pg_recvlogical
         for statement in [*SCHEMA, "CREATE PUBLICATION everything FOR ALL TABLES"]:
             self.session.execute(statement)
 
@@ -104,7 +104,7 @@ class Database:
         return len(ours)
 
     def run(self, statements: Sequence[str], end: str = "COMMIT", session: Connection | None = None) -> None:
-        """Run a transaction; a statement that fails is undone, as an application would."""
+        """Run a transaction. A failing statement is rolled back, as an application would do."""
         session = session or self.session
         session.execute("BEGIN")
         for statement in statements:
@@ -124,7 +124,7 @@ class Database:
 
 
 def comparable(lines: list[str], partitioned: list[str]) -> list[str]:
-    """The lines without those that pgoutput cannot give: empty transactions, and partitioned tables in a TRUNCATE."""
+    """The lines except those that pgoutput cannot give: empty transactions, and partitioned tables in a TRUNCATE."""
     kept: list[str] = []
     for line in lines:
         if re.match(r"COMMIT( \d+)?( \(at |$)", line) and kept and re.match(r"BEGIN( \d+)?$", kept[-1]):
@@ -186,7 +186,7 @@ def random_options(source: random.Random) -> Options:
 
 
 def random_workload(source: random.Random, database: Database, slots: Sequence[str], *, undone: bool) -> None:
-    """Transactions, some prepared; where something is to be undone, rollbacks of some or of a part."""
+    """Transactions, some of them prepared. With `undone`, some are rolled back as a whole or in part."""
     tables = RandomTables(source)
     for definition in tables.definitions:
         print(f"{definition};")
@@ -196,8 +196,8 @@ def random_workload(source: random.Random, database: Database, slots: Sequence[s
         end = source.choices(
             ["COMMIT", "ROLLBACK", "COMMIT PREPARED", "ROLLBACK PREPARED"], [6, undone, 2, undone]
         )[0]
-        # What decoding at PREPARE sees of a transaction that has been rolled back since depends on what it looks
-        # up: it stops where it notices, or fails where a table's file is gone. `_nodecode` puts it off.
+        # If a transaction was rolled back after its PREPARE, decoding stops when it notices, or fails if a file is missing. `_nodecode`
+        # delays decoding to the commit.
         gone = end == "ROLLBACK PREPARED"
         statements = transaction(source, tables, files_change=not gone, undone=undone)
         if source.random() < 0.2:
@@ -209,12 +209,12 @@ def random_workload(source: random.Random, database: Database, slots: Sequence[s
         database.run(statements, f"PREPARE TRANSACTION {literal}" if prepared else end)
         if prepared:
             database.session.execute(f"{end} {literal}")
-    # The commit flushes the WAL: what is not flushed is not decoded, and would be by the second peek only.
+    # The commit flushes the WAL. Unflushed WAL would be decoded only by the second peek.
     database.session.execute("SELECT pg_logical_emit_message(true, 'the', 'end')")
 
 
 def compared_lines(source: random.Random, database: Database) -> int:
-    """Run a workload and compare it in all the ways that it can be read; how many lines were compared."""
+    """Run a workload, and compare every way to read it. Return how many lines were compared."""
     undone = source.random() < 0.5
     random_workload(source, database, [*PLAIN, *PREPARED], undone=undone)
     database.reader.execute("SET logical_decoding_work_mem = '64kB'")
@@ -255,7 +255,7 @@ def recoded(messages: list[bytes], options: Options, *, parallel: bool = False) 
 
 
 def described(messages: list[bytes]) -> list[tuple[Message, list[Relation]]]:
-    """All messages but descriptions, each change with the relations as they were described last."""
+    """All messages except descriptions, each change with the latest descriptions of its relations."""
     decoder = Decoder()
     relations: dict[int, Relation] = {}
     described_changes: list[tuple[Message, list[Relation]]] = []
@@ -272,7 +272,7 @@ def described(messages: list[bytes]) -> list[tuple[Message, list[Relation]]]:
                 pass
             case _:
                 described_changes.append((message, []))
-    # What was sent of a prepared transaction that is rolled back depends on when the server noticed.
+    # How much of a rolled-back prepared transaction was sent depends on when the server noticed.
     gone = {message.gid for message, _ in described_changes if isinstance(message, RollbackPrepared)}
     kept: list[tuple[Message, list[Relation]]] = []
     prepared = None
@@ -285,11 +285,11 @@ def described(messages: list[bytes]) -> list[tuple[Message, list[Relation]]]:
 
 
 def compared_messages(source: random.Random, database: Database) -> int:
-    """Streamed and prepared messages, made plain, are what the server sends when it is asked for plain ones."""
+    """Streamed and prepared messages, rewritten as plain ones, equal the server's plain messages."""
     undone = source.random() < 0.7
     random_workload(source, database, ["po", "po2"], undone=undone)
     database.reader.execute("SET logical_decoding_work_mem = '64kB'")
-    # A message in a subtransaction of a stream has the transaction's id: it cannot be told to be undone.
+    # A message in a streamed subtransaction has the transaction's id, so its rollback cannot be noticed.
     emitted = "false" if undone else "true"
     newest = database.session.info.server_version >= 160000
     best = (
@@ -313,7 +313,7 @@ def compared_messages(source: random.Random, database: Database) -> int:
 
 
 def undescribed(messages: list[bytes]) -> list[bytes]:
-    """All messages but descriptions, and but aborts of what had not been sent."""
+    """All messages except descriptions, and except aborts of unsent transactions."""
     begun = {data[1:5] for data in messages if data[:1] == b"S"}
     return [
         data for data in messages if data[:1] not in (b"R", b"Y") and (data[:1] != b"A" or data[1:5] in begun)
@@ -321,13 +321,13 @@ def undescribed(messages: list[bytes]) -> list[bytes]:
 
 
 @pytest.mark.parametrize("server", ["decoding_server", "publisher_server"])
-def test_pgoutput_makes_plain_messages_of_streamed_and_prepared_ones(
+def test_pgoutput_rewrites_streamed_and_prepared_messages_as_plain_ones(
     server: str, request: pytest.FixtureRequest
 ) -> None:
     try_for(request.getfixturevalue(server), 1 / 8, compared_messages, "messages")
 
 
-# Each option by itself, on a workload that each of them changes
+# Each option alone, on a workload for which each of them makes a difference.
 
 WORKLOAD = [
     ["INSERT INTO t VALUES (1, repeat('0123456789', 1000), 'sad', '{sad}', '(1,x)', '{Happy}', 5)"],
@@ -349,7 +349,7 @@ WORKLOAD = [
 
 @pytest.fixture(scope="module")
 def worked(decoding_server: EmbeddedServer) -> Iterator[Database]:
-    """A database after the workload, whose last transaction came from elsewhere."""
+    """A database after the workload. Its last transaction came by replication."""
     with made(decoding_server, "plugins_worked") as database:
         run_workload(database)
         yield database
@@ -391,7 +391,7 @@ def test_each_option_prints_the_servers_lines(worked: Database, options: Options
     assert worked.compare(PLAIN, options) > 10
 
 
-def test_names_of_types_come_from_type_messages_where_no_catalog_is_at_hand(worked: Database) -> None:
+def test_names_of_types_come_from_type_messages_if_there_is_no_catalog(worked: Database) -> None:
     with PluginDriver(test_decoding.init, server_version=150000) as driver:
         ours = list(text_changes(driver, worked.messages("po")))
     assert ours == comparable(worked.theirs("td", {}), [])
@@ -401,7 +401,7 @@ def test_names_of_types_come_from_type_messages_where_no_catalog_is_at_hand(work
     )
 
 
-def test_rewrites_are_what_include_rewrites_shows_and_pgoutput_does_not_send(worked: Database) -> None:
+def test_only_include_rewrites_shows_rewrites_which_pgoutput_does_not_send(worked: Database) -> None:
     theirs = comparable(worked.theirs("td", {"include-rewrites": "on"}), [])
     more = list(theirs)
     for line in worked.ours("po", {"include-rewrites": "on"}):
@@ -409,7 +409,7 @@ def test_rewrites_are_what_include_rewrites_shows_and_pgoutput_does_not_send(wor
     assert more == ["table public.full_row: INSERT: a[bigint]:2 b[integer]:null c[text]:'y'"]
 
 
-def test_binary_output_is_the_text_that_a_text_function_refuses(worked: Database) -> None:
+def test_binary_output_equals_the_text_and_a_text_function_refuses_it(worked: Database) -> None:
     options = {"force-binary": "on"}
     theirs = [bytes(line) for line in worked.peek("td", "pg_logical_slot_peek_binary_changes", options)]
     messages = worked.messages("po")
@@ -428,7 +428,7 @@ def test_binary_output_is_the_text_that_a_text_function_refuses(worked: Database
     ("option", "value"),
     [("foo", "1"), ("include-xids", "maybe"), ("only-local", ""), ("stream-changes", "2")],
 )
-def test_options_are_refused_as_the_server_refuses_them(worked: Database, option: str, value: str) -> None:
+def test_options_are_refused_as_by_the_server(worked: Database, option: str, value: str) -> None:
     with pytest.raises(psycopg.Error) as theirs:
         worked.theirs("td", {option: value})
     with pytest.raises(OutputPluginOptionError) as ours:
@@ -453,7 +453,7 @@ def test_options_are_refused_as_the_server_refuses_them(worked: Database, option
     ],
     ids=str,
 )
-def test_pgoutput_refuses_options_as_the_server_refuses_them(worked: Database, options: Options) -> None:
+def test_pgoutput_refuses_options_as_the_server_does(worked: Database, options: Options) -> None:
     named = {"publication_names": "everything"}
     with pytest.raises(psycopg.Error) as theirs:
         worked.peek("po", "pg_logical_slot_peek_binary_changes", options | named)
@@ -510,7 +510,9 @@ def test_streamed_transactions_alternate_as_on_the_server(database: Database) ->
             database.compare(slots, options, streaming="on")
     lines = database.ours("po2", {"stream-changes": "on"}, streaming="on")
     opened = [line.rsplit(" ", 1)[1] for line in lines if line.startswith("opening")]
-    assert len([xid for xid, _ in itertools.groupby(opened)]) > len(set(opened))  # blocks of two alternate
+    assert len([xid for xid, _ in itertools.groupby(opened)]) > len(
+        set(opened)
+    )  # blocks of two transactions alternate
     assert {line.split(" ")[0] for line in lines} == {
         "opening", "closing", "streaming", "committing", "preparing", "COMMIT",
     }  # fmt: skip

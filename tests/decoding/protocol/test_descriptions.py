@@ -1,4 +1,4 @@
-"""Relation messages where they are missing: put in before the first change that would lack them."""
+"""Missing Relation messages are inserted before the first change that needs them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def raw(*messages: Message) -> list[bytes]:
 A, B = relation(1, "a"), relation(2, "b", MOOD.type_oid)
 
 
-def test_a_session_passes_as_it_is() -> None:
+def test_a_session_passes_unchanged() -> None:
     descriptions = RelationDescriptions()
     assert passed(descriptions, A, insert(1), insert(1)) == raw(A, insert(1), insert(1))
 
@@ -62,7 +62,7 @@ def test_a_truncate_needs_its_relations_described_too() -> None:
     assert passed(descriptions, truncate(1, 2)) == raw(A, MOOD, B, truncate(1, 2))
 
 
-def test_a_relation_that_the_publisher_describes_in_time_is_not_described_twice() -> None:
+def test_a_relation_that_the_publisher_describes_is_not_described_twice() -> None:
     descriptions = RelationDescriptions()
     passed(descriptions, A)
     descriptions.begin_slice()
@@ -70,16 +70,16 @@ def test_a_relation_that_the_publisher_describes_in_time_is_not_described_twice(
     assert passed(descriptions, renamed, insert(1)) == raw(renamed, insert(1))
 
 
-def test_after_a_transaction_that_was_kept_apart_the_description_that_arrived_last_is_repeated() -> None:
+def test_after_a_delayed_transaction_the_last_description_is_repeated() -> None:
     descriptions = RelationDescriptions()
     kept_apart = descriptions.note(binary(A))
     renamed = relation(1, "renamed")
     passed(descriptions, renamed, insert(1))
-    descriptions.replayed(kept_apart)  # its description is older, and the last one passed on
+    descriptions.replayed(kept_apart)  # its description is older than the last one that was passed on
     assert passed(descriptions, insert(1)) == raw(renamed, insert(1))
 
 
-def test_a_change_that_is_cut_off_is_an_error() -> None:
+def test_a_truncated_change_is_an_error() -> None:
     descriptions = RelationDescriptions()
     passed(descriptions, A)
     descriptions.begin_slice()

@@ -25,7 +25,7 @@ VECTORS = {
     "72 0000000001bf7b91 0000000001bf7b90 0000000001bf7b8f 000303c008883bdf 00": StandbyStatusUpdate(
         0x1BF7B91, 0x1BF7B90, 0x1BF7B8F, T0, reply_requested=False
     ),
-    "73 00": OtherEnvelope(ord("s"), b"\0"),  # 19's primary status update, to be passed over
+    "73 00": OtherEnvelope(ord("s"), b"\0"),  # 19's primary status update, which is skipped
 }
 
 
@@ -60,7 +60,7 @@ def test_a_reply_request_is_yes_or_no(wire):
         decode_envelope(bytes.fromhex(wire))
 
 
-def test_another_envelope_cannot_pose_as_a_known_one():
+def test_an_unknown_envelope_cannot_have_a_known_type():
     with pytest.raises(ProtocolError, match="cannot encode OtherEnvelope message"):
         encode_envelope(OtherEnvelope(ord("w"), b""))
 
@@ -86,7 +86,7 @@ LSNS, TIMES = st.integers(0, 2**63 - 1), st.integers(-(2**63), 2**63 - 1)
         | st.builds(OtherEnvelope, st.just(ord("s")), st.binary(min_size=25, max_size=60))
     )
 )
-def test_columns_hold_what_single_messages_do(envelopes):
+def test_columns_equal_single_messages(envelopes):
     encoded = [encode_envelope(envelope) for envelope in envelopes]
     lsns, data = xlog_data_columns(b"".join(encoded), np.array([len(e) for e in encoded], np.int32))
     xlog_data = [envelope for envelope in envelopes if isinstance(envelope, XLogData)]

@@ -1,4 +1,4 @@
-"""The order of a session's messages: which sequences are one, and which message of the others has no place."""
+"""The order of a session's messages: valid sequences, and messages that have no place in one."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ OUTSIDE = LogicalMessage(transactional=False, lsn=1, prefix="p", content=b"")
         [FIRST_BLOCK, STOP, SUBTRANSACTION_ABORT, NEXT_BLOCK, STOP, STREAM_ABORT, FIRST_BLOCK],
         [STREAM_ABORT],  # the server noticed the abort before it sent a block
         [BEGIN_PREPARE, CHANGE, PREPARE, COMMIT_PREPARED],
-        [PREPARE, COMMIT_PREPARED],  # PostgreSQL 18, for what only locked rows
+        [PREPARE, COMMIT_PREPARED],  # PostgreSQL 18 sends this for a transaction that only locked rows
         [FIRST_BLOCK, STOP, StreamPrepare(100, 108, 0, 7, "gid"), COMMIT_PREPARED],
     ],
 )
@@ -81,7 +81,7 @@ def test_these_are_in_order(messages: Sequence[Message]) -> None:
         ([FIRST_BLOCK, STOP], PREPARE, "which has begun before"),
     ],
 )
-def test_a_message_without_a_place_is_an_error_that_says_where_it_comes(
+def test_a_message_out_of_order_is_an_error_that_names_its_place(
     before: Sequence[Message], message: Message, place: str
 ) -> None:
     order = MessageOrder()
@@ -92,7 +92,7 @@ def test_a_message_without_a_place_is_an_error_that_says_where_it_comes(
     assert type(message).__name__ in raised.value.message
 
 
-def test_the_block_that_a_message_is_part_of() -> None:
+def test_the_block_of_a_message() -> None:
     order = MessageOrder()
     blocks = []
     for message in (FIRST_BLOCK, CHANGE, STOP, Begin(90, 0, 6)):

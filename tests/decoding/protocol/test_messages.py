@@ -1,6 +1,6 @@
 """pgoutput messages, PostgreSQL documentation 54.9.
 
-VECTORS are bytes that PostgreSQL 15.18 sent, and some composed by its message formats; beside each stands what made it. The table is
+VECTORS are bytes that PostgreSQL 15.18 sent, and some that follow its message formats. Each has the statement that caused it. The table is
 `CREATE TABLE public.v (id int PRIMARY KEY, b text, e ve)` with the enum `ve`.
 """
 
@@ -57,7 +57,7 @@ T0 = 0x000303C008883BDF  # 2026-11-21 03:50:41.882079 UTC
 
 @dataclass(frozen=True)
 class Vector:
-    """Bytes of one message, what they mean, and the session's state that they need."""
+    """The bytes of a message, its meaning, and the session's state that decoding needs."""
 
     meaning: str
     wire: str
@@ -265,7 +265,7 @@ def test_every_message_has_a_vector():
 
 
 def refused(wire, *, streaming=False, parallel=False):
-    """The error's text for bytes that are no message."""
+    """The text of the error for invalid bytes."""
     with pytest.raises(ProtocolError) as caught:
         decode(bytes.fromhex(wire), streaming=streaming, parallel=parallel)
     assert caught.value.sqlstate == "08P01"
@@ -378,7 +378,7 @@ def test_type_bytes_differ_by_case():
     } == set("bcrp")
 
 
-def test_no_value_reaches_an_error():
+def test_no_error_shows_a_value():
     row = encode(Insert(1, (Text(b"topsecret"), Binary(b"topsecret"))))
     for size in range(len(row)):
         assert "topsecret" not in refused(row[:size].hex())
@@ -428,7 +428,7 @@ def test_counts_and_lengths_allocate_nothing_beyond_the_message():
     ],
     ids=repr,
 )
-def test_what_could_not_be_decoded_is_not_encoded(message):
+def test_messages_that_could_not_be_decoded_are_not_encoded(message):
     with pytest.raises(ProtocolError, match=f"cannot encode {type(message).__name__} message: expected"):
         encode(message)
 
@@ -443,7 +443,7 @@ def test_timestamps_are_microseconds_since_2000():
 # --- sessions ------------------------------------------------------------------------------------
 
 
-def test_a_decoder_knows_what_lies_in_a_streamed_block():
+def test_a_decoder_knows_the_messages_in_a_streamed_block():
     session = [
         StreamStart(7, first_segment=True),
         Origin(0, "elsewhere"),
@@ -483,7 +483,7 @@ def test_a_decoder_refuses_transactions_inside_of_a_streamed_block(message):
     assert decoder.streaming
 
 
-def test_a_decoder_refuses_the_end_of_a_block_that_did_not_begin():
+def test_a_decoder_refuses_the_end_of_a_block_without_a_begin():
     decoder = Decoder()
     with pytest.raises(ProtocolError, match="unexpected StreamStop message outside a streamed block"):
         decoder.decode(b"E")
@@ -538,7 +538,7 @@ messages = st.one_of(
 
 
 def session_of(message):
-    """The session's state in which the message is sent."""
+    """The state of the session in which the message is sent."""
     return {
         "streaming": getattr(message, "xid", None) is not None and isinstance(message, ChangeMessage),
         "parallel": isinstance(message, StreamAbort) and message.abort is not None,
@@ -567,7 +567,7 @@ def test_a_stream_only_adds_the_transaction_id(message, xid):
 
 
 def accepted_or_refused(data, *, streaming, parallel):
-    """Garbage is a message, which then has these very bytes, or a ProtocolError; never anything else."""
+    """Random bytes give a message that has exactly these bytes, or a ProtocolError, and no other error."""
     try:
         message = decode(data, streaming=streaming, parallel=parallel)
     except ProtocolError:

@@ -1,8 +1,7 @@
-"""Every message that a real server sends is decoded whole and encoded to the same bytes.
+"""Every message that a real server sends is decoded completely, and encoded to the same bytes.
 
-PostgreSQL is the oracle here: one workload with every kind of message, read through the SQL interface in
-each protocol version, text and binary, and through a walsender for what only shows while a transaction
-is in progress.
+PostgreSQL is the oracle. One workload has every kind of message. It is read through SQL in each protocol version, in text and
+binary format, and through a walsender for messages that are sent only while a transaction is in progress.
 """
 
 from __future__ import annotations
@@ -106,7 +105,7 @@ WORKLOAD = [
     "INSERT INTO item VALUES (7)",
     "PREPARE TRANSACTION 'gid-2'",
     "ROLLBACK PREPARED 'gid-2'",
-    # Larger than logical_decoding_work_mem: streamed from protocol version 2 on.
+    # Larger than logical_decoding_work_mem, so it is streamed from protocol version 2 on.
     "BEGIN",
     "SELECT pg_logical_emit_message(true, 'large', 'begins')",
     "INSERT INTO wide SELECT i, repeat('x', 100) FROM generate_series(1, 2000) i",
@@ -140,7 +139,7 @@ def connect(server):
 
 
 def peek(server, slot, **options):
-    """All messages that wait in the slot, as (lsn, xid, message); each was encoded to its own bytes again."""
+    """All waiting messages of the slot, as (lsn, xid, message). Each was encoded to its own bytes."""
     flat = [text for item in {"publication_names": '"everything"', **options}.items() for text in item]
     marks = sql.SQL(", ").join([sql.Placeholder()] * len(flat))
     query = sql.SQL("SELECT lsn, xid, data FROM pg_logical_slot_peek_binary_changes(%s, NULL, NULL, {})")
@@ -196,11 +195,11 @@ TWO_PHASE = {BeginPrepare, Prepare, CommitPrepared, RollbackPrepared}
 )
 def test_every_message_of_every_protocol_version_round_trips(server, slot, options, expected):
     messages = peek(server, slot, **options)
-    # What happened to be aborted when it is read may or may not have been streamed before.
+    # A transaction that is aborted when it is read may have been streamed before, or not.
     assert set(kinds(messages)) - {StreamAbort} == expected
 
 
-def test_what_is_decoded_is_what_was_done(server):
+def test_decoded_messages_are_the_executed_statements(server):
     messages = [message for _, _, message in peek(server, "plain", proto_version="1", messages="true")]
     relations, changes = {}, []
     for message in messages:
@@ -254,7 +253,7 @@ def test_what_is_decoded_is_what_was_done(server):
         "public",
         "mood",
     )
-    # A domain has its own oid with the name of its base type; pg_catalog is the empty namespace.
+    # A domain has its own oid, but the name of its base type. pg_catalog is sent as an empty namespace.
     assert (types[item.columns[3].type_oid].namespace, types[item.columns[3].type_oid].name) == ("", "int4")
 
     (truncated, _) = [message for message in messages if isinstance(message, Truncate)]
@@ -278,7 +277,7 @@ def test_xids_lsns_and_times_are_the_servers(server):
             assert message.commit_time == open_transaction.commit_time
             assert message.commit_lsn < message.end_lsn == lsn
             at = timestamp_to_unix_micros(message.commit_time) / 1e6
-            # The transaction with an origin has the time that it was given.
+            # The transaction with an origin has the time that the origin gave it.
             assert time.time() - 600 < at <= time.time() or at == 1_577_836_800
             open_transaction = None
     assert open_transaction is None
@@ -297,14 +296,16 @@ def test_a_streamed_change_has_its_subtransactions_xid(server):
     assert {type(message) for message in streamed} >= {Relation, Insert, Delete, Truncate}
     deleted = {message.xid for message in streamed if isinstance(message, Delete)}
     assert len(deleted) == 1
-    assert not deleted & {start.xid for start in starts}  # after the savepoint: a subtransaction's
+    assert not deleted & {
+        start.xid for start in starts
+    }  # they come after the savepoint, so they have the subtransaction's id
     inserted = next(message for message in streamed if isinstance(message, Insert))
     assert inserted.xid == starts[0].xid
     with pytest.raises(ProtocolError, match="Insert message at offset 5: expected 'N'"):
-        decode(encode(inserted))  # read as if it were outside of a stream
+        decode(encode(inserted))  # decoded as outside of a stream
 
 
-def test_binary_values_are_what_the_send_functions_write(server):
+def test_binary_values_are_the_results_of_send_functions(server):
     inserts = [
         m for _, _, m in peek(server, "plain", proto_version="4", binary="true") if isinstance(m, Insert)
     ]
@@ -319,14 +320,14 @@ def test_binary_values_are_what_the_send_functions_write(server):
 
 
 class Session:
-    """What a walsender sends, decoded as it comes; everything was encoded to its own bytes again."""
+    """The messages of a walsender, decoded as they arrive. Each was encoded to its own bytes."""
 
     def __init__(self, walsender, parallel):
         self.walsender = walsender
         self.decoder = Decoder(parallel=parallel)
 
     def until(self, stop):
-        """The messages up to and with the first one that `stop` holds for."""
+        """The messages up to the first one for which `stop` is true."""
         messages = []
         while not messages or not stop(messages[-1]):
             data = self.walsender.receive()
@@ -392,7 +393,7 @@ def test_a_walsender_streams_aborts_and_obeys_the_status_update(server, streamin
             assert session.keepalive().wal_end >= commit.end_lsn
             query = "SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = %s"
             deadline = time.monotonic() + 60
-            while time.monotonic() < deadline:  # the keepalive may have been on its way before
+            while time.monotonic() < deadline:  # the keepalive may have been sent before
                 (confirmed,) = control.execute(query, [slot]).fetchone()
                 if confirmed == format_lsn(commit.end_lsn):
                     break

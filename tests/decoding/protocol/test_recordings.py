@@ -1,4 +1,4 @@
-"""Recorded streams of real servers (`tests/recordings/`): whole, byte by byte, and with a tail."""
+"""Recorded streams of real servers (`tests/recordings/`): complete, truncated at every byte, and with additional bytes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from tests.fixtures.recordings import FOLDER, WALSENDER, recordings
 
 RECORDINGS = recordings()
 VERSIONS = sorted(int(folder.name) for folder in FOLDER.glob("[0-9]*"))
-FIRST_OWN_OID = 16_384  # FirstNormalObjectId: what a user made has no lower one
+FIRST_OWN_OID = 16_384  # FirstNormalObjectId: objects of users have no lower oid
 
 each = pytest.mark.parametrize("recording", RECORDINGS, ids=lambda recording: recording.name)
 
@@ -54,7 +54,7 @@ def is_streamed(message):
 
 
 def session_of(message):
-    """The session's state in which a message was sent."""
+    """The state of the session in which a message was sent."""
     return {
         "streaming": is_streamed(message) or isinstance(message, StreamStop),
         "parallel": isinstance(message, StreamAbort) and message.abort is not None,
@@ -91,13 +91,13 @@ def test_envelopes(recording):
         assert encode_envelope(sent.envelope) == sent.envelope_data
         kinds.add(type(sent.envelope))
         if isinstance(sent.envelope, XLogData):
-            # Both are where the plugin wrote: zero unless it is the last that it wrote for one event.
+            # Both are the LSN where the plugin wrote; they are zero unless it is the last write for one event.
             before_another = isinstance(following.message, Origin) or isinstance(
                 sent.message, Type | Relation
             )
             assert sent.envelope.data_start == sent.envelope.wal_end
             assert (sent.envelope.wal_end == 0) == before_another
-        # What follows XLogData's header is the plugin's: a prefix of that is an envelope, too.
+        # The content after XLogData's header is the plugin's, and a prefix of it is a valid envelope, too.
         for size in range(25 if isinstance(sent.envelope, XLogData) else len(sent.envelope_data)):
             with pytest.raises(ProtocolError):
                 decode_envelope(sent.envelope_data[:size])
@@ -108,7 +108,7 @@ def test_envelopes(recording):
 
 
 @each
-def test_no_proper_prefix_of_a_message_is_one(recording):
+def test_no_proper_prefix_of_a_message_is_a_message(recording):
     for data, session in {
         sent.data: session_of(sent.message) for sent in recording.sent if sent.data
     }.items():
@@ -135,7 +135,7 @@ def test_a_tail_is_refused_at_its_offset(recording):
 
 @each
 def test_relations_are_described_before_they_change(recording):
-    """A description within a stream is that transaction's until it commits (section 54.5)."""
+    """A description within a stream belongs to that transaction until it commits (section 54.5)."""
     session, streamed, types = {}, {}, set()
     transaction = 0
     for message in recording.messages:
@@ -248,7 +248,7 @@ AT_COMMIT = pytest.mark.parametrize(
 
 
 def expected_headers(messages):
-    """Kind, relation, commit LSN, ordinal, commit time, xid and end LSN, told message by message."""
+    """Kind, relation, commit LSN, ordinal, commit time, xid and end LSN, determined message by message."""
     transaction, changes = None, 0
     for message in messages:
         if isinstance(message, Begin):
@@ -290,7 +290,7 @@ def texts(image, names):
 
 @AT_COMMIT
 def test_columns_are_those_of_the_messages(recording):
-    versions = []  # a relation message, and the changes that it describes
+    versions = []  # a Relation message, and the changes that it describes
     current = {}
     for message in recording.messages:
         if isinstance(message, Relation):

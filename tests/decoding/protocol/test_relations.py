@@ -1,4 +1,4 @@
-"""What Relation and Type messages say: for whom, and how types that are not built in are named."""
+"""Relation and Type messages: when a description is valid, and the names of types that are not built in."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def relation(name: str, *type_oids: int) -> Relation:
     return Relation(1, "public", name, "d", columns)
 
 
-def test_the_description_that_came_last_counts() -> None:
+def test_the_last_description_counts() -> None:
     cache = RelationCache()
     cache.add(relation("before", INTEGER))
     cache.add(relation("after", INTEGER))
@@ -26,7 +26,7 @@ def test_the_description_that_came_last_counts() -> None:
 
 
 @pytest.mark.parametrize(("committed", "name"), [(True, "streamed"), (False, "session")])
-def test_a_description_within_a_streamed_transaction_is_its_own_until_it_commits(
+def test_a_description_within_a_streamed_transaction_is_only_its_own_until_it_commits(
     committed: bool,
     name: str,
 ) -> None:
@@ -56,14 +56,14 @@ def test_a_type_that_is_not_built_in_is_named_by_its_message(described: Type, na
     assert cache.get(1).types == (described,)
 
 
-def test_the_name_that_the_server_gave_comes_first() -> None:
+def test_the_name_from_the_server_has_precedence() -> None:
     cache = RelationCache({MOOD: "mood[]"})
     cache.add(Type(MOOD, "public", "_mood"))
     cache.add(relation("t", MOOD))
     assert cache.get(1).type_names == ("mood[]",)
 
 
-def test_what_no_message_has_described_is_an_error() -> None:
+def test_an_undescribed_relation_is_an_error() -> None:
     cache = RelationCache()
     with pytest.raises(ProtocolError, match="no Relation message has described relation 1"):
         cache.get(1)

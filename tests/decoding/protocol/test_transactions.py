@@ -1,7 +1,7 @@
-"""Whatever options a slot is read with, the same transactions come out in the same order.
+"""Whatever options a slot is read with, the same transactions result in the same order.
 
-PostgreSQL is the oracle: what a slot sends with protocol version 1, without streaming and two_phase. Several
-sessions work at once, with savepoints, prepared transactions and changes of the schema and the publication.
+PostgreSQL is the oracle: the slot's messages in protocol version 1, without streaming and two_phase. Several sessions work at
+once, with savepoints, prepared transactions, and changes of the schema and the publication.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def in_batches(messages: list[bytes], seed: int) -> Iterator[pa.Array]:
 
 
 class Reader:
-    """Reads protocol version 1: each change with its order key and the relation as it is described there."""
+    """Reads protocol version 1: each change with its order key, and its relation as described at that point."""
 
     def __init__(self) -> None:
         self.scanner = HeaderScanner()
@@ -93,7 +93,7 @@ class Reader:
         self.changes: list[tuple] = []
 
     def begin_slice(self) -> None:
-        """A reader of the next slice knows nothing of this one."""
+        """Begin the next slice, without the descriptions of this one."""
         self.relations = {}
 
     def read(self, data: pa.Array) -> None:
@@ -173,7 +173,7 @@ def assembled_at_once(server: EmbeddedServer, slot: str, options: dict[str, str]
 
 
 def assembled_in_slices(server: EmbeddedServer, options: dict[str, str], seed: int) -> list[tuple]:
-    """One session whose messages are cut at commits, each slice read by itself."""
+    """One session whose messages are divided at commits. Each slice is read separately."""
     reader, draw = Reader(), random.Random(seed)
     with FileSpool() as spool:
         assembler = TransactionAssembler(spool, parallel=True)
@@ -189,7 +189,7 @@ def assembled_in_slices(server: EmbeddedServer, options: dict[str, str], seed: i
 def assembled_in_sessions(
     server: EmbeddedServer, stops: list[str], options: dict[str, str], seed: int
 ) -> list[tuple]:
-    """A session for each phase; between them only prepared transactions are kept, and all is confirmed."""
+    """A session for each phase. Between sessions everything is confirmed, and only prepared transactions are kept."""
     reader = Reader()
     prepared: list[tuple[Prepare, list[pa.RecordBatch]]] = []
     for stop in stops:
@@ -236,8 +236,8 @@ ANYTHING = st.sampled_from(
 )
 
 
-def test_what_a_streamed_prepared_transaction_describes_is_described_for_those_that_follow():
-    """Since 19 the server does not describe it again once the transaction is prepared, whether it commits or not."""
+def test_descriptions_of_a_streamed_prepared_transaction_are_repeated_for_later_ones():
+    """Since 19 the server does not repeat the description after the transaction is prepared, whether it commits or not."""
     begin, commit = Begin(30, 0, 4), Commit(30, 40, 0)
     change = replace(INSERT, xid=None)
     sent = [
@@ -288,7 +288,7 @@ STREAM_OF_5 = [StreamStart(5, first_segment=True), RELATION, INSERT, replace(INS
         ([BeginPrepare(10, 20, 0, 9, "gid"), StreamStop()], "inside a transaction that is being prepared"),
     ],
 )
-def test_what_no_server_sends_is_refused(messages, expected):
+def test_messages_that_no_server_sends_are_refused(messages, expected):
     with FileSpool() as spool:
         assembler = TransactionAssembler(spool, parallel=True)
         with pytest.raises(ProtocolError, match=expected):

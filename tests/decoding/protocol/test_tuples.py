@@ -1,4 +1,4 @@
-"""Changes decoded column by column are what the message decoder finds one by one."""
+"""Changes decoded column by column equal the messages decoded one by one."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def printed(value: object) -> Text:
 
 
 def sent(value: object) -> Binary:
-    """What the type's send function returns."""
+    """The result of the type's send function."""
     if isinstance(value, str):
         return Binary(value.encode())
     return Binary(
@@ -71,7 +71,7 @@ def sent(value: object) -> Binary:
 
 
 def row(*others: st.SearchStrategy) -> st.SearchStrategy:
-    """Cells in text and in binary format beside each other."""
+    """Cells in text and in binary format, mixed."""
     return st.tuples(
         *(st.one_of(cell.map(printed), cell.map(sent), st.just(NULL), *others) for cell in CELLS)
     )
@@ -86,7 +86,7 @@ CHANGES = st.one_of(
 
 
 def raw(content: bytes) -> bytes:
-    """bytea in either output format: a damaged prefix makes hex text a value in escape format."""
+    """bytea in either output format. With a damaged prefix, a text in hex format is a value in escape format."""
     if content.startswith(b"\\x"):
         return bytes.fromhex(content[2:].decode())
     return re.sub(rb"\\(?:(\\)|([0-3][0-7]{2}))", lambda m: m[1] or bytes([int(m[2], 8)]), content)
@@ -113,7 +113,7 @@ def struct(cells: tuple | None, chosen: set[str] | None = None) -> dict | None:
 
 
 def check(changes, decoded, old_columns=None, new_columns=None):
-    """Compare with what the messages say one by one."""
+    """Compare with the messages decoded one by one."""
     old = [getattr(change, "old", None) for change in changes]
     new = [getattr(change, "new", None) for change in changes]
     assert decoded.operation.to_pylist() == [chr(change.tag) for change in changes]
@@ -144,7 +144,7 @@ SOME = st.none() | st.sets(st.sampled_from(COLUMNS.names))
 
 
 @given(st.lists(CHANGES, max_size=20), st.sampled_from([pa.binary(), pa.large_binary()]), SOME, SOME)
-def test_columns_are_what_the_messages_hold(changes, kind, old_columns, new_columns):
+def test_columns_equal_the_messages_values(changes, kind, old_columns, new_columns):
     decoded = decode_changes(array(changes, kind), COLUMNS, old_columns=old_columns, new_columns=new_columns)
     check(changes, decoded, old_columns, new_columns)
 
@@ -165,7 +165,7 @@ def test_batches_longer_than_a_walk(changes, count):
 
 @given(st.lists(CHANGES, min_size=1, max_size=4), st.data())
 def test_damaged_messages_are_protocol_errors(changes, data):
-    """Whatever the message decoder refuses is refused, and what it takes is decoded to the same."""
+    """Bytes that the message decoder refuses are refused, and bytes that it accepts give the same values."""
     messages = [encode(change) for change in changes]
     at = data.draw(st.integers(0, len(messages) - 1))
     place = data.draw(st.integers(0, len(messages[at]) - 1))
@@ -241,7 +241,7 @@ def test_values_that_do_not_fit_name_their_column():
     bad = (Text(b"12345678901"), NULL, NULL, NULL)
     with pytest.raises(ValueNotRepresentableError, match='"id"'):
         decode_changes(array([Insert(RELATION, bad)]), COLUMNS)
-    # A column that nobody needs cannot be wrong.
+    # A value of a column that is not needed is not checked.
     assert decode_changes(array([Insert(RELATION, bad)]), COLUMNS, new_columns={"note"}).new.to_pylist() == [
         {"note": None}
     ]
@@ -264,7 +264,7 @@ def test_values_that_do_not_fit_name_their_column():
         ([None], "NULL"),
     ],
 )
-def test_what_is_not_changes_of_the_relation(messages, failure):
+def test_messages_that_are_not_changes_of_the_relation_are_refused(messages, failure):
     with pytest.raises(ProtocolError, match=failure):
         decode_changes(pa.array(messages, pa.binary()), COLUMNS)
 
@@ -338,7 +338,7 @@ def test_headers():
 
 
 @given(st.lists(st.integers(0, len(SESSION))))
-def test_headers_of_batches_cut_anywhere(cuts):
+def test_headers_do_not_depend_on_batches(cuts):
     places = [0, *sorted(cuts), len(SESSION)]
     batches = [SESSION[start:end] for start, end in itertools.pairwise(places)]
     assert scanned(batches) == (with_unix_time(EXPECTED), False)

@@ -1,4 +1,4 @@
-"""What the publications of a subscription send of a partition: as which relation, which operations, which rows.
+"""How a subscription's publications send a partition: as which relation, which operations, which rows.
 
 The rules are those of get_rel_sync_entry() in src/backend/replication/pgoutput/pgoutput.c.
 """
@@ -63,13 +63,13 @@ def sent(*publications: Publication) -> PublishedRelation:
         ),
     ],
 )
-def test_a_partition_is_published_as_the_topmost_root_that_a_publication_asks_for(
+def test_a_partition_is_published_as_the_topmost_root_of_all_publications(
     publications: list[Publication], publish_as: Table
 ) -> None:
     assert sent(*publications).publish_as is publish_as
 
 
-def test_only_the_publications_of_the_topmost_root_filter_and_all_of_them_send_operations() -> None:
+def test_only_publications_of_the_topmost_root_filter_but_all_publications_send_operations() -> None:
     relation = sent(
         publication("leaf", LEAF, "region = 'leaf'", operations="delete"),
         publication("root", ROOT, "region = 'root'", via_root=True, operations="insert update"),
@@ -83,15 +83,13 @@ def test_only_the_publications_of_the_topmost_root_filter_and_all_of_them_send_o
     }
 
 
-def test_row_filters_of_one_operation_are_alternatives_and_one_publication_without_a_filter_passes_every_row() -> (
-    None
-):
+def test_row_filters_of_an_operation_are_ored_and_a_publication_without_one_passes_every_row() -> None:
     first, second = publication("p", LEAF, "id > 1"), publication("q", LEAF, "id < 0")
     assert sent(first, second, first).filters["insert"] == ("id > 1", "id < 0")
     assert sent(first, publication("r", LEAF)).filters["insert"] is None
 
 
-def test_publications_have_to_agree_on_the_columns_of_a_table() -> None:
+def test_publications_must_agree_on_the_columns_of_a_table() -> None:
     some = publication("p", LEAF, columns=frozenset({"id"}))
     assert sent(some).columns == ("id",)
     with pytest.raises(PublicationError, match="different column lists"):

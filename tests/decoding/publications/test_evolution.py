@@ -1,4 +1,4 @@
-"""Schema changes in place: what the catalog tells of rows that no message changed, by the server itself."""
+"""Schema changes in place: values of rows that no message changed, according to the catalog, with the server as the oracle."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Connection = psycopg.Connection[tuple[object, ...]]
 
 @pytest.fixture
 def connection(publisher_server: EmbeddedServer) -> Iterator[Connection]:
-    """A database of its own with the table t and two rows."""
+    """A new database with the table t and two rows."""
     with psycopg.connect(publisher_server.conninfo(), autocommit=True) as administrator:
         administrator.execute("DROP DATABASE IF EXISTS evolution")
         administrator.execute("CREATE DATABASE evolution TEMPLATE template0")
@@ -32,14 +32,14 @@ def layout(connection: Connection, table: str = "t") -> Layout:
 
 
 def columns(made: Layout) -> dict[str, str]:
-    """All columns, with a type that only their own decides."""
+    """All columns, each with a type."""
     return {c.name: f"{c.type_oid}" for c in made.columns}
 
 
 def followed(
     connection: Connection, *definitions: str, table: str = "t", listed: bool = False
 ) -> list[Source]:
-    """Where the columns get their values from after DDL."""
+    """After DDL, the source of each column's values."""
     before = layout(connection, table)
     for definition in definitions:
         connection.execute(definition)
@@ -87,7 +87,7 @@ def test_an_added_column_has_its_missing_value_unless_the_table_was_rewritten(
     ).fetchone() == (0,)
 
 
-def test_renamed_and_dropped_columns_are_told_by_their_numbers(connection: Connection) -> None:
+def test_renamed_and_dropped_columns_are_recognised_by_their_numbers(connection: Connection) -> None:
     assert followed(connection, "ALTER TABLE t RENAME a TO x", "ALTER TABLE t DROP b") == [
         Source("id", "id"),
         Source("x", "a"),
@@ -104,7 +104,7 @@ def test_renamed_and_dropped_columns_are_told_by_their_numbers(connection: Conne
         "ALTER TABLE t REPLICA IDENTITY FULL",
     ],
 )
-def test_what_changes_no_value_keeps_every_column(connection: Connection, definition: str) -> None:
+def test_ddl_that_changes_no_value_keeps_every_column(connection: Connection, definition: str) -> None:
     connection.execute("UPDATE t SET a = 'x'")
     before = layout(connection)
     connection.execute(definition)
@@ -128,9 +128,7 @@ def test_what_changes_no_value_keeps_every_column(connection: Connection, defini
         (["ALTER TABLE t ADD c int", "VACUUM FULL t"], "rewritten"),
     ],
 )
-def test_what_messages_and_catalog_do_not_tell_is_copied_again(
-    connection: Connection, definitions: list[str], reason: str
-) -> None:
+def test_ambiguous_changes_cause_a_copy(connection: Connection, definitions: list[str], reason: str) -> None:
     with pytest.raises(SchemaChangedError, match=reason):
         followed(connection, *definitions)
 
@@ -151,9 +149,7 @@ TYPES = """
         "ALTER TABLE kind ADD y int",
     ],
 )
-def test_a_type_by_which_rows_print_in_another_way_has_the_table_copied_again(
-    connection: Connection, definition: str
-) -> None:
+def test_a_type_that_changes_how_rows_print_causes_a_copy(connection: Connection, definition: str) -> None:
     connection.execute(TYPES)
     with pytest.raises(SchemaChangedError, match="the type of column"):
         followed(connection, definition, table="typed")
@@ -170,13 +166,15 @@ def test_a_type_by_which_rows_print_in_another_way_has_the_table_copied_again(
         "ALTER TABLE kind RENAME x TO z",
     ],
 )
-def test_a_type_by_which_rows_print_as_before_copies_nothing(connection: Connection, definition: str) -> None:
+def test_a_type_that_does_not_change_how_rows_print_copies_nothing(
+    connection: Connection, definition: str
+) -> None:
     connection.execute(TYPES)
     kept = followed(connection, definition, table="typed")
     assert kept == [Source(name, name) for name in ("id", "p", "k")]
 
 
-def test_a_column_added_beside_a_column_list_may_have_values_that_were_not_sent(
+def test_a_column_added_outside_of_a_column_list_may_have_unsent_values(
     connection: Connection,
 ) -> None:
     with pytest.raises(SchemaChangedError, match="column list"):
@@ -199,7 +197,7 @@ def test_a_partitioned_table_has_the_missing_values_of_its_leaves(connection: Co
         followed(connection, "ALTER TABLE p ALTER a TYPE int USING a + 1", table="p")
 
 
-def test_messages_of_the_time_between_are_read_under_the_present_names(connection: Connection) -> None:
+def test_messages_before_the_change_are_read_under_the_present_names(connection: Connection) -> None:
     before = layout(connection)
     connection.execute("ALTER TABLE t RENAME a TO x; ALTER TABLE t DROP b; ALTER TABLE t ADD c date")
     after = layout(connection)

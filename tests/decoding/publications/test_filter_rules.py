@@ -1,4 +1,4 @@
-"""What may be a row filter (section 29.4.2), and the text of the server's expression trees that says it."""
+"""Which expressions may be a row filter (section 29.4.2), and the parser of the server's expression trees."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from pgsieve.decoding.publications.filter_rules import FIRST_USER_OID, Expression, refusal
 from pgsieve.decoding.publications.node_tree import TreeNode, parse_expression, parse_node_tree
 
-#: `a > 5`, as pg_publication_rel.prqual has it, shortened.
+#: `a > 5`, as in pg_publication_rel.prqual, shortened.
 COMPARED = (
     "{OPEXPR :opno 521 :opfuncid 147 :opresulttype 16 :opcollid 0 :inputcollid 0 :args ("
     "{VAR :varno 1 :varattno 1 :vartype 23 :varcollid 0}"
@@ -15,7 +15,7 @@ COMPARED = (
 )
 
 
-def test_a_node_has_a_label_fields_and_the_nodes_below_it() -> None:
+def test_a_node_has_a_label_fields_and_child_nodes() -> None:
     tree = parse_expression(COMPARED)
     assert (tree.label, tree.number("opno"), tree.number("no such field")) == ("OPEXPR", 521, 0)
     assert [node.label for node in tree.children] == ["VAR", "CONST"]
@@ -31,7 +31,7 @@ def test_labels_of_older_versions_are_those_of_newer_ones() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{VAR", "{VAR} {VAR}", "{}", "{{VAR}}", "{VAR}}"])
-def test_what_is_no_tree_is_refused(text: str) -> None:
+def test_a_text_that_is_not_a_tree_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="node"):
         parse_node_tree(text)
     with pytest.raises(ValueError, match="node"):
@@ -64,13 +64,13 @@ def test_a_deep_tree_needs_no_deep_stack() -> None:
         ),
     ],
 )
-def test_a_row_filter_has_only_what_always_gives_the_same(text: str, reason: str | None) -> None:
+def test_a_row_filter_has_only_immutable_functions(text: str, reason: str | None) -> None:
     message = refusal(Expression(parse_expression(text)), frozenset({1299}), frozenset({1300}))
     assert (message is None) if reason is None else (reason in (message or ""))
 
 
-def test_a_virtual_column_is_what_it_is_computed_from() -> None:
-    """In version 18, generated column 2 is `now() + column 3`: neither its name nor its column hides the function."""
+def test_a_virtual_column_counts_as_its_expression() -> None:
+    """In version 18, generated column 2 is `now() + column 3`. Neither its name nor its number hides the function."""
     virtual: dict[int, TreeNode] = {
         2: parse_expression(
             "{OPEXPR :opno 1327 :args ({FUNCEXPR :funcid 1299} {VAR :varattno 3 :vartype 1186})}"

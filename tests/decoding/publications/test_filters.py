@@ -1,4 +1,4 @@
-"""What is refused of a row filter over a table before a row is read."""
+"""Row filters that are refused before any row is read."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def refusal(text: str) -> str:
     return ""
 
 
-def test_a_filter_that_nests_too_deeply_to_be_evaluated_is_refused_when_it_is_read() -> None:
-    # From what is evaluated, by what is read and cannot be evaluated, to what is not even read.
+def test_a_filter_that_nests_too_deeply_is_refused_when_it_is_parsed() -> None:
+    # From expressions that are evaluated, to expressions that are parsed but not evaluated, to expressions that are not even parsed.
     messages = [refusal(f"n{' + 1' * terms} > 2") for terms in range(100, 500, 20)]
     assert not messages[0]
     assert {message.rpartition(": ")[2] for message in messages} == {"", "it is nested too deeply"}
 
 
-def test_a_long_sum_that_may_fail_is_read_at_once() -> None:
+def test_a_long_sum_that_may_fail_is_parsed_quickly() -> None:
     assert table_filter(TABLE, f"a{' + 1' * 60} > 2").columns == {"a"}
     assert table_filter(TABLE, f"{'nullif(' * 20}a{', 1)' * 20} / a > 2").columns == {"a"}

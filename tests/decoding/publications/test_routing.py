@@ -1,4 +1,4 @@
-"""What a slot captures for several subscriptions, and which replicas a captured message reaches."""
+"""What a slot captures for several subscriptions, and which replicas a captured message affects."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_capture_has_each_table_once_with_the_operations_of_all_subscriptions(
     assert set(expected) <= set(capture_suffixes())
 
 
-def test_a_message_of_the_root_or_of_a_leaf_reaches_the_replica_that_the_subscription_has() -> None:
+def test_a_message_of_the_root_or_of_a_leaf_reaches_the_subscriptions_replica() -> None:
     as_root = {oid: sent.publish_as.name for oid, sent in routes(CATALOG, [AS_ROOT]).items()}
     assert as_root == {1: "orders", 2: "orders", 3: "orders"}
     as_leaves = {oid: sent.publish_as.name for oid, sent in routes(CATALOG, [AS_LEAVES]).items()}
@@ -67,19 +67,19 @@ def test_a_message_of_the_root_or_of_a_leaf_reaches_the_replica_that_the_subscri
     ("truncated", "publication", "emptied"),
     [
         ({1}, AS_ROOT, ["orders"]),
-        ({2}, AS_ROOT, []),  # a partition's TRUNCATE is not the root's
+        ({2}, AS_ROOT, []),  # a partition's TRUNCATE is not one of the root
         ({2, 3}, AS_ROOT, ["orders"]),
         ({2}, AS_LEAVES, ["orders_a"]),
         ({4}, INSERTS, []),
         ({4}, TRUNCATES, ["customers"]),
     ],
 )
-def test_a_truncate_empties_the_replicas_of_what_was_truncated(
+def test_a_truncate_empties_the_replicas_of_the_truncated_tables(
     truncated: set[int], publication: Publication, emptied: list[str]
 ) -> None:
     assert [t.name for t in truncated_tables(truncated, CATALOG, [publication])] == emptied
 
 
-def test_where_only_leaves_are_captured_a_truncate_of_all_of_them_may_have_been_the_roots() -> None:
+def test_if_only_leaves_are_captured_a_truncate_of_all_may_be_one_of_the_root() -> None:
     assert leaves_captured(CATALOG, {"a": [AS_ROOT]}) == ()
     assert leaves_captured(CATALOG, {"a": [AS_ROOT], "b": [AS_LEAVES]}) == (frozenset({2, 3}),)

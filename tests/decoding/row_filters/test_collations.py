@@ -1,4 +1,4 @@
-"""Which collation decides (section 23.2.1), and which an engine that knows bytes only can go by."""
+"""The collation that decides (section 23.2.1), and collations that an engine of bytes can follow."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_collation_allows_equality_order_or_neither(
                 require_collation(nodes, ordering=ordering)
 
 
-def test_only_c_and_posix_know_letters_of_ascii_alone() -> None:
+def test_only_in_c_and_posix_are_letters_ascii_only() -> None:
     assert has_ascii_letters((C, column("POSIX")))
     assert not has_ascii_letters((DEFAULT,))
     with pytest.raises(RefusedError, match="case of letters depends on the collation de_DE"):

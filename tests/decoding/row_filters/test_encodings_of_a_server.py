@@ -1,4 +1,4 @@
-"""What row filters take each encoding for is what a server makes of each of its codes."""
+"""Row filters interpret each code of an encoding as a server does."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pgsieve.resources.postgres.embedded import EmbeddedServer
 
 CONVERTED = """create function pg_temp.converted(code bytea, encoding text) returns text language plpgsql as
 $$begin return convert_from(code, encoding); exception when others then return null; end$$"""
-#: Those that a database can have, and whose text a client can have in UTF-8 (table 23.3).
+#: Encodings that a database can have, and whose text a client can receive as UTF-8 (table 23.3).
 NAMES = """
 select pg_encoding_to_char(c.conforencoding) from pg_conversion c
  where c.contoencoding = pg_char_to_encoding('UTF8') and c.condefault
    and pg_encoding_to_char(c.conforencoding) not in ('BIG5', 'GB18030', 'GBK', 'JOHAB', 'SHIFT_JIS_2004', 'SJIS', 'UHC')
 """
-#: All codes beyond ASCII: of a byte, or of two to four, the longer ones with the bytes that begin such (wchar.c).
+#: All codes beyond ASCII: of one byte, and of two to four bytes with the lead bytes of such codes (wchar.c).
 CODES = """
 with high(byte) as (select decode(to_hex(n), 'hex') from generate_series(128, 255) n),
      codes(code) as (
@@ -31,7 +31,7 @@ select code, text from (select code, pg_temp.converted(code, %(encoding)s) from 
 """
 
 
-def test_each_code_is_what_filters_take_it_for(publisher_server: EmbeddedServer) -> None:
+def test_filters_interpret_each_code_as_the_server_does(publisher_server: EmbeddedServer) -> None:
     with psycopg.connect(publisher_server.conninfo(), client_encoding="UTF8") as connection:
         connection.execute(CONVERTED)
         names = [name for (name,) in connection.execute(NAMES)]

@@ -1,4 +1,4 @@
-"""Regular expressions and LIKE patterns: what they become for the evaluator, and which have no counterpart."""
+"""Regular expressions and LIKE patterns: their form for the evaluator, and patterns that have none."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COLUMN = ColumnValue("c", "C", type_oid=TEXT)
         ("ab", "(?s)ab"),
         ("^a.b$", r"(?s)\Aa.b\z"),
         ("a|b(c|d)", "(?s)a|b(?:c|d)"),
-        ("a{2,3}?b*", "(?s)a{2,3}b*"),  # which of several matches is found makes no difference
+        ("a{2,3}?b*", "(?s)a{2,3}b*"),  # which of several matches is chosen makes no difference
         ("[^a-c]", "(?s)[^a-c]"),
         ("[]a]", r"(?s)[\x{5d}a\x00]"),
         (r"\.\t", r"(?s)\x{2e}\x{9}"),
@@ -33,18 +33,18 @@ COLUMN = ColumnValue("c", "C", type_oid=TEXT)
         ("((a|b)*c){2,}", "(?s)(?:(?:a|b)*c){2,}"),
     ],
 )
-def test_a_pattern_that_re2_matches_alike(pattern: str, re2: str) -> None:
+def test_a_pattern_that_re2_matches_in_the_same_way(pattern: str, re2: str) -> None:
     assert translated(pattern, None, ascii_classes=True) == re2
 
 
-def test_where_case_does_not_count_each_letter_stands_with_its_variants() -> None:
+def test_without_case_each_letter_is_matched_with_its_variants() -> None:
     assert translated("a[b-d]1", ASCII, ascii_classes=True) == r"(?s)[aA\x00][b-dBCD\x00]1"
 
 
 @pytest.mark.parametrize(
     "form", ["[{0}{1}]", "a|[{0}{1}]|b", "[{0}{1}]|[zZ]", "(?:[{0}{1}])|a", "x|[{0}{1}]+"]
 )
-def test_two_letters_of_a_set_match_no_third_one_that_unicode_folds_to_them(form: str) -> None:
+def test_letters_of_a_set_match_no_other_letter_that_unicode_folds_to_them(form: str) -> None:
     texts = pa.array([character for character in map(chr, range(0x80, 0x3000)) if character.isalpha()])
     for letter in string.ascii_lowercase:
         pattern = translated(form.format(letter, letter.upper()), None, ascii_classes=True)

@@ -1,4 +1,4 @@
-"""Row filters without a server and without Spark: what is read, what is refused, with which error."""
+"""Row filters without a server and without Spark: which are accepted, which are refused, and with which error."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_a_filter_as_postgresql_prints_it() -> None:
         ("n / 3 > 0.1", "((n / (3)::numeric) > 0.1)"),
     ],
 )
-def test_what_is_typed_means_what_postgresql_prints(typed: str, printed: str) -> None:
+def test_a_typed_filter_means_the_same_as_the_printed_one(typed: str, printed: str) -> None:
     same(typed, printed)
 
 
@@ -199,7 +199,7 @@ def test_names(expression: str, name: str) -> None:
     assert compared(expression).left == column(name)
 
 
-def test_a_text_with_quotes_and_backslashes_is_taken_as_it_is() -> None:
+def test_a_text_with_quotes_and_backslashes_is_kept() -> None:
     assert compared(r"c = 'it''s\n'").right == Constant(r"it's\n", type_oid=TEXT)
 
 
@@ -231,7 +231,7 @@ def test_a_number_beyond_bigint_is_numeric() -> None:
 @pytest.mark.parametrize(
     ("literal", "bits"),
     [
-        # Just above the middle of two singles, but the nearest double is the middle itself.
+        # It is just above the middle of two singles, but the nearest double is the middle itself.
         ("1.00000005960464477539062500000000000000000001", 1.0000001192092896),
         ("1.000000059604644775390625", 1.0),
         ("0.1", 0.10000000149011612),
@@ -265,10 +265,10 @@ def test_numeric_without_precision_has_no_digits() -> None:
     assert compared("w < b").left.digits == Digits(38, 10)
 
 
-def test_digits_of_numeric_arithmetic_hold_every_result() -> None:
+def test_numeric_arithmetic_has_enough_digits_for_every_result() -> None:
     total = compared("n * 2 + b > 0").left
     assert isinstance(total, Arithmetic)
-    # 10,2 times 1,0 is 12,2; with 19,0 the sum has one more before the point
+    # 10,2 times 1,0 is 12,2; with 19,0 the sum has one more digit before the point
     assert total.digits == Digits(22, 2)
 
 
@@ -281,7 +281,7 @@ def test_constants_of_an_in_list_agree_on_a_type() -> None:
 
 
 def test_any_and_all_of_nothing() -> None:
-    """The planner does not compute them, so neither decides whether another part of a filter is evaluated."""
+    """The planner does not compute them, so none of them decides whether another part of a filter is evaluated."""
     nothing = Array((), type_oid=1007)
     for text, every in (("a = ANY ('{}'::integer[])", False), ("a <> ALL (ARRAY[]::integer[])", True)):
         match tree(text):
@@ -434,7 +434,7 @@ def test_refused(expression: str, part: str, reason: str) -> None:
         ("COALESCE(NULL, 10 / a > 1 AND false)", False),
     ],
 )
-def test_constants_that_decide_leave_nothing_to_fail(expression: str, decided: bool | None) -> None:
+def test_deciding_constants_leave_no_part_that_can_fail(expression: str, decided: bool | None) -> None:
     assert tree(expression) == Constant(decided, type_oid=BOOL)
 
 
@@ -480,10 +480,10 @@ def test_undefined_columns(expression: str) -> None:
 def test_deep_nesting_is_an_error_that_says_so() -> None:
     with pytest.raises(UnsupportedFilterError, match="nested too deeply") as caught:
         tree("(" * 20_000 + "ok" + ")" * 20_000)
-    assert len(caught.value.message) < 400, "it is shown at every run"
+    assert len(caught.value.message) < 400, "every run would show a long message"
 
 
-# Fragments of filters and of everything else: whatever they make, only the package's own errors come out.
+# Fragments of filters and of other texts. Any combination gives a filter, or one of the package's own errors.
 _FRAGMENTS = [
     "a", "b", "c", "ok", "'x'", "1", "1.5", "(", ")", "AND", "OR", "NOT", "=", "<", "::text", "::int[]", "IS", "NULL",
     "TRUE", "IN", "ANY", "ARRAY[", "]", ",", "CASE", "WHEN", "THEN", "ELSE", "END", "LIKE", "BETWEEN", "ROW(", "-", "*",
@@ -492,7 +492,7 @@ _FRAGMENTS = [
 
 
 def outcome(text: str) -> str:
-    """The error's message, or nothing when the text is accepted."""
+    """The error's message, or '' if the text is accepted."""
     try:
         tree(text)
     except PgsieveError as error:
@@ -500,7 +500,7 @@ def outcome(text: str) -> str:
     return ""
 
 
-def test_any_text_is_accepted_or_refused_with_an_error_of_ours() -> None:
+def test_any_text_is_accepted_or_refused_with_pgsieves_own_error() -> None:
     rng = random.Random(20)
     texts = (" ".join(rng.choice(_FRAGMENTS) for _ in range(rng.randint(1, 9))) for _ in range(3000))
     outcomes = [outcome(text) for text in texts]
@@ -508,7 +508,7 @@ def test_any_text_is_accepted_or_refused_with_an_error_of_ours() -> None:
     assert any(not message for message in outcomes)
 
 
-def test_nullif_has_the_left_type_where_an_operator_compares_it_as_it_is() -> None:
+def test_nullif_has_the_left_type_if_it_is_compared_unconverted() -> None:
     assert [
         compared(f"NULLIF({left}, {right}) = {left}").left.type_oid
         for left, right in (("s", "b"), ("r", "1.5"))
@@ -528,7 +528,7 @@ def test_arrays_of_a_list_are_compared_one_by_one() -> None:
             pytest.fail(f"no two comparisons: {other}")
 
 
-def test_what_is_compared_with_no_element_is_computed() -> None:
+def test_a_value_compared_with_an_empty_list_is_computed() -> None:
     for text in ("10 / a = ANY ('{}'::int[])", "10 / a <> ALL ('{NULL}')", "10 / a = ANY (ARRAY[NULL])"):
         with pytest.raises(UnsupportedFilterError, match="an array without values"):
             tree(text)
@@ -538,7 +538,7 @@ def test_what_is_compared_with_no_element_is_computed() -> None:
     assert isinstance(tree("10 / a > 1 AND a = ANY ('{}'::int[])"), Logical)
 
 
-def test_what_a_row_compares_with_null_must_not_fail() -> None:
+def test_a_value_that_a_row_compares_with_null_must_not_fail() -> None:
     with pytest.raises(UnsupportedFilterError, match="a field that is compared with NULL"):
         tree("ROW(10 / a, s) < ROW(NULL, 1)")
     with pytest.raises(UnsupportedFilterError, match="a field that is compared with NULL"):

@@ -1,4 +1,4 @@
-"""What is left of a row filter before any row is read: constants decide, and what they exclude cannot fail."""
+"""A row filter simplified before any row is read: constants decide, and the parts that they exclude cannot fail."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from pgsieve.decoding.row_filters.simplification import simplified
 A = ColumnValue("a", type_oid=INT4)
 ONE, NULL = Constant(1, type_oid=INT4), Constant(None, type_oid=INT4)
 TRUE, FALSE, UNKNOWN = (Constant(value, type_oid=BOOL) for value in (True, False, None))
-#: Fail where a is 0.
+#: Fail if a is 0.
 QUOTIENT = Arithmetic("/", ONE, A, type_oid=INT4)
 DIVIDES = Comparison("=", QUOTIENT, ONE)
 #: 1 / 1 = 1, whose value only PostgreSQL computes.
 COMPUTED = Comparison("=", Arithmetic("/", ONE, ONE, type_oid=INT4), ONE)
 
-#: A constant of several parts, and what the planner makes it of: COALESCE ends at the first of its operands.
+#: A constant of several parts, and the planner's simplification of it: COALESCE ends at its first operand.
 CONSTANT_ARRAY = Array((ONE,), type_oid=1007)
 A_OR_CONSTANT = Coalesce((CONSTANT_ARRAY, Array((A,), type_oid=1007)), type_oid=1007)
 
@@ -70,16 +70,16 @@ A_OR_CONSTANT = Coalesce((CONSTANT_ARRAY, Array((A,), type_oid=1007)), type_oid=
         ),
     ],
 )
-def test_what_constants_exclude_is_never_evaluated(filtered: Node, left: Node) -> None:
+def test_parts_that_constants_exclude_are_never_evaluated(filtered: Node, left: Node) -> None:
     assert simplified(filtered) == left
 
 
-def test_a_filter_that_cannot_fail_stays_as_it_is() -> None:
+def test_a_filter_that_cannot_fail_is_unchanged() -> None:
     filtered = Logical("AND", (Comparison("=", A, ONE), FALSE))
     assert simplified(filtered) is filtered
 
 
-def test_whether_a_row_fails_must_not_hang_on_what_only_postgresql_computes() -> None:
+def test_an_error_must_not_depend_on_a_constant_that_only_postgresql_computes() -> None:
     with pytest.raises(RefusedError, match="write its value instead"):
         simplified(Logical("AND", (DIVIDES, COMPUTED)))
     with pytest.raises(RefusedError, match="write its value instead"):
@@ -102,13 +102,13 @@ def test_whether_a_row_fails_must_not_hang_on_what_only_postgresql_computes() ->
         pytest.param(Logical("AND", (DIVIDES, IsNull(A))), False, id="AND is not looked into"),
     ],
 )
-def test_from_19_on_a_null_test_of_what_is_never_null_is_decided(operand: Node, decided: bool) -> None:
+def test_from_19_on_a_null_test_of_a_never_null_expression_is_decided(operand: Node, decided: bool) -> None:
     tested = IsNull(operand)
     assert simplified(tested, 18) == tested
     assert simplified(tested, 19) == (FALSE if decided else tested)
 
 
-def test_from_19_on_a_null_test_must_not_hang_on_what_only_postgresql_computes() -> None:
+def test_from_19_on_a_null_test_must_not_depend_on_a_constant_that_only_postgresql_computes() -> None:
     scale = FunctionCall("numeric_scale", (ONE,), type_oid=INT4)
     tested = IsNull(Coalesce((QUOTIENT, scale), type_oid=INT4))
     assert simplified(tested, 18) == tested

@@ -1,4 +1,4 @@
-"""Arrays in text and in binary format become lists of their elements, or a named error, whatever is in them."""
+"""Arrays in text and in binary format give lists of their elements, or a specific error, whatever they contain."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ARRAYS = st.lists(st.none() | st.lists(st.none() | st.just("NULL") | STRINGS, ma
 
 
 def printed(elements: list[str | None], delimiter: str = ",") -> bytes:
-    """What array_out prints of one dimension."""
+    """The output of array_out for one dimension."""
 
     def element(text: str | None) -> str:
         if text is None:
@@ -34,7 +34,7 @@ def printed(elements: list[str | None], delimiter: str = ",") -> bytes:
 
 
 def sent(elements: list[bytes | None], type_oid: int, *, low: int = 1) -> bytes:
-    """What array_send returns of one dimension."""
+    """The result of array_send for one dimension."""
     if not elements:
         return struct.pack(">iiI", 0, 0, type_oid)
     items = [struct.pack(">i", -1) if e is None else struct.pack(">i", len(e)) + e for e in elements]
@@ -70,7 +70,7 @@ def test_numbers(arrays):
         for a in arrays
     ]
     assert converted(from_binary, values, INT4_ARRAY) == arrays
-    # A slice of a longer array, whose bytes do not begin where its buffer does.
+    # A slice of a longer array: its bytes do not begin at the begin of its buffer.
     one_less = pa.array(values, pa.binary()).slice(1)
     assert from_binary(one_less, column_type(INT4_ARRAY, -1), "c").to_pylist() == arrays[1:]
 
@@ -78,7 +78,7 @@ def test_numbers(arrays):
 @pytest.mark.parametrize(
     "value", ["{{1}}", "{{1,2},{3,4}}", "[0:0]={1}", "[2:3]={1,2}", "{1}2", "{1", "1}", "{1}}", '{"1}', ""]
 )
-def test_what_a_list_does_not_hold_names_the_override(value):
+def test_an_array_that_no_list_can_hold_names_the_override(value):
     with pytest.raises(ValueNotRepresentableError, match=r'"c".*\n.*c: string') as caught:
         converted(from_text, [b"{1}", value.encode()], INT4_ARRAY)
     assert not value or value not in str(caught.value)
@@ -87,7 +87,7 @@ def test_what_a_list_does_not_hold_names_the_override(value):
 @pytest.mark.parametrize(
     "value", [struct.pack(">iiIiiii", 2, 0, INT4, 0, 1, 0, 1), sent([b"\0\0\0\1"], INT4, low=0)]
 )
-def test_what_a_list_does_not_hold_in_binary(value):
+def test_a_binary_array_that_no_list_can_hold_is_refused(value):
     with pytest.raises(ValueNotRepresentableError):
         converted(from_binary, [sent([], INT4), value], INT4_ARRAY)
 
@@ -112,8 +112,8 @@ def test_bytes_that_are_no_array(value):
 
 @settings(max_examples=300)
 @given(st.lists(st.text(st.sampled_from('{},"\\aNUL ')), max_size=4))
-def test_text_that_is_no_array_is_an_error_of_pgsieves(values):
-    """Whatever is taken for arrays is as many lists."""
+def test_a_text_that_is_not_an_array_is_pgsieves_own_error(values):
+    """Whatever is accepted as arrays gives as many lists."""
     texts = [value.encode() for value in values]
     try:
         array = converted(from_text, texts, TEXT_ARRAY)

@@ -1,4 +1,4 @@
-"""Names, quotes and times are written as the server writes them: it is asked for each."""
+"""Names, quotes and times are written as the server writes them. The server is asked for each."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def session(publisher_server: EmbeddedServer):
         yield connection
 
 
-def test_the_module_is_what_its_script_writes():
+def test_the_module_equals_the_output_of_its_script():
     script = ROOT / "scripts" / "catalog_names.py"
     written = subprocess.run(
         [sys.executable, script], env={"PYTHONPATH": str(ROOT / "src")}, capture_output=True, check=True
@@ -86,7 +86,7 @@ FIRST, LAST = -211813488000000000, 9223371331200000000 - 1  # 4714-11-24 BC, and
     )
 )
 def test_times_are_printed_as_the_server_prints_them(session, times):
-    # timestamptz_recv takes the microseconds as they are.
+    # timestamptz_recv takes the microseconds unchanged.
     sent = [time.to_bytes(8, "big", signed=True) for time in [*times, -(2**63), 2**63 - 1]]
     session.execute("SET timezone = 'UTC'")
     with session.cursor() as cursor:

@@ -1,8 +1,8 @@
-"""The initial copy and the stream, in text and in binary format, lead to the same columns, for values of every type.
+"""The initial copy and the stream, in text and in binary format, give the same columns for values of every type.
 
-All three are read from one server: the copy as ADBC reads `copy_expression`, the stream as a slot sends it. For most
-types they are independent, so that each is the others' oracle; columns that are PostgreSQL's own text are also
-compared with what libpq is given for a plain SELECT, arrays with what the server's unnest makes of them.
+All three are read from one server: the copy by `copy_expression` through ADBC, the stream from a slot. For most types they are
+independent, so each is the others' oracle. Columns that are PostgreSQL's own text are also compared with libpq's result of a plain
+SELECT, arrays with the result of the server's unnest.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ SESSION = (
 
 @pytest.fixture(scope="module")
 def database(publisher_server: EmbeddedServer) -> Iterator[str]:
-    """A database of its own, by conninfo."""
+    """A new database; yields its conninfo."""
     with psycopg.connect(publisher_server.conninfo(), autocommit=True) as admin:
         admin.execute("CREATE DATABASE columns")
         conninfo = publisher_server.conninfo(dbname="columns", options=SESSION, client_encoding="UTF8")
@@ -88,7 +88,7 @@ def changes_of(messages: pa.Array) -> tuple[Relation, pa.Array]:
 
 
 def same(one: pa.Array, other: pa.Array) -> bool:
-    """Equality to the last bit: NaN is NaN, and -0 is not 0."""
+    """Equality of every bit: NaN equals NaN, and -0 differs from 0."""
     if pa.types.is_list(one.type):
         return one.value_lengths().equals(other.value_lengths()) and same(one.flatten(), other.flatten())
     if pa.types.is_floating(one.type):
@@ -143,7 +143,7 @@ class Columns:
         return read(self.conninfo, f"SELECT {selected} FROM {self.table} ORDER BY id")
 
     def unnested(self, name: str, oid: int, modifier: int) -> list[pa.Array | None]:
-        """An array column as the server takes it apart; its elements' text is converted one type down."""
+        """An array column as the server unnests it. The text of its elements is converted as the element type."""
         with psycopg.connect(self.conninfo) as connection:
             rows = connection.execute(
                 sql.SQL(
@@ -162,14 +162,14 @@ class Columns:
 
 
 def difference(one: pa.Array, other: pa.Array) -> list[object]:
-    """The first values that are not the same."""
+    """The first values that differ."""
     return [pair for pair in zip(one, other, strict=True) if not same(*(pa.array([s]) for s in pair))][:3]
 
 
 def test_copy_and_stream_in_both_formats_give_the_same_columns(database):
     r = random.Random(SEED)
     own = samples.scalars(r)
-    # PostgreSQL itself cannot send an array of elements without a send function in binary format.
+    # PostgreSQL itself cannot send an array in binary format if its element type has no send function.
     sendable = [s for s in own if s.type != "aclitem"]
     table = Columns(
         database,
@@ -198,13 +198,13 @@ def test_copy_and_stream_in_both_formats_give_the_same_columns(database):
             assert all(
                 a is None if b is None else same(a, b) for a, b in zip(expected, elements, strict=True)
             ), what
-    # A type that PostgreSQL gets is a type that is missing here. xml needs libxml, which this server lacks.
+    # If PostgreSQL gets a new type, it is missing here. xml needs libxml, which this server lacks.
     tried = {oid for oid, _ in table.catalog}
     # oid8 is new in 19 (tests/postgresql_19/test_statements.py).
     assert {oid for oid in BUILTIN_TYPES if has_output(oid)} - tried == {142, 6437}
 
 
-def test_types_without_a_text_of_their_binary_format_say_so(database):
+def test_types_whose_binary_format_gives_no_text_are_refused(database):
     r = random.Random(SEED)
     scalars = samples.without_output(r)
     table = Columns(database, "unprinted", [*scalars, *samples.arrays(r, scalars)], r)
@@ -223,8 +223,8 @@ def test_types_without_a_text_of_their_binary_format_say_so(database):
             decode_changes(messages, columns, new_columns={name})
 
 
-def test_arrays_that_no_list_holds(database):
-    """More than one dimension, or subscripts that do not begin at 1: refused in every format."""
+def test_arrays_that_no_list_can_hold(database):
+    """More than one dimension, or subscripts that do not begin at 1, are refused in every format."""
     shapes = ("{{1,2},{3,4}}", "[0:1]={1,2}", "[2:2]={NULL}", "{{{1}}}")
     refused = [
         samples.Sample(f"{kind}[]", (shape,), lambda: "{}") for kind in ("int4", "text") for shape in shapes
@@ -243,14 +243,14 @@ def test_arrays_that_no_list_holds(database):
 
 
 class NeverNull(random.Random):
-    """Draws what makes no value NULL."""
+    """Draws numbers that make no value NULL."""
 
     def random(self) -> float:
         return 0.5
 
 
 @pytest.mark.parametrize("identity", ["DEFAULT", "FULL"])
-def test_changes_are_what_the_message_decoder_finds(database, identity):
+def test_changes_equal_those_of_the_message_decoder(database, identity):
     slot = f"changes_{identity.lower()}"
     with psycopg.connect(database, autocommit=True) as connection:
         for statement in (
@@ -292,8 +292,8 @@ def test_changes_are_what_the_message_decoder_finds(database, identity):
     )
 
 
-def test_rows_of_a_replica_have_the_bytes_and_hashes_that_the_server_computes(database):
-    """record_send and hash_array_extended, one column at a time and all together, long rows included."""
+def test_rows_of_a_replica_have_the_servers_bytes_and_hashes(database):
+    """record_send and hash_array_extended, for each column alone and for all together, also for long rows."""
     r = random.Random(SEED)
     own = samples.scalars(r)
     everything = [*own, *samples.arrays(r, own), *samples.of_users(r), *samples.overridden(r)]
@@ -313,7 +313,9 @@ def test_rows_of_a_replica_have_the_bytes_and_hashes_that_the_server_computes(da
     for place, (array, column, sample) in enumerate(zip(arrays, columns, everything, strict=True)):
         computed, expected = record_send([array], [column]), sent.column(f"c{place}").combine_chunks()
         if sample.override == "array<decimal(20,4)>":
-            assert not computed.equals(expected), "the server prints an element with its own scale"
+            assert not computed.equals(expected), (
+                "the server no longer prints each element with its own scale"
+            )
         else:
             assert computed.equals(expected), (sample, SEED, difference(computed, expected))
             alike.append(place)

@@ -1,4 +1,4 @@
-"""What a replica holds is printed as PostgreSQL prints it, also where Python cannot hold it."""
+"""Values of a replica are printed as PostgreSQL prints them, also values beyond Python's range."""
 
 from __future__ import annotations
 
@@ -39,5 +39,5 @@ def test_decimals_have_all_places_of_their_scale() -> None:
     assert shown(values) == ["0.0000000001", "-2.0000000000"]
 
 
-def test_no_values_have_no_text() -> None:
+def test_empty_columns_have_no_text() -> None:
     assert shown(pa.chunked_array([], pa.int32())) == []

@@ -1,4 +1,4 @@
-"""docs/types.md is what the code says, and the code's types are those of a real server."""
+"""docs/types.md agrees with the code, and the code's types with those of a real server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OF_19 = {6437, 6490}
 
 @pytest.mark.parametrize("server", ["publisher_server", "publisher_19"])
 def test_builtin_types_are_those_of_the_server(server: str, request: pytest.FixtureRequest) -> None:
-    """All that a column can have: base types and ranges of pg_catalog, but those that only PostgreSQL itself writes."""
+    """All types that a column can have: base types and ranges of pg_catalog, except those that only PostgreSQL itself writes."""
     with psycopg.connect(request.getfixturevalue(server).conninfo()) as connection:
         rows = connection.execute(
             "SELECT t.oid::int8, t.typarray::int8, coalesce(r.rngsubtype, m.rngtypid, 0)::int8,"

@@ -1,4 +1,4 @@
-"""PostgreSQL's text and send formats become exactly the values of their Spark types, or a named error."""
+"""PostgreSQL's text and binary formats give exactly the values of their Spark types, or a specific error."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def numeric(precision: int, scale: int) -> int:
 
 
 def text(oid: int, *values: str | None, modifier: int = -1, override: str | None = None) -> list[object]:
-    """The values that PostgreSQL's text becomes; dates and timestamps as their numbers."""
+    """The values of PostgreSQL's texts; dates and timestamps as their numbers."""
     kind = column_type(oid, modifier, override)
     array = from_text(pa.array([None if v is None else v.encode() for v in values], pa.binary()), kind, "c")
     assert array.type == kind.arrow
@@ -213,13 +213,13 @@ def test_text_in_other_arrays():
     assert from_text(flags, column_type(BOOL, -1), "c").to_pylist() == [True, None, False, None]
 
 
-def test_nan_is_a_double_but_no_decimal():
+def test_nan_is_a_double_but_not_a_decimal():
     assert math.isnan(text(FLOAT8, "NaN")[0])
     with pytest.raises(ValueNotRepresentableError):
         text(NUMERIC, "NaN", modifier=numeric(12, 2))
 
 
-def test_real_as_double_stays_the_number_it_is():
+def test_real_as_double_keeps_its_number():
     assert text(FLOAT4, "1.1", override="double") == [1.100000023841858]
 
 
@@ -255,7 +255,7 @@ SECRET = "4111222233334444"
         (TIMESTAMPTZ, -1, "0044-03-15 00:00:00 BC"),
     ],
 )
-def test_value_that_does_not_fit_is_an_error_that_names_the_column_only(oid, modifier, value):
+def test_a_value_that_does_not_fit_is_an_error_that_names_only_the_column(oid, modifier, value):
     with pytest.raises(ValueNotRepresentableError) as caught:
         from_text(pa.array([None, value.encode()]), column_type(oid, modifier), "card")
     assert '"card"' in str(caught.value)
@@ -271,7 +271,7 @@ def test_bytes_that_are_not_utf8_are_no_string():
             convert(pa.array([b"\xff\xfe"]), column_type(TEXT, -1), "c")
 
 
-def test_infinities_are_beyond_everything_that_postgresql_has():
+def test_infinities_are_beyond_all_values_of_postgresql():
     assert days_since_epoch(5_874_898, 6, 4) < DATE_INFINITY < 2**31
     assert -(2**31) < DATE_MINUS_INFINITY < days_since_epoch(-4713, 11, 24)
     assert -(2**63) < TIMESTAMP_MINUS_INFINITY < days_since_epoch(-4713, 11, 24) * DAY
@@ -286,7 +286,7 @@ def test_days_since_epoch(day):
 @example([b"\\", None, b"\\x41", b""], None)
 def test_bytea_in_both_formats(values, data):
     def escaped(value: bytes) -> str:
-        """What byteaout prints with bytea_output = escape."""
+        """The output of byteaout with bytea_output = escape."""
         return "".join("\\\\" if b == 0x5C else chr(b) if 0x20 <= b <= 0x7E else f"\\{b:03o}" for b in value)
 
     def printed(value: bytes) -> str:
@@ -312,7 +312,7 @@ def test_decimal(values):
 
 
 def printed_timestamp(micros: int, zone: str) -> str:
-    """What EncodeDateTime prints; the calendar by another way than the code's: Python's, moved by 400 years."""
+    """The output of EncodeDateTime. It is computed in another way than by the code: with Python's calendar, moved by 400 years."""
     days, rest = divmod(micros, DAY)
     cycles, day = divmod(days + 719_162, 146_097)
     date = dt.date.fromordinal(day + 1)
@@ -373,7 +373,7 @@ def test_send_format_that_does_not_fit_is_refused():
 
 
 def numeric_sent(value: Decimal) -> bytes:
-    """What numeric_send returns for a number: its digits in groups of four around the decimal point."""
+    """The result of numeric_send for a number: its digits in groups of four around the decimal point."""
     sign, digits, exponent = value.as_tuple()
     scale = max(0, -exponent)
     whole, _, fraction = f"{value.copy_abs():f}".partition(".")
@@ -395,7 +395,7 @@ def numeric_sent(value: Decimal) -> bytes:
 @settings(max_examples=50)
 @given(data=st.data())
 def test_decimal_in_send_format(precision, scale, data):
-    """What fits is the number, what does not is refused, in binary as in text."""
+    """A number that fits is decoded, any other is refused, in binary format as in text."""
     kind = column_type(NUMERIC, numeric(precision, scale))
     digits = st.integers(-(10 ** (precision + 1)), 10 ** (precision + 1))
     values = data.draw(
@@ -454,7 +454,7 @@ def test_a_number_of_too_many_digits_is_not_taken_modulo_a_power_of_two(value, s
         ),
     ],
 )
-def test_types_that_users_make_are_printed_by_what_they_are_made_of(defined, oid, sent, expected):
+def test_user_defined_types_are_printed_by_their_parts(defined, oid, sent, expected):
     kind = column_type(oid, -1, None, defined)
     assert pickle.loads(pickle.dumps(kind)) == kind
     assert from_binary(pa.array([sent, None]), kind, "c").to_pylist() == [expected, None]
@@ -468,7 +468,7 @@ def test_types_that_users_make_are_printed_by_what_they_are_made_of(defined, oid
     values=st.lists(st.none() | st.binary(max_size=40), max_size=3),
     override=st.sampled_from([None, "string"]),
 )
-def test_binary_that_is_no_value_of_its_type_is_an_error_of_pgsieves(oid, values, override):
+def test_binary_bytes_that_are_no_value_of_their_type_are_pgsieves_own_error(oid, values, override):
     kind = column_type(oid, -1, override)
     try:
         column = from_binary(pa.array(values, pa.binary()), kind, "c")

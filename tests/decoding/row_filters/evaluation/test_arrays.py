@@ -1,11 +1,11 @@
-"""What NULL is among the elements of arrays."""
+"""NULL among the elements of arrays."""
 
 from __future__ import annotations
 
 from pgsieve.decoding.row_filters.evaluation.arrays import COMPARING, FUNCTIONS, position
 
 
-def test_null_is_found_nowhere() -> None:
+def test_null_equals_no_element() -> None:
     assert COMPARING["arraycontains"]([1, None], [1, 1])
     assert not COMPARING["arraycontains"]([1, None], [None])
     assert COMPARING["arraycontains"]([], [])
@@ -14,7 +14,7 @@ def test_null_is_found_nowhere() -> None:
     assert COMPARING["arrayoverlap"]([None, 1], [1])
 
 
-def test_but_by_its_position() -> None:
+def test_array_position_finds_null() -> None:
     assert (position([1, None, None], None), position([1, 2, 2], 2), position([], 1)) == (2, 2, None)
 
 

@@ -1,4 +1,4 @@
-"""Row filters by whole columns: the verdicts of the function that looks at one row after the other. Those are PostgreSQL's."""
+"""Row filters evaluated column by column give the verdicts of the evaluation row by row, which are PostgreSQL's."""
 
 from __future__ import annotations
 
@@ -132,18 +132,18 @@ def by_columns(node: Node) -> list[bool | None]:
 
 
 @pytest.mark.parametrize("text", BY_COLUMNS)
-def test_columns_come_to_the_verdicts_of_rows(text: str) -> None:
+def test_columns_give_the_verdicts_of_rows(text: str) -> None:
     assert by_columns(tree(text)) == row_by_row(tree(text))
 
 
 @pytest.mark.parametrize("text", ROW_BY_ROW)
-def test_what_may_fail_or_is_compared_in_another_way_is_left_to_rows(text: str) -> None:
+def test_filters_that_may_fail_or_compare_specially_are_evaluated_row_by_row(text: str) -> None:
     with pytest.raises(NotColumnarError):
         columnar(tree(f"a > 0 AND ({text})"))
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_any_combination_does(seed: int) -> None:
+def test_combinations_give_the_verdicts_of_rows(seed: int) -> None:
     draw = random.Random(seed)
 
     def combined(depth: int) -> str:
@@ -162,13 +162,13 @@ def test_any_combination_does(seed: int) -> None:
     assert by_columns(tree(text)) == row_by_row(tree(text)), text
 
 
-def test_patterns_match_by_columns_what_they_match_by_rows() -> None:
-    """All patterns of up to four parts: Arrow has ways of its own for those with a percent sign at an end."""
+def test_patterns_match_the_same_by_columns_as_by_rows() -> None:
+    """All patterns of up to four parts. Arrow treats patterns with a percent sign at an end specially."""
     texts = ["".join(text) for size in range(4) for text in product("a\\%\n", repeat=size)]
     rows = pa.record_batch({"t": pa.array(texts)})
     column = nodes.ColumnValue("t", "C", type_oid=nodes.TEXT)
     for size in range(5):
         for parts in product(("a", "%", "_", "\\%", "\\_", "\\\\"), repeat=size):
             pattern = "".join(parts)
-            found = columnar(nodes.Like(column, pattern))(rows).to_pylist()
-            assert found == [like(pattern)(text) for text in texts], pattern
+            matches = columnar(nodes.Like(column, pattern))(rows).to_pylist()
+            assert matches == [like(pattern)(text) for text in texts], pattern

@@ -1,4 +1,4 @@
-"""Calendars beyond Python's, ranges and infinities; every function is compared with the server's in tests/properties."""
+"""Dates beyond Python's calendar, ranges and infinities. tests/properties compares every function with the server's."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ FIRST_TIMESTAMP, LAST_TIMESTAMP = FIRST * DAY, days_since_epoch(294_277, 1, 1) *
 
 def made(name: str, parameter: Constant, type_oid: int, result: int) -> Callable[..., object]:
     of = ColumnValue("x", type_oid=type_oid)
-    found = function_of(FunctionCall(name, (parameter, of), type_oid=result))
-    assert found is not None
-    function, operands = found
+    resolved = function_of(FunctionCall(name, (parameter, of), type_oid=result))
+    assert resolved is not None
+    function, operands = resolved
     assert operands == (of,)
     return function
 
@@ -89,13 +89,13 @@ def test_an_interval_is_added_months_first() -> None:
         partial(field("year", "timestamp_trunc", result=TIMESTAMP), FIRST_TIMESTAMP),
     ],
 )
-def test_what_is_out_of_range_fails(fails: Callable[[], object]) -> None:
+def test_values_out_of_range_fail(fails: Callable[[], object]) -> None:
     with pytest.raises(PgsieveError) as raised:
         fails()
     assert raised.value.sqlstate == "22008"
 
 
-def test_a_year_before_christ() -> None:
+def test_years_before_christ() -> None:
     assert FUNCTIONS["make_date"](-1, 2, 29) == days_since_epoch(0, 2, 29)
     assert field("year", "extract_date", DATE)(days_since_epoch(0, 2, 29)) == -1
     assert field("week", "extract_date", DATE)(days_since_epoch(2021, 1, 3)) == 53

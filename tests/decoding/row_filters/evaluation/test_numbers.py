@@ -1,4 +1,4 @@
-"""Where numbers round, overflow and fail; every function is compared with the server's in tests/properties."""
+"""Rounding, overflow and errors of numbers. tests/properties compares every function with the server's."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_an_error_has_postgresqls_sqlstate(sqlstate: str, fails: Callable[[], ob
 def test_rounding() -> None:
     assert [CONVERSIONS[FLOAT8, INT4](value) for value in (0.5, 1.5, -2.5)] == [0, 2, -2]
     assert [CONVERSIONS[NUMERIC, INT4](Decimal(text)) for text in ("0.5", "1.5", "-2.5")] == [1, 2, -3]
-    # Over a double these would be rounded twice, down.
+    # As doubles, these would be rounded twice, and so down.
     assert CONVERSIONS[INT8, FLOAT4](9007199791611905) == 9007200328482816.0
     assert CONVERSIONS[NUMERIC, FLOAT4](Decimal("16777217.000000001")) == 16777218.0
     assert [FUNCTIONS["dround"](value) for value in (0.5, 2.5, inf, 1e300)] == [0.0, 2.0, inf, 1e300]

@@ -1,4 +1,4 @@
-"""What Arrow's values and constants become, and by what they are compared."""
+"""Arrow's values and constants as values of the evaluator, and their order."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_an_order(type_oid: int, ascending: list[object]) -> None:
     assert len(set(ranks)) == len(ranks)
 
 
-def test_what_is_equal_in_postgresql_has_one_rank() -> None:
+def test_equal_values_of_postgresql_have_the_same_rank() -> None:
     for type_oid, values in (
         (nodes.FLOAT8, [0.0, -0.0]),
         (nodes.FLOAT8, [nan, -nan]),

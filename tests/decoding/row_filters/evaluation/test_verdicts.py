@@ -1,4 +1,4 @@
-"""What is asked of a batch, and what is raised for it; that verdicts are PostgreSQL's is said by tests/properties."""
+"""The verdicts of a batch, and its errors. tests/properties proves that the verdicts are PostgreSQL's."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def tree(text: str) -> Node:
     ],
 )
 def test_a_verdict_is_true_false_or_null(text: str, expected: list[bool | None]) -> None:
-    found = verdicts(tree(text), ROWS)
-    assert found.type == pa.bool_()
-    assert found.to_pylist() == expected
+    results = verdicts(tree(text), ROWS)
+    assert results.type == pa.bool_()
+    assert results.to_pylist() == expected
 
 
 def test_an_empty_batch_has_no_verdicts() -> None:
@@ -60,14 +60,14 @@ def test_an_error_has_postgresqls_words_and_no_value() -> None:
     assert (str(raised.value), raised.value.sqlstate) == ("division by zero [22012]", "22012")
 
 
-def test_of_several_filters_a_row_passes_one() -> None:
+def test_a_row_has_to_pass_one_of_several_filters() -> None:
     evaluate = condition(tree("a = 0 OR a IS NULL"), tree("10 / a < 0"))
     assert evaluate(ROWS).to_pylist() == [True, False, True, True]
     with pytest.raises(FilterValueError):
         condition(tree("10 / a < 0"), tree("a = 0"))(ROWS)
 
 
-def test_what_has_no_counterpart_is_told_before_a_row_is_read() -> None:
+def test_an_expression_without_a_counterpart_is_refused_before_a_row_is_read() -> None:
     with pytest.raises(TypeError, match="the function pg_sleep"):
         condition(FunctionCall("pg_sleep", (ColumnValue("a", type_oid=INT4),), type_oid=BOOL))
     deep = reduce(lambda node, _: Not(node), range(20_000), tree("a > 0"))
@@ -75,29 +75,29 @@ def test_what_has_no_counterpart_is_told_before_a_row_is_read() -> None:
         condition(deep)
 
 
-def test_of_no_filter_a_row_passes_none() -> None:
+def test_without_any_filter_no_row_passes() -> None:
     assert condition()(ROWS).to_pylist() == [False] * 4
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        # Of the first row the division is not evaluated, of the second the pattern decides nothing.
+        # In the first row the division is not evaluated; in the second row the pattern decides nothing.
         ("(t ~ '^(x|y)+$' OR 10 / a = 2) AND a % 7 <> 5", [True, False, None, False]),
         ("CASE WHEN t ~ '(y)+' THEN a IS NULL ELSE 10 / (a + 1) > 1 END", [True, False, True, False]),
         ("lower(t || 'Z') ~ 'x(y|z)*$'", [True, None, True, False]),
         ("substring(t, 1, 1) ~ 'x' OR t LIKE ''", [True, None, True, True]),
     ],
 )
-def test_parts_that_cannot_fail_are_computed_by_columns_beside_parts_that_may(
+def test_parts_that_cannot_fail_are_computed_by_columns_even_if_others_may_fail(
     text: str, expected: list[bool | None]
 ) -> None:
     assert verdicts(tree(text), ROWS).to_pylist() == expected
 
 
-def test_a_condition_serves_several_threads() -> None:
+def test_several_threads_may_use_a_condition() -> None:
     evaluate = condition(tree("a = ANY (l) IS NOT TRUE"))
     batches = [ROWS.slice(number % 4) for number in range(40)] * 5
     with ThreadPoolExecutor(4) as pool:
-        found = [result.to_pylist() for result in pool.map(evaluate, batches)]
-    assert found == [evaluate(batch).to_pylist() for batch in batches]
+        results = [result.to_pylist() for result in pool.map(evaluate, batches)]
+    assert results == [evaluate(batch).to_pylist() for batch in batches]
