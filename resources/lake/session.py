@@ -35,6 +35,7 @@ from pgsieve.resources.lake.jars import Packages, class_path, delta_packages, fe
 from pgsieve.resources.lake.java import jvm
 from pgsieve.resources.lake.java.class_archive import archive_file
 from pgsieve.resources.lake.masters import cores_of, threads_of
+from pgsieve.resources.lake.module_search import search_once
 from pgsieve.resources.lake.stores import log_store
 from pgsieve.resources.lake.stores.storage import Storage, storage_of
 from pgsieve.resources.limited import limited
@@ -222,6 +223,7 @@ def silence_client() -> None:
 
 def ship_by_value() -> None:
     """Have pgsieve's functions sent within the plan, because executors may lack pgsieve, or have another version."""
+    search_once()
     for package in SHIPPED:
         cloudpickle.register_pickle_by_value(import_module(package))  # type: ignore[no-untyped-call]
 
