@@ -6,6 +6,7 @@ Dagster opens a connection for each statement. When the last connection closes, 
 which is most of the cost of an event; a run with changes in 200 tables has some thousand events. Here the
 connections stay open, and the events that plan a run's steps are stored in one transaction. Dagster also
 creates a database for each run by its migrations. Here only the first run does so; later runs copy its file.
+Many steps read the records of the same inputs. Here they are read again only after a change.
 """
 
 import os
@@ -14,9 +15,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from threading import RLock
+from typing import Any
 
+import dagster as dg
 from dagster._core.events.log import EventLogEntry
 from dagster._core.storage.event_log import EventLogStorage, SqliteEventLogStorage
+from dagster._core.storage.event_log.base import AssetRecord
 from dagster._core.storage.event_log.sqlite.sqlite_event_log import INDEX_SHARD_NAME
 from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.engine.interfaces import DBAPIConnection
@@ -44,6 +48,10 @@ class KeptEventLog(SqliteEventLogStorage):
     _pattern: bytes | None
     #: Tables, columns and migrations that exist. Dagster looks for them with each event, and never removes one.
     _existing: set[tuple[str, ...]]
+    #: Records of assets (None: there is none) as they were after these changes to the database of all runs: a number that
+    #: other processes' commits change (sqlite.org/pragma.html#pragma_data_version), and how many rows this one has changed.
+    _records: dict[dg.AssetKey, AssetRecord | None]
+    _changes: tuple[int, int]
 
     @contextmanager
     def _connect(self, shard: str) -> Iterator[Connection]:
@@ -61,6 +69,38 @@ class KeptEventLog(SqliteEventLogStorage):
             for shard in {INDEX_SHARD_NAME, *(event.run_id for event in events)}:
                 self._batch[shard] = stack.enter_context(self._connect(shard))
             super().store_event_batch(events)
+
+    def store_event(self, event: EventLogEntry) -> None:
+        """Store an event; the record of its asset is read again."""
+        with self._turn:
+            before = self._own_changes()
+            super().store_event(event)
+            if event.dagster_event is not None and event.dagster_event.asset_key is not None:
+                self._records.pop(event.dagster_event.asset_key, None)
+            if before == self._changes[1]:
+                self._changes = self._changes[0], self._own_changes()
+
+    def get_asset_records(self, asset_keys: Sequence[dg.AssetKey] | None = None) -> Sequence[AssetRecord]:
+        """The records of assets, which are read only where something may have changed since."""
+        if asset_keys is None:
+            return super().get_asset_records()
+        with self._turn:
+            with self._connect(INDEX_SHARD_NAME) as connection:
+                number = connection.exec_driver_sql("PRAGMA data_version").scalar_one()
+            if (changes := (number, self._own_changes())) != self._changes:
+                self._records, self._changes = {}, changes
+            wanted = dict.fromkeys(asset_keys)
+            if unread := [key for key in wanted if key not in self._records]:
+                records = super().get_asset_records(unread)
+                self._records.update(dict.fromkeys(unread))
+                self._records.update((record.asset_entry.asset_key, record) for record in records)
+            return [record for key in wanted if (record := self._records[key]) is not None]
+
+    def _own_changes(self) -> int:
+        """How many rows this process has changed in the database of all runs (sqlite.org/c3ref/total_changes.html)."""
+        connection = self._open.get(INDEX_SHARD_NAME)
+        driver: Any = connection and connection.connection.driver_connection
+        return driver.total_changes if driver else 0
 
     def _make(self, engine: Engine, path: Path) -> None:
         """Create a database's tables."""
@@ -115,6 +155,8 @@ class KeptEventLog(SqliteEventLogStorage):
                 self._make(engine, Path(path))
                 self._initialized_dbs.add(shard)
             connection = engine.connect()
+            if shard == INDEX_SHARD_NAME:
+                self._records = {}  # A new connection counts anew.
         self._open[shard] = connection
         while len(self._open) > _KEPT:
             _close(self._open.popitem(last=False)[1])
@@ -160,6 +202,7 @@ def connections_kept(storage: EventLogStorage) -> Iterator[None]:
     assert isinstance(kept, KeptEventLog)
     kept._open, kept._turn, kept._batch = OrderedDict(), RLock(), {}  # noqa: SLF001 - see above
     kept._pattern, kept._existing = None, set()  # noqa: SLF001
+    kept._records, kept._changes = {}, (0, 0)  # noqa: SLF001
     ours = _BATCH not in os.environ
     os.environ.setdefault(_BATCH, _BATCH_EVENTS)
     try:

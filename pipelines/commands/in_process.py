@@ -31,6 +31,8 @@ _logger = logging.getLogger(__name__)
 _STEP_ENDS = {dg.DagsterEventType.STEP_SUCCESS, dg.DagsterEventType.STEP_FAILURE}
 _INTERRUPTS = {dg.DagsterExecutionInterruptedError.__name__, KeyboardInterrupt.__name__}
 _QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
+#: How many records of assets are read at a time.
+_RECORDS = 100
 #: Asset keys in the commands' runs: those of a project without a translator of its own.
 NAMING = Naming()
 
@@ -90,6 +92,7 @@ def materialize(
     result = None
     try:
         with span(task), refused_by_dagster():
+            _read_inputs(dagster, assets)
             result = dg.materialize(
                 list(assets),
                 instance=dagster,
@@ -108,6 +111,15 @@ def materialize(
         raise KeyboardInterrupt
     keep_one_idle(dagster, result)
     return result
+
+
+def _read_inputs(dagster: dg.DagsterInstance, assets: Sequence[dg.AssetsDefinition]) -> None:
+    """Read the records of all inputs together, where some steps would read them one after the other (`event_log`)."""
+    if len(assets) < 2:
+        return
+    inputs = sorted({key for each in assets for key in set(each.dependency_keys) - each.keys})
+    for first in range(0, len(inputs), _RECORDS):
+        dagster.get_asset_records(inputs[first : first + _RECORDS])
 
 
 @contextmanager

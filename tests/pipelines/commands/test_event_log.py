@@ -10,6 +10,7 @@ import dagster as dg
 import pytest
 from dagster._core.events.log import EventLogEntry
 from dagster._core.storage.event_log import SqliteEventLogStorage
+from dagster._core.storage.event_log.base import AssetRecord
 from sqlalchemy import Connection
 
 from pgsieve.pipelines.commands import event_log
@@ -121,3 +122,55 @@ def test_a_batch_whose_second_database_cannot_be_opened_leaves_no_transaction_op
         assert len(opened) == 2
         assert len(other.all_logs(run.run_id, of_type=planned)) == 2
         assert len(other.fetch_materializations(KEY, limit=100).records) == 1
+
+
+def test_a_record_is_read_again_once_anybody_has_changed_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    read, read_records = list[int](), SqliteEventLogStorage.get_asset_records
+
+    def counted(
+        storage: SqliteEventLogStorage, keys: Sequence[dg.AssetKey] | None = None
+    ) -> Sequence[AssetRecord]:
+        read.append(len(keys or ()))
+        return read_records(storage, keys)
+
+    monkeypatch.setattr(SqliteEventLogStorage, "get_asset_records", counted)
+    keys = [KEY, dg.AssetKey("b"), dg.AssetKey("of nobody")]
+    with (
+        dg.DagsterInstance.get() as instance,
+        dg.DagsterInstance.get() as other,
+        connections_kept(instance.event_log_storage),
+    ):
+
+        def numbers() -> dict[dg.AssetKey, object]:
+            records = instance.get_asset_records([*keys, KEY])
+            assert len(records) <= 2
+            newest = {r.asset_entry.asset_key: r.asset_entry.last_materialization for r in records}
+            made = {key: entry and entry.asset_materialization for key, entry in newest.items()}
+            return {key: event and event.metadata["n"].value for key, event in made.items() if event}
+
+        def change(by: dg.DagsterInstance, key: dg.AssetKey, number: int) -> None:
+            by.report_runless_asset_event(dg.AssetMaterialization(key, metadata={"n": number}))
+
+        assert numbers() == {}
+        assert numbers() == {}
+        assert read == [3], "also where there is none"
+        change(instance, KEY, 1)
+        assert numbers() == {KEY: 1}
+        change(instance, keys[1], 1)
+        assert numbers() == {KEY: 1, keys[1]: 1}
+        assert read == [3, 1, 1], "of what has changed"
+        change(other, KEY, 2)
+        assert numbers() == {KEY: 2, keys[1]: 1}
+        change(instance, keys[1], 2)
+        assert numbers() == {KEY: 2, keys[1]: 2}
+        assert read == [3, 1, 1, 3, 1]
+        for number in range(event_log._KEPT):  # Until the database of all runs is opened anew.
+            with instance.event_log_storage.run_connection(f"run {number}"):
+                pass
+        change(other, KEY, 3)
+        assert numbers()[KEY] == 3
+        instance.wipe_assets([KEY])
+        assert numbers() == {keys[1]: 2}, "wiped without an event"
