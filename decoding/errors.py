@@ -92,7 +92,7 @@ from collections.abc import Mapping
 
 from pgsieve.decoding.visible import visible
 
-#: A placeholder in a hint, where the caller does not know the table's name.
+#: A placeholder in a hint for the table's name, which the caller inserts.
 OF_TABLE = "<schema>.<table>"
 
 

@@ -133,7 +133,7 @@ class Cursor:
         return self.u64(field) or self.fail(f"{field}, not zero", back=8)
 
     def fits(self, count: int, field: str, *, item_size: int) -> int:
-        """Check a count that was just read: so many items of at least `item_size` bytes must remain."""
+        """Check a count that was just read: this many items of at least `item_size` bytes must remain."""
         if not 0 <= count * item_size <= self.remaining:
             self.fail(f"a number of {field} that {self.remaining} bytes can hold, not {count}")
         return count

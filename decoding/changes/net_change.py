@@ -3,7 +3,7 @@
 In: changes by the numbers of their keys (`KeyChanges`). Out: one element per key (`NetChange`). Everything is
 an integer, so the same few operations over whole columns serve ten changes and ten million. Raises nothing.
 
-One row after another has a key. The time in which a row has a key is a *tenure*. Four changes, over a replica
+A key belongs to one row after another. The time in which a row has a key is a *tenure*. Four changes, over a replica
 that has rows of the keys 1 and 2:
 
     change       UPDATE of 1   DELETE of 2   UPDATE of 1 to 2   INSERT of 1       net change
@@ -72,7 +72,8 @@ class KeyChanges:
     def lookups(self, keys: int) -> tuple[Mask, Mask]:
         """The keys that must have a row before the changes, and those whose row in the replica matters.
 
-        It matters if a row begins before one ends, since it must be the key's only row, and if a move needs its row.
+        The replica's row of a key matters if a new row of the key begins before a row ends, because the two conflict,
+        and if a move takes the row to another key.
         """
         begun = _first(np.where((self.operations == INSERT) | self.moves, self.new, NONE), keys)
         ended = _first(self.old, keys)
@@ -86,14 +87,14 @@ class KeyChanges:
 class NetChange:
     """The outcome for the keys that changes have; each array has one element per key.
 
-    Afterwards there is a row of the key, `upserted` or `updated`, or there is none. `upserted`: the row is a
-    new one. `updated`: it is the replica's row of the key `base`, changed; where the replica has none, there
-    is no row. `last` is the change that has the row. `sent` is, for columns that some change left out, the
-    change that has the value: `NONE` where only the replica's row of `base` has it. `expected`: the replica
-    should have a row of this key before the changes.
+    Afterwards the key has a row, `upserted` or `updated`, or it has none. `upserted`: the row is new. `updated`: the
+    row is the replica's row of the key `base`, changed; if the replica has no such row, the key has none. `last` is
+    the change that has the row. For each column that some change left out, `sent` is the change that has the value,
+    or `NONE` if only the replica's row of `base` has it. `expected`: the replica should have a row of this key before
+    the changes.
 
-    Where ended rows are kept, `ended` is the change that ended the row: `NONE` where the row lives. Then the row
-    is there with its last values. A row of the replica that was ended and not changed before has no `last`.
+    If ended rows are kept, `ended` is the change that ended the row, or `NONE` if the row lives; an ended row has its
+    last values. A row of the replica that was ended without an earlier change has no `last`.
     """
 
     keys: Numbers
@@ -191,7 +192,7 @@ def net_changes(changes: KeyChanges, present: Mask, *, keeps: bool = False) -> t
 
 @dataclass(frozen=True)
 class RowVersions:
-    """The versions of rows that changes make, one for each key and commit that leaves a row, and the earlier versions that they end.
+    """The versions of rows that changes make, one for each key and commit that leaves a row, and the ends of earlier versions.
 
     Each array except `ends` has one element per version. `keys`, `last`, `sent` and `base` are as in `NetChange`.
     `until` is the number of the commit that ends the version, `NONE` for the present one. `ends` has for each key the
@@ -242,9 +243,9 @@ def row_versions(changes: KeyChanges, commits: Numbers, present: Mask) -> RowVer
 def with_deletes(changes: KeyChanges, truncates: Sequence[int], keys: int) -> tuple[KeyChanges, Numbers]:
     """The changes with DELETEs in the place of each TRUNCATE, and the number of each change or TRUNCATE.
 
-    `truncates` has for each TRUNCATE the number of changes before it, in order. The first one deletes all `keys`
-    keys, a later one those with changes since. A DELETE has the number of its TRUNCATE; these numbers follow those of
-    changes.
+    `truncates` has for each TRUNCATE the number of changes before it, in order. The first TRUNCATE deletes all `keys`
+    keys; a later one deletes the keys of the changes since the previous one. A DELETE has the number of its TRUNCATE;
+    TRUNCATEs have the numbers after the last change's.
     """
     at, deleted, which, begin = list[Numbers](), list[Numbers](), list[Numbers](), 0
     for number, end in enumerate(truncates, len(changes.operations)):
@@ -257,17 +258,17 @@ def with_deletes(changes: KeyChanges, truncates: Sequence[int], keys: int) -> tu
     if not at:
         return changes, np.arange(len(changes.operations))
     where = np.concatenate(at)
-    with_those = KeyChanges(
+    with_deleted = KeyChanges(
         np.insert(changes.operations, where, DELETE),
         np.insert(changes.old, where, np.concatenate(deleted)),
         np.insert(changes.new, where, NONE),
         {name: np.insert(is_sent, where, False) for name, is_sent in changes.sent.items()},
     )
-    return with_those, np.insert(np.arange(len(changes.operations)), where, np.concatenate(which))
+    return with_deleted, np.insert(np.arange(len(changes.operations)), where, np.concatenate(which))
 
 
 def _tenures(changes: KeyChanges, commits: Numbers | None = None) -> _Tenures:
-    """The tenures of all keys; split by commits, where the number of each change's commit is given."""
+    """The tenures of all keys; if `commits` has the number of each change's commit, tenures are split by commits."""
     move = changes.moves
     stays, goes = np.flatnonzero(~move), np.flatnonzero(move)
     key = np.where(changes.operations[stays] == DELETE, changes.old[stays], changes.new[stays])
@@ -289,7 +290,7 @@ def _tenures(changes: KeyChanges, commits: Numbers | None = None) -> _Tenures:
 
 
 def _written(changes: KeyChanges, tenures: _Tenures) -> tuple[Numbers, dict[str, Numbers]]:
-    """The last change with a row of each tenure, and for some columns the last change with the value."""
+    """For each tenure the last change that has the row, and for each column of `sent` the last change that has its value."""
     if not len(tenures.starts):
         return _none(0), {name: _none(0) for name in changes.sent}
     writes = np.where(_ends(tenures.kind), NONE, tenures.place)
@@ -302,7 +303,7 @@ def _written(changes: KeyChanges, tenures: _Tenures) -> tuple[Numbers, dict[str,
 
 
 def _inherited(tenures: _Tenures, sent: Mapping[str, Numbers]) -> tuple[Numbers, Numbers, dict[str, Numbers]]:
-    """The origin of each tenure's row, the replica's key of it, and the places of its columns.
+    """The origin of each tenure's row, the key of the replica's row from which it comes, and the changes with its columns.
 
     Chains of moves are followed by pointer doubling. In each round every tenure takes over its parent's
     present columns, and then points to the parent of its parent. So a chain of n moves takes log2(n) rounds.

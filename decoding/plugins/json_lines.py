@@ -4,7 +4,7 @@ r"""The output plugin `json`: one line with a JSON object per callback, with exa
 `action`               the callback: begin, insert, update, delete, truncate, message, commit,
                        begin_prepare, prepare, commit_prepared, rollback_prepared, stream_start,
                        stream_stop, stream_abort, stream_prepare, stream_commit
-`xid`                  the transaction; in a stream_abort also `subxid`, where a subtransaction is void
+`xid`                  the transaction; in a stream_abort of a subtransaction also its `subxid`
 `lsn`, `end_lsn`       the record of the commit, prepare or message, and the position after it
 `time`                 ISO, in UTC: of the commit or prepare; of the rollback in a rollback_prepared
 `gid`, `origin`        if the transaction has them

@@ -79,7 +79,7 @@ class Relation:
 
     @classmethod
     def read(cls, cursor: Cursor, xid: int | None) -> Relation:
-        """Read what follows the type byte."""
+        """Read the bytes after the type byte."""
         relation_id = cursor.u32("relation id")
         namespace = cursor.cstr("namespace")
         name = cursor.cstr("relation name")
@@ -91,7 +91,7 @@ class Relation:
         return cls(relation_id, namespace, name, identity, columns, xid)
 
     def write(self, out: Writer) -> None:
-        """Write what follows the type byte."""
+        """Write the bytes after the type byte."""
         out.u32(self.relation_id, "relation id")
         out.cstr(self.namespace, "namespace")
         out.cstr(self.name, "relation name")
@@ -116,11 +116,11 @@ class Type:
 
     @classmethod
     def read(cls, cursor: Cursor, xid: int | None) -> Type:
-        """Read what follows the type byte."""
+        """Read the bytes after the type byte."""
         return cls(cursor.u32("type oid"), cursor.cstr("namespace"), cursor.cstr("type name"), xid)
 
     def write(self, out: Writer) -> None:
-        """Write what follows the type byte."""
+        """Write the bytes after the type byte."""
         out.u32(self.type_oid, "type oid")
         out.cstr(self.namespace, "namespace")
         out.cstr(self.name, "type name")
@@ -138,11 +138,11 @@ class Insert:
 
     @classmethod
     def read(cls, cursor: Cursor, xid: int | None) -> Insert:
-        """Read what follows the type byte."""
+        """Read the bytes after the type byte."""
         return cls(cursor.u32("relation id"), read_new(cursor), xid)
 
     def write(self, out: Writer) -> None:
-        """Write what follows the type byte."""
+        """Write the bytes after the type byte."""
         out.u32(self.relation_id, "relation id")
         write_new(out, self.new)
 
@@ -160,11 +160,11 @@ class Update:
 
     @classmethod
     def read(cls, cursor: Cursor, xid: int | None) -> Update:
-        """Read what follows the type byte."""
+        """Read the bytes after the type byte."""
         return cls(cursor.u32("relation id"), *read_old_and_new(cursor), xid)
 
     def write(self, out: Writer) -> None:
-        """Write what follows the type byte."""
+        """Write the bytes after the type byte."""
         out.u32(self.relation_id, "relation id")
         if self.old is not None:
             write_old(out, self.old)
@@ -183,11 +183,11 @@ class Delete:
 
     @classmethod
     def read(cls, cursor: Cursor, xid: int | None) -> Delete:
-        """Read what follows the type byte."""
+        """Read the bytes after the type byte."""
         return cls(cursor.u32("relation id"), read_old(cursor), xid)
 
     def write(self, out: Writer) -> None:
-        """Write what follows the type byte."""
+        """Write the bytes after the type byte."""
         out.u32(self.relation_id, "relation id")
         write_old(out, self.old)
 
@@ -205,7 +205,7 @@ class Truncate:
 
     @classmethod
     def read(cls, cursor: Cursor, xid: int | None) -> Truncate:
-        """Read what follows the type byte."""
+        """Read the bytes after the type byte."""
         count = cursor.i32("number of relations")
         options = cursor.flags("truncate options", allowed=_CASCADE | _RESTART_IDENTITY)
         cursor.fits(count, "relations", item_size=4)
@@ -213,7 +213,7 @@ class Truncate:
         return cls(relation_ids, bool(options & _CASCADE), bool(options & _RESTART_IDENTITY), xid)
 
     def write(self, out: Writer) -> None:
-        """Write what follows the type byte."""
+        """Write the bytes after the type byte."""
         out.i32(len(self.relation_ids), "number of relations")
         cascade = _CASCADE if self.cascade else 0
         restart_identity = _RESTART_IDENTITY if self.restart_identity else 0
@@ -236,7 +236,7 @@ class LogicalMessage:
 
     @classmethod
     def read(cls, cursor: Cursor, xid: int | None) -> LogicalMessage:
-        """Read what follows the type byte."""
+        """Read the bytes after the type byte."""
         return cls(
             transactional=bool(cursor.flags("message flags", allowed=_TRANSACTIONAL)),
             lsn=cursor.u64("message LSN"),
@@ -246,7 +246,7 @@ class LogicalMessage:
         )
 
     def write(self, out: Writer) -> None:
-        """Write what follows the type byte."""
+        """Write the bytes after the type byte."""
         out.u8(_TRANSACTIONAL if self.transactional else 0, "message flags")
         out.u64(self.lsn, "message LSN")
         out.cstr(self.prefix, "message prefix")

@@ -40,13 +40,13 @@ class XLogData:
 
     @classmethod
     def read(cls, cursor: Cursor) -> XLogData:
-        """Read what follows the type byte."""
+        """Read the bytes after the type byte."""
         data_start, wal_end = cursor.u64("start of the data"), cursor.u64("end of WAL")
         send_time = cursor.i64("send time")
         return cls(data_start, wal_end, send_time, cursor.byten(cursor.remaining, "data"))
 
     def write(self, out: Writer) -> None:
-        """Write what follows the type byte."""
+        """Write the bytes after the type byte."""
         out.u64(self.data_start, "start of the data")
         out.u64(self.wal_end, "end of WAL")
         out.i64(self.send_time, "send time")
@@ -65,12 +65,12 @@ class PrimaryKeepalive:
 
     @classmethod
     def read(cls, cursor: Cursor) -> PrimaryKeepalive:
-        """Read what follows the type byte."""
+        """Read the bytes after the type byte."""
         wal_end, send_time = cursor.u64("end of WAL"), cursor.i64("send time")
         return cls(wal_end, send_time, bool(cursor.flags("reply request", allowed=_YES)))
 
     def write(self, out: Writer) -> None:
-        """Write what follows the type byte."""
+        """Write the bytes after the type byte."""
         out.u64(self.wal_end, "end of WAL")
         out.i64(self.send_time, "send time")
         out.u8(_YES if self.reply_requested else 0, "reply request")
@@ -90,7 +90,7 @@ class StandbyStatusUpdate:
 
     @classmethod
     def read(cls, cursor: Cursor) -> StandbyStatusUpdate:
-        """Read what follows the type byte."""
+        """Read the bytes after the type byte."""
         return cls(
             written=cursor.u64("written LSN"),
             flushed=cursor.u64("flushed LSN"),
@@ -100,7 +100,7 @@ class StandbyStatusUpdate:
         )
 
     def write(self, out: Writer) -> None:
-        """Write what follows the type byte."""
+        """Write the bytes after the type byte."""
         out.u64(self.written, "written LSN")
         out.u64(self.flushed, "flushed LSN")
         out.u64(self.applied, "applied LSN")
@@ -116,7 +116,7 @@ class OtherEnvelope:
     content: bytes
 
     def write(self, out: Writer) -> None:
-        """Write what follows the type byte."""
+        """Write the bytes after the type byte."""
         if self.tag in _READERS:
             out.fail("a type byte that no other envelope has")
         out.byten(self.content)

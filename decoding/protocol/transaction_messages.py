@@ -34,11 +34,11 @@ class Begin:
 
     @classmethod
     def read(cls, cursor: Cursor) -> Begin:
-        """Read what follows the type byte."""
+        """Read the bytes after the type byte."""
         return cls(cursor.valid_lsn("final LSN"), cursor.i64("commit time"), cursor.u32("xid"))
 
     def write(self, out: Writer) -> None:
-        """Write what follows the type byte."""
+        """Write the bytes after the type byte."""
         out.valid_lsn(self.final_lsn, "final LSN")
         out.i64(self.commit_time, "commit time")
         out.u32(self.xid, "xid")
@@ -56,12 +56,12 @@ class Commit:
 
     @classmethod
     def read(cls, cursor: Cursor) -> Commit:
-        """Read what follows the type byte."""
+        """Read the bytes after the type byte."""
         cursor.flags("flags", allowed=_NO_FLAGS)
         return cls(cursor.u64("commit LSN"), cursor.u64("end LSN"), cursor.i64("commit time"))
 
     def write(self, out: Writer) -> None:
-        """Write what follows the type byte."""
+        """Write the bytes after the type byte."""
         out.u8(_NO_FLAGS, "flags")
         out.u64(self.commit_lsn, "commit LSN")
         out.u64(self.end_lsn, "end LSN")
@@ -79,11 +79,11 @@ class Origin:
 
     @classmethod
     def read(cls, cursor: Cursor) -> Origin:
-        """Read what follows the type byte; in a stream the LSN is zero."""
+        """Read the bytes after the type byte; in a stream the LSN is zero."""
         return cls(cursor.u64("origin commit LSN"), cursor.cstr("origin name"))
 
     def write(self, out: Writer) -> None:
-        """Write what follows the type byte."""
+        """Write the bytes after the type byte."""
         out.u64(self.commit_lsn, "origin commit LSN")
         out.cstr(self.name, "origin name")
 
@@ -99,12 +99,12 @@ class StreamStart:
 
     @classmethod
     def read(cls, cursor: Cursor) -> StreamStart:
-        """Read what follows the type byte."""
+        """Read the bytes after the type byte."""
         xid = cursor.valid_xid("xid")
         return cls(xid, bool(cursor.flags("first segment", allowed=_FIRST_SEGMENT)))
 
     def write(self, out: Writer) -> None:
-        """Write what follows the type byte."""
+        """Write the bytes after the type byte."""
         out.valid_xid(self.xid, "xid")
         out.u8(_FIRST_SEGMENT if self.first_segment else 0, "first segment")
 
@@ -137,13 +137,13 @@ class StreamCommit:
 
     @classmethod
     def read(cls, cursor: Cursor) -> StreamCommit:
-        """Read what follows the type byte."""
+        """Read the bytes after the type byte."""
         xid = cursor.u32("xid")
         cursor.flags("flags", allowed=_NO_FLAGS)
         return cls(xid, cursor.u64("commit LSN"), cursor.u64("end LSN"), cursor.i64("commit time"))
 
     def write(self, out: Writer) -> None:
-        """Write what follows the type byte."""
+        """Write the bytes after the type byte."""
         out.u32(self.xid, "xid")
         out.u8(_NO_FLAGS, "flags")
         out.u64(self.commit_lsn, "commit LSN")
@@ -171,17 +171,17 @@ class StreamAbort:
 
     @classmethod
     def read(cls, cursor: Cursor) -> StreamAbort:
-        """Read what follows the type byte in a session with streaming = on."""
+        """Read the bytes after the type byte in a session with streaming = on."""
         return cls(cursor.u32("xid"), cursor.u32("subtransaction xid"))
 
     @classmethod
     def read_parallel(cls, cursor: Cursor) -> StreamAbort:
-        """Read what follows the type byte in a session with streaming = parallel."""
+        """Read the bytes after the type byte in a session with streaming = parallel."""
         xid, subxid = cursor.u32("xid"), cursor.u32("subtransaction xid")
         return cls(xid, subxid, AbortInfo(cursor.u64("abort LSN"), cursor.i64("abort time")))
 
     def write(self, out: Writer) -> None:
-        """Write what follows the type byte."""
+        """Write the bytes after the type byte."""
         out.u32(self.xid, "xid")
         out.u32(self.subxid, "subtransaction xid")
         if self.abort is not None:
@@ -203,11 +203,11 @@ class BeginPrepare:
 
     @classmethod
     def read(cls, cursor: Cursor) -> BeginPrepare:
-        """Read what follows the type byte; unlike other two-phase messages this one has no flags."""
+        """Read the bytes after the type byte; unlike other two-phase messages this one has no flags."""
         return cls(*_read_prepared(cursor, "prepare"))
 
     def write(self, out: Writer) -> None:
-        """Write what follows the type byte."""
+        """Write the bytes after the type byte."""
         fields = (self.prepare_lsn, self.end_lsn, self.prepare_time, self.xid, self.gid)
         _write_prepared(out, "prepare", fields)
 
@@ -226,12 +226,12 @@ class Prepare:
 
     @classmethod
     def read(cls, cursor: Cursor) -> Prepare:
-        """Read what follows the type byte."""
+        """Read the bytes after the type byte."""
         cursor.flags("flags", allowed=_NO_FLAGS)
         return cls(*_read_prepared(cursor, "prepare", Cursor.valid_xid))
 
     def write(self, out: Writer) -> None:
-        """Write what follows the type byte."""
+        """Write the bytes after the type byte."""
         out.u8(_NO_FLAGS, "flags")
         fields = (self.prepare_lsn, self.end_lsn, self.prepare_time, self.xid, self.gid)
         _write_prepared(out, "prepare", fields, Writer.valid_xid)
@@ -251,12 +251,12 @@ class CommitPrepared:
 
     @classmethod
     def read(cls, cursor: Cursor) -> CommitPrepared:
-        """Read what follows the type byte."""
+        """Read the bytes after the type byte."""
         cursor.flags("flags", allowed=_NO_FLAGS)
         return cls(*_read_prepared(cursor, "commit"))
 
     def write(self, out: Writer) -> None:
-        """Write what follows the type byte."""
+        """Write the bytes after the type byte."""
         out.u8(_NO_FLAGS, "flags")
         fields = (self.commit_lsn, self.end_lsn, self.commit_time, self.xid, self.gid)
         _write_prepared(out, "commit", fields)
@@ -277,7 +277,7 @@ class RollbackPrepared:
 
     @classmethod
     def read(cls, cursor: Cursor) -> RollbackPrepared:
-        """Read what follows the type byte."""
+        """Read the bytes after the type byte."""
         cursor.flags("flags", allowed=_NO_FLAGS)
         return cls(
             prepare_end_lsn=cursor.valid_lsn("prepare end LSN"),
@@ -289,7 +289,7 @@ class RollbackPrepared:
         )
 
     def write(self, out: Writer) -> None:
-        """Write what follows the type byte."""
+        """Write the bytes after the type byte."""
         out.u8(_NO_FLAGS, "flags")
         out.valid_lsn(self.prepare_end_lsn, "prepare end LSN")
         out.valid_lsn(self.rollback_end_lsn, "rollback end LSN")
@@ -313,12 +313,12 @@ class StreamPrepare:
 
     @classmethod
     def read(cls, cursor: Cursor) -> StreamPrepare:
-        """Read what follows the type byte."""
+        """Read the bytes after the type byte."""
         cursor.flags("flags", allowed=_NO_FLAGS)
         return cls(*_read_prepared(cursor, "prepare", Cursor.valid_xid))
 
     def write(self, out: Writer) -> None:
-        """Write what follows the type byte."""
+        """Write the bytes after the type byte."""
         out.u8(_NO_FLAGS, "flags")
         fields = (self.prepare_lsn, self.end_lsn, self.prepare_time, self.xid, self.gid)
         _write_prepared(out, "prepare", fields, Writer.valid_xid)

@@ -49,9 +49,9 @@ class DecodedChanges:
     """One element per message.
 
     `operation` is 'I', 'U' or 'D'; `old_kind` is 'K' or 'O', or empty without an old tuple (strings). `old`
-    and `new` are structs of the chosen columns, null where the message has no such tuple. In an old key the
-    other columns are null. `unchanged` lists the columns of `new` that are null only because their TOASTed
-    value did not change and was not sent; null where there are none.
+    and `new` are structs of the chosen columns, null if the message has no such tuple. In an old key the columns
+    that are not part of the key are null. `unchanged` lists the columns of `new` that are null only because their
+    TOASTed value did not change and was not sent; it is null without such columns.
     """
 
     operation: pa.Array

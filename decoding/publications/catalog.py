@@ -58,7 +58,7 @@ class Table:
     """A table of the publisher.
 
     - `kind` is 'r' or 'p'; `replica_identity` is 'd', 'n', 'f' or 'i'.
-    - `ancestors` are the oids of the partitioned tables above a partition, nearest first; `leaves` those of
+    - `ancestors` are the oids of the partitioned tables above a partition, nearest first; `leaves` are the oids of
       the leaf partitions below a partitioned table.
     - `partition_columns` are the columns of its partition key, '' for an expression.
     - `unsent_leaves` are the names, as SQL has them, of leaves whose changes are not in the WAL: unlogged and

@@ -1,6 +1,6 @@
 """Schema changes of a published table: whether its replica can follow in place, and how.
 
-The stream describes a table only where a row changes, and by names only. Defaults that PostgreSQL fills in
+The stream describes a table only when a row changes, and by names only. Defaults that PostgreSQL fills in
 and values that ALTER TABLE rewrites are in no message. So two states of the catalog are compared: the one
 that the replica follows (`Layout`) and the present one. A column is identified by its number, which is never
 reused; an altered column by the transaction in its row of pg_attribute; a rewritten table by its file. Out:
@@ -34,7 +34,7 @@ class SchemaChangedError(PgsieveError):
 class LayoutColumn:
     """A column of a table: its number, name and type, and the transaction that altered it.
 
-    `missing` has the missing value, or those of a partitioned table's leaves where they differ; None is NULL.
+    `missing` has the missing value, or the different ones of a partitioned table's leaves; None is NULL.
     `made` describes the parts of a user's type: for each enum or composite its kind and oid, then the labels
     or fields that its values print, with the transactions that wrote the labels; and for printed names their
     kind, then a digest.
@@ -83,7 +83,7 @@ class Layout:
 
     @property
     def is_of_leaves(self) -> bool:
-        """Whether the rows are those of partitions."""
+        """Whether the rows are in partitions."""
         return any(oid != self.oid for oid, _ in self.files)
 
     def is_rewritten(self, after: Catalog) -> bool:

@@ -436,7 +436,7 @@ class _Analysis:
     def case(self, part: exp.Case) -> Node:
         subject = None if part.this is None else self._node(part.this)
         if subject is not None and subject.type_oid == UNKNOWN:
-            subject = type_rules.coerce(subject, TEXT)  # Even beside another type (transformCaseExpr).
+            subject = type_rules.coerce(subject, TEXT)  # Whatever the WHEN values are (transformCaseExpr).
         conditions, results = [], []
         for branch in part.args["ifs"]:
             if subject is None:

@@ -174,7 +174,10 @@ def _is_regex_alike(pattern: str, traits: Encoding) -> bool:
 
 
 def _is_same(traits: Encoding, left: Node, right: Node) -> bool:
-    """Whether two values are equal exactly if they are equal in UTF-8; they are if one has no doubled character."""
+    """Whether two values are equal in the encoding if, and only if, they are equal in UTF-8.
+
+    This holds if one of them has no doubled character.
+    """
     return not (_is_text(left) and _is_text(right)) or any(
         _has_one_spelling(n, traits) for n in (left, right)
     )

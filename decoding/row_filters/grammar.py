@@ -1,4 +1,4 @@
-"""Parses the text of a row filter with sqlglot, and accepts only what PostgreSQL's grammar reads the same way.
+"""Parses the text of a row filter with sqlglot, and accepts only text that PostgreSQL's grammar reads the same way.
 
 In: text. Out: a tree of sqlglot whose operands bind as in gram.y (section 4.1.6), and functions that read its
 parts. Raises RefusedError for text that PostgreSQL may read differently, and InvalidSyntaxError for text that

@@ -1,7 +1,7 @@
 """PostgreSQL's own types that a column can have: their oids, their names, and the types of their elements and bounds.
 
-The source is src/include/catalog/pg_type.dat and pg_range.dat. All supported versions agree: an oid below 16384
-never changes.
+The source is src/include/catalog/pg_type.dat and pg_range.dat. All supported versions agree: an oid that these files
+assign (below 10000) never changes.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ _ARROW: Final = MappingProxyType(
 )
 _DATES: Final = MappingProxyType({inf: DATE_INFINITY, -inf: DATE_MINUS_INFINITY})
 _TIMESTAMPS: Final = MappingProxyType({inf: TIMESTAMP_INFINITY, -inf: TIMESTAMP_MINUS_INFINITY})
-#: The numbers that stand for infinities in Arrow columns.
+#: The numbers that mean infinities in Arrow columns.
 _INFINITIES: Final = MappingProxyType(
     {nodes.DATE: _DATES, nodes.TIMESTAMP: _TIMESTAMPS, nodes.TIMESTAMPTZ: _TIMESTAMPS}
 )

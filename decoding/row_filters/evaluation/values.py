@@ -145,7 +145,7 @@ def midnight(days: float) -> float:
 
 
 def rank(type_oid: int) -> Callable[[Any], Any] | None:
-    """The function that gives a value's rank: what decides whether values of a type are equal, ordered and hashed alike.
+    """The function from a value to its rank; values of a type are compared, ordered and hashed by their ranks.
 
     None if the value is its own rank. Strings are only ordered under collations that order by bytes, and Python
     orders them by code points, which is the same.

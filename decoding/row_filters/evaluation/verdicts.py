@@ -65,7 +65,7 @@ def _every_row(compute: Columnar) -> Verdicts:
 
 
 class _Parts:
-    """The parts of a tree that are computed by columns: its largest predicates that can be."""
+    """The largest predicates of a tree that can be computed by columns."""
 
     def __init__(self) -> None:
         #: Computed predicates by the name of the column that replaces them; no column of a table has such a name.
