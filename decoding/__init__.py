@@ -7,5 +7,6 @@
 - `publications` decides which changes are sent, and under which relation: partition roots, and the truth
   table of the UPDATE transformation.
 - `row_filters` evaluates WHERE clauses.
+- `changes` decodes and transforms changes, and computes the net change of each key.
 - `checksums` compares the publisher with the replica.
 """

@@ -201,8 +201,8 @@ class Catalog:
     def select(self, names: Sequence[str]) -> tuple[Publication, ...]:
         """The named publications; raises PublicationError for those that do not exist.
 
-        Servers from 18 on ignore missing publications as long as one exists (LoadPublications() in
-        src/backend/replication/pgoutput/pgoutput.c).
+        Servers from 18 on ignore missing publications (LoadPublications() in
+        src/backend/replication/pgoutput/pgoutput.c), so there only a selection without any publication is an error.
         """
         selected = tuple(self.publications[n] for n in names if n in self.publications)
         missing = self.missing(names)
@@ -289,8 +289,8 @@ def published_relation(
 ) -> PublishedRelation | None:
     """The part of changes to `table` (a plain table or a leaf) that `publications` together send; None if they send nothing.
 
-    The publish-as relation is the topmost that any publication asks for; only the publications that ask for that one
-    contribute row filters and column lists, while operations are the union over all (get_rel_sync_entry). Raises
+    The publish-as relation is the topmost that any publication asks for. Only publications that ask for this relation
+    contribute row filters and column lists; the operations are those of all publications (get_rel_sync_entry). Raises
     PublicationError for column lists that disagree.
     """
     placed = [(p, at) for p in publications if (at := published_as(p, table, catalog)) is not None]

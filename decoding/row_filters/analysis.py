@@ -333,7 +333,7 @@ class _Analysis:
         if isinstance(elements, Array) and can_fail(value):
             self._refuse(
                 array,
-                "PostgreSQL computes the left side even beside an array without values, and that may fail",
+                "PostgreSQL computes the left side even for an array without values, and that may fail",
             )
         if isinstance(elements, Node):
             return functions.each_element(value, elements, every=every, compare=compare)
