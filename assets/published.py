@@ -18,20 +18,24 @@ UNKNOWN_FILTER = "not known before the source has been read"
 
 @dataclass(frozen=True)
 class PublishedTable:
-    """A table that a subscription replicates; `row_filter` is None if it is unknown, `replicated` without a catalog."""
+    """A table that a subscription replicates; `row_filter` is None if it is unknown, `replicated` without a catalog.
+
+    `comment` is the publisher's.
+    """
 
     schema: str
     name: str
     publications: tuple[str, ...]
     row_filter: str | None
     replicated: ReplicatedTable | None = field(default=None, compare=False)
+    comment: str | None = field(default=None, compare=False)
 
     @classmethod
-    def of_catalog(cls, replicated: ReplicatedTable) -> "PublishedTable":
-        """A table as a catalog has it."""
+    def of_catalog(cls, replicated: ReplicatedTable, comment: str | None = None) -> "PublishedTable":
+        """A table as a catalog has it, with its comment."""
         table = replicated.table
         filters = written_filter(replicated.row_filters)
-        return cls(table.schema, table.name, replicated.publications, filters, replicated)
+        return cls(table.schema, table.name, replicated.publications, filters, replicated, comment)
 
     @classmethod
     def of_replica(cls, state: TableState, publications: tuple[str, ...]) -> "PublishedTable":

@@ -44,6 +44,7 @@ class PgsieveAsset:
     `name` is the feed's for the change log and its maintenance: the source's name, or the slot's if a subscription
     has its own slot. `subscription`, `schema` and `table` are None where the asset has none. `row_filter` is None if
     it is not known, and `none` if there is none. `path` groups many tables below their source or subscription.
+    `comment` is the publisher's comment on the table.
     """
 
     kind: AssetKind
@@ -56,6 +57,7 @@ class PgsieveAsset:
     publications: tuple[str, ...] = ()
     row_filter: str | None = None
     path: GroupPath = ()
+    comment: str | None = None
 
     @property
     def key(self) -> dg.AssetKey:
@@ -87,7 +89,7 @@ def of_subscription(subscription: Subscription, kind: AssetKind) -> PgsieveAsset
 
 
 def of_replica(subscription: Subscription, table: PublishedTable, path: GroupPath = ()) -> PgsieveAsset:
-    """A replica; its path matters to its spec only."""
+    """A replica; its path and its comment matter to its spec only."""
     return PgsieveAsset(
         AssetKind.REPLICA,
         subscription.feed.source.name,
@@ -99,12 +101,16 @@ def of_replica(subscription: Subscription, table: PublishedTable, path: GroupPat
         table.publications,
         table.row_filter,
         path,
+        table.comment,
     )
 
 
-def of_source_table(source: str, name: Name, path: GroupPath = ()) -> PgsieveAsset:
-    """A table at the publisher; its path matters to its spec only."""
-    return PgsieveAsset(AssetKind.SOURCE_TABLE, source, source, schema=name[0], table=name[1], path=path)
+def of_source_table(
+    source: str, name: Name, path: GroupPath = (), comment: str | None = None
+) -> PgsieveAsset:
+    """A table at the publisher; its path and its comment matter to its spec only."""
+    kind = AssetKind.SOURCE_TABLE
+    return PgsieveAsset(kind, source, source, schema=name[0], table=name[1], path=path, comment=comment)
 
 
 #: The kinds that Dagster shows for an asset. Its materialisations say which engine made it.
@@ -135,7 +141,7 @@ class PgsieveTranslator:
             key=data.key,
             group_name=_group(data),
             kinds=_KINDS.get(data.kind, {"deltalake"}),
-            description=visible(_description(data)),
+            description="\n\n".join(map(visible, filter(None, [data.comment, _description(data)]))),
         )
 
 

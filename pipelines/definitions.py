@@ -155,12 +155,13 @@ def _source_tables(
     subscriptions: list[Subscription], tables: Mapping[str, Tables], naming: Naming
 ) -> Iterator[dg.AssetSpec]:
     """The publishers' tables, each once, as external assets."""
-    names = defaultdict[str, set[Name]](set)
+    comments = defaultdict[str, dict[Name, str | None]](dict)
     for subscription in subscriptions:
-        names[subscription.feed.source.name].update(tables[subscription.name])
-    for source, published in sorted(names.items()):
+        own = {name: table.comment for name, table in tables[subscription.name].items()}
+        comments[subscription.feed.source.name].update(own)
+    for source, published in sorted(comments.items()):
         for name, path in paths(published).items():
-            yield naming.spec(of_source_table(source, name, path))
+            yield naming.spec(of_source_table(source, name, path, published[name]))
 
 
 def _freshness(subscription: Subscription) -> dg.FreshnessPolicy:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from dagster import get_dagster_logger
 
+from pgsieve.assets.dagster_names import Name
 from pgsieve.assets.published import PublishedTable, Tables
 from pgsieve.assets.steps.records.catalogs import Catalogs
 from pgsieve.assets.steps.records.table_states import SyncState, TableStates
@@ -21,6 +22,7 @@ from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.decoding.publications.recorded_catalog import catalog_from_json, catalog_to_json
 from pgsieve.pipelines.config.model import Config
 from pgsieve.pipelines.project import Project
+from pgsieve.resources.postgres.comments import read_comments
 from pgsieve.resources.postgres.errors import SourceUnreachableError
 from pgsieve.resources.postgres.present_catalog import present_catalog
 from pgsieve.resources.postgres.wal import current_lsn
@@ -32,14 +34,23 @@ _OTHER_VERSION = (AttributeError, KeyError, TypeError, ValueError)
 
 @dataclass(frozen=True)
 class Published:
-    """By feed: an LSN, and the part of the publisher's catalog at this LSN that the feed's subscriptions need, as text."""
+    """By feed: an LSN, and the part of the publisher's catalog at this LSN that the feed's subscriptions need, as text.
+
+    `comments` has the comments on tables, by feed.
+    """
 
     catalogs: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    comments: Mapping[str, Mapping[Name, str]] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """The text for `from_json`."""
         feeds = {
-            name: {"lsn": lsn, "catalog": json.loads(text)} for name, (lsn, text) in self.catalogs.items()
+            name: {
+                "lsn": lsn,
+                "catalog": json.loads(text),
+                "comments": [[*table, comment] for table, comment in self.comments.get(name, {}).items()],
+            }
+            for name, (lsn, text) in self.catalogs.items()
         }
         return json.dumps({"format": _FORMAT, "feeds": feeds}, ensure_ascii=False)
 
@@ -50,21 +61,22 @@ class Published:
             read = json.loads(text)
             if read["format"] != _FORMAT:
                 return cls()
+            feeds = read["feeds"].items()
             return cls(
-                {
-                    n: (int(f["lsn"]), json.dumps(f["catalog"], ensure_ascii=False))
-                    for n, f in read["feeds"].items()
-                }
+                {n: (int(f["lsn"]), json.dumps(f["catalog"], ensure_ascii=False)) for n, f in feeds},
+                {n: {(schema, name): text for schema, name, text in f.get("comments", ())} for n, f in feeds},
             )
         except _OTHER_VERSION:
             return cls()
 
 
-def _read(feed: Feed) -> tuple[int, str]:
+def _read(feed: Feed) -> tuple[tuple[int, str], dict[Name, str]]:
+    """The LSN and catalog of a feed, and the comments on its tables."""
     with feed.source.connect() as connection:
         lsn, catalog = current_lsn(connection), feed.with_defined(present_catalog(connection))
+        comments = read_comments(connection, [(t.schema, t.name) for t in catalog.tables.values()])
     named = sorted({p for publications in feed.subscriptions.values() for p in publications})
-    return lsn, catalog_to_json(catalog, named)
+    return (lsn, catalog_to_json(catalog, named)), {n: c.table for n, c in comments.items() if c.table}
 
 
 def state_file(config: Config) -> Path:
@@ -82,13 +94,14 @@ def kept_published(config: Config) -> Published:
 
 def read_feeds(declared: Project, before: Published) -> tuple[Published, list[PgsieveError]]:
     """Ask the sources for their publications; a source with an error keeps its former entry. Returns the errors, too."""
-    catalogs, errors = {n: c for n, c in before.catalogs.items() if n in declared.feeds}, []
+    catalogs = {n: c for n, c in before.catalogs.items() if n in declared.feeds}
+    comments, errors = {n: c for n, c in before.comments.items() if n in declared.feeds}, []
     for feed in declared.feeds.values():
         try:
-            catalogs[feed.name] = _read(feed)
+            catalogs[feed.name], comments[feed.name] = _read(feed)
         except PgsieveError as error:
             errors.append(error)
-    return Published(catalogs), errors
+    return Published(catalogs, comments), errors
 
 
 def refresh_published(config: Config, declared: Project) -> list[PgsieveError]:
@@ -124,7 +137,8 @@ def recorded_tables(
         feed = subscription.feed
         if feed.name not in recorded:
             recorded[feed.name] = list(_catalogs(declared, feed, published, authoritative=authoritative))
-        candidates = (_tables(subscription, catalog) for _, catalog in recorded[feed.name])
+        comments = published.comments.get(feed.name, {})
+        candidates = (_tables(subscription, catalog, comments) for _, catalog in recorded[feed.name])
         tables = next((each for each in candidates if each is not None), None)
         by_subscription[subscription.name] = (
             _replicas(declared, subscription, at_once=True) if tables is None else tables
@@ -145,7 +159,7 @@ def published_tables(declared: Project, subscriptions: Iterable[Subscription]) -
         if feed.source.name not in catalogs:
             catalogs[feed.source.name] = _present(feed)
         catalog = catalogs[feed.source.name]
-        now = None if catalog is None else _tables(subscription, catalog)
+        now = None if catalog is None else _tables(subscription, catalog, {})
         tables[subscription.name] = _replicas(declared, subscription) if now is None else now
     return tables
 
@@ -190,14 +204,14 @@ def _recorded(declared: Project, feed: Feed) -> list[tuple[int, Catalog]]:
     return [] if newest is None else [newest]
 
 
-def _tables(subscription: Subscription, catalog: Catalog) -> Tables | None:
+def _tables(subscription: Subscription, catalog: Catalog, comments: Mapping[Name, str]) -> Tables | None:
     """The tables that a catalog publishes to a subscription; None if the catalog lacks something for this."""
     try:
         published = subscription.tables(subscription.feed.with_defined(catalog))
     except PgsieveError as error:
         get_dagster_logger().warning(f"{subscription.name}: {error}")
         return None
-    return {name: PublishedTable.of_catalog(table) for name, table in published.items()}
+    return {name: PublishedTable.of_catalog(table, comments.get(name)) for name, table in published.items()}
 
 
 def _replicas(declared: Project, subscription: Subscription, *, at_once: bool = False) -> Tables:

@@ -20,6 +20,7 @@ from pgsieve.pipelines.commands.results import Progress, SizedReport, SizedStep
 from pgsieve.pipelines.commands.run import run
 from pgsieve.pipelines.config.model import Config, load_config
 from pgsieve.pipelines.demo.servers import executed, session
+from pgsieve.pipelines.project import project
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.source import literal
 
@@ -59,6 +60,10 @@ def at_size(
         executed(source, "analyze orders; checkpoint")
         progress.finish(task)
         config = _configuration(home, publisher, spark, store)
+        engine = project(config).lake.engine
+        if engine.threads is None:
+            # Once on a machine, and no part of a copy.
+            engine.fetch_jars()
         conninfo = literal(publisher.conninfo(dbname=_NAME))
         began = monotonic()
         target.execute(f"create subscription {_NAME} connection {conninfo} publication {_NAME}")

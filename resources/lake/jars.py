@@ -43,8 +43,9 @@ _LOGGER = logging.getLogger(__name__)
 _ANSWERS = "delta-jars.json"
 
 _JARS, _PACKAGES, _EXCLUDES = "spark.jars", "spark.jars.packages", "spark.jars.excludes"
+_IVY = "spark.jars.ivy"
 #: The user's settings for repositories and for the access to them; a proxy is a Java option.
-_REPOSITORIES = ("spark.jars.repositories", "spark.jars.ivy", "spark.driver.extraJavaOptions")
+_REPOSITORIES = ("spark.jars.repositories", _IVY, "spark.driver.extraJavaOptions")
 
 #: The AWS SDK that each hadoop-aws is built with; 3.4.1, for Spark 4.0, is built with 2.24.6, and was tested
 #: with a later one.
@@ -148,8 +149,10 @@ def fetch(needed: Iterable[Packages], conf: Mapping[str, str], kept: Path | None
                 hint="on a machine that reaches a Maven repository, `pgsieve jars FOLDER` of this version makes the folder",
             )
         if os.access(file.parent, os.W_OK):
-            repositories = {name: value for name, value in conf.items() if name.startswith(_REPOSITORIES)}
-            _fetch(packages, repositories, file)
+            own = {name: value for name, value in conf.items() if name.startswith(_REPOSITORIES)}
+            # Else Ivy keeps the files in a folder of the process that asks it.
+            lasting = {} if jvm.has_writable_home() else {_IVY: str(file.parent / "ivy")}
+            _fetch(packages, {**lasting, **own}, file)
 
 
 def _fetch(packages: Packages, repositories: Mapping[str, str], file: Path) -> None:
@@ -263,7 +266,7 @@ def private_answers() -> tuple[Path, dict[str, str]]:
     The file and the jars exist as long as this process.
     """
     folder = private_folder()
-    return folder / _ANSWERS, {"spark.jars.ivy": str(folder / "ivy")}
+    return folder / _ANSWERS, {_IVY: str(folder / "ivy")}
 
 
 def all_packages() -> list[Packages]:

@@ -172,6 +172,15 @@ def test_a_table_that_is_set_aside_is_red_and_the_others_are_not(web: Web, page:
     _run(web)
 
 
+def test_comments_of_the_publisher_describe_tables_and_columns(web: Web, page: Page) -> None:
+    """On the pages of a table and of its replica; a column's once the replica is materialised."""
+    _run(web)
+    for asset in ("shop/tables/public/orders", "sales/public/orders"):
+        page.goto(f"{web.address}/assets/{asset}?view=overview")
+        expect(page.get_by_text("Orders of the shop", exact=True).first).to_be_visible()
+    expect(page.get_by_text("Where it was sold").first).to_be_visible()
+
+
 def test_a_schedule_is_switched_on(web: Web, page: Page) -> None:
     page.goto(f"{web.address}/automation")
     # The row's other label selects the row.

@@ -51,6 +51,9 @@ def database(publisher_server: EmbeddedServer) -> Iterator[psycopg.Connection]:
             connection.execute("insert into notes select i, 'n' from generate_series(1, 5) i")
             connection.execute("alter table items replica identity full")
             connection.execute("create publication p for table items where (region = 'EMEA'), notes")
+            connection.execute(
+                "comment on table notes is 'What clerks wrote'; comment on column notes.note is 'Free text'"
+            )
             yield connection
             drop_slots(connection)
         admin.execute(f"drop database {name} with (force)")
@@ -186,7 +189,9 @@ def test_the_schedules_run_applies_what_is_new(config: Config, database: psycopg
     assert metadata["inserted"] == 1
     assert metadata["dagster/row_count"] == 6
     assert metadata["dagster/table_name"] == "public.notes"
-    assert [c.name for c in metadata["dagster/column_schema"].columns] == ["id", "note"]
+    columns = [(c.name, c.description) for c in metadata["dagster/column_schema"].columns]
+    assert columns == [("id", None), ("note", "Free text")]
+    assert metadata["comment"] == "What clerks wrote"
     assert metadata["row filter"] == "none"
 
 

@@ -25,8 +25,14 @@ subscriptions: {sales: {source: shop, publications: [p]}}
 
 
 def test_the_stored_form_is_read_back() -> None:
-    published = Published({"shop": (7, '{"tables": ["Größe"]}')})
+    published = Published({"shop": (7, '{"tables": ["Größe"]}')}, {"shop": {("public", "t"): "Größe"}})
     assert Published.from_json(published.to_json()) == published
+
+
+def test_a_text_without_comments_is_read() -> None:
+    """pgsieve wrote none at first."""
+    text = '{"format": 1, "feeds": {"shop": {"lsn": 7, "catalog": {}}}}'
+    assert Published.from_json(text) == Published({"shop": (7, "{}")}, {"shop": {}})
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"format": 2, "feeds": {}}', '{"format": 1, "feeds": 3}'])
@@ -36,9 +42,10 @@ def test_another_versions_text_is_ignored(text: str) -> None:
 
 def test_a_silent_source_keeps_its_part_and_a_removed_one_does_not(tmp_path: Path) -> None:
     config = parse_config(SILENT, tmp_path / "pgsieve.yaml", {})
-    before = Published({"shop": (7, "{}"), "gone": (9, "{}")})
+    comments = {("public", "t"): "a comment"}
+    before = Published({"shop": (7, "{}"), "gone": (9, "{}")}, {"shop": comments, "gone": comments})
     read, (error,) = read_feeds(project(config), before)
-    assert read == Published({"shop": (7, "{}")})
+    assert read == Published({"shop": (7, "{}")}, {"shop": comments})
     assert "no connection" in error.message
     # A catalog that this version does not understand hides nothing else.
     assert recorded_tables(project(config), read) == {"sales": {}}

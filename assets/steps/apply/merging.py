@@ -10,7 +10,7 @@ from uuid import uuid4
 from pyspark.sql import DataFrame
 
 from pgsieve.assets.steps.apply.equal_rows import same_row_sql
-from pgsieve.resources.lake.delta.merge import Clauses, keyless_clauses
+from pgsieve.resources.lake.delta.merge import Clauses, keyless_clauses, refuse_added
 from pgsieve.resources.lake.delta.records import quoted
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.overrun import guarded
@@ -27,8 +27,10 @@ def merge_by_spark(
 ) -> Mapping[str, int]:
     """Run a MERGE into the version `base` of a table.
 
-    Returns the number of rows by kind of change; empty where the table has reached the position already.
+    Returns the number of rows by kind of change; empty where the table has reached the position already. Raises LakeError
+    for a table with a column of a name that the MERGE uses itself.
     """
+    refuse_added(lake.columns(path))
     view = f"pgsieve_{uuid4().hex}"
     guarded(source, path, base, lake.store).createOrReplaceTempView(view)
     session = lake.spark

@@ -92,8 +92,7 @@ class FollowingVersions:
                 return
             replica = lake.records.position(lake.paths.replica(table.subscription, *name))
             lsn = max(state.lsn, replica or 0, head.position or 0, of_cut.lsn if of_cut is not None else 0)
-            if not table.begun(self._log, lsn, datetime.now(UTC), once=False):
-                return
+            table.begun(self._log, lsn, datetime.now(UTC), once=False)
             head, version = lake.records.head(path), None
         # An idle run names the version of the newest cut again, so that it writes no other one.
         is_idle = version is not None and head.position == since

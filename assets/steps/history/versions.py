@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from pgsieve.assets.steps.log import Log
-from pgsieve.assets.steps.records.failures import CURED_BY_COPY, TABLE_ERRORS, explained
+from pgsieve.assets.steps.records.failures import CURED_BY_COPY, explained
 from pgsieve.assets.steps.records.table_states import Name, TableState
 from pgsieve.assets.steps.subscription import Definition, Subscription, defined_types
 from pgsieve.decoding.changes.net_change import Numbers
@@ -143,18 +143,12 @@ class VersionTable:
         """The name of the versions in messages."""
         return f"the versions of {quote_qualified(*self.name)}"
 
-    def begun(self, log: Log, lsn: int, time: datetime | None, *, once: bool) -> bool:
-        """Call `begin_anew`, and log the result or the problem; returns whether there are versions."""
+    def begun(self, log: Log, lsn: int, time: datetime | None, *, once: bool) -> None:
+        """Call `begin_anew`, and log the result. Raises its errors, which `why_not_kept` explains."""
         existed = self.lake.records.exists(self.path)
-        try:
-            begun = self.begin_anew(lsn, time, once=once)
-        except TABLE_ERRORS as error:
-            log(f"{self.shown} do not begin: {why_not_kept(self.lake, error, self.name, self.path)}")
-            return False
-        if begun:
+        if self.begin_anew(lsn, time, once=once):
             anew = "are ended, and begin anew" if existed else "begin"
             log(f"{self.shown} {anew} at {format_lsn(lsn)} with the present rows of its replica")
-        return True
 
     def begin_anew(self, lsn: int, time: datetime | None, *, once: bool = True) -> bool:
         """End all present versions before an LSN, and begin one for each row of the replica; returns whether it did.

@@ -7,7 +7,7 @@ Raises SnapshotAwaitedError if the snapshot waits for open transactions, and err
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Semaphore
 from typing import Any
 
@@ -128,7 +128,7 @@ class BatchCopy:
                 raise
             # The next snapshot, or the next run, recognises a finished copy.
             return CopiedBatch([], left, error)
-        self._make_ready(copied, states, after)
+        copied = self._made_ready(copied, states, after)
         waiting = [_waiting(name, snapshot, error) for name, error in selection.problems.items()]
         later = self._left_to_locks(selection, locked | broken_off)
         faults = {name: fault for name, fault in (locked | broken_off).items() if name not in later}
@@ -228,14 +228,21 @@ class BatchCopy:
                 raise
         return copied, faults
 
-    def _make_ready(
+    def _made_ready(
         self, copied: Sequence[Copied], states: Mapping[Name, TableState], after: Catalog
-    ) -> None:
-        """Record the states after the copies; `after` is the catalog after them."""
+    ) -> list[Copied]:
+        """Record the states after the copies, which are returned with their problems; `after` is the catalog after them."""
         made = [state_after(self.subscription, states, each, after) for each in copied if not each.overrun]
-        for name in self._readiness.declare(made).overrun:
+        declared = self._readiness.declare(made)
+        for name in declared.overrun:
             self.log(f"{quote_qualified(*name)} of {self.subscription.name} is copied by another process")
+        for name, problem in declared.problems.items():
+            self.log(f"the versions of {quote_qualified(*name)} do not begin: {problem}")
         reach(Failpoint.TABLES_READY)
+        return [
+            replace(each, problem=declared.problems.get((each.schema, each.table), each.problem))
+            for each in copied
+        ]
 
     def _left_to_locks(
         self, selection: _Selection, faults: Mapping[Name, PgsieveError]

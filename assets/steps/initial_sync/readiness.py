@@ -5,13 +5,13 @@ the snapshot which its state announced is complete, whichever process finds it.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from pgsieve.assets.steps.history.copied import begin_history
-from pgsieve.assets.steps.history.versions import VersionTable
+from pgsieve.assets.steps.history.versions import VersionTable, why_not_kept
 from pgsieve.assets.steps.initial_sync.one_table import Copied, is_beyond
 from pgsieve.assets.steps.log import Log
-from pgsieve.assets.steps.records.failures import reason
+from pgsieve.assets.steps.records.failures import TABLE_ERRORS, reason
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
 from pgsieve.assets.steps.records.transformed import Transformed
 from pgsieve.assets.steps.subscription import (
@@ -33,10 +33,11 @@ from pgsieve.resources.postgres.snapshot import Snapshot
 
 @dataclass(frozen=True)
 class Declared:
-    """The tables that a copy made ready, and the tables that another process has copied later."""
+    """The tables that a copy made ready, the tables that another process has copied later, and the problems of others."""
 
     ready: Sequence[TableState] = ()
     overrun: Sequence[Name] = ()
+    problems: Mapping[Name, str] = field(default_factory=dict)
 
 
 def announced(
@@ -90,9 +91,7 @@ def state_after(
     """
     name = (copied.schema, copied.table)
     if copied.problem and not copied.again:
-        if subscription.disable_on_error:  # The table is copied once the subscription is enabled again.
-            return TableState(*name, SyncState.INITIALIZE, reason=copied.problem)
-        return TableState(*name, SyncState.INITIALIZE).with_problem(subscription.name, copied.problem)
+        return _failed(subscription, name, copied.problem)
     state = announced[name]
     if copied.again:
         return replace(state, state=SyncState.INITIALIZE, reason=copied.problem)
@@ -101,6 +100,13 @@ def state_after(
         reason = f'table "{copied.schema}.{copied.table}" was rewritten while it was copied'
         return replace(state, state=SyncState.INITIALIZE, reason=reason)
     return replace(state, state=SyncState.READY)
+
+
+def _failed(subscription: Subscription, name: Name, problem: str) -> TableState:
+    """The state of a table that could not be copied, or whose histories could not begin."""
+    if subscription.disable_on_error:  # The table is copied once the subscription is enabled again.
+        return TableState(*name, SyncState.INITIALIZE, reason=problem)
+    return TableState(*name, SyncState.INITIALIZE).with_problem(subscription.name, problem)
 
 
 @dataclass(frozen=True)
@@ -146,18 +152,21 @@ class Readiness:
         """
         if not states:
             return Declared()
-        self._begin_histories([s for s in states if s.state == SyncState.READY])
-        overrun = again_after_conflict(lambda: self._finish(states))()
+        problems = self._begin_histories([s for s in states if s.state == SyncState.READY])
+        after = [
+            _failed(self.subscription, s.name, problems[s.name]) if s.name in problems else s for s in states
+        ]
+        overrun = again_after_conflict(lambda: self._finish(after))()
         reach(Failpoint.COPY_FINISHED)
-        copied = [s for s in states if s.state == SyncState.READY and s.name not in overrun]
+        copied = [s for s in after if s.state == SyncState.READY and s.name not in overrun]
         if not copied:
-            return Declared((), overrun)
+            return Declared((), overrun, problems)
         upto = Transformed(self.lake, self.subscription.name).fence()
         again = "changes after its copy were transformed without it"
         self._states.append(
             [s if upto <= s.lsn else replace(s, state=SyncState.INITIALIZE, reason=again) for s in copied]
         )
-        return Declared([s for s in copied if upto <= s.lsn], overrun)
+        return Declared([s for s in copied if upto <= s.lsn], overrun, problems)
 
     def _finish(self, states: Sequence[TableState]) -> list[Name]:
         """Record that copies are finished. Returns the tables that another process has copied later, which are left out."""
@@ -171,25 +180,37 @@ class Readiness:
         self._states.append([s for s in finished if s.name not in overrun], base)
         return overrun
 
-    def _begin_histories(self, copied: Sequence[TableState]) -> None:
-        """Begin the histories of copied tables with their rows, unless another process has copied or changed them since."""
-        self.lake.in_parallel(self._begin_history, copied)
+    def _begin_histories(self, copied: Sequence[TableState]) -> dict[Name, str]:
+        """Begin the histories of copied tables with their rows, unless another process has copied or changed them since.
 
-    def _begin_history(self, state: TableState) -> None:
+        Returns what is wrong with those that cannot begin, by table.
+        """
+        problems = self.lake.in_parallel(self._begin_history, copied)
+        return {
+            state.name: problem
+            for state, problem in zip(copied, problems, strict=True)
+            if problem is not None
+        }
+
+    def _begin_history(self, state: TableState) -> str | None:
         subscription, lake, definition = self.subscription, self.lake, state.definition
         assert definition is not None
         if is_beyond(lake, self._path(state.name), state.lsn):
-            return
+            return None
         time = definition.published.time if definition.published else None
         if definition.history.whole:
             schema = changes_schema(defined_types(subscription, state.name, definition))
             begin_history(lake, subscription.name, state, schema, time)
         table = VersionTable.kept(subscription, lake, state)
         if table is not None:
-            table.begun(self.log, state.lsn, time, once=True)
+            try:
+                table.begun(self.log, state.lsn, time, once=True)
+            except TABLE_ERRORS as error:
+                return why_not_kept(lake, error, state.name, table.path)
         elif subscription.histories.of(state.name).scd2:
             shown = quote_qualified(*state.name)
             self.log(f"the versions of {shown} are not kept: `pgsieve validate` says why")
+        return None
 
 
 def _holds(lake: Lake, path: str, lsn: int) -> bool:

@@ -257,5 +257,6 @@ def _refuse_uncomputable(sent: PublishedRelation, read: frozenset[str]) -> None:
         raise UnsupportedFilterError(
             f"row filter of {sent.publish_as.qualified} cannot be evaluated outside PostgreSQL: it reads a generated"
             f" column, and old rows lack the columns from which it is computed ({', '.join(sorted(lacking))})",
-            hint="use row_filter: publisher, or REPLICA IDENTITY FULL",
+            # Not `row_filter: publisher`: the replica identity has the column, which is not sent.
+            hint="use REPLICA IDENTITY FULL, or publish only inserts",
         )

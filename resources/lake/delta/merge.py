@@ -7,10 +7,33 @@ engine.
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pgsieve.resources.lake.delta.errors import LakeError
 from pgsieve.resources.lake.delta.records import quoted
 
 #: An engine's function to quote a column's name.
 Quote = Callable[[str], str]
+
+#: Each is the name of a column that Delta's MERGE by Spark adds to the rows (ClassicMergeExecutor and MergeOutputGeneration in
+#: Delta Lake), as are those of the last set, if the table has them all.
+_ADDED = (
+    {"_target_row_present_"},
+    {"_source_row_present_"},
+    {"_row_dropped_"},
+    {"_row_id_", "_file_name_", "_condition_"},
+)
+
+
+def refuse_added(columns: Collection[str]) -> None:
+    """Raise LakeError for columns with which Spark's MERGE fails, as it adds such columns itself."""
+    names = {name.lower() for name in columns}
+    for added in _ADDED:
+        if added <= names:
+            shown = ", ".join(sorted(added))
+            raise LakeError(
+                f"Delta's MERGE adds a column {shown} itself, so it cannot change a table with such a one",
+                hint="rename the column, or publish a column list without it",
+                sqlstate="42701",
+            )
 
 
 @dataclass(frozen=True)

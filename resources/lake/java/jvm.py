@@ -84,8 +84,18 @@ def _is_altering(name: str, master: str) -> bool:
 
 def _home() -> str:
     """The user's home, where credentials may be; a temporary folder if the user has none."""
+    return home if (home := _named_home()) and os.access(home, os.X_OK) else str(private_folder())
+
+
+def _named_home() -> str | None:
     home = os.environ.get("HOME") or os.path.expanduser("~")  # noqa: PTH111 - Path.expanduser raises if there is none
-    return home if Path(home).is_absolute() and os.access(home, os.X_OK) else str(private_folder())
+    return home if Path(home).is_absolute() else None
+
+
+def has_writable_home() -> bool:
+    """Whether this user has a home for lasting files. Otherwise a JVM's files end with this process."""
+    home = _named_home()
+    return home is not None and os.access(home, os.W_OK | os.X_OK)
 
 
 def _name_of_unnamed() -> str | None:
@@ -113,7 +123,7 @@ def files(settings: Mapping[str, str], folder: Path, own: Mapping[str, str]) -> 
     options += [*(class_archive.options(chosen) if is_local else []), *shlex.split(chosen)]
     java = _written(folder / "java.options", "\n".join(map(_quoted, options)))
     written = {**settings, **own, JAVA_OPTIONS: f"-XX:VMOptionsFile={_escaped(str(java))}"}
-    if not os.access(_home(), os.W_OK):
+    if not has_writable_home():
         # Ivy writes lock files even if all jars are present.
         written = {"spark.jars.ivy": str(temporary / "ivy"), **written}
     if is_local:

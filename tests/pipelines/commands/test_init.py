@@ -20,6 +20,7 @@ from pgsieve.pipelines.command_line import cli
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures import commands
+from tests.fixtures.servers import drop_slots
 
 PASSWORD = "s3cret-of-the-shop"
 
@@ -248,35 +249,84 @@ def test_impossible_arguments_are_refused_and_nothing_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.drawn
-def test_on_a_terminal_it_asks(database: str, tmp_path: Path) -> None:
+def _on_a_terminal(folder: Path, *dialogue: tuple[str, str]) -> str:
+    """Run `pgsieve init` in a folder, and type each answer once its question is on the screen; what is shown after the last."""
     controller, terminal = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "pgsieve", "init"],
         stdin=terminal,
         stdout=terminal,
         stderr=terminal,
-        cwd=tmp_path,
+        cwd=folder,
         env={**os.environ, "TERM": "dumb", "COLUMNS": "200"},
         start_new_session=True,
     )
     os.close(terminal)
     seen = ""
-
-    def answer(question: str, line: str) -> None:
-        nonlocal seen
-        while question not in seen:
-            seen += os.read(controller, 4096).decode()
-        seen = ""
-        os.write(controller, line.encode() + b"\n")
-
-    answer("conninfo (", database)
-    answer("publications, separated by commas [lines, sales]:", "sales")
     try:
+        for question, line in dialogue:
+            while question not in seen:
+                seen += os.read(controller, 4096).decode()
+            seen = ""
+            os.write(controller, line.encode() + b"\n")
         while block := os.read(controller, 4096):
             seen += block.decode()
     except OSError:  # The terminal's other end is closed.
         pass
+    finally:
+        os.close(controller)
     assert process.wait(60) == 0, seen
-    assert re.search(r"next:", seen)
+    return seen
+
+
+@pytest.mark.drawn
+def test_on_a_terminal_it_asks(database: str, tmp_path: Path) -> None:
+    shown = _on_a_terminal(
+        tmp_path, ("conninfo (", database), ("publications, separated by commas [lines, sales]:", "sales")
+    )
+    assert re.search(r"next:", shown)
     assert list(load_config(tmp_path / "pgsieve.yaml", {"SHOP_1_PASSWORD": "x"}).subscriptions) == ["sales"]
+
+
+@pytest.mark.slow
+def test_on_a_terminal_it_asks_about_partition_trees(
+    publisher_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    """By its root by default; otherwise as its partitions. `pgsieve run` then makes the replicas of the answer."""
+    admin = publisher_server.conninfo(dbname="trees")
+    with psycopg.connect(publisher_server.conninfo(), autocommit=True) as maintenance:
+        maintenance.execute("create database trees")
+    replicas = {}
+    try:
+        with psycopg.connect(admin, autocommit=True) as owner:
+            owner.execute("""
+            create table plain (a int primary key);
+            create table tree (a int primary key) partition by range (a);
+            create table tree_1 partition of tree for values from (0) to (5);
+            create table tree_2 partition of tree for values from (5) to (9);
+            insert into tree values (1), (6)""")
+            for answer in ("", "n"):
+                folder = tmp_path / (answer or "default")
+                folder.mkdir()
+                shown = _on_a_terminal(
+                    folder,
+                    ("conninfo (", admin),
+                    ("separated by commas [all]:", ""),
+                    ("publish public.tree as one table each, not as its partitions [Y/n]:", answer),
+                )
+                assert "next:" in shown
+                # The statements name another role than the one that owns the tables here.
+                own = (folder / "pgsieve.yaml").read_text().replace("user=pgsieve", "user=postgres")
+                (folder / "pgsieve.yaml").write_text(own)
+                done = commands.run(
+                    "run", folder=folder, environment={**os.environ, "DAGSTER_HOME": str(folder)}
+                )
+                assert done.returncode == 0, done.stderr
+                public = folder / "lake" / "trees_replica" / "public"
+                replicas[answer] = sorted(each.name for each in public.iterdir())
+                drop_slots(owner)
+                owner.execute("drop publication if exists pgsieve_trees, pgsieve_trees_root")
+    finally:
+        with psycopg.connect(publisher_server.conninfo(), autocommit=True) as maintenance:
+            maintenance.execute("drop database trees with (force)")
+    assert replicas == {"": ["plain", "tree"], "n": ["plain", "tree_1", "tree_2"]}

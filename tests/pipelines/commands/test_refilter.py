@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import signal
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +25,9 @@ from pgsieve.pipelines.command_line import cli
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.project import project
 from pgsieve.resources.lake.delta.queries import queried
+from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.embedded import EmbeddedServer
+from tests.fixtures import commands
 from tests.fixtures.servers import drop_slots, own_database
 
 pytestmark = pytest.mark.slow
@@ -230,6 +234,40 @@ def test_a_recreated_table_is_not_built_from_the_former_ones_replica(views: View
     ((source, reason),) = views.refilter("emea", "--plan", code=1).values()
     assert source is None
     assert "does not follow the table's present definition yet" in str(reason)
+
+
+def _dying(*_: object, **__: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _die_at_rewriting() -> None:
+    Lake.rewrite = _dying
+
+
+@pytest.mark.parametrize("made_before", [False, True])
+def test_a_table_of_a_killed_refilter_is_copied_as_the_reason_says(
+    views: Views, tmp_path: Path, *, made_before: bool
+) -> None:
+    """Four commands, each in a process of its own."""
+    views.define(emea={"tables": [{"table": "public.orders", "where": "region = 'EMEA'"}]})
+    if made_before:
+        views.refilter("emea")
+        views.define(emea={"tables": [{"table": "public.orders", "where": "region = 'EMEA' and id > 5"}]})
+    log, environment = tmp_path / "log", {**os.environ, "DAGSTER_HOME": str(tmp_path)}
+    command = ["-c", str(views.path), "refilter", "emea", "public.orders"]
+    killed = commands.start(command, log, environment=environment, prepare=_die_at_rewriting)
+    killed.join()
+    assert killed.exitcode == -signal.SIGKILL, log.read_text()
+    shown = commands.run("-c", str(views.path), "status", "--json", environment=environment)
+    states = {s["name"]: s["tables"] for s in json.loads(shown.stdout)["subscriptions"]}
+    (table,) = states["emea"]
+    assert table["state"] == "to be copied"
+    assert table["problem"] == "filtering it again did not end; the next run copies it"
+    views.database.execute(f"grant select on orders to {views.written['sources']['shop']['slot']}")
+    for action in ("run", "check"):
+        done = commands.run("-c", str(views.path), action, "emea", environment=environment)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert views.rows("emea") == views.published(f"region = 'EMEA' and id > {5 if made_before else 0}")
 
 
 def test_an_unsent_value_is_not_mistaken_for_null(views: Views) -> None:

@@ -6,12 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psycopg
 import pytest
 import yaml
 from typer.testing import CliRunner
 
 from pgsieve.pipelines.command_line.cli import app
 from pgsieve.pipelines.demo.at_size import at_size
+from pgsieve.resources.lake.delta.errors import SparkUnavailableError
+from pgsieve.resources.lake.session import SparkEngine
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 
 
@@ -44,15 +47,30 @@ class _Quiet:
 
 @pytest.mark.drawn
 def test_with_many_rows_both_sides_do_the_same_work_and_the_replica_is_equal(
-    tmp_path: Path, server_folder: Path
+    tmp_path: Path, server_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Two servers, and twice the rows."""
     spark = {"master": "threads[2]", "conf": {"spark.pgsieve.smallBytes": "-1"}}
     with EmbeddedServer(server_folder / "p") as publisher, EmbeddedServer(server_folder / "s") as subscriber:
-        report = at_size(tmp_path, (publisher, subscriber), spark, {}, 4000, _Quiet())
+        servers = publisher, subscriber
+        with monkeypatch.context() as patch:
+            patch.setattr(SparkEngine, "fetch_jars", _unavailable)
+            with pytest.raises(SparkUnavailableError):
+                at_size(tmp_path, servers, {"master": "local[2]"}, {}, 4000, _Quiet())
+        for server in servers:
+            with psycopg.connect(server.conninfo(), autocommit=True) as admin:
+                begun = admin.execute("select count(*) from pg_replication_slots").fetchone()
+                assert begun == (0,), "jars are fetched before the clock of either runs"
+                admin.execute("drop database at_size")
+        report = at_size(tmp_path, servers, spark, {}, 4000, _Quiet())
     assert report.equal
     assert [(step.title, step.rows) for step in report.steps] == [("first copy", 4000), ("catch-up", 2000)]
     assert all(step.spent and step.spent.engine == "threads" for step in report.steps)
     assert all(step.spent.tasks and step.spent.bytes for step in report.steps if step.spent)
+
+
+def _unavailable(_: SparkEngine) -> None:
+    raise SparkUnavailableError("no repository", hint="none")
 
 
 @pytest.mark.long

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -136,6 +137,24 @@ def test_spark_downloads_if_no_record_can_be_stored(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(jars_module, "_fetch", lambda *_: pytest.fail("asked"))
     fetch([DELTA], {})
     assert class_path([DELTA], [], {})["spark.jars.packages"] == DELTA.name
+
+
+@pytest.mark.parametrize(
+    ("home", "ivy"), [("{tmp_path}", None), ("/nonexistent", "{tmp_path}/ivy"), ("", "{tmp_path}/ivy")]
+)
+def test_without_a_home_jars_are_kept_beside_their_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str, ivy: str | None
+) -> None:
+    """Not in the folder of the process that downloads them, which ends with that process."""
+    monkeypatch.setenv("HOME", home.format(tmp_path=tmp_path))
+    if not home:
+        monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # Without an entry in /etc/passwd.
+    asked = list[dict[str, str]]()
+    monkeypatch.setattr(jars_module, "_fetch", lambda _, repositories, __: asked.append(repositories))
+    fetch([DELTA], {}, tmp_path / "kept.json")
+    fetch([DELTA], {"spark.jars.ivy": "/own"}, tmp_path / "kept.json")
+    kept = {} if ivy is None else {"spark.jars.ivy": ivy.format(tmp_path=tmp_path)}
+    assert asked == [kept, {"spark.jars.ivy": "/own"}]
 
 
 #: An unreachable repository, and an empty cache.
