@@ -41,6 +41,7 @@ def test_each_benchmark_has_a_test() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("name", SMALL)
 def test_a_benchmark_runs(name: str, tmp_path: Path) -> None:
+    """It takes long: a benchmark starts servers and processes."""
     done = subprocess.run(
         [sys.executable, str(ROOT / "benchmarks" / name), *SMALL[name]],
         cwd=tmp_path,

@@ -227,6 +227,7 @@ def test_a_command_says_which_extra_it_lacks(python: Path, project: Path, comman
 
 @pytest.mark.long
 def test_the_demo_needs_only_the_wheel(wheel: Path, tmp_path: Path) -> None:
+    """It takes long: the whole demo runs, in a new environment."""
     run(sys.executable, "-m", "venv", tmp_path / "venv", cwd=tmp_path)
     python = tmp_path / "venv" / "bin" / "python"
     run(python, "-m", "pip", "install", "--quiet", f"pgsieve[demo] @ {wheel.as_uri()}", cwd=tmp_path)

@@ -473,6 +473,7 @@ def _world(server: EmbeddedServer, folder: Path) -> Iterator[World]:
 def test_the_blocks_of_a_page_run_in_order(
     page: str, publisher_server: EmbeddedServer, tmp_path: Path
 ) -> None:
+    """It takes long: every command of a page runs, and some start a JVM."""
     if publisher_server.version < 15:
         pytest.skip("row filters of the server need version 15")
     with _world(publisher_server, tmp_path) as world:

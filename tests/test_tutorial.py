@@ -25,6 +25,7 @@ PASSWORD = "of-the-tutorial"
 def test_the_tutorial_with_the_readers_own_database_works_as_written(
     publisher_server: EmbeddedServer, tmp_path: Path
 ) -> None:
+    """It takes long: every command of the tutorial is a process."""
     if publisher_server.version < 15:
         pytest.skip("row filters of the server need version 15")
     text = (ROOT / "docs/tutorial-database.md").read_text(encoding="utf-8")
@@ -73,6 +74,7 @@ def test_the_tutorial_with_the_readers_own_database_works_as_written(
 
 
 def test_the_tutorial_with_the_demo_works_as_written(tmp_path: Path) -> None:
+    """It takes long: the demo starts two servers, a web interface and a follower."""
     text = (ROOT / "docs/tutorial-demo.md").read_text(encoding="utf-8")
     blocks = [block for _, language, block in FENCE.findall(text) if language == "console"]
     own = {

@@ -41,6 +41,7 @@ def _accepted(prefix: str) -> str:
 def test_every_accepted_character_is_the_same_for_both_engines(
     s3_server: S3Server, spark: SparkWriter, tmp_path: Path
 ) -> None:
+    """It takes long because Spark starts, and reads and writes at each address."""
     store = pafs.S3FileSystem(
         access_key=KEY,
         secret_key=SECRET,

@@ -245,6 +245,7 @@ def test_a_profile_of_aws_tools_is_read_beside_an_endpoint(
     s3_folder: str,
     profiles: Profiles,
 ) -> None:
+    """It takes long: several commands, each a process, and an S3 server."""
     items = f"{s3_folder}/sales/public/items"
     region = f"[profile lake]\nregion = {REGION}\n"
     profiles.write(credentials=KEYS, config=region, endpoint=s3_server.url)
@@ -284,6 +285,7 @@ def test_spark_finds_the_profile_that_delta_rs_does(
     s3_folder: str,
     profiles: Profiles,
 ) -> None:
+    """It takes long: three commands, each a process; one of them starts a JVM."""
     own = f"region = {REGION}\nendpoint_url = {s3_server.url}\n"
     profiles.write(credentials=KEYS, config=f"[profile lake]\n{own}")
     profiles("run", JAVA_HOME="/none")

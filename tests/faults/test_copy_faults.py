@@ -185,6 +185,7 @@ def test_permanent_faults_stop_a_copy_and_set_nothing_aside(
 def test_connections_cut_again_and_again_during_a_copy_set_nothing_aside(
     publisher_server: EmbeddedServer, tmp_path: Path, master: str
 ) -> None:
+    """It takes long: a copy through a network that cuts every connection is repeated."""
     with (
         Proxy(publisher_server.port) as proxy,
         site("copy_cut", publisher_server, tmp_path, master, port=proxy.port) as (pgsieve, database),

@@ -61,6 +61,7 @@ def test_a_hard_day_ends_with_the_rows_of_the_built_in_subscriptions(
     spark: Callable[[], AbstractContextManager[str]],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """It takes as long as its budget."""
     budget = budget_seconds(60)
     seed = drawn_seed()
     with capsys.disabled():

@@ -58,6 +58,7 @@ def test_a_connection_cut_in_the_middle_of_a_message_loses_nothing(
 def test_following_survives_connections_that_are_cut_again_and_again(
     server: EmbeddedServer, tmp_path: Path, master: str
 ) -> None:
+    """It takes long: a follower reconnects again and again, and a Spark Connect server starts."""
     with (
         Proxy(server.port) as proxy,
         site("recut", server, tmp_path, master, port=proxy.port) as (pgsieve, database),
@@ -80,6 +81,7 @@ def test_following_survives_connections_that_are_cut_again_and_again(
 def test_following_survives_a_restart_and_an_immediate_shutdown_of_the_server(
     server: EmbeddedServer, tmp_path: Path, master: str
 ) -> None:
+    """It takes long: a follower waits for a server that restarts twice, and a Spark Connect server starts."""
     with site("restarted", server, tmp_path, master) as (pgsieve, _):
         assert pgsieve.run() == 0, pgsieve.log
         process = pgsieve.start("run", "--follow")
@@ -102,6 +104,7 @@ def test_following_survives_a_restart_and_an_immediate_shutdown_of_the_server(
 def test_following_goes_on_however_often_its_sessions_are_terminated(
     server: EmbeddedServer, tmp_path: Path, master: str
 ) -> None:
+    """It takes long: a follower begins again after each terminated session, and a Spark Connect server starts."""
     end = (
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
         " WHERE application_name = 'pgsieve' AND backend_type = 'client backend'"
@@ -125,6 +128,7 @@ def test_following_goes_on_however_often_its_sessions_are_terminated(
 def test_a_run_during_an_immediate_shutdown_is_refused_and_the_next_one_goes_on(
     server: EmbeddedServer, tmp_path: Path, master: str
 ) -> None:
+    """It takes long: several runs, each a process, a server that recovers, and a Spark Connect server."""
     with site("shutdown", server, tmp_path, master) as (pgsieve, database):
         assert pgsieve.run() == 0, pgsieve.log
         pgsieve.write(database, 200)
@@ -144,6 +148,7 @@ def test_a_run_during_an_immediate_shutdown_is_refused_and_the_next_one_goes_on(
 def test_a_slow_network_and_a_sender_timeout_shorter_than_a_batch_lose_nothing(
     server: EmbeddedServer, tmp_path: Path, master: str
 ) -> None:
+    """It takes long: a follower reads through a slow network, and a Spark Connect server starts."""
     with (
         Proxy(server.port) as proxy,
         site("slow", server, tmp_path, master, port=proxy.port) as (pgsieve, database),

@@ -251,6 +251,7 @@ def test_a_run_survives_temporary_faults(shop: Shop, answer: Answer, methods: st
 
 @pytest.mark.long
 def test_a_slow_store_is_waited_for(shop: Shop) -> None:
+    """It takes long: each request waits a tenth of a second."""
     shop.proxy.delay = 0.1
     for _ in range(2):
         shop.write()
@@ -267,6 +268,7 @@ PLACES = ("change_log/_delta_log/", "_changes/public/orders/", "sales/public/ite
     "place", ["sales/public/items/", pytest.param("_delta_log/", marks=pytest.mark.long)]
 )
 def test_an_object_that_is_stored_although_its_answer_is_lost_counts_once(shop: Shop, place: str) -> None:
+    """It takes long: several commands, each a process, repeat requests to a store behind a proxy."""
     assert shop("run")[0] == 0, shop.log
     for times in (3, 1) if place == "_delta_log/" else (1,):
         shop.write()
@@ -338,6 +340,7 @@ def test_a_store_that_refuses_stops_a_run_and_sets_nothing_aside(
 def test_drop_delete_tables_deletes_nothing_of_another_lake(
     shop: Shop, s3_server: S3Server, s3_folder: str
 ) -> None:
+    """It takes long: three commands, each a process, and an S3 server."""
     store = Store.of(Storage.of(s3_folder, s3_server.storage))
     neighbours = [f"{s3_folder}{end}" for end in ("2/sales/x", "/sales2/x", "-old/_pgsieve/shop/x")]
     within = f"{s3_folder}/sales/other/_pgsieve/shop/x"
@@ -399,6 +402,7 @@ def test_a_store_that_may_lose_commits_is_refused_before_anything_is_written(
 @pytest.mark.parametrize("more", [2, pytest.param(6, marks=pytest.mark.long)])
 @pytest.mark.parametrize("shop", ["process"], indirect=True)
 def test_a_first_copy_needs_few_requests_per_table_of_a_distant_store(shop: Shop, more: int) -> None:
+    """It takes long: three commands, each a process, and an S3 server."""
     for number in range(more):
         shop.publish(f"more{number}")
     assert shop("run")[0] == 0, shop.log
@@ -411,6 +415,7 @@ def test_a_first_copy_needs_few_requests_per_table_of_a_distant_store(shop: Shop
 
 @pytest.mark.parametrize("shop", [pytest.param("process", marks=pytest.mark.long)], indirect=True)
 def test_a_follower_survives_a_burst_of_errors_and_ends_when_the_store_refuses(shop: Shop) -> None:
+    """It takes long: a follower repeats requests to a failing store, and two commands follow."""
     follower = shop.start("run", "--follow")
     # Changes before the copy are in no slice.
     wait_until(lambda: "copied" in shop.log, lambda: shop.log, 120)
@@ -439,6 +444,7 @@ def _has_begun(shop: Shop) -> bool:
 
 @pytest.mark.long
 def test_a_stale_listing_loses_and_doubles_nothing(shop: Shop) -> None:
+    """It takes long: thirteen commands, each a process."""
     assert shop("run")[0] == 0, shop.log
     for seconds in (0.3, 2.0, 10.0):
         for _ in range(2):
@@ -452,6 +458,7 @@ def test_a_stale_listing_loses_and_doubles_nothing(shop: Shop) -> None:
 
 @pytest.mark.long
 def test_runs_killed_amid_faults_are_completed_by_the_next(shop: Shop) -> None:
+    """It takes long: eight runs are killed after up to four seconds, and two commands follow."""
     for number in range(8):
         shop.proxy.refuse((SLOW_DOWN, CUT, INTERNAL)[number % 3], every=4)
         shop.write()

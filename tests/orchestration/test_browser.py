@@ -208,6 +208,7 @@ def test_a_check_that_fails_is_red_and_says_why(web: Web, page: Page) -> None:
 def test_a_signal_ends_a_run_in_progress_and_the_next_one_continues(
     publisher_server: EmbeddedServer, page: Page, tmp_path: Path, number: signal.Signals
 ) -> None:
+    """It takes long: a web interface of its own starts, with a code server and a run."""
     with served(publisher_server, tmp_path, f"browser_{number.name.lower()}") as web:
         _run(web)
         source = project(load_config(web.path)).subscriptions["sales"].feed.source

@@ -200,6 +200,7 @@ def test_the_schedules_run_applies_what_is_new(config: Config, database: psycopg
 def test_a_backfill_copies_the_chosen_table_and_leaves_the_others(
     config: Config, database: psycopg.Connection
 ) -> None:
+    """It takes long: a backfill and runs of the whole graph."""
     database.execute("insert into items values (50, 'EMEA', 5)")
     before = {t.name: t.version for t in status(config).subscriptions[0].tables}
     defs = definitions(config)
@@ -270,6 +271,7 @@ def test_the_consistency_check_fails_on_a_replica_that_was_tampered_with(config:
 def test_a_followed_subscription_gets_changes_as_they_arrive_until_it_is_stopped(
     config: Config, database: psycopg.Connection
 ) -> None:
+    """It takes long: a follower with a JVM, whose connection is cut."""
     run(config, config.selected([]), _Quiet())
     lake, log = Path(config.lake), config.path.with_name("follow.log")
 

@@ -133,6 +133,7 @@ def test_the_definitions_load_and_name_each_table_as_documented(application: Sho
 
 
 def test_the_job_and_the_checks_of_dagster_reach_every_table(application: Shop) -> None:
+    """It takes long: a job and all checks run on every table."""
     for name in TABLES:
         application.database.execute(f"insert into {_sql(*name)} values (3, '2024-01-03', 'c')")
     config = _config(application)

@@ -70,6 +70,7 @@ def _shown(password: str, output: str) -> list[str]:
 def test_no_part_of_a_password_is_shown(
     server: EmbeddedServer, tmp_path: Path, form: str, drawn: int
 ) -> None:
+    """It takes long: every command runs with each of many passwords."""
     seed = drawn_seed()
     rng = random.Random(seed)
     base, at = server.conninfo(user="secured"), f"127.0.0.1:{server.port}/postgres"

@@ -57,6 +57,7 @@ def received(scenario: Scenario) -> dict[str, list[str]]:
 def test_excluded_tables_and_partitions_of_excluded_roots_are_not_replicated(
     scenario: Scenario, via_root: bool
 ) -> None:
+    """It may take long: two servers of 19 start, and three publications are compared."""
     scenario.publisher(TABLES)
     scenario.subscriber(ALONE)
     filled(scenario, 1)

@@ -51,6 +51,7 @@ _THEN = """
 @pytest.mark.drawn
 @pytest.mark.parametrize("binary", [pytest.param(False, marks=pytest.mark.long), True])
 def test_rows_follow_altered_types(scenario: Scenario, binary: bool) -> None:
+    """It may take long: two replicas follow each alteration of types that ten tables use."""
     scenario.tables(_TYPES)
     for table, columns in _TABLES.items():
         scenario.tables(f"CREATE TABLE {table} ({columns})")

@@ -230,6 +230,7 @@ def test_histories_follow_their_tables(scenario: Scenario) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("scenario", [pytest.param("committing", marks=pytest.mark.spark)], indirect=True)
 def test_a_history_starts_with_all_rows_if_only_spark_writes(scenario: Scenario) -> None:
+    """It takes long: every step is a job of Spark."""
     scenario.tables("CREATE TABLE t (id int PRIMARY KEY, v int); CREATE TABLE none (id int PRIMARY KEY)")
     scenario.publisher("INSERT INTO t VALUES (1, 1), (2, 2); CREATE PUBLICATION p FOR TABLE t, none")
     scenario.subscribe("p")

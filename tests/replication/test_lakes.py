@@ -37,6 +37,7 @@ def test_a_lake_at_a_uri_is_written_and_read(scenario: Scenario) -> None:
 @pytest.mark.long
 @at_a_uri
 def test_a_table_of_a_lake_at_a_uri_is_emptied(scenario: Scenario) -> None:
+    """It takes long: every step is a job of Spark."""
     scenario.tables("CREATE TABLE tab1 (a int PRIMARY KEY, b text)")
     scenario.publisher("INSERT INTO tab1 VALUES (1, 'x'); CREATE PUBLICATION pub FOR TABLE tab1")
     scenario.subscribe("pub")
@@ -47,6 +48,7 @@ def test_a_table_of_a_lake_at_a_uri_is_emptied(scenario: Scenario) -> None:
 @pytest.mark.long
 @at_a_uri
 def test_a_lake_at_a_uri_follows_schema_changes(scenario: Scenario) -> None:
+    """It takes long: every step is a job of Spark."""
     scenario.tables("CREATE TABLE tab1 (a int PRIMARY KEY, b text, c int)")
     scenario.publisher(
         "INSERT INTO tab1 VALUES (1, 'x', 10), (2, 'y', 20); CREATE PUBLICATION pub FOR TABLE tab1"

@@ -217,6 +217,7 @@ UNDONE = {
 
 @pytest.mark.drawn
 def test_a_temporary_change_of_identity_loses_no_row(shop: Shop) -> None:
+    """It may take long: runs for several trees in both modes."""
     trees = []
     for kind in UNDONE:
         name, definition = tree("none", kind if kind in IDENTITIES else "full")
@@ -248,6 +249,7 @@ def _shown(output: str) -> dict[str, Any]:
 
 @pytest.mark.drawn
 def test_validate_warns_of_rows_that_are_not_found_or_not_sent(shop: Shop) -> None:
+    """It may take long: five commands for several trees in both modes."""
     trees = [tree("pk", "indexb"), tree("pk", "none")]
     _publish(shop, [(name, text + f"ALTER TABLE {name}_2 SET UNLOGGED;") for name, text in trees])
     # Leaves below an inner partition, and a foreign leaf, from which nothing is read here.

@@ -47,6 +47,7 @@ def _quoted(name: str) -> str:
     "scenario", ["spark large", "spark", "driver drawn marking", "committing"], indirect=True
 )
 def test_odd_column_names_in_one_table_are_replicated_unchanged(scenario: Scenario) -> None:
+    """It takes long: Spark writes each table."""
     tables = {"keyless": _PLAIN, "keyless_mapped": _MAPPED, "keyed": _PLAIN, "keyed_mapped": _MAPPED}
     filters = []
     for table, names in tables.items():

@@ -209,6 +209,7 @@ def test_a_column_may_get_a_name_that_parquet_forbids_and_lose_it_again(scenario
 @pytest.mark.drawn
 @pytest.mark.parametrize("streaming", ["on", pytest.param("parallel", marks=pytest.mark.long)])
 def test_any_ddl_in_and_around_a_streamed_transaction_is_followed(scenario: Scenario, streaming: str) -> None:
+    """It may take long: five tables are altered within a streamed transaction, and two replicas follow."""
     names = ("dropped", "renamed", "retyped", "filled", "all_at_once")
     scenario.publisher(f"ALTER DATABASE {scenario.name} SET logical_decoding_work_mem = '64kB'")
     for name in names:

@@ -68,6 +68,7 @@ def setting_up(pair: StandbyPair, pgsieve: Pgsieve) -> None:
 def test_copies_come_from_a_standby_and_nothing_is_made_on_the_primary(
     standby_pair: StandbyPair, pgsieve: Pgsieve, tmp_path: Path
 ) -> None:
+    """It takes long: a primary and a standby start, and several commands run."""
     setting_up(standby_pair, pgsieve)
     with standby_pair.logging_snapshots():
         code, text = pgsieve("run")
@@ -87,6 +88,7 @@ def test_copies_come_from_a_standby_and_nothing_is_made_on_the_primary(
 def test_changes_come_from_a_standby_until_it_is_promoted_and_after(
     standby_pair: StandbyPair, pgsieve: Pgsieve, tmp_path: Path
 ) -> None:
+    """It takes long: a primary and a standby start, and several commands run."""
     setting_up(standby_pair, pgsieve)
     with standby_pair.logging_snapshots():
         assert pgsieve("run")[0] == 0

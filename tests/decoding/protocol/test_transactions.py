@@ -137,6 +137,7 @@ OPTIONS = [
 )
 @given(phases=st.lists(st.lists(STEPS, min_size=5, max_size=30), min_size=1, max_size=3), seed=st.integers(0))
 def test_every_way_to_read_a_slot_gives_the_same_transactions(server, phases, seed):
+    """It may take long: hypothesis draws many workloads, and each is read in many ways."""
     with connect(server) as connection:
         slots(connection)
         workload = Workload(server)

@@ -179,6 +179,7 @@ def test_drop_waits_for_no_lock(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.long
 def test_a_follower_copies_once_the_transaction_has_ended(shop: Shop) -> None:
+    """It takes long: a follower tries the copy again until the transaction has ended."""
     shop.copy()
     shop.database.execute("begin; create table holder_text (i int); prepare transaction 'forgotten'")
     _one_more_table(shop)

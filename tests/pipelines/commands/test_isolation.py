@@ -61,6 +61,7 @@ def test_a_failing_subscription_is_named_and_the_others_of_its_slot_continue(sho
 @pytest.mark.drawn
 @pytest.mark.parametrize("table", [pytest.param("_transformed", marks=pytest.mark.long), "_cuts"])
 def test_dagster_records_the_other_subscriptions_of_a_failed_step(shop: Shop, table: str) -> None:
+    """It may take long: three runs of the whole graph."""
     assert shop.cli("run")[0] == 0
     path = _folder(shop, "one") / table
     aside = path.with_name("aside")
@@ -226,6 +227,7 @@ def _going_on(shop: Shop, upto: int) -> None:
 
 @pytest.mark.drawn
 def test_only_the_table_waits_whose_filter_cannot_be_evaluated(shop: Shop) -> None:
+    """It may take long: five runs of the whole graph."""
     _named(shop)
     _publish(shop, f"names where ({_BEYOND})")
     code, printed = shop.cli("run")
@@ -253,6 +255,7 @@ def test_only_the_table_waits_whose_filter_cannot_be_evaluated(shop: Shop) -> No
 @pytest.mark.spark
 @pytest.mark.parametrize("by", ["run", pytest.param("job", marks=pytest.mark.long)])
 def test_altering_a_filter_to_one_that_cannot_be_evaluated_loses_nothing(shop: Shop, by: str) -> None:
+    """It may take long: several runs of the whole graph."""
     _named(shop)
     _publish(shop, "names where (n > 0)")
     assert shop.cli("run")[0] == 0
@@ -347,6 +350,7 @@ def test_a_missing_java_sets_no_table_aside(shop: Shop) -> None:
 
 @pytest.mark.long
 def test_a_spark_server_without_delta_sets_no_table_aside(shop: Shop, tmp_path: Path) -> None:
+    """It takes long: a Spark Connect server starts."""
     with connect_server(tmp_path / "server", Path(sys.executable), with_jars=False) as master:
         conf = {"spark.pgsieve.smallBytes": "-1"}
         shop.configure(spark={"engine": "off", "master": master, "conf": conf})
@@ -401,6 +405,7 @@ def _define_badly(shop: Shop) -> None:
 def test_only_the_subscription_with_refused_publications_waits(
     shop: Shop, hinder: Callable[[Shop], None], mend: Callable[[Shop], None], says: str
 ) -> None:
+    """It may take long: several runs of the whole graph."""
     assert shop.cli("run")[0] == 0
     hinder(shop)
     for number in (5, 6):

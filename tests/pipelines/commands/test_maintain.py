@@ -73,6 +73,7 @@ def test_a_lake_continues_after_maintenance(file: Path, monkeypatch: pytest.Monk
 def test_a_subscription_restored_to_a_state_before_deleted_changes_is_copied_again(
     file: Path, publisher_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It may take long: many commands, some with runs of the whole graph."""
     monkeypatch.setenv("COLUMNS", "400")
 
     def pgsieve(*command: str, ends: int = 0) -> str:

@@ -25,6 +25,7 @@ def _columns(shop: Shop, **names: str) -> tuple[int, str]:
 @pytest.mark.drawn
 @pytest.mark.spark
 def test_metadata_columns_are_enabled_renamed_and_disabled(shop: Shop) -> None:
+    """It may take long: many runs of the whole graph, and Spark rewrites the replica."""
     assert shop.cli("run")[0] == 0
     version = shop.table("one", "notes").version()
     assert _columns(shop, operation="_op", commit_lsn="_lsn")[0] == 0

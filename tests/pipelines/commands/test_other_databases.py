@@ -54,6 +54,7 @@ def other(
 @pytest.mark.drawn
 @pytest.mark.parametrize("other", [True, False], ids=["of this cluster", "of another"], indirect=True)
 def test_the_replicas_of_another_database_are_left_alone(shop: Shop, other: Shop) -> None:
+    """It may take long: many commands of two configurations."""
     assert shop.cli("run")[0] == 0
     shop.database.execute("insert into orders values (5)")
     for command in (
@@ -152,6 +153,7 @@ def test_a_released_name_is_free_for_others(shop: Shop, other: Shop) -> None:
 def test_a_renamed_database_is_the_same_and_a_recreated_one_is_copied(
     shop: Shop, publisher_server: EmbeddedServer
 ) -> None:
+    """It may take long: many commands, and two databases are created."""
     assert shop.cli("run")[0] == 0
     name, source = shop.database.info.dbname, shop.written["sources"]["shop"]
     renamed = {**source, "conninfo": publisher_server.conninfo(dbname=f"{name}_b")}

@@ -32,6 +32,7 @@ def _rows(shop: Shop, table: str) -> list[dict[str, object]]:
 
 @pytest.mark.drawn
 def test_columns_have_plain_names_through_changes_and_alterations(shop: Shop) -> None:
+    """It may take long: many runs of the whole graph, one after each alteration."""
     run = shop.database.execute
     run('create table lines ("Line No" int primary key, "Preis €" numeric(8,2), "Kind of" text, rest text)')
     run("alter table lines alter rest set storage external")

@@ -17,6 +17,7 @@ def _newest_entry(table: Path) -> Path:
 
 @pytest.mark.drawn
 def test_missing_newest_entries_are_damage_until_a_resync(shop: Shop) -> None:
+    """It may take long: many commands on several damaged tables."""
     assert shop.cli("run")[0] == 0
     shop.database.execute("alter table orders add x int")
     shop.database.execute("insert into orders values (5, 5, 5); insert into stock values (5, 5)")

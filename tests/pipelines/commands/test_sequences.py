@@ -49,6 +49,7 @@ def subscribed(shop: Shop, **subscriptions: list[str]) -> None:
 
 @pytest.mark.drawn
 def test_sequences_of_the_file_are_recorded_refreshed_and_compared(shop: Shop) -> None:
+    """It may take long: many commands, some with runs of the whole graph."""
     shop.database.execute(
         """CREATE SEQUENCE one; CREATE SEQUENCE "Two" START 10 INCREMENT -2 MINVALUE -100 MAXVALUE 100; CREATE TEMPORARY SEQUENCE of_a_session;
         SELECT setval('one', 42, false); SELECT nextval('"Two"'), nextval('"Two"')"""

@@ -117,6 +117,7 @@ def test_subscriptions_share_jobs_and_a_failure_stops_only_its_table(shop: Shop)
 
 @pytest.mark.long
 def test_subscriptions_share_jobs_of_a_cluster_whose_python_lacks_pgsieve(shop: Shop, tmp_path: Path) -> None:
+    """It takes long: a Spark cluster starts."""
     _begin(shop)
     _change_all(shop)
     with configured_cluster(tmp_path) as (master, conf):

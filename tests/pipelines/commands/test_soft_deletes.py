@@ -37,6 +37,7 @@ def _by_id(rows: Iterable[dict[str, Any]]) -> dict[int, tuple[Any, ...]]:
 @pytest.mark.drawn
 @pytest.mark.spark
 def test_deleted_rows_stay_once_soft_deletes_are_enabled(shop: Shop) -> None:
+    """It may take long: many commands with runs of the whole graph, and Spark rewrites the replica."""
     assert shop.cli("run")[0] == 0
     assert _deletes(shop, deletes="soft")[0] == 0
     assert _rows(shop) == {i: (i, False, False, False) for i in range(1, 5)}, "existing rows are living"
@@ -112,6 +113,7 @@ def test_row_filters_are_checked_on_living_rows(shop: Shop) -> None:
 @pytest.mark.drawn
 @pytest.mark.spark
 def test_repair_marks_rows_and_brings_them_back(shop: Shop) -> None:
+    """It may take long: several commands, and Spark repairs the replica."""
     assert _deletes(shop, deletes="soft")[0] == 0
     shop.database.execute("delete from notes where id = 4")
     assert shop.cli("run")[0] == 0

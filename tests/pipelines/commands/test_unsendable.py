@@ -261,6 +261,7 @@ create type {name} (input = {name}_in, output = {name}_out, internallength = 4, 
 def test_a_value_that_the_server_cannot_print_sets_only_its_table_aside(
     publisher_server: EmbeddedServer, tmp_path: Path
 ) -> None:
+    """It takes long: several commands for two subscriptions."""
     with _site(publisher_server, tmp_path, {"s": "p"}) as shop:
         database = shop.database
         for name, send in {"textless": ", send = textless_send", "mute": ""}.items():

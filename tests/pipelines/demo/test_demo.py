@@ -76,6 +76,7 @@ def _unavailable(_: SparkEngine) -> None:
 @pytest.mark.long
 @pytest.mark.spark
 def test_the_demo_runs_on_an_s3_server(tmp_path: Path) -> None:
+    """It takes long: the whole demo runs, with a JVM and an S3 server."""
     folder = tmp_path / "demo"
     done = subprocess.run(
         [sys.executable, "-m", "pgsieve", "demo", "--rows", "20000", "--lake", "s3", "--keep", str(folder)],

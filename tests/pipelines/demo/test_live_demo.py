@@ -106,6 +106,7 @@ def test_an_early_ctrl_c_on_a_terminal_shows_no_traceback(tmp_path: Path) -> Non
 def test_the_demo_runs_until_a_signal_and_leaves_nothing_behind(
     tmp_path: Path, ending: signal.Signals
 ) -> None:
+    """It takes long: the demo starts two servers, a web interface and a follower."""
     folder, port, log = tmp_path / "demo", _free_port(), tmp_path / "log"
     with log.open("wb") as out:
         demo = subprocess.Popen(

@@ -142,6 +142,7 @@ def configured(folder: Path, conninfo: str) -> Path:
 
 
 def test_every_query_has_data_and_every_alert_fires(server: EmbeddedServer, tmp_path: Path) -> None:
+    """It takes long: each alert fires only after its time, and a Prometheus scrapes every second."""
     path, port = configured(tmp_path, server.conninfo()), free_port()
     pgsieve = [sys.executable, "-m", "pgsieve", "-c", str(path)]
     names = list(yaml.safe_load(path.read_text())["subscriptions"])

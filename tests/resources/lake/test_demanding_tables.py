@@ -83,6 +83,7 @@ def is_refused(path: str) -> bool:
     "demand", [d if d in ESSENTIAL else pytest.param(d, marks=pytest.mark.long) for d in DEMANDS]
 )
 def test_delta_rs_does_what_it_can_and_spark_the_rest(tmp_path: Path, demand: str) -> None:
+    """It takes long because Spark starts, and makes the table."""
     path = demanding(tmp_path, demand)
     lake = Lake(str(tmp_path), lambda: engine().session, LakeSettings(threads=2))
     assert lake.local is not None

@@ -23,6 +23,7 @@ NOW = datetime.now(UTC)
 @pytest.mark.spark
 @pytest.mark.long
 def test_spark_leaves_the_same_table_as_delta_rs(tmp_path: Path) -> None:
+    """It takes long because Spark starts."""
     paths = {}
     for way, uri in (("delta-rs", str(tmp_path / "local")), ("spark", (tmp_path / "uri").as_uri())):
         lake, path = Lake(uri, lambda: engine().session), f"{uri}/t"

@@ -167,6 +167,7 @@ def test_a_server_gets_only_options_that_it_knows(version: int, expected: dict[s
 @pytest.mark.slow
 @pytest.mark.drawn
 def test_a_busy_consumer_keeps_its_connection_and_little_memory(publisher: Publisher) -> None:
+    """It may take long: 200 MB are written and streamed."""
     rows, buffer_bytes = 110_000, 8 << 20
     publisher(  # 200 MB
         "alter table t alter b set storage plain",

@@ -216,6 +216,7 @@ def test_a_layouts_missing_tables_and_columns_are_reported(
 def test_spark_writes_and_reads_the_same_feed_as_this_process(
     pgsieve: Pgsieve, database: psycopg.Connection
 ) -> None:
+    """It takes long: five JVMs start, one after the other."""
     # With a timestamp the protocol lists features. Without a key, the rows of whole files would be replaced.
     database.execute("alter table orders add at timestamp; alter table plain drop constraint plain_pkey")
     database.execute("alter table plain replica identity full")

@@ -112,6 +112,7 @@ def items(rows: int) -> tuple[str, ...]:
 @pytest.mark.drawn
 @pytest.mark.slow
 def test_each_changed_cell_among_two_million_is_found_and_named(replicated: Replicated) -> None:
+    """It may take long: 400,000 rows are written, copied and compared."""
     rows = 400_000  # two million cells
     replicated.publish(*items(rows))
     assert replicated.check().equal
@@ -334,6 +335,7 @@ def test_operations_that_are_not_published_explain_a_difference(replicated: Repl
 @pytest.mark.long
 @pytest.mark.spark
 def test_a_lake_at_a_uri_is_compared_and_repaired_by_spark(replicated: Replicated) -> None:
+    """It takes long because Spark starts."""
     replicated.publish(*PAIR)
     corrupt(replicated)
     lake = Lake(replicated.folder.as_uri(), lambda: engine().session)

@@ -150,6 +150,7 @@ def test_replicas_are_registered_described_and_unregistered_and_nothing_else_is_
 def test_a_name_in_use_in_the_catalog_is_refused_and_its_table_stays(
     tmp_path: Path, publisher_server: EmbeddedServer
 ) -> None:
+    """It takes long: each command starts a JVM with a Hive metastore."""
     pgsieve = Pgsieve(tmp_path, publisher_server.conninfo(dbname="registered"))
     pgsieve.sql("create database taken", "create table taken.public_orders (a int) using parquet")
     names = "taken.{schema}_{table}"
@@ -164,6 +165,7 @@ def test_a_name_in_use_in_the_catalog_is_refused_and_its_table_stays(
 def test_followers_copies_by_dagster_and_maintenance_register_existing_replicas(
     tmp_path: Path, publisher_server: EmbeddedServer, database: psycopg.Connection
 ) -> None:
+    """It takes long: a follower and several commands, each with a JVM and a Hive metastore."""
     pgsieve = Pgsieve(tmp_path, publisher_server.conninfo(dbname="registered"))
     pgsieve.sql("create database followed", "create table followed.items (a int) using parquet")
     with pgsieve.following("followed.{table}") as log:

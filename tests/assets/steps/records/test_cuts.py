@@ -108,6 +108,7 @@ def bank(publisher_server: EmbeddedServer, tmp_path: Path) -> Iterator[Bank]:
 @pytest.mark.spark
 @pytest.mark.parametrize("way", [Bank.run, pytest.param(Bank.follow, marks=pytest.mark.long)])
 def test_the_sum_is_the_same_at_every_cut_while_money_moves(bank: Bank, way: Callable[[Bank], None]) -> None:
+    """It takes long: writers and readers work during many runs, and files are compacted."""
     seeded, read_cuts = random.Random(1), set()
     retention = Retention(timedelta(), timedelta(), timedelta(hours=2))
 

@@ -238,6 +238,7 @@ def test_a_table_is_copied_once_although_a_host_with_a_fast_clock_wrote(shop: Sh
 @pytest.mark.drawn
 @pytest.mark.spark
 def test_in_a_lake_at_a_uri_writers_at_once_lose_no_row_and_have_one_order(tmp_path: Path) -> None:
+    """It takes long because Spark starts, and every write is a job."""
     lakes = [Lake(tmp_path.as_uri(), engine().session.newSession) for _ in range(2)]
     path, each = lakes[0].paths.table_states("sub"), 2
     former = pa.Table.from_pylist(

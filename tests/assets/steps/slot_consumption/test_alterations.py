@@ -235,6 +235,7 @@ UNDONE = """
 def test_the_publisher_decides_about_alterations_that_are_undone_between_two_looks(
     server, tmp_path, streams
 ) -> None:
+    """It may take long: the slot is decoded again after each alteration."""
     published = Published(server, tmp_path, streams=streams, beside=("others",))
     connection = published.run.connection
     missing = ("gone",) if connection.info.server_version >= 180000 else ()

@@ -103,6 +103,7 @@ def test_a_backlog_of_many_slices_is_decoded_few_times_and_gives_the_same_slices
 def test_a_statement_timeout_shorter_than_a_reading_makes_the_readings_smaller(
     server: EmbeddedServer, tmp_path: Path
 ) -> None:
+    """It may take long: the backlog must be large enough for a timeout, and is read in many parts."""
     lake = Lake(str(tmp_path), no_session)
     with psycopg.connect(server.conninfo(), autocommit=True) as connection:
         connection.execute("CREATE TABLE t (a int, b text); CREATE TABLE u (a int)")

@@ -55,6 +55,7 @@ def test_foreign_writes_retain_little_wal(
     filtered: bool,
     follows: bool,
 ) -> None:
+    """It may take long: many runs, or a follower, while other tables are written."""
     name = database.info.dbname
     source = Source("shop", publisher_server.conninfo(dbname=name))
     feed = Feed(name, source, name, name, filtered, {"sub": ("p",)})

@@ -94,6 +94,7 @@ class Consumer:
 @settings(max_examples=5, suppress_health_check=list(HealthCheck))
 @given(phases=st.lists(st.lists(STEPS, min_size=5, max_size=30), min_size=1, max_size=3))
 def test_both_transports_leave_the_same_changes(server, tmp_path_factory, phases) -> None:
+    """It may take long: hypothesis draws many workloads, and each is read by several slots."""
     folder = tmp_path_factory.mktemp("lakes")
     with connect(server) as connection:
         consumers = [Consumer(name, server, folder) for name in OPTIONS]
