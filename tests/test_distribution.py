@@ -201,7 +201,7 @@ def test_every_public_name_exists(python: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.drawn
-def test_the_command_line_and_the_definitions_work_in_such_a_project(
+def test_the_command_line_and_the_definitions_work_in_a_project_with_the_same_package_names(
     python: Path, wheel: Path, project: Path
 ) -> None:
     """It takes long: the wheel is built and installed, and three commands run."""

@@ -291,7 +291,7 @@ PAGE_BLOCKS: dict[str, list[tuple[str, Run | NotRun]]] = {
         ),
     ],
     "CONTRIBUTING.md": [
-        ("def test_what_is_inserted", NotRun("the shape of a test; tests/replication/ has hundreds of it")),
+        ("def test_rows_inserted", NotRun("the shape of a test; tests/replication/ has hundreds of it")),
         ("PGSIEVE_SEED=", NotRun(_DEVELOPERS)),
         ("python -m tests.recordings.record", NotRun(_DEVELOPERS)),
         ("python -m tests.fuzzing", NotRun(_DEVELOPERS)),

@@ -238,7 +238,7 @@ def profiles(pgsieve: Pgsieve, tmp_path_factory: pytest.TempPathFactory) -> Prof
 
 @pytest.mark.long
 @pytest.mark.parametrize("pgsieve", ["p"], indirect=True)
-def test_a_profile_of_aws_tools_is_read_beside_an_endpoint(
+def test_a_profile_of_aws_tools_is_read_also_with_an_endpoint(
     pgsieve: Pgsieve,
     database: psycopg.Connection,
     s3_server: S3Server,

@@ -96,7 +96,7 @@ def terminating(pgsieve: Site, condition: str, times: int | None = None) -> Iter
 
 
 @pytest.mark.drawn
-def test_a_killed_copy_leaves_what_it_copied_and_the_next_run_copies_the_rest(
+def test_a_killed_copy_keeps_copied_tables_and_the_next_run_copies_the_rest(
     publisher_server: EmbeddedServer, tmp_path: Path, master: str
 ) -> None:
     """It takes long: three runs, each a process, and a Spark Connect server."""

@@ -168,7 +168,7 @@ def test_a_failover_while_a_slot_is_followed_loses_nothing(pair: _Pair) -> None:
 
 
 @pytest.mark.drawn
-def test_a_standby_that_lacks_what_delta_holds_is_refused_until_everything_is_copied_again(
+def test_a_standby_that_lacks_deltas_changes_is_refused_until_a_full_copy(
     pair: _Pair,
 ) -> None:
     """It takes long: a new primary and standby, and seven commands."""

@@ -101,7 +101,7 @@ def test_following_survives_a_restart_and_an_immediate_shutdown_of_the_server(
 
 
 @pytest.mark.drawn
-def test_following_goes_on_however_often_its_sessions_are_terminated(
+def test_following_continues_however_often_its_sessions_are_terminated(
     server: EmbeddedServer, tmp_path: Path, master: str
 ) -> None:
     """It takes long: a follower begins again after each terminated session, and a Spark Connect server starts."""
@@ -125,7 +125,7 @@ def test_following_goes_on_however_often_its_sessions_are_terminated(
 
 
 @pytest.mark.drawn
-def test_a_run_during_an_immediate_shutdown_is_refused_and_the_next_one_goes_on(
+def test_a_run_during_an_immediate_shutdown_is_refused_and_the_next_one_continues(
     server: EmbeddedServer, tmp_path: Path, master: str
 ) -> None:
     """It takes long: several runs, each a process, a server that recovers, and a Spark Connect server."""

@@ -78,7 +78,7 @@ def test_chosen_tables_are_copied(web: Web, page: Page) -> None:
     expect(page.get_by_text("Materialized (1)")).to_be_visible()
 
 
-def test_a_job_applies_what_has_changed(web: Web, page: Page) -> None:
+def test_a_job_applies_changes(web: Web, page: Page) -> None:
     # Dagster asks for a confirmation while a table of the cut has no record.
     _run(web)
     web.database.execute("insert into orders values (10, 'EMEA'), (11, 'APAC')")

@@ -169,7 +169,7 @@ def test_the_graph_has_the_documented_assets_and_checks(config: Config) -> None:
 
 
 @pytest.mark.usefixtures("first_run")
-def test_the_schedules_run_applies_what_is_new(config: Config, database: psycopg.Connection) -> None:
+def test_the_schedules_run_applies_new_changes(config: Config, database: psycopg.Connection) -> None:
     database.execute("insert into notes values (100, 'scheduled')")
     defs = definitions(config)
     schedule = defs.resolve_schedule_def("shop_increments_schedule")

@@ -157,7 +157,7 @@ def test_the_job_and_the_checks_of_dagster_reach_every_table(application: Shop) 
         assert passed == {f"Mirror/{key}" for key in TABLES.values()}
 
 
-def test_the_sensor_copies_what_is_new_in_one_run_and_once(application: Shop) -> None:
+def test_the_sensor_copies_new_tables_once_in_one_run(application: Shop) -> None:
     new = [("public", "Later, 1"), ("public", "Later.2"), ("tenant_8", "Later")]
     for name in new:
         application.database.execute(f"create table {_sql(*name)} (id int primary key)")

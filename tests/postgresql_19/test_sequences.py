@@ -9,7 +9,7 @@ from tests.fixtures.oracle import Scenario, wait_until
 from tests.fixtures.shop import Shop
 
 
-def test_a_run_records_what_refresh_sequences_gives_a_subscriber(scenario: Scenario, shop: Shop) -> None:
+def test_a_run_records_the_same_values_as_refresh_sequences(scenario: Scenario, shop: Shop) -> None:
     made = "CREATE SEQUENCE one; CREATE SEQUENCE two INCREMENT -3; CREATE UNLOGGED SEQUENCE unlogged"
     scenario.subscriber(made)
     shop.database.execute(f"{made}; SELECT setval('one', 7, false); SELECT nextval('two'), nextval('two')")

@@ -209,7 +209,7 @@ def same(result: Any, expected: str | None, type_oid: int) -> bool:
     return value == result or (value != value and result != result)  # noqa: PLR0124 - both are NaN
 
 
-def test_every_function_gives_what_the_server_gives(server: psycopg.Connection) -> None:
+def test_every_function_gives_the_servers_result(server: psycopg.Connection) -> None:
     rng = random.Random(SEED)
     print(f"reproduce: PGSIEVE_SEED={SEED}", flush=True)
     major_version = server.info.server_version // 10000

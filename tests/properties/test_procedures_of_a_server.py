@@ -119,7 +119,7 @@ def accepted() -> dict[str, str]:
     return meant
 
 
-def test_a_call_means_what_the_server_means(server: psycopg.Connection) -> None:
+def test_a_call_means_the_same_as_on_the_server(server: psycopg.Connection) -> None:
     here = accepted()
     rows = server.execute(
         "SELECT expression, meant(expression) FROM unnest(%s::text[]) AS e (expression)", [list(here)]

@@ -127,14 +127,14 @@ def compare_random_filters(sample: Sample, rows: pa.RecordBatch, seconds: float)
     return tally
 
 
-def test_random_filters_are_what_the_server_evaluates(sample: Sample, rows: pa.RecordBatch) -> None:
+def test_random_filters_give_the_servers_verdicts(sample: Sample, rows: pa.RecordBatch) -> None:
     tally = compare_random_filters(sample, rows, BUDGET_SECONDS)
     assert tally.compared >= BATCH
     assert tally.refused.total() < tally.compared / 4, str(tally)
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
-def test_filters_over_text_of_another_encoding_are_what_the_server_evaluates(
+def test_filters_over_text_of_another_encoding_give_the_servers_verdicts(
     publisher_server: EmbeddedServer, encoding: str
 ) -> None:
     with filter_sample(publisher_server, "encoded_filters", SEED, encoding) as sample:

@@ -86,7 +86,7 @@ def test_only_the_listed_columns_are_copied_and_changed(scenario: Scenario) -> N
     )
 
 
-def test_a_list_of_all_columns_goes_with_publications_of_all(
+def test_a_list_of_all_columns_agrees_with_publications_without_a_list(
     scenario: Scenario, postgres_version: int
 ) -> None:
     scenario.tables("CREATE SCHEMA s; CREATE TABLE s.named (a int PRIMARY KEY, b int, c int)")

@@ -301,7 +301,7 @@ def test_a_table_that_is_listed_twice_must_have_neither_filter_nor_list(database
         agree(database, own(*tables))
 
 
-def test_a_table_is_published_with_those_that_inherit_from_it(database: Database) -> None:
+def test_a_table_is_published_with_its_inheritance_children(database: Database) -> None:
     defined = own(DefinedTable("public", "parent", "a > 1", ("a",)))
     assert agree(database, defined) == ("42P10",)
     entries = database.examined(defined).catalog.publications["own"].tables

@@ -36,7 +36,7 @@ def test_a_generated_column_that_is_not_published_is_the_subscribers_own(scenari
     assert ("6", None, "x") in scenario.subscriber("SELECT * FROM plain")
 
 
-def test_stored_generated_columns_are_published_where_asked_for_or_named(
+def test_stored_generated_columns_are_published_on_request_or_if_listed(
     scenario: Scenario, postgres_version: int
 ) -> None:
     tables = ("asked", "listed", "left_out")

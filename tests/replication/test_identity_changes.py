@@ -100,7 +100,7 @@ def test_a_deferrable_key_is_no_replica_identity(scenario: Scenario) -> None:
 
 
 @pytest.mark.drawn
-def test_a_stored_generated_column_comes_and_goes_unpublished(scenario: Scenario) -> None:
+def test_a_stored_generated_column_is_added_and_dropped_unpublished(scenario: Scenario) -> None:
     two_keys(scenario)
     alter(scenario, "ALTER TABLE t ADD COLUMN g int GENERATED ALWAYS AS (b * 2) STORED")
     scenario.publisher("INSERT INTO t VALUES (3, 30, 'z'); UPDATE t SET b = 11 WHERE a = 1")

@@ -156,7 +156,7 @@ def via_root(scenario: Scenario) -> None:
     scenario.subscribe("pub")
 
 
-def test_via_the_root_a_partition_listed_beside_it_is_copied_once(scenario: Scenario) -> None:
+def test_via_the_root_a_partition_listed_with_it_is_copied_once(scenario: Scenario) -> None:
     via_root(scenario)
     scenario.check(expect={"tab2": ["1|"], "tab3_1": []})
 

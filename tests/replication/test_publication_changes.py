@@ -170,7 +170,7 @@ def test_a_table_created_in_a_published_schema_is_copied_at_the_next_refresh(sce
     scenario.check(expect={"s.t": ["1"], "s.u": "12|1|12"})
 
 
-def test_without_copy_data_only_what_is_written_later_arrives(scenario: Scenario) -> None:
+def test_without_copy_data_only_later_changes_arrive(scenario: Scenario) -> None:
     scenario.tables("CREATE TABLE t (a int PRIMARY KEY)")
     scenario.publisher("INSERT INTO t VALUES (1); CREATE PUBLICATION pub FOR TABLE t WHERE (a < 3)")
     scenario.subscribe("pub", copy_data=False)

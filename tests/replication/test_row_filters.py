@@ -392,7 +392,7 @@ def test_filters_are_combined_for_each_operation_by_itself(scenario: Scenario) -
     scenario.check(expect={"t": ["2|50", "4|50"]})
 
 
-def test_a_table_without_a_filter_beside_one_with_is_not_filtered(scenario: Scenario) -> None:
+def test_a_table_without_a_filter_is_not_filtered_by_another_tables(scenario: Scenario) -> None:
     scenario.tables("CREATE TABLE tab_1 (a int PRIMARY KEY); CREATE TABLE tab_4 (c int PRIMARY KEY)")
     scenario.publisher(
         "INSERT INTO tab_1 SELECT generate_series(1, 10); INSERT INTO tab_4 SELECT generate_series(1, 10);"

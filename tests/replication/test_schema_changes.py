@@ -162,7 +162,7 @@ def test_ddl_that_changes_no_value_copies_nothing(scenario: Scenario) -> None:
 
 
 @both_writers
-def test_a_type_that_changes_values_is_copied_and_begins_the_history_anew(scenario: Scenario) -> None:
+def test_a_type_change_with_other_values_causes_a_copy_and_a_new_history(scenario: Scenario) -> None:
     keyed(scenario)
     scenario.publisher("INSERT INTO t VALUES (3, 'before', 30)")
     scenario.check(expect={"t": ["1|x|10", "2|y|20", "3|before|30"]})

@@ -65,7 +65,7 @@ def setting_up(pair: StandbyPair, pgsieve: Pgsieve) -> None:
     pair.on_primary("".join(statements))
 
 
-def test_copies_come_from_a_standby_and_nothing_is_made_on_the_primary(
+def test_copies_come_from_a_standby_and_nothing_is_created_on_the_primary(
     standby_pair: StandbyPair, pgsieve: Pgsieve, tmp_path: Path
 ) -> None:
     """It takes long: a primary and a standby start, and several commands run."""

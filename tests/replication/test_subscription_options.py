@@ -52,7 +52,7 @@ def test_a_prepared_transaction_that_is_rolled_back_leaves_nothing(scenario: Sce
     scenario.check(expect={"t": ["2|y"]})
 
 
-def test_two_phase_is_enabled_once_all_tables_are_ready_and_holds_for_those_that_join(
+def test_two_phase_is_enabled_once_all_tables_are_ready_and_applies_to_later_tables(
     scenario: Scenario,
 ) -> None:
     # src/backend/replication/logical/worker.c, on two-phase transactions: first pending, then enabled for good.
@@ -108,7 +108,7 @@ def test_replicated_changes_are_sent_on_unless_origin_is_none(
 
 
 @pytest.mark.parametrize("streaming", ["on", "parallel"])
-def test_a_transaction_that_is_streamed_holds_what_it_committed(scenario: Scenario, streaming: str) -> None:
+def test_a_streamed_transaction_leaves_only_committed_changes(scenario: Scenario, streaming: str) -> None:
     scenario.publisher(f"ALTER DATABASE {scenario.name} SET logical_decoding_work_mem = '64kB'")
     scenario.tables("CREATE TABLE t (a int PRIMARY KEY, b text)")
     scenario.publisher("CREATE PUBLICATION pub FOR TABLE t WHERE (a % 2 = 0)")

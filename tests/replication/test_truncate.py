@@ -83,7 +83,7 @@ def test_of_tables_truncated_together_only_the_published_ones_are_emptied(scenar
     scenario.check(expect={"tab1": [], "tab2": ["1"]})
 
 
-def test_what_is_inserted_after_a_truncate_in_its_transaction_stays(scenario: Scenario) -> None:
+def test_rows_inserted_after_a_truncate_in_its_transaction_stay(scenario: Scenario) -> None:
     scenario.tables("CREATE TABLE tab1 (a int PRIMARY KEY)")
     scenario.publisher("INSERT INTO tab1 VALUES (0); CREATE PUBLICATION pub FOR TABLE tab1")
     scenario.subscribe("pub")

@@ -100,7 +100,7 @@ def test_rows_with_arrays_are_equal_as_a_whole(scenario: Scenario) -> None:
     consistent(scenario)
 
 
-def test_zeros_with_and_without_a_sign_stay_what_they_are_in_equal_rows(scenario: Scenario) -> None:
+def test_signed_and_unsigned_zeros_are_kept_in_equal_rows(scenario: Scenario) -> None:
     scenario.tables("CREATE TABLE zeros (a float8, b real, c int); ALTER TABLE zeros REPLICA IDENTITY FULL")
     scenario.publisher("INSERT INTO zeros VALUES (0, '-0', 1), ('-0', 0, 1), ('-0', 0, 1), ('NaN', '-0', 1)")
     scenario.publisher("CREATE PUBLICATION pub FOR TABLE zeros")

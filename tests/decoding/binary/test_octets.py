@@ -37,7 +37,7 @@ def test_a_message_that_is_null_is_an_error() -> None:
         Octets(pa.array([b"I", None], pa.binary()))
 
 
-def test_numbers_of_one_width_come_back_as_they_were_sent() -> None:
+def test_numbers_of_one_width_round_trip() -> None:
     sent = pa.array([b"\x00\x00\x00\x07", None, b"\xff\xff\xff\xff"], pa.binary())
     numbers, valid = fixed_width(sent, ">i4")
     assert (numbers.tolist(), valid.tolist()) == ([7, 0, -1], [True, False, True])

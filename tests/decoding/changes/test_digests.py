@@ -59,7 +59,7 @@ def test_rows_have_the_same_digest_if_all_values_are_the_same(kind: str) -> None
     digests = _digests(twice)
     assert digests[:count] == digests[count:]
     assert len(set(digests)) == count
-    # The digests are the same in a part of the batch, and with other columns.
+    # A part of the batch has the same digests. With a second column each pair of values has its own.
     assert _digests(twice.slice(1)) == digests[1:]
     assert (
         len(

@@ -40,7 +40,7 @@ def _history(drawn: random.Random) -> tuple[KeyChanges, dict[int, _Row], dict[in
     return KeyChanges(operations, olds, news, unsent), before, rows
 
 
-def test_a_merge_leaves_the_rows_that_the_changes_leave() -> None:
+def test_a_merge_leaves_the_same_rows_as_the_changes() -> None:
     drawn = random.Random(34)
     merged = 0
     for _ in range(500):

@@ -140,7 +140,7 @@ def test_random_changes_have_the_conflict_of_changes_applied_one_by_one() -> Non
 
 
 @pytest.mark.parametrize("is_present", [True, False])
-def test_a_chain_of_moves_of_any_length_ends_where_its_row_is(is_present: bool) -> None:
+def test_a_chain_of_moves_of_any_length_ends_at_its_row(is_present: bool) -> None:
     length = 5000
     changes = [model.move(key, key + 1, b="sent" if key == 7 else None) for key in range(length)]
     for change in changes:

@@ -36,7 +36,7 @@ def _row(a: int | None, x: float | None) -> dict[str, Any]:
         ("delete", _row(None, 1.0), None, 0),
     ],
 )
-def test_what_moves_a_row(
+def test_changes_that_move_a_row(
     operation: str, old: dict[str, Any] | None, new: dict[str, Any] | None, moves: int
 ) -> None:
     batch = pa.record_batch(

@@ -157,7 +157,7 @@ def test_relations_are_described_before_they_change(recording):
 
 
 @each
-def test_transactions_that_are_not_streamed_come_one_after_the_other(recording):
+def test_unstreamed_transactions_do_not_overlap(recording):
     begun = None
     for message in recording.messages:
         if isinstance(message, Begin):

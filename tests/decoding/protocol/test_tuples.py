@@ -345,7 +345,7 @@ def test_headers_do_not_depend_on_batches(cuts):
     assert scanned([SESSION[:3]])[1]
 
 
-def test_the_order_key_does_not_depend_on_where_relations_are_sent():
+def test_order_keys_do_not_depend_on_the_places_of_relation_messages():
     def changes(*messages):
         return [row[2:4] for row in scanned([transaction(100, 5, 7, *messages)])[0] if row[0] == "I"]
 

@@ -335,7 +335,7 @@ def test_the_default_of_a_case_decides_between_strings() -> None:
         ("abs(f) > 1", False),
     ],
 )
-def test_what_can_fail(expression: str, fails: bool) -> None:
+def test_expressions_that_can_fail(expression: str, fails: bool) -> None:
     assert can_fail(tree(expression)) == fails
 
 

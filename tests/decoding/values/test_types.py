@@ -422,7 +422,7 @@ def test_decimal_in_send_format(precision, scale, data):
     "value",
     [2**128, -(2**128), 10**38, 10**39, 12345678901234567890123456789012345678901, 10**45, 7 * 10**200],
 )
-def test_a_number_of_too_many_digits_is_not_taken_modulo_a_power_of_two(value, scale):
+def test_a_number_with_too_many_digits_is_not_reduced_modulo_a_power_of_two(value, scale):
     kind = column_type(NUMERIC, override=f"decimal(38,{scale})", type_modifier=-1)
     for number in (Decimal(value), Decimal(value).scaleb(-scale, EXACT)):
         with pytest.raises(ValueNotRepresentableError):

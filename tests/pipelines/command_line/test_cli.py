@@ -132,7 +132,7 @@ def test_a_missing_file_is_one_error_line_and_a_hint_on_stderr(invoke, command):
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_config_stands_before_or_after_the_command(invoke, before):
+def test_config_may_precede_or_follow_the_command(invoke, before):
     option = ("-c", "elsewhere.yaml")
     result = invoke(*option, "status") if before else invoke("status", *option)
     assert result.exit_code == 2

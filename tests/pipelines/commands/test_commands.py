@@ -408,7 +408,7 @@ def test_a_drop_needs_the_subscription_in_the_file(shop: Shop) -> None:
     assert "put it back" in output
 
 
-def test_a_slot_of_its_own_goes_with_its_subscription(shop: Shop) -> None:
+def test_a_subscriptions_own_slot_is_dropped_with_it(shop: Shop) -> None:
     own = {**shop.written["subscriptions"]["one"], "row_filter": "publisher"}
     shop.configure(subscriptions={"one": own})
     shop.copy()
@@ -503,7 +503,7 @@ def test_a_subscription_that_never_failed_is_enabled_already(shop: Shop) -> None
     assert not enable(config, config.subscriptions["one"])
 
 
-def test_drop_forgets_that_a_subscription_was_disabled_and_what_it_skips(shop: Shop) -> None:
+def test_drop_deletes_the_disabled_state_and_the_lsn_to_skip(shop: Shop) -> None:
     shop.copy()
     shop.skip("one", "7F/0")
     SubscriptionRecord(shop.lake, "one").disable("a value")

@@ -130,7 +130,7 @@ def confirmed(conninfo: str) -> object:
 
 @pytest.mark.usefixtures("worked")
 @pytest.mark.parametrize("options", [[], ["include-xids=false", "skip-empty-xacts"]], ids=["", "options"])
-def test_it_prints_what_pg_recvlogical_prints(
+def test_decode_prints_the_same_as_pg_recvlogical(
     decode: Decode, decoding_server: EmbeddedServer, conninfo: str, options: list[str]
 ) -> None:
     before = confirmed(conninfo)
@@ -142,7 +142,9 @@ def test_it_prints_what_pg_recvlogical_prints(
 
 
 @pytest.mark.usefixtures("worked")
-def test_the_change_log_prints_what_the_slot_printed(config: Path, decode: Decode, conninfo: str) -> None:
+def test_decode_prints_the_same_from_the_change_log_as_from_the_slot(
+    config: Path, decode: Decode, conninfo: str
+) -> None:
     waiting = decode()
     declared = project(load_config(config))
     feed = declared.feeds[SLOT]

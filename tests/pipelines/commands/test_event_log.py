@@ -61,7 +61,7 @@ def test_other_processes_see_the_records_and_few_databases_stay_open(
 def b() -> None: ...
 
 
-def test_a_batch_is_stored_as_a_whole_and_none_of_it_twice(
+def test_a_batch_is_stored_completely_and_no_event_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))

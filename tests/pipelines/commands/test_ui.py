@@ -30,7 +30,7 @@ def config(tmp_path):
     return parse_config(LEAST, tmp_path / "pgsieve.yaml", {})
 
 
-def test_dagsters_folder_is_made_beside_the_file_and_reports_nothing(config, tmp_path):
+def test_dagsters_folder_is_created_next_to_the_file_without_telemetry(config, tmp_path):
     home = ui.dagster_home(config, {})
     assert home == tmp_path / ".pgsieve" / "dagster"
     settings = home / "dagster.yaml"
@@ -48,7 +48,7 @@ def test_existing_settings_stay(config):
     assert settings.read_text() == "telemetry: {enabled: true}\n"
 
 
-def test_a_folder_of_the_users_own_is_left_as_it_is(config, tmp_path):
+def test_the_users_own_folder_is_left_alone(config, tmp_path):
     assert ui.dagster_home(config, {"DAGSTER_HOME": str(tmp_path / "mine")}) == tmp_path / "mine"
     assert list(tmp_path.iterdir()) == []
 

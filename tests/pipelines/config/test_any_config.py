@@ -24,7 +24,7 @@ def _values(node: yaml.Node) -> Iterator[tuple[int, int]]:
 
 
 @pytest.mark.parametrize(("begin", "end"), _values(yaml.compose(WHOLE)))
-def test_no_message_and_no_traceback_holds_a_value_of_the_environment(begin, end):
+def test_no_message_and_no_traceback_contains_a_value_of_the_environment(begin, end):
     """Put a secret at the place of each value, in a form that most places refuse."""
     secret = "s3cr3t = 'x"
     result = outcome(f"{WHOLE[:begin]}'${{PW}}'{WHOLE[end:]}", PW=secret)
@@ -40,7 +40,7 @@ def test_no_message_and_no_traceback_holds_a_value_of_the_environment(begin, end
 @pytest.mark.parametrize(
     "password", ["pw0 pw1", "pw0'pw1", "pw0 pw1=pw2", "*pw0", "%pw0", "[pw0", "pw0: pw1"]
 )
-def test_no_message_holds_a_piece_of_a_password_written_in_the_file(password):
+def test_no_message_contains_a_part_of_a_password_in_the_file(password):
     for conninfo in (
         f"host=db password={password}",
         f'"host=db password={password}"',

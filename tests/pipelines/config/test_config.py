@@ -172,7 +172,7 @@ def test_spark_settings_given_in_python_become_text():
         ("~/lake", f"{Path.home()}/lake"),
     ],
 )
-def test_a_relative_lake_is_beside_the_file_and_a_uri_stays(lake, meant):
+def test_a_relative_lake_is_relative_to_the_file_and_a_uri_stays(lake, meant):
     assert read(LEAST.replace("./lake", lake)).lake == meant
 
 

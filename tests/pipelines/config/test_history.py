@@ -25,7 +25,7 @@ def test_one_word_keeps_versions_of_all_tables() -> None:
     assert read("off") == KeptHistories(KeptHistory(initial=False, scd2=False))
 
 
-def test_a_table_says_what_differs() -> None:
+def test_a_table_overrides_the_default() -> None:
     kept = read({"initial": True, "tables": {"public.a": "scd2", '"S".b': "off", "c.d": {"initial": False}}})
     assert kept.of(("public", "a")) == KeptHistory(initial=True, scd2=True)
     assert kept.of(("S", "b")) == KeptHistory(initial=False, scd2=False)

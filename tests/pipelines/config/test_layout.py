@@ -25,7 +25,7 @@ def read(layout: object) -> LayoutConfig:
     return parse_config(yaml.safe_dump(written), Path("/etc/pgsieve.yaml"), {}).subscriptions["sales"].layout
 
 
-def test_a_table_says_what_differs() -> None:
+def test_a_table_overrides_the_default() -> None:
     layout = read(
         {
             "cluster_by": ["Region", '"Day"'],

@@ -237,7 +237,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_refused_says_where_and_why(case):
+def test_refusals_have_a_place_and_a_reason(case):
     assert_refused(*REFUSED[case])
 
 

@@ -73,7 +73,7 @@ def test_secrets_among_the_settings_of_spark_are_in_no_repr_and_no_text() -> Non
         ("gs://b/l", "{endpoint: e}", "storage.endpoint: is not an option of a lake at gs://"),
     ],
 )
-def test_what_is_refused_says_where_and_why(lake: str, storage: str, says: str) -> None:
+def test_refusals_have_a_place_and_a_reason(lake: str, storage: str, says: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read(lake, storage)
     assert f"pgsieve.yaml:2: {says}" in str(caught.value)

@@ -102,7 +102,7 @@ def test_the_users_packages_are_not_added_in_another_version(tmp_path: Path, the
     assert class_path([DELTA], [], conf, tmp_path / "kept.json") == conf
 
 
-def test_s3a_is_of_sparks_hadoop_and_without_the_whole_sdk() -> None:
+def test_s3a_has_the_version_of_sparks_hadoop_and_lacks_the_whole_sdk() -> None:
     hadoop = s3_packages().coordinates[0]
     assert hadoop.startswith("org.apache.hadoop:hadoop-aws:3.")
     assert "software.amazon.awssdk:bundle" in s3_packages().excluded

@@ -47,7 +47,7 @@ def sent(connection: psycopg.Connection, slot: str) -> list[bytes]:
 
 
 @pytest.mark.parametrize("two_phase", [False, True])
-def test_a_status_update_confirms_what_an_advance_confirms(
+def test_a_status_update_confirms_the_same_as_an_advance(
     server: EmbeddedServer, connection: psycopg.Connection, two_phase: bool
 ) -> None:
     source, numbers = Source("shop", server.conninfo()), random.Random(7)

@@ -141,7 +141,7 @@ def test_a_server_recovers_from_an_immediate_stop(server_folder: Path) -> None:
     assert "was not properly shut down" in server.log.read_text()
 
 
-def test_conninfo_takes_and_replaces_keywords(server_folder: Path) -> None:
+def test_conninfo_adds_and_replaces_keywords(server_folder: Path) -> None:
     with EmbeddedServer(server_folder / "data", settings=QUICK) as server:
         with psycopg.connect(server.conninfo(application_name="a 'b'", dbname="template1")) as connection:
             settings = connection.execute(

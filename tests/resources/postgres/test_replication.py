@@ -235,7 +235,7 @@ def test_exactly_the_received_changes_are_confirmed(publisher: Publisher) -> Non
     assert publisher.confirmed() == consumer.position
 
 
-def test_an_unconfirmed_transaction_holds_the_slot_back(publisher: Publisher) -> None:
+def test_the_slot_waits_for_an_unconfirmed_transaction(publisher: Publisher) -> None:
     with publisher.stream() as stream:
         items = stream.items()
         next(items)

@@ -239,7 +239,7 @@ def _next(world: World, protocol: Protocol) -> Iterator[tuple[str, World]]:
         yield "write", replace(world, written=world.written + 1)
 
 
-def wrong(protocol: Protocol, *programs: tuple[str, ...]) -> list[str] | None:
+def steps_to_error(protocol: Protocol, *programs: tuple[str, ...]) -> list[str] | None:
     """The steps to a wrong world, or None if there are none."""
     start = World(tuple(map(Process, programs)))
     reached: dict[World, tuple[str, World] | None] = {start: None}
@@ -265,10 +265,10 @@ def wrong(protocol: Protocol, *programs: tuple[str, ...]) -> list[str] | None:
 
 @pytest.mark.parametrize("programs", combinations_with_replacement((RUN, RESYNC), 2))
 def test_no_order_of_steps_loses_or_doubles_a_transaction(programs: tuple[tuple[str, ...], ...]) -> None:
-    assert wrong(Protocol(), *programs) is None
+    assert steps_to_error(Protocol(), *programs) is None
 
 
 @pytest.mark.parametrize("without", ["change_log", "records", "replica", "fence", "amid_slices", "cuts"])
 def test_no_comparison_of_the_protocol_can_be_left_out(without: str) -> None:
     protocol = replace(Protocol(), **{without: False})
-    assert any(wrong(protocol, *p) for p in combinations_with_replacement((RUN, RESYNC), 2))
+    assert any(steps_to_error(protocol, *p) for p in combinations_with_replacement((RUN, RESYNC), 2))

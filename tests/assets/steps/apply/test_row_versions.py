@@ -172,7 +172,7 @@ def test_versions_valid_at_each_commit_are_the_rows_of_that_time(
 
 
 @pytest.mark.parametrize("marks", [False, True])
-def test_a_truncate_in_the_slice_of_the_first_change_makes_no_row(tmp_path: Path, *, marks: bool) -> None:
+def test_a_truncate_in_the_slice_of_the_first_change_creates_no_row(tmp_path: Path, *, marks: bool) -> None:
     world = World(tmp_path, {2: {"b": "2", "c": "y"}}, marks=marks)
     world.apply([(0, insert(1, b="1")), (1, _TRUNCATE), (2, insert(1, b="3"))], 500)
     assert sorted(

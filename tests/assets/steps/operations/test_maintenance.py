@@ -320,7 +320,7 @@ def test_a_state_that_is_written_during_maintenance_stays(shop: Shop, monkeypatc
         TableStates(shop.lake, "first").append([TableState("public", "a", SyncState.READY, 1)], base)
 
 
-def test_logs_of_records_are_kept_for_hours_and_those_of_tables_as_long_as_their_versions(shop: Shop) -> None:
+def test_logs_of_records_are_kept_for_hours_and_logs_of_tables_as_long_as_their_versions(shop: Shop) -> None:
     shop.all(10)
     name = "delta.logRetentionDuration"
     DeltaTable(shop.replica("first", "b")).alter.set_table_properties({name: "interval 90 days"})

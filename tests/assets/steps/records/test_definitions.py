@@ -23,7 +23,7 @@ MADE = Definition(
 )
 
 
-def test_a_definition_comes_back_from_its_text() -> None:
+def test_a_definition_is_read_back_from_its_text() -> None:
     read = Definition.from_json(MADE.to_json())
     assert (read, read.former, read.history) == (MADE, MADE.former, MADE.history)
 
@@ -53,7 +53,7 @@ def test_a_former_name_and_a_history_make_no_other_definition() -> None:
         ([("a", "int"), ("x y", "int")], 1),
     ],
 )
-def test_a_history_begins_anew_for_another_type_or_another_spelling(
+def test_a_new_history_begins_for_another_type_or_another_spelling(
     columns: list[tuple[str, str]], generation: int
 ) -> None:
     history = History(0, (("a", "int"), ("b", "date")))

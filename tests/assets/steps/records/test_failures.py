@@ -28,7 +28,7 @@ def test_the_first_transaction_that_fails_is_found_in_few_tries(culprit: int | N
     assert len(tried) <= 3
 
 
-def test_a_reason_names_the_transaction_as_skip_takes_it() -> None:
+def test_a_reason_names_the_transaction_in_the_form_of_skip() -> None:
     assert in_transaction("division by zero", 0x1_0000_0010) == (
         "division by zero, in the transaction finished at 1/10"
     )

@@ -325,7 +325,7 @@ def test_small_files_become_one_row_group_and_large_ones_stay(tmp_path: Path) ->
     assert DeltaTable(path).version() == version
 
 
-def test_an_empty_table_stays_as_it_is(tmp_path: Path) -> None:
+def test_an_empty_table_is_unchanged(tmp_path: Path) -> None:
     path, local = str(tmp_path / "t"), LocalRecords()
     DeltaTable.create(path, rows().schema)
     assert compact(local, path) == cluster(local, path, ["slice"]) == 0
@@ -367,7 +367,7 @@ def _rename_first(table: Path, name: str, logged: str) -> None:
             return
 
 
-def test_a_partitioned_table_is_left_to_others(tmp_path: Path) -> None:
+def test_a_partitioned_table_is_left_to_other_writers(tmp_path: Path) -> None:
     """Files of a partitioned table lack columns, so rows would be rewritten without them."""
     path, local = str(tmp_path / "t"), LocalRecords()
     for value in range(2):

@@ -281,7 +281,9 @@ def test_spark_and_this_process_mark_rows_in_turns(place: Place, seed: int) -> N
 
 
 @pytest.mark.parametrize("place", ["folder"], indirect=True)
-def test_a_folder_without_hard_links_is_left_to_others(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_without_hard_links_is_left_to_other_writers(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     local = table_of(place, range(9))
     matches = local.matches(place.path, pa.table({"id": [4]}), [np.ones(1, bool)], None)
     assert matches

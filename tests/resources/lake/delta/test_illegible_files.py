@@ -172,6 +172,6 @@ def test_an_error_in_a_condition_on_rows_is_not_damage() -> None:
         "org.apache.parquet.io.ParquetDecodingException: could not decompress page",
     ],
 )
-def test_sparks_words_for_it_are_understood(cause: str) -> None:
+def test_sparks_messages_about_unreadable_files_are_understood(cause: str) -> None:
     reading = "org.apache.spark.SparkException: [FAILED_READ_FILE.NO_HINT] Encountered error while reading file file:/l/t/a.parquet."
     assert illegible_file(RuntimeError(f"{reading}  SQLSTATE: KD001\nCaused by: {cause}")) == "a.parquet"

@@ -26,7 +26,7 @@ def small_files() -> Iterator[None]:
 
 @pytest.mark.parametrize("rows", [1, 8], ids=["when it is closed", "amid the rows"])
 @pytest.mark.usefixtures("small_files")
-def test_a_file_that_cannot_be_written_to_its_end_says_why(rows: int, tmp_path: Path) -> None:
+def test_an_incompletely_written_file_gives_the_reason(rows: int, tmp_path: Path) -> None:
     batch = pa.record_batch({"data": pa.array([os.urandom(1 << 16) for _ in range(2)], pa.binary())})
     with pytest.raises(OSError, match="File too large") as refused:
         list(write_files(str(tmp_path), batch.schema, [batch] * rows))

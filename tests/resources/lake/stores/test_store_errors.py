@@ -40,7 +40,7 @@ def lake_at(address: str, options: dict[str, str]) -> Lake:
     ],
     ids=lambda each: each.code if isinstance(each, Answer) else "",
 )
-def test_a_refusal_names_the_lake_the_stores_word_and_what_to_do(
+def test_a_refusal_names_the_lake_the_stores_code_and_the_way_out(
     s3_server: S3Server, proxy: S3Proxy, s3_folder: str, answer: Answer, what: str, hint: str
 ) -> None:
     lake = lake_at(s3_folder, {**s3_server.storage, "endpoint": proxy.url})
