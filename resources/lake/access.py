@@ -101,10 +101,10 @@ class LakeAccess:
         if not self._storage.by_delta_rs or endpoint is None or not self._storage.imitates_s3():
             return
         with _TRYING:
-            if (tried := (self.uri, endpoint)) not in _safe:
+            if (place := (self.uri, endpoint)) not in _safe:
                 with self.refusing(self.uri):
                     check_commits_are_kept(self.uri, self.store, endpoint, record=record)
-                _safe.add(tried)
+                _safe.add(place)
 
     def check_permitted(self) -> None:
         """Raise LakeUnavailableError if this user may not write to the lake's folder.
@@ -114,11 +114,11 @@ class LakeAccess:
         if is_uri(self.uri):
             return
         folder = Path(self.uri).absolute()
-        there = next(each for each in (folder, *folder.parents) if each.exists())
-        if not there.is_dir():
-            raise self._unavailable(f"{there} is not a folder")
-        if not os.access(there, os.W_OK | os.X_OK):
-            raise self._unavailable(f"{os.strerror(errno.EACCES)} ({there})")
+        existing = next(each for each in (folder, *folder.parents) if each.exists())
+        if not existing.is_dir():
+            raise self._unavailable(f"{existing} is not a folder")
+        if not os.access(existing, os.W_OK | os.X_OK):
+            raise self._unavailable(f"{os.strerror(errno.EACCES)} ({existing})")
 
     def try_writing(self) -> None:
         """Write and remove a file; raise LakeUnavailableError if the lake refuses it.
@@ -238,7 +238,7 @@ def _named(path: str, error: Exception) -> LakeError:
         message = message.partition(":")[0]  # The rest of the message shows a cell.
     if (code := refusal(error)) is not None:
         message = os.strerror(code)
-    seen = "see Spark's log, above or of its server; " if by_spark else ""
+    log = "see Spark's log, above or of its server; " if by_spark else ""
     return RefusedTableError(
-        f'Delta table "{path}": {message}', hint=f"{seen}`pgsieve run` goes on from the last commit"
+        f'Delta table "{path}": {message}', hint=f"{log}`pgsieve run` goes on from the last commit"
     )

@@ -107,11 +107,11 @@ def _changes(content: bytes) -> _Changes:
     removed, added = set[str](), dict[str, int]()
     actions: Iterator[dict[str, Any]] = (json.loads(line) for line in content.splitlines() if line.strip())
     for action in actions:
-        if (gone := action.get("remove")) is not None:
-            removed.add(unquote(gone["path"]))
-        if (come := action.get("add")) is not None:
-            added[unquote(come["path"])] = int(come["size"])
-            if (vector := vector_file(come.get("deletionVector"))) is not None:
+        if (remove := action.get("remove")) is not None:
+            removed.add(unquote(remove["path"]))
+        if (add := action.get("add")) is not None:
+            added[unquote(add["path"])] = int(add["size"])
+            if (vector := vector_file(add.get("deletionVector"))) is not None:
                 name, size = vector
                 added[name] = max(size, added.get(name, 0))
     # An entry that removes and adds the same file changes its deletion vector.
@@ -122,10 +122,12 @@ def _first_with_incomplete_file(table: Path, changes: Mapping[int, _Changes]) ->
     """The first version that adds an incomplete file which no later version removes."""
     removed, lost = set[str](), None
     for version in sorted(changes, reverse=True):
-        gone, come = changes[version]
-        if any(name not in removed and not _is_whole(table / name, size) for name, size in come.items()):
+        entry_removes, entry_adds = changes[version]
+        if any(
+            name not in removed and not _is_whole(table / name, size) for name, size in entry_adds.items()
+        ):
             lost = version
-        removed |= gone
+        removed |= entry_removes
     return lost
 
 

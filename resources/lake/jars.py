@@ -253,8 +253,10 @@ def _artifact(coordinate: str) -> str:
 
 def _resolved(packages: Packages, repositories: Mapping[str, str]) -> str:
     """The value of `spark.jars` in a session that resolves the packages."""
-    asked = {_PACKAGES: packages.name, _EXCLUDES: ",".join(packages.excluded)}
-    session = jvm.session({"spark.master": "local[1]", "spark.ui.enabled": "false", **repositories, **asked})
+    settings = {_PACKAGES: packages.name, _EXCLUDES: ",".join(packages.excluded)}
+    session = jvm.session(
+        {"spark.master": "local[1]", "spark.ui.enabled": "false", **repositories, **settings}
+    )
     jars = session.conf.get(_JARS) or ""
     session.stop()
     return jars

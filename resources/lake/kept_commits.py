@@ -67,12 +67,12 @@ def check_commits_are_kept(lake: str, store: Store, endpoint: str, *, record: bo
         return
     folder = f"{lake}/{OWN_FOLDER}/_commits_tried/{uuid.uuid4().hex}"
     try:
-        seen = _decided_pairs(lake, folder, store, endpoint)
+        decided = _decided_pairs(lake, folder, store, endpoint)
     finally:
         store.remove(folder)
-    if seen < _SEEN:
+    if decided < _SEEN:
         _LOGGER.debug(
-            'lake "%s": of %d pairs of commits only %d met: the next run tries again', lake, _TRIED, seen
+            'lake "%s": of %d pairs of commits only %d met: the next run tries again', lake, _TRIED, decided
         )
     elif record:
         store.touch(marker)
@@ -80,11 +80,11 @@ def check_commits_are_kept(lake: str, store: Store, endpoint: str, *, record: bo
 
 def _decided_pairs(lake: str, folder: str, store: Store, endpoint: str) -> int:
     """How many pairs of commits met in the store, which then refused one of them."""
-    seen = tried = 0
+    decided = tried = 0
     with ThreadPoolExecutor(2 * _PARALLEL) as pool:
-        while seen < _SEEN and tried < _TRIED:
+        while decided < _SEEN and tried < _TRIED:
             # Pairs run in parallel, as each takes some twenty requests in sequence.
-            numbers = range(tried, min(tried + min(_PARALLEL, _SEEN - seen), _TRIED))
+            numbers = range(tried, min(tried + min(_PARALLEL, _SEEN - decided), _TRIED))
             pairs = [
                 [pool.submit(_made, f"{folder}/{number}", store, together) for _ in range(2)]
                 for number, together in ((number, Barrier(2)) for number in numbers)
@@ -100,9 +100,9 @@ def _decided_pairs(lake: str, folder: str, store: Store, endpoint: str) -> int:
                 why = "does not keep If-None-Match on PUT: it accepted two objects of one name"
                 raise UnsafeStoreError(lake, endpoint, why)
             met = [_Ended.MADE.name, _Ended.REFUSED.name]
-            seen += sum(sorted(e.name for e in ended) == met for ended in ends)
+            decided += sum(sorted(e.name for e in ended) == met for ended in ends)
             tried += len(numbers)
-    return seen
+    return decided
 
 
 def _made(path: str, store: Store, together: Barrier) -> _Ended:

@@ -74,32 +74,32 @@ LOCAL_SETTINGS: dict[str, str] = {
     "spark.driver.memory": "4g",
 }
 
-#: Settings of a session in one process: it listens only to itself, for blocks and messages.
+#: Settings of a session in one process, whose ports only this machine can reach.
 ALONE_SETTINGS: dict[str, str] = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    # With a random secret, which no other process needs.
+    # The secret is random, as no other process needs it.
     "spark.authenticate": "true",
 }
-#: The daemon that forks the Python workers of such a session; its modules are pgsieve's, which workers
-#: elsewhere need not have.
+#: The daemon that forks the Python workers of such a session. Other sessions do not use it, as their workers may lack
+#: pgsieve.
 _DAEMON = "pgsieve.resources.lake.python_daemon"
 _ALONE = re.compile(r"local(\[.*\])?")
 
-#: So often the engine is asked again: four seconds.
+#: How often a request to the engine is repeated, which takes four seconds.
 _ENGINE_RETRIES = 4
 #: How long a server may take to end a session.
 _END_SECONDS = 5.0
 
 _LOGGER = logging.getLogger(__name__)
-#: Tables are processed in parallel: the first that needs Spark starts it, and the others wait for it.
+#: Lets the first thread that needs Spark start it; the others wait.
 _STARTING = RLock()
-#: Settings that are no secrets, whatever their names say.
+#: Values that are no secrets, even if the name of their setting says so.
 _PLAIN = re.compile(r"(?i)true|false|\d+[a-z]{0,2}|.{0,7}")
 
 
 def conceal_settings(conf: Mapping[str, str]) -> None:
-    """Keep the values of settings out of texts whose names say that they are secret."""
+    """Keep values out of texts if the names of their settings say that they are secret."""
     secret = re.compile(LOCAL_SETTINGS["spark.redaction.regex"])
     remember(*(value for name, value in conf.items() if secret.search(name) and not _PLAIN.fullmatch(value)))
 

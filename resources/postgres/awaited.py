@@ -51,7 +51,7 @@ _EXCLUSIVE = """select * from pg_locks where locktype = 'relation' and mode = 'A
 _LOCKING = _HOLDERS.format(held=f"({_EXCLUSIVE}) held")
 #: The relations with such a lock, for a query that would wait for them.
 LOCKED = f"select relation from ({_EXCLUSIVE}) held"
-_HELD = "select exists (select from pg_locks where granted and virtualtransaction = any(%s))"
+_ARE_OPEN = "select exists (select from pg_locks where granted and virtualtransaction = any(%s))"
 
 
 class SnapshotAwaitedError(PassingFaultError):
@@ -139,5 +139,5 @@ def lock_awaited(source: "Source", relations: Collection[int]) -> SnapshotAwaite
 def are_open(source: "Source", transactions: Collection[str]) -> bool:
     """Whether some of these transactions are still open."""
     with source.connect() as connection:
-        row = connection.execute(_HELD, [list(transactions)]).fetchone()
+        row = connection.execute(_ARE_OPEN, [list(transactions)]).fetchone()
     return bool(row and row[0])

@@ -175,8 +175,8 @@ def message_without_values(error: Exception) -> str:
     line = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
     if isinstance(error, adbc_driver_manager.Error):
         line = line.removeprefix(f"{error.status_code.name}: ")
-        asked = r"Execution error \[\w+\]|Failed to execute query: could not begin COPY"
-        line = re.sub(rf"^\[libpq\] (?:{asked}): \w+: +", "", line)
+        request = r"Execution error \[\w+\]|Failed to execute query: could not begin COPY"
+        line = re.sub(rf"^\[libpq\] (?:{request}): \w+: +", "", line)
     shown = re.sub(r'(: |\bvalue |\bcharacter )(".*"|-?[\d.]+$)', r"\1...", " ".join(line.split()))
     return concealed(re.sub(r"(:\s)[«»„“”‚‘’「『].*", r"\1...", shown))
 

@@ -44,7 +44,7 @@ select distinct root::bigint, format('%%I.%%I', nspname, read.relname) from tree
   join pg_namespace n on n.oid = read.relnamespace where leaf.relkind = 'f' order by 2
 """
 #: Whether it is too early for another check: each check without an answer doubles the time until the next one.
-_ASKED = """
+_TOO_EARLY = """
 select coalesce(max(query_start) > now() - %(seconds)s::interval * 2 ^ count(*), false) from pg_stat_activity
  where starts_with(query, %(mark)s) and state = 'active' and query_start < now() - %(seconds)s::interval
 """
@@ -61,13 +61,13 @@ def refuse_unanswering(source: Source, name: tuple[str, str]) -> None:
             return
         # The server's process may outlive an abandoned check: it waits until its connection ends.
         mark = f"/* pgsieve asks for the foreign leaves of {leaves[0][0]} */"
-        if connection.execute(_ASKED, {"seconds": f"{ANSWER_SECONDS:g}s", "mark": mark}).fetchone() == (
+        if connection.execute(_TOO_EARLY, {"seconds": f"{ANSWER_SECONDS:g}s", "mark": mark}).fetchone() == (
             True,
         ):
             raise _silence(", ".join(leaf for _, leaf in leaves))
         # A foreign scan connects to its server before it requests a row. A lock must not look like silence.
-        asked = [f"select from {leaf} limit 0" for _, leaf in leaves]
-        results = _answers(connection.pgconn, f"{mark} set lock_timeout = '1s'; " + "; ".join(asked))
+        queries = [f"select from {leaf} limit 0" for _, leaf in leaves]
+        results = _answers(connection.pgconn, f"{mark} set lock_timeout = '1s'; " + "; ".join(queries))
         if results is None:
             with suppress(psycopg.Error):
                 connection.cancel_safe(timeout=_CANCEL_SECONDS)

@@ -13,7 +13,7 @@ from pgsieve.resources.postgres.errors import SourceError
 UNDEFINED = "42704"
 
 
-def missing_publications(refused: SourceError, asked: Sequence[str]) -> list[str]:
+def missing_publications(refused: SourceError, requested: Sequence[str]) -> list[str]:
     """The requested publications that did not exist when the WAL was written, by the server's error.
 
     Before 18 it is an error even if the publication was created later, because LoadPublications() in
@@ -21,17 +21,21 @@ def missing_publications(refused: SourceError, asked: Sequence[str]) -> list[str
     """
     cause = refused.__cause__
     message = cause.diag.message_primary or "" if isinstance(cause, psycopg.Error) else ""
-    return [name for name in asked if refused.sqlstate == UNDEFINED and f'"{name}"' in message]
+    return [name for name in requested if refused.sqlstate == UNDEFINED and f'"{name}"' in message]
 
 
 def publications_then(
-    asked: Sequence[str], refused: Callable[[Sequence[str]], SourceError | None]
+    requested: Sequence[str], refused: Callable[[Sequence[str]], SourceError | None]
 ) -> tuple[tuple[str, ...], SourceError | None]:
     """The requested publications that existed, and the server's error for these, if any.
 
     `refused` returns the server's error for a list of publications.
     """
-    there, why = tuple(asked), None
-    while there and (why := refused(there)) is not None and (missing := missing_publications(why, there)):
-        there = tuple(name for name in there if name not in missing)
-    return there, why if there else None
+    existing, why = tuple(requested), None
+    while (
+        existing
+        and (why := refused(existing)) is not None
+        and (missing := missing_publications(why, existing))
+    ):
+        existing = tuple(name for name in existing if name not in missing)
+    return existing, why if existing else None

@@ -316,8 +316,8 @@ def _parameters(connection: psycopg.Connection[Any]) -> dict[str, Any]:
 
 def _can_be_set(connection: psycopg.Connection[Any], name: str, value: str) -> bool:
     """Whether the server accepts this value of a setting."""
-    taken = connection.pgconn.exec_(f"set {name} = '{value}'; reset {name}".encode())
-    return taken.status == ExecStatus.COMMAND_OK
+    result = connection.pgconn.exec_(f"set {name} = '{value}'; reset {name}".encode())
+    return result.status == ExecStatus.COMMAND_OK
 
 
 def _options(own: str | None, timeouts: Sequence[str], check: tuple[str, str] | None = None) -> str:

@@ -85,7 +85,7 @@ def exported_snapshot(source: Source, seconds: float | None = None) -> Iterator[
         export = "(SNAPSHOT 'export')" if connection.info.server_version >= 150000 else "EXPORT_SNAPSHOT"
         command = f'CREATE_REPLICATION_SLOT "{slot}" TEMPORARY LOGICAL pgoutput {export}'
         with awaiting(source, connection, seconds):
-            asked = connection.pgconn.exec_(_CLOCK)
+            clock = connection.pgconn.exec_(_CLOCK)
             result = connection.pgconn.exec_(command.encode())
             if result.status != ExecStatus.TUPLES_OK:
                 state = result.error_field(psycopg.pq.DiagnosticField.SQLSTATE)
@@ -95,7 +95,7 @@ def exported_snapshot(source: Source, seconds: float | None = None) -> Iterator[
                     hint="the role needs REPLICATION, and max_replication_slots one free slot",
                     sqlstate=state.decode() if state else None,
                 )
-        lsn, name, time = result.get_value(0, 1), result.get_value(0, 2), asked.get_value(0, 0)
+        lsn, name, time = result.get_value(0, 1), result.get_value(0, 2), clock.get_value(0, 0)
         assert lsn is not None
         assert name is not None
         assert time is not None

@@ -65,7 +65,7 @@ _LOGIN_TRIGGER = (
 _LOGGER = logging.getLogger(__name__)
 
 #: The locks of the context that this thread works in.
-_HELD: ContextVar[Mapping[tuple["Source", str], Turn]] = ContextVar("locks", default=MappingProxyType({}))
+_LOCKS: ContextVar[Mapping[tuple["Source", str], Turn]] = ContextVar("locks", default=MappingProxyType({}))
 #: The session that takes free locks of a source.
 _LOCKING: ContextVar[tuple["Source", psycopg.Connection[tuple[Any, ...]]] | None] = ContextVar(
     "locking", default=None
@@ -138,15 +138,15 @@ class Source:
         ends silently with its session.
         """
         key = (self, what)
-        if (turn := _HELD.get().get(key)) is not None:
+        if (turn := _LOCKS.get().get(key)) is not None:
             yield turn
             return
         with self._taken(what, seconds) as turn:
-            _HELD.set({**_HELD.get(), key: turn})
+            _LOCKS.set({**_LOCKS.get(), key: turn})
             try:
                 yield turn
             finally:
-                _HELD.set({k: held for k, held in _HELD.get().items() if k != key})
+                _LOCKS.set({k: lock for k, lock in _LOCKS.get().items() if k != key})
                 turn.give()
 
     @contextmanager

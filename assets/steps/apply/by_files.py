@@ -38,8 +38,8 @@ from pgsieve.resources.lake.delta.key_lookup import FileMatches, Flag
 from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.derived_rows import rows_without
-from pgsieve.resources.lake.gone_rows import Going, Gone
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.row_deletion import DeletedRows, RowDeletion
 from pgsieve.resources.lake.stores.store import Reader, RowGroup, Store, joined, parted
 from pgsieve.resources.parts import Guard
 
@@ -58,7 +58,7 @@ class Net:
     """
 
     come: NetRows
-    gone: Gone
+    gone: DeletedRows
     counts: Mapping[str, int]
     changes: bool
     conflict: KeyConflict | None = None
@@ -160,7 +160,7 @@ class _Deciding:
         if kept:
             endings = Endings(keyed, net, remains, self._emptied(keyed))
             (leaving, stays), ended = endings.replaced(leaving), endings.completions(self.schema)
-        gone = self._going.gone(leaving)
+        gone = self._deletion.of(leaving)
         if gone is None:
             return None
         totals = pending.counted(net, before)
@@ -197,7 +197,7 @@ class _Deciding:
         changes = KeylessChanges.of(digests, pending.ends, pending.since)
         outcome = changes.outcome(holds)
         net = outcome.net
-        gone = self._going.gone(going(matches, net.going[outcome.looked_up]))
+        gone = self._deletion.of(going(matches, net.going[outcome.looked_up]))
         if gone is None:
             return None
         come, went = changes.places[net.coming], int(net.going.sum())
@@ -208,12 +208,12 @@ class _Deciding:
     def _matches(self, keyed: KeyedChanges) -> Sequence[FileMatches] | None:
         """The replica's rows of the keys; None where their files can be neither rewritten nor marked."""
         with self.lake.access.refusing(self.path):
-            most = None if self._going.takes_marks else self._going.most
+            most = None if self._deletion.takes_marks else self._deletion.most
             return self.committer.local.matches(self.path, keyed.keys, keyed.lookups, most)
 
     @cached_property
-    def _going(self) -> Going:
-        return Going(self.lake, self.committer, self.path, self.definition.names, self.pending.size)
+    def _deletion(self) -> RowDeletion:
+        return RowDeletion(self.lake, self.committer, self.path, self.definition.names, self.pending.size)
 
 
 def _empties(definition: Definition, pending: Pending) -> bool:

@@ -37,8 +37,8 @@ from pgsieve.resources.lake.delta.key_lookup import FileMatches, Flag
 from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.derived_rows import WrittenRows, rows_at, table_rows
-from pgsieve.resources.lake.gone_rows import Going, Gone
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.row_deletion import DeletedRows, RowDeletion
 from pgsieve.resources.lake.stores.store import Store, joined
 from pgsieve.resources.parts import Guard
 
@@ -298,7 +298,7 @@ class _OldRows:
 class VersionChange:
     """Present versions that end, and the numbers of the commits that end them, file by file."""
 
-    gone: Gone
+    gone: DeletedRows
     until: Sequence[Numbers]
     commits: Commits
 
@@ -315,11 +315,11 @@ class VersionChange:
         lake, committer = table.lake, table.committer
         with lake.access.refusing(table.path):
             columns = lake.columns(table.path) if lake.records.exists(table.path) else table.schema.names
-        gone = Going(lake, committer, table.path, columns, size).gone(matches)
+        gone = RowDeletion(lake, committer, table.path, columns, size).of(matches)
         if gone is None:
             if not committer.takes_rewriting(table.path, columns):
                 raise _altered(table.path)
-            gone = Gone(matches)
+            gone = DeletedRows(matches)
         return cls(gone, until, commits)
 
     @classmethod

@@ -100,15 +100,15 @@ def _row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema, size: int)
 
     No batch has more than `size` bytes in memory.
     """
-    gathered, rows, taken = list[pa.RecordBatch](), 0, 0
+    gathered, rows, nbytes = list[pa.RecordBatch](), 0, 0
     for batch in chain(batches, [None]):
         if batch is not None:
             gathered.append(batch)
-            rows, taken = rows + batch.num_rows, taken + batch.nbytes
-        if batch is None or rows >= ROW_GROUP or taken >= size:
-            most = min(ROW_GROUP, rows * size // max(taken, 1))
+            rows, nbytes = rows + batch.num_rows, nbytes + batch.nbytes
+        if batch is None or rows >= ROW_GROUP or nbytes >= size:
+            most = min(ROW_GROUP, rows * size // max(nbytes, 1))
             yield from pa.Table.from_batches(gathered, schema).combine_chunks().to_batches(max(most, 1))
-            gathered, rows, taken = [], 0, 0
+            gathered, rows, nbytes = [], 0, 0
 
 
 def _replace(local: LocalRecords, path: str, removed: Files, batches: Iterable[pa.RecordBatch]) -> int:

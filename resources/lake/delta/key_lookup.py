@@ -111,17 +111,17 @@ def matches_among(
     Without `most_bytes` there is no limit, and files may have deletion vectors.
     """
     parts = [keys.filter(pa.array(part)) for part in among if part.any()]
-    near = {name for part in parts for name in files_within(table, bounds_of(part), lacking)}
-    if not near:
+    names = {name for part in parts for name in files_within(table, bounds_of(part), lacking)}
+    if not names:
         return []
     if most_bytes is None:
-        return list(_matched_files(table, path, store, keys, near, deleted_rows(table)))
+        return list(_matched_files(table, path, store, keys, names, deleted_rows(table)))
     files = pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist()
-    size = sum(file["size_bytes"] for file in files if unquote(file["path"]) in near)
+    size = sum(file["size_bytes"] for file in files if unquote(file["path"]) in names)
     if not is_plain(table) or size > 2 * most_bytes:
         return None
     matches, size = list[FileMatches](), 0
-    for match in _matched_files(table, path, store, keys, near, {}):
+    for match in _matched_files(table, path, store, keys, names, {}):
         matches.append(match)
         size += match.size
         if size > most_bytes:
@@ -196,13 +196,13 @@ def flagged_rows(
 def every_file(table: DeltaTable, lacking: str | None = None) -> list[FileMatches]:
     """The files of a table that may have a NULL in `lacking`, each as a match without rows."""
     deleted, none = deleted_rows(table), np.empty(0, np.int64)
-    may = None if lacking is None else set(files_within(table, {}, lacking))
+    possible = None if lacking is None else set(files_within(table, {}, lacking))
     files = pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist()
     names = [(unquote(file["path"]), file["path"], file["size_bytes"]) for file in files]
     return [
         FileMatches(name, path, size, none, none, deleted.get(name, none))
         for name, path, size in names
-        if may is None or name in may
+        if possible is None or name in possible
     ]
 
 
@@ -245,9 +245,9 @@ def _candidates(
 def files_within(table: DeltaTable, bounds: Mapping[str, Bounds], lacking: str | None = None) -> list[str]:
     """The files of a table, relative to its folder, that may have a key within the bounds, and a NULL in `lacking`."""
     files = pa.table(table.get_add_actions(flatten=True))
-    may: pa.ChunkedArray = pc.is_valid(files["path"])
+    is_possible: pa.ChunkedArray = pc.is_valid(files["path"])
     if f"null_count.{lacking}" in files.column_names:
-        may = pc.and_kleene(may, pc.greater(files[f"null_count.{lacking}"], 0))
+        is_possible = pc.and_kleene(is_possible, pc.greater(files[f"null_count.{lacking}"], 0))
     for name, (least, greatest) in bounds.items():
         if {f"min.{name}", f"max.{name}"} <= set(files.column_names):
             lowest, highest = files[f"min.{name}"], files[f"max.{name}"]
@@ -257,9 +257,9 @@ def files_within(table: DeltaTable, bounds: Mapping[str, Bounds], lacking: str |
             if pa.types.is_timestamp(least.type):
                 highest = pc.add_checked(highest, _CUT)
             within = pc.and_kleene(pc.less_equal(lowest, greatest), pc.greater_equal(highest, least))
-            may = pc.and_kleene(may, within)
+            is_possible = pc.and_kleene(is_possible, within)
     # Without statistics a file may have any value.
-    chosen = files["path"].filter(pc.fill_null(may, True))
+    chosen = files["path"].filter(pc.fill_null(is_possible, True))
     return [unquote(path) for path in chosen.to_pylist()]
 
 

@@ -211,8 +211,8 @@ class Log:
         except FileNotFoundError:
             raise UnmarkableError(f"checkpoint {version} is missing in the log of {self.path}") from None
         with stream, pq.ParquetFile(stream) as file:
-            there = [field.name for field in file.schema_arrow.field(kind).type]
-            columns = [f"{kind}.{name}" for name in there if fields is None or name in fields]
+            names = [field.name for field in file.schema_arrow.field(kind).type]
+            columns = [f"{kind}.{name}" for name in names if fields is None or name in fields]
             for batch in file.iter_batches(columns=columns):
                 actions = batch.column(kind)
                 yield from map(_as_in_json, actions.filter(pc.is_valid(actions)).to_pylist())

@@ -36,8 +36,8 @@ class LogEntries:
     def since(self, version: int, newest: int) -> Mapping[int, Stamp]:
         """The stamps of the entries of `version` and of the version after `newest`, if they exist, and perhaps of others."""
         if self._objects is None:
-            looked = ((each, self.stamp(each)) for each in (version, newest + 1))
-            return {each: stamp for each, stamp in looked if stamp is not None}
+            stamps = ((each, self.stamp(each)) for each in (version, newest + 1))
+            return {each: stamp for each, stamp in stamps if stamp is not None}
         # Listed names come after those of earlier versions.
         listed = self._objects.stamps(self._folder, after=_name(version - 1) if version else None)
         entries: dict[int, Stamp] = {

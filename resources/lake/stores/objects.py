@@ -168,12 +168,12 @@ class Objects:
     def _is_made(self, path: str, content: bytes) -> bool:
         """Whether the object exists with these bytes; raises FileExistsError if it has other bytes."""
         try:
-            there = self.read(path)
+            existing = self.read(path)
         except OSError:
             return False
-        if there not in {None, content}:
+        if existing not in {None, content}:
             raise FileExistsError(path)
-        return there is not None
+        return existing is not None
 
 
 class ObjectWriter:

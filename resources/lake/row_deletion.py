@@ -1,6 +1,6 @@
 """Decides how rows of a Delta table are deleted: by rewriting their files without them, or by marking them.
 
-In: the rows, file by file, and the bytes of the changes that delete them. Out: `Gone`. Raises LakeError.
+In: the rows, file by file, and the bytes of the changes that delete them. Out: `DeletedRows`. Raises LakeError.
 """
 
 from collections.abc import Collection, Sequence
@@ -17,7 +17,7 @@ REWRITTEN = 4
 
 
 @dataclass(frozen=True)
-class Gone:
+class DeletedRows:
     """Deleted rows of a table, file by file. They are `marked`, or otherwise their files are rewritten."""
 
     matches: Sequence[FileMatches] = ()
@@ -35,7 +35,7 @@ class Gone:
 
 
 @dataclass(frozen=True)
-class Going:
+class RowDeletion:
     """Decides how rows of a table with these columns are deleted, for changes of `size` bytes."""
 
     lake: Lake
@@ -44,14 +44,14 @@ class Going:
     columns: Collection[str]
     size: int
 
-    def gone(self, matches: Sequence[FileMatches]) -> Gone | None:
+    def of(self, matches: Sequence[FileMatches]) -> DeletedRows | None:
         """How these rows are deleted; None if they can be deleted in neither way."""
         if not matches:
-            return Gone()
+            return DeletedRows()
         is_little = sum(match.size for match in matches) <= self.most
         if is_little and self.committer.takes_rewriting(self.path, self.columns):
-            return Gone(matches)
-        return Gone(matches, marked=True) if self.takes_marks else None
+            return DeletedRows(matches)
+        return DeletedRows(matches, marked=True) if self.takes_marks else None
 
     @cached_property
     def takes_marks(self) -> bool:
