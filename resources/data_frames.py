@@ -20,8 +20,8 @@ class _Hidden:
 def spare_data_frames() -> None:
     """Have pyarrow and ADBC search for pandas and Polars now, and find neither: these imports take half a second.
 
-    Only pgsieve's own processes should call it. A later import of either library still works. But until pyarrow
-    makes its first data frame, it treats a pandas Series like any other sequence.
+    Only pgsieve's own processes should call it. A later import of either library still works. But until
+    pyarrow makes its first data frame, it treats a pandas Series like any other sequence.
     """
     hidden = _Hidden()
     sys.meta_path.insert(0, hidden)

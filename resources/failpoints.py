@@ -1,9 +1,9 @@
 """Failpoints: one per durable step; there a test can end the process, stop it, or make it fail.
 
 `PGSIEVE_FAILPOINT=slot_created` ends a process with SIGKILL when it reaches that point for the first time,
-`slot_created:3` at the third time. `slot_created!` raises an OSError instead, as if the answer to the preceding
-write were lost. `slot_created?` stops the process until it gets SIGCONT. Without the variable a point costs one
-comparison. Executors inherit the variable: the first one that reaches the point ends.
+`slot_created:3` at the third time. `slot_created!` raises an OSError instead, as if the answer to the
+preceding write were lost. `slot_created?` stops the process until it gets SIGCONT. Without the variable a
+point costs one comparison. Executors inherit the variable: the first one that reaches the point ends.
 ARCHITECTURE.md, "When a run dies", says what the next run does.
 """
 

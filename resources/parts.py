@@ -1,7 +1,7 @@
 """Divides work into parts by its bytes, so that parallel workers share it evenly.
 
-In: the bytes of the work, the largest size of a part, and how many parts run at a time. Out: the number of parts.
-Raises nothing.
+In: the bytes of the work, the largest size of a part, and how many parts run at a time. Out: the number of
+parts. Raises nothing.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -10,7 +10,8 @@ import pyarrow as pa
 
 #: Passes batches on until the result is no longer needed.
 Guard = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-#: Reads a part by its number, passes its rows through the guard, and yields its results: a row (`WRITTEN`) for each file.
+#: Reads a part by its number, passes its rows through the guard, and yields its results: a row (`WRITTEN`)
+#: for each file.
 Part = Callable[[int, Guard], Iterable[pa.RecordBatch]]
 
 #: A smaller part costs more than it saves.

@@ -1,7 +1,8 @@
 """Prefetching: a thread makes the next items while the caller works with earlier ones.
 
 In: an iterator, and how many items may wait. Out: the same items in the same order. It saves time if both
-threads mostly run without Python's lock, such as one that receives a database's data and one that writes Parquet.
+threads mostly run without Python's lock, such as one that receives a database's data and one that writes
+Parquet.
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -27,8 +28,8 @@ def prefetched(
 ) -> Iterator[Iterator[T]]:
     """The items; a thread makes up to `most` of them in advance. Raises the errors of `items`.
 
-    The thread ends with the block. If the caller leaves the block early, the item in progress is the last one. The
-    caller waits for it, and calls `stop` repeatedly to cancel it.
+    The thread ends with the block. If the caller leaves the block early, the item in progress is the last
+    one. The caller waits for it, and calls `stop` repeatedly to cancel it.
     """
     made, left = Queue[T | _End](most), Event()
 

@@ -1,7 +1,7 @@
 """The temporary folder of a process: only its user can read it, and it is removed even if the process is killed.
 
-In: the place for temporary files. Out: a folder of mode 0700, one per process. The process keeps a lock on it.
-A process that creates such a folder first removes its user's folders without a lock.
+In: the place for temporary files. Out: a folder of mode 0700, one per process. The process keeps a lock on
+it. A process that creates such a folder first removes its user's folders without a lock.
 """
 
 import atexit

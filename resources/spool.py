@@ -1,8 +1,8 @@
 """Keeps messages that have to wait, in memory or, if they are many, on disk.
 
-In: Arrow batches under a number, such as a transaction's. Out: the same batches. Each number has its own temporary
-file, which stays in memory up to `MEMORY_BYTES`.
-PostgreSQL's apply worker does the same with streamed transactions (src/backend/replication/logical/worker.c).
+In: Arrow batches under a number, such as a transaction's. Out: the same batches. Each number has its own
+temporary file, which stays in memory up to `MEMORY_BYTES`. PostgreSQL's apply worker does the same with
+streamed transactions (src/backend/replication/logical/worker.c).
 """
 
 import os

@@ -1,8 +1,8 @@
 """Strands of work, such as subscriptions: one strand works at a time, while others wait for Spark or a server.
 
-In: a lock that the strands share. Out: blocks in which the calling thread works, or waits. Most of the work is Python's,
-so strands that work in parallel would not be faster. They would need more memory, and more sessions of the publisher.
-Raises nothing.
+In: a lock that the strands share. Out: blocks in which the calling thread works, or waits. Most of the work
+is Python's, so strands that work in parallel would not be faster. They would need more memory, and more
+sessions of the publisher. Raises nothing.
 """
 
 from collections.abc import Iterator

@@ -2,8 +2,8 @@
 
 In: operations, as blocks. Out: spans, sent by OpenTelemetry's own exporters according to its variables
 (OTEL_EXPORTER_OTLP_…, OTEL_TRACES_EXPORTER, OTEL_SERVICE_NAME, OTEL_SDK_DISABLED). Without these variables
-nothing is imported or sent. Attributes are names of tables and numbers, never values of cells. Raises PgsieveError
-if traces are requested and OpenTelemetry's SDK is missing.
+nothing is imported or sent. Attributes are names of tables and numbers, never values of cells. Raises
+PgsieveError if traces are requested and OpenTelemetry's SDK is missing.
 """
 
 import os

@@ -1,7 +1,8 @@
 """The names of a step's work in Spark's UI, and its costs: engine, tasks, bytes and seconds.
 
 In: blocks of the steps, and the engines that ran their parts. Out: Spark jobs with a group and a description,
-and a `Work`. Both belong to a thread's context; code that goes on in another thread runs in a copy of that context.
+and a `Work`. Both belong to a thread's context; code that goes on in another thread runs in a copy of that
+context.
 """
 
 from collections.abc import Collection, Iterator

@@ -65,7 +65,8 @@ _CONFLICT = re.compile(
 #: The bytes of a trial file. An empty file would not do: a full disk may still have room for it.
 _PROBE, _PROBE_NAME = bytes(64 * 1024), ".pgsieve-write-probe"
 
-#: The lakes and servers that passed `check_commits_are_kept`. The lock lets one thread at a time try a server.
+#: The lakes and servers that passed `check_commits_are_kept`. The lock lets one thread at a time try a
+#: server.
 _safe: set[tuple[str, str]] = set()
 _TRYING = Lock()
 

@@ -1,7 +1,7 @@
 """Starts a session, so that Java archives its classes for later sessions (`pgsieve.resources.lake.java.class_archive`).
 
-In: the archive's name, as the argument. Out: the archive, which the JVM writes at its end. The session runs each
-typical operation once: a Python function of Arrow batches, a Delta table, a MERGE.
+In: the archive's name, as the argument. Out: the archive, which the JVM writes at its end. The session runs
+each typical operation once: a Python function of Arrow batches, a Delta table, a MERGE.
 """
 
 import os

@@ -1,8 +1,8 @@
 """Registers existing Delta tables by name in the catalog of the Spark session.
 
 In: a session, names, the paths of Delta tables. Out: external tables of the Hive metastore, Glue, Unity
-Catalog, or another catalog of the session. The statements are those that every catalog supports. Callers first ask
-`location`, so no existing entry is changed. Raises Spark's errors.
+Catalog, or another catalog of the session. The statements are those that every catalog supports. Callers
+first ask `location`, so no existing entry is changed. Raises Spark's errors.
 
 https://docs.delta.io/latest/delta-batch.html#create-a-table
 """

@@ -1,8 +1,8 @@
 """The committers of a lake's tables: delta-rs in this process, with rows or with files, or Delta in Spark.
 
-In: a table's path, and rows or files. Out: one commit; a position is committed only once. Raises a `LakeError` that
-names the table, and OverrunError if the table has another version or position than the plan expects.
-`pgsieve.resources.lake.policy` chooses the committer.
+In: a table's path, and rows or files. Out: one commit; a position is committed only once. Raises a
+`LakeError` that names the table, and OverrunError if the table has another version or position than the plan
+expects. `pgsieve.resources.lake.policy` chooses the committer.
 """
 
 import logging
@@ -97,8 +97,8 @@ class ByFiles:
     def marked_files(self, path: str, matches: Sequence[FileMatches], base: int) -> list[Marked] | None:
         """The files that have `matches`, with these rows marked, for `commit_marked`; None if rows cannot be marked.
 
-        Deletion vectors are enabled if need be, which makes a new version. Raises OverrunError if the version is not
-        `base`, or no longer.
+        Deletion vectors are enabled if need be, which makes a new version. Raises OverrunError if the version
+        is not `base`, or no longer.
         """
         with self.access.refusing(path):
             try:

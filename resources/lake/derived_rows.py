@@ -1,7 +1,7 @@
 """Derives rows of a Delta table from stored rows, its own or another table's: files -> batches -> files.
 
-In: a table that delta-rs reaches, and a function of batches. Out: files that a committer adds to a table. A runner
-has one batch in memory at a time. Raises OSError, and the errors of delta-rs and the function.
+In: a table that delta-rs reaches, and a function of batches. Out: files that a committer adds to a table. A
+runner has one batch in memory at a time. Raises OSError, and the errors of delta-rs and the function.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

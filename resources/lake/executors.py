@@ -1,11 +1,12 @@
 """Runners of functions on parts of data: Spark, the calling thread, or threads of this process.
 
-In: the number of parts, and a function of a part's number. The function yields rows, usually one (`WRITTEN`) per file
-that it writes. Out: the rows of all parts. Raises the function's errors; Spark wraps those of its executors.
+In: the number of parts, and a function of a part's number. The function yields rows, usually one (`WRITTEN`)
+per file that it writes. Out: the rows of all parts. Raises the function's errors; Spark wraps those of its
+executors.
 
-Spark runs work that is too much for one thread. On a machine without Java, threads replace it if the configuration
-says so (`threads[N]`). The PostgreSQL driver, Arrow and the Parquet writer run without Python's lock, so threads
-use several cores.
+Spark runs work that is too much for one thread. On a machine without Java, threads replace it if the
+configuration says so (`threads[N]`). The PostgreSQL driver, Arrow and the Parquet writer run without Python's
+lock, so threads use several cores.
 """
 
 import logging
@@ -101,8 +102,9 @@ def _same(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def forget_archives() -> None:
     """Empty a Python worker's cache of finders of archives; the next import fills it again.
 
-    Before each task Spark has Python reread all archives in that cache, once for each package in them, which takes
-    longer than a small task (`setup_spark_files` of pyspark/worker_util.py; zipimporter.invalidate_caches).
+    Before each task Spark has Python reread all archives in that cache, once for each package in them, which
+    takes longer than a small task (`setup_spark_files` of pyspark/worker_util.py;
+    zipimporter.invalidate_caches).
     """
     for path, finder in list(sys.path_importer_cache.items()):
         if isinstance(finder, zipimporter):
@@ -176,7 +178,8 @@ class SparkExecutors:
     def _run_together(self, job: Sequence[Request]) -> Sequence[pa.Table | None]:
         """Run the parts of some callers as one job.
 
-        If the job of several callers fails, each gets None, and runs its parts alone. A single caller gets the error.
+        If the job of several callers fails, each gets None, and runs its parts alone. A single caller gets
+        the error.
         """
         if len(job) == 1:
             return [self._run(job[0].part, job[0].parts, WRITTEN)]

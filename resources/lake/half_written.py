@@ -1,12 +1,13 @@
 """Repairs tables after a power cut: puts back each log to its last complete version.
 
-In: a lake's folder, and the time since which writes may not have reached the disk. Out: Delta logs without the newest
-entries that are incomplete, or that add incomplete files. Incomplete checkpoints and checksums are removed, too. A log
-without a complete entry is removed. No commit that pgsieve relies on is lost, because it is written to disk before.
-Raises OSError.
+In: a lake's folder, and the time since which writes may not have reached the disk. Out: Delta logs without
+the newest entries that are incomplete, or that add incomplete files. Incomplete checkpoints and checksums are
+removed, too. A log without a complete entry is removed. pgsieve relies on a commit only once it is on disk,
+so no such commit is lost. Raises OSError.
 
-A killed process leaves nothing incomplete, since entries and files get their names once they are complete. Neither does
-another process that is writing now. As it may remove a file meanwhile, an incomplete version is checked twice.
+Entries and files get their names once they are complete. So neither a killed process nor a process that is
+writing now leaves an incomplete one. But the latter may remove a file meanwhile, so an incomplete version is
+checked twice.
 """
 
 import json
@@ -27,7 +28,8 @@ _LOGGER = logging.getLogger(__name__)
 _ENTRY = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint.*\.parquet")
 _LAST_CHECKPOINT = "_last_checkpoint"
-#: The first and last bytes of a Parquet file, and the least size of one, which also has the length of its footer.
+#: The first and last bytes of a Parquet file, and the least size of one, which also has the length of its
+#: footer.
 _MAGIC, _LEAST = b"PAR1", 12
 #: The resolution of file systems' clocks.
 _STEP_NS = 2_000_000_000
@@ -98,7 +100,8 @@ def _first_half(table: Path, since_ns: int) -> int | None:
             break
         changes[version] = _changes(content)
     while (lost := _first_with_incomplete_file(table, changes)) is not None:
-        # Without this entry and later ones, the table has the files that they removed again: check these, too.
+        # Without this entry and later ones, the table has the files that they removed again: check these,
+        # too.
         changes = {version: each for version, each in changes.items() if version < lost}
     return next((version for version in later if version not in changes), None)
 

@@ -1,12 +1,12 @@
 """The jars that a session needs besides Spark's, so that it starts without a request to a Maven repository.
 
-In: Maven coordinates. Out: the jar files that Spark once resolved them to. With `spark.jars.packages` Spark runs Ivy at
-every start of a session, even if all files are in Ivy's cache. Naming the files in `spark.jars` gives the same class
-path, works offline and prints nothing. Only Ivy can tell which files belong to the coordinates, as its folder has the
-jars of every package and version ever requested. So `fetch` starts a session once, and records its answer in the
-Python environment. If the answer cannot be recorded, Ivy runs at each start. `PGSIEVE_JARS` names a folder that
-`copy_jars` made on another machine; then no request is made. Run as a program, this module fetches missing jars.
-Raises JarsUnavailableError.
+In: Maven coordinates. Out: the jar files that Spark once resolved them to. With `spark.jars.packages` Spark
+runs Ivy at every start of a session, even if all files are in Ivy's cache. Naming the files in `spark.jars`
+gives the same class path, works offline and prints nothing. Only Ivy can tell which files belong to the
+coordinates, as its folder has the jars of every package and version ever requested. So `fetch` starts a
+session once, and records its answer in the Python environment. If the answer cannot be recorded, Ivy runs at
+each start. `PGSIEVE_JARS` names a folder that `copy_jars` made on another machine; then no request is made.
+Run as a program, this module fetches missing jars. Raises JarsUnavailableError.
 
 https://spark.apache.org/docs/4.1.0/configuration.html#runtime-environment (spark.jars, spark.jars.packages)
 """
@@ -134,9 +134,9 @@ def _keep(added: Mapping[str, list[str]], kept: Path) -> None:
 def fetch(needed: Iterable[Packages], conf: Mapping[str, str], kept: Path | None = None) -> None:
     """Fetch missing jars once, which may take a minute, and say so on stderr.
 
-    `conf` has the user's settings: its repositories are used, and the packages that it names are left to Spark.
-    `kept` is another file for the answers. Raises JarsUnavailableError if a repository does not answer, or if
-    PGSIEVE_JARS names a folder without the jars.
+    `conf` has the user's settings: its repositories are used, and the packages that it names are left to
+    Spark. `kept` is another file for the answers. Raises JarsUnavailableError if a repository does not
+    answer, or if PGSIEVE_JARS names a folder without the jars.
     """
     file = kept or answers_file()
     for packages in _pgsieves(needed, conf):

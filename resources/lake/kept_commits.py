@@ -1,12 +1,12 @@
 """Tests once per lake and server whether a store with S3's interface keeps the first of two commits of one version.
 
-In: a lake's address and its store. Out: nothing if the store does; an empty object in the lake may record this result.
-Raises UnsafeStoreError if two commits of one version succeed, or if the store does not support the condition, and
-delta-rs's errors if the store refuses.
+In: a lake's address and its store. Out: nothing if the store does; an empty object in the lake may record
+this result. Raises UnsafeStoreError if two commits of one version succeed, or if the store does not support
+the condition, and delta-rs's errors if the store refuses.
 
-Two writers at a time create the same table below `_pgsieve/_commits_tried/`, and it is removed. delta-rs first checks
-whether the table exists. So only a pair in which both writers come to the commit is evidence: either the store
-refuses the slower writer, or a commit is lost.
+Two writers at a time create the same table below `_pgsieve/_commits_tried/`, and it is removed. delta-rs
+first checks whether the table exists. So only a pair in which both writers come to the commit is evidence:
+either the store refuses the slower writer, or a commit is lost.
 """
 
 import logging
@@ -24,8 +24,8 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.resources.lake.paths import OWN_FOLDER, escape
 from pgsieve.resources.lake.stores.store import Store
 
-#: How many pairs the store has to decide: a store that only looks before it writes would still decide most pairs
-#: correctly. Also the largest number of pairs that are tried, and how many are tried at a time.
+#: How many pairs the store has to decide: a store that only looks before it writes would still decide most
+#: pairs correctly. Also the largest number of pairs that are tried, and how many are tried at a time.
 _SEEN, _TRIED, _PARALLEL = 24, 160, 8
 _SCHEMA = Schema.from_arrow(pa.schema([("number", pa.int64())]))
 #: delta-rs's message if the table exists before it comes to the commit.

@@ -1,8 +1,8 @@
 """The lake: paths of Delta tables, and writes that commit data together with its position.
 
 In: the lake's URI and a Spark session. Out: DataFrames, and commits that carry a position as Delta's `txn`
-(application id and version) and as user metadata. A write that is repeated with the same position changes nothing
-(Delta protocol, transaction identifiers). Raises `LakeError` if the lake cannot be read or written.
+(application id and version) and as user metadata. A write that is repeated with the same position changes
+nothing (Delta protocol, transaction identifiers). Raises `LakeError` if the lake cannot be read or written.
 """
 
 import json
@@ -145,8 +145,8 @@ class Lake:
     def consistent_read(self, *paths: str) -> AbstractContextManager[None]:
         """Within the block this thread looks up the newest version of each table on an object store only once.
 
-        It looks up the tables at `paths` at once, in parallel. The block must not write to these tables. As another
-        process may commit meanwhile, a later write has to check all decisions of the block again.
+        It looks up the tables at `paths` at once, in parallel. The block must not write to these tables. As
+        another process may commit meanwhile, a later write has to check all decisions of the block again.
         """
         return nullcontext() if self.local is None else self._tables.consistent_read(paths)
 
@@ -202,7 +202,8 @@ class Lake:
     def slices_of(self, path: str, ends: Collection[int], *, every: bool = False) -> DataFrame:
         """The rows of some slices. If delta-rs reaches the lake, Spark reads their files without Delta's log.
 
-        `every` says that each slice has rows. Then DamagedTableError is raised if delta-rs finds no rows of one.
+        `every` says that each slice has rows. Then DamagedTableError is raised if delta-rs finds no rows of
+        one.
         """
         with self.access.refusing(path):
             slices = self.local.change_log(path) if self.local else None
@@ -236,8 +237,8 @@ class Lake:
     ) -> pa.Table | None:
         """The rows of some slices in the order of their changes, if they are few.
 
-        `size` is the estimate of their bytes; None means many. Returns None if they are many, or if only Spark may
-        read them. `every` as in `slices_of`.
+        `size` is the estimate of their bytes; None means many. Returns None if they are many, or if only
+        Spark may read them. `every` as in `slices_of`.
         """
         if self.local is None or not self.policy.is_small(size):
             return None
@@ -269,8 +270,8 @@ class Lake:
     ) -> None:
         """Append to a table, or overwrite it, in one commit.
 
-        `options` are those of Spark's writer. `size` is the estimate of the rows' bytes, or None; few rows are written
-        without Spark.
+        `options` are those of Spark's writer. `size` is the estimate of the rows' bytes, or None; few rows
+        are written without Spark.
         """
         if commit.after is not None:
             head = self.records.head(path)
@@ -406,7 +407,8 @@ class Lake:
     ) -> AbstractContextManager[None]:
         """Within the block each SQL write of this session is done once per table and position.
 
-        Without a position, tables keep theirs. `vectors` lets MERGE mark rows in tables with deletion vectors.
+        Without a position, tables keep theirs. `vectors` lets MERGE mark rows in tables with deletion
+        vectors.
         """
         return committing(self.spark, position, vectors=vectors, metadata=metadata)
 

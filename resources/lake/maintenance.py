@@ -1,9 +1,9 @@
 """Keeps a Delta table small: deletes rows, joins small files, removes files that no version needs.
 
-In: a lake and a table's path. Out: commits that keep the table's position, and figures. delta-rs does the work, or
-Spark in lakes that delta-rs cannot reach, and for tables that it cannot write (mapped columns, deletion vectors, even of
-old versions, unsupported features). Each commit is atomic, and a file is removed only if no version younger than the
-given hours needs it. So every operation can be repeated after a kill.
+In: a lake and a table's path. Out: commits that keep the table's position, and figures. delta-rs does the
+work, or Spark in lakes that delta-rs cannot reach, and for tables that it cannot write (mapped columns,
+deletion vectors, even of old versions, unsupported features). Each commit is atomic, and a file is removed
+only if no version younger than the given hours needs it. So every operation can be repeated after a kill.
 """
 
 import re
@@ -73,8 +73,8 @@ class TableMaintenance(Protocol):
     def compact(self, by: Sequence[str] = ()) -> int:
         """Join small files into large ones; return by how many files the table has shrunk.
 
-        With columns to cluster `by`, all files are written again, so that rows with close values in these columns
-        share files.
+        With columns to cluster `by`, all files are written again, so that rows with close values in these
+        columns share files.
         """
 
     def vacuum(self, hours: int) -> int:
@@ -100,8 +100,8 @@ def maintenance(lake: Lake, path: str) -> TableMaintenance:
 def _lacking(properties: Mapping[str, str], hours: int) -> dict[str, str]:
     """The missing properties that keep versions of the last hours readable, and the log no longer than needed.
 
-    Properties that the user has set stay. The log must be kept at least as long as removed files, so the two properties
-    are set together.
+    Properties that the user has set stay. The log must be kept at least as long as removed files, so the two
+    properties are set together.
     """
     needed = {_FILES_PROPERTY: _FILES_HOURS, _LOG_PROPERTY: _LOG_HOURS}
     wanted = {

@@ -1,11 +1,11 @@
 """Makes Spark's writes compare-and-set: a write fails if its table has a later version than its plan.
 
-Delta's transaction begins from the newest version, whatever version the plan was made from. So the written rows get a
-task without rows, which fails if the log has a version after the plan's. Delta evaluates the task with the rows,
-after its transaction has begun (WriteIntoDelta.run and MergeIntoCommand.runMerge in Delta's sources). So a commit
-before the task makes it fail. Of the commits after the task, Delta itself refuses those with another position or
-schema and, for an overwrite or a MERGE, those that change rows. Only an append may follow a compaction or a repair that
-comes after the task.
+Delta's transaction begins from the newest version, whatever version the plan was made from. So a task that
+yields no rows is added to the written rows; it fails if the log has a version after the plan's. Delta
+evaluates the task with the rows, after its transaction has begun (WriteIntoDelta.run and
+MergeIntoCommand.runMerge in Delta's sources). So an earlier commit makes the task fail. A commit after the
+task makes Delta itself refuse the write, if it changes the position, the schema or, for an overwrite or a
+MERGE, any row. Only an append may follow a compaction or a repair that comes after the task.
 """
 
 from collections.abc import Iterable, Iterator

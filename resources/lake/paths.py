@@ -9,14 +9,16 @@ from collections.abc import Callable, Mapping
 
 from pgsieve.resources.lake.delta.layout import FOLDERS
 
-#: The folder of pgsieve's own tables, next to the subscriptions' folders. No subscription or table has this name.
+#: The folder of pgsieve's own tables, next to the subscriptions' folders. No subscription or table has this
+#: name.
 OWN_FOLDER = "_pgsieve"
 
 
 def escape(identifier: str) -> str:
     """An identifier as a folder name, reversibly: each character but [a-z0-9_] becomes ~XX (UTF-8, hexadecimal).
 
-    Upper case is escaped, too, as some file systems ignore case. So is a leading underscore, as Spark hides such folders.
+    Upper case is escaped, too, as some file systems ignore case. So is a leading underscore, as Spark hides
+    such folders.
     """
     escaped = re.sub(
         r"[^a-z0-9_]", lambda match: "".join(f"~{byte:02X}" for byte in match.group().encode()), identifier
@@ -38,8 +40,8 @@ def replica_folder(template: str, schema: str, table: str) -> str:
 class LakePaths:
     """The paths of one lake's tables.
 
-    `folders` are templates of the replicas' folders, by subscription. For other subscriptions `recorded` returns the
-    template that the lake has recorded.
+    `folders` are templates of the replicas' folders, by subscription. For other subscriptions `recorded`
+    returns the template that the lake has recorded.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """The one policy of a lake: it chooses the runner of functions on rows, and the committer of their results.
 
-In: the lake's place, a number of bytes, and the features that a table requires of readers and writers. Out: a runner
-(`pgsieve.resources.lake.executors`) and a committer (`pgsieve.resources.lake.committers`). No other module makes
-this choice. Raises LakeError.
+In: the lake's place, a number of bytes, and the features that a table requires of readers and writers. Out: a
+runner (`pgsieve.resources.lake.executors`) and a committer (`pgsieve.resources.lake.committers`). No other
+module makes this choice. Raises LakeError.
 """
 
 import logging
@@ -18,13 +18,14 @@ from pgsieve.resources.lake.executors import INLINE, Executors
 
 #: Default size up to which batches of a lake that delta-rs reaches are written without Spark.
 SMALL_BYTES_DEFAULT = 8 * 1024 * 1024
-#: In replicas up to this size, files are rewritten without their deleted rows; in larger replicas the rows are marked.
+#: In replicas up to this size, files are rewritten without their deleted rows; in larger replicas the rows
+#: are marked.
 REWRITTEN_BYTES_DEFAULT = 64 * 1024 * 1024
 #: The prefix of the columns that a MERGE of delta-rs adds to those of a table.
 _OF_DELTA_RS = "__delta_rs_"
 
-#: Types with values that are equal in PostgreSQL and Spark but not in Arrow (0.0 and -0.0), and types that only Spark
-#: supports as keys.
+#: Types with values that are equal in PostgreSQL and Spark but not in Arrow (0.0 and -0.0), and types that
+#: only Spark supports as keys.
 _INEXACT = ("float", "double", "array<")
 
 _LOGGER = logging.getLogger(__name__)
@@ -39,8 +40,8 @@ def is_exact(types: Iterable[str]) -> bool:
 class LakeSettings:
     """The user's settings for work on a lake; `small_bytes`, `rewritten_bytes` and `vectors` as in `Policy`.
 
-    `threads` is the number of this process' threads for large work; None means that Spark runs it. `cores` is the
-    number of Spark's cores, if its master names it.
+    `threads` is the number of this process' threads for large work; None means that Spark runs it. `cores` is
+    the number of Spark's cores, if its master names it.
     """
 
     small_bytes: int = SMALL_BYTES_DEFAULT
@@ -57,9 +58,10 @@ DEFAULT_SETTINGS = LakeSettings()
 class Policy:
     """Chooses by bytes, and by the limits of delta-rs and Arrow.
 
-    `local` is delta-rs; None if it cannot reach and write the lake. `executors` run large work. Up to `small_bytes` may
-    pass through this process. In replicas up to `rewritten_bytes` (-1: in none) files are rewritten without their
-    deleted rows. `vectors` says whether the user wants deletion vectors in large tables.
+    `local` is delta-rs; None if it cannot reach and write the lake. `executors` run large work. Up to
+    `small_bytes` may pass through this process. In replicas up to `rewritten_bytes` (-1: in none) files are
+    rewritten without their deleted rows. `vectors` says whether the user wants deletion vectors in large
+    tables.
     """
 
     access: LakeAccess
@@ -89,7 +91,8 @@ class Policy:
     def reached(self, path: str) -> LocalRecords | None:
         """delta-rs, if it can write a table; None if only Spark can.
 
-        Only Spark writes tables whose column names are or were mapped, and tables with features that delta-rs lacks.
+        Only Spark writes tables whose column names are or were mapped, and tables with features that delta-rs
+        lacks.
         """
         if self.local is None:
             return None
@@ -123,8 +126,8 @@ class Policy:
     ) -> tuple[Committer, str]:
         """The committer of about `size` bytes (None: many) of rows with these columns into a table, and the reason.
 
-        `ByFiles` is chosen only with the `schema` of files. With `overwrite` the rows replace the table's. `key` has the
-        types of the columns that identify rows.
+        `ByFiles` is chosen only with the `schema` of files. With `overwrite` the rows replace the table's.
+        `key` has the types of the columns that identify rows.
         """
         local = self.reached(path)
         if local is None:

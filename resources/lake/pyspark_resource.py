@@ -1,9 +1,9 @@
 """Spark as a resource of dagster-pyspark: with pgsieve's own session, or a session of the project's resource.
 
-In: the engine of a configuration, and optionally a `PySparkResource` or `LazyPySparkResource`. Out: a resource
-with dagster-pyspark's interface, whose `spark_session` is a session with Delta, started at its first use. Raises
-SparkUnavailableError if there is no session. The import takes a tenth of a second, so only definitions import this
-module, not pgsieve's commands.
+In: the engine of a configuration, and optionally a `PySparkResource` or `LazyPySparkResource`. Out: a
+resource with dagster-pyspark's interface, whose `spark_session` is a session with Delta, started at its first
+use. Raises SparkUnavailableError if there is no session. The import takes a tenth of a second, so only
+definitions import this module, not pgsieve's commands.
 """
 
 from functools import cache

@@ -1,7 +1,7 @@
 """Spark's daemon of Python workers in a local session; it imports pgsieve's modules before it forks workers.
 
-Spark starts it instead of `pyspark.daemon`, with the same argument. Without it each worker, one per core, would import
-the modules by itself, which takes a second in the first job.
+Spark starts it instead of `pyspark.daemon`, with the same argument. Without it each worker, one per core,
+would import the modules by itself, which takes a second in the first job.
 
 https://spark.apache.org/docs/4.1.0/configuration.html#runtime-environment (spark.python.daemon.module)
 """

@@ -19,15 +19,16 @@ from pgsieve.resources.lake.unsynced import recover
 
 #: A Spark setting of pgsieve: batches of a local lake up to this size are written without Spark.
 SMALL_BYTES = "spark.pgsieve.smallBytes"
-#: A Spark setting of pgsieve: in replicas up to this size files are rewritten without deleted rows; in larger replicas
-#: the rows are marked.
+#: A Spark setting of pgsieve: in replicas up to this size files are rewritten without deleted rows; in larger
+#: replicas the rows are marked.
 REWRITTEN_BYTES = "spark.pgsieve.rewrittenBytes"
 
 
 class LakeResource(dg.ConfigurableResource["LakeResource"]):
     """The lake as a Dagster resource: its URI, the Spark engine that reads and writes it, and templates of folders.
 
-    `folders` are the templates of the replicas' folders, by subscription; the lake has recorded other subscriptions'.
+    `folders` are the templates of the replicas' folders, by subscription; the lake has recorded other
+    subscriptions'.
     """
 
     uri: str

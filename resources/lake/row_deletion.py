@@ -1,6 +1,7 @@
 """Decides how rows of a Delta table are deleted: by rewriting their files without them, or by marking them.
 
-In: the rows, file by file, and the bytes of the changes that delete them. Out: `DeletedRows`. Raises LakeError.
+In: the rows, file by file, and the bytes of the changes that delete them. Out: `DeletedRows`. Raises
+LakeError.
 """
 
 from collections.abc import Collection, Sequence
@@ -11,8 +12,8 @@ from pgsieve.resources.lake.committers import ByFiles
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
 from pgsieve.resources.lake.lake import Lake
 
-#: Files are rewritten without deleted rows if the table is small, by a setting of the lake, or if they have at most this
-#: many times the bytes of the changes. Otherwise the rows are marked as deleted.
+#: Files are rewritten without deleted rows if the table is small, by a setting of the lake, or if they have
+#: at most this many times the bytes of the changes. Otherwise the rows are marked as deleted.
 REWRITTEN = 4
 
 

@@ -1,9 +1,9 @@
 """The Spark session: local, the warm engine's, a cluster's, or a Spark Connect server's.
 
-In: a master and settings (pgsieve.yaml's `spark`). Out: a session with Delta, started at its first use. Its users
-restrict themselves to the features of Spark Connect: no sparkContext, no RDD, no JVM object. Functions are sent to a
-cluster's executors by value, within the plan. So executors need Python with numpy, pyarrow, psycopg and ADBC, but not
-pgsieve. Raises `SparkUnavailableError` if no session is available.
+In: a master and settings (pgsieve.yaml's `spark`). Out: a session with Delta, started at its first use. Its
+users restrict themselves to the features of Spark Connect: no sparkContext, no RDD, no JVM object. Functions
+are sent to a cluster's executors by value, within the plan. So executors need Python with numpy, pyarrow,
+psycopg and ADBC, but not pgsieve. Raises `SparkUnavailableError` if no session is available.
 """
 
 import atexit
@@ -47,7 +47,8 @@ SESSION_SETTINGS: dict[str, str] = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ansi.enabled": "true",
     "spark.sql.caseSensitive": "true",
-    # Names are the publisher's, too: "${HOME}" in quotes is a name, and must not be replaced by a variable's value.
+    # Names are the publisher's, too: "${HOME}" in quotes is a name, and must not be replaced by a variable's
+    # value.
     "spark.sql.variable.substitute": "false",
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
     "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
@@ -81,8 +82,8 @@ ALONE_SETTINGS: dict[str, str] = {
     # The secret is random, as no other process needs it.
     "spark.authenticate": "true",
 }
-#: The daemon that forks the Python workers of such a session. Other sessions do not use it, as their workers may lack
-#: pgsieve.
+#: The daemon that forks the Python workers of such a session. Other sessions do not use it, as their workers
+#: may lack pgsieve.
 _DAEMON = "pgsieve.resources.lake.python_daemon"
 _ALONE = re.compile(r"local(\[.*\])?")
 
@@ -104,7 +105,8 @@ def conceal_settings(conf: Mapping[str, str]) -> None:
     remember(*(value for name, value in conf.items() if secret.search(name) and not _PLAIN.fullmatch(value)))
 
 
-#: A statement that only Delta understands, about no table; and a setting that each session of Databricks has.
+#: A statement that only Delta understands, about a missing table; and a setting that each session of
+#: Databricks has.
 _DELTA_STATEMENT = "describe history delta.`/pgsieve/no such table`"
 _DATABRICKS = "spark.databricks.clusterUsageTags.clusterId"
 
@@ -192,7 +194,8 @@ def refuse_without_delta(session: SparkSession, whose: str) -> None:
 def storage_settings(storage: Storage, conf: Mapping[str, str]) -> dict[str, str]:
     """A running session's settings for its file system, without those that the user's settings have.
 
-    They are not set at the start, because the command that starts the JVM would show them to every user of the machine.
+    They are not set at the start, because the command that starts the JVM would show them to every user of
+    the machine.
     """
     settings = storage.spark_settings()
     return {
@@ -200,7 +203,8 @@ def storage_settings(storage: Storage, conf: Mapping[str, str]) -> dict[str, str
     }
 
 
-#: Loggers by which pyspark's client also writes its errors to stderr, with executors' tracebacks and values of cells.
+#: Loggers by which pyspark's client also writes its errors to stderr, with executors' tracebacks and values
+#: of cells.
 _CLIENTS_LOGGERS = ("pyspark.sql.connect.logging", "SQLQueryContextLogger", "DataFrameQueryContextLogger")
 #: The variable with which a user enables the first of these.
 _CLIENTS_LOG_LEVEL = "SPARK_CONNECT_LOG_LEVEL"
@@ -208,13 +212,13 @@ _SILENCING = Lock()
 
 
 def silence_client() -> None:
-    """Keep pyspark's client from logging errors, which it raises anyway, as its messages contain values of cells.
+    """Keep pyspark's client from logging errors: the messages contain values of cells, and the errors are raised anyway.
 
-    The loggers get a level above all messages. It would not do to disable them, as pyspark does with the first one,
-    because Dagster's logging.config.dictConfig enables them again.
+    The loggers get a level above all messages. It would not do to disable them, as pyspark does with the
+    first one, because Dagster's logging.config.dictConfig enables them again.
     """
-    # getLogger sets pyspark's class as that of all new loggers for a moment. Of two threads the second would restore
-    # pyspark's class instead of the original one, from which Dagster's next run cannot make a logger.
+    # getLogger sets pyspark's class as that of all new loggers for a moment. Of two threads the second would
+    # restore pyspark's class instead of the original one, from which Dagster's next run cannot make a logger.
     with _SILENCING:
         for name in _CLIENTS_LOGGERS:
             if name != _CLIENTS_LOGGERS[0] or _CLIENTS_LOG_LEVEL not in os.environ:
@@ -260,7 +264,8 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
     spark_config: dict[str, str] = Field(default={}, repr=False)
     #: The lake's address; `storage_of` has the options of its storage.
     lake: str = ""
-    #: Whether a session on this machine uses the warm engine: `off`; `use`, if one is running; or `start` one.
+    #: Whether a session on this machine uses the warm engine: `off`; `use`, if one is running; or `start`
+    #: one.
     engine: str = "off"
     engine_folder: str = ""
     #: Seconds after which an unused engine ends.
@@ -312,7 +317,7 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
     def is_warmed(self) -> bool:
         """Whether the configuration allows a warm engine.
 
-        Only on Linux, where an engine can prove its identity.
+        It works only on Linux, where an engine can prove its identity.
         """
         is_wanted = self.engine != "off" and bool(self.engine_folder)
         return is_wanted and self.spark_master.startswith("local") and sys.platform == "linux"

@@ -1,8 +1,8 @@
 """Jobs of Spark that callers share: the requests that arrive during one job make up the next job.
 
-In: parts of work, from several threads. Out: the rows of each caller's parts. Each job has fixed costs: its plan,
-the transfer of its functions to the workers, the start of tasks. If many callers have little work, these costs exceed
-those of the work. After `stop`, requests whose job has not begun raise CancelledError.
+In: parts of work, from several threads. Out: the rows of each caller's parts. Each job has fixed costs: its
+plan, the transfer of its functions to the workers, the start of tasks. If many callers have little work,
+these costs exceed those of the work. After `stop`, requests whose job has not begun raise CancelledError.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +20,8 @@ from pgsieve.resources.lake.stores.shared_reads import begin_part
 from pgsieve.resources.parts import Guard, Part
 from pgsieve.resources.work import Name
 
-#: The additional columns of a shared job's rows: the caller's number, and whether one of the caller's parts failed.
+#: The additional columns of a shared job's rows: the caller's number, and whether one of the caller's parts
+#: failed.
 _CALLER, _FAILED = "caller", "failed"
 
 
@@ -91,8 +92,9 @@ class SharedJobs:
 def tasks_of(job: Sequence[Request], parallelism: int) -> Sequence[Sequence[tuple[int, int]]]:
     """The tasks of a job; each runs some parts one after the other, given as the numbers of a caller and of its part.
 
-    There are as many tasks as the largest request has parts, but at least as many as run at a time. Parts at the same
-    place of their requests come together, because they often read the same rows (`stores.shared_reads`).
+    There are as many tasks as the largest request has parts, but at least as many as run at a time. Parts at
+    the same place of their requests come together, because they often read the same rows
+    (`stores.shared_reads`).
     """
     parts = sorted(
         (number / request.parts, caller, number)

@@ -1,13 +1,14 @@
-"""A process' writes to a lake in a folder that may not be on disk yet.
+"""Marks a lake in a folder as long as writes of a process may not be on disk yet.
 
-In: the lake's folder. Out: a mark in the folder as long as a power cut may lose writes; and `synchronise`, after
-which all earlier writes are on disk. A process that begins to write first looks for the marks of ended processes, and
-removes their half-written commits (`half_written`). Raises OSError if the folder cannot be written, or if writes did
-not reach the disk.
+In: the lake's folder. Out: a mark in the folder as long as a power cut may lose writes; and `synchronise`,
+after which all earlier writes are on disk. A process that begins to write first looks for the marks of ended
+processes, and removes their half-written commits (`half_written`). Raises OSError if the folder cannot be
+written, or if writes did not reach the disk.
 
 syncfs(2) writes a whole file system to disk: the writes of this process, of delta-rs, of a JVM, and of other
-processes of this host. Since Linux 5.8 it reports each write that has failed since the file was opened that it is
-called with. The mark is this file, opened before the first write. After such an error no write counts as durable.
+processes of this host. It is called with an open file. Since Linux 5.8 it reports each write that has failed
+since that file was opened. The mark is this file, opened before the first write. After such an error no write
+counts as durable.
 """
 
 import ctypes
@@ -23,7 +24,8 @@ from pathlib import Path
 
 from pgsieve.resources.lake.paths import OWN_FOLDER
 
-#: The folder of the marks, next to the feeds' folders, whose names have no dot; and the file that is locked there.
+#: The folder of the marks, next to the feeds' folders, whose names have no dot; and the file that is locked
+#: there.
 _MARKS, _LOCK = ".unsynced", "lock"
 _LIBRARY = ctypes.CDLL(None, use_errno=True)
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
@@ -36,8 +38,8 @@ class Unsynced:
 
     def __init__(self, lake: Path) -> None:
         self._lake, marks = lake, lake / OWN_FOLDER / _MARKS
-        # Other users must not read pgsieve's own folder, as it will have rows that no filter has rejected yet. An
-        # existing folder keeps its mode.
+        # Other users must not read pgsieve's own folder, as it will have rows that no filter has rejected
+        # yet. An existing folder keeps its mode.
         marks.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         marks.mkdir(mode=0o700, exist_ok=True)
         with _alone(marks):
@@ -89,7 +91,8 @@ def unsynced(lake: str) -> Unsynced:
 def recover(lake: str) -> None:
     """Remove half-written commits of processes that ended without closing the lake, before the lake is read.
 
-    If this user cannot write to the folder, nothing is done: the next writer removes them, or a reader reports damage.
+    If this user cannot write to the folder, nothing is done: the next writer removes them, or a reader
+    reports damage.
     """
     marks = Path(lake, OWN_FOLDER, _MARKS)
     if marks.is_dir():

@@ -1,18 +1,20 @@
 """Detects alterations of the catalog that change what publications send: two queries, fast enough for every slice.
 
-In: a connection to the publisher, and the names of publications. Out: a `Look`, or a look with the catalog as of it
-(`examined_catalog`). A look covers the publications, their tables, the partition trees of these, and their columns,
-names and identities. It also covers the library that changes the case of letters in row filters, and an encoding
-other than UTF8, which catalogs recorded by earlier versions lack.
+In: a connection to the publisher, and the names of publications. Out: a `Look`, or a look with the catalog as
+of it (`examined_catalog`). A look covers the publications, their tables, the partition trees of these, and
+their columns, names and identities. It also covers the library that changes the case of letters in row
+filters, and an encoding other than UTF8, which catalogs recorded by earlier versions lack.
 
-pgoutput decides by the catalog as of a change (get_rel_sync_entry() in src/backend/replication/pgoutput/pgoutput.c).
-Two equal looks prove that this catalog was the same between them.
+pgoutput decides by the catalog as of a change (get_rel_sync_entry() in
+src/backend/replication/pgoutput/pgoutput.c). Two equal looks prove that this catalog was the same between
+them.
 
 A row that is written again has another xmin, so an alteration that was undone is visible as long as its row
 exists. Rows that were inserted and deleted in between are visible in the indexes
 (`pgsieve.resources.postgres.removed_rows`). For pg_class the digest has columns instead of xmin, because
-TRUNCATE and VACUUM FULL also write its rows again, and alter nothing. ATTACH and DETACH write them, too. So the xmin
-of pg_class counts if a row of pg_inherits was removed. Tables that are in no publication do not count.
+TRUNCATE and VACUUM FULL also write its rows again, and alter nothing. ATTACH and DETACH write them, too. So
+the xmin of pg_class counts if a row of pg_inherits was removed. Tables that are in no publication do not
+count.
 """
 
 from collections.abc import Sequence
@@ -80,9 +82,9 @@ select (select count(*) || ' ' || sum(hashtextextended(entry, 0)) from entries e
 _SCHEMAS = """schemas as (
   select s.oid, s.xmin, s.pnnspid as nspid from pg_publication_namespace s join published p on p.oid = s.pnpubid
 )"""
-#: For row filters that depend on the case of letters, and for generated columns, which filters may read: the versions
-#: of the server and of the library that map letters. The functions are lower, upper, initcap and those of ~*, !~*,
-#: ~~* and !~~* (pg_proc.dat).
+#: For row filters that depend on the case of letters, and for generated columns, which filters may read: the
+#: versions of the server and of the library that map letters. The functions are lower, upper, initcap and
+#: those of ~*, !~*, ~~* and !~~* (pg_proc.dat).
 _LETTERS = r"""union all
   select concat_ws(' ', 'letters', current_setting('server_version_num'), pg_database_collation_actual_version(d.oid),
                    (select max(pg_collation_actual_version(oid)) from pg_collation where collprovider = 'c'))
@@ -98,9 +100,9 @@ _NO_SCHEMAS = "schemas as (select null::oid as oid, null::xid as xmin, null::oid
 class Look:
     """The catalog rows that decide what publications send, as of one moment.
 
-    `digest` covers the present rows, `relations` the tables' rows of pg_class. `removed` are rows of publications
-    that may be deleted, and that the server still keeps; None if they are many. `detached` says whether there are
-    such rows of partitions. Transactions before `oldest` had ended.
+    `digest` covers the present rows, `relations` the tables' rows of pg_class. `removed` are rows of
+    publications that may be deleted, and that the server still keeps; None if they are many. `detached` says
+    whether there are such rows of partitions. Transactions before `oldest` had ended.
     """
 
     digest: str

@@ -1,9 +1,9 @@
 """The transactions that a new slot, its exported snapshot, or a table's lock waits for, and how long it may wait.
 
-In: a session that waits. Out: the transactions that it waits for. A new slot waits for all transactions that run in
-any database of the cluster, including prepared ones (SnapBuildWaitSnapshot() in
-src/backend/replication/logical/snapbuild.c). Adding a table to a capture publication waits for every conflicting lock,
-reading a table only for ACCESS EXCLUSIVE (section 13.3.1).
+In: a session that waits. Out: the transactions that it waits for. A new slot waits for all transactions that
+run in any database of the cluster, including prepared ones (SnapBuildWaitSnapshot() in
+src/backend/replication/logical/snapbuild.c). Adding a table to a capture publication waits for every
+conflicting lock, reading a table only for ACCESS EXCLUSIVE (section 13.3.1).
 """
 
 import logging
@@ -66,8 +66,9 @@ class SnapshotAwaitedError(PassingFaultError):
 def awaiting(source: "Source", session: psycopg.Connection[Any], seconds: float | None) -> Iterator[None]:
     """Let the session's statement in the block wait for transactions up to `seconds`, or without limit (None).
 
-    After a while the log names the transactions. At the time limit the statement is cancelled, because the server
-    process would otherwise keep waiting, and keep its slot. Then the block raises SnapshotAwaitedError.
+    After a while the log names the transactions. At the time limit the statement is cancelled, because the
+    server process would otherwise keep waiting, and keep its slot. Then the block raises
+    SnapshotAwaitedError.
     """
     over, given_up = Event(), list[SnapshotAwaitedError]()
 

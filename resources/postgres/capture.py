@@ -1,7 +1,7 @@
 """The capture publications of a source, which decide what its slot delivers.
 
-In: the planned capture and the catalog. Out: publications with exactly the planned tables, created, altered or
-dropped; or the SQL that makes them. Raises SourceError if the server refuses.
+In: the planned capture and the catalog. Out: publications with exactly the planned tables, created, altered
+or dropped; or the SQL that makes them. Raises SourceError if the server refuses.
 """
 
 from collections.abc import Sequence
@@ -30,9 +30,9 @@ def ensure_capture(
 ) -> tuple[str, ...]:
     """Create or alter the capture publications so that they match the plan; return their names.
 
-    A publication that already is as planned stays untouched, whoever created it. A table is added to one publication
-    before it is removed from another, so each table is captured at every position in the WAL. A surplus table that
-    is locked is removed by a later call.
+    A publication that already is as planned stays untouched, whoever created it. A table is added to one
+    publication before it is removed from another, so each table is captured at every position in the WAL. A
+    surplus table that is locked is removed by a later call.
     """
     # Flush the commit: pgoutput uses the new publications only for changes after it.
     connection.execute("set synchronous_commit = local")
@@ -46,7 +46,8 @@ def ensure_capture(
     wanted = {capture + p.suffix: p.tables for p in planned}
     for name in (n for n in _created(connection, capture) if n in catalog.publications):
         for table in _surplus(catalog.publications[name], wanted.get(name, ()), catalog):
-            # A standby, or a role without the right, leaves it to another run. Of two runs the second finds it done.
+            # A standby, or a role without the right, leaves it to another run. Of two runs the second finds
+            # it done.
             with suppress(EventTriggerError, SourcePermissionError, UndefinedObjectError):
                 _take_out(connection, source, name, table)
     return tuple(wanted)
@@ -139,8 +140,8 @@ def shrink_capture(
 ) -> tuple[list[str], list[str]]:
     """Remove surplus tables from pgsieve's own capture publications, and drop publications that are not planned.
 
-    Returns the altered and the dropped publications. Publications that pgsieve did not create stay as they are. A
-    locked table stays until the next run.
+    Returns the altered and the dropped publications. Publications that pgsieve did not create stay as they
+    are. A locked table stays until the next run.
     """
     wanted = {capture + p.suffix: p.tables for p in planned}
     altered, dropped = [], []

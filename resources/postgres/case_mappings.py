@@ -1,13 +1,15 @@
 """How the publisher changes the case of letters, for the row filters that need it.
 
-In: a connection, a catalog, and the names of publications. Out: the catalog; its tables have a `CaseMapping` for each
-collation under which one of their row filters changes or ignores case (`with_case_mappings`). A mapping that cannot be
-represented has a reason instead, and the parser of the filter refuses it. Raises psycopg's error if the connection fails.
+In: a connection, a catalog, and the names of publications. Out: the catalog; its tables have a `CaseMapping`
+for each collation under which one of their row filters changes or ignores case (`with_case_mappings`). A
+mapping that cannot be represented has a reason instead, and the parser of the filter refuses it. Raises
+psycopg's error if the connection fails.
 
-The mappings of all characters are read once. Collations of libc and of the builtin provider map each character by
-itself (pg_locale_libc.c, pg_locale_builtin.c), except the builtin PG_UNICODE_FAST. Queries verify that: a block of
-characters must become the concatenation of its mapped characters, and a character must become the same between, before
-and after letters. ICU's collations depend on language and context, and are refused.
+The mappings of all characters are read once. Collations of libc and of the builtin provider map each
+character by itself (pg_locale_libc.c, pg_locale_builtin.c), except the builtin PG_UNICODE_FAST. Queries
+verify that: a block of characters must become the concatenation of its mapped characters, and a character
+must become the same between, before and after letters. ICU's collations depend on language and context, and
+are refused.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -50,8 +52,8 @@ select *
  where lowered <> array[c, 'a' || c || 'a', 'a' || c || ' ', ' ' || c || 'a']
     or uppered <> array[c, 'A' || c || 'A', 'A' || c || ' ', ' ' || c || 'A']
 """
-#: The characters after which initcap continues a word; how many characters `Words` cannot represent; the characters
-#: that change.
+#: The characters after which initcap continues a word; how many characters `Words` cannot represent; the
+#: characters that change.
 _WORDS: Final = """
 select string_agg(c, '' order by n) filter (where right(outside, 1) = 'a'),
        count(*) filter (where right(outside, 1) <> right(inside, 1) or left(outside, -1) <> ' ' || alone),

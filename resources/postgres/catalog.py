@@ -40,7 +40,8 @@ def why_missing(
 ) -> PublicationError:
     """Say in CREATE PUBLICATION's words why a publication of pgsieve.yaml cannot list, or exclude, a missing table.
 
-    The kinds of relations are those of check_publication_add_relation() in src/backend/catalog/pg_publication.c.
+    The kinds of relations are those of check_publication_add_relation() in
+    src/backend/catalog/pg_publication.c.
     """
     row = connection.execute(
         "select c.relkind::text, c.relpersistence::text from pg_namespace n left join pg_class c"
@@ -68,7 +69,8 @@ def why_missing(
     )
 
 
-#: The query avoids pg_partition_tree(), which would lock each partition. Like it, it leaves out detached partitions.
+#: The query avoids pg_partition_tree(), which would lock each partition. Like it, it leaves out detached
+#: partitions.
 _TABLES = """
 with recursive tree(root, relid) as (
   select oid, oid from pg_class where relkind = 'p' and oid >= 16384
@@ -149,8 +151,8 @@ select t.oid::bigint, case when t.typtype = 'b' then 'a' else t.typtype::text en
 def read_catalog(connection: psycopg.Connection[Any], snapshot: str | None = None) -> Catalog:
     """All user tables, publications and types of the database, read in one snapshot; `snapshot` names an exported one.
 
-    pg_get_expr() locks the table (pg_get_expr_worker() in src/backend/utils/adt/ruleutils.c). If another session keeps
-    a table locked, its expressions are left out, and the catalog's `locked` has the table.
+    pg_get_expr() locks the table (pg_get_expr_worker() in src/backend/utils/adt/ruleutils.c). If another
+    session keeps a table locked, its expressions are left out, and the catalog's `locked` has the table.
     """
     locked: Mapping[int, str] = {}
     while True:

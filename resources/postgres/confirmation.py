@@ -1,8 +1,8 @@
 """Confirms a slot: by an advance, or by a status update of the streaming protocol if an advance would decode much WAL.
 
 In: a slot, the LSN up to which its changes were written, and a function that makes them durable. Out: the
-slot, confirmed up to that LSN, and without WAL that it no longer needs. Raises SlotInUseError, SourceError, and
-the errors of that function; after an error the slot stays as it was.
+slot, confirmed up to that LSN, and without WAL that it no longer needs. Raises SlotInUseError, SourceError,
+and the errors of that function; after an error the slot stays as it was.
 """
 
 from collections.abc import Callable
@@ -32,10 +32,10 @@ def confirm(
 ) -> None:
     """Make all changes that commit before `lsn` durable, and confirm them; the slot never moves back.
 
-    An advance decodes the WAL from restart_lsn to `lsn`. A status update moves confirmed_flush_lsn and decodes nothing
-    (LogicalConfirmReceivedLocation() in src/backend/replication/logical/logical.c); restart_lsn stays, until
-    `release_wal`. If the server starts no walsender, the slot is advanced. A failover slot is always advanced, as
-    only an advance waits for the standbys.
+    An advance decodes the WAL from restart_lsn to `lsn`. A status update moves confirmed_flush_lsn and
+    decodes nothing (LogicalConfirmReceivedLocation() in src/backend/replication/logical/logical.c);
+    restart_lsn stays, until `release_wal`. If the server starts no walsender, the slot is advanced. A
+    failover slot is always advanced, as only an advance waits for the standbys.
     """
     state = slot_state(connection, slot)
     if state is None or state.confirmed_lsn >= lsn:
@@ -57,10 +57,11 @@ def confirm(
 def release_wal(connection: psycopg.Connection[Any], source: str, slot: str, confirmed: int) -> None:
     """Let the server remove as much as possible of the WAL before `confirmed`, the position of the slot.
 
-    An advance moves restart_lsn only to the first record of running transactions that it passes. An advance that
-    passes such records again, with the position confirmed, moves it to the last one
+    An advance moves restart_lsn only to the first record of running transactions that it passes. An advance
+    that passes such records again, with the position confirmed, moves it to the last one
     (LogicalIncreaseRestartDecodingForSlot in src/backend/replication/logical/logical.c). So the slot is
-    advanced once more, to its own position. As long as that position stays, a further advance achieves nothing.
+    advanced once more, to its own position. As long as that position stays, a further advance achieves
+    nothing.
     """
     advance(connection, source, slot, confirmed)
 
@@ -75,7 +76,7 @@ select confirmed_flush_lsn - restart_lsn >= %s
 def may_release(connection: psycopg.Connection[Any], slot: str, size: int) -> bool:
     """Whether the slot retains `size` bytes of confirmed WAL, perhaps for a transaction that has ended.
 
-    The slot's catalog_xmin is the transaction that was the oldest when the WAL was decoded, or an earlier one. If it is
-    still the oldest transaction in progress, the slot needs the WAL.
+    The slot's catalog_xmin is the transaction that was the oldest when the WAL was decoded, or an earlier
+    one. If it is still the oldest transaction in progress, the slot needs the WAL.
     """
     return connection.execute(_RELEASABLE, [size, slot]).fetchone() == (True,)

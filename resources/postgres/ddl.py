@@ -1,11 +1,12 @@
 """Runs DDL on a publisher as any client of the role would run it, with the database's event triggers.
 
-In: a session, and statements with only qualified names. Out: the statements are committed together, or tried and
-rolled back. Raises EventTriggerError if an event trigger fails, and SourceError if the server itself refuses.
+In: a session, and statements with only qualified names. Out: the statements are committed together, or tried
+and rolled back. Raises EventTriggerError if an event trigger fails, and SourceError if the server itself
+refuses.
 
-pgsieve's sessions have a search_path of PostgreSQL's own objects only, but a trigger's function may rely on the
-role's search_path (section 40, *Event Triggers*). So DDL runs under the latter. That is safe: only superusers create
-event triggers, and these run for every client alike.
+pgsieve's sessions have a search_path of PostgreSQL's own objects only, but a trigger's function may rely on
+the role's search_path (section 40, *Event Triggers*). So DDL runs under the latter. That is safe: only
+superusers create event triggers, and these run for every client alike.
 """
 
 from collections.abc import Sequence

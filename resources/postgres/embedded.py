@@ -3,9 +3,9 @@
 In: a data directory (created if it is missing) and a version. Out: a running server on 127.0.0.1 and its
 conninfo. Raises `EmbeddedServerError` with the end of the server's log.
 
-The server trusts every local connection, so it is for data that all users of this machine may see. PostgreSQL does
-not run as root. If this process runs as root, a separate system user runs the server. The folders above the data
-directory get o+x, so that this user reaches it.
+The server trusts every local connection, so it is for data that all users of this machine may see. PostgreSQL
+does not run as root. If this process runs as root, a separate system user runs the server. The folders above
+the data directory get o+x, so that this user reaches it.
 """
 
 import atexit
@@ -85,8 +85,8 @@ class EmbeddedServerError(PgsieveError):
 class EmbeddedServer:
     """One PostgreSQL server of this process: `with EmbeddedServer(folder) as server: ...`.
 
-    It stops at `stop`, or when this process ends, even by SIGKILL. A stopped server can be started again, on the same
-    port. `programs` is the folder of initdb and postgres of another installation than the wheel's.
+    It stops at `stop`, or when this process ends, even by SIGKILL. A stopped server can be started again, on
+    the same port. `programs` is the folder of initdb and postgres of another installation than the wheel's.
     """
 
     def __init__(
@@ -351,8 +351,9 @@ class _PortTakenError(EmbeddedServerError):
 def _naming() -> list[str]:
     """A command prefix that gives a program a user id with a name; empty if this process' user id has a name.
 
-    initdb looks up its user's name (get_id in src/bin/initdb/initdb.c); the server does not. In its own user namespace
-    the program has the id of a user in /etc/passwd. Outside, its files belong to this process' id (user_namespaces(7)).
+    initdb looks up its user's name (get_id in src/bin/initdb/initdb.c); the server does not. In its own user
+    namespace the program has the id of a user in /etc/passwd. Outside, its files belong to this process' id
+    (user_namespaces(7)).
     """
     try:
         pwd.getpwuid(os.geteuid())

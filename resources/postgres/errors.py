@@ -72,8 +72,8 @@ OF_FOREIGN_SERVER = (
 def is_passing(error: BaseException) -> bool:
     """Whether a driver's error passes by itself; an error without a SQLSTATE is a failed connection.
 
-    libpq reports a failed connection without a result, which psycopg raises as OperationalError, or with a result
-    that has no SQLSTATE, which psycopg raises as a plain DatabaseError.
+    libpq reports a failed connection without a result, which psycopg raises as OperationalError, or with a
+    result that has no SQLSTATE, which psycopg raises as a plain DatabaseError.
     """
     sqlstate = getattr(error, "sqlstate", None)
     if sqlstate is not None:
@@ -86,8 +86,8 @@ def is_passing(error: BaseException) -> bool:
 def is_of_foreign_server(error: BaseException) -> bool:
     """Whether a driver's error is about a connection from the server to another server, such as postgres_fdw's.
 
-    The severity distinguishes it from an error of pgsieve's own connection: ERROR ends only the statement, FATAL the
-    session (section 19.8.2, table 19.2). An error of libpq itself has no severity.
+    The severity distinguishes it from an error of pgsieve's own connection: ERROR ends only the statement,
+    FATAL the session (section 19.8.2, table 19.2). An error of libpq itself has no severity.
     """
     if not str(getattr(error, "sqlstate", None)).startswith(_CONNECTION):
         return False
@@ -164,9 +164,9 @@ def one_line(error: Exception) -> str:
 def message_without_values(error: Exception) -> str:
     """The server's message about a query, without the values that it shows.
 
-    Only its first line is taken, because DETAIL and CONTEXT show rows. Data exceptions (SQLSTATE class 22) show a
-    value in that line, too: at the end, quoted or as a number, or as `value "..."`. Messages in another language
-    (lc_messages) use that language's quotation marks.
+    Only its first line is taken, because DETAIL and CONTEXT show rows. Data exceptions (SQLSTATE class 22)
+    show a value in that line, too: at the end, quoted or as a number, or as `value "..."`. Messages in
+    another language (lc_messages) use that language's quotation marks.
     """
     text = str(error)
     if isinstance(error, adbc_driver_manager.Error):

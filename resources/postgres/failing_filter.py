@@ -1,8 +1,8 @@
 """Row filters that fail at the publisher: the table with the filter, and a publication that disables the filter.
 
 In: a session, and the peek that fails. Out: the table's name; a publication that lists tables without a
-filter. If one of the requested publications lists a table without a filter, pgoutput evaluates no filter of that
-table (section 29.4.3). Raises SourceError.
+filter. If one of the requested publications lists a table without a filter, pgoutput evaluates no filter of
+that table (section 29.4.3). Raises SourceError.
 """
 
 from collections.abc import Collection, Sequence
@@ -25,8 +25,8 @@ _OF_SENDING = {"22021", "22P02", "22P03", "22P05"}
 def failing_table(connection: psycopg.Connection[Any], query: str) -> str | None:
     """The `schema.table` whose row filter fails in a peek; None if that is not certain.
 
-    If one evaluation for a change has succeeded, the error comes from the filter's evaluation for the other row of
-    the change, or from sending the row. Sending raises only some SQLSTATEs (`_OF_SENDING`).
+    If one evaluation for a change has succeeded, the error comes from the filter's evaluation for the other
+    row of the change, or from sending the row. Sending raises only some SQLSTATEs (`_OF_SENDING`).
     """
     messages: list[str] = []
 
@@ -56,8 +56,8 @@ def unfiltered_statements(
 ) -> list[str]:
     """The SQL of a publication that sends these tables as `publications` do, but without row filters.
 
-    Empty if the publication already does. Its column lists are those of `publications`, as pgoutput refuses a table
-    with different lists.
+    Empty if the publication already does. Its column lists are those of `publications`, as pgoutput refuses a
+    table with different lists.
     """
     existing = catalog.publications.get(name)
     dropped = [] if existing is None else [f"drop publication {quote(name)}"]

@@ -1,11 +1,11 @@
 """Row filters of pgsieve.yaml, analysed by the publisher as CREATE PUBLICATION would.
 
-In: a table and the text of a row filter. Out: the columns that the filter reads. Raises RejectedFilterError for a
-filter that PostgreSQL refuses, with its wording and SQLSTATE, and UncheckedFilterError if the publisher cannot
-analyse filters.
+In: a table and the text of a row filter. Out: the columns that the filter reads. Raises RejectedFilterError
+for a filter that PostgreSQL refuses, with its wording and SQLSTATE, and UncheckedFilterError if the publisher
+cannot analyse filters.
 
-The filter becomes the WHERE of a temporary view in a transaction that is rolled back. So the role needs no right to
-create publications, and the server no support for row filters. The filter is never evaluated.
+The filter becomes the WHERE of a temporary view in a transaction that is rolled back. So the role needs no
+right to create publications, and the server no support for row filters. The filter is never evaluated.
 """
 
 from collections.abc import Iterator
@@ -66,8 +66,8 @@ def filter_columns(connection: psycopg.Connection[Any], table: Table, where: str
         except psycopg.Error as error:
             if is_passing(error) or failed_trigger(connection, error) is None:
                 raise
-            # An event trigger on CREATE VIEW may rely on the role's own search_path. If the filter uses objects of
-            # users in that path, it is refused.
+            # An event trigger on CREATE VIEW may rely on the role's own search_path. If the filter uses
+            # objects of users in that path, it is refused.
             path = f"pg_catalog, pg_temp, {own_search_path(connection)}"
             expression, reason = _analysed(connection, table, where, path)
     except psycopg.errors.LockNotAvailable as error:
@@ -118,8 +118,8 @@ def _rejected(
 def _parse(connection: psycopg.Connection[Any], where: str) -> None:
     """Have the server parse one expression between parentheses, as CREATE PUBLICATION does.
 
-    The statement is only parsed. CREATE POLICY has the same grammar rule for its expression in all versions. It
-    refuses a text that closes the parenthesis and goes on as a SELECT.
+    The statement is only parsed. CREATE POLICY has the same grammar rule for its expression in all versions.
+    It refuses a text that closes the parenthesis and goes on as a SELECT.
     """
     statement = f"create policy p on t using ({where}\n)"
     result = connection.pgconn.prepare(b"", statement.encode())

@@ -1,9 +1,9 @@
 """Checks whether the foreign servers of a partition tree's leaves answer.
 
-In: a `Source`, and the name of a partition tree. Out: nothing, or a ForeignServerError. A foreign server may accept a
-connection and then stay silent. A query of its table would wait for ever, and before PostgreSQL 16 postgres_fdw cannot
-be interrupted while it connects (contrib/postgres_fdw/connection.c). So the check has its own session, which can be
-abandoned.
+In: a `Source`, and the name of a partition tree. Out: nothing, or a ForeignServerError. A foreign server may
+accept a connection and then stay silent. A query of its table would wait for ever, and before PostgreSQL 16
+postgres_fdw cannot be interrupted while it connects (contrib/postgres_fdw/connection.c). So the check has its
+own session, which can be abandoned.
 """
 
 import select
@@ -43,7 +43,8 @@ select distinct root::bigint, format('%%I.%%I', nspname, read.relname) from tree
    and has_table_privilege(leaf.oid, 'select') then leaf.oid else root end
   join pg_namespace n on n.oid = read.relnamespace where leaf.relkind = 'f' order by 2
 """
-#: Whether it is too early for another check: each check without an answer doubles the time until the next one.
+#: Whether it is too early for another check: each check without an answer doubles the time until the next
+#: one.
 _TOO_EARLY = """
 select coalesce(max(query_start) > now() - %(seconds)s::interval * 2 ^ count(*), false) from pg_stat_activity
  where starts_with(query, %(mark)s) and state = 'active' and query_start < now() - %(seconds)s::interval

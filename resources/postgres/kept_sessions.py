@@ -1,8 +1,8 @@
 """Publisher sessions that are reused within a command, since a run makes many short queries.
 
-In: conninfos. Out: sessions in the state of a new one, for one caller at a time. A new session costs the server a
-process and its catalog caches: some ten milliseconds of CPU, more than most queries. A session that was idle
-for `IDLE_SECONDS` is not reused, as a firewall may have dropped it. Raises nothing.
+In: conninfos. Out: sessions in the state of a new one, for one caller at a time. A new session costs the
+server a process and its catalog caches: some ten milliseconds of CPU, more than most queries. A session that
+was idle for `IDLE_SECONDS` is not reused, as a firewall may have dropped it. Raises nothing.
 """
 
 import time
@@ -20,8 +20,8 @@ from psycopg.pq import TransactionStatus
 from pgsieve.resources.context import assigned
 from pgsieve.resources.postgres.sessions import Conninfo, settle_again
 
-#: A session that was idle for longer is closed. So are idle sessions beyond this number, because a role's number of
-#: sessions may be limited.
+#: A session that was idle for longer is closed. So are idle sessions beyond this number, because a role's
+#: number of sessions may be limited.
 IDLE_SECONDS, MOST = 10.0, 3
 #: How long a request to cancel a statement may take.
 CANCEL_SECONDS = 5.0

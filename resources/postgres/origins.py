@@ -1,7 +1,7 @@
 """Finds published tables whose rows may have reached the source by replication.
 
-With `origin: none`, the stream leaves out changes that the source's own subscriptions applied. A copy
-cannot leave them out. In: published tables. Out: the tables that subscriptions of the source write to. PostgreSQL:
+With `origin: none`, the stream leaves out changes that the source's own subscriptions applied. A copy cannot
+leave them out. In: published tables. Out: the tables that subscriptions of the source write to. PostgreSQL:
 CREATE SUBSCRIPTION, notes on `origin`; check_publications_origin() in
 src/backend/commands/subscriptioncmds.c.
 """

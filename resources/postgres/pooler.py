@@ -3,9 +3,9 @@
 In: a host's name, a driver's message, or two sessions. Out: which pooler it is, and whether it shares server
 processes among sessions. Raises only the errors of the sessions.
 
-A pooler in transaction mode may give each transaction another server process. Advisory locks, SET and temporary
-tables belong to a process, and pgsieve needs all three. Replication needs a connection in replication mode (section
-55.4, START_REPLICATION), which most poolers do not support.
+A pooler in transaction mode may give each transaction another server process. Advisory locks, SET and
+temporary tables belong to a process, and pgsieve needs all three. Replication needs a connection in
+replication mode (section 55.4, START_REPLICATION), which most poolers do not support.
 """
 
 import re

@@ -1,9 +1,10 @@
 """One connection in streaming replication: a separate thread prefetches messages, and answers the server.
 
-In: a connection on which START_REPLICATION succeeded. Out: `Received` items, Arrow batches of unaltered messages. The
-thread keeps reporting positions while the consumer is busy. Once `buffer_bytes` wait for the consumer, it stops
-reading, so that the server waits, too. Raises the psycopg.Error that ended the connection, and ProtocolError. Section
-54.4, START_REPLICATION; src/backend/replication/walreceiver.c and logical/worker.c.
+In: a connection on which START_REPLICATION succeeded. Out: `Received` items, Arrow batches of unaltered
+messages. The thread keeps reporting positions while the consumer is busy. Once `buffer_bytes` wait for the
+consumer, it stops reading, so that the server waits, too. Raises the psycopg.Error that ended the connection,
+and ProtocolError. Section 54.4, START_REPLICATION; src/backend/replication/walreceiver.c and
+logical/worker.c.
 """
 
 import math
@@ -34,13 +35,15 @@ from pgsieve.decoding.protocol.envelope import (
     xlog_data_columns,
 )
 
-#: A message, and its position in the WAL: XLogData's start of the data, or 0 if the message introduces the next one.
+#: A message, and its position in the WAL: XLogData's start of the data, or 0 if the message introduces the
+#: next one.
 MESSAGES = pa.schema([pa.field("lsn", pa.int64()), pa.field("data", pa.binary())])
 
 #: An item comes at least this often, even without messages, so that a consumer can use items as a clock.
 TICK_SECONDS = 1.0
 
-#: The consumer gets a batch of this many bytes; or a smaller one, this long after the last, if it waits for one.
+#: The consumer gets a batch of this many bytes; or a smaller one, this long after the last, if it waits for
+#: one.
 _BATCH_BYTES = 1 << 20
 _LINGER_SECONDS = 0.02
 #: The server sends each message separately. A short wait for more messages saves both sides most wake-ups.
@@ -59,7 +62,8 @@ _POSTGRES_EPOCH_MICROS = 946_684_800_000_000  # 2000-01-01 UTC in Unix time
 class Received:
     """Messages (lsn, data) in order, and the server's position after them.
 
-    Each transaction that commits before `position`, and that the server sends, is in this item or an earlier one.
+    Each transaction that commits before `position`, and that the server sends, is in this item or an earlier
+    one.
     """
 
     messages: pa.RecordBatch

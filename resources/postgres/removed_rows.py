@@ -3,12 +3,13 @@
 In: a connection, and parts of catalogs. Out: whether an index has more entries for a part than the part has
 rows.
 
-A slot keeps the rows of system catalogs that unconfirmed changes need (catalog_xmin, section 53.19). That includes
-rows that were deleted since, and rows that one transaction both inserted and deleted. An index entry is not removed
-before its row (section 62.4). A bitmap index scan counts entries, and the heap scan above it counts present rows.
-EXPLAIN ANALYZE shows both numbers, to every role, also on a standby. Equal numbers prove that no row of the part was
-deleted. Different numbers prove nothing: rows of uncommitted or aborted transactions, and rows that are kept for
-another reason, count as deleted, too. Dividing the range repeatedly identifies the rows.
+A slot keeps the rows of system catalogs that unconfirmed changes need (catalog_xmin, section 53.19). That
+includes rows that were deleted since, and rows that one transaction both inserted and deleted. An index entry
+is not removed before its row (section 62.4). A bitmap index scan counts entries, and the heap scan above it
+counts present rows. EXPLAIN ANALYZE shows both numbers, to every role, also on a standby. Equal numbers prove
+that no row of the part was deleted. Different numbers prove nothing: rows of uncommitted or aborted
+transactions, and rows that are kept for another reason, count as deleted, too. Dividing the range repeatedly
+identifies the rows.
 """
 
 import json
@@ -21,7 +22,8 @@ _BITMAP_SCANS = (
     "set local enable_seqscan = off; set local enable_indexscan = off; set local enable_indexonlyscan = off;"
     " set local enable_bitmapscan = on; set local max_parallel_workers_per_gather = 0;"
 )
-#: Index scans mark the entries of rows that no transaction or slot needs any more; bitmap scans skip marked entries.
+#: Index scans mark the entries of rows that no transaction or slot needs any more; bitmap scans skip marked
+#: entries.
 _INDEX_SCANS = (
     "set local enable_seqscan = off; set local enable_indexscan = on; set local enable_indexonlyscan = on;"
     " set local enable_bitmapscan = off;"

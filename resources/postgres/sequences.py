@@ -1,8 +1,8 @@
 """The values of a publisher's sequences, as a subscriber of PostgreSQL 19 reads them (section 29.8 of its manual).
 
-In: a connection, and the sequences that publications select. Out: one `SequenceValue` per sequence, even if it cannot
-be read. On 19 one statement reads all sequences, by pg_get_sequence_data(). Before 19 one statement lists them, and
-others read them. Raises psycopg's errors.
+In: a connection, and the sequences that publications select. Out: one `SequenceValue` per sequence, even if
+it cannot be read. On 19 one statement reads all sequences, by pg_get_sequence_data(). Before 19 one statement
+lists them, and others read them. Raises psycopg's errors.
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,8 @@ _BY_RIGHT = _LISTED.format(
     data="",
     published="false",
 )
-#: How many sequences one statement reads, and how often the reading is tried if sequences are dropped meanwhile.
+#: How many sequences one statement reads, and how often the reading is tried if sequences are dropped
+#: meanwhile.
 _TOGETHER, _ATTEMPTS = 200, 5
 
 _FORBIDDEN = "permission denied for sequence (42501): grant SELECT on it, and USAGE on its schema"

@@ -3,10 +3,10 @@
 In: a `Conninfo`. Out: sessions that all have the same settings. Raises UnreadableConninfoError,
 PasswordCommandError, and the drivers' errors if there is no connection.
 
-The sessions search only PostgreSQL's own objects, whatever the role's search_path is, as PostgreSQL's own workers do
-(ALWAYS_SECURE_SEARCH_PATH_SQL in src/include/common/connect.h). Otherwise a function that another user made
-in `public` could run with the rights of pgsieve's role (section 5.10.6). No timeout of the server ends a session, and
-keepalives detect a lost peer.
+The sessions search only PostgreSQL's own objects, whatever the role's search_path is, as PostgreSQL's own
+workers do (ALWAYS_SECURE_SEARCH_PATH_SQL in src/include/common/connect.h). Otherwise a function that another
+user made in `public` could run with the rights of pgsieve's role (section 5.10.6). No timeout of the server
+ends a session, and keepalives detect a lost peer.
 """
 
 import os
@@ -43,11 +43,13 @@ OUTPUT_SETTINGS: Mapping[str, str] = {
     "client_encoding": "UTF8",
 }
 
-#: Temporary tables come last. If the path did not list them, they would come before pg_catalog (section 19.11.1).
+#: Temporary tables come last. If the path did not list them, they would come before pg_catalog (section
+#: 19.11.1).
 _SEARCH_PATH = "pg_catalog,pg_temp"
 
-#: Settings that alter the meaning of literals, conditions and transactions, or the effect of errors, at the server's
-#: defaults. docs/connections.md says what each does; `tests/resources/test_settings.py` lists the others.
+#: Settings that alter the meaning of literals, conditions and transactions, or the effect of errors, at the
+#: server's defaults. docs/connections.md says what each does; `tests/resources/test_settings.py` lists the
+#: others.
 _USUAL: Mapping[str, str] = {
     "standard_conforming_strings": "on",
     "backslash_quote": "safe_encoding",
@@ -92,12 +94,13 @@ _KEEPALIVES: Mapping[str, str] = {
 #: on every platform).
 _CLIENT_CHECK = ("client_connection_check_interval", "2s")
 
-#: Settings for a session that did not get our options: a service file has its own, and a pooler may drop them. The
-#: statements call no function before the path is set.
+#: Settings for a session that did not get our options: a service file has its own, and a pooler may drop
+#: them. The statements call no function before the path is set.
 _SETTLED = f"set search_path = {_SEARCH_PATH};" + "".join(
     f"set {name} = '{value}';" for name, value in _PINNED.items() if name != "search_path"
 )
-#: Switches off the timeouts of this version, except those in the user's own options, whose source is "client".
+#: Switches off the timeouts of this version, except those in the user's own options, whose source is
+#: "client".
 _WITHOUT_TIMEOUTS = (
     "select name, pg_catalog.set_config(name, '0', false) from pg_catalog.pg_settings"
     f" where name in ({', '.join(repr(name) for name in _TIMEOUTS)}) and source <> 'client'"
@@ -120,8 +123,9 @@ class PasswordCommandError(PgsieveError):
 def execute(cursor: "dbapi.Cursor", query: str) -> None:
     """Run a query of an ADBC session; an interrupt of this thread cancels the query, and is raised.
 
-    In the main thread the driver would handle SIGINT itself: it cancels the query, and Python does not notice. The
-    caller would take that for a fault of the server, and repeat the query. So the query runs in another thread.
+    In the main thread the driver would handle SIGINT itself: it cancels the query, and Python does not
+    notice. The caller would take that for a fault of the server, and repeat the query. So the query runs in
+    another thread.
     """
     if threading.current_thread() is not threading.main_thread():
         cursor.execute(query)
@@ -165,8 +169,8 @@ class Conninfo:
                 raise
         else:
             return connection
-        # One of the role's timeouts may have ended the session. Now the version is known, and with it all timeouts
-        # that this server accepts as options.
+        # One of the role's timeouts may have ended the session. Now the version is known, and with it all
+        # timeouts that this server accepts as options.
         connection = self._opened({**parameters, "options": switches})
         try:
             _settle(connection)
@@ -186,7 +190,8 @@ class Conninfo:
         remember_those_of(self.text)
         password = self._password()
         secret = {} if password is None else {"password": password}
-        # The driver first reads the names of all types. In SQL_ASCII an illegible name does not prevent the session.
+        # The driver first reads the names of all types. In SQL_ASCII an illegible name does not prevent the
+        # session.
         uri = make_conninfo(self.text, client_encoding="SQL_ASCII", **secret)
         try:
             connection = dbapi.connect(uri)
@@ -204,7 +209,8 @@ class Conninfo:
         parameters: dict[str, Any] = _parameters(connection)
         check = _CLIENT_CHECK if _can_be_set(connection, *_CLIENT_CHECK) else None
         parameters["options"] = self._switches(connection, connection.info.server_version, check)
-        # libpq hides these parameters: the password, even if it is from a file, and the password of the client's key.
+        # libpq hides these parameters: the password, even if it is from a file, and the password of the
+        # client's key.
         for option in connection.pgconn.info:
             if option.keyword == b"sslpassword" and option.val:
                 parameters["sslpassword"] = option.val.decode()
@@ -275,8 +281,9 @@ def parameters_of(conninfo: str) -> Mapping[str, Any]:
 def settle_again(connection: psycopg.Connection[Any], statements: str | None = None) -> str:
     """Give a session the settings of a new one, in one round trip.
 
-    Returns the `statements` for the next time. The first time they include a query for the timeouts to switch off. That
-    query is slow, as the server builds rows of all settings, and its result does not change during a session.
+    Returns the `statements` for the next time. The first time they include a query for the timeouts to switch
+    off. That query is slow, as the server builds rows of all settings, and its result does not change during
+    a session.
 
     Raises psycopg.Error if the session does not answer.
     """
@@ -306,8 +313,8 @@ def _executed(connection: psycopg.Connection[Any], statements: str, status: Exec
 def _parameters(connection: psycopg.Connection[Any]) -> dict[str, Any]:
     """The parameters of a connection.
 
-    psycopg needs a home directory. If HOME is unset and the user id has no name, HOME is set to a folder that does not
-    exist.
+    psycopg needs a home directory. If HOME is unset and the user id has no name, HOME is set to a folder that
+    does not exist.
     """
     if not Path(os.path.expanduser("~")).is_absolute():  # noqa: PTH111 - Path.expanduser raises if there is none
         os.environ["HOME"] = "/nonexistent"
@@ -333,8 +340,8 @@ def _printed(command: Sequence[str]) -> str:
     try:
         process = subprocess.Popen(  # noqa: S603 - the administrator's own, from pgsieve.yaml
             command,
-            # os.environ has a token that `keep_token_out` hides from the lake's requests; the environment that a
-            # child inherits by default lacks it.
+            # os.environ has a token that `keep_token_out` hides from the lake's requests; the environment
+            # that a child inherits by default lacks it.
             env=dict(os.environ),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -191,8 +191,8 @@ def verify_slot(
 ) -> None:
     """Compare the slot with the LSN up to which Delta has its changes; raise SlotError if changes are lost.
 
-    If the slot is behind Delta, the changes that it sends again are left out. If it is ahead of Delta, changes are
-    lost. `subscriptions` are the subscriptions that read the slot.
+    If the slot is behind Delta, the changes that it sends again are left out. If it is ahead of Delta,
+    changes are lost. `subscriptions` are the subscriptions that read the slot.
     """
     resynchronise = resynchronisation(subscriptions)
     if state is None:
@@ -231,8 +231,8 @@ def refuse_set_back(
 ) -> None:
     """Raise ServerSetBackError if the server's WAL ends before Delta's position, which was once flushed WAL.
 
-    Such a server gives new commits positions that Delta already has, so these commits would be left out. A standby
-    is not checked, because after a restart it replays again from an earlier position.
+    Such a server gives new commits positions that Delta already has, so these commits would be left out. A
+    standby is not checked, because after a restart it replays again from an earlier position.
     """
     # This position must be read later than `durable`, which another process may advance meanwhile.
     row = connection.execute(
@@ -317,8 +317,9 @@ def peek_query(
 ) -> str:
     """The query that reads a slot up to `upto` without confirming anything.
 
-    It delivers the whole transactions whose commit record begins before `upto`; pg_replication_slot_advance(slot, upto)
-    confirms exactly these. `limit` ends it at the first commit after this many messages.
+    It delivers the whole transactions whose commit record begins before `upto`;
+    pg_replication_slot_advance(slot, upto) confirms exactly these. `limit` ends it at the first commit after
+    this many messages.
     """
     arguments = ", ".join(literal(o) for option in options.arguments(server_version).items() for o in option)
     return (
@@ -330,9 +331,10 @@ def peek_query(
 def _end(upto: int) -> str:
     """The SQL of the position at which a peek has to end, so that it delivers commits that begin before `upto`.
 
-    The server reads records until one ends at `upto` or later. If `upto` lies within a page's header, the last record
-    ends before the header, where the page begins. The server would then read the next record, too, which begins after
-    the header, and a later peek would deliver it again. So such a peek ends where the page begins.
+    The server reads records until one ends at `upto` or later. If `upto` lies within a page's header, the
+    last record ends before the header, where the page begins. The server would then read the next record,
+    too, which begins after the header, and a later peek would deliver it again. So such a peek ends where the
+    page begins.
     """
     page = upto - upto % _LEAST_PAGE
     plain = literal(format_lsn(upto))
@@ -345,8 +347,8 @@ def _end(upto: int) -> str:
     )
 
 
-#: The least size of a page of the WAL, and the size of the header of a segment's first page, and of other pages
-#: (XLogPageHeaderData in src/include/access/xlog_internal.h).
+#: The least size of a page of the WAL, and the size of the header of a segment's first page, and of other
+#: pages (XLogPageHeaderData in src/include/access/xlog_internal.h).
 _LEAST_PAGE, _LONG_HEADER, _SHORT_HEADER = 1024, 40, 24
 
 
@@ -357,9 +359,9 @@ def query_without(query: str, relations: Iterable[int]) -> str:
     return f"select data from ({query}) m where get_byte(data, 0) not in ({rows}) or substring(data from 2 for 4) not in ({oids})"
 
 
-#: In a database in SQL_ASCII, bytes that are not UTF-8 would end the query, whatever table they are in. So the session
-#: gets that encoding for the peek, and the plugin sends the bytes unaltered (pq_sendcountedtext() in
-#: src/backend/libpq/pqformat.c).
+#: In a database in SQL_ASCII, bytes that are not UTF-8 would end the query, whatever table they are in. So
+#: the session gets that encoding for the peek, and the plugin sends the bytes unaltered (pq_sendcountedtext()
+#: in src/backend/libpq/pqformat.c).
 _UNVALIDATED = (
     "case when current_setting('server_encoding') <> 'SQL_ASCII'"
     " or set_config('client_encoding', 'SQL_ASCII', true) is not null then"

@@ -1,9 +1,9 @@
 """A temporary copy of a slot, so that a second session reads the later part of the slot in parallel with the first.
 
-In: a slot that no process moves meanwhile, an LSN, and a peek. Out: the messages of the transactions that commit from
-that LSN on. Only one session at a time can read a slot, and it decodes on one core. A copy begins at the slot's
-position (pg_copy_logical_replication_slot, section 9.28.6). It is advanced to the LSN, for which the server decodes
-without output, and then read like any slot. It ends with its session.
+In: a slot that no process moves meanwhile, an LSN, and a peek. Out: the messages of the transactions that
+commit from that LSN on. Only one session at a time can read a slot, and it decodes on one core. A copy begins
+at the slot's position (pg_copy_logical_replication_slot, section 9.28.6). It is advanced to the LSN, for
+which the server decodes without output, and then read like any slot. It ends with its session.
 """
 
 import uuid
@@ -23,8 +23,8 @@ from pgsieve.resources.postgres.source import literal
 if TYPE_CHECKING:
     from adbc_driver_manager.dbapi import Cursor
 
-#: With fewer spare slots the slot is not copied, because the server might then refuse another client's slot, or the
-#: slot of an exported snapshot.
+#: With fewer spare slots the slot is not copied, because the server might then refuse another client's slot,
+#: or the slot of an exported snapshot.
 _SPARE_SLOTS = 2
 
 
@@ -78,7 +78,8 @@ def copied_slot(conninfo: Conninfo, slot: str) -> Iterator[SlotCopy | None]:
     with ExitStack() as stack:
         copy = None
         try:
-            # The transaction stays open: if this process dies, a pooler ends a session in a transaction, and the copy.
+            # The transaction stays open: if this process dies, a pooler ends a session in a transaction, and
+            # the copy.
             cursor = stack.enter_context(stack.enter_context(conninfo.adbc()).cursor())
             _call(cursor, f"pg_copy_logical_replication_slot({literal(slot)}, {literal(name)}, true)")
             copy = SlotCopy(cursor, name)

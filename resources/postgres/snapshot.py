@@ -1,9 +1,9 @@
 """An exported snapshot at a known LSN, and the queries that copy tables at it in parallel.
 
-In: a `Source`, and the tables to copy. Out: a snapshot's name and LSN within a block (`exported_snapshot`), one
-query per chunk (`chunk_queries`), and a chunk's rows as Arrow batches (`read_chunk`, for executors). Only
-CREATE_REPLICATION_SLOT ... (SNAPSHOT 'export') gives a snapshot that is exact at an LSN (section
-54.4): the snapshot has everything that committed before the LSN, and nothing after.
+In: a `Source`, and the tables to copy. Out: a snapshot's name and LSN within a block (`exported_snapshot`),
+one query per chunk (`chunk_queries`), and a chunk's rows as Arrow batches (`read_chunk`, for executors). Only
+CREATE_REPLICATION_SLOT ... (SNAPSHOT 'export') gives a snapshot that is exact at an LSN (section 54.4): the
+snapshot has everything that committed before the LSN, and nothing after.
 """
 
 import uuid
@@ -58,7 +58,7 @@ _ALTERED = ("42703", "42P01", "3F000")
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """An exported snapshot, and the LSN from which changes follow it; `time` is the server's just before (ISO 8601)."""
+    """An exported snapshot, and the LSN from which changes follow it; `time` is the server's time just before (ISO 8601)."""
 
     name: str
     lsn: int
@@ -135,9 +135,9 @@ def chunk_queries(
 ) -> "Chunks":
     """The queries that together select a table's published rows, one per ctid range of each of its leaves.
 
-    `expressions` are the select list; `parallelism` gives the number of parallel queries for a table's bytes. Row filters
-    are ORed and run on the server (section 29.4.5). If the role may not read the leaves of a partition tree, one query
-    selects from its root, as a built-in subscription does. Raises LockedTableError.
+    `expressions` are the select list; `parallelism` gives the number of parallel queries for a table's bytes.
+    Row filters are ORed and run on the server (section 29.4.5). If the role may not read the leaves of a
+    partition tree, one query selects from its root, as a built-in subscription does. Raises LockedTableError.
     """
     table = replicated.table
     parts = (
@@ -204,7 +204,8 @@ class _Size:
         return cls(*row)
 
 
-#: A query of the root uses the root's rights and policies, and ignores those of its partitions (section 5.12.2).
+#: A query of the root uses the root's rights and policies, and ignores those of its partitions (section
+#: 5.12.2).
 _BY_ROOT = """
 select row_security_active(%s::oid) or exists (
     select from pg_class where oid = any(%s::oid[]) and (row_security_active(oid)
@@ -217,7 +218,8 @@ def _is_read_by_root(connection: psycopg.Connection[Any], root: int, leaves: Seq
     return connection.execute(_BY_ROOT, [root, list(leaves)]).fetchone() == (True,)
 
 
-#: Tables with an active policy, except those of which a permissive policy lets all rows pass and none restricts that.
+#: Tables with an active row-level policy, unless a permissive policy lets all rows pass, and no restrictive
+#: one hides any.
 _HIDDEN = f"""
 select oid::bigint from pg_class where oid = any(%s::oid[]) and row_security_active(oid) and oid <> all(array({LOCKED}))
  and not coalesce((

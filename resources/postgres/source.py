@@ -133,9 +133,9 @@ class Source:
     def exclusively(self, what: str, seconds: float | None = None) -> Iterator[Turn]:
         """Take an advisory lock of the database by its name (section 13.3.5) for the block; blocks may be nested.
 
-        It waits for other processes. With `seconds` it raises LockHeldError after them; without, it logs a warning
-        that names the processes after a second. The work of the block must be right without the lock, because the lock
-        ends silently with its session.
+        It waits for other processes. With `seconds` it raises LockHeldError after them; without, it logs a
+        warning that names the processes after a second. The work of the block must be right without the lock,
+        because the lock ends silently with its session.
         """
         key = (self, what)
         if (turn := _LOCKS.get().get(key)) is not None:

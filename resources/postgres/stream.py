@@ -4,8 +4,8 @@ In: a `Source`, its slot, options for pgoutput, and the LSN up to which the cons
 `Started` and `Received` items, in order. Raises SourceError and its subclasses if another attempt cannot
 help, or did not help in time.
 
-At each `Started` a consumer drops the messages that it received but did not confirm. The server sends again all
-transactions that commit at or after the LSN of `Started`, the last confirmed one (section 54.4,
+At each `Started` a consumer drops the messages that it received but did not confirm. The server sends again
+all transactions that commit at or after the LSN of `Started`, the last confirmed one (section 54.4,
 START_REPLICATION; section 49.2.2, Replication Slots).
 """
 
@@ -63,7 +63,8 @@ class Started:
 class StreamLimits:
     """The limits of a stream: bytes that wait for the consumer, and time limits in seconds.
 
-    They apply to the first connection, to each reconnection, and to the silence of a server before it counts as gone.
+    They apply to the first connection, to each reconnection, and to the silence of a server before it counts
+    as gone.
     """
 
     buffer_bytes: int = BUFFER_BYTES
@@ -78,9 +79,9 @@ _LIMITS = StreamLimits()
 class ReplicationStream:
     """The messages of a slot from `start_lsn` on: `with ReplicationStream(...) as s: for item in s.items(): ...`.
 
-    `timeline` is the timeline of `start_lsn`, if it is known. `confirm` moves the slot. A consumer that has made
-    everything durable must confirm the position of the newest item, even if that has no messages. Otherwise an
-    idle database retains its WAL, and the server's shutdown waits.
+    `timeline` is the timeline of `start_lsn`, if it is known. `confirm` moves the slot. A consumer that has
+    made everything durable must confirm the position of the newest item, even if that has no messages.
+    Otherwise an idle database retains its WAL, and the server's shutdown waits.
     """
 
     def __init__(

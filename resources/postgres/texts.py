@@ -1,9 +1,9 @@
 r"""Reads texts of the system catalogs exactly, including names that are invalid in the database's encoding.
 
-In: a session within a transaction. Out: a cursor that reads every text, and the set of illegible texts. A server
-refuses a whole result if it cannot convert one byte of it, or if a byte is not valid UTF-8 in a database in SQL_ASCII
-(section 23.3). So texts are read in the database's own encoding and decoded here, SQL_ASCII as UTF-8. A byte that is
-part of no character becomes an escape, `caf\xe9`.
+In: a session within a transaction. Out: a cursor that reads every text, and the set of illegible texts. A
+server refuses a whole result if it cannot convert one byte of it, or if a byte is not valid UTF-8 in a
+database in SQL_ASCII (section 23.3). So texts are read in the database's own encoding and decoded here,
+SQL_ASCII as UTF-8. A byte that is part of no character becomes an escape, `caf\xe9`.
 """
 
 import json

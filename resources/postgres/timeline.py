@@ -1,8 +1,9 @@
 """Timelines: whether the server's history includes all changes that were read from it or from its former primary.
 
-A promoted standby has its primary's system identifier, but a new timeline (section 25.3.6). It lacks the transactions
-that the primary committed after the standby left the primary's timeline. In: the timeline and LSN up to which
-changes were read. Out: TimelineError if that timeline ends earlier in the server's history, or is not in it.
+A promoted standby has its primary's system identifier, but a new timeline (section 25.3.6). It lacks the
+transactions that the primary committed after the standby left the primary's timeline. In: the timeline and
+LSN up to which changes were read. Out: TimelineError if that timeline ends earlier in the server's history,
+or is not in it.
 """
 
 import re
@@ -24,8 +25,8 @@ class TimelineError(SlotError):
 def current_timeline(connection: psycopg.Connection[Any]) -> int:
     """The timeline that the server writes to, according to the names of its WAL files.
 
-    For a standby it is the newer of the timeline that it receives and the timeline of its last restartpoint, because
-    PostgreSQL does not show the timeline that it replays.
+    For a standby it is the newer of the timeline that it receives and the timeline of its last restartpoint,
+    because PostgreSQL does not show the timeline that it replays.
     """
     row = connection.execute(
         "select case when pg_is_in_recovery()"

@@ -13,8 +13,8 @@ from psycopg import sql
 
 from pgsieve.resources.postgres.errors import is_passing
 
-#: The key of an advisory lock, and the condition for its rows in pg_locks, which shows a key in two halves (section
-#: 53.13).
+#: The key of an advisory lock, and the condition for its rows in pg_locks, which shows a key in two halves
+#: (section 53.13).
 _KEY = sql.SQL("hashtextextended({}, 0)")
 _OF_KEY = sql.SQL(
     "locktype = 'advisory' and objsubid = 1"

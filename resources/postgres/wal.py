@@ -23,9 +23,9 @@ _FLUSH_SECONDS = 0.1
 def current_lsn(connection: psycopg.Connection[Any]) -> int:
     """The publisher's current WAL flush position, up to which a peek delivers commits.
 
-    Beyond this position a commit may be inserted and not yet flushed. A peek would miss it, and an advance would
-    confirm it. On a standby the position is the replay position, which limits a peek and an advance there
-    (GetXLogReplayRecPtr in src/backend/replication/logical/logicalfuncs.c and slotfuncs.c).
+    Beyond this position a commit may be inserted and not yet flushed. A peek would miss it, and an advance
+    would confirm it. On a standby the position is the replay position, which limits a peek and an advance
+    there (GetXLogReplayRecPtr in src/backend/replication/logical/logicalfuncs.c and slotfuncs.c).
     """
     row = connection.execute(
         "select case when pg_is_in_recovery() then pg_last_wal_replay_lsn() else pg_current_wal_flush_lsn() end::text"
@@ -38,8 +38,8 @@ def inserted_lsn(connection: psycopg.Connection[Any]) -> int:
     """The publisher's current WAL insert position; every transaction committed by now ends before it.
 
     On a standby a commit is visible a moment before pg_last_wal_replay_lsn passes it (ApplyWalRecord() in
-    src/backend/access/transam/xlogrecovery.c). So this function waits until the standby has replayed all WAL that it
-    has received by now. Raises PassingFaultError if that takes too long.
+    src/backend/access/transam/xlogrecovery.c). So this function waits until the standby has replayed all WAL
+    that it has received by now. Raises PassingFaultError if that takes too long.
     """
     row = connection.execute(
         "select pg_is_in_recovery(), case when pg_is_in_recovery()"
@@ -66,9 +66,10 @@ def inserted_lsn(connection: psycopg.Connection[Any]) -> int:
 def flushed_lsn(connection: psycopg.Connection[Any]) -> int:
     """`current_lsn` at the end of a record, so that a peek and an advance up to it do not wait.
 
-    A server also flushes pages of open transactions. A peek up to the end of such a page waits until the rest of the
-    page's last record is flushed (read_local_xlog_page() in src/backend/access/transam/xlogutils.c). Without a commit
-    that takes up to 15 seconds. So if no session commits soon, this function commits an empty message.
+    A server also flushes pages of open transactions. A peek up to the end of such a page waits until the rest
+    of the page's last record is flushed (read_local_xlog_page() in src/backend/access/transam/xlogutils.c).
+    Without a commit that takes up to 15 seconds. So if no session commits soon, this function commits an
+    empty message.
     """
     try:
         flushed: int | None = Retrying(
@@ -104,8 +105,8 @@ def _flushed_record(connection: psycopg.Connection[Any]) -> int | None:
 def next_transaction(connection: psycopg.Connection[Any]) -> int:
     """The transaction identifier that is assigned next; no transaction with it or a later one has changed anything yet.
 
-    age() counts from this identifier (xid_age() in src/backend/utils/adt/xid.c). A snapshot's xmax would not do, as a
-    running transaction may have it.
+    age() counts from this identifier (xid_age() in src/backend/utils/adt/xid.c). A snapshot's xmax would not
+    do, as a running transaction may have it.
     """
     row = connection.execute("select age('3'::xid) + 3::bigint").fetchone()
     assert row is not None

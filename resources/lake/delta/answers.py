@@ -1,7 +1,7 @@
 """Caches answers about the newest version of a table, until the table has another version.
 
-In: a stamp that distinguishes versions, names of questions, and functions that compute the answers. Out: answers.
-Raises the functions' errors.
+In: a stamp that distinguishes versions, names of questions, and functions that compute the answers. Out:
+answers. Raises the functions' errors.
 """
 
 from collections.abc import Callable, Hashable

@@ -1,7 +1,7 @@
 """Leaves out bounds of values in a file that would be wrong for some reader.
 
-In: the columns of a new file. Out: delta-rs' properties for writing it. Without bounds, readers cannot skip the file or
-a row group, but they read the same values. These bounds are left out:
+In: the columns of a new file. Out: delta-rs' properties for writing it. Without bounds, readers cannot skip
+the file or a row group, but they read the same values. These bounds are left out:
 
 - of decimals with more than 15 digits: delta-rs computes their bounds in floating point, 9007199254740993 as
   ...992, and a reader that looks for the value skips the file;
@@ -40,8 +40,8 @@ def bounded_if_possible(
 ) -> Done:
     """The result of `write` with properties for its files.
 
-    If delta-rs fails at the bounds of dates, `write` is repeated without these. A failed write has committed nothing.
-    `schema` has the columns of the files. `rows` are the rows to write, or a part of them.
+    If delta-rs fails at the bounds of dates, `write` is repeated without these. A failed write has committed
+    nothing. `schema` has the columns of the files. `rows` are the rows to write, or a part of them.
     """
     if rows is not None and any(map(_is_beyond, rows.columns)):
         return write(writer_properties(schema, dates=False))
@@ -57,7 +57,8 @@ def writer_properties(schema: pa.Schema, *, dates: bool = True) -> WriterPropert
     """Properties for files with some columns: without the bounds that delta-rs gets wrong and, if not `dates`, of dates."""
     fields = list(schema)
     unsure = [field for field in fields if _is_unsure(field.type, dates=dates)]
-    # The properties can name only whole columns. So if one field of a struct is unsure, no struct gets bounds.
+    # The properties can name only whole columns. So if one field of a struct is unsure, no struct gets
+    # bounds.
     no_structs = any(pa.types.is_nested(field.type) for field in unsure)
     return WriterProperties(
         max_row_group_size=ROW_GROUP,

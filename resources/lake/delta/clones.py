@@ -1,9 +1,9 @@
 """Clones a version of a Delta table at another path: a separate table with the same rows, position and properties.
 
-In: the table's path, one of its versions, and the stores of both paths. Out: the log up to that version, and the files
-that it names. Within one file system a file gets a second name (a hard link), which needs no space; that is safe, as
-Delta never alters a file. Elsewhere the file is copied. Raises OSError, and delta-rs's error if the version cannot be
-opened.
+In: the table's path, one of its versions, and the stores of both paths. Out: the log up to that version, and
+the files that it names. Within one file system a file gets a second name (a hard link), which needs no space;
+that is safe, as Delta never alters a file. Elsewhere the file is copied. Raises OSError, and delta-rs's error
+if the version cannot be opened.
 """
 
 import os
@@ -18,7 +18,8 @@ from pgsieve.resources.lake.delta.deletion_vectors import FEATURE, is_vector_fil
 from pgsieve.resources.lake.delta.log import UNLINKABLE
 from pgsieve.resources.lake.stores.store import Store, joined
 
-#: The version of an entry, a checkpoint, or a part of a checkpoint; compacted files of several entries do not match.
+#: The version of an entry, a checkpoint, or a part of a checkpoint; compacted files of several entries do not
+#: match.
 _OF_VERSION = re.compile(r"(\d{20})\.(?!\d{20}\.compacted)")
 
 

@@ -1,8 +1,8 @@
 """Commits to Delta tables by delta-rs: atomic, and once per position.
 
 In: rows, files or a net change, and the version that they were planned from. Out: one commit, which has the
-position as Delta's `txn`. If another writer was faster, the commit is repeated or, if it needs a new plan, refused.
-Raises OverrunError, CommitFailedError and other errors of delta-rs.
+position as Delta's `txn`. If another writer was faster, the commit is repeated or, if it needs a new plan,
+refused. Raises OverrunError, CommitFailedError and other errors of delta-rs.
 
 https://github.com/delta-io/delta/blob/master/PROTOCOL.md (Transaction Identifiers)
 """
@@ -97,9 +97,9 @@ class Commits:
     def write(self, path: str, rows: pa.Table | pa.RecordBatchReader, commit: Commit) -> None:
         """Append rows, or overwrite the table with them, in one commit.
 
-        Batches of a reader are written as they come. If another writer was faster, the commit is repeated. As the rows of
-        a reader come only once, CommitFailedError is raised instead for these. Raises OverrunError also if an overwrite
-        would lower the position.
+        Batches of a reader are written as they come. If another writer was faster, the commit is repeated. As
+        the rows of a reader come only once, CommitFailedError is raised instead for these. Raises
+        OverrunError also if an overwrite would lower the position.
         """
         overwrite = commit.overwrite
 
@@ -141,8 +141,8 @@ class Commits:
     ) -> None:
         """Add files that `parquet_files` has written, in one commit; create the table first if it is missing.
 
-        If another writer was faster, the commit is repeated. `removed` are files to remove: their paths in the log, with
-        sizes. They are files of the version that the commit was planned from.
+        If another writer was faster, the commit is repeated. `removed` are files to remove: their paths in
+        the log, with sizes. They are files of the version that the commit was planned from.
         """
         now = time.time_ns() // 1_000_000
         actions: list[AddAction | RemoveAction] = [
@@ -195,7 +195,8 @@ class Commits:
             commit.refuse_overrun(path, head)
             try:
                 attempt(table)
-                # The next version is this commit's. A later version means that other writers have committed, too.
+                # The next version is this commit's. A later version means that other writers have committed,
+                # too.
                 if table is not None and position is not None and table.version() == head.version + 1:
                     self._tables.learn(path, table, "position", [{"position": position}])
             except DeltaError as error:
@@ -337,8 +338,8 @@ class Commits:
 def writable(rows: pa.Table) -> pa.Table:
     """Rows from Spark in a form that delta-rs can write.
 
-    Each column and field is nullable, because Delta would keep a constraint that PostgreSQL may drop. Each buffer
-    is copied, because Spark leaves out the offsets of empty lists, which delta-rs reads nevertheless.
+    Each column and field is nullable, because Delta would keep a constraint that PostgreSQL may drop. Each
+    buffer is copied, because Spark leaves out the offsets of empty lists, which delta-rs reads nevertheless.
     """
     cast = rows.cast(pa.schema([_nullable(field) for field in rows.schema]))
     return cast.take(pa.array(range(cast.num_rows), pa.int64()))
@@ -360,8 +361,8 @@ def is_removable(path: str) -> bool:
 def removal(path: str, size: int, time_ms: int, *, changes: bool) -> RemoveAction:
     """The action that removes a file from a table, by its path in the log; `changes` says whether that changes rows.
 
-    The path is decoded, because delta-rs encodes it again. A path that was encoded twice would match no file, and the
-    rows would stay.
+    The path is decoded, because delta-rs encodes it again. A path that was encoded twice would match no file,
+    and the rows would stay.
     """
     return RemoveAction(unquote(path), changes, time_ms, size, {})
 
@@ -378,8 +379,8 @@ def _nullable(field: pa.Field) -> pa.Field:
 def holds(path: str, head: TableHead, commit: Commit) -> bool:
     """Whether a table with this head has a commit's position already.
 
-    Raises OverrunError if an overwrite would lower the position. As the write then follows this head, the slower of
-    two writers of one position is refused.
+    Raises OverrunError if an overwrite would lower the position. As the write then follows this head, the
+    slower of two writers of one position is refused.
     """
     if head.position is None or commit.position is None:
         return False
@@ -391,9 +392,9 @@ def holds(path: str, head: TableHead, commit: Commit) -> bool:
 def _commit_properties(commit: Commit, *, alone: bool = False) -> CommitProperties:
     """The properties of a commit. If `alone`, and for some kinds of commits, it succeeds only on the opened version.
 
-    Otherwise delta-rs would let an overwrite follow a compaction that it has not seen, and the compacted rows would stay.
-    It would also let the first commit of a table follow another first commit, as neither has read anything that could
-    conflict.
+    Otherwise delta-rs would let an overwrite follow a compaction that it has not seen, and the compacted rows
+    would stay. It would also let the first commit of a table follow another first commit, as neither has read
+    anything that could conflict.
     """
     position = commit.position
     alone = alone or commit.overwrite or commit.base is not None or position is not None

@@ -1,12 +1,12 @@
 """OPTIMIZE of a plain table as a compare-and-set of its files: small files are joined, or all rows are clustered.
 
-In: a table that delta-rs can reach, without deletion vectors, partitions or mapped columns. Out: commits that leave its
-rows as they are, and by how many files the table has shrunk. Raises OverrunError if another process has rewritten one
-of the files meanwhile.
+In: a table that delta-rs can reach, without deletion vectors, partitions or mapped columns. Out: commits that
+leave its rows as they are, and by how many files the table has shrunk. Raises OverrunError if another process
+has rewritten one of the files meanwhile.
 
-delta-rs has OPTIMIZE, too. But two of its runs can replace the same files one after the other, and then the table has
-the rows twice. So this module writes the files, and commits them only to a version that still has the files
-that they replace:
+delta-rs has OPTIMIZE, too. But two of its runs can replace the same files one after the other, and then the
+table has the rows twice. So this module writes the files, and commits them only to a version that still has
+the files that they replace:
 
     version 7    a b c D         D is large enough. a, b and c are read, and E is written with their rows.
     version 8    a b c D f       Another process has appended f: E may still replace a, b and c.

@@ -1,7 +1,8 @@
 """Rows of older files in the present columns of their table: Arrow arrays in, Arrow arrays out.
 
 Delta adds columns, and fields of structs, without rewriting files. They are NULL in older files (Delta's
-protocol, schema evolution). Raises ArrowInvalid if a value does not fit, which happens in no table of pgsieve.
+protocol, schema evolution). Raises ArrowInvalid if a value does not fit, which happens in no table of
+pgsieve.
 """
 
 import pyarrow as pa

@@ -1,10 +1,10 @@
 """Marks rows of a Delta table as deleted in this process: deletion vectors, and the commit that adds them.
 
-In: a table's log, and the rows of each file to delete. Out: one commit, which gives each file a deletion vector of
-these rows and the rows marked earlier. delta-rs reads deletion vectors, but does not write them. So this module writes
-the log's entry by Delta's protocol (Deletion Vectors; Deletion Vector Format; Add File and Remove File). The vectors
-are durable before the entry is written; VACUUM removes the vectors of failed commits. Raises OSError,
-CommitFailedError if another writer was faster, and UnmarkableError.
+In: a table's log, and the rows of each file to delete. Out: one commit, which gives each file a deletion
+vector of these rows and the rows marked earlier. delta-rs reads deletion vectors, but does not write them. So
+this module writes the log's entry by Delta's protocol (Deletion Vectors; Deletion Vector Format; Add File and
+Remove File). The vectors are durable before the entry is written; VACUUM removes the vectors of failed
+commits. Raises OSError, CommitFailedError if another writer was faster, and UnmarkableError.
 
     deletion_vector_<uuid>.bin    1 | size, bytes, CRC | size, bytes, CRC | ...
                                       ^ offset in the descriptor of a file's vector
@@ -164,8 +164,8 @@ def added_files(log: Log, version: int, wanted: Collection[str]) -> dict[str, Ac
 def enable(log: Log, table: DeltaTable, information: Action) -> None:
     """Enable deletion vectors in a table, by a commit that only changes its properties and features.
 
-    It is not done by delta-rs, which would also add the feature of variants, which many readers do not support. Raises
-    as `commit_marked` does.
+    It is not done by delta-rs, which would also add the feature of variants, which many readers do not
+    support. Raises as `commit_marked` does.
     """
     version, protocol = table.version(), table.protocol()
     newest = next((a for each in log.backwards(version, "metaData", None) for a in each), None)

@@ -134,7 +134,8 @@ class LocalRecords(Commits):
     def takes_properties(self, path: str) -> bool:
         """Whether `set_properties` keeps a table readable for its present readers.
 
-        If the table's protocol lists features, delta-rs adds the feature of the variant type, which few readers support.
+        If the table's protocol lists features, delta-rs adds the feature of the variant type, which few
+        readers support.
         """
         table = self.table_at(path)
         return (
@@ -146,8 +147,8 @@ class LocalRecords(Commits):
     def stamp(self, path: str) -> tuple[str, int] | None:
         """A text of the table's identifier and the newest version's time, and the number of that version.
 
-        A table that is made anew has another identifier. A folder that was put back gets new commits with the same
-        numbers, but other times.
+        A table that is made anew has another identifier. A folder that was put back gets new commits with the
+        same numbers, but other times.
         """
         if (table := self.opened(path)) is None:
             return None
@@ -168,8 +169,8 @@ class LocalRecords(Commits):
     def is_restored(self, path: str, since: int, entry_bytes: int | None = None) -> bool:
         """Whether a table was put back to before this version. If the version is the newest, that takes two looks at files.
 
-        Raises DamagedTableError if the entry of this version has another size than `entry_bytes`, or if this entry or a
-        later one is incomplete.
+        Raises DamagedTableError if the entry of this version has another size than `entry_bytes`, or if this
+        entry or a later one is incomplete.
         """
         log = self._tables.log_of(path)
         entries = log.since(since, since)
@@ -234,7 +235,8 @@ class LocalRecords(Commits):
     def is_readable(self, path: str) -> bool:
         """Whether delta-rs and Arrow can read the rows of a table.
 
-        The table has no mapped columns and no partitions, and requires no feature of readers that delta-rs lacks.
+        The table has no mapped columns and no partitions, and requires no feature of readers that delta-rs
+        lacks.
         """
         table = self.table_at(path)
         return (

@@ -1,9 +1,9 @@
 """Errors of the lake: turns an engine's exception into an error that names the table and the cause.
 
-In: exceptions of delta-rs, Arrow, the operating system and Spark. Out: `LakeError` and its subclasses, without a
-cell value. An error of one table sets that table aside. Three errors concern no single table, and stop the run: the
-whole storage refuses (`LakeUnavailableError`), Spark loses executors or their data (`SparkLostError`), or another
-writer keeps pgsieve from committing (`ConcurrentWriteError`).
+In: exceptions of delta-rs, Arrow, the operating system and Spark. Out: `LakeError` and its subclasses,
+without a cell value. An error of one table sets that table aside. Three errors concern no single table, and
+stop the run: the whole storage refuses (`LakeUnavailableError`), Spark loses executors or their data
+(`SparkLostError`), or another writer keeps pgsieve from committing (`ConcurrentWriteError`).
 """
 
 import errno
@@ -33,13 +33,14 @@ _OF_A_FOLDER = {errno.EROFS, errno.EACCES, errno.EPERM}
 #: SQLite's messages for the same errors; Dagster keeps its records in SQLite.
 _SQLITE = {"database or disk is full": errno.ENOSPC, "attempt to write a readonly database": errno.EROFS}
 _WORDS = "|".join(map(re.escape, [*_REFUSALS, *_SQLITE]))
-#: A message of the operating system as delta-rs, Python, Arrow, the JVM and SQLite mark it. Without such a mark the same
-#: words may be a cell's text.
+#: A message of the operating system as delta-rs, Python, Arrow, the JVM and SQLite mark it. Without such a
+#: mark the same words may be a cell's text.
 _QUOTED = re.compile(
     r"\(os error (?P<rust>\d+)\)|\[[Ee]rrno (?P<python>\d+)\]"
     rf"|(?:java\.(?:io|nio)\.[\w.]+: |sqlite3\.OperationalError\) )[^\n]*?(?P<words>{_WORDS})"
 )
-#: Errors of a row filter: PostgreSQL's message and SQLSTATE, without values (`raise_error` in pgsieve.assets.steps).
+#: Errors of a row filter: PostgreSQL's message and SQLSTATE, without values (`raise_error` in
+#: pgsieve.assets.steps).
 _OURS = re.compile(r"\[USER_RAISED_EXCEPTION\] (.+? \[[0-9A-Z]{5}\])")
 #: Messages of Spark, classic or Connect, about lost executors, workers or data.
 _LOST = re.compile(
@@ -49,7 +50,8 @@ _LOST = re.compile(
 #: Messages of Spark, of delta-rs, and of Arrow about a missing file.
 _MISSING_FILE = re.compile(r"(?:reading file|Object at location|open local file) '?(?:file:)?(\S+?\.parquet)")
 _NOT_THERE = ("not found", "FILE_NOT_EXIST", "No such file or directory")
-#: delta-rs's messages for a log that lacks an entry or a checkpoint. They also occur for a moment during a log's cleanup.
+#: delta-rs's messages for a log that lacks an entry or a checkpoint. They also occur for a moment during a
+#: log's cleanup.
 _LACKING = re.compile(
     r"File not found[^\n]*/_delta_log/|Object at location \S*_delta_log/\S+ not found|Expected contiguous commit files"
     r"|didn't find any checkpoints|No (?:protocol|table metadata|table metadata or protocol) found"
@@ -57,8 +59,8 @@ _LACKING = re.compile(
 #: delta-rs's messages for a log with unreadable entries, and the beginning of its other messages about a log.
 _ILLEGIBLE = re.compile(r"Json error|Unexpected state: the newest version in the log")
 _OF_THE_LOG = "Kernel error: "
-#: Messages about a file that is not, or is no longer, a Parquet file; delta-rs's come first. Messages about a condition
-#: on the file's rows must not match.
+#: Messages about a file that is not, or is no longer, a Parquet file; delta-rs's come first. Messages about a
+#: condition on the file's rows must not match.
 _NO_PARQUET = re.compile(
     r"Failed to fetch metadata for file |Invalid Parquet file|Parquet argument error: (?!Arrow: )"
     r"|Parquet error: (?:EOF: |Arrow: (?:Unable to |incompatible arrow schema))|Kernel error: Arrow error: (?:EOF|Parquet error): "
@@ -71,23 +73,26 @@ _NO_PARQUET = re.compile(
     r"|is not a Parquet file|the footer index is not within the file|CANNOT_READ_FILE_FOOTER"
     r"|ParquetDecodingException|can not read class org\.apache\.parquet"
 )
-#: Messages about a file that could not be read. The second pattern is an exception: the store has no bytes at the
-#: requested position, so the file was cut off.
+#: Messages about a file that could not be read. The second pattern is an exception: the store has no bytes at
+#: the requested position, so the file was cut off.
 _UNREAD = re.compile(
     r"Object Store error|Error performing [A-Z]+ |\(os error \d+\)|\[[Ee]rrno \d+\]|error sending request|Resources exhausted"
 )
 _ENDS_BEFORE = re.compile(r"Requested range was invalid|status code:? 416|object was only \d+ bytes")
-#: The beginning of a store's error in delta-rs. The next lines begin with an arrow, and describe the request and its end.
+#: The beginning of a store's error in delta-rs. The next lines begin with an arrow, and describe the request
+#: and its end.
 _OF_A_STORE = re.compile(r"(?:Kernel error -> )?Generic \w+ error\b")
 _ARROW = re.compile(r"\s*(?:\x1b\[[0-9;]*m)?↳(?:\x1b\[[0-9;]*m)?\s*")
-#: A request. After the server, its address has names of objects, which may contain values of cells, and a signature.
+#: A request. After the server, its address has names of objects, which may contain values of cells, and a
+#: signature.
 _REQUEST = re.compile(r"(Error performing [A-Z]+ \w+://[^/\s?]+)\S*(?: in [\d.]+\S+)?|(?<=\S)\?\S+")
 _STATUS = re.compile(r"\d{3} [A-Z]")
 #: The store's answer, which follows its status in the line.
 _BODY = re.compile(r"(status code: \d{3} [^:]*):.*", re.DOTALL)
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 
-#: Errors that delta-rs raises in the class of its conflicts, although they are none: it never writes to such a table.
+#: Errors that delta-rs raises in the class of its conflicts, although they are none: it never writes to such
+#: a table.
 _REFUSED = re.compile(r"Unsupported table features|Table features must be specified|append-only")
 
 
@@ -288,8 +293,8 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
 def first_line(error: BaseException) -> str:
     """The first line of an engine's message, without its stack.
 
-    For a data exception it is only the exception's name, as such messages show cells. For a store's error it also has
-    the end of the request and the code of the answer.
+    For a data exception it is only the exception's name, as such messages show cells. For a store's error it
+    also has the end of the request and the code of the answer.
     """
     text = str(error)
     condition = re.search(r"\[([A-Z_]+(?:\.[A-Z_]+)*)\].*SQLSTATE: 22", text, re.DOTALL)

@@ -1,7 +1,7 @@
 """Finds rows of a Delta table by their keys, reading as few of its files as their statistics allow.
 
-In: a table, and keys as Arrow columns. Out: the rows with these keys. If the keys are beyond the bounds of all files, as
-new values of a serial column are, no file is read. Raises errors of delta-rs and Arrow.
+In: a table, and keys as Arrow columns. Out: the rows with these keys. If the keys are beyond the bounds of
+all files, as new values of a serial column are, no file is read. Raises errors of delta-rs and Arrow.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -29,8 +29,8 @@ Key = tuple[object, ...]
 #: How many files are searched in parallel; the keys of each may take tens of megabytes.
 _PARALLEL = 2
 
-#: Delta may cut times in statistics to milliseconds, so the greatest time of a file may be later by up to this (Per-file
-#: Statistics of its protocol).
+#: Delta may cut times in statistics to milliseconds, so the greatest time of a file may be later by up to
+#: this (Per-file Statistics of its protocol).
 _CUT = pa.scalar(1_000, pa.duration("us"))
 
 
@@ -73,8 +73,8 @@ def rows_of(
 class FileMatches:
     """The matches in a file: the numbers of its matching rows, and for each row the index of its key.
 
-    `name` is the file's name relative to the table's folder, `path` its path in the table's log. `deleted` are the rows
-    that a deletion vector marks, which `rows` does not contain.
+    `name` is the file's name relative to the table's folder, `path` its path in the table's log. `deleted`
+    are the rows that a deletion vector marks, which `rows` does not contain.
     """
 
     name: str
@@ -101,8 +101,9 @@ def matches_among(
 ) -> list[FileMatches] | None:
     """The rows of a table that have one of these keys, file by file; None if that needs too many bytes of files.
 
-    `among` divides the keys into parts, each with its bounds. A file is read if its bounds overlap those of a part, and
-    if it may have a NULL in the column `lacking`, if given. With `most_bytes` the result is None in three cases:
+    `among` divides the keys into parts, each with its bounds. A file is read if its bounds overlap those of a
+    part, and if it may have a NULL in the column `lacking`, if given. With `most_bytes` the result is None in
+    three cases:
 
     - the files with matches have more bytes than that
     - the files to read have more than twice as many; then none is read
@@ -139,8 +140,8 @@ def _matched_files(
 ) -> Iterator[FileMatches]:
     """The matches in some files of a table; the keys are distinct.
 
-    `names` are the files, relative to the table's folder. `deleted` has their rows that are marked as deleted. The
-    columns of `keys` and of the files have the table's names.
+    `names` are the files, relative to the table's folder. `deleted` has their rows that are marked as
+    deleted. The columns of `keys` and of the files have the table's names.
     """
     labels = [f"k{number}" for number in range(keys.num_columns)]
     wanted, none = keys.rename_columns(labels), np.empty(0, np.int64)
@@ -211,7 +212,8 @@ def _equal_rows(left: pa.Table, right: pa.Table) -> tuple[npt.NDArray[np.int64],
 
     NULL equals nothing.
     """
-    # Both tables are converted together, as a list's comparable value depends on the other lists of its column.
+    # Both tables are converted together, as a list's comparable value depends on the other lists of its
+    # column.
     columns = [
         comparable(pa.chunked_array([*left[name].chunks, *right[name].chunks], left[name].type))
         for name in left.column_names
@@ -276,7 +278,8 @@ def _batches(
         rows = QueryBuilder().register("t", table).execute(f"select {select_list} from t")
         yield from pa.RecordBatchReader.from_stream(rows)
         return
-    # A file that delta-rs has rewritten (MERGE) declares its text as string views, which Arrow cannot compare with text.
+    # A file that delta-rs has rewritten (MERGE) declares its text as string views, which Arrow cannot compare
+    # with text.
     compared = {name: each for name, each in bounds.items() if not _is_text(each[0].type)}
     chosen = [ds.field(name) >= least for name, (least, _) in compared.items()]
     chosen += [ds.field(name) <= greatest for name, (_, greatest) in compared.items()]

@@ -41,8 +41,8 @@ FILE_BYTES_PROPERTY = "delta.targetFileSize"
 class TableLayout:
     """The layout of one replica. None means the value of the subscription's layout or, there, pgsieve's default.
 
-    `columns` has the name of the column for each kind of metadata. `keeps_deleted` says whether deleted rows stay, with
-    a mark.
+    `columns` has the name of the column for each kind of metadata. `keeps_deleted` says whether deleted rows
+    stay, with a mark.
     """
 
     cluster_by: tuple[str, ...] | None = None

@@ -1,9 +1,9 @@
 """The log of a Delta table: reads it backwards from a version, and adds entries that delta-rs cannot write.
 
-In: a table in a folder or on an object store. Out: actions of its entries, and then those of the last checkpoint; and
-a new entry, written atomically and at most once. In a folder a hard link makes the entry, and fails if the name
-exists. On a store a conditional PUT makes it, which the store has proved to support (`kept_commits`). Raises OSError,
-CommitFailedError if another writer was faster, and UnmarkableError.
+In: a table in a folder or on an object store. Out: actions of its entries, and then those of the last
+checkpoint; and a new entry, written atomically and at most once. In a folder a hard link makes the entry, and
+fails if the name exists. On a store a conditional PUT makes it, which the store has proved to support
+(`kept_commits`). Raises OSError, CommitFailedError if another writer was faster, and UnmarkableError.
 
 https://github.com/delta-io/delta/blob/master/PROTOCOL.md (Delta Log Entries, Checkpoints)
 """
@@ -118,7 +118,8 @@ class StoreFiles:
     def read(self, name: str) -> bytes | None:
         """The bytes of a file; None if it does not exist.
 
-        Raises UnmarkableError if the store refuses for good, as delta-rs could read the table by other credentials.
+        Raises UnmarkableError if the store refuses for good, as delta-rs could read the table by other
+        credentials.
         """
         try:
             return self._objects.read(f"{self._folder}/{name}")
@@ -156,7 +157,8 @@ class Log:
 
         Raises CommitFailedError if the version exists.
         """
-        # The position comes last, because its presence proves that the entry is not cut off (`whole_entries`).
+        # The position comes last, because its presence proves that the entry is not cut off
+        # (`whole_entries`).
         ordered = sorted(actions, key=lambda action: "txn" in action)
         lines = (json.dumps(action, separators=(",", ":")) + "\n" for action in ordered)
         try:
@@ -171,7 +173,8 @@ class Log:
     ) -> Iterator[Iterable[Action]]:
         """The actions of one kind in each entry from a version backwards, and then those of the last checkpoint.
 
-        Only `fields` are read from the checkpoint. Raises UnmarkableError if an entry after the checkpoint is missing.
+        Only `fields` are read from the checkpoint. Raises UnmarkableError if an entry after the checkpoint is
+        missing.
         """
         last = self._last_checkpoint(version)
         with ThreadPoolExecutor(_PARALLEL) as pool:

@@ -1,10 +1,10 @@
 """The entries of a Delta table's log from one of its versions on, read before each use of an open table.
 
-In: the table's path, and access to its store. Out: the entries by version, each with a stamp that differs between
-entries of the same name. In a folder, and on a store that only delta-rs reaches, this takes two looks at files. On
-other object stores it takes one listing, during which other threads work. A listing may be outdated, so an entry that
-the caller expects is requested by its name. Raises OSError, and DamagedTableError if an entry is incomplete. A store
-never cuts off an object, so an incomplete entry there is empty.
+In: the table's path, and access to its store. Out: the entries by version, each with a stamp that differs
+between entries of the same name. In a folder, and on a store that only delta-rs reaches, this takes two looks
+at files. On other object stores it takes one listing, during which other threads work. A listing may be
+outdated, so an entry that the caller expects is requested by its name. Raises OSError, and DamagedTableError
+if an entry is incomplete. A store never cuts off an object, so an incomplete entry there is empty.
 """
 
 import re

@@ -1,7 +1,7 @@
 """MERGE, described once for both engines: the conditions and changes for a table `t` and a source `s`.
 
-In: columns of the table and of the source, which has a column `action`. Out: clauses with the names quoted for an
-engine.
+In: columns of the table and of the source, which has a column `action`. Out: clauses with the names quoted
+for an engine.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -71,8 +71,8 @@ def _assigned(values: Mapping[str, str]) -> str:
 class Merge:
     """A net change by key. `action` is delete, update, upsert, or end, which updates only the columns `of_ended`.
 
-    `key` and `values` map columns of the table to the source's. `unknown` maps columns of the table to columns of the
-    source that say whether a row keeps its value.
+    `key` and `values` map columns of the table to the source's. `unknown` maps columns of the table to
+    columns of the source that say whether a row keeps its value.
     """
 
     key: Mapping[str, str]

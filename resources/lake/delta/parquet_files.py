@@ -1,8 +1,9 @@
 """Writes Arrow batches into Parquet files of a Delta table, in the process that has the rows.
 
-If delta-rs reaches the lake, rows that need no Spark expression need not become JVM rows. The executor that made
-the rows writes the files, and the driver commits them (`Commits.commit`). If an executor fails, its files are never
-committed, and VACUUM removes them. Executors run this module, so it does not need pgsieve's configuration.
+If delta-rs reaches the lake, rows that need no Spark expression need not become JVM rows. The executor that
+made the rows writes the files, and the driver commits them (`Commits.commit`). If an executor fails, its
+files are never committed, and VACUUM removes them. Executors run this module, so it does not need pgsieve's
+configuration.
 """
 
 import json
@@ -24,17 +25,19 @@ from pgsieve.resources.lake.stores.store import Store, joined
 WRITTEN = pa.schema({"path": pa.string(), "size": pa.int64(), "stats": pa.string(), "tally": pa.string()})
 WRITTEN_DDL = "path string, size bigint, stats string, tally string"
 
-#: The rows of a row group. A file has several row groups, so that several cores can decode it, but few, because each
-#: takes requests to an object store.
+#: The rows of a row group. A file has several row groups, so that several cores can decode it, but few,
+#: because each takes requests to an object store.
 ROW_GROUP = 128 * 1024
-#: Zstandard's level. At level 1 files have half the size of Snappy's; higher levels take longer, and gain little.
+#: Zstandard's level. At level 1 files have half the size of Snappy's; higher levels take longer, and gain
+#: little.
 COMPRESSION_LEVEL = 1
 #: A row group has at most about this many bytes, since it stays in memory until it is written.
 _GROUP_BYTES = 16 * 1024 * 1024
 
 _FOLDER = Store()
 
-#: How many columns, the first ones, have statistics, as by Delta's default. Integers always have them, at little cost.
+#: How many columns, the first ones, have statistics, as by Delta's default. Integers always have them, at
+#: little cost.
 _INDEXED_COLUMNS = 32
 #: Texts up to this length are exact bounds; a UUID has 36 characters.
 _TEXT_CHARACTERS = 64
@@ -54,8 +57,9 @@ def write_files(
 ) -> Iterator[pa.RecordBatch]:
     """Write batches into new files of a table's folder; yield one row (`WRITTEN`) per file.
 
-    A file that has `size` bytes gets no further row group. `count` adds numbers for each batch to the file's tally, a
-    JSON object. `encodings` are Parquet's encodings for columns without a dictionary, by default plain. Raises OSError.
+    A file that has `size` bytes gets no further row group. `count` adds numbers for each batch to the file's
+    tally, a JSON object. `encodings` are Parquet's encodings for columns without a dictionary, by default
+    plain. Raises OSError.
     """
     remaining = _row_groups(batches, min(_GROUP_BYTES, size))
     group = next(remaining, None)
@@ -87,7 +91,8 @@ def write_files(
                 if stream.tell() >= size:
                     break
             writer.close()
-            # Read the size here, as a store would need two requests for it, one of them for a folder of this name.
+            # Read the size here, as a store would need two requests for it, one of them for a folder of this
+            # name.
             written = stream.tell()
         # A metadata_collector would raise its own error after a failed write, and hide the first error.
         footer: pq.FileMetaData = writer.writer.metadata

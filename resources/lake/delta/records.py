@@ -1,8 +1,8 @@
 """pgsieve's small Delta tables, and the positions of all tables: the interface for both engines.
 
-The small tables record pgsieve's own work; positions are Delta's `txn` actions. If delta-rs reaches the lake, it
-implements the interface (`delta_rs`), in milliseconds and without a JVM. Otherwise Spark implements it (`spark`). Both
-write the same tables.
+The small tables record pgsieve's own work; positions are Delta's `txn` actions. If delta-rs reaches the lake,
+it implements the interface (`delta_rs`), in milliseconds and without a JVM. Otherwise Spark implements it
+(`spark`). Both write the same tables.
 """
 
 import json
@@ -29,9 +29,9 @@ LAST_COMMITS = 16
 class Commit:
     """The properties of a commit besides its rows; with a `position` it is made once per position.
 
-    With `overwrite` the rows replace the table's. `base` is the version that the rows were planned from, `after` the
-    position (0: none); if the table has another one, OverrunError is raised. `metadata` is added to the user metadata,
-    besides the position. `properties` are the Delta properties of a new table.
+    With `overwrite` the rows replace the table's. `base` is the version that the rows were planned from,
+    `after` the position (0: none); if the table has another one, OverrunError is raised. `metadata` is added
+    to the user metadata, besides the position. `properties` are the Delta properties of a new table.
     """
 
     position: int | None = None
@@ -107,7 +107,8 @@ def _own(metadata: str | None) -> Mapping[str, Any]:
 def kept_metadata(position: int | None) -> str:
     """The user metadata of a commit that keeps rows and position; Spark looks for the position in the newest commit.
 
-    The mark `kept` says that the position was read earlier, so that another position may have been committed since.
+    The mark `kept` says that the position was read earlier, so that another position may have been committed
+    since.
     """
     return commit_metadata(position, {"kept": True})
 
@@ -160,9 +161,10 @@ class Records(Protocol):
     def append_versioned(self, path: str, rows: pa.Table, base: int | None = None) -> None:
         """Append rows that have, in a column `version`, the Delta version of their commit.
 
-        So the order of such rows depends on no clock, and survives compaction and vacuum. If another writer commits
-        meanwhile, an error is raised, as the version would be wrong. `base` is the version that the rows were planned
-        from (0 also if there is no table); if the table has another one, OverrunError is raised.
+        So the order of such rows depends on no clock, and survives compaction and vacuum. If another writer
+        commits meanwhile, an error is raised, as the version would be wrong. `base` is the version that the
+        rows were planned from (0 also if there is no table); if the table has another one, OverrunError is
+        raised.
         """
 
     def position(self, path: str) -> int | None:
@@ -183,9 +185,9 @@ class Records(Protocol):
     def is_restored(self, path: str, since: int, entry_bytes: int | None = None) -> bool:
         """Whether a table was put back to before this version, by RESTORE or from an older copy of its folder.
 
-        The position alone does not show that, as RESTORE keeps the transaction identifiers of the commits that it undoes.
-        Raises DamagedTableError if the entry of this version has another size than `entry_bytes`, or if this entry or a
-        later one is incomplete.
+        The position alone does not show that, as RESTORE keeps the transaction identifiers of the commits
+        that it undoes. Raises DamagedTableError if the entry of this version has another size than
+        `entry_bytes`, or if this entry or a later one is incomplete.
         """
 
     def is_repaired(self, path: str, since: int) -> bool:

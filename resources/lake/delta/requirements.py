@@ -1,7 +1,7 @@
 """The features that a Delta table requires of its readers and writers, from its protocol, properties and columns.
 
-In: a table that delta-rs has open. Out: whether delta-rs or this process may read or write it. Raises delta-rs's
-errors.
+In: a table that delta-rs has open. Out: whether delta-rs or this process may read or write it. Raises
+delta-rs's errors.
 
 https://github.com/delta-io/delta/blob/master/PROTOCOL.md (Requirements for Writers, Requirements for Readers)
 """
@@ -27,9 +27,11 @@ _WRITTEN = _REWRITABLE | {
     "variantType",
 }
 APPEND_ONLY = "delta.appendOnly"
-#: Properties whose value is "true" or "false". Spark ignores the case; delta-rs and this process accept only lower case.
+#: Properties whose value is "true" or "false". Spark ignores the case; delta-rs and this process accept only
+#: lower case.
 _SWITCHES = (APPEND_ONLY, "delta.enableChangeDataFeed", PROPERTY)
-#: Prefixes of constraints on rows: of CHECK constraints in the table's properties, and of others in a column's metadata.
+#: Prefixes of constraints on rows: of CHECK constraints in the table's properties, and of others in a
+#: column's metadata.
 _CONSTRAINT = "delta.constraints."
 _OF_ROWS = ("delta.generationExpression", "delta.identity.", "delta.invariants", "CURRENT_DEFAULT")
 
@@ -79,8 +81,8 @@ def constraints_in(properties: Mapping[str, str]) -> list[str]:
 def takes_files(table: DeltaTable, schema: pa.Schema, *, overwrite: bool) -> bool:
     """Whether files of this schema can be added to a table.
 
-    The table must have these columns. Its other columns are NULL in the new rows; an overwrite must have all columns. A
-    table with partitions, or with constraints on rows, takes no files.
+    The table must have these columns. Its other columns are NULL in the new rows; an overwrite must have all
+    columns. A table with partitions, or with constraints on rows, takes no files.
     """
     if not _takes_any_row(table):
         return False
@@ -120,7 +122,8 @@ def takes_marks(table: DeltaTable) -> bool:
 def _takes_any_row(table: DeltaTable) -> bool:
     """Whether files can be written without checking rows: the table has no partitions, constraints or computed values.
 
-    The features do not show that, as writer versions 3 to 6 list none (Delta's protocol, Writer Version Requirements).
+    The features do not show that, as writer versions 3 to 6 list none (Delta's protocol, Writer Version
+    Requirements).
     """
     metadata, fields = table.metadata(), table.schema().fields
     return not (

@@ -1,9 +1,9 @@
 """Removes rows of a table in one commit: by rewriting their files without them, or by marking them as deleted.
 
-In: a table that delta-rs can reach, and the rows to remove. Out: one commit, once per position. Files can be rewritten
-(`Commits.commit`) if the table's rows are exactly those of its files. Rows can be marked in deletion vectors
-(`deletion_vectors`) if this process can add an entry to the log. Raises OverrunError if the table has another version
-than the one in which the rows were looked up, and UnmarkableError.
+In: a table that delta-rs can reach, and the rows to remove. Out: one commit, once per position. Files can be
+rewritten (`Commits.commit`) if the table's rows are exactly those of its files. Rows can be marked in
+deletion vectors (`deletion_vectors`) if this process can add an entry to the log. Raises OverrunError if the
+table has another version than the one in which the rows were looked up, and UnmarkableError.
 """
 
 import time
@@ -27,7 +27,8 @@ from pgsieve.resources.lake.delta.requirements import is_plain, takes_changes, t
 def takes_rewriting(commits: Commits, path: str, columns: Collection[str]) -> bool:
     """Whether files of a table may be rewritten with fewer rows: the table is plain, and requires no more of writers.
 
-    It must have only these `columns`, because columns that a user has added keep their values only in a merge.
+    It must have only these `columns`, because columns that a user has added keep their values only in a
+    merge.
     """
     table = commits.table_at(path)
     return (

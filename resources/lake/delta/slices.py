@@ -57,8 +57,9 @@ class Slices:
     def files(self, ends: Collection[int], *, every: bool = False) -> list[str] | None:
         """The Parquet files of some slices, to be read without Delta's log; they may have other slices, too.
 
-        None if the table is not plain (mapped columns, marked rows), or statistics are missing. `every` says that each
-        slice has rows. Raises DamagedTableError if a file is missing or empty or, with `every`, if no file has a slice.
+        None if the table is not plain (mapped columns, marked rows), or statistics are missing. `every` says
+        that each slice has rows. Raises DamagedTableError if a file is missing or empty or, with `every`, if
+        no file has a slice.
         """
         chosen, lacking = [], set(ends)
         for file, bounds in self._files().items():

@@ -1,8 +1,8 @@
 """Delta tables wherever Spark can reach them: `Records` by Spark, for lakes that delta-rs cannot reach.
 
-Each question takes one or more jobs of Spark, and most are asked more than once per version. So the answers about a
-version are cached (`VersionAnswers`). A look at the log in the JVM, without a job, shows whether the version is still
-the newest.
+Each question takes one or more jobs of Spark, and most are asked more than once per version. So the answers
+about a version are cached (`VersionAnswers`). A look at the log in the JVM, without a job, shows whether the
+version is still the newest.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -93,8 +93,8 @@ class SparkRecords:
     ) -> None:
         """Append rows in one commit; with a position, once per position.
 
-        Spark compares only positions. So if another process commits between this look at the table and Spark's commit, the
-        commit is noticed only if it has a position.
+        Spark compares only positions. So if another process commits between this look at the table and
+        Spark's commit, the commit is noticed only if it has a position.
         """
         commit = Commit(position, base=base, after=after)
         if base is not None or after is not None:
@@ -111,8 +111,9 @@ class SparkRecords:
     def append_versioned(self, path: str, rows: pa.Table, base: int | None = None) -> None:
         """Append rows that have the Delta version of their commit.
 
-        Delta refuses the slower of two simultaneous appends by the same application. But it silently leaves out an append
-        whose `txn` version is not above the table's. That is detected here, and raises ConcurrentWriteError.
+        Delta refuses the slower of two simultaneous appends by the same application. But it silently leaves
+        out an append whose `txn` version is not above the table's. That is detected here, and raises
+        ConcurrentWriteError.
         """
         version = self.version(path) + 1 if self.exists(path) else 0
         if base not in {None, max(version - 1, 0)}:

@@ -1,13 +1,13 @@
 """Open Delta tables of delta-rs, reused and brought to their newest version.
 
 In: paths, and the store with its options. Out: tables at their newest version. In a folder, opening a table
-costs several times as much as a commit, while two looks at files show whether an open table is still at the newest
-version. On an object store, opening takes several requests in sequence, and a check takes one. So a caller that reads
-several tables before it writes checks each of them only once (`Tables.consistent_read`).
+costs several times as much as a commit, while two looks at files show whether an open table is still at the
+newest version. On an object store, opening takes several requests in sequence, and a check takes one. So a
+caller that reads several tables before it writes checks each of them only once (`Tables.consistent_read`).
 
-Each thread has its own open tables, as delta-rs changes the table that it commits with. At the end of its work a thread
-releases its tables for other threads (`Tables.release`). Raises delta-rs's errors, OSError, and DamagedTableError if
-the newest entry of a log is incomplete.
+Each thread has its own open tables, as delta-rs changes the table that it commits with. At the end of its
+work a thread releases its tables for other threads (`Tables.release`). Raises delta-rs's errors, OSError, and
+DamagedTableError if the newest entry of a log is incomplete.
 """
 
 import threading
@@ -32,7 +32,8 @@ from pgsieve.resources.lake.stores.storage import is_uri
 from pgsieve.resources.lake.stores.store import Store
 from pgsieve.resources.lake.stores.store_errors import store_refusal
 
-#: How many tables in folders a thread keeps open, and how many idle tables are kept; a table takes up to a megabyte.
+#: How many tables in folders a thread keeps open, and how many idle tables are kept; a table takes up to a
+#: megabyte.
 _MOST_OPEN = 512
 #: How many tables are checked in parallel, as each check waits for a store's answer.
 _LOOKS = 8
@@ -85,7 +86,8 @@ class Tables:
         self._lock = threading.Lock()
         #: Tables that no thread uses.
         self._idle = OrderedDict[str, _OpenTable]()
-        #: Paths on an object store that had no table at the last check; one listing then shows whether they have one now.
+        #: Paths on an object store that had no table at the last check; one listing then shows whether they
+        #: have one now.
         self._absent = set[str]()
         #: Counts removals: after one, another table may be at the path of an open table.
         self._removals = 0
@@ -113,9 +115,10 @@ class Tables:
     ) -> Iterator[None]:
         """Within the block this thread checks each table of an object store once; those of `paths` now, in parallel.
 
-        `ask` is called now for each existing table of `paths`, so that its answers are ready in the block. The block must
-        not write to these tables, and later commits check its decisions again. If a check fails, the use of the table
-        raises the error. Tables in a folder are always checked, as that costs little.
+        `ask` is called now for each existing table of `paths`, so that its answers are ready in the block.
+        The block must not write to these tables, and later commits check its decisions again. If a check
+        fails, the use of the table raises the error. Tables in a folder are always checked, as that costs
+        little.
         """
         outer = self._seen()
         if outer is None:

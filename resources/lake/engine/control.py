@@ -1,7 +1,7 @@
 """Starts the engine of a folder, finds it, and ends it.
 
-In: the folder, and the settings of the engine's session. Out: the record of a running engine, and a `Use` of it.
-Raises EngineError if an engine does not start to serve, or does not end.
+In: the folder, and the settings of the engine's session. Out: the record of a running engine, and a `Use` of
+it. Raises EngineError if an engine does not start to serve, or does not end.
 """
 
 import hashlib
@@ -126,8 +126,8 @@ def launch(
                 # With -P Python imports no module from the current folder.
                 [sys.executable, "-P", "-m", server.__name__],
                 cwd=f"/proc/self/fd/{opened}",
-                # os.environ has a token that `keep_token_out` hides from the lake's requests; the environment that
-                # a child inherits by default lacks it.
+                # os.environ has a token that `keep_token_out` hides from the lake's requests; the environment
+                # that a child inherits by default lacks it.
                 env=dict(os.environ),
                 stdin=subprocess.PIPE,
                 stdout=log,

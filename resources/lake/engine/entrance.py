@@ -1,9 +1,9 @@
 """The engine's entrance: a Unix socket in its folder, which forwards bytes to Spark's port and back.
 
 In: the folder's socket, and Spark's process and port. Out: connections to that process, which only this
-user's processes can make. Spark listens on a port of 127.0.0.1, where any user's process could listen. A socket in a
-folder that only one user can open proves whose it is. Before a byte is sent to Spark's port, each connection is checked
-to end at Spark's process.
+user's processes can make. Spark listens on a port of 127.0.0.1, where any user's process could listen. A
+socket in a folder that only one user can open proves whose it is. Before a byte is sent to Spark's port, each
+connection is checked to end at Spark's process.
 """
 
 import socket

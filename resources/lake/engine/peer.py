@@ -1,8 +1,8 @@
 """The owner of a connection's other end: a process for a TCP connection on this machine, a user for a Unix socket.
 
-In: a connection. Out: whether its other end belongs to the expected process or user. A moment after a server has
-ended, another user's process may have its port. So callers check a connection before they send a byte; after that its
-owner cannot change.
+In: a connection. Out: whether its other end belongs to the expected process or user. A moment after a server
+has ended, another user's process may have its port. So callers check a connection before they send a byte;
+after that its owner cannot change.
 
 proc(5): /proc/net/tcp has each socket's inode, and /proc/<pid>/fd the sockets that a process has open.
 """
@@ -17,7 +17,8 @@ from pathlib import Path
 
 #: The tables of both families, because the JVM opens IPv6 sockets even for IPv4.
 _TABLES = ("tcp", "tcp6")
-#: 127.0.0.1 in the tables' format, words of 32 bits in the machine's byte order, alone and within an IPv6 address.
+#: 127.0.0.1 in the tables' format, words of 32 bits in the machine's byte order, alone and within an IPv6
+#: address.
 _WORD = f"{socket.htonl(0x7F000001):08X}"
 _LOOPBACK = (_WORD, f"{0:016X}{socket.htonl(0xFFFF):08X}{_WORD}")
 _WAIT_SECONDS = 10.0

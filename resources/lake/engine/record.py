@@ -7,9 +7,10 @@
     <folder>/spark.conf, java.options   the settings of Spark's process, and its Java options
     <folder>/engine.log    the output of Spark
 
-The system releases a process' locks at its end, so no file has to be removed after a kill. A file lock belongs to one
-machine, as the engine does. Each access opens the folder itself, and checks its owner, because another user with
-access to the parent folder could replace it. Raises EngineError if other users have access to the folder.
+The system releases a process' locks at its end, so no file has to be removed after a kill. A file lock
+belongs to one machine, as the engine does. Each access opens the folder itself, and checks its owner, because
+another user with access to the parent folder could replace it. Raises EngineError if other users have access
+to the folder.
 """
 
 import fcntl

@@ -1,9 +1,9 @@
 """The engine's own process: starts Spark Connect, records its address, and ends it.
 
-In: the current folder, and a plan with Spark's settings, as JSON on standard input, because every user can read
-arguments. Out: the folder's record as long as Spark serves. The engine ends when Spark ends, on SIGTERM, and when its
-folder is gone. If it was started for another process, it ends with that process; otherwise after an idle time without
-a use.
+In: the current folder, and a plan with Spark's settings, as JSON on standard input, because every user can
+read arguments. Out: the folder's record as long as Spark serves. The engine ends when Spark ends, on SIGTERM,
+and when its folder is gone. If it was started for another process, it ends with that process; otherwise after
+an idle time without a use.
 
     python -P -m pgsieve.resources.lake.engine.server < plan.json
 """
@@ -26,7 +26,8 @@ from pgsieve.resources.lake.engine.record import EngineFolder, EngineRecord
 from pgsieve.resources.lake.java.jvm import JAVA_OPTIONS, environment, files, submit_command
 from pgsieve.resources.processes import end_with_parent
 
-#: Settings of the engine, rather than of each session: it listens to this machine only, and returns unused memory.
+#: Settings of the engine, rather than of each session: it listens to this machine only, and returns unused
+#: memory.
 SERVER_SETTINGS = {
     "spark.connect.grpc.binding.address": "127.0.0.1",
     # For sessions that were never ended, such as those of a killed run.

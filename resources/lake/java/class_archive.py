@@ -1,8 +1,8 @@
 """An archive of the classes that Spark loads at its start: it halves the CPU time of a JVM until its first job.
 
-In: a session's settings. Out: a file next to the jars (`pgsieve.resources.lake.jars`), made once, and the Java
-option that names it. Java checks that the file belongs to this Java and these jars, and otherwise ignores it.
-If the file cannot be written, pgsieve works without it.
+In: a session's settings. Out: a file next to the jars (`pgsieve.resources.lake.jars`), made once, and the
+Java option that names it. Java checks that the file belongs to this Java and these jars, and otherwise
+ignores it. If the file cannot be written, pgsieve works without it.
 
 https://docs.oracle.com/en/java/javase/17/docs/specs/man/java.html#application-class-data-sharing
 """
@@ -58,8 +58,8 @@ def options(java_options: str) -> list[str]:
 def make_archive() -> bool:
     """Start a session in a separate process, use it once, and archive its classes, which takes half a minute.
 
-    Returns whether there is an archive now. An incomplete archive would end the JVM, so the file gets its name once all
-    of it is on disk.
+    Returns whether there is an archive now. An incomplete archive would end the JVM, so the file gets its
+    name once all of it is on disk.
     """
     file = archive_file()
     if file.is_file() or not os.access(file.parent, os.W_OK):

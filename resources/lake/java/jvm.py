@@ -1,10 +1,10 @@
 """The JVM of a session that this process starts, with an environment and options that pgsieve chooses.
 
 In: the settings of the session. Out: a JVM that pyspark uses, and the parameters to start another one. The
-user's shell settings (a locale, a time zone, another Spark's folder) alter no result. The user needs no entry in
-/etc/passwd and no home, and the machine's name need not resolve. Every user can read the arguments of a process, so
-settings and options are passed in files of the process's own folder (`pgsieve.resources.private_folder`). Spark's
-temporary files are there, too.
+user's shell settings (a locale, a time zone, another Spark's folder) alter no result. The user needs no entry
+in /etc/passwd and no home, and the machine's name need not resolve. Every user can read the arguments of a
+process, so settings and options are passed in files of the process's own folder
+(`pgsieve.resources.private_folder`). Spark's temporary files are there, too.
 
 https://spark.apache.org/docs/4.1.0/configuration.html#environment-variables
 """
@@ -53,7 +53,8 @@ _LOG = "spark.log"
 _INFORMED = "_PYSPARK_DRIVER_CONN_INFO_PATH"
 _PORT, _SECRET = "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"
 _WAIT_SECONDS = 0.05
-#: How long a session may take to stop, as its cluster may be gone; and how long its JVM may take to end after that.
+#: How long a session may take to stop, as its cluster may be gone; and how long its JVM may take to end after
+#: that.
 _STOP_SECONDS, _END_SECONDS = 5.0, 10.0
 #: For a JVM that runs for seconds: its optimising compiler would take more time than it saves.
 _SHORT_LIVED = {JAVA_OPTIONS: "-XX:TieredStopAtLevel=1"}
@@ -189,8 +190,8 @@ def submit_command(master: str) -> str:
 def session(settings: Mapping[str, str], end_seconds: float = _END_SECONDS) -> "SparkSession":
     """The session of this process, in the JVM that pyspark already uses, or else in a new one.
 
-    The JVM ends with this process, and may take `end_seconds` for it. Raises JavaEndedError if the JVM ends early, and
-    pyspark's errors if the session does not start.
+    The JVM ends with this process, and may take `end_seconds` for it. Raises JavaEndedError if the JVM ends
+    early, and pyspark's errors if the session does not start.
     """
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
@@ -223,7 +224,8 @@ def _gateway(settings: Mapping[str, str], end_seconds: float) -> Iterator[None]:
     configured, gateway = files(settings, folder, _SHORT_LIVED), folder / "gateway"
     gateway.unlink(missing_ok=True)
     with (folder / _LOG).open("wb") as file:
-        # The log may quote values of cells. It goes to the terminal only if the user requests more than errors.
+        # The log may quote values of cells. It goes to the terminal only if the user requests more than
+        # errors.
         log = file if settings.get(_LOG_LEVEL, "") in _QUIET else None
         process = subprocess.Popen(  # noqa: S603 - Spark's own script, no shell
             [

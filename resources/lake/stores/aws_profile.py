@@ -1,8 +1,8 @@
 """The active profile of AWS' tools, from ~/.aws/config and ~/.aws/credentials: a server, a region, keys.
 
-In: the environment, which names the profile and the files. Out: the profile's settings. The engines themselves
-request credentials such as those of a role or of single sign-on. A file in another format has no settings. Raises
-nothing. No repr shows a secret.
+In: the environment, which names the profile and the files. Out: the profile's settings. The engines
+themselves request credentials such as those of a role or of single sign-on. A file in another format has no
+settings. Raises nothing. No repr shows a secret.
 
 https://docs.aws.amazon.com/sdkref/latest/guide/file-format.html
 https://docs.aws.amazon.com/sdkref/latest/guide/feature-ss-endpoints.html
@@ -30,7 +30,8 @@ class AwsProfile:
     #: The server with S3's interface; None if the files name none, or tools have to ignore it.
     endpoint: str | None = None
     region: str | None = None
-    #: The key, its secret and perhaps its token, by their names in the files; empty if they have to be requested.
+    #: The key, its secret and perhaps its token, by their names in the files; empty if they have to be
+    #: requested.
     keys: Mapping[str, str] = field(default_factory=dict, repr=False)
     #: Whether the profile has credentials, or settings to request them.
     has_credentials: bool = False

@@ -1,8 +1,8 @@
 """An S3 server from a wheel, for the demo and for tests: SeaweedFS, whose conditional writes are as atomic as S3's.
 
 In: a folder for its data, and the keys that it accepts. Out: its URL, with the bucket `lake`. It listens on
-this machine only. It lives as long as a pipe from the process that started it, so it ends with that process, even by
-SIGKILL. Raises EmbeddedS3Error.
+this machine only. It lives as long as a pipe from the process that started it, so it ends with that process,
+even by SIGKILL. Raises EmbeddedS3Error.
 
 https://github.com/seaweedfs/seaweedfs/wiki/Amazon-S3-API
 """

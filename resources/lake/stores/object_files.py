@@ -1,8 +1,9 @@
 """The objects of a store as files that pyarrow reads and writes, without Python's lock during requests.
 
-In: paths within a bucket or container. Out: the handler of a pyarrow file system. delta-rs's own handler keeps
-Python's lock while it opens a file, which stops all other threads until a distant store answers. It also writes every
-file in parts, which takes at least three requests. Raises OSError with the store's message, as `Objects` does.
+In: paths within a bucket or container. Out: the handler of a pyarrow file system. delta-rs's own handler
+keeps Python's lock while it opens a file, which stops all other threads until a distant store answers. It
+also writes every file in parts, which takes at least three requests. Raises OSError with the store's message,
+as `Objects` does.
 
 https://arrow.apache.org/docs/python/generated/pyarrow.fs.FileSystemHandler.html
 """

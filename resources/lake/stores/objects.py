@@ -1,12 +1,12 @@
 """Objects of a store, read and written as a whole or in parts; and objects that are created at most once.
 
-In: a lake's path, and delta-rs's options for its store; delta-rs uses the same library, object_store. Out: bytes. A
-request that fails for a moment is repeated. Raises OSError with the store's message, which `store_errors`
-understands, and FileExistsError. The objects of this module are not sent to executors.
+In: a lake's path, and delta-rs's options for its store; delta-rs uses the same library, object_store. Out:
+bytes. A request that fails for a moment is repeated. Raises OSError with the store's message, which
+`store_errors` understands, and FileExistsError. The objects of this module are not sent to executors.
 
-The answer to a conditional PUT may be lost after the store has the object. Then the store refuses the repeated PUT
-because of the first. So `make` reads the object of that name; if its bytes are the same, the first PUT has succeeded.
-Therefore the bytes that `make` gets must be unique.
+The answer to a conditional PUT may be lost after the store has the object. Then the store refuses the
+repeated PUT because of the first. So `make` reads the object of that name; if its bytes are the same, the
+first PUT has succeeded. Therefore the bytes that `make` gets must be unique.
 
 https://docs.rs/object_store/latest/object_store/enum.PutMode.html (Create)
 """
@@ -35,8 +35,8 @@ _LOGGER = logging.getLogger(__name__)
 
 #: How much is read when a file is opened; a smaller file is read whole.
 FIRST_BYTES = 1024 * 1024
-#: The size of the parts in which an object is written, and how many are written, and are in memory, at a time. A smaller
-#: object takes one request.
+#: The size of the parts in which an object is written, and how many are written, and are in memory, at a
+#: time. A smaller object takes one request.
 PART_BYTES, _PARTS_AT_A_TIME = 10 * 1024 * 1024, 4
 #: Distinguishes objects with the same name: tag, time and size.
 Stamp = tuple[str | None, datetime, int]

@@ -1,8 +1,9 @@
 """Shares reads of row groups among successive readers, since each subscription reads the whole change log.
 
-In: a function that reads, and a key with all that its result depends on. Out: the result, cached as long as there is
-room. The first results stay in the cache, as later readers read in the same order. Raises the function's errors. A
-Python worker of Spark has its own cache, for the readers of the same part, and for the next task of the same run.
+In: a function that reads, and a key with all that its result depends on. Out: the result, cached as long as
+there is room. The first results stay in the cache, as later readers read in the same order. Raises the
+function's errors. A Python worker of Spark has its own cache, for the readers of the same part, and for the
+next task of the same run.
 """
 
 from collections.abc import Callable, Hashable, Iterator

@@ -1,9 +1,9 @@
 """A lake's address and options, and from these delta-rs's options and Spark's settings.
 
-In: `lake` and `storage` of pgsieve.yaml. Out: one address that both engines read, the settings of each engine, and
-whether several writers may commit there at once. Missing options come from the platform's usual sources (environment,
-profile, role of the machine). If an engine does not read such a source, it gets the options from here. Raises
-EndpointError if a server's address is invalid. No repr shows a secret.
+In: `lake` and `storage` of pgsieve.yaml. Out: one address that both engines read, the settings of each
+engine, and whether several writers may commit there at once. Missing options come from the platform's usual
+sources (environment, profile, role of the machine). If an engine does not read such a source, it gets the
+options from here. Raises EndpointError if a server's address is invalid. No repr shows a secret.
 
 https://hadoop.apache.org/docs/r3.4.2/hadoop-aws/tools/hadoop-aws/index.html (S3A's settings)
 https://hadoop.apache.org/docs/r3.4.2/hadoop-azure/abfs.html (ABFS' settings)
@@ -40,7 +40,8 @@ _TOKENS = "org.apache.hadoop.fs.azurebfs.oauth2.{}TokenProvider"
 _DEFAULT_REGION = "us-east-1"
 #: Variables that name another server than S3 itself. delta-rs reads them; Spark gets the server from here.
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
-#: Variables from which delta-rs and obstore take a token, even if their keys come from elsewhere; in any letter case.
+#: Variables from which delta-rs and obstore take a token, even if their keys come from elsewhere; in any
+#: letter case.
 _TOKEN_NAMES = {"AWS_SESSION_TOKEN", "AWS_TOKEN"}
 #: Variables with credentials that take precedence over those of a profile.
 _BEFORE_PROFILES = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE")
@@ -235,7 +236,8 @@ class Storage:
                 endpoint = self._endpoint_with_bucket(endpoint)
             options = {
                 "aws_endpoint_url": endpoint,
-                # This takes precedence over the former option. Without it a variable of the environment would count.
+                # This takes precedence over the former option. Without it a variable of the environment would
+                # count.
                 "aws_endpoint_url_s3": endpoint,
                 "aws_region": option("region"),
                 "aws_access_key_id": option("access_key_id"),
@@ -264,8 +266,8 @@ class Storage:
     def _of_a_profile(self, environ: Mapping[str, str], endpoint: str | None) -> dict[str, str]:
         """The options from a profile. delta-rs itself reads no profile if an endpoint is given.
 
-        The keys are passed even without an endpoint, as other libraries use these options, too. Only keys that expire are
-        left to delta-rs then, because it rereads them.
+        The keys are passed even without an endpoint, as other libraries use these options, too. Only keys
+        that expire are left to delta-rs then, because it rereads them.
         """
         profile, options = AwsProfile.of(environ), {}
         if profile.region and not self._region(environ):
@@ -360,9 +362,10 @@ def storage_of(address: str) -> Storage:
 def keep_token_out(options: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> None:
     """Keep delta-rs and obstore from sending an empty token, or a token that belongs to other keys.
 
-    A token in the environment may belong to other keys than those in the options, and no option turns the token off: S3
-    refuses an empty token. So the variable is removed from the process' own environment, which these libraries read.
-    `os.environ` keeps it. The JVM and commands get that copy, because they may need the token with the environment's keys.
+    A token in the environment may belong to other keys than those in the options, and no option turns the
+    token off: S3 refuses an empty token. So the variable is removed from the process' own environment, which
+    these libraries read. `os.environ` keeps it. The JVM and commands get that copy, because they may need the
+    token with the environment's keys.
     """
     if options.get("aws_session_token"):
         return

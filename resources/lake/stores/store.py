@@ -1,8 +1,8 @@
 """The files of a lake, in a folder of this machine or on an object store, as pyarrow reads and writes them.
 
-In: full paths, as in Delta and Spark. Out: pyarrow's access to the files. An object store is reached with delta-rs's
-options, so that credentials are given only once. A `Store` is sent to executors, which need `deltalake` for a lake on
-an object store. Raises OSError.
+In: full paths, as in Delta and Spark. Out: pyarrow's access to the files. An object store is reached with
+delta-rs's options, so that credentials are given only once. A `Store` is sent to executors, which need
+`deltalake` for a lake on an object store. Raises OSError.
 """
 
 from collections import defaultdict
@@ -106,8 +106,8 @@ class Store:
     ) -> pa.Table:
         """The rows of a Parquet file that fulfil an expression, with all or some of its columns.
 
-        A file that delta-rs has rewritten (DELETE, MERGE) may declare its text as string views, which Arrow cannot filter.
-        So text is read as plain strings.
+        A file that delta-rs has rewritten (DELETE, MERGE) may declare its text as string views, which Arrow
+        cannot filter. So text is read as plain strings.
         """
         fragment = self._fragment(path)
         dataset = ds.FileSystemDataset([fragment], without_views(fragment.physical_schema), fragment.format)
@@ -122,7 +122,8 @@ class Store:
     def readers(self, groups: Iterable["RowGroup"]) -> Iterator[tuple["RowGroup", "Reader"]]:
         """Some row groups, one after the other, each with a function that reads columns of its rows.
 
-        A column may be a field of a struct ("new.id"). Then the other fields are not read, as they would be by a dataset.
+        A column may be a field of a struct ("new.id"). Then the other fields are not read, as they would be
+        by a dataset.
         """
         for path, of_file in groupby(groups, key=attrgetter("file")):
             with ExitStack() as stack:
@@ -267,7 +268,8 @@ def parted(groups: Sequence[RowGroup], parallelism: int = 1) -> list[Sequence[Ro
     parts = defaultdict[int, list[RowGroup]](list)
     before = 0
     for group in groups:
-        # A row group belongs to the part in which its middle lies, so that a large one does not enlarge other parts.
+        # A row group belongs to the part in which its middle lies, so that a large one does not enlarge other
+        # parts.
         parts[(2 * before + group.bytes) * number // (2 * total) if total else 0].append(group)
         before += group.bytes
     return [parts[part] for part in sorted(parts)]

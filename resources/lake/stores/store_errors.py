@@ -1,8 +1,8 @@
 """Refusals of an object store: the reason, the remedy, and whether the fault passes by itself.
 
 In: errors of delta-rs and of Spark's file systems, which quote the store's answer. Out: a `StoreRefusal`, or
-None if the error concerns one table, or not the store. A refusal shows only the code of an answer, because the rest
-has paths, requests and signed data. Raises nothing.
+None if the error concerns one table, or not the store. A refusal shows only the code of an answer, because
+the rest has paths, requests and signed data. Raises nothing.
 
 https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html
 https://learn.microsoft.com/en-us/rest/api/storageservices/blob-service-error-codes
@@ -113,7 +113,8 @@ _OF_A_STORE = re.compile(
     r"|software\.amazon\.awssdk\.|AccessDeniedException: (?:s3a|abfss?)://"
 )
 _CODE = re.compile(r"<Code>(\w+)</Code>|Status Code: \d{3}[^\n]*?\):\s?([A-Z]\w+)|\bError(?:Code)?=(\w+)")
-#: The answer 400 to a HEAD, which has no body and no code. It is about the signature: a missing bucket would be a 404.
+#: The answer 400 to a HEAD, which has no body and no code. It is about the signature: a missing bucket would
+#: be a 404.
 _BAD_HEAD = re.compile(
     r"Error performing HEAD [^\n]*non-2xx status code[:\s]+400\b|Status Code: 400\b[^\n]*?\):\s?(?:null|400 Bad Request)"
 )
