@@ -85,9 +85,10 @@ class LakeAccess:
         self._unsynced: Unsynced | None = None
 
     def check_writable(self) -> None:
-        """Raise LakeUnavailableError if a local lake cannot be written; no trial file is written to a remote lake.
+        """Raise LakeUnavailableError if a local lake cannot be written.
 
-        Raises UnsafeStoreError if a store with S3's interface may lose commits.
+        No trial file is written to a remote lake. Raises UnsafeStoreError if a store with S3's interface may
+        lose commits.
         """
         if not is_uri(self.uri):
             self.try_writing()
@@ -152,10 +153,10 @@ class LakeAccess:
             self.try_writing()
 
     def make_durable(self) -> None:
-        """Make all writes so far survive a power cut. It is called before an irreversible step that relies on them.
+        """Make all writes so far survive a power cut.
 
-        An object store keeps what it has confirmed. For a folder, the file system is written to disk. Raises
-        LakeUnavailableError.
+        It is called before an irreversible step that relies on them. An object store keeps what it has
+        confirmed. For a folder, the file system is written to disk. Raises LakeUnavailableError.
         """
         if is_uri(self.uri) or self._is_temporary:
             return

@@ -48,7 +48,10 @@ class SparkCatalog:
 
 
 def is_at(location: str | None, path: str) -> bool:
-    """Whether a catalog's location is a path of the lake; catalogs write `file:` before a folder, and may encode it."""
+    """Whether a catalog's location is a path of the lake.
+
+    Catalogs write `file:` before a folder, and may encode it.
+    """
     return location is not None and _bare(location) in {_bare(path), _bare(unquote(path))}
 
 

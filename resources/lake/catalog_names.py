@@ -1,4 +1,7 @@
-"""The names of replicas in a catalog. In: a template and a table. Out: the parts of its name. Raises nothing."""
+"""The names of replicas in a catalog.
+
+In: a template and a table. Out: the parts of its name. Raises nothing.
+"""
 
 #: The placeholders that a template for names may have in braces.
 FIELDS = ("subscription", "schema", "table")

@@ -95,10 +95,10 @@ class ByFiles:
         return files
 
     def marked_files(self, path: str, matches: Sequence[FileMatches], base: int) -> list[Marked] | None:
-        """The files that have `matches`, with these rows marked, for `commit_marked`; None if rows cannot be marked.
+        """The files that have `matches`, with these rows marked, for `commit_marked`.
 
-        Deletion vectors are enabled if need be, which makes a new version. Raises OverrunError if the version
-        is not `base`, or no longer.
+        None if rows cannot be marked. Deletion vectors are enabled if need be, which makes a new version.
+        Raises OverrunError if the version is not `base`, or no longer.
         """
         with self.access.refusing(path):
             try:
@@ -114,12 +114,18 @@ class ByFiles:
     def row_matches(
         self, path: str, sought: Sought, schema: pa.Schema, runner: Executors
     ) -> list[FileMatches]:
-        """The rows of a table whose columns have one of the `sought` digests. A match's `keys` are their indices."""
+        """The rows of a table whose columns have one of the `sought` digests.
+
+        A match's `keys` are their indices.
+        """
         with self.access.refusing(path):
             return row_matches(self.local.table_at(path), path, self.local.store, sought, schema, runner)
 
     def takes_rewriting(self, path: str, columns: Collection[str]) -> bool:
-        """Whether a commit may replace files of a table by files with fewer rows; `columns` are the table's."""
+        """Whether a commit may replace files of a table by files with fewer rows.
+
+        `columns` are the table's.
+        """
         with self.access.refusing(path):
             return row_removal.takes_rewriting(self.local, path, columns)
 
@@ -151,7 +157,10 @@ class BySpark:
         exists: Callable[[], bool],
         options: Mapping[str, str] | None = None,
     ) -> None:
-        """Append rows to a table, or overwrite it; `exists` says whether the table exists, `options` are Spark's."""
+        """Append rows to a table, or overwrite it.
+
+        `exists` says whether the table exists, `options` are Spark's.
+        """
         with self.access.refusing(path):
             write_by_spark(
                 guarded(frame, path, commit.base, self.access.store), path, commit, options or {}, exists

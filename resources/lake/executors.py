@@ -171,7 +171,10 @@ class SparkExecutors:
         return session.range(0, parts, 1, parts).mapInArrow(write, spark_schema(schema)).toArrow()
 
     def _shared(self, part: Part, parts: int) -> pa.Table | None:
-        """Run parts in a job that callers share; None if no job is shared, or if the shared job has failed."""
+        """Run parts in a job that callers share.
+
+        None if no job is shared, or if the shared job has failed.
+        """
         jobs = shared_jobs()
         return jobs and jobs.rows(Request(part, parts, called_here()), self._run_together)
 
@@ -286,9 +289,10 @@ INLINE: Executors = _Inline()
 
 
 def noted(engine: str, parts: int | None, rows: pa.Table) -> pa.Table:
-    """Add rows to the step's `Work`, and return them; if they describe files (`WRITTEN`), the files' bytes count.
+    """Add rows to the step's `Work`, and return them.
 
-    `parts` is the number of tasks; None means one per row.
+    If they describe files (`WRITTEN`), the files' bytes count. `parts` is the number of tasks; None means one
+    per row.
     """
     size = pc.sum(rows["size"]).as_py() or 0 if rows.schema.equals(WRITTEN) else rows.nbytes
     note(engine, rows.num_rows if parts is None else parts, size)

@@ -73,7 +73,10 @@ def _put_table_back(table: Path, since_ns: int) -> None:
 
 
 def _drop_false_hint(log: Path) -> None:
-    """Remove `_last_checkpoint` if it is incomplete, or names a missing checkpoint; readers do not need it."""
+    """Remove `_last_checkpoint` if it is incomplete, or names a missing checkpoint.
+
+    Readers do not need it.
+    """
     hint = log / _LAST_CHECKPOINT
     try:
         version = int(json.loads(hint.read_bytes())["version"])
@@ -90,7 +93,10 @@ def _entries(log: Path) -> dict[int, Path]:
 
 
 def _first_half(table: Path, since_ns: int) -> int | None:
-    """The first version from `since_ns` on that is incomplete, or that follows a gap; None if all are complete."""
+    """The first version from `since_ns` on that is incomplete, or that follows a gap.
+
+    None if all are complete.
+    """
     later = {v: p for v, p in sorted(_entries(table / "_delta_log").items()) if _is_later(p, since_ns)}
     changes = dict[int, _Changes]()
     for version, path in later.items():

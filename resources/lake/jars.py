@@ -104,7 +104,10 @@ def answers_file() -> Path:
 
 
 def kept_jars(packages: str, kept: Path | None = None) -> list[str] | None:
-    """The jar files of `packages` and all their dependencies; None without a recorded answer, or if a file is gone."""
+    """The jar files of `packages` and all their dependencies.
+
+    None without a recorded answer, or if a file is gone.
+    """
     file = kept or answers_file()
     try:
         names: list[str] = json.loads(file.read_text(encoding="utf-8"))[packages]

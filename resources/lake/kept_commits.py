@@ -50,7 +50,7 @@ class UnsafeStoreError(PgsieveError):
 
 
 class _Ended(Enum):
-    """How a writer's commit ended: it succeeded; the store refused it; delta-rs saw the other commit before."""
+    """How a writer's commit ended: it succeeded, the store refused it, or delta-rs saw the other commit before."""
 
     MADE = auto()
     REFUSED = auto()

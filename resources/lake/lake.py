@@ -123,7 +123,10 @@ class Lake:
 
     @property
     def parallelism(self) -> int:
-        """How many tables are processed in parallel; more on an object store, whose answers take most of the time."""
+        """How many tables are processed in parallel.
+
+        They are more on an object store, where most of the time is spent waiting for answers.
+        """
         return _TABLES_FAR_AWAY if self.local is not None and is_uri(self.uri) else _TABLES
 
     def in_parallel(self, act: Callable[[Item], Done], items: Sequence[Item]) -> list[Done]:
@@ -316,7 +319,10 @@ class Lake:
                 comment_by_spark(self.spark, path, lacking, of_columns, self.records.position(path))
 
     def set_properties(self, path: str, properties: Mapping[str, str]) -> int | None:
-        """Set Delta properties of a table. Returns the previous version; None if the table has the properties already."""
+        """Set Delta properties of a table.
+
+        Returns the previous version; None if the table has the properties already.
+        """
         with self.access.refusing(path):
             lacking = dict(properties.items() - self._properties(path).items())
             if not lacking:
@@ -329,7 +335,10 @@ class Lake:
             return version
 
     def take_any_row(self, path: str) -> None:
-        """Remove CHECK constraints and the append-only property, which only other writers set; rows and position stay."""
+        """Remove CHECK constraints and the append-only property, which only other writers set.
+
+        Rows and position stay.
+        """
         with self.access.refusing(path):
             properties = self._properties(path)
             if constraints := constraints_in(properties):
@@ -362,9 +371,9 @@ class Lake:
                 self.write(self.current(path).limit(0), path, Commit(position))
 
     def add_columns(self, path: str, schema: pa.Schema, ddl: str, base: int) -> None:
-        """Add columns to the end of a table, with NULLs; `schema` has all of its columns, `ddl` the same in Spark's types.
+        """Add columns to the end of a table, with NULLs.
 
-        `base` as in `Commit`.
+        `schema` has all of its columns, `ddl` the same in Spark's types. `base` as in `Commit`.
         """
         with self.access.refusing(path):
             if local := self.policy.reached(path):

@@ -224,7 +224,10 @@ class _BySpark:
         return f"delta.{quoted(self.path)}"
 
     def _sql(self, statement: str, more: Mapping[str, str] | None = None) -> Row:
-        """Run a statement with more settings, so that its commit keeps the table's position; return its first row."""
+        """Run a statement with more settings, so that its commit keeps the table's position.
+
+        Returns its first row.
+        """
         conf = self.lake.spark.conf
         settings = {
             **(more or {}),

@@ -18,7 +18,10 @@ def threads_of(master: str) -> int | None:
 
 
 def cores_of(master: str) -> int | None:
-    """How many cores of this machine a Spark master uses; None for a master of other machines or processes."""
+    """How many cores of this machine a Spark master uses.
+
+    None for a master of other machines or processes.
+    """
     match = _LOCAL.fullmatch(master)
     return _number(match[1] or "1") if match else None
 

@@ -62,7 +62,10 @@ class LakePaths:
         return f"{self._of_feed(slot_owner)}/change_log"
 
     def slices(self, slot_owner: str) -> str:
-        """The contents of each slice of the change log besides row changes; missing rows are derived again."""
+        """The contents of each slice of the change log besides row changes.
+
+        Missing rows are derived again.
+        """
         return f"{self._of_feed(slot_owner)}/slices"
 
     def prepared(self, slot_owner: str) -> str:
@@ -88,7 +91,10 @@ class LakePaths:
         return self._folders[subscription]
 
     def changes(self, subscription: str, schema: str, table: str, generation: int = 0) -> str:
-        """The transformed changes of a table. Later histories end in `~g1`, ..., which no escaped name of a table does."""
+        """The transformed changes of a table.
+
+        Later histories end in `~g1`, ..., which no escaped name of a table does.
+        """
         suffix = f"~g{generation}" if generation else ""
         return f"{self.uri}/{subscription}/_changes/{escape(schema)}/{escape(table)}{suffix}"
 

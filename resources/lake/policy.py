@@ -109,7 +109,10 @@ class Policy:
         overwrite: bool = False,
         key: Iterable[str] = (),
     ) -> Committer:
-        """The committer of about `size` bytes (None: many) of rows with these columns into a table; see `explained`."""
+        """The committer of about `size` bytes (None: many) of rows with these columns into a table.
+
+        See `explained`.
+        """
         committer, reason = self.explained(path, columns, size, schema, overwrite=overwrite, key=key)
         _LOGGER.debug('Delta table "%s": %s (%s)', path, type(committer).__name__, reason)
         return committer

@@ -38,7 +38,10 @@ class PgsieveSpark(SparkEngine, LazyPySparkResource):
 def pyspark_resource(
     engine: SparkEngine, own: PySparkResource | LazyPySparkResource | None = None
 ) -> PgsieveSpark:
-    """The engine as a resource of dagster-pyspark; `own` is the project's resource, which then starts the session."""
+    """The engine as a resource of dagster-pyspark.
+
+    `own` is the project's resource, which then starts the session.
+    """
     fields = {name: getattr(engine, name) for name in SparkEngine.model_fields}
     if own is None:
         return PgsieveSpark(**fields)

@@ -8,7 +8,10 @@ import pyarrow as pa
 
 @dataclass(frozen=True)
 class RowChange:
-    """Reads `columns`, and changes each batch by `of`; the result has the columns of `schema`, `ddl` in Spark's types."""
+    """Reads `columns`, and changes each batch by `of`.
+
+    The result has the columns of `schema`, `ddl` in Spark's types.
+    """
 
     columns: Sequence[str]
     of: Callable[[pa.RecordBatch], pa.RecordBatch]

@@ -25,7 +25,10 @@ _MATCHED = pa.schema([("file", pa.int64()), ("row", pa.int64()), ("sought", pa.i
 def row_matches(
     table: DeltaTable, path: str, store: Store, sought: Sought, schema: pa.Schema, runner: Executors
 ) -> list[FileMatches]:
-    """The rows whose columns have one of the `sought` digests. A match's `keys` are indices into the digests."""
+    """The rows whose columns have one of the `sought` digests.
+
+    A match's `keys` are indices into the digests.
+    """
     files = pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist()
     names = [unquote(file["path"]) for file in files]
     located = runner.written(_Reading(store, path, schema, names, sought), len(names), schema=_MATCHED)

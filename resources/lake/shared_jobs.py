@@ -110,7 +110,10 @@ def tasks_of(job: Sequence[Request], parallelism: int) -> Sequence[Sequence[tupl
 
 @dataclass(frozen=True)
 class PartsOfMany:
-    """Runs a task of a shared job. It is sent to executors. If a part fails, only its caller's other parts end."""
+    """Runs a task of a shared job.
+
+    It is sent to executors. If a part fails, only its caller's other parts end.
+    """
 
     parts: Sequence[Part]
     tasks: Sequence[Sequence[tuple[int, int]]]

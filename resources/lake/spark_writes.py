@@ -53,9 +53,9 @@ def write_by_spark(
     options: Mapping[str, str],
     exists: Callable[[], bool],
 ) -> None:
-    """Append rows to a table, or overwrite it with them, in one commit; `exists` says whether the table exists.
+    """Append rows to a table, or overwrite it with them, in one commit.
 
-    Column mapping is enabled for names that need it.
+    `exists` says whether the table exists. Column mapping is enabled for names that need it.
     """
     overwrite, position = commit.overwrite, commit.position
     spark, fields = frame.sparkSession, set(_fields(frame.schema))

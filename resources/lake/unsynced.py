@@ -101,7 +101,10 @@ def recover(lake: str) -> None:
 
 
 def leave_all() -> None:
-    """Close all lakes at the end of a command, with all writes on disk; the end of a process closes the other lakes."""
+    """Close all lakes at the end of a command, with all writes on disk.
+
+    The end of a process closes the other lakes.
+    """
     with _SHARING:
         for one in list(_shared.values()):
             one.leave()

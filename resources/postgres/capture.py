@@ -60,7 +60,10 @@ def _surplus(publication: Publication, wanted: Sequence[Table], catalog: Catalog
 
 
 def _take_out(connection: psycopg.Connection[Any], source: str, name: str, table: Table) -> bool:
-    """Remove a table from a capture publication; false if it is locked, so that the next run has to remove it."""
+    """Remove a table from a capture publication.
+
+    False if it is locked, so that the next run has to remove it.
+    """
     taken_out = f"alter publication {quote(name)} drop table {as_listed(table)}"
     try:
         execute_ddl(connection, source, preparing(name), [taken_out], lock_seconds=LOCK_SECONDS)

@@ -149,10 +149,11 @@ select t.oid::bigint, case when t.typtype = 'b' then 'a' else t.typtype::text en
 
 
 def read_catalog(connection: psycopg.Connection[Any], snapshot: str | None = None) -> Catalog:
-    """All user tables, publications and types of the database, read in one snapshot; `snapshot` names an exported one.
+    """All user tables, publications and types of the database, read in one snapshot.
 
-    pg_get_expr() locks the table (pg_get_expr_worker() in src/backend/utils/adt/ruleutils.c). If another
-    session keeps a table locked, its expressions are left out, and the catalog's `locked` has the table.
+    `snapshot` names an exported one. pg_get_expr() locks the table (pg_get_expr_worker() in
+    src/backend/utils/adt/ruleutils.c). If another session keeps a table locked, its expressions are left out,
+    and the catalog's `locked` has the table.
     """
     locked: Mapping[int, str] = {}
     while True:
@@ -223,7 +224,10 @@ def _read_catalog(
 
 
 def _attribute(*values: Any) -> Attribute:
-    """A column from its JSON array. Its missing value is an array of one element; an array of boxes has semicolons."""
+    """A column from its JSON array.
+
+    Its missing value is an array of one element; an array of boxes has semicolons.
+    """
     attribute = Attribute(*values)
     return attribute if attribute.missing is None else replace(attribute, missing=",".join(attribute.missing))
 

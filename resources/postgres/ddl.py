@@ -58,7 +58,10 @@ def own_search_path(connection: psycopg.Connection[Any]) -> str:
 
 
 def failed_trigger(connection: psycopg.Connection[Any], error: psycopg.Error) -> tuple[str, str] | None:
-    """The event trigger that raised an error, and its function, quoted; None if the server itself raised the error."""
+    """The event trigger that raised an error, and its function, quoted.
+
+    None if the server itself raised the error.
+    """
     called = [line for line in (error.diag.context or "").splitlines() if "function" in line]
     for trigger, schema, function in connection.execute(_TRIGGERS).fetchall() if called else ():
         if any(f"{function}(" in line or f"{quote(function)}(" in line for line in called):
@@ -75,9 +78,10 @@ def execute_ddl(
     tried: bool = False,
     lock_seconds: float = 0,
 ) -> None:
-    """Run statements in one transaction, under the role's own search_path; roll them back if they are only `tried`.
+    """Run statements in one transaction, under the role's own search_path.
 
-    They wait for locks. After `lock_seconds`, if given, LockedTableError is raised.
+    Roll them back if they are only `tried`. They wait for locks. After `lock_seconds`, if given,
+    LockedTableError is raised.
     """
     path = own_search_path(connection)
     try:

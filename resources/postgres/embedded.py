@@ -147,7 +147,10 @@ class EmbeddedServer:
         return self._supervisor is not None and self._supervisor.poll() is None
 
     def conninfo(self, **extra: str) -> str:
-        """Return a libpq conninfo for the superuser and the database `postgres`; `extra` replaces or adds keywords."""
+        """Return a libpq conninfo for the superuser and the database `postgres`.
+
+        `extra` replaces or adds keywords.
+        """
         base = {"host": "127.0.0.1", "port": str(self.port), "user": "postgres", "dbname": "postgres"}
         return make_conninfo("", **{**base, **extra})
 
@@ -232,7 +235,7 @@ class EmbeddedServer:
             raise EmbeddedServerError(f'data directory "{self._data}" cannot be used: {error}') from error
 
     def _account(self) -> dict[str, object]:
-        """Popen's arguments for the server's account: for root, the data directory's owner; otherwise none."""
+        """Popen's arguments for the server's account: if this process is root's, the data directory's owner."""
         if os.geteuid() != 0:
             return {}
         owner = self._data.stat()

@@ -97,7 +97,10 @@ def filter_columns(connection: psycopg.Connection[Any], table: Table, where: str
 def _analysed(
     connection: psycopg.Connection[Any], table: Table, where: str, path: str | None = None
 ) -> tuple[Expression, str | None]:
-    """The analysed filter, and PostgreSQL's reason to refuse it, if any; under the search_path `path`, if given."""
+    """The analysed filter, and PostgreSQL's reason to refuse it, if any.
+
+    It is analysed under the search_path `path`, if given.
+    """
     with connection.transaction(force_rollback=True):
         if path is not None:
             connection.execute("select set_config('search_path', %s, true)", [path])

@@ -71,9 +71,10 @@ class Received:
 
 
 class Wakeup:
-    """Ends another thread's wait. It is a socket pair, so that a thread can wait for it and a connection together.
+    """Ends another thread's wait.
 
-    `ring` may be called from any thread and from a signal handler; after `close` it does nothing.
+    It is a socket pair, so that a thread can wait for it and a connection together. `ring` may be called from
+    any thread and from a signal handler; after `close` it does nothing.
     """
 
     def __init__(self) -> None:
@@ -253,7 +254,10 @@ class Receiver:
             self._answer_wanted |= envelope.reply_requested
 
     def _hand_over(self) -> None:
-        """Give the consumer a batch of the pending messages; Arrow separates all headers from bodies at once."""
+        """Give the consumer a batch of the pending messages.
+
+        Arrow separates all headers from bodies at once.
+        """
         if not self._octets and self._position <= self._handed_position:
             return
         lsns, data = xlog_data_columns(self._octets, np.asarray(self._lengths, np.int32))

@@ -34,7 +34,10 @@ _PIECES, _MOST = 16, 16
 
 
 def removed_rows(connection: psycopg.Connection[Any], parts: Sequence[str]) -> list[bool]:
-    """For each part, whether it may still keep deleted rows; a part is the text after FROM, by an indexed column."""
+    """For each part, whether it may still keep deleted rows.
+
+    A part is the text after FROM, by an indexed column.
+    """
     removed = _counted(connection, parts)
     if any(removed):
         _last(connection, _INDEX_SCANS + ";".join(f"select count(*) from {part}" for part in parts))

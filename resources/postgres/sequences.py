@@ -49,7 +49,10 @@ Name = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class PublishedSequences:
-    """The sequences that the publications of a subscription select; `publications` are the publications of the server."""
+    """The sequences that the publications of a subscription select.
+
+    `publications` are the publications of the server.
+    """
 
     publications: Sequence[str]
     named: frozenset[Name] = frozenset()

@@ -145,9 +145,10 @@ def execute(cursor: "dbapi.Cursor", query: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Conninfo:
-    """How to open sessions of a database: libpq's conninfo, and the source of its password. No repr shows them.
+    """How to open sessions of a database: libpq's conninfo, and the source of its password.
 
-    `password_command` is a program and its arguments, run for each session without a shell.
+    No repr shows them. `password_command` is a program and its arguments, run for each session without a
+    shell.
     """
 
     text: str = field(repr=False)

@@ -263,7 +263,10 @@ def _advance(connection: psycopg.Connection[Any], slot: str, lsn: int) -> None:
 
 
 def advance(connection: psycopg.Connection[Any], source: str, slot: str, lsn: int) -> None:
-    """Confirm everything that commits before `lsn`; the server decodes up to it. The slot never moves back."""
+    """Confirm everything that commits before `lsn`.
+
+    The server decodes up to it. The slot never moves back.
+    """
     with refusing_slot(source, slot, "advance"):
         _advance(connection, slot, lsn)
 
@@ -442,7 +445,10 @@ def described_in(
 
 
 def relations_changed(connection: psycopg.Connection[Any], source: str, slot: str, query: str) -> set[int]:
-    """The relations that a peek's messages insert into, update, delete from or truncate. Raises as `has_changes`."""
+    """The relations that a peek's messages insert into, update, delete from or truncate.
+
+    Raises as `has_changes`.
+    """
     head, change = "get_byte(data, 0)", bytes([Insert.tag, Update.tag, Delete.tag])
     with refusing_slot(source, slot, "read"):
         rows = connection.execute(

@@ -58,7 +58,10 @@ _ALTERED = ("42703", "42P01", "3F000")
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """An exported snapshot, and the LSN from which changes follow it; `time` is the server's time just before (ISO 8601)."""
+    """An exported snapshot, and the LSN from which changes follow it.
+
+    `time` is the server's time just before (ISO 8601).
+    """
 
     name: str
     lsn: int
@@ -121,7 +124,10 @@ select schema, name, coalesce(sum(case when oid <> all(array({LOCKED})) then pg_
 def table_bytes(
     connection: psycopg.Connection[Any], names: Collection[tuple[str, str]]
 ) -> dict[tuple[str, str], int]:
-    """The bytes of tables on disk with TOAST and partitions; 0 for a table that is missing, or cannot be read now."""
+    """The bytes of tables on disk with TOAST and partitions.
+
+    0 for a table that is missing, or cannot be read now.
+    """
     rows = connection.execute(_BYTES, [[schema for schema, _ in names], [table for _, table in names]])
     return dict.fromkeys(names, 0) | {(schema, table): size for schema, table, size in rows}
 

@@ -131,11 +131,11 @@ class Source:
 
     @contextmanager
     def exclusively(self, what: str, seconds: float | None = None) -> Iterator[Turn]:
-        """Take an advisory lock of the database by its name (section 13.3.5) for the block; blocks may be nested.
+        """Take an advisory lock of the database by its name (section 13.3.5) for the block.
 
-        It waits for other processes. With `seconds` it raises LockHeldError after them; without, it logs a
-        warning that names the processes after a second. The work of the block must be right without the lock,
-        because the lock ends silently with its session.
+        Blocks may be nested. It waits for other processes. With `seconds` it raises LockHeldError after them;
+        without, it logs a warning that names the processes after a second. The work of the block must be
+        right without the lock, because the lock ends silently with its session.
         """
         key = (self, what)
         if (turn := _LOCKS.get().get(key)) is not None:
@@ -182,7 +182,10 @@ class Source:
             yield
 
     def _taken_if_free(self, what: str) -> Turn | None:
-        """Take a lock in the session of `locks_shared`; None if there is no such session, or the lock is not free."""
+        """Take a lock in the session of `locks_shared`.
+
+        None if there is no such session, or the lock is not free.
+        """
         source, connection = _LOCKING.get() or (None, None)
         if connection is None or source != self:
             return None
@@ -219,7 +222,10 @@ class Source:
         return version
 
     def _check_version(self, version: int) -> None:
-        """Raise SourceError for a version that must not be used; warn once of an untested version that is allowed."""
+        """Raise SourceError for a version that must not be used.
+
+        Warn once of an untested version that is allowed.
+        """
         major, oldest, newest = (number // 10000 for number in (version, OLDEST_SERVER, NEWEST_SERVER))
         named = f'source "{self.name}": PostgreSQL {major} is'
         if major < oldest:

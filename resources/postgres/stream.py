@@ -126,9 +126,10 @@ class ReplicationStream:
         self._restarting = True
 
     def confirm(self, lsn: int) -> None:
-        """Confirm to the slot that everything that commits before `lsn` is durable. An older position is ignored.
+        """Confirm to the slot that everything that commits before `lsn` is durable.
 
-        Raises ValueError for a position that no item since the last `Started` has reached.
+        An older position is ignored. Raises ValueError for a position that no item since the last `Started`
+        has reached.
         """
         if lsn > self._delivered:
             raise ValueError(f"{format_lsn(lsn)} was not received, only {format_lsn(self._delivered)}")
@@ -138,7 +139,10 @@ class ReplicationStream:
                 self._receiver.confirm(lsn)
 
     def items(self) -> Iterator[Started | Received]:
-        """The items that arrive, in order, until `stop`; at least one a second while there is a connection."""
+        """The items that arrive, in order, until `stop`.
+
+        There is at least one per second while there is a connection.
+        """
         seconds = self._limits.connect_seconds
         try:
             while (receiver := self._connect(seconds)) is not None:

@@ -20,7 +20,10 @@ _TEXTS = ("text", "name", '"char"', "varchar", "bpchar")
 
 
 class Texts:
-    """A cursor that reads texts and records the illegible ones; `as_bytes` has them sent in the database's encoding."""
+    """A cursor that reads texts and records the illegible ones.
+
+    `as_bytes` has them sent in the database's encoding.
+    """
 
     def __init__(self, connection: psycopg.Connection[Any], *, as_bytes: bool) -> None:
         if as_bytes:

@@ -103,10 +103,11 @@ def _flushed_record(connection: psycopg.Connection[Any]) -> int | None:
 
 
 def next_transaction(connection: psycopg.Connection[Any]) -> int:
-    """The transaction identifier that is assigned next; no transaction with it or a later one has changed anything yet.
+    """The transaction identifier that is assigned next.
 
-    age() counts from this identifier (xid_age() in src/backend/utils/adt/xid.c). A snapshot's xmax would not
-    do, as a running transaction may have it.
+    No transaction with it or a later one has changed anything yet. age() counts from this identifier
+    (xid_age() in src/backend/utils/adt/xid.c). A snapshot's xmax would not do, as a running transaction may
+    have it.
     """
     row = connection.execute("select age('3'::xid) + 3::bigint").fetchone()
     assert row is not None

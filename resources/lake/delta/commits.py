@@ -258,7 +258,7 @@ class Commits:
     def lacking_comments(
         self, path: str, description: str | None, columns: Mapping[str, str]
     ) -> tuple[str | None, dict[str, str]]:
-        """The table's description if it has another one, otherwise None; and its columns' descriptions that differ."""
+        """The descriptions that a table lacks: its own, or None if it has it, and those of its columns."""
         table = self.table_at(path)
         present = {field.name: (field.metadata or {}).get(COMMENT, "") for field in table.schema().fields}
         lacking = {
@@ -359,10 +359,10 @@ def is_removable(path: str) -> bool:
 
 
 def removal(path: str, size: int, time_ms: int, *, changes: bool) -> RemoveAction:
-    """The action that removes a file from a table, by its path in the log; `changes` says whether that changes rows.
+    """The action that removes a file from a table, by its path in the log.
 
-    The path is decoded, because delta-rs encodes it again. A path that was encoded twice would match no file,
-    and the rows would stay.
+    `changes` says whether that changes rows. The path is decoded, because delta-rs encodes it again. A path
+    that was encoded twice would match no file, and the rows would stay.
     """
     return RemoveAction(unquote(path), changes, time_ms, size, {})
 
@@ -390,11 +390,12 @@ def holds(path: str, head: TableHead, commit: Commit) -> bool:
 
 
 def _commit_properties(commit: Commit, *, alone: bool = False) -> CommitProperties:
-    """The properties of a commit. If `alone`, and for some kinds of commits, it succeeds only on the opened version.
+    """The properties of a commit.
 
-    Otherwise delta-rs would let an overwrite follow a compaction that it has not seen, and the compacted rows
-    would stay. It would also let the first commit of a table follow another first commit, as neither has read
-    anything that could conflict.
+    If `alone`, and for some kinds of commits, it succeeds only on the opened version. Otherwise delta-rs
+    would let an overwrite follow a compaction that it has not seen, and the compacted rows would stay. It
+    would also let the first commit of a table follow another first commit, as neither has read anything that
+    could conflict.
     """
     position = commit.position
     alone = alone or commit.overwrite or commit.base is not None or position is not None

@@ -41,9 +41,10 @@ _ROW_GROUP_BYTES = 64 * 1024 * 1024
 
 
 def compact(local: LocalRecords, path: str) -> int:
-    """Join small files into files of about the table's target size; return by how many files the table has shrunk.
+    """Join small files into files of about the table's target size.
 
-    Each group of files has its own commit, so finished groups stay. The rows of one row group are in memory.
+    Returns by how many files the table has shrunk. Each group of files has its own commit, so finished groups
+    stay. The rows of one row group are in memory.
     """
     return sum(
         _replace(local, path, removed, _rows(local, path, removed))
@@ -52,9 +53,10 @@ def compact(local: LocalRecords, path: str) -> int:
 
 
 def cluster(local: LocalRecords, path: str, by: Sequence[str]) -> int:
-    """Write all files again, with the rows in Z-order of some columns; return by how many files the table has shrunk.
+    """Write all files again, with the rows in Z-order of some columns.
 
-    It is one commit. All rows are in memory, so this is for small tables.
+    Returns by how many files the table has shrunk. It is one commit. All rows are in memory, so this is for
+    small tables.
     """
     removed = _files(local.table_at(path))
     if not removed:
@@ -112,7 +114,10 @@ def _row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema, size: int)
 
 
 def _replace(local: LocalRecords, path: str, removed: Files, batches: Iterable[pa.RecordBatch]) -> int:
-    """Commit files with these rows in place of the `removed` ones; return by how many files the table has shrunk."""
+    """Commit files with these rows in place of the `removed` ones.
+
+    Returns by how many files the table has shrunk.
+    """
     schema, size, now = (
         local.arrow_schema(path),
         file_bytes(local.properties(path)),

@@ -66,7 +66,10 @@ def is_vector_file(name: str) -> bool:
 
 
 def deleted_rows(table: DeltaTable) -> dict[str, Rows]:
-    """The rows that are marked as deleted, by file names relative to the table's folder; raises DeltaError."""
+    """The rows that are marked as deleted, by file names relative to the table's folder.
+
+    Raises DeltaError.
+    """
     vectors = pa.table(table.deletion_vectors().read_all())
     if not vectors.num_rows:
         return {}

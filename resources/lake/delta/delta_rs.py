@@ -167,10 +167,10 @@ class LocalRecords(Commits):
         return None if is_uri(path) else self._tables.log_of(path).bytes_of(version)
 
     def is_restored(self, path: str, since: int, entry_bytes: int | None = None) -> bool:
-        """Whether a table was put back to before this version. If the version is the newest, that takes two looks at files.
+        """Whether a table was put back to before this version.
 
-        Raises DamagedTableError if the entry of this version has another size than `entry_bytes`, or if this
-        entry or a later one is incomplete.
+        If the version is the newest, that takes two looks at files. Raises DamagedTableError if the entry of
+        this version has another size than `entry_bytes`, or if this entry or a later one is incomplete.
         """
         log = self._tables.log_of(path)
         entries = log.since(since, since)
@@ -186,7 +186,10 @@ class LocalRecords(Commits):
         return later < 0 or any(c.get("operation") == "RESTORE" for c in table.history(later) if later)
 
     def is_repaired(self, path: str, since: int) -> bool:
-        """Whether a commit after this version is a repair; only a look at the folder if it is the newest version."""
+        """Whether a commit after this version is a repair.
+
+        If it is the newest version, this takes only a look at the folder.
+        """
         if {since, since + 1} & self._tables.log_of(path).since(since, since).keys() == {since}:
             return False
         table = self.table_at(path)
@@ -260,6 +263,9 @@ class LocalRecords(Commits):
         return requirements.is_read(self.table_at(path))
 
     def has_deletion_vectors(self, path: str) -> bool | None:
-        """Whether writers of the table may mark rows in deletion vectors; None if its properties do not say."""
+        """Whether writers of the table may mark rows in deletion vectors.
+
+        None if its properties do not say.
+        """
         setting = self.table_at(path).metadata().configuration.get(PROPERTY)
         return None if setting is None else setting.lower() == "true"

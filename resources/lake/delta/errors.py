@@ -116,7 +116,10 @@ class OverrunError(ConcurrentWriteError):
 
 
 class LakeUnavailableError(LakeError):
-    """The storage refuses: a full disk, a read-only file system, missing rights, no bucket. No table is the cause."""
+    """The storage refuses: a full disk, a read-only file system, missing rights, no bucket.
+
+    No table is the cause.
+    """
 
 
 class StoreUnavailableError(LakeUnavailableError):

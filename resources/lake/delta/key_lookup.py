@@ -99,11 +99,11 @@ def matches_among(
     most_bytes: int | None,
     lacking: str | None = None,
 ) -> list[FileMatches] | None:
-    """The rows of a table that have one of these keys, file by file; None if that needs too many bytes of files.
+    """The rows of a table that have one of these keys, file by file.
 
-    `among` divides the keys into parts, each with its bounds. A file is read if its bounds overlap those of a
-    part, and if it may have a NULL in the column `lacking`, if given. With `most_bytes` the result is None in
-    three cases:
+    None if that needs too many bytes of files. `among` divides the keys into parts, each with its bounds. A
+    file is read if its bounds overlap those of a part, and if it may have a NULL in the column `lacking`, if
+    given. With `most_bytes` the result is None in three cases:
 
     - the files with matches have more bytes than that
     - the files to read have more than twice as many; then none is read

@@ -116,7 +116,10 @@ class Merge:
 
 
 def keyless_clauses(same_row: str, columns: Sequence[str]) -> Clauses:
-    """Clauses that delete each row equal to a deleted row, and insert the inserted rows; `same_row` is Spark's SQL."""
+    """Clauses that delete each row equal to a deleted row, and insert the inserted rows.
+
+    `same_row` is Spark's SQL.
+    """
     return Clauses(
         on=f"s.action = 'delete' and {same_row}",
         inserts="s.action = 'insert'",

@@ -70,7 +70,10 @@ class NamedRecords:
             return self._records.head(path)
 
     def stamp(self, path: str) -> tuple[str, int] | None:
-        """A stamp that distinguishes the newest version of a table from all others; None if it is not cheap to get."""
+        """A stamp that distinguishes the newest version of a table from all others.
+
+        None if it is not cheap to get.
+        """
         with self._refusing(path):
             return self._records.stamp(path)
 
@@ -115,6 +118,9 @@ class NamedRecords:
             return self._records.slices(path, after)
 
     def has_deletion_vectors(self, path: str) -> bool | None:
-        """Whether writers of the table may mark rows in deletion vectors; None if its properties do not say."""
+        """Whether writers of the table may mark rows in deletion vectors.
+
+        None if its properties do not say.
+        """
         with self._refusing(path):
             return self._records.has_deletion_vectors(path)

@@ -203,9 +203,10 @@ def _json_object(members: Mapping[str, str]) -> str:
 
 
 def _bound(column: pq.ColumnSchema, place: int) -> Callable[[Any], Any] | None:
-    """The function that converts bounds of a column, so that they can be compared; None for a column without bounds.
+    """The function that converts bounds of a column, so that they can be compared.
 
-    The function returns None for a bound that Delta cannot represent exactly.
+    None for a column without bounds. The function returns None for a bound that Delta cannot represent
+    exactly.
     """
     logical, physical = column.logical_type.type, column.physical_type
     if physical in {"INT32", "INT64"} and logical in {"NONE", "INT"}:

@@ -105,10 +105,10 @@ def _own(metadata: str | None) -> Mapping[str, Any]:
 
 
 def kept_metadata(position: int | None) -> str:
-    """The user metadata of a commit that keeps rows and position; Spark looks for the position in the newest commit.
+    """The user metadata of a commit that keeps rows and position.
 
-    The mark `kept` says that the position was read earlier, so that another position may have been committed
-    since.
+    Spark looks for the position in the newest commit. The mark `kept` says that the position was read
+    earlier, so that another position may have been committed since.
     """
     return commit_metadata(position, {"kept": True})
 
@@ -209,4 +209,7 @@ class Records(Protocol):
         """The ends of the change log's slices beyond an LSN, in order."""
 
     def has_deletion_vectors(self, path: str) -> bool | None:
-        """Whether writers of the table may mark rows in deletion vectors; None if its properties do not say."""
+        """Whether writers of the table may mark rows in deletion vectors.
+
+        None if its properties do not say.
+        """

@@ -80,9 +80,9 @@ def mark_rows(
     position: int | None,
     base: int,
 ) -> None:
-    """Mark rows as deleted, and add files, in one commit, once per position; None leaves the position as it is.
+    """Mark rows as deleted, and add files, in one commit, once per position.
 
-    `base` as in `Commit`. The table must have deletion vectors enabled.
+    None leaves the position as it is. `base` as in `Commit`. The table must have deletion vectors enabled.
     """
     commit, now = Commit(position, base=base), time.time_ns() // 1_000_000
     new = [

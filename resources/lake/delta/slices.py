@@ -80,7 +80,10 @@ class Slices:
         return chosen if is_plain(self.table) else None
 
     def row_groups(self, ends: Collection[int], *, every: bool = False) -> list[RowGroup] | None:
-        """The row groups of the files of some slices, in the files' order; None and DamagedTableError as in `files`."""
+        """The row groups of the files of some slices, in the files' order.
+
+        None and DamagedTableError as in `files`.
+        """
         files = self.files(ends, every=every)
         return None if files is None else [group for file in files for group in self.store.row_groups(file)]
 

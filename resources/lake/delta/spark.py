@@ -179,7 +179,10 @@ class SparkRecords:
         since: int,
         entry_bytes: int | None = None,  # noqa: ARG002 - as the protocol has it
     ) -> bool:
-        """Whether a table was put back to before this version; that takes no job of Spark if it is the newest version."""
+        """Whether a table was put back to before this version.
+
+        That takes no job of Spark if it is the newest version.
+        """
         if (stamp := self.stamp(path)) is not None and stamp[1] == since:
             return False
         return self._answers.of(path, f"restored {since}", lambda: self._is_restored(path, since))
@@ -190,7 +193,10 @@ class SparkRecords:
         return not later or any(row["operation"] == "RESTORE" for row in later if row["version"] > since)
 
     def is_repaired(self, path: str, since: int) -> bool:
-        """Whether a commit after this version is a repair; that takes no job of Spark if it is the newest version."""
+        """Whether a commit after this version is a repair.
+
+        That takes no job of Spark if it is the newest version.
+        """
         if (stamp := self.stamp(path)) is not None and stamp[1] == since:
             return False
         return self._answers.of(path, f"repaired {since}", lambda: self._is_repaired(path, since))
@@ -234,7 +240,10 @@ class SparkRecords:
         return tuple(ends)
 
     def has_deletion_vectors(self, path: str) -> bool | None:
-        """Whether writers of the table may mark rows in deletion vectors; None if its properties do not say."""
+        """Whether writers of the table may mark rows in deletion vectors.
+
+        None if its properties do not say.
+        """
         row = self._session().sql(f"describe detail delta.{quoted(path)}").first()
         assert row is not None
         setting = row["properties"].get(PROPERTY)

@@ -113,12 +113,12 @@ class Tables:
     def consistent_read(
         self, paths: Collection[str] = (), ask: Callable[[str, DeltaTable], object] | None = None
     ) -> Iterator[None]:
-        """Within the block this thread checks each table of an object store once; those of `paths` now, in parallel.
+        """Within the block this thread checks each table of an object store once.
 
-        `ask` is called now for each existing table of `paths`, so that its answers are ready in the block.
-        The block must not write to these tables, and later commits check its decisions again. If a check
-        fails, the use of the table raises the error. Tables in a folder are always checked, as that costs
-        little.
+        The tables at `paths` are checked now, in parallel. `ask` is called now for each existing table of
+        `paths`, so that its answers are ready in the block. The block must not write to these tables, and
+        later commits check its decisions again. If a check fails, the use of the table raises the error.
+        Tables in a folder are always checked, as that costs little.
         """
         outer = self._seen()
         if outer is None:

@@ -34,7 +34,10 @@ _END_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Use:
-    """An engine that this process uses. The engine does not end before the use is closed, or this process ends."""
+    """An engine that this process uses.
+
+    The engine does not end before the use is closed, or this process ends.
+    """
 
     record: EngineRecord
     lock: IO[bytes]
@@ -86,9 +89,10 @@ def _used(folder: EngineFolder) -> IO[bytes]:
 def start(
     folder: EngineFolder, settings: Mapping[str, str], idle: timedelta, owner: int | None = None
 ) -> EngineRecord:
-    """Start the engine with these settings, unless it serves already; end an engine with other settings first.
+    """Start the engine with these settings, unless it serves already.
 
-    Raises EngineError if the engine ends while it starts, or if an engine with other settings is in use.
+    End an engine with other settings first. Raises EngineError if the engine ends while it starts, or if an
+    engine with other settings is in use.
     """
     launched = False
     deadline = time.monotonic() + _START_SECONDS
@@ -107,9 +111,9 @@ def start(
 def launch(
     folder: EngineFolder, settings: Mapping[str, str], idle: timedelta, owner: int | None = None
 ) -> bool:
-    """Start an engine without waiting for it; False if an engine with these settings serves or starts already.
+    """Start an engine without waiting for it.
 
-    See `start`.
+    False if an engine with these settings serves or starts already. See `start`.
     """
     folder.make()
     with _starting(folder) as is_free:

@@ -26,7 +26,10 @@ _LOOK_SECONDS = 0.005
 
 
 def is_of_process(connection: socket.socket, pid: int) -> bool:
-    """Whether the process has the other end of a connection over 127.0.0.1; waits until a process has accepted it."""
+    """Whether the process has the other end of a connection over 127.0.0.1.
+
+    It waits until a process has accepted the connection.
+    """
     ports = connection.getpeername()[1], connection.getsockname()[1]
     deadline = time.monotonic() + _WAIT_SECONDS
     while time.monotonic() < deadline:

@@ -61,7 +61,10 @@ _SHORT_LIVED = {JAVA_OPTIONS: "-XX:TieredStopAtLevel=1"}
 
 
 class JavaEndedError(Exception):
-    """The JVM ended before it could be used, or cannot be started; the text is its last output, or the reason."""
+    """The JVM ended before it could be used, or cannot be started.
+
+    The text is its last output, or the reason.
+    """
 
 
 def environment(master: str) -> dict[str, str]:
@@ -77,7 +80,10 @@ def environment(master: str) -> dict[str, str]:
 
 
 def _is_altering(name: str, master: str) -> bool:
-    """Whether a variable is left out. SPARK_HOME stays for a cluster, whose settings may be in that folder."""
+    """Whether a variable is left out.
+
+    SPARK_HOME stays for a cluster, whose settings may be in that folder.
+    """
     return name.startswith("LC_") or (
         name in _ALTERING and (name != "SPARK_HOME" or master.startswith("local"))
     )

@@ -72,7 +72,10 @@ def _keys(settings: Mapping[str, str]) -> dict[str, str]:
 def _endpoint(
     settings: Mapping[str, str], config: Mapping[str, Mapping[str, str]], environ: Mapping[str, str]
 ) -> str | None:
-    """The server that a profile names; S3's own endpoint takes precedence over the endpoint of all services."""
+    """The server that a profile names.
+
+    S3's own endpoint takes precedence over the endpoint of all services.
+    """
     ignored = environ.get(_IGNORED) or settings.get("ignore_configured_endpoint_urls") or ""
     if ignored.lower() == "true":
         return None

@@ -114,7 +114,10 @@ def _running(program: str, folder: Path, s3: int, others: list[int], key: str, s
 
 
 def _is_ready(process: subprocess.Popen[bytes], log: Path) -> bool:
-    """Wait until the server is ready; False if it ended, for example because another program took its port."""
+    """Wait until the server is ready.
+
+    False if it ended, for example because another program took its port.
+    """
     deadline = time.monotonic() + _PATIENCE
     while time.monotonic() < deadline:
         text = log.read_text(errors="replace")

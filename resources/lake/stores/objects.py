@@ -65,7 +65,10 @@ _again = retry(
 
 
 def objects_at(path: str, options: tuple[tuple[str, str], ...]) -> "Objects | None":
-    """The objects of the store of a path; None if the path is on no store, or only delta-rs finds its credentials."""
+    """The objects of the store of a path.
+
+    None if the path is on no store, or only delta-rs finds its credentials.
+    """
     if Storage.of(path).platform is None or not has_credentials(path, dict(options)):
         return None
     parts = urlsplit(path)
@@ -141,7 +144,10 @@ class Objects:
         }
 
     def stamp(self, path: str) -> Stamp | None:
-        """Tag, time and size, which distinguish an object from others of its name; None if it does not exist."""
+        """Tag, time and size, which distinguish an object from others of its name.
+
+        None if it does not exist.
+        """
         import obstore
 
         try:

@@ -146,7 +146,10 @@ class Storage:
     def of(
         cls, lake: str, options: Mapping[str, str] | None = None, *, only_spark: bool = False
     ) -> "Storage":
-        """The storage of a lake in the configuration; an address of S3 gets the form that both engines accept."""
+        """The storage of a lake in the configuration.
+
+        An address of S3 gets the form that both engines accept.
+        """
         address = lake.rstrip("/") or lake
         return cls(re.sub(r"(?i)^s3a?://", "s3a://", address), options or {}, only_spark=only_spark)
 
@@ -340,7 +343,10 @@ class Storage:
         }
 
     def log_store_settings(self) -> dict[str, str]:
-        """The setting of the log store with which a session commits there; only S3 needs another than Delta's."""
+        """The setting of the log store with which a session commits there.
+
+        Only S3 needs another than Delta's.
+        """
         return {log_store.SETTING: log_store.CLASS} if self.platform == "s3" else {}
 
 

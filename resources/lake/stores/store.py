@@ -90,7 +90,10 @@ class Store:
         return bool(files.get_file_info(inner).type == pafs.FileType.File)
 
     def written_at(self, path: str) -> int | None:
-        """The time at which a file was written, in nanoseconds; None if it does not exist, or the store does not say."""
+        """The time at which a file was written, in nanoseconds.
+
+        None if it does not exist, or the store does not say.
+        """
         files, inner = self.system(path)
         written: int | None = files.get_file_info(inner).mtime_ns
         return written
@@ -259,9 +262,10 @@ class RowGroup:
 
 
 def parted(groups: Sequence[RowGroup], parallelism: int = 1) -> list[Sequence[RowGroup]]:
-    """Divide row groups, in their order, into parts of about `PART_BYTES`; one executor reads a part at a time.
+    """Divide row groups, in their order, into parts of about `PART_BYTES`.
 
-    The number of parts is a multiple of `parallelism`, unless parts would become too small.
+    One executor reads a part at a time. The number of parts is a multiple of `parallelism`, unless parts
+    would become too small.
     """
     total = sum(group.bytes for group in groups)
     number = number_of_parts(total, PART_BYTES, parallelism)
