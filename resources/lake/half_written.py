@@ -106,8 +106,8 @@ def _first_half(table: Path, since_ns: int) -> int | None:
             break
         changes[version] = _changes(content)
     while (lost := _first_with_incomplete_file(table, changes)) is not None:
-        # Without this entry and later ones, the table has the files that they removed again: check these,
-        # too.
+        # This entry and later ones will go. Then the files that they removed belong to the table again, so
+        # check these, too.
         changes = {version: each for version, each in changes.items() if version < lost}
     return next((version for version in later if version not in changes), None)
 

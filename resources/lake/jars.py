@@ -153,7 +153,7 @@ def fetch(needed: Iterable[Packages], conf: Mapping[str, str], kept: Path | None
             )
         if os.access(file.parent, os.W_OK):
             own = {name: value for name, value in conf.items() if name.startswith(_REPOSITORIES)}
-            # Else Ivy keeps the files in a folder of the process that asks it.
+            # Without a home, Ivy would store the files in a folder of the process that runs it.
             lasting = {} if jvm.has_writable_home() else {_IVY: str(file.parent / "ivy")}
             _fetch(packages, {**lasting, **own}, file)
 

@@ -4,9 +4,9 @@ In: a lake's address and its store. Out: nothing if the store does; an empty obj
 this result. Raises UnsafeStoreError if two commits of one version succeed, or if the store does not support
 the condition, and delta-rs's errors if the store refuses.
 
-Two writers at a time create the same table below `_pgsieve/_commits_tried/`, and it is removed. delta-rs
-first checks whether the table exists. So only a pair in which both writers come to the commit is evidence:
-either the store refuses the slower writer, or a commit is lost.
+Two writers at a time create the same table below `_pgsieve/_commits_tried/`, which is removed at the end.
+delta-rs first checks whether the table exists. So only a pair in which both writers come to the commit is
+evidence: either the store refuses the slower writer, or a commit is lost.
 """
 
 import logging

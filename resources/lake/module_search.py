@@ -1,8 +1,9 @@
 """Cloudpickle's search for loaded submodules, made once for each package.
 
-In: a function's code, and the modules that it names. Out: as from cloudpickle, the submodules that the code may reach through
-these, as `pa.compute` is by `pa`. Cloudpickle goes through all loaded modules for each of these names of each function that it
-sends by value. A plan has some thousand functions, so this was most of what it cost to send one. Raises nothing.
+In: a function's code, and the modules that it names. Out: as from cloudpickle, the submodules that the code
+may reach through these, as `pa.compute` is by `pa`. Cloudpickle goes through all loaded modules for each of
+these names of each function that it sends by value. A plan has some thousand functions, so this was most of
+what it cost to send one. Raises nothing.
 """
 
 import sys

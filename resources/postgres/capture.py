@@ -17,7 +17,7 @@ from pgsieve.resources.postgres.ddl import EventTriggerError, UndefinedObjectErr
 from pgsieve.resources.postgres.errors import LockedTableError, SourceError, SourcePermissionError
 from pgsieve.resources.postgres.source import literal, quote
 
-#: The comment on each publication that pgsieve created. Only these publications may it drop.
+#: The comment on each publication that pgsieve created. It may drop only these publications.
 CREATED = "capture publication created by pgsieve"
 
 
@@ -46,8 +46,8 @@ def ensure_capture(
     wanted = {capture + p.suffix: p.tables for p in planned}
     for name in (n for n in _created(connection, capture) if n in catalog.publications):
         for table in _surplus(catalog.publications[name], wanted.get(name, ()), catalog):
-            # A standby, or a role without the right, leaves it to another run. Of two runs the second finds
-            # it done.
+            # On a standby, or without the right, another run has to remove the table. The second of two
+            # concurrent runs finds it removed.
             with suppress(EventTriggerError, SourcePermissionError, UndefinedObjectError):
                 _take_out(connection, source, name, table)
     return tuple(wanted)

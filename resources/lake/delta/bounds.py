@@ -1,4 +1,4 @@
-"""Leaves out bounds of values in a file that would be wrong for some reader.
+"""Leaves out those bounds of a file's values that would be wrong for some reader.
 
 In: the columns of a new file. Out: delta-rs' properties for writing it. Without bounds, readers cannot skip
 the file or a row group, but they read the same values. These bounds are left out:

@@ -118,7 +118,7 @@ class StoreFiles:
     def read(self, name: str) -> bytes | None:
         """The bytes of a file; None if it does not exist.
 
-        Raises UnmarkableError if the store refuses for good, as delta-rs could read the table by other
+        Raises UnmarkableError if the store refuses permanently; delta-rs may have read the table with other
         credentials.
         """
         try:

@@ -18,7 +18,7 @@ from pgsieve.resources.lake.stores.objects import Objects, objects_at
 from pgsieve.resources.lake.stores.storage import is_uri
 from pgsieve.resources.lake.stores.store import Store
 
-#: Distinguishes entries with the same name; its size comes last.
+#: Distinguishes entries with the same name; its last element is the entry's size.
 Stamp = tuple[Hashable, ...]
 
 _ENTRY = re.compile(r"(\d{20})\.json")

@@ -13,8 +13,8 @@ from pgsieve.resources.lake.delta.records import quoted
 #: An engine's function to quote a column's name.
 Quote = Callable[[str], str]
 
-#: Each is the name of a column that Delta's MERGE by Spark adds to the rows (ClassicMergeExecutor and MergeOutputGeneration in
-#: Delta Lake), as are those of the last set, if the table has them all.
+#: The columns that Delta's MERGE in Spark adds to the rows (ClassicMergeExecutor and MergeOutputGeneration in
+#: Delta Lake). A table that has all names of a set conflicts with them.
 _ADDED = (
     {"_target_row_present_"},
     {"_source_row_present_"},
@@ -24,13 +24,13 @@ _ADDED = (
 
 
 def refuse_added(columns: Collection[str]) -> None:
-    """Raise LakeError for columns with which Spark's MERGE fails, as it adds such columns itself."""
+    """Raise LakeError if Spark's MERGE would fail because it adds columns with the same names."""
     names = {name.lower() for name in columns}
     for added in _ADDED:
         if added <= names:
             shown = ", ".join(sorted(added))
             raise LakeError(
-                f"Delta's MERGE adds a column {shown} itself, so it cannot change a table with such a one",
+                f"Delta's MERGE itself adds a column {shown}, so it cannot change a table with this column",
                 hint="rename the column, or publish a column list without it",
                 sqlstate="42701",
             )

@@ -59,7 +59,7 @@ class Slices:
 
         None if the table is not plain (mapped columns, marked rows), or statistics are missing. `every` says
         that each slice has rows. Raises DamagedTableError if a file is missing or empty or, with `every`, if
-        no file has a slice.
+        a slice is in no file.
         """
         chosen, lacking = [], set(ends)
         for file, bounds in self._files().items():

@@ -107,7 +107,7 @@ class Tables:
         try:
             return self._newest(path) is not None or (_has_log(path) and DeltaTable.is_deltatable(path))
         except DamagedTableError:
-            return True  # As below.
+            return True  # The table exists; its readers will get the error.
 
     @contextmanager
     def consistent_read(

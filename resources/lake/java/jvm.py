@@ -80,7 +80,7 @@ def environment(master: str) -> dict[str, str]:
 
 
 def _is_altering(name: str, master: str) -> bool:
-    """Whether a variable is left out.
+    """Whether a variable is left out of the JVM's environment.
 
     SPARK_HOME stays for a cluster, whose settings may be in that folder.
     """

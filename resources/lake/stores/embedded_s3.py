@@ -25,7 +25,7 @@ REGION = "us-east-1"
 
 _PATIENCE = 60
 _TRIES = 5
-#: The number of SeaweedFS' gRPC port is larger than that of the port by this much.
+#: SeaweedFS adds this to the number of a port to get its gRPC port.
 _GRPC = 10_000
 _PARTS = ("master", "volume", "filer", "admin")
 #: The server's message once keys and bucket exist; its port answers earlier.
