@@ -60,7 +60,7 @@ def digested(changes: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
 
 
 @dataclass(frozen=True)
-class Sought:
+class WantedDigests:
     """Distinct digests whose rows are wanted. It is sent to executors; each makes its own index."""
 
     digests: pa.Table
@@ -70,8 +70,8 @@ class Sought:
     def __len__(self) -> int:
         return int(self.digests.num_rows)
 
-    def __reduce__(self) -> tuple[type[Sought], tuple[pa.Table]]:
-        return Sought, (self.digests,)
+    def __reduce__(self) -> tuple[type[WantedDigests], tuple[pa.Table]]:
+        return WantedDigests, (self.digests,)
 
     def within(self, rows: pa.RecordBatch) -> tuple[Numbers, Numbers]:
         """The indexes of rows that have one of the digests, in order, and the indexes of their digests."""

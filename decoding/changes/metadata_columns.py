@@ -76,7 +76,7 @@ class MetadataColumns:
             return pa.repeat(pa.scalar(False, arrow), count)
         return pa.nulls(count, arrow)
 
-    def kept(self, name: str, changes: Mapping[str, pa.Array], came_as: pa.Array) -> pa.Array:
+    def ended_values(self, name: str, changes: Mapping[str, pa.Array], came_as: pa.Array) -> pa.Array:
         """The values of a column for old rows, if the replica keeps deleted rows; otherwise NULL.
 
         `came_as` are the operations before row filters.

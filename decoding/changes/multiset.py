@@ -30,8 +30,8 @@ _EVENT_BITS = 33
 class MultisetChange:
     """The number of rows to delete by row number, the changes whose rows are inserted, and the number of missing rows."""
 
-    going: Numbers
-    coming: Numbers
+    deleted: Numbers
+    inserted: Numbers
     missing: int
 
 

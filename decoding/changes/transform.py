@@ -214,7 +214,11 @@ def _projected(
         if f.name not in metadata.kinds:
             return field_of(rows, f.name)
         new = side == "new"
-        return metadata.values(f.name, columns, len(rows)) if new else metadata.kept(f.name, columns, came_as)
+        return (
+            metadata.values(f.name, columns, len(rows))
+            if new
+            else metadata.ended_values(f.name, columns, came_as)
+        )
 
     for side in SIDES:
         rows, fields = arrays[side], list(schema.field(side).type)

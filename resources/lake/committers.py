@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from pgsieve.decoding.changes.digests import Sought
+from pgsieve.decoding.changes.digests import WantedDigests
 from pgsieve.resources.lake.access import LakeAccess
 from pgsieve.resources.lake.delta import row_removal
 from pgsieve.resources.lake.delta.deletion_vectors import Marked
@@ -112,7 +112,7 @@ class ByFiles:
                 return None
 
     def row_matches(
-        self, path: str, sought: Sought, schema: pa.Schema, runner: Executors
+        self, path: str, sought: WantedDigests, schema: pa.Schema, runner: Executors
     ) -> list[FileMatches]:
         """The rows of a table whose columns have one of the `sought` digests.
 

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from pgsieve.decoding.changes.digests import Sought
+from pgsieve.decoding.changes.digests import WantedDigests
 from pgsieve.resources.lake.delta.deletion_vectors import deleted_rows
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
 from pgsieve.resources.lake.executors import Executors
@@ -23,7 +23,7 @@ _MATCHED = pa.schema([("file", pa.int64()), ("row", pa.int64()), ("sought", pa.i
 
 
 def row_matches(
-    table: DeltaTable, path: str, store: Store, sought: Sought, schema: pa.Schema, runner: Executors
+    table: DeltaTable, path: str, store: Store, sought: WantedDigests, schema: pa.Schema, runner: Executors
 ) -> list[FileMatches]:
     """The rows whose columns have one of the `sought` digests.
 
@@ -53,7 +53,7 @@ class _Reading:
     path: str
     schema: pa.Schema
     names: Sequence[str]
-    sought: Sought
+    sought: WantedDigests
 
     def __call__(self, number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
         begin = 0

@@ -27,7 +27,7 @@ from pgsieve.assets.steps.apply.keyed_changes import (
 )
 from pgsieve.assets.steps.apply.keyless_changes import KeylessChanges, going, stored_digests
 from pgsieve.assets.steps.subscription import Definition
-from pgsieve.decoding.changes.digests import Sought
+from pgsieve.decoding.changes.digests import WantedDigests
 from pgsieve.decoding.changes.metadata_columns import APPLIED_AT, Stamp
 from pgsieve.decoding.changes.net_change import NONE, Mask, Numbers
 from pgsieve.decoding.changes.versions import VALIDITY, Commits, with_validity
@@ -183,7 +183,7 @@ class _Deciding:
         """The change of the multiset."""
         lake, pending, matches = self.lake, self.pending, list[FileMatches]()
 
-        def holds(sought: Sought) -> Numbers:
+        def holds(sought: WantedDigests) -> Numbers:
             if pending.truncated_at is None:
                 runner = lake.policy.runner(lake.records.size(self.path))
                 matches[:] = self.committer.row_matches(self.path, sought, self.schema, runner)
@@ -197,10 +197,10 @@ class _Deciding:
         changes = KeylessChanges.of(digests, pending.ends, pending.since)
         outcome = changes.outcome(holds)
         net = outcome.net
-        gone = self._deletion.of(going(matches, net.going[outcome.looked_up]))
+        gone = self._deletion.of(going(matches, net.deleted[outcome.looked_up]))
         if gone is None:
             return None
-        come, went = changes.places[net.coming], int(net.going.sum())
+        come, went = changes.places[net.inserted], int(net.deleted.sum())
         counts = {"inserted": len(come), "deleted": went, "missing": net.missing}
         is_changed = bool(len(come) or went or pending.truncated_at is not None)
         return Net(NetRows(come, {}, np.full(len(come), NONE)), gone, counts, is_changed)

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from pgsieve.assets.steps.apply.keyed_changes import PLACED, KeyedChanges, keyed_changes
 from pgsieve.decoding.changes.columns import SIDES
-from pgsieve.decoding.changes.digests import DIGEST, Sought, digested
+from pgsieve.decoding.changes.digests import DIGEST, WantedDigests, digested
 from pgsieve.decoding.changes.multiset import MultisetChange, first_of, multiset_change, needed, sides
 from pgsieve.decoding.changes.net_change import NONE, Numbers
 from pgsieve.resources.lake.delta.conforming import conformed
@@ -23,7 +23,7 @@ from pgsieve.resources.lake.stores.store import RowGroup, Store, parted
 from pgsieve.resources.parts import Guard
 
 #: Counts the replica's rows for each of some digests.
-Holds = Callable[[Sought], Numbers]
+Holds = Callable[[WantedDigests], Numbers]
 
 
 def changes_of(row: pa.DataType) -> pa.Schema:
@@ -85,7 +85,7 @@ class KeylessChanges:
         for wanted in (np.flatnonzero(needed(changes, count)), np.unique(olds[olds != NONE])):
             counts = np.zeros(count, np.int64)
             if len(wanted):
-                counts[wanted] = holds(Sought(self.rows.keys.take(pa.array(wanted))))
+                counts[wanted] = holds(WantedDigests(self.rows.keys.take(pa.array(wanted))))
             net = multiset_change(changes, counts)
             if not net.missing:
                 break

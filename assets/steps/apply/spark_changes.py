@@ -18,7 +18,7 @@ from pgsieve.assets.steps.apply.keyed_changes import PLACED, KeyedChanges, keyed
 from pgsieve.assets.steps.apply.keyless_changes import DIGESTED, KeylessChanges
 from pgsieve.assets.steps.records.columns import field, living_rows, order
 from pgsieve.assets.steps.subscription import Definition
-from pgsieve.decoding.changes.digests import Sought, digested
+from pgsieve.decoding.changes.digests import WantedDigests, digested
 from pgsieve.decoding.changes.merge_source import merge_source
 from pgsieve.decoding.changes.metadata_columns import APPLIED_AT, Stamp
 from pgsieve.decoding.changes.net_change import NONE, Mask, NetChange, Numbers
@@ -90,7 +90,7 @@ class SparkChanges:
         changes = self._stored().select(*DIGESTED.names).mapInArrow(digests, spark_schema(DIGESTED))
         return KeylessChanges.of(changes.toArrow(), self.pending.ends, 0)
 
-    def holds(self, sought: Sought) -> Numbers:
+    def holds(self, sought: WantedDigests) -> Numbers:
         """How many rows of each digest the replica has."""
         numbers = np.zeros(len(sought), np.int64)
         if self.pending.truncated_at is not None:

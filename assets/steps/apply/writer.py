@@ -70,13 +70,13 @@ class ReplicaWriter:
         digested = changes.digested()
         outcome = digested.outcome(changes.holds)
         net = outcome.net
-        come = changes.rows_at("new", digested.places[net.coming], np.ones(len(net.coming), np.int64))
-        went, came = int(net.going.sum()), len(net.coming)
+        come = changes.rows_at("new", digested.places[net.inserted], np.ones(len(net.inserted), np.int64))
+        went, came = int(net.deleted.sum()), len(net.inserted)
         if not went:
             return self._append(come.select("row.*"), came, net.missing)
         # All rows equal to a deleted one are deleted, and the remaining ones are inserted again.
-        going = np.flatnonzero(net.going)
-        places, stay = digested.places_of_old(going), (outcome.counts - net.going)[going]
+        going = np.flatnonzero(net.deleted)
+        places, stay = digested.places_of_old(going), (outcome.counts - net.deleted)[going]
         gone = changes.rows_at("old", places, np.ones(len(places), np.int64))
         again = changes.rows_at("old", places[stay > 0], stay[stay > 0])
         source = gone.select(F.lit("delete").alias("action"), "row").unionByName(

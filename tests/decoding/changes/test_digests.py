@@ -10,7 +10,7 @@ import pytest
 from pyspark import cloudpickle
 
 from pgsieve.decoding.changes.columns import SIDES
-from pgsieve.decoding.changes.digests import DIGEST, Sought, digested, row_digests
+from pgsieve.decoding.changes.digests import DIGEST, WantedDigests, digested, row_digests
 from pgsieve.resources.lake.session import ship_by_value
 
 NAN = float("nan")
@@ -73,7 +73,7 @@ def test_rows_have_the_same_digest_if_all_values_are_the_same(kind: str) -> None
         == count**2
     )
 
-    places, of = Sought(row_digests(pa.record_batch({"0": column.slice(1)}))).within(
+    places, of = WantedDigests(row_digests(pa.record_batch({"0": column.slice(1)}))).within(
         pa.record_batch({"0": twice})
     )
     assert places.tolist() == [place for place in range(2 * count) if place % count]
@@ -84,7 +84,7 @@ def test_a_search_can_be_sent_to_executors_without_pgsieve() -> None:
     """It is sent by value, with its class. Before Python 3.12 a cached_property has a lock, which cannot be pickled."""
     ship_by_value()
     rows = pa.record_batch({"0": pa.array(["a", "b", "c"])})
-    sought = Sought(row_digests(rows.slice(1)))
+    sought = WantedDigests(row_digests(rows.slice(1)))
     for _ in range(2):  # also after a search
         sent = cloudpickle.loads(cloudpickle.dumps(sought))
         assert [part.tolist() for part in sent.within(rows)] == [[1, 2], [0, 1]]

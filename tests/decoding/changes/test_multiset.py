@@ -30,9 +30,9 @@ def _changes(changes: Sequence[Change]) -> KeyChanges:
 def _applied(changes: Sequence[Change], before: Sequence[int]) -> tuple[list[int], int]:
     """How often each row exists after the changes, and how many changes found no row."""
     became = multiset_change(_changes(changes), np.array(before))
-    after = np.array(before) - became.going
+    after = np.array(before) - became.deleted
     assert (after >= 0).all()
-    for place in became.coming.tolist():
+    for place in became.inserted.tolist():
         after[changes[place][1]] += 1
     return after.tolist(), became.missing
 

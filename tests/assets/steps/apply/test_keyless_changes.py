@@ -13,7 +13,7 @@ import pytest
 
 from pgsieve.assets.steps.apply.keyless_changes import going
 from pgsieve.assets.steps.subscription import Definition
-from pgsieve.decoding.changes.digests import Sought, row_digests
+from pgsieve.decoding.changes.digests import WantedDigests, row_digests
 from pgsieve.decoding.publications.evolution import Layout
 from pgsieve.resources.lake.committers import ByFiles
 from pgsieve.resources.lake.delta.row_removal import enable_marking, mark_rows, marked_files
@@ -86,7 +86,7 @@ def _mark(changes: Changes, gone: list[Row]) -> None:
     enable_marking(local, changes.path)
     counts = Counter(map(str, gone))
     distinct = [row for row in _ROWS if counts[str(row)]]
-    sought = Sought(row_digests(pa.RecordBatch.from_pylist(distinct, schema)))
+    sought = WantedDigests(row_digests(pa.RecordBatch.from_pylist(distinct, schema)))
     row_matches = ByFiles(lake.local, lake.access).row_matches(changes.path, sought, schema, INLINE)
     matches = going(row_matches, np.array([counts[str(row)] for row in distinct]))
     base = local.version(changes.path)
