@@ -58,8 +58,8 @@ class PgsieveScaffolder(Scaffolder[Any]):
     def scaffold(self, request: ScaffoldRequest[Any]) -> None:
         """Write both files."""
         folder = request.target_path
-        named = {"prefix": re.sub(r"[^A-Za-z0-9_]", "_", folder.name)} if _has_another(folder) else {}
-        scaffold_component(request, {"config": "pgsieve.yaml", **named})
+        prefix = {"prefix": re.sub(r"[^A-Za-z0-9_]", "_", folder.name)} if _has_another(folder) else {}
+        scaffold_component(request, {"config": "pgsieve.yaml", **prefix})
         file = folder / "pgsieve.yaml"
         if not file.exists():
             root = folder if request.project_root is None else request.project_root
@@ -122,8 +122,8 @@ class PgsieveComponent(dg.StateBackedComponent, dg.Resolvable):
         development (`dg dev`), so that the definitions load.
         """
         config = load_config(self.config)
-        before = Published.from_json(state_path.read_text(encoding="utf-8")) if state_path.is_file() else None
-        read, errors = read_feeds(project(config), before or kept_published(config))
+        former = Published.from_json(state_path.read_text(encoding="utf-8")) if state_path.is_file() else None
+        read, errors = read_feeds(project(config), former or kept_published(config))
         state_path.write_text(read.to_json(), encoding="utf-8")
         for error in errors:
             if not os.environ.get("DAGSTER_IS_DEV_CLI"):

@@ -75,8 +75,8 @@ def project(config: Config) -> Project:
             histories=subscription.history.of_subscription(),
         )
     engine = engine_of(config)
-    kept = config.retention
-    retention = Retention(kept.change_log, kept.changes, kept.versions)
+    config_times = config.retention
+    retention = Retention(config_times.change_log, config_times.changes, config_times.versions)
     names = config.catalog.names if config.catalog else None
     folders = {name: subscription.layout.folders for name, subscription in subscriptions.items()}
     lake = PgsieveLake(uri=storage.address, engine=engine, folders=folders)

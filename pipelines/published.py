@@ -75,8 +75,8 @@ def _read(feed: Feed) -> tuple[tuple[int, str], dict[Name, str]]:
     with feed.source.connect() as connection:
         lsn, catalog = current_lsn(connection), feed.with_defined(present_catalog(connection))
         comments = read_comments(connection, [(t.schema, t.name) for t in catalog.tables.values()])
-    named = sorted({p for publications in feed.subscriptions.values() for p in publications})
-    return (lsn, catalog_to_json(catalog, named)), {n: c.table for n, c in comments.items() if c.table}
+    names = sorted({p for publications in feed.subscriptions.values() for p in publications})
+    return (lsn, catalog_to_json(catalog, names)), {n: c.table for n, c in comments.items() if c.table}
 
 
 def state_file(config: Config) -> Path:
@@ -92,10 +92,10 @@ def kept_published(config: Config) -> Published:
         return Published()
 
 
-def read_feeds(declared: Project, before: Published) -> tuple[Published, list[PgsieveError]]:
+def read_feeds(declared: Project, former: Published) -> tuple[Published, list[PgsieveError]]:
     """Ask the sources for their publications; a source with an error keeps its former entry. Returns the errors, too."""
-    catalogs = {n: c for n, c in before.catalogs.items() if n in declared.feeds}
-    comments, errors = {n: c for n, c in before.comments.items() if n in declared.feeds}, []
+    catalogs = {n: c for n, c in former.catalogs.items() if n in declared.feeds}
+    comments, errors = {n: c for n, c in former.comments.items() if n in declared.feeds}, []
     for feed in declared.feeds.values():
         try:
             catalogs[feed.name], comments[feed.name] = _read(feed)
@@ -178,9 +178,9 @@ def _catalogs(
 ) -> Iterator[tuple[int, Catalog]]:
     """The recorded catalogs of a feed's publications, the newest first."""
     catalogs: list[tuple[int, Catalog]] = []
-    if (kept := published.catalogs.get(feed.name)) is not None:
+    if (recorded := published.catalogs.get(feed.name)) is not None:
         try:
-            catalogs.append((kept[0], catalog_from_json(kept[1])))
+            catalogs.append((recorded[0], catalog_from_json(recorded[1])))
         except _OTHER_VERSION:
             get_dagster_logger().warning(
                 f"{feed.name}: another version of pgsieve has recorded its publications"

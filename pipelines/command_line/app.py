@@ -162,7 +162,7 @@ ConfigFile = Annotated[
 
 
 def _completed(ctx: typer.Context, incomplete: str) -> list[str]:
-    """The shell's completions: subscriptions of the configuration file; empty where it cannot be read."""
+    """The shell's completions: subscriptions of the configuration file; empty if it cannot be read."""
     import yaml
 
     file = ctx.params.get("config") or ctx.find_root().params.get("config")
@@ -289,8 +289,8 @@ def _begin_log(log_format: str | None, log_level: str | None) -> None:
         console.log_as_json()
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         print(f"pgsieve {__version__}")
         raise typer.Exit
 

@@ -108,12 +108,12 @@ _INTO: ContextVar[TextIO | None] = ContextVar("into", default=None)
 @contextmanager
 def printed_into(file: TextIO) -> Iterator[None]:
     """Print results and errors of this thread into a file within the block; other threads print as before."""
-    before = _INTO.set(file)
+    token = _INTO.set(file)
     try:
         yield
         file.flush()
     finally:
-        _INTO.reset(before)
+        _INTO.reset(token)
 
 
 def _out() -> Console:

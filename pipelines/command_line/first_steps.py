@@ -113,9 +113,9 @@ def demo(
     from pgsieve.pipelines.demo.demo import demo as run_demo
 
     with console.progress() as progress:
-        shown = ignore if as_json else reports.print_demo_step
+        show = ignore if as_json else reports.print_demo_step
         report = run_demo(
-            keep, progress, shown, on_s3=lake == _DemoLake.S3, rows=rows, without_spark=without_spark
+            keep, progress, show, on_s3=lake == _DemoLake.S3, rows=rows, without_spark=without_spark
         )
     console.print_result(report, reports.print_demo, in_json=as_json)
     if not report.equal:

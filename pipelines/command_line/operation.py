@@ -41,8 +41,8 @@ def maintain(
     from pgsieve.pipelines.commands.maintain import maintain as maintain_tables
 
     with console.progress() as progress:
-        done = maintain_tables(settings, selected, progress)
-    console.print_result(done, reports.print_maintenance, in_json=as_json)
+        folders = maintain_tables(settings, selected, progress)
+    console.print_result(folders, reports.print_maintenance, in_json=as_json)
 
 
 @command("Example: pgsieve ui --port 3000", panel=_PANEL)

@@ -97,12 +97,12 @@ def _print_changes(run: SubscriptionRun) -> None:
 def _print_transformed(tables: Sequence[TransformedTable]) -> None:
     """Print how UPDATEs were sent, for tables with a row filter or a partition tree: these may turn them into INSERT or DELETE."""
     numbers = ("UPDATEs", "as INSERT", "as UPDATE", "as DELETE", "not sent")
-    shown = table_of("transformed", "through", *numbers, "row filter", right=numbers)
+    listed = table_of("transformed", "through", *numbers, "row filter", right=numbers)
     for each in tables:
         table = quote_qualified(each.schema, each.name)
         if each.updates and (each.row_filter is not None or each.source != table):
             add_row(
-                shown,
+                listed,
                 table,
                 each.source,
                 each.updates,
@@ -112,8 +112,8 @@ def _print_transformed(tables: Sequence[TransformedTable]) -> None:
                 each.updates_not_sent,
                 each.row_filter,
             )
-    if shown.row_count:
-        print_out(shown)
+    if listed.row_count:
+        print_out(listed)
 
 
 def print_explanation(explained: Explanation) -> None:
@@ -182,12 +182,12 @@ def print_drop(report: DropReport) -> None:
     print_out(Text("  take it out of pgsieve.yaml, or the next run begins it from scratch"))
 
 
-def print_maintenance(done: Sequence[MaintainedFolder]) -> None:
+def print_maintenance(folders: Sequence[MaintainedFolder]) -> None:
     """Print what maintenance deleted and compacted."""
     table = table_of(
         "maintained", "rows deleted", "files compacted", right=("rows deleted", "files compacted")
     )
-    for each in done:
+    for each in folders:
         add_row(table, each.name, each.rows, each.files)
     print_out(table)
 
@@ -315,8 +315,8 @@ def print_survey(listed: Sequence[SurveyedPublication], surveyed: Sequence[Surve
     """Print a database's publications and tables on stderr, before the questions about them."""
     publications = table_of("publication", "publishes", "tables")
     for each in listed:
-        shown = ", ".join(each.tables[:6]) + (f" and {len(each.tables) - 6} more" if each.tables[6:] else "")
-        add_row(publications, each.name, ", ".join(each.operations), shown or None)
+        names = ", ".join(each.tables[:6]) + (f" and {len(each.tables) - 6} more" if each.tables[6:] else "")
+        add_row(publications, each.name, ", ".join(each.operations), names or None)
     tables = table_of("table", "replica identity")
     for table in surveyed:
         add_row(

@@ -95,8 +95,8 @@ def _print_received(table: ReceivedTable) -> None:
     if DELETED in table.metadata:
         print_out(Text.assemble(("    deletes: ", "dim"), "soft, the row stays and says so"))
     if table.renamed:
-        named = (f"{quote_identifier(own)} is {other}" for own, other in table.renamed.items())
-        print_out(Text.assemble(("    in the replica: ", "dim"), ", ".join(named)))
+        renamed = (f"{quote_identifier(own)} is {other}" for own, other in table.renamed.items())
+        print_out(Text.assemble(("    in the replica: ", "dim"), ", ".join(renamed)))
     for changes in table.changes:
         name = quote_qualified(table.schema, table.name)
         if changes.relations != (name,):
@@ -132,8 +132,8 @@ def _by_filter(row_filters: Mapping[str, str | None]) -> list[tuple[str | None, 
     for operation, row_filter in row_filters.items():
         if operation != "truncate":
             grouped.setdefault(row_filter, []).append(operation)
-    shown = list(grouped.items())
-    return [*shown, ("the whole table", ["truncate"])] if "truncate" in row_filters else shown
+    filters = list(grouped.items())
+    return [*filters, ("the whole table", ["truncate"])] if "truncate" in row_filters else filters
 
 
 def _names(names: Sequence[str], separator: str = ", ") -> str:

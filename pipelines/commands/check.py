@@ -56,8 +56,8 @@ def _checked(
         if repairing:
             results = _with_copied(subscription, lake, results, log)
         differing = [(c.schema, c.table) for c in results if c.differing]
-        done = repair(subscription, lake, differing, log) if repairing and differing else []
-    repaired = {(r.schema, r.table): r for r in done}
+        repairs = repair(subscription, lake, differing, log) if repairing and differing else []
+    repaired = {(r.schema, r.table): r for r in repairs}
     tables = []
     for compared in results:
         mended = repaired.get((compared.schema, compared.table))

@@ -25,7 +25,7 @@ def drop(config: Config, name: str, *, delete_tables: bool, leave_slot: bool) ->
     subscription = declared.subscriptions[selected.name]
     feed = subscription.feed
     try:
-        done = drop_subscription(subscription, lake, leave_slot=leave_slot, delete_tables=delete_tables)
+        dropped = drop_subscription(subscription, lake, leave_slot=leave_slot, delete_tables=delete_tables)
     except SourceUnreachableError as error:
         raise SourceUnreachableError(
             error.message,
@@ -33,16 +33,16 @@ def drop(config: Config, name: str, *, delete_tables: bool, leave_slot: bool) ->
             sqlstate=error.sqlstate,
         ) from error
     captured = "" if feed.filtered else f" and the publications {feed.capture}*"
-    left = f"replication slot {feed.slot}{captured}" if leave_slot and not done.kept_for else None
-    if done.foreign:
-        left = f"publication {', '.join(done.foreign)}, which pgsieve did not create: DROP PUBLICATION, if nothing else needs it"
+    left = f"replication slot {feed.slot}{captured}" if leave_slot and not dropped.kept_for else None
+    if dropped.foreign:
+        left = f"publication {', '.join(dropped.foreign)}, which pgsieve did not create: DROP PUBLICATION, if nothing else needs it"
     return DropReport(
         subscription=name,
-        slot=done.slot,
-        altered=done.altered,
-        publications=done.publications,
-        kept_for=done.kept_for,
-        folders=done.folders,
-        unregistered=done.unregistered,
+        slot=dropped.slot,
+        altered=dropped.altered,
+        publications=dropped.publications,
+        kept_for=dropped.kept_for,
+        folders=dropped.folders,
+        unregistered=dropped.unregistered,
         left=left,
     )

@@ -42,16 +42,16 @@ def instance(config: Config) -> Iterator[dg.DagsterInstance]:
     """The Dagster instance that records the runs: that of DAGSTER_HOME, else the one beside pgsieve.yaml, as in `pgsieve ui`."""
     home = dagster_home(config)
     home.mkdir(parents=True, exist_ok=True)
-    before = os.environ.get("DAGSTER_HOME")
+    former_home = os.environ.get("DAGSTER_HOME")
     os.environ["DAGSTER_HOME"] = str(home)
     try:
         with _opened(home) as dagster:
             yield dagster
     finally:
-        if before is None:
+        if former_home is None:
             del os.environ["DAGSTER_HOME"]
         else:
-            os.environ["DAGSTER_HOME"] = before
+            os.environ["DAGSTER_HOME"] = former_home
 
 
 @contextmanager

@@ -139,11 +139,11 @@ def survey(connection: Connection, source_name: str | None = None) -> Survey:
             " (select rolname from pg_roles where rolname = 'rds_replication')"
             " from pg_roles where rolname = current_user"
         ).fetchone()
-        own = session.execute(
+        comments = session.execute(
             "select pubname from pg_publication where obj_description(oid, 'pg_publication') = %s", [CREATED]
         ).fetchall()
     assert row is not None
-    captures = {name for (name,) in own}
+    captures = {name for (name,) in comments}
     publications = [
         SurveyedPublication(
             name,
@@ -233,14 +233,14 @@ def initialise(
     for each in (file, statements):
         refuse_existing(each, force=force)
     variable = f"{safe_name(choice.source).upper()}_PASSWORD" if connection.password is not None else None
-    asked = _configuration(connection, choice, variable)
+    text = _configuration(connection, choice, variable)
     environ = {**os.environ, variable: connection.password or ""} if variable else os.environ
-    config = parse_config(asked, file, environ)  # Raises before anything is written.
+    config = parse_config(text, file, environ)  # Raises before anything is written.
     validation = validate(config, rights=False)  # The statements will grant the missing rights.
-    own = connection
+    access = connection
     if choice.role != survey.user:
-        own = replace(connection, conninfo=make_conninfo(connection.conninfo, user=choice.role))
-    _write(file, _configuration(own, choice, variable), force=force)
+        access = replace(connection, conninfo=make_conninfo(connection.conninfo, user=choice.role))
+    _write(file, _configuration(access, choice, variable), force=force)
     written = None
     if not validation.problems:
         granted = role_statements(survey, choice, config, validation)

@@ -30,25 +30,25 @@ def jars(folder: Path | None, progress: Progress) -> JarsReport:
         )
     packages = all_packages()
     progress.start("fetch jars")
-    kept = answers_file()
+    answers = answers_file()
     settings: dict[str, str] = {}
     is_lacking = any(kept_jars(each.name) is None for each in packages)
-    if is_lacking and not os.environ.get(FOLDER_VARIABLE) and not os.access(kept.parent, os.W_OK):
+    if is_lacking and not os.environ.get(FOLDER_VARIABLE) and not os.access(answers.parent, os.W_OK):
         if folder is None:
             raise PgsieveError(
-                f"jars cannot be kept in {kept.parent}, as this user cannot write there",
+                f"jars cannot be kept in {answers.parent}, as this user cannot write there",
                 hint=f"`pgsieve jars FOLDER`, and {FOLDER_VARIABLE}=FOLDER for the runs",
                 sqlstate="42501",
             )
-        kept, settings = private_answers()
-    fetch(packages, settings, kept)
+        answers, settings = private_answers()
+    fetch(packages, settings, answers)
     progress.finish("fetch jars")
     progress.start("archive the classes that Spark starts with")
     make_archive()
     progress.finish("archive the classes that Spark starts with")
     if folder is not None:
         try:
-            copy_jars(folder, packages, kept)
+            copy_jars(folder, packages, answers)
         except OSError as error:
             raise PgsieveError(
                 f'folder "{folder}" cannot be written: {error.strerror}', hint="choose another folder"
@@ -57,7 +57,7 @@ def jars(folder: Path | None, progress: Progress) -> JarsReport:
         tuple(
             JarSet(each.coordinates[0], len(files), sum(Path(file).stat().st_size for file in files))
             for each in packages
-            for files in [kept_jars(each.name, kept) or []]
+            for files in [kept_jars(each.name, answers) or []]
         ),
         None if folder is None else str(folder.resolve()),
     )

@@ -40,6 +40,8 @@ def maintain(
                 for key in ("rows deleted", "files compacted")
             )
             results.append(MaintainedFolder("/".join(asset.key.path), rows, files))
-        kept = declared.retention
-        delete_old_runs(dagster, None if kept.changes is None else max(kept.changes, kept.versions))
+        retention = declared.retention
+        delete_old_runs(
+            dagster, None if retention.changes is None else max(retention.changes, retention.versions)
+        )
     return tuple(results)

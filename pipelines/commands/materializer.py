@@ -188,8 +188,8 @@ class Materializer:
         counts as changed once, so that exactly one run fails for it.
         """
         name = self.subscription.name
-        asked = [each(self.lake, name).path for each in (Cuts, Transformed, TableStates)]
-        with self.lake.consistent_read(*asked):
+        paths = [each(self.lake, name).path for each in (Cuts, Transformed, TableStates)]
+        with self.lake.consistent_read(*paths):
             stale = (
                 ReplicaProgress(self.subscription, self.lake).tables_beyond_cut() | self._newly_set_aside()
             )
@@ -232,13 +232,13 @@ class Materializer:
         for name, done in result.tables.items():
             if not (done.inserted or done.updated or done.deleted or done.truncated):
                 continue
-            before = self.applied.get(name)
+            earlier = self.applied.get(name)
             self.applied[name] = AppliedTable(
                 *name,
-                inserted=done.inserted + (before.inserted if before else 0),
-                updated=done.updated + (before.updated if before else 0),
-                deleted=done.deleted + (before.deleted if before else 0),
-                truncated=done.truncated or bool(before and before.truncated),
+                inserted=done.inserted + (earlier.inserted if earlier else 0),
+                updated=done.updated + (earlier.updated if earlier else 0),
+                deleted=done.deleted + (earlier.deleted if earlier else 0),
+                truncated=done.truncated or bool(earlier and earlier.truncated),
                 version=result.cut.tables.get(name, done.head.version) if result.cut else done.head.version,
             )
 

@@ -75,10 +75,10 @@ def run(config: Config, selected: Sequence[SubscriptionConfig], progress: Progre
     declared = project(config)
     subscriptions, failures = [declared.subscriptions[s.name] for s in selected], Failures()
     lake = declared.lake.open()
-    with lake.consistent_read(*_asked_first(lake, subscriptions)):
+    with lake.consistent_read(*_first_reads(lake, subscriptions)):
         enabled = enabled_ones(declared, subscriptions, failures)
     with instance(config) as dagster, sessions_kept():
-        with lake.consistent_read(*_of_whole(lake, subscriptions)):
+        with lake.consistent_read(*_subscription_records(lake, subscriptions)):
             results = failures.each(subscriptions, lambda s: Materializer(declared, s, dagster, progress))
         for feed in declared.feeds_of(enabled):
             run_feed(feed, [r for r in results if r.subscription.feed.name == feed.name], failures)
@@ -86,19 +86,19 @@ def run(config: Config, selected: Sequence[SubscriptionConfig], progress: Progre
         return RunSummary(summaries(results, failures), failures.listed())
 
 
-def _of_whole(lake: Lake, subscriptions: Sequence[Subscription]) -> list[str]:
+def _subscription_records(lake: Lake, subscriptions: Sequence[Subscription]) -> list[str]:
     """The paths of pgsieve's own tables about whole subscriptions."""
     return [
         table.path for s in subscriptions for table in (Cuts(lake, s.name), SubscriptionRecord(lake, s.name))
     ]
 
 
-def _asked_first(lake: Lake, subscriptions: Sequence[Subscription]) -> list[str]:
+def _first_reads(lake: Lake, subscriptions: Sequence[Subscription]) -> list[str]:
     """The paths of pgsieve's own tables that every run reads first, so that they are opened in parallel."""
     states = [each(lake, s.name).path for s in subscriptions for each in (TableStates, Transformed)]
     feeds = {s.feed.name: s.feed for s in subscriptions}.values()
     return [
-        *_of_whole(lake, subscriptions),
+        *_subscription_records(lake, subscriptions),
         *states,
         *(each(lake, feed).path for feed in feeds for each in (ChangeLog, Catalogs, FeedRecord)),
     ]
@@ -138,10 +138,10 @@ def run_feed(feed: Feed, reading: Sequence[Materializer], failures: Failures) ->
 def _run_round(feed: Feed, reading: Sequence[Materializer], failures: Failures) -> bool:
     """Copy, drain and apply once; returns False if all subscriptions have failed."""
     failures.each(reading, lambda each: each.copy())
-    if not (going := [r for r in reading if r.name not in failures]):
+    if not (active := [r for r in reading if r.name not in failures]):
         return False
-    first = going[0]
-    with failures.of(*(result.name for result in going)):
+    first = active[0]
+    with failures.of(*(result.name for result in active)):
         assets = [change_log_asset(feed, first.declared.reading(feed), NAMING)]
         materialize(first.dagster, first.declared, assets, first.progress, f"drain {feed.slot}")
     apply_together(reading, failures)
@@ -159,20 +159,22 @@ def apply_together(
     All subscriptions share one run of Dagster for each, since a run costs more than most steps. An error of one does not end
     the others. Raises an error for which `unless` is true.
     """
-    going = [m for m in failures.each(materializers, Materializer.if_enabled, unless=unless) if m is not None]
+    active = [
+        m for m in failures.each(materializers, Materializer.if_enabled, unless=unless) if m is not None
+    ]
     with ExitStack() as shared:
-        if len(going) > 1:
+        if len(active) > 1:
             shared.enter_context(reads_shared())
             shared.enter_context(jobs_shared())
-            shared.enter_context(going[0].subscription.feed.source.locks_shared())
-        assets = {m: m.table_changes for m in going}
+            shared.enter_context(active[0].subscription.feed.source.locks_shared())
+        assets = {m: m.table_changes for m in active}
         _materialize_each("transform for", assets, Materializer.transformed, failures, unless)
 
     @cache
     def published() -> Mapping[str, Tables]:
-        return published_tables(going[0].declared, [m.subscription for m in going])
+        return published_tables(active[0].declared, [m.subscription for m in active])
 
-    changes = dict(failures.each(going, lambda m: (m, m.tables_to_report(published)), unless=unless))
+    changes = dict(failures.each(active, lambda m: (m, m.tables_to_report(published)), unless=unless))
     applying = {m: partial(m.replica_tables, *tables) for m, tables in changes.items() if tables[0]}
     _materialize_each("apply to", applying, Materializer.brought_up_to_date, failures, unless)
     failures.each([m for m in changes if m not in applying], Materializer.report, unless=unless)
@@ -219,10 +221,10 @@ def _materialize_each(
 
 def summaries(materializers: Sequence[Materializer], failures: Failures) -> tuple[SubscriptionRun, ...]:
     """The results of the subscriptions that have not failed, and of failed ones that have changed."""
-    done = []
+    results = []
     for each in materializers:
         with failures.of(each.name):
             summary = each.summary()
             if summary.changed or each.name not in failures:
-                done.append(summary)
-    return tuple(done)
+                results.append(summary)
+    return tuple(results)

@@ -53,7 +53,7 @@ _DECODED: Mapping[bool | None, str] = {True: "while a slot exists", False: "alwa
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _Answers:
     """A source's answers: its publications, its slot, and how many seconds the first transaction has been waiting there.
 
     If the source does not answer, only the problem.
@@ -91,38 +91,38 @@ def _report(declared: Project, lake: Lake, ran: Mapping[str, datetime] | None) -
     slots, subscriptions = [], []
     brief, ran = ran is None, ran or {}
     for feed in declared.feeds.values():
-        asked, position = _asked(lake, feed, peeking=not brief), ChangeLog(lake, feed).position()
-        state = asked.state
+        answers, position = _answers(lake, feed, peeking=not brief), ChangeLog(lake, feed).position()
+        state = answers.state
         slots.append(
             SlotStatus(
                 source=feed.source.name,
                 subscription=next(iter(feed.subscriptions)) if feed.filtered else None,
                 slot=feed.slot,
-                exists=UNKNOWN if asked.problem else state is not None,
-                active=UNKNOWN if asked.problem else state is not None and state.active,
+                exists=UNKNOWN if answers.problem else state is not None,
+                active=UNKNOWN if answers.problem else state is not None and state.active,
                 wal_status=state.wal_status if state else None,
                 confirmed_lsn=format_lsn(state.confirmed_lsn) if state else None,
                 lag_bytes=state.lag if state else None,
                 change_log_lsn=None if position is None else format_lsn(position),
-                problem=asked.problem,
-                lag_seconds=asked.seconds,
+                problem=answers.problem,
+                lag_seconds=answers.seconds,
                 retained_bytes=state.retained if state else None,
                 safe_wal_bytes=state.safe if state else None,
-                decoding=_DECODED.get(asked.switched),
+                decoding=_DECODED.get(answers.switched),
             )
         )
         for subscription in declared.reading(feed):
             try:
-                shown = _shown(lake, feed, subscription, asked.examined, counting=not brief)
-                progress = _progress(lake, subscription, asked, ran.get(subscription.name))
+                entry = _subscription_status(lake, feed, subscription, answers.examined, counting=not brief)
+                progress = _progress(lake, subscription, answers, ran.get(subscription.name))
             except LakeError as error:
                 reason(lake, error)  # Raises if the whole lake fails.
-                shown, progress = replace(_named(feed, subscription), problem=str(error)), (None, None)
-            subscriptions.append(replace(shown, seconds_behind=progress[0], last_success=progress[1]))
+                entry, progress = replace(_named(feed, subscription), problem=str(error)), (None, None)
+            subscriptions.append(replace(entry, seconds_behind=progress[0], last_success=progress[1]))
     return StatusReport(tuple(slots), tuple(subscriptions))
 
 
-def _asked(lake: Lake, feed: Feed, *, peeking: bool) -> _Asked:
+def _answers(lake: Lake, feed: Feed, *, peeking: bool) -> _Answers:
     """The source's answers."""
     try:
         with feed.source.connect() as connection:
@@ -132,9 +132,9 @@ def _asked(lake: Lake, feed: Feed, *, peeking: bool) -> _Asked:
             with suppress(LakeError):
                 refuse_other_publisher(connection, feed, lake)
             seconds = None if state is None else _seconds_unread(connection, lake, feed, state, peeking)
-            return _Asked(examined, state, seconds, switched=decoding_is_switched(connection))
+            return _Answers(examined, state, seconds, switched=decoding_is_switched(connection))
     except (SourceError, OtherClusterError, OtherDatabaseError) as error:
-        return _Asked(problem=str(error))
+        return _Answers(problem=str(error))
 
 
 def _seconds_unread(
@@ -160,7 +160,7 @@ def _seconds_unread(
 
 
 def _progress(
-    lake: Lake, subscription: Subscription, asked: _Asked, ran: datetime | None
+    lake: Lake, subscription: Subscription, answers: _Answers, ran: datetime | None
 ) -> tuple[float | None, str | None]:
     """How many seconds a subscription has been behind, and when all changes were last applied."""
     cut, durable = Cuts(lake, subscription.name).last(), ChangeLog(lake, subscription.feed).position()
@@ -171,13 +171,13 @@ def _progress(
         applied, since = unapplied_since(ReplicaProgress(subscription, lake), durable)
     except PgsieveError:  # The lake is damaged; other parts of the report show where.
         return None, None if success is None else _iso(success)
-    seconds = asked.seconds
+    seconds = answers.seconds
     if applied < durable:
         now = datetime.now(UTC)
         seconds = max(seconds or 0.0, round((now - since).total_seconds(), 3) if since else 0.0)
     else:
         # A run without changes leaves a trace only in Dagster's records.
-        follows = asked.state is not None and asked.state.active and seconds == 0
+        follows = answers.state is not None and answers.state.active and seconds == 0
         success = max((t for t in (success, ran, datetime.now(UTC) if follows else None) if t), default=None)
     return seconds, None if success is None else _iso(success)
 
@@ -209,14 +209,14 @@ def _rows(lake: Lake, subscription: Subscription, name: Name) -> tuple[int | Non
         return None, copy_again(subscription.name, name, reason(lake, error))
 
 
-def _shown(
+def _subscription_status(
     lake: Lake, feed: Feed, subscription: Subscription, examined: Examination | None, *, counting: bool
 ) -> SubscriptionStatus:
     """A subscription's state from its source and the lake; only from the lake if it cannot be replicated."""
     obstacle = examined.obstacle(subscription.name) if examined else None
     catalog = examined.catalog if examined and obstacle is None else None
-    shown = _subscription(lake, feed, subscription, catalog, counting=counting)
-    return shown if obstacle is None else replace(shown, problem=str(obstacle))
+    entry = _subscription(lake, feed, subscription, catalog, counting=counting)
+    return entry if obstacle is None else replace(entry, problem=str(obstacle))
 
 
 def _subscription(

@@ -86,13 +86,13 @@ class Stop(threading.Event):
         def stop(_number: int, _frame: FrameType | None) -> None:
             (self.at_once if self.is_set() else self).set()
 
-        before = {
+        handlers = {
             number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
         }
         try:
             yield
         finally:
-            for number, handler in before.items():
+            for number, handler in handlers.items():
                 signal.signal(number, handler)
 
     def wait_awake(self, seconds: float) -> bool:

@@ -257,13 +257,15 @@ def _received(
             one = ReceivedChanges(
                 (quote_qualified(table.schema, table.name),), _effective_filters(sent), _identity(table)
             )
-            alike = changes.setdefault(sent.publish_as.oid, {})
+            grouped = changes.setdefault(sent.publish_as.oid, {})
             key = (*one.row_filters.items(), one.identity)
-            before = alike.get(key)
-            alike[key] = (
+            earlier = grouped.get(key)
+            grouped[key] = (
                 one
-                if before is None
-                else replace(before, relations=(*before.relations, quote_qualified(table.schema, table.name)))
+                if earlier is None
+                else replace(
+                    earlier, relations=(*earlier.relations, quote_qualified(table.schema, table.name))
+                )
             )
     tables, cuts = subscription.tables(catalog), Cuts(lake, subscription.name).kept()
     definitions = {name: subscription.definition(each, catalog) for name, each in tables.items()}

@@ -132,10 +132,10 @@ class LayoutConfig(TableLayoutConfig):
     @model_validator(mode="after")
     def _marks_rows_that_are_kept(self) -> Self:
         layouts: tuple[TableLayoutConfig, ...] = (self, *self.tables.values())
-        named = {kind for each in layouts for kind in each.columns or {}} & OF_KEPT.keys()
-        if named and not any(each.deletes == "soft" for each in layouts):
+        kinds = {kind for each in layouts for kind in each.columns or {}} & OF_KEPT.keys()
+        if kinds and not any(each.deletes == "soft" for each in layouts):
             raise refusal(
-                f"has columns of deleted rows ({', '.join(sorted(named))}), which are deleted",
+                f"has columns of deleted rows ({', '.join(sorted(kinds))}), which are deleted",
                 "`deletes: soft` beside them",
             )
         return self

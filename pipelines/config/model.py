@@ -332,9 +332,9 @@ def _broken_references(config: Config) -> Iterator[tuple[Location, str, str]]:
 
 def _same_but_for_case(section: str, names: Iterable[str]) -> Iterator[tuple[Location, str, str]]:
     """Names that differ only in case: slots are lower case, and some file systems ignore case."""
-    seen: dict[str, str] = {}
+    firsts: dict[str, str] = {}
     for name in names:
-        first = seen.setdefault(name.lower(), name)
+        first = firsts.setdefault(name.lower(), name)
         if first != name:
             yield (section, name), f"differs from {first} only in case", "give one of them another name"
 

@@ -127,10 +127,10 @@ def _change(source: psycopg.Connection[Any], rows: int) -> int:
 def _step(title: str, rows: int, subscriber: float, config: Config, progress: Progress) -> SizedStep:
     """Run pgsieve for the same work, for which the built-in subscription took `subscriber` seconds."""
     began = monotonic()
-    done = run(config, config.selected([]), progress)
-    for failure in done.failures:
+    summary = run(config, config.selected([]), progress)
+    for failure in summary.failures:
         raise failure.error
-    (spent,) = (each.spent for each in done.subscriptions)
+    (spent,) = (each.spent for each in summary.subscriptions)
     return SizedStep(title, rows, subscriber, monotonic() - began, spent)
 
 

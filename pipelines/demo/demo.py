@@ -59,7 +59,7 @@ class Step:
 
     title: str
     statements: str
-    shown: tuple[str, ...]
+    tables: tuple[str, ...]
     publications: str | None = None
 
 
@@ -168,7 +168,7 @@ def _compared_steps(
             for target in targets.values():
                 _wait(source, target)
             tables = [
-                c for table in step.shown for c in _compare(config, table, source, targets[_OWNER[table]])
+                c for table in step.tables for c in _compare(config, table, source, targets[_OWNER[table]])
             ]
             show(step.title, tables)
             compared += tables
@@ -218,7 +218,7 @@ def _configuration(home: Path, publisher: EmbeddedServer, store: Mapping[str, An
 
 def _changing(config: Config, step: Step) -> Sequence[SubscriptionConfig]:
     """The subscriptions whose tables a step changes."""
-    owners = {_OWNER[table] for table in step.shown}
+    owners = {_OWNER[table] for table in step.tables}
     return config.selected([f"{owner}_{mode}" for owner in sorted(owners) for mode in _MODES])
 
 

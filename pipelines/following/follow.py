@@ -177,11 +177,11 @@ def _stopped_by_signals(followers: Sequence["_Follower"]) -> Iterator[_Stopping]
         for follower in followers:
             follower.stop()
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    handlers = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield stopping
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
@@ -320,11 +320,11 @@ class _Follower:
         """End the stream once a copy no longer has to wait: `_follow` then copies the tables."""
         awaiting = list(chain.from_iterable(tables.items() for tables in self._awaiting.values()))
         transactions = {ids for _, ids in awaiting if ids}
-        foreign, asked = {name for name, ids in awaiting if not ids}, time.monotonic()
+        foreign, asked_at = {name for name, ids in awaiting if not ids}, time.monotonic()
         while awaiting and self._streamed is streamed and not self._stopped.wait(_AWAITED_SECONDS):
             over = not all(map(self._awaits, transactions))
-            if foreign and time.monotonic() - asked >= _FOREIGN_SECONDS:
-                over, asked = over or any(map(self._answers, foreign)), time.monotonic()
+            if foreign and time.monotonic() - asked_at >= _FOREIGN_SECONDS:
+                over, asked_at = over or any(map(self._answers, foreign)), time.monotonic()
             if over:
                 streamed.stop()
                 return
@@ -368,13 +368,13 @@ class _Follower:
 
     def _apply_slice(self, materializer: Materializer) -> None:
         with self._timed("apply"):
-            done = materializer.apply_slice()
+            results = materializer.apply_slice()
         self._pulse.step()
-        if done is not None:
+        if results is not None:
             if self._metrics is not None:
-                self._metrics.applied(materializer.name, *done)
-            self._report.applied(materializer.name, *done)
-            self._written[materializer.name] |= done[1].tables.keys()
+                self._metrics.applied(materializer.name, *results)
+            self._report.applied(materializer.name, *results)
+            self._written[materializer.name] |= results[1].tables.keys()
 
     def _timed(self, step: str) -> AbstractContextManager[None]:
         return nullcontext() if self._metrics is None else self._metrics.timed(step)
@@ -422,6 +422,6 @@ class _Follower:
         )
 
     def _tell_of(self, materializers: Sequence[Materializer]) -> None:
-        done = summaries(materializers, self._failures)
-        if changed := tuple(each for each in done if each.changed or each.problems or each.warnings):
+        results = summaries(materializers, self._failures)
+        if changed := tuple(each for each in results if each.changed or each.problems or each.warnings):
             self._tell(RunSummary(changed))

@@ -62,11 +62,11 @@ class FollowReport:
 
     def appended(self, drained: Drained, tell: Callable[[], None]) -> None:
         """Add an appended slice; `tell` is called when the report is due, in a thread of its own."""
-        before = self._drained
+        earlier = self._drained
         self._drained = drained
-        if before:
-            slices = before.slices + drained.slices
-            self._drained = Drained(before.from_lsn, drained.to_lsn, slices, drained.lag)
+        if earlier:
+            slices = earlier.slices + drained.slices
+            self._drained = Drained(earlier.from_lsn, drained.to_lsn, slices, drained.lag)
         if self._timer is None:
             self._timer = threading.Timer(REPORT_SECONDS, tell)
             self._timer.daemon = True

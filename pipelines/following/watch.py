@@ -53,7 +53,7 @@ class Pulse:
     steps: int = 0
     applying_since: float | None = None
     moved: float = field(default_factory=time.monotonic)
-    _seen: tuple[int, ...] = ()
+    _progress: tuple[int, ...] = ()
 
     @contextmanager
     def applying(self) -> Iterator[None]:
@@ -109,9 +109,9 @@ class Pulse:
     def still_seconds(self) -> float:
         """How long the feed has made no progress."""
         streamed = self.streamed
-        seen = (self.steps, streamed.position if streamed else 0, streamed.received if streamed else 0)
-        if seen != self._seen or self.unwatched:
-            self._seen, self.moved = seen, time.monotonic()
+        progress = (self.steps, streamed.position if streamed else 0, streamed.received if streamed else 0)
+        if progress != self._progress or self.unwatched:
+            self._progress, self.moved = progress, time.monotonic()
         return time.monotonic() - self.moved
 
 
