@@ -1,4 +1,4 @@
-"""What all commands share: the application, its exit codes and errors, and the options of several commands.
+"""The application, its exit codes and errors, and the options of several commands.
 
 In: arguments, the configuration file, the environment. Out: results on stdout, progress and errors on stderr,
 and an exit code that scripts can rely on:

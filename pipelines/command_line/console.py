@@ -187,7 +187,7 @@ def size_of(count: int | None) -> str | None:
 
 
 def print_error(error: PgsieveError, concerned: str = "") -> None:
-    """Print an error in red on one line, then its hint; for a configuration file, each problem so."""
+    """Print an error in red on one line, then its hint; each problem of a configuration file has its own line."""
     if _json is not None and not isinstance(error, ConfigError):
         _json.error(error)
         return

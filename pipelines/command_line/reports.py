@@ -95,7 +95,7 @@ def _print_changes(run: SubscriptionRun) -> None:
 
 
 def _print_transformed(tables: Sequence[TransformedTable]) -> None:
-    """Print how UPDATEs were sent, for tables with a row filter or a partition tree: these may turn them into INSERT or DELETE."""
+    """Print how UPDATEs were sent, for tables with a row filter or partitions: these may turn an UPDATE into an INSERT or DELETE."""
     numbers = ("UPDATEs", "as INSERT", "as UPDATE", "as DELETE", "not sent")
     listed = table_of("transformed", "through", *numbers, "row filter", right=numbers)
     for each in tables:

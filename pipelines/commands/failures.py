@@ -33,7 +33,7 @@ def _ignore(_: Failure) -> None:
 
 
 def never(_: Exception) -> bool:
-    """No exception: every error is recorded."""
+    """False for every error, so that `Failures` records each."""
     return False
 
 

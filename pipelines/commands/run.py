@@ -156,8 +156,8 @@ def apply_together(
 ) -> None:
     """Materialise the transformed changes, then the replicas that have new changes or a new copy.
 
-    All subscriptions share one run of Dagster for each, since a run costs more than most steps. An error of one does not end
-    the others. Raises an error for which `unless` is true.
+    All subscriptions share one run of Dagster for the first, and one for the second, since a run costs more than most steps.
+    An error of one subscription does not end the others. Raises an error for which `unless` is true.
     """
     active = [
         m for m in failures.each(materializers, Materializer.if_enabled, unless=unless) if m is not None

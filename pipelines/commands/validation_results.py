@@ -77,7 +77,10 @@ class ReceivedTable:
 
 @dataclass(frozen=True, slots=True)
 class ReceivedTables:
-    """The tables and sequences of a subscription; each moment from `oldest_moment` on can be read, the LSN of its oldest cut."""
+    """The tables and sequences of a subscription.
+
+    `oldest_moment` is the LSN of its oldest cut; moments from then on can be read.
+    """
 
     subscription: str
     tables: tuple[ReceivedTable, ...]
