@@ -1,8 +1,9 @@
 """Schedules and sensors: off until a user switches them on, or on with `dagster.automation` in pgsieve.yaml.
 
 Increments and maintenance run on schedules. One sensor copies tables that have no replica yet, or whose
-definition changed. Another sensor watches a slot: if it is missing, has lost WAL or retains too much of it, the
-sensor starts a run that fails. Alerts for failed runs then report it; Dagster sends no alert for a failed tick.
+definition changed. Another sensor watches a slot: if it is missing, has lost WAL or retains too much of it,
+the sensor starts a run that fails. Alerts for failed runs then report it; Dagster sends no alert for a failed
+tick.
 """
 
 from collections.abc import Collection, Mapping
@@ -19,8 +20,8 @@ from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.translator import Naming
 from pgsieve.pipelines.jobs import problem_of_slot
 
-#: The sensor waits at most this long for a copy that it requested: Dagster may never notice that a run was killed. A
-#: run that was requested in vain finds nothing to copy.
+#: The sensor waits at most this long for a copy that it requested: Dagster may never notice that a run was
+#: killed. A run that was requested in vain finds nothing to copy.
 _WAITING = timedelta(hours=1)
 #: The time between two runs that fail for the same slot.
 _SILENCE = timedelta(hours=1)
@@ -54,9 +55,10 @@ def _status(*, running: bool) -> dg.DefaultSensorStatus:
 
 
 def published_sensor(tables: Mapping[str, Collection[Name]], naming: Naming) -> dg.SensorDefinition:
-    """List the tables of each subscription, as published when Dagster loaded the code, as partitions of its initial sync.
+    """List the published tables of each subscription as partitions of its initial sync.
 
-    It is always on, as it starts no run and reads only Dagster's records.
+    They are those that were published when Dagster loaded the code. The sensor is always on, as it starts no
+    run and reads only Dagster's records.
     """
 
     @dg.sensor(
@@ -110,8 +112,8 @@ def copy_sensor(
         present = partitions.get_partition_keys(dynamic_partitions_store=context.instance)
         new = sorted(set(keys) - set(present))
         order = [*present, *new]
-        # Dagster starts one run for a run key. The key contains the last copying run, so repeated requests before the next
-        # one are the same.
+        # Dagster starts one run for a run key. The key contains the last copying run, so repeated requests
+        # before the next one are the same.
         number = last.dagster_run.run_id if last else "first"
         return dg.SensorResult(
             run_requests=[

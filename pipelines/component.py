@@ -50,9 +50,10 @@ _OWN_TYPE = re.compile(r"^type: *['\"]?pgsieve\.(\w+\.)*PgsieveComponent\b", re.
 
 
 class PgsieveScaffolder(Scaffolder[Any]):
-    """Writes a defs.yaml, and beside it a pgsieve.yaml to be filled in; the lake is outside of the project's package.
+    """Writes a defs.yaml, and beside it a pgsieve.yaml to be filled in.
 
-    Each further component of a project gets a prefix of its own.
+    The lake is outside of the project's package. Each further component of a project gets a prefix of its
+    own.
     """
 
     def scaffold(self, request: ScaffoldRequest[Any]) -> None:
@@ -92,10 +93,10 @@ def _variables(data: PgsieveAsset) -> Mapping[str, Any]:
 class PgsieveComponent(dg.StateBackedComponent, dg.Resolvable):
     """Tables of PostgreSQL databases, replicated into Delta Lake with the row filters of their publications.
 
-    `config` is the configuration file. The names of jobs, schedules, sensors, ops and of the resources `<prefix>_lake` and
-    `<prefix>_spark` begin with `prefix`. `spark` is the project's own resource of dagster-pyspark, in YAML a template
-    variable. `translation` changes the assets; in it, `data` is a `PgsieveAsset`. Subclasses may override
-    `get_asset_spec`.
+    `config` is the configuration file. The names of jobs, schedules, sensors, ops and of the resources
+    `<prefix>_lake` and `<prefix>_spark` begin with `prefix`. `spark` is the project's own resource of
+    dagster-pyspark, in YAML a template variable. `translation` changes the assets; in it, `data` is a
+    `PgsieveAsset`. Subclasses may override `get_asset_spec`.
     """
 
     config: Annotated[Path, dg.Resolver(_relative_path, model_field_type=str)] = Path("pgsieve.yaml")
@@ -118,8 +119,8 @@ class PgsieveComponent(dg.StateBackedComponent, dg.Resolvable):
     def write_state_to_path(self, state_path: Path) -> None:
         """Ask the sources for their published tables, and write the state.
 
-        A source that does not answer keeps its part of the former state. Its error is raised, but only logged during
-        development (`dg dev`), so that the definitions load.
+        A source that does not answer keeps its part of the former state. Its error is raised, but only logged
+        during development (`dg dev`), so that the definitions load.
         """
         config = load_config(self.config)
         former = Published.from_json(state_path.read_text(encoding="utf-8")) if state_path.is_file() else None
@@ -133,7 +134,10 @@ class PgsieveComponent(dg.StateBackedComponent, dg.Resolvable):
     def build_defs_from_state(
         self, context: dg.ComponentLoadContext, state_path: Path | None
     ) -> dg.Definitions:
-        """The definitions for the state's tables; without a state, for those of published.json and the lake."""
+        """The definitions for the state's tables.
+
+        Without a state, for those of published.json and the lake.
+        """
         del context
         config = load_config(self.config)
         if state_path is None:

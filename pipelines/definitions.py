@@ -1,8 +1,8 @@
 """Dagster's definitions: the assets, checks, jobs, schedules and sensors of one configuration file.
 
-In: the file that PGSIEVE_CONFIG names, or ./pgsieve.yaml; without a file there are no definitions. Loading asks
-no source, but reads the published tables from a file (`pipelines/published.py`): a source that does not answer
-makes a code location neither slow nor empty. `build_definitions` is for the user's own code location.
+In: the file that PGSIEVE_CONFIG names, or ./pgsieve.yaml; without a file there are no definitions. Loading
+asks no source, but reads the published tables from a file (`pipelines/published.py`): a source that does not
+answer makes a code location neither slow nor empty. `build_definitions` is for the user's own code location.
 """
 
 from collections import defaultdict
@@ -70,14 +70,14 @@ def build_definitions(
     """The definitions of a configuration file, to be merged into a code location's own.
 
     - `file`: by default the file that PGSIEVE_CONFIG names, or ./pgsieve.yaml
-    - `prefix`: begins the names of jobs, schedules, sensors, ops and of the resources `<prefix>_lake` and `<prefix>_spark`;
-      two files in one code location need two prefixes
+    - `prefix`: begins the names of jobs, schedules, sensors, ops and of the resources `<prefix>_lake` and
+      `<prefix>_spark`; two files in one code location need two prefixes
     - `translator`: decides asset keys, groups and the like
-    - `spark`: the project's own resource; the steps use its Spark application instead of the file's `spark`, and start it
-      when they need it
+    - `spark`: the project's own resource; the steps use its Spark application instead of the file's `spark`,
+      and start it when they need it
 
-    Runs use the code location's executor. Raises ConfigError, and PgsieveError for a prefix or a translation whose names
-    Dagster does not accept.
+    Runs use the code location's executor. Raises ConfigError, and PgsieveError for a prefix or a translation
+    whose names Dagster does not accept.
     """
     config = load_config(None if file is None else Path(file))
     naming = Naming(prefix, translator or PgsieveTranslator())
@@ -170,7 +170,7 @@ def _freshness(subscription: Subscription) -> dg.FreshnessPolicy:
 
 
 def register_tables(config: Config, dagster: dg.DagsterInstance) -> None:
-    """Record the published tables for the definitions, and add each as a Dagster partition of its initial sync.
+    """Record the published tables for the definitions, and add them as partitions of the initial syncs.
 
     A source that does not answer keeps its recorded tables.
     """

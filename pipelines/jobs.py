@@ -24,9 +24,10 @@ from pgsieve.resources.postgres.slot import resynchronisation, slot_state
 
 @dataclass(frozen=True)
 class Jobs:
-    """The jobs of a project: `increments`, `maintenance` and `alarms` are by feed, `copies` by subscription, in their order.
+    """The jobs of a project, in the order of its feeds and subscriptions.
 
-    `of_one` are for people: the increments of one subscription, if its feed has several.
+    `increments`, `maintenance` and `alarms` are by feed, `copies` by subscription. `of_one` are for people:
+    the increments of one subscription, if its feed has several.
     """
 
     increments: list[UnresolvedAssetJobDefinition]
@@ -72,8 +73,8 @@ def _increments_job(
 def _increments(feed: Feed, subscriptions: Sequence[Subscription], naming: Naming) -> dg.AssetSelection:
     """The assets and checks of an increment of these subscriptions.
 
-    Replicas are not among them, as Dagster would show all of them as failed after a failed run. The run records those that
-    it has changed.
+    Replicas are not among them, as Dagster would show all of them as failed after a failed run. The run
+    records those that it has changed.
     """
     log = naming.key(of_feed(feed, AssetKind.CHANGE_LOG))
     keys, checks = [log], [dg.AssetCheckKey(log, "slot_health")]

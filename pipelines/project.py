@@ -1,4 +1,4 @@
-"""Makes the objects that the steps work on from the configuration: sources, feeds, subscriptions, and the lake.
+"""Turns the configuration into the objects of the steps: sources, feeds, subscriptions, and the lake.
 
 Subscriptions of a source with `row_filter: pipeline` share its slot; each with `row_filter: publisher` has a
 slot of its own. Raises PgsieveError for options that are not supported.
@@ -144,7 +144,10 @@ _OPTIONS = ("origin", "binary", "streaming", "two_phase", "failover")
 
 
 def _options(source: str, sharing: Sequence[SubscriptionConfig]) -> PgoutputOptions:
-    """The options for reading a slot. Raises PgsieveError if the subscriptions that share it differ in one."""
+    """The options for reading a slot.
+
+    Raises PgsieveError if the subscriptions that share it differ in one.
+    """
     first = sharing[0]
     for other, option in product(sharing[1:], _OPTIONS):
         if getattr(other, option) != getattr(first, option):

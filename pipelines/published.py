@@ -34,7 +34,7 @@ _OTHER_VERSION = (AttributeError, KeyError, TypeError, ValueError)
 
 @dataclass(frozen=True)
 class Published:
-    """By feed: an LSN, and the part of the publisher's catalog at this LSN that the feed's subscriptions need, as text.
+    """By feed: an LSN, and the part of the catalog at this LSN that its subscriptions need, as text.
 
     `comments` has the comments on tables, by feed.
     """
@@ -93,7 +93,10 @@ def kept_published(config: Config) -> Published:
 
 
 def read_feeds(declared: Project, former: Published) -> tuple[Published, list[PgsieveError]]:
-    """Ask the sources for their publications; a source with an error keeps its former entry. Returns the errors, too."""
+    """Ask the sources for their publications; a source with an error keeps its former entry.
+
+    Returns the errors, too.
+    """
     catalogs = {n: c for n, c in former.catalogs.items() if n in declared.feeds}
     comments, errors = {n: c for n, c in former.comments.items() if n in declared.feeds}, []
     for feed in declared.feeds.values():
@@ -105,7 +108,10 @@ def read_feeds(declared: Project, former: Published) -> tuple[Published, list[Pg
 
 
 def refresh_published(config: Config, declared: Project) -> list[PgsieveError]:
-    """Ask the sources for their publications, and write the file; returns the errors. These keep former entries."""
+    """Ask the sources for their publications, and write the file; returns the errors.
+
+    These keep former entries.
+    """
     published, errors = read_feeds(declared, kept_published(config))
     file = state_file(config)
     try:
@@ -128,8 +134,8 @@ def recorded_tables(
 ) -> dict[str, Tables]:
     """The tables of each subscription, without asking a source; raises nothing.
 
-    They are those of `published`, or of the lake if its catalog is newer. With `authoritative` the catalog of the lake is
-    read only for feeds that `published` lacks.
+    They are those of `published`, or of the lake if its catalog is newer. With `authoritative` the catalog of
+    the lake is read only for feeds that `published` lacks.
     """
     by_subscription: dict[str, Tables] = {}
     recorded: dict[str, list[tuple[int, Catalog]]] = {}
@@ -149,8 +155,8 @@ def recorded_tables(
 def published_tables(declared: Project, subscriptions: Iterable[Subscription]) -> dict[str, Tables]:
     """The tables that each subscription replicates, by the current catalog of its source.
 
-    If the source does not answer or a publication is missing, they are the tables with replicas. The run then reports the
-    problem, without an effect on other subscriptions.
+    If the source does not answer or a publication is missing, they are the tables with replicas. The run then
+    reports the problem, without an effect on other subscriptions.
     """
     catalogs: dict[str, Catalog | None] = {}
     tables: dict[str, Tables] = {}
@@ -191,7 +197,10 @@ def _catalogs(
 
 
 def _recorded(declared: Project, feed: Feed) -> list[tuple[int, Catalog]]:
-    """The last recorded catalog of a feed in the lake; none if only Spark reads the lake, as that takes long."""
+    """The last recorded catalog of a feed in the lake.
+
+    None if only Spark reads the lake, as that takes long.
+    """
     try:
         lake = declared.lake.open()
         newest = None if lake.local is None else Catalogs(lake, feed).newest()
@@ -215,7 +224,10 @@ def _tables(subscription: Subscription, catalog: Catalog, comments: Mapping[Name
 
 
 def _replicas(declared: Project, subscription: Subscription, *, at_once: bool = False) -> Tables:
-    """The tables with a replica, from the lake; with `at_once` none if only Spark reads the lake, as that takes long."""
+    """The tables with a replica, from the lake.
+
+    With `at_once` none if only Spark reads the lake, as that takes long.
+    """
     publications = subscription.feed.subscriptions[subscription.name]
     try:
         lake = declared.lake.open()

@@ -55,7 +55,7 @@ def refuse(ctx: Any, error: Exception) -> None:
 
 
 class _PlainHelp:
-    """Help that names each value by its metavar, and shows no types of Python such as `<bool>` or `<list[str]>`."""
+    """Help that names each value by its metavar, without Python's types such as `<bool>` or `<list[str]>`."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         """The options and arguments; a flag has no metavar, as it takes no value."""
@@ -89,13 +89,17 @@ class Group(_PlainHelp, TyperGroup):
 
 #: The key under which a context keeps the arguments of the process.
 _ARGUMENTS = "pgsieve.arguments"
-#: The base of all exceptions for wrong arguments: in click, or in the copy of click that newer versions of typer contain.
+#: The base of all exceptions for wrong arguments: in click, or in the copy of click that newer versions of
+#: typer contain.
 _UsageError: Any = typer.BadParameter.__base__
 
 
 @contextmanager
 def _usage_as_json(ctx: Any) -> Iterator[None]:
-    """Print an error about arguments as JSON on stdout, if the arguments request JSON; the caller prints it on stderr."""
+    """Print an error about arguments as JSON on stdout, if the arguments request JSON.
+
+    The caller prints it on stderr.
+    """
     try:
         yield
     except _UsageError as error:
@@ -130,7 +134,7 @@ class Command(_PlainHelp, TyperCommand):
             raise typer.Exit(FAULT) from error
 
     def _printed(self, ctx: Any) -> Any:
-        """Run the command and flush stdout: a failed write ends the command here, not the interpreter at its exit."""
+        """Run the command and flush stdout: a failed write ends the command, not the interpreter at its exit."""
         try:
             result = super().invoke(ctx)
         except typer.Exit:
@@ -245,7 +249,10 @@ Subscription = Annotated[
 def command(
     epilog: str, name: str | None = None, to: typer.Typer = app, *, panel: str | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register a command; the options about the log may stand after its name, too. `panel` is its section in `--help`."""
+    """Register a command; the options about the log may stand after its name, too.
+
+    `panel` is its section in `--help`.
+    """
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
         @wraps(function)
@@ -323,7 +330,7 @@ def _level_of_environment() -> str | None:
 
 
 def load(ctx: typer.Context, config: Path | None) -> Config:
-    """Read the configuration file: that of --config after the command, else before it, else the default file."""
+    """Read the file of --config after the command, else of --config before it, else the default file."""
     settings = load_config(config or ctx.obj)
     from pgsieve.resources.data_frames import spare_data_frames
 

@@ -13,9 +13,9 @@ import os
 import sys
 from pathlib import Path
 
-# Set before anything else is imported. Dagster, SQLAlchemy and pyarrow create many objects during import, which all
-# stay. With Python's threshold of 700 new containers the garbage collector searched them again and again: a tenth
-# of the CPU time of a command with nothing to do.
+# Set before anything else is imported. Dagster, SQLAlchemy and pyarrow create many objects during import,
+# which all stay. With Python's threshold of 700 new containers the garbage collector searched them again and
+# again: a tenth of the CPU time of a command with nothing to do.
 gc.set_threshold(100_000)
 # At the end of the process no cycles are worth collecting either; that took half a second and more.
 atexit.register(gc.freeze)
@@ -61,7 +61,7 @@ def _name_files_in_utf8() -> None:
 
 
 def _unwritten(error: OSError) -> int:
-    """Report that output could not be written which no command prints: help, the version, a shell's completion.
+    """Report that help, the version or a shell's completion could not be written.
 
     Returns the exit code.
     """

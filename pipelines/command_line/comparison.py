@@ -35,8 +35,8 @@ def status(
 ) -> None:
     """Show slots, their lag, and the state of every replica table.
 
-    Exits with 2 if a source does not answer, or a subscription cannot be replicated. The facts that the lake has are
-    still shown.
+    Exits with 2 if a source does not answer, or a subscription cannot be replicated. The facts that the lake
+    has are still shown.
     """
     if prometheus and as_json:
         raise PgsieveError("`--json` and `--prometheus` are two formats", hint="leave out one of them")
@@ -126,7 +126,10 @@ def decode(
     ] = False,
     config: ConfigFile = None,
 ) -> None:
-    """Print the changes that wait in a slot, as pg_recvlogical does with this output plugin; confirms nothing."""
+    """Print the changes that wait in a slot, as pg_recvlogical does with this output plugin.
+
+    Confirms nothing.
+    """
     settings = load(ctx, config)
     from pgsieve.pipelines.commands.decode import decode as run_decode
 

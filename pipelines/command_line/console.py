@@ -187,7 +187,10 @@ def size_of(count: int | None) -> str | None:
 
 
 def print_error(error: PgsieveError, concerned: str = "") -> None:
-    """Print an error in red on one line, then its hint; each problem of a configuration file has its own line."""
+    """Print an error in red on one line, then its hint.
+
+    Each problem of a configuration file has its own line.
+    """
     if _json is not None and not isinstance(error, ConfigError):
         _json.error(error)
         return
@@ -213,7 +216,10 @@ def print_failures(failures: Sequence[Failure], *, verbose: bool) -> None:
 
 
 def print_unexpected(error: BaseException, concerned: str = "", *, verbose: bool) -> None:
-    """Report a fault of pgsieve; `verbose` adds the traceback, without variables, as these contain cell values."""
+    """Report a fault of pgsieve.
+
+    `verbose` adds the traceback, without variables, as these contain cell values.
+    """
     if _json is not None:
         _json.error(error, verbose=verbose)
     elif verbose:
@@ -297,8 +303,8 @@ def progress() -> Iterator[Progress]:
     if not console.is_terminal:
         yield LineProgress()
         return
-    # While a step runs, Dagster replaces stderr by a pipe to the terminal. Rich would take this for no terminal,
-    # and print plain lines into the display.
+    # While a step runs, Dagster replaces stderr by a pipe to the terminal. Rich would take this for no
+    # terminal, and print plain lines into the display.
     console = to_stderr(is_terminal=True)
     text = TextColumn("{task.description}", markup=False)
     with Bars(SpinnerColumn(), text, TimeElapsedColumn(), console=console, transient=True) as bars:

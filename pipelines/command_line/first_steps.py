@@ -92,9 +92,9 @@ def demo(
 ) -> None:
     """Replay the manual's row filter examples on an embedded PostgreSQL, beside a built-in subscription.
 
-    Then both copy a million rows, with a row filter and a partition root, and apply half a million changes; Spark does so for
-    pgsieve. With --ui the demo stays instead: a server whose rows change all the time, a run every few seconds, and Dagster's
-    web interface.
+    Then both copy a million rows, with a row filter and a partition root, and apply half a million changes;
+    Spark does so for pgsieve. With --ui the demo stays instead: a server whose rows change all the time, a
+    run every few seconds, and Dagster's web interface.
     """
     require_extra("demo")
     if with_ui:
@@ -208,9 +208,9 @@ def init(
 ) -> None:
     """Write pgsieve.yaml from a database's publications or tables, and the SQL for its role; then validate.
 
-    On a terminal it asks for missing options. It changes nothing on the server, and writes no password. A table without a
-    replica identity is published with its INSERTs only. If validate finds a problem, no SQL is written, and the exit code is
-    1.
+    On a terminal it asks for missing options. It changes nothing on the server, and writes no password. A
+    table without a replica identity is published with its INSERTs only. If validate finds a problem, no SQL
+    is written, and the exit code is 1.
     """
     from pgsieve.pipelines.command_line.interview import Options, chosen, connected
     from pgsieve.pipelines.commands.init import initialise, refuse_existing

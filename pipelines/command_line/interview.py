@@ -41,7 +41,7 @@ def _confirmed(question: str) -> bool:
 
 @dataclass(frozen=True)
 class Options:
-    """The options of `pgsieve init` about the source and the tables to replicate; None for an option that is not given."""
+    """The options of `pgsieve init` about source and tables; None for an option that is not given."""
 
     conninfo: str | None
     password_command: str | None

@@ -25,7 +25,7 @@ _STDERR = 2
 
 
 class JsonLog:
-    """Takes over file descriptor 2 until `close`, and turns each line that other code writes there into an object."""
+    """Takes over file descriptor 2 until `close`: each line that other code writes becomes an object."""
 
     def __init__(self) -> None:
         sys.stderr.flush()

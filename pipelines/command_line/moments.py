@@ -38,12 +38,12 @@ def read(
     """Read the replicas of a subscription as they were at one moment, the same for all tables.
 
     The rows are those of all commits before an LSN, or up to a time; without --at, those of the newest cut.
-    If a table changed between the last cut and the moment, it is copied to a temporary folder, and the changes are applied
-    there; the replica stays as it is. The rows are exact: if `retention` has removed versions or changes that are needed, the
-    command refuses and says why. The publisher is not asked.
+    If a table changed between the last cut and the moment, it is copied to a temporary folder, and the
+    changes are applied there; the replica stays as it is. The rows are exact: if `retention` has removed
+    versions or changes that are needed, the command refuses and says why. The publisher is not asked.
 
-    With SCHEMA.TABLE, prints its rows as CSV, as COPY does: NULL is empty, texts are quoted, arrays are JSON. With --json,
-    prints one JSON object per row.
+    With SCHEMA.TABLE, prints its rows as CSV, as COPY does: NULL is empty, texts are quoted, arrays are JSON.
+    With --json, prints one JSON object per row.
     """
     settings = load(ctx, config)
     (selected,) = settings.selected([subscription])
@@ -72,9 +72,9 @@ def restore(
 ) -> None:
     """Copy the replicas as they were at one moment into another folder, as Delta tables.
 
-    The tables are in FOLDER/SUBSCRIPTION/SCHEMA/TABLE. On the lake's own file system, their files are hard links and take no
-    room. No run continues these tables, as a slot never moves back. The replicas, the lake and the publisher stay as they
-    are. --at means the same as for `pgsieve read`.
+    The tables are in FOLDER/SUBSCRIPTION/SCHEMA/TABLE. On the lake's own file system, their files are hard
+    links and take no room. No run continues these tables, as a slot never moves back. The replicas, the lake
+    and the publisher stay as they are. --at means the same as for `pgsieve read`.
     """
     settings = load(ctx, config)
     (selected,) = settings.selected([subscription])
@@ -109,15 +109,15 @@ def refilter(
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a subscription's replicas from other replicas, after its row filters, columns or publications changed.
+    """Make replicas from other replicas, after row filters, columns or publications changed.
 
-    It also makes the replicas of a new subscription, before its first run. No row is read from the publisher: a wide
-    subscription is copied once, and narrow ones are made from it later. `pgsieve run` continues the replicas from the LSN
-    that is printed, as after a copy.
+    It also makes the replicas of a new subscription, before its first run. No row is read from the publisher:
+    a wide subscription is copied once, and narrow ones are made from it later. `pgsieve run` continues the
+    replicas from the LSN that is printed, as after a copy.
 
-    A table is made only if its rows are certain: the other replica has all of its columns, in the same types, and all of
-    its rows, and its publications did not change since it was copied. Otherwise the table stays as it is, the reason is
-    printed, and the exit code is 1; `pgsieve resync` copies it.
+    A table is made only if its rows are certain: the other replica has all of its columns, in the same types,
+    and all of its rows, and its publications did not change since it was copied. Otherwise the table stays as
+    it is, the reason is printed, and the exit code is 1; `pgsieve resync` copies it.
     """
     settings = load(ctx, config)
     (selected,) = settings.selected([subscription])

@@ -54,8 +54,8 @@ def ui(
 ) -> None:
     """Start Dagster's web interface for this configuration, until interrupted.
 
-    Dagster keeps its records in $DAGSTER_HOME, or in .pgsieve/dagster beside the configuration file. Meanwhile an engine, a
-    running Spark, serves the runs, unless `spark.engine` is off.
+    Dagster keeps its records in $DAGSTER_HOME, or in .pgsieve/dagster beside the configuration file.
+    Meanwhile an engine, a running Spark, serves the runs, unless `spark.engine` is off.
     """
     require_extra("ui")
     settings = load(ctx, config)
@@ -76,8 +76,8 @@ def ui(
 def refresh_defs_state(ctx: typer.Context, config: ConfigFile = None) -> None:
     """Record the published tables for Dagster's definitions, which load without asking a source.
 
-    They are written to .pgsieve/published.json beside the configuration file. A source that does not answer keeps its former
-    entry. `pgsieve ui` does the same when it starts.
+    They are written to .pgsieve/published.json beside the configuration file. A source that does not answer
+    keeps its former entry. `pgsieve ui` does the same when it starts.
     """
     settings = load(ctx, config)
     from pgsieve.pipelines.project import project
@@ -120,9 +120,10 @@ app.add_typer(engine, name="engine", rich_help_panel=_PANEL)
 
 @command("Example: pgsieve engine start", "start", engine)
 def start_engine(ctx: typer.Context, config: ConfigFile = None, as_json: AsJson = False) -> None:
-    """Start the engine unless it runs already; an engine with other settings or of another version is ended first.
+    """Start the engine unless it runs already.
 
-    The engine ends when no run has used it for `spark.engine_idle` (15 minutes).
+    An engine with other settings or of another version is ended first. The engine ends when no run has used
+    it for `spark.engine_idle` (15 minutes).
     """
     settings = load(ctx, config)
     from pgsieve.pipelines.commands.engine import start
@@ -138,7 +139,10 @@ def print_engine_status(
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show whether the engine runs, since when, for which lake, and how much memory it uses. Exits with 1 if it does not run."""
+    """Show whether the engine runs, since when, for which lake, and how much memory it uses.
+
+    Exits with 1 if it does not run.
+    """
     settings = load(ctx, config)
     from pgsieve.pipelines.commands.engine import status as engine_status
 

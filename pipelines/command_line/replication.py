@@ -94,8 +94,8 @@ def run(
 ) -> None:
     """Copy new tables, apply every change up to the source's current LSN, and exit.
 
-    Prints the copied tables and the applied changes; with --follow and --json, one object a line. Exits with 1 if a table is
-    set aside.
+    Prints the copied tables and the applied changes; with --follow and --json, one object a line. Exits with
+    1 if a table is set aside.
     """
     settings = load(ctx, config)
     selected = settings.selected(subscriptions or [])
@@ -138,7 +138,10 @@ def _followed(
     metrics_at: tuple[str, int] | None,
     stall_limit: float | None,
 ) -> tuple[Failure, ...]:
-    """Follow the subscriptions; returns the failures. Where threads cannot be stopped, it ends the whole process."""
+    """Follow the subscriptions; returns the failures.
+
+    If threads cannot be stopped, it ends the whole process.
+    """
     from pgsieve.pipelines.following.follow import follow
     from pgsieve.pipelines.following.watch import BrokenOffError, StalledError
 
@@ -180,9 +183,10 @@ def resync(
 ) -> None:
     """Copy tables again, and bring the subscription up to date; other tables are not copied.
 
-    Prints for each table what changed since it was copied. Without SCHEMA.TABLE it copies the tables that are set aside, or
-    whose row filter, columns or publications changed. If the slot was lost, it makes a new one and copies all tables. If
-    tables of pgsieve's own cannot be read, it begins them anew, and copies the tables that they describe.
+    Prints for each table what changed since it was copied. Without SCHEMA.TABLE it copies the tables that are
+    set aside, or whose row filter, columns or publications changed. If the slot was lost, it makes a new one
+    and copies all tables. If tables of pgsieve's own cannot be read, it begins them anew, and copies the
+    tables that they describe.
     """
     settings = load(ctx, config)
     (selected,) = settings.selected([subscription])
@@ -210,8 +214,8 @@ def skip(
 ) -> None:
     """Skip all changes of one transaction, as ALTER SUBSCRIPTION ... SKIP does.
 
-    The error of a disabled subscription names the LSN. pgsieve forgets it after this transaction was skipped, or after another
-    one with changes was applied.
+    The error of a disabled subscription names the LSN. pgsieve forgets it after this transaction was skipped,
+    or after another one with changes was applied.
     """
     settings = load(ctx, config)
     (selected,) = settings.selected([subscription])
@@ -225,7 +229,10 @@ def skip(
 def enable(
     ctx: typer.Context, subscription: Subscription, config: ConfigFile = None, as_json: AsJson = False
 ) -> None:
-    """Enable a subscription that an error disabled (disable_on_error); the next run continues where it stopped."""
+    """Enable a subscription that an error disabled (disable_on_error).
+
+    The next run continues where it stopped.
+    """
     settings = load(ctx, config)
     (selected,) = settings.selected([subscription])
     from pgsieve.pipelines.commands.skip import enable as enable_again

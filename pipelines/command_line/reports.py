@@ -95,7 +95,7 @@ def _print_changes(run: SubscriptionRun) -> None:
 
 
 def _print_transformed(tables: Sequence[TransformedTable]) -> None:
-    """Print how UPDATEs were sent, for tables with a row filter or partitions: these may turn an UPDATE into an INSERT or DELETE."""
+    """Print how UPDATEs were sent: a row filter, or partitions, may turn them into INSERT or DELETE."""
     numbers = ("UPDATEs", "as INSERT", "as UPDATE", "as DELETE", "not sent")
     listed = table_of("transformed", "through", *numbers, "row filter", right=numbers)
     for each in tables:
@@ -268,7 +268,7 @@ def _progress_of(subscription: SubscriptionStatus) -> str:
 
 
 def print_check(report: CheckReport) -> None:
-    """Print the comparison; then some keys of each table that differs, and the reason for a table that was not compared."""
+    """Print the comparison, some keys of each table that differs, and why a table was not compared."""
     columns = ("subscription", "table", "publisher", "replica", "result", "LSN")
     tables = table_of(*columns, right=("publisher", "replica"))
     for table in report.tables:

@@ -29,8 +29,8 @@ def check(
 ) -> CheckReport:
     """Bring the selected subscriptions up to one LSN each and compare all their tables there.
 
-    With `repairing` the publisher's rows replace the rows that differ, at a later LSN. A subscription that cannot
-    be checked does not stop the others.
+    With `repairing` the publisher's rows replace the rows that differ, at a later LSN. A subscription that
+    cannot be checked does not stop the others.
     """
     declared = project(config)
     failures, warnings = Failures(), list[str]()

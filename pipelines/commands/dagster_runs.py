@@ -1,4 +1,4 @@
-"""Deletes old runs of commands from Dagster's records: idle runs except the last one, and runs past their retention.
+"""Deletes old runs of commands from Dagster's records: idle runs except the last, and runs past retention.
 
 In: Dagster's instance. Runs that no command of pgsieve made stay, as do the run of each asset's last
 materialization, and every run that copied tables.
@@ -45,7 +45,10 @@ def _is_idle(metadata: Mapping[str, dg.MetadataValue]) -> bool:
 
 
 def delete_old_runs(dagster: dg.DagsterInstance, kept: timedelta | None) -> int:
-    """Delete the commands' runs that ended before the retention; returns their number. None keeps all of them."""
+    """Delete the commands' runs that ended before the retention; returns their number.
+
+    A retention of None keeps all of them.
+    """
     if kept is None:
         return 0
     finished = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]

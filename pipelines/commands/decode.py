@@ -137,8 +137,8 @@ def _waiting(feed: Feed, version: int, *, streaming: bool) -> Iterator[bytes]:
             if not has_changes(connection, source.name, slot, first):
                 return
             batches = read_messages(source.executor_conninfo(), peek_query(slot, upto, options, version))
-            # The server decodes the whole slot before it sends a row. So after the first batch the lock is released, and
-            # other processes need not wait for the printing.
+            # The server decodes the whole slot before it sends a row. So after the first batch the lock is
+            # released, and other processes need not wait for the printing.
             with refusing_slot(source.name, slot, "read"):
                 begun = list(islice(batches, 1))
     with refusing_slot(source.name, slot, "read"):

@@ -58,7 +58,10 @@ def stop(config: Config) -> bool:
 
 
 def keep_for_this_process(config: Config) -> None:
-    """Start the engine, and keep it as long as this process lives. An error is ignored: runs start a Spark of their own."""
+    """Start the engine, and keep it as long as this process lives.
+
+    An error is ignored: runs start a Spark of their own.
+    """
     engine = project(config).lake.engine
     if engine.is_warmed:
         with suppress(PgsieveError, OSError):

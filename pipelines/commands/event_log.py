@@ -28,7 +28,8 @@ from sqlalchemy.event import listen
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import QueuePool
 
-#: The largest number of open databases: one for all runs, one for events without a run, and the newest run's own.
+#: The largest number of open databases: one for all runs, one for events without a run, and the newest run's
+#: own.
 _KEPT = 3
 #: How long a statement waits for another process, as in Dagster.
 _BUSY_SECONDS = 30
@@ -37,7 +38,10 @@ _BATCH, _BATCH_EVENTS = "DAGSTER_EVENT_BATCH_SIZE", "1000"
 
 
 class KeptEventLog(SqliteEventLogStorage):
-    """An event log storage whose connections stay open; `connections_kept` makes it from Dagster's storage."""
+    """An event log storage whose connections stay open.
+
+    `connections_kept` makes it from Dagster's storage.
+    """
 
     #: One connection for each database.
     _open: OrderedDict[str, Connection]
@@ -46,10 +50,12 @@ class KeptEventLog(SqliteEventLogStorage):
     _batch: dict[str, Connection]
     #: The file of a run's database without events, which later runs copy.
     _pattern: bytes | None
-    #: Tables, columns and migrations that exist. Dagster looks for them with each event, and never removes one.
+    #: Tables, columns and migrations that exist. Dagster looks for them with each event, and never removes
+    #: one.
     _existing: set[tuple[str, ...]]
-    #: Records of assets (None: there is none) as they were after these changes to the database of all runs: a number that
-    #: other processes' commits change (sqlite.org/pragma.html#pragma_data_version), and how many rows this one has changed.
+    #: Records of assets (None: there is none) as they were after these changes to the database of all runs: a
+    #: number that other processes' commits change (sqlite.org/pragma.html#pragma_data_version), and how many
+    #: rows this one has changed.
     _records: dict[dg.AssetKey, AssetRecord | None]
     _changes: tuple[int, int]
 
@@ -97,7 +103,7 @@ class KeptEventLog(SqliteEventLogStorage):
             return [record for key in wanted if (record := self._records[key]) is not None]
 
     def _own_changes(self) -> int:
-        """How many rows this process has changed in the database of all runs (sqlite.org/c3ref/total_changes.html)."""
+        """The number of rows that this process has changed (sqlite.org/c3ref/total_changes.html)."""
         connection = self._open.get(INDEX_SHARD_NAME)
         driver: Any = connection and connection.connection.driver_connection
         return driver.total_changes if driver else 0
@@ -192,7 +198,10 @@ def _write_soon(connection: DBAPIConnection, _record: object) -> None:
 
 @contextmanager
 def connections_kept(storage: EventLogStorage) -> Iterator[None]:
-    """Within the block, keep the connections of Dagster's storage in SQLite open; other storages stay as they are."""
+    """Within the block, keep the connections of Dagster's storage in SQLite open.
+
+    Other storages stay as they are.
+    """
     if type(storage) is not SqliteEventLogStorage:
         yield
         return

@@ -1,7 +1,7 @@
 """`pgsieve run --explain`: what a run would do for each table, which engine would write it, and why.
 
-In: the configuration. Out: an `Explanation`. Changes nothing. Raises PgsieveError if a source does not answer,
-or a subscription cannot be replicated.
+In: the configuration. Out: an `Explanation`. Changes nothing. Raises PgsieveError if a source does not
+answer, or a subscription cannot be replicated.
 """
 
 from collections.abc import Iterator, Sequence
@@ -90,7 +90,10 @@ class _Explaining:
         return ExplainedTable(self.subscription.name, *name, "copy", f"{why}; {how}", size, few=by, many=by)
 
     def _apply(self, name: Name, replicated: ReplicatedTable) -> ExplainedTable:
-        """Explain an apply: which engine for few changes, and which for many. The policy decides as in a run."""
+        """Explain an apply: which engine for few changes, and which for many.
+
+        The policy decides as in a run.
+        """
         schema, policy = self._schema(replicated), self.lake.policy
         path = self.lake.paths.replica(self.subscription.name, *name)
         types = self.subscription.column_types(replicated)

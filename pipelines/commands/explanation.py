@@ -8,8 +8,8 @@ from dataclasses import dataclass
 class ExplainedTable:
     """The work of a run for a table: `copy` its `bytes`, `apply` its changes, `wait`, or none (`set aside`).
 
-    `few` is the engine for rows up to the small limit, `many` the engine for more: `driver` (this process), `threads` or
-    `Spark`; None if nothing is written. `because` is the reason for the engine or for the state.
+    `few` is the engine for rows up to the small limit, `many` the engine for more: `driver` (this process),
+    `threads` or `Spark`; None if nothing is written. `because` is the reason for the engine or for the state.
     """
 
     subscription: str

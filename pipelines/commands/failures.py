@@ -51,7 +51,8 @@ class Failures:
     def of(self, *subscriptions: str, unless: Callable[[Exception], bool] = never) -> Iterator[None]:
         """End the block at an error, and record the error for the subscriptions.
 
-        A subscription that failed before keeps its first error. An error for which `unless` is true is raised instead.
+        A subscription that failed before keeps its first error. An error for which `unless` is true is raised
+        instead.
         """
         try:
             yield

@@ -39,7 +39,7 @@ NAMING = Naming()
 
 @contextmanager
 def instance(config: Config) -> Iterator[dg.DagsterInstance]:
-    """The Dagster instance that records the runs: that of DAGSTER_HOME, else the one beside pgsieve.yaml, as in `pgsieve ui`."""
+    """The Dagster instance that records the runs: of DAGSTER_HOME, else the one of `pgsieve ui`."""
     home = dagster_home(config)
     home.mkdir(parents=True, exist_ok=True)
     former_home = os.environ.get("DAGSTER_HOME")
@@ -58,8 +58,8 @@ def instance(config: Config) -> Iterator[dg.DagsterInstance]:
 def _opened(home: Path) -> Iterator[dg.DagsterInstance]:
     """Open Dagster's instance; one process creates its databases, and other processes wait.
 
-    If two processes created them at the same time, Dagster's migrations would fail in one of them, or record a
-    version with which the next run fails.
+    If two processes created them at the same time, Dagster's migrations would fail in one of them, or record
+    a version with which the next run fails.
     """
     with ExitStack() as stack:
         with (home / ".opening").open("ab") as lock:
@@ -85,8 +85,8 @@ def materialize(
 ) -> dg.ExecuteInProcessResult | None:
     """Materialise assets in this process; raises PgsieveError for any error.
 
-    A table that is set aside, or a disabled subscription, makes the run fail in Dagster's record, but the run has done
-    all the rest. Then None is returned, and the command's result names the table or subscription.
+    A table that is set aside, or a disabled subscription, makes the run fail in Dagster's record, but the run
+    has done all the rest. Then None is returned, and the command's result names the table or subscription.
     """
     progress.start(task)
     result = None

@@ -46,10 +46,10 @@ _HEAD = (
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """The access to the database: the conninfo without secrets, and the password; None if libpq finds the password itself.
+    """The access to the database: the conninfo without secrets, and the password.
 
-    `password_command` is a program with its arguments that prints the password. With `allow_untested_server` the
-    server may be newer than the tested versions.
+    The password is None if libpq finds it itself. `password_command` is a program with its arguments that
+    prints the password. With `allow_untested_server` the server may be newer than the tested versions.
     """
 
     conninfo: str
@@ -101,7 +101,10 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """The contents of a database, and the session's role; `managed` is a cloud provider's role that grants REPLICATION."""
+    """The contents of a database, and the session's role.
+
+    `managed` is a cloud provider's role that grants REPLICATION.
+    """
 
     database: str
     user: str
@@ -177,7 +180,9 @@ def _tables(catalog: Catalog) -> tuple[SurveyedTable, ...]:
 
 
 def _has_identity(table: Table, catalog: Catalog) -> bool:
-    """Whether UPDATE and DELETE still work after they are published: the server checks the partition that has the row.
+    """Whether UPDATE and DELETE still work once they are published.
+
+    The server checks the partition that has the row.
 
     See CheckCmdReplicaIdentity() in src/backend/executor/execReplication.c.
     """
@@ -297,7 +302,7 @@ def _configuration(connection: Connection, choice: Choice, variable: str | None)
 
 
 def _publications(choice: Choice) -> dict[str, object]:
-    """The publications of pgsieve.yaml: one of all operations, and one of INSERTs for tables without a replica identity."""
+    """The publications for pgsieve.yaml; tables without a replica identity get one of INSERTs only."""
     defined: dict[str, object] = {}
     for has_identity, name in ((True, choice.subscription), (False, f"{choice.subscription}_inserts")):
         tables = [t for t in choice.tables if t.has_identity == has_identity]

@@ -1,4 +1,4 @@
-"""`pgsieve jars`: prepares Spark's start, by jars for Delta and for a lake on S3, and by an archive of classes.
+"""`pgsieve jars`: prepares Spark's start, by jars for Delta and S3, and by an archive of classes.
 
 In: a folder to copy the jars to, or none. Out: a `JarsReport`. Raises JarsUnavailableError if they cannot be
 fetched, and PgsieveError if the folder cannot be written.
@@ -21,7 +21,10 @@ from pgsieve.resources.lake.java.class_archive import FOLDER_VARIABLE, make_arch
 
 
 def jars(folder: Path | None, progress: Progress) -> JarsReport:
-    """Fetch missing jars, and make the archive of classes if it is missing; copy the jars if a folder is given."""
+    """Fetch missing jars, and make the archive of classes if it is missing.
+
+    Copy the jars if a folder is given.
+    """
     if folder is not None and os.environ.get(FOLDER_VARIABLE):
         raise PgsieveError(
             f"{FOLDER_VARIABLE} is set, so no jars are fetched for another folder",

@@ -82,8 +82,8 @@ class Materializer:
         self.sent_as: dict[Name, SentCounts] = {}
         #: The costs of copies, transformations and applies.
         self.work = Work()
-        #: The tables whose copy waits for other transactions, with the ids of these, or for a foreign server, without ids.
-        #: They are not tried again meanwhile.
+        #: The tables whose copy waits for other transactions, with the ids of these, or for a foreign server,
+        #: without ids. They are not tried again meanwhile.
         self.awaiting: dict[Name, tuple[str, ...]] = {} if awaiting is None else awaiting
         #: Whether a copy may wait long for these transactions.
         self.patient = False
@@ -151,7 +151,10 @@ class Materializer:
     def table_changes(
         self, fail: Callable[[Exception], None], done: Done[Sequence[TableChanges]] | None
     ) -> dg.AssetsDefinition:
-        """The asset of the transformed changes; with `done`, its step takes the result of work done elsewhere."""
+        """The asset of the transformed changes.
+
+        With `done`, its step takes the result of work done elsewhere.
+        """
         callbacks = StepCallbacks(report=self._transformed, spend=self.work.add, fail=fail)
         return table_changes_asset(self.subscription, NAMING, done=done, callbacks=callbacks)
 
@@ -183,9 +186,9 @@ class Materializer:
     def tables_to_report(self, published: Callable[[], Mapping[str, Tables]]) -> tuple[Tables, Tables]:
         """The replica tables with changes to report, and the others; both empty without changes.
 
-        `published` returns the tables of each subscription; it is called only if there are changes. A subscription that
-        an error has just disabled may have changes too: its earlier commits are applied. A table that is set aside
-        counts as changed once, so that exactly one run fails for it.
+        `published` returns the tables of each subscription; it is called only if there are changes. A
+        subscription that an error has just disabled may have changes too: its earlier commits are applied. A
+        table that is set aside counts as changed once, so that exactly one run fails for it.
         """
         name = self.subscription.name
         paths = [each(self.lake, name).path for each in (Cuts, Transformed, TableStates)]
@@ -211,7 +214,7 @@ class Materializer:
         report_cut(self.dagster, self.subscription, self.lake, NAMING)
 
     def apply_slice(self) -> tuple[Sequence[TableChanges], ApplyResult] | None:
-        """Transform and apply without a run of Dagster; returns the results, None for a disabled subscription."""
+        """Transform and apply without a run of Dagster; returns None for a disabled subscription."""
         if not self.enabled:
             return None
         with measured() as work:
@@ -248,7 +251,10 @@ class Materializer:
             Registration(self.subscription, self.lake, self.declared.names).register()
 
     def unfinished(self) -> bool:
-        """Whether a table must be copied again, as its columns have changed meanwhile; waiting tables do not count."""
+        """Whether a table must be copied again, as its columns have changed meanwhile.
+
+        Waiting tables do not count.
+        """
         states = TableStates(self.lake, self.subscription.name).newest().values()
         return (
             any(s.state not in {SyncState.READY, SyncState.REMOVED, SyncState.SET_ASIDE} for s in states)

@@ -31,9 +31,9 @@ class MomentReport:
 
 @dataclass(frozen=True, slots=True)
 class RefilteredTable:
-    """A table that can be, or was, made from the replica of another subscription (`source`); else the reason why not.
+    """A table that can be, or was, made from the replica of another subscription (`source`).
 
-    `rows` is the number of its rows; None if it was not made.
+    `reason` says why it cannot be made. `rows` is the number of its rows; None if it was not made.
     """
 
     schema: str

@@ -1,11 +1,12 @@
 """Prefetches the work of steps, in order, while Dagster records the steps before them.
 
-In: the work of each step. Out: for each step a function that waits for its result (`Done`), and raises the error
-of the work.
+In: the work of each step. Out: for each step a function that waits for its result (`Done`), and raises the
+error of the work.
 
 Dagster takes as long to record a small step as the step works. Most of the work waits for a server, or runs
-without Python's lock, so one thread does it meanwhile. If subscriptions share jobs of Spark, more threads wait
-for these jobs, but only one works at a time: this needs no more memory, and no more sessions of the publisher.
+without Python's lock, so one thread does it meanwhile. If subscriptions share jobs of Spark, more threads
+wait for these jobs, but only one works at a time: this needs no more memory, and no more sessions of the
+publisher.
 """
 
 import logging
@@ -33,9 +34,10 @@ T = TypeVar("T")
 
 @contextmanager
 def prefetched_work(lake: Lake, work: Mapping[Key, Callable[[Log], T]]) -> Iterator[Mapping[Key, Done[T]]]:
-    """Do the work of each step in threads, in this order; a single step gets no thread, and does its work itself.
+    """Do the work of each step in threads, in this order.
 
-    The threads end with the block. If the block fails, the work in progress ends soon, and no further work begins.
+    A single step gets no thread, and does its work itself. The threads end with the block. If the block
+    fails, the work in progress ends soon, and no further work begins.
     """
     if len(work) < 2:
         yield {}

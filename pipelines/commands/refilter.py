@@ -1,4 +1,4 @@
-"""`pgsieve refilter`: makes replicas of a subscription from other replicas, without reading the publisher's tables.
+"""`pgsieve refilter`: makes replicas from other replicas, without reading the publisher's tables.
 
 In: the configuration, a subscription, tables, and optionally the subscription to make them from. Out: a
 `RefilterReport`. It reads the publisher's catalog and the slot. Raises PgsieveError.
@@ -37,7 +37,10 @@ def refilter(
     *,
     planning: bool,
 ) -> RefilterReport:
-    """Make the tables, by default all. With `planning` only report the subscriptions that they would be made from."""
+    """Make the tables, by default all.
+
+    With `planning` only report the subscriptions that they would be made from.
+    """
     declared = project(config)
     subscription, lake = declared.subscriptions[selected.name], declared.lake.open()
     names = [table_name(text) for text in tables]
@@ -81,7 +84,7 @@ def _refiltering(subscription: Subscription, sources: Sequence[Subscription], la
 def possible_sources(
     declared: Project, subscription: Subscription, lake: Lake, named: str | None = None
 ) -> list[Subscription]:
-    """The subscriptions with replicas of the same source, the subscription itself first; with `named` only that one."""
+    """The subscriptions with replicas of the same source, this one first; with `named` only that one."""
     same = {
         name: each
         for name, each in declared.subscriptions.items()
@@ -100,7 +103,7 @@ def possible_sources(
 
 
 def _bring_up(source: Subscription, lake: Lake, progress: Progress) -> None:
-    """Bring a subscription's replicas up to date, and so beyond every ALTER that the catalog already shows."""
+    """Bring replicas up to date, and so beyond every ALTER that the catalog already shows."""
     task = f"bring {source.name} up to date"
     progress.start(task)
     try:

@@ -1,6 +1,7 @@
 """`pgsieve restore`: copies the replicas of a subscription as they were at a moment into another folder.
 
-In: the configuration, a moment (None: the newest cut) and a folder. Out: a `MomentReport`. Raises MomentError.
+In: the configuration, a moment (None: the newest cut) and a folder. Out: a `MomentReport`. Raises
+MomentError.
 """
 
 from pgsieve.assets.steps.moments.restore import restore as restore_tables

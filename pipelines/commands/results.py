@@ -58,7 +58,7 @@ class CopiedTable:
 
 @dataclass(frozen=True, slots=True)
 class AppliedTable:
-    """The changes of a run to one replica table: rows by operation, after row filters, and the new Delta version."""
+    """A run's changes to a replica: rows by operation, after row filters, and the new Delta version."""
 
     schema: str
     name: str
@@ -73,8 +73,8 @@ class AppliedTable:
 class TransformedTable:
     """Counts of the changes to one table that a run transformed, through one relation and one row filter.
 
-    `source` is the relation: the table or a partition. `row_filter` is None if there was none. The last four fields count
-    how the `updates` were sent.
+    `source` is the relation: the table or a partition. `row_filter` is None if there was none. The last four
+    fields count how the `updates` were sent.
     """
 
     schema: str
@@ -92,7 +92,7 @@ class TransformedTable:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """The costs of work: the engine (`driver`, `threads`, `Spark, local`), its tasks, bytes written, and seconds."""
+    """The costs of work: engine (`driver`, `threads`, `Spark, local`), tasks, bytes written, seconds."""
 
     engine: str
     tasks: int
@@ -105,8 +105,8 @@ class SubscriptionRun:
     """The result of a run for one subscription, from the LSN before it to the LSN of its cut.
 
     - `changed`: false if nothing was copied or applied
-    - `problems`: tables that are set aside or wait, sequences that cannot be read, and the disabled subscription; each with
-      the reason
+    - `problems`: tables that are set aside or wait, sequences that cannot be read, and the disabled
+      subscription; each with the reason
     - `notice`: whether the transaction to skip was skipped
     - `spent`: the costs of all steps except reading the slot
     - `warnings`: partitions whose changes are not sent, and the effect on their rows
@@ -168,8 +168,9 @@ class ResyncedTable:
 class ResyncReport:
     """The work of `pgsieve resync`.
 
-    `lost` is the problem of a slot that was replaced. `damaged` are pgsieve's own tables that could not be read. `run` is
-    None if nothing had to be copied, or if the process that follows the slot copies the tables (`followed`).
+    `lost` is the problem of a slot that was replaced. `damaged` are pgsieve's own tables that could not be
+    read. `run` is None if nothing had to be copied, or if the process that follows the slot copies the tables
+    (`followed`).
     """
 
     subscription: str
@@ -182,7 +183,7 @@ class ResyncReport:
 
 @dataclass(frozen=True, slots=True)
 class SkipReport:
-    """The result of `pgsieve skip`: the finish LSN of the transaction that a subscription will skip, or None."""
+    """The result of `pgsieve skip`: the finish LSN of the transaction to skip, or None."""
 
     subscription: str
     skip_lsn: str | None
@@ -198,7 +199,10 @@ class EnableReport:
 
 @dataclass(frozen=True, slots=True)
 class DropReport:
-    """The objects that `pgsieve drop` removed, and those left; `kept_for` are the subscriptions that need the slot."""
+    """The objects that `pgsieve drop` removed, and those left.
+
+    `kept_for` are the subscriptions that need the slot.
+    """
 
     subscription: str
     slot: str | None
@@ -245,10 +249,11 @@ class SlotStatus:
 
 @dataclass(frozen=True, slots=True)
 class TableStatus:
-    """A replica table: its sync state, its row filter and its position; `problem` is the reason for its state.
+    """A replica table: its sync state, its row filter and its position.
 
-    `row_filter` is None if every row passes, and `unknown` if the source does not answer. `since_copy` lists the changes of
-    its publications since it was copied; they take effect when `pgsieve resync` copies it again.
+    `problem` is the reason for its state. `row_filter` is None if every row passes, and `unknown` if the
+    source does not answer. `since_copy` lists the changes of its publications since it was copied; they take
+    effect when `pgsieve resync` copies it again.
     """
 
     schema: str
@@ -267,7 +272,8 @@ class SubscriptionStatus:
     """A subscription and its tables; whether it is enabled and why not, and the finish LSN that it will skip.
 
     - `problem`: the obstacle for the whole subscription
-    - `seconds_behind`: how long the oldest commit that the replicas lack has been waiting (0: none; None: unknown)
+    - `seconds_behind`: how long the oldest commit that the replicas lack has been waiting (0: none; None:
+      unknown)
     - `last_success`: the last time at which all changes were applied (ISO 8601, UTC)
     - `warnings`: as in `SubscriptionRun`
     """
@@ -299,8 +305,9 @@ class StatusReport:
 class CheckedTable:
     """A replica table compared with `SELECT … WHERE <row filter>` on the publisher at the same LSN.
 
-    `differing_keys` has the keys of some rows that differ, as text. `problem` is the reason why the table could not be
-    compared or repaired. `repaired` is the number of rows written and of rows deleted; None without a repair.
+    `differing_keys` has the keys of some rows that differ, as text. `problem` is the reason why the table
+    could not be compared or repaired. `repaired` is the number of rows written and of rows deleted; None
+    without a repair.
     """
 
     subscription: str
@@ -357,7 +364,7 @@ class ComparedTable:
 
 @dataclass(frozen=True, slots=True)
 class SizedStep:
-    """The seconds that CREATE SUBSCRIPTION and pgsieve took for this many rows or changes of the demo's large table."""
+    """How long CREATE SUBSCRIPTION and pgsieve took for this many rows or changes of the large table."""
 
     title: str
     rows: int
@@ -368,7 +375,7 @@ class SizedStep:
 
 @dataclass(frozen=True, slots=True)
 class SizedReport:
-    """The demo's large table: its copy and its changes, and whether `check` found the replica equal to the publisher."""
+    """The demo's large table: its copy and its changes, and whether `check` found the replica equal."""
 
     steps: tuple[SizedStep, ...]
     equal: bool
@@ -389,7 +396,7 @@ class DemoReport:
 
     @property
     def equal(self) -> bool:
-        """Whether every replica had the rows of the built-in subscriber, and `check` found the large table equal."""
+        """Whether every replica had the built-in subscriber's rows, and `check` found the large table equal."""
         return all(table.equal for table in self.tables) and (self.sized is None or self.sized.equal)
 
 
@@ -470,8 +477,9 @@ class SurveyedTable:
 class InitReport:
     """The files that `pgsieve init` wrote, the role in them, and the findings of validate.
 
-    `variable` is the environment variable for the password; None if libpq finds the password itself. `statements` is None
-    if validate finds a problem. Of the tables in `inserts_only` only INSERTs are published.
+    `variable` is the environment variable for the password; None if libpq finds the password itself.
+    `statements` is None if validate finds a problem. Of the tables in `inserts_only` only INSERTs are
+    published.
     """
 
     config: Path

@@ -1,6 +1,7 @@
 """`pgsieve resync`: copies tables again by the same asset as a run, and brings the subscription up to date.
 
-In: the configuration, a subscription, and tables as `schema.table`. Out: a `ResyncReport`. Raises PgsieveError.
+In: the configuration, a subscription, and tables as `schema.table`. Out: a `ResyncReport`. Raises
+PgsieveError.
 """
 
 from collections.abc import Sequence
@@ -36,8 +37,8 @@ def resync(
 ) -> ResyncReport:
     """Copy the named tables again; without names, all tables that need it.
 
-    Without names it also replaces a lost slot, and damaged tables of pgsieve's own. A slot that another lake may have read
-    is taken only with `take_over`.
+    Without names it also replaces a lost slot, and damaged tables of pgsieve's own. A slot that another lake
+    may have read is taken only with `take_over`.
     """
     if take_over:
         take_slots_over(config, [selected])

@@ -1,8 +1,9 @@
-"""`pgsieve run`: materialise the assets of subscriptions up to the source's current LSN, and return the results.
+"""`pgsieve run`: materialise the assets of subscriptions up to the source's current LSN.
 
-In: the configuration. Out: a `RunSummary`. These are the assets of the web interface, which also shows the runs; Dagster
-materialises them in this process. First come the copies of tables that need one, then the change log, the transformed
-changes and the replicas. An error ends only the work for the subscriptions that it concerns.
+In: the configuration. Out: a `RunSummary`. These are the assets of the web interface, which also shows the
+runs; Dagster materialises them in this process. First come the copies of tables that need one, then the
+change log, the transformed changes and the replicas. An error ends only the work for the subscriptions that
+it concerns.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -70,7 +71,8 @@ def take_over(config: Config, selected: Sequence[SubscriptionConfig]) -> None:
 def run(config: Config, selected: Sequence[SubscriptionConfig], progress: Progress) -> RunSummary:
     """Run the selected subscriptions; if one fails, the others go on, and its durable work stays.
 
-    Disabled subscriptions do not run; the summary names them. Raises SubscriptionDisabledError if all are disabled.
+    Disabled subscriptions do not run; the summary names them. Raises SubscriptionDisabledError if all are
+    disabled.
     """
     declared = project(config)
     subscriptions, failures = [declared.subscriptions[s.name] for s in selected], Failures()
@@ -122,7 +124,8 @@ def enabled_ones(
 def run_feed(feed: Feed, reading: Sequence[Materializer], failures: Failures) -> None:
     """Copy tables that need it, drain the feed's slot, and apply, until no table has to be copied again.
 
-    A copy that waits for other transactions is tried once more after the changes of the other tables were applied.
+    A copy that waits for other transactions is tried once more after the changes of the other tables were
+    applied.
     """
     for _ in range(_ROUNDS):
         if not _run_round(feed, reading, failures):
@@ -156,8 +159,9 @@ def apply_together(
 ) -> None:
     """Materialise the transformed changes, then the replicas that have new changes or a new copy.
 
-    All subscriptions share one run of Dagster for the first, and one for the second, since a run costs more than most steps.
-    An error of one subscription does not end the others. Raises an error for which `unless` is true.
+    All subscriptions share one run of Dagster for the first, and one for the second, since a run costs more
+    than most steps. An error of one subscription does not end the others. Raises an error for which `unless`
+    is true.
     """
     active = [
         m for m in failures.each(materializers, Materializer.if_enabled, unless=unless) if m is not None
@@ -180,8 +184,8 @@ def apply_together(
     failures.each([m for m in changes if m not in applying], Materializer.report, unless=unless)
 
 
-#: Makes an asset of a subscription. Parameters: a function that takes the step's error, and the result of work that was
-#: done outside of the step.
+#: Makes an asset of a subscription. Parameters: a function that takes the step's error, and the result of
+#: work that was done outside of the step.
 _Asset = Callable[[Callable[[Exception], None], Done[T] | None], dg.AssetsDefinition]
 
 

@@ -24,7 +24,10 @@ class ListedSequence:
 
 @dataclass(frozen=True, slots=True)
 class CheckedSequence:
-    """A sequence's recorded value, and the publisher's; `moved` if the publisher's has moved on, which is no difference."""
+    """A sequence's recorded value, and the publisher's.
+
+    `moved` is true if the publisher's value has moved on, which is no difference.
+    """
 
     subscription: str
     schema: str

@@ -12,7 +12,10 @@ from pgsieve.pipelines.project import project
 
 
 def skip(config: Config, selected: SubscriptionConfig, lsn: str) -> str | None:
-    """Record the finish LSN of the transaction to skip, or `none`; returns the LSN as PostgreSQL writes it."""
+    """Record the finish LSN of the transaction to skip, or `none`.
+
+    Returns the LSN as PostgreSQL writes it.
+    """
     declared = project(config)
     subscription, lake = declared.subscriptions[selected.name], declared.lake.open()
     refuse_other_publisher_if_it_answers(subscription.feed, lake)

@@ -54,7 +54,7 @@ _DECODED: Mapping[bool | None, str] = {True: "while a slot exists", False: "alwa
 
 @dataclass(frozen=True, slots=True)
 class _Answers:
-    """A source's answers: its publications, its slot, and how many seconds the first transaction has been waiting there.
+    """A source's answers: its publications, its slot, and how long the first transaction has been waiting.
 
     If the source does not answer, only the problem.
     """
@@ -144,7 +144,10 @@ def _seconds_unread(
     state: SlotState,
     peeking: bool,
 ) -> float | None:
-    """How long the first transaction has been waiting in the slot; None if the server does not answer in time."""
+    """How long the first transaction has been waiting in the slot.
+
+    It is None if the server does not answer in time.
+    """
     if ChangeLog(lake, feed).position() is None:
         return None
     try:
@@ -187,7 +190,10 @@ def _iso(time: datetime) -> str:
 
 
 def _last_transformations(config: Config, subscriptions: Iterable[Subscription]) -> Mapping[str, datetime]:
-    """When a run last transformed the changes of each subscription, from Dagster's records; empty without records."""
+    """When a run last transformed the changes of each subscription, from Dagster's records.
+
+    The mapping is empty without records.
+    """
     if not dagster_home(config, make=False).exists():
         return {}
     names = {of_subscription(s, AssetKind.TABLE_CHANGES).key: s.name for s in subscriptions}

@@ -24,7 +24,8 @@ from pgsieve.resources.processes import end_with_parent
 _INSTANCE_SETTINGS = "telemetry:\n  enabled: false\nnux:\n  enabled: false\n"
 #: The settings that earlier versions of pgsieve wrote.
 _FORMER_SETTINGS = "telemetry:\n  enabled: false\n"
-#: How long a run in progress may take to end; service managers kill it after 90 s (systemd) or 30 s (Kubernetes).
+#: How long a run in progress may take to end; service managers kill it after 90 s (systemd) or 30 s
+#: (Kubernetes).
 _STOP_SECONDS = 20.0
 #: How long the system may take to remove killed processes.
 _KILLED_SECONDS = 5.0
@@ -33,7 +34,8 @@ _KILLED_SECONDS = 5.0
 def dagster_home(config: Config, environ: Mapping[str, str] = os.environ, *, make: bool = True) -> Path:
     """The folder of Dagster's records: DAGSTER_HOME, else `.pgsieve/dagster` beside the configuration file.
 
-    Unless `make` is false, the second is made, with settings; a folder that DAGSTER_HOME names stays as it is.
+    Unless `make` is false, the second is made, with settings; a folder that DAGSTER_HOME names stays as it
+    is.
     """
     configured = environ.get("DAGSTER_HOME")
     if configured:
@@ -57,8 +59,8 @@ def dagster_home(config: Config, environ: Mapping[str, str] = os.environ, *, mak
 def command(host: str, port: int) -> list[str]:
     """The server's command.
 
-    `-d` makes Dagster import the installed pgsieve, even if the current folder has a module of this name. The ignored warning
-    recommends `dg dev`, which works only inside a project folder.
+    `-d` makes Dagster import the installed pgsieve, even if the current folder has a module of this name. The
+    ignored warning recommends `dg dev`, which works only inside a project folder.
     """
     return [
         *(sys.executable, "-W", "ignore::FutureWarning", "-m", "dagster", "dev"),
@@ -96,7 +98,10 @@ class Stop(threading.Event):
                 signal.signal(number, handler)
 
     def wait_awake(self, seconds: float) -> bool:
-        """Wait in short steps, as Python runs handlers of signals only in an awake main thread; returns whether it is set."""
+        """Wait in short steps, as Python runs handlers of signals only in an awake main thread.
+
+        Returns whether it is set.
+        """
         until = time.monotonic() + seconds
         while not self.is_set() and time.monotonic() < until:
             self.wait(min(0.5, max(0.0, until - time.monotonic())))
@@ -109,8 +114,8 @@ def dagster(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Dagster's web server, its daemon, and their runs; all of them end with the block.
 
-    A run in progress is interrupted; it loses nothing. Processes that do not end in time are killed; with `at_once`,
-    immediately. Their output goes to the file `log`, else where this process writes.
+    A run in progress is interrupted; it loses nothing. Processes that do not end in time are killed; with
+    `at_once`, immediately. Their output goes to the file `log`, else where this process writes.
     """
     with ExitStack() as opened:
         output = opened.enter_context(log.open("wb")) if log else None
@@ -144,14 +149,17 @@ def _end_session(process: subprocess.Popen[bytes], stop: Stop) -> None:
 
 
 def _reap(group: int) -> None:
-    """Collect ended processes of a group: in a container without an init process they are all children of this process."""
+    """Collect ended processes of a group: without an init process they are all children of this process."""
     with suppress(ChildProcessError):
         while os.waitpid(-group, os.WNOHANG)[0]:
             pass
 
 
 def serve(config: Config, host: str, port: int, *options: str) -> int:
-    """Run the server until it ends or a signal ends it; returns the exit code. `options` are those of `dagster dev`."""
+    """Run the server until it ends or a signal ends it; returns the exit code.
+
+    `options` are those of `dagster dev`.
+    """
     stop = Stop()
     with stop.by_signals(), dagster(config, host, port, *options, stop=stop) as process:
         while process.poll() is None and not stop.wait_awake(1.0):

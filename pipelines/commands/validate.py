@@ -70,7 +70,8 @@ from pgsieve.resources.postgres.source import decoding_is_switched
 def validate(config: Config, *, rights: bool = True) -> ValidationReport:
     """Examine the lake's store, every source and subscription.
 
-    It creates objects in the store for this, and removes them. With `rights` it also checks the rights of the source's role.
+    It creates objects in the store for this, and removes them. With `rights` it also checks the rights of the
+    source's role.
     """
     declared = project(config)
     declared.lake.engine.check_store()
@@ -84,7 +85,7 @@ def validate(config: Config, *, rights: bool = True) -> ValidationReport:
 
 @dataclass(frozen=True)
 class _Source:
-    """A feed's publisher: its examination, its current catalog and version, and the sequences of each subscription."""
+    """A feed's publisher: its examination, current catalog, version, and sequences by subscription."""
 
     examination: Examination
     server: Catalog
@@ -146,7 +147,7 @@ class _Findings:
             self._warnings += [_problem(name, error) for error in warnings_of_feed(feed, catalog)]
 
     def _asked(self, feed: Feed) -> tuple[_Source, list[PgsieveError]]:
-        """The publisher's state, and the errors about missing rights, other publishers' replicas, and event triggers."""
+        """The publisher's state; errors about missing rights, other publishers' replicas, event triggers."""
         version = feed.source.check_ready()
         with feed.source.connect() as connection:
             server = read_catalog(connection)
@@ -198,7 +199,7 @@ def _is_mapped(lake: Lake, subscription: str, table: Name) -> bool:
 def _lacking(
     connection: psycopg.Connection[Any], declared: Project, feed: Feed, catalog: Catalog
 ) -> Iterator[PgsieveError]:
-    """The errors about rights that the role lacks for a feed's slot, and for the copies of its subscriptions."""
+    """The errors about rights that the role lacks for a feed's slot and copies."""
     tables = list[ReplicatedTable]()
     for subscription in declared.reading(feed):
         with suppress(PublicationError):  # The examination reports it.

@@ -1,4 +1,4 @@
-"""The result of `pgsieve validate`, for people and as JSON: publications, tables of each subscription, problems.
+"""The result of `pgsieve validate`, for people and as JSON.
 
 Identifiers are as in PostgreSQL's catalog, not quoted. Nothing here raises.
 """
@@ -11,7 +11,10 @@ from pgsieve.pipelines.commands.sequences import ListedSequence
 
 @dataclass(frozen=True, slots=True)
 class ListedTable:
-    """A table in a publication; without a column list `columns` is None, without a row filter `where` is None."""
+    """A table in a publication.
+
+    Without a column list `columns` is None, without a row filter `where` is None.
+    """
 
     schema: str
     name: str
@@ -59,8 +62,8 @@ class ReceivedTable:
     - `metadata`: the names of metadata columns, by kind
     - `renamed`: the names of columns in the replica, by the publisher's names, where they differ
     - `histories`: the histories of its rows that are kept, a sentence each
-    - `refilter_from`: for a table that must be copied, or copied again: a subscription whose replica has all of its rows;
-      None if there is none, or no copy is needed
+    - `refilter_from`: for a table that must be copied, or copied again: a subscription whose replica has all
+      of its rows; None if there is none, or no copy is needed
     """
 
     schema: str
@@ -102,8 +105,8 @@ class ValidationProblem:
 class ValidationReport:
     """The findings of `pgsieve validate`; `statements` is SQL for a role that may run it.
 
-    A warning does not stop replication. It is about rows that come or go unexpectedly, as with any subscriber, or about
-    statements that the publisher will refuse during replication.
+    A warning does not stop replication. It is about rows that come or go unexpectedly, as with any
+    subscriber, or about statements that the publisher will refuse during replication.
     """
 
     publications: tuple[PublicationPicture, ...]

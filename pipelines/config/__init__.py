@@ -1,1 +1,1 @@
-"""The file pgsieve.yaml: its lines (`file`), the allowed values (`values`), and the whole configuration (`model`)."""
+"""The file pgsieve.yaml: its lines (`file`), allowed values (`values`), the configuration (`model`)."""

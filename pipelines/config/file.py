@@ -1,7 +1,7 @@
-"""A YAML file as text: each scalar as it is written, with its line, and `${VAR}` replaced from the environment.
+"""A YAML file as text: scalars as they are written, with their lines, and `${VAR}` from the environment.
 
-In: a file and the environment. Out: a `Document`: nested dicts and lists whose leaves are all str, and the line
-of each key. Raises only ConfigError, without values, as these may be passwords.
+In: a file and the environment. Out: a `Document`: nested dicts and lists whose leaves are all str, and the
+line of each key. Raises only ConfigError, without values, as these may be passwords.
 
 YAML 1.1 reads `on`, `off`, `no` as booleans, `010` as eight and `12:30` as 750. Here a scalar stays text, and
 the model decides what it means. So `streaming: off` and a column named `no` work.
@@ -30,7 +30,10 @@ _REFERENCE = re.compile(r"\$\$\{|\$\{([A-Za-z_][A-Za-z0-9_]*)\}|\$\{")
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A problem at one place of the file; `key` is the dotted path ("" is the file), `allowed` are the names allowed there."""
+    """A problem at one place of the file.
+
+    `key` is the dotted path ("" is the file), `allowed` are the names allowed there.
+    """
 
     key: str
     line: int | None
@@ -104,7 +107,7 @@ class Document:
         return str(node.value) if isinstance(node, yaml.ScalarNode) else None
 
     def _walk(self, location: Location) -> tuple[yaml.Node | None, yaml.Node]:
-        """The node of the last existing key on the path (None for items of lists), and the node of its value."""
+        """The node of the path's last existing key (None for items of lists), and the node of its value."""
         key: yaml.Node | None = None
         node = self.root
         for part in location:
@@ -130,7 +133,10 @@ _TextLoader.add_implicit_resolver(_NULL, re.compile(r"^(?:~|null|Null|NULL|)$"),
 
 
 class _Reader:
-    """Turns the tree of nodes into dicts, lists and str; collects every problem instead of stopping at the first."""
+    """Turns the tree of nodes into dicts, lists and str.
+
+    Collects every problem instead of stopping at the first.
+    """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ

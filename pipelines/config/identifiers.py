@@ -20,9 +20,9 @@ _PART = re.compile(
 def parse_qualified(text: str, parts: int) -> tuple[str, ...]:
     """Split a qualified name into exactly this many parts.
 
-    Without quotes a name is folded to lower case. Within double quotes it stays as it is, and `""` is one quote
-    (PostgreSQL documentation, section 4.1.1). Only ASCII letters are folded, as in PostgreSQL with a multi-byte
-    encoding (`src/backend/parser/scansup.c`).
+    Without quotes a name is folded to lower case. Within double quotes it stays as it is, and `""` is one
+    quote (PostgreSQL documentation, section 4.1.1). Only ASCII letters are folded, as in PostgreSQL with a
+    multi-byte encoding (`src/backend/parser/scansup.c`).
     """
     names: list[str] = []
     at = 0

@@ -37,7 +37,7 @@ _HINTS = {
 
 
 def _folders(text: str) -> str:
-    """Refuse a template that could give two tables the same folder, or a folder that Spark ignores because of its name."""
+    """Refuse a template that could give two tables the same folder, or a folder that Spark ignores."""
     try:
         parsed = list(Formatter().parse(text))
     except ValueError:

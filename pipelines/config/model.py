@@ -96,9 +96,9 @@ class _Section(BaseModel):
 class SparkConfig(_Section):
     """Where Spark runs: `master` is any Spark master URL or a Spark Connect address; `conf` is passed on.
 
-    With `threads[N]`, N threads of pgsieve replace Spark. If the master is local, `engine` decides whether runs use
-    the warm engine: `use` uses a running one, `start` starts one if none runs, `off` uses none. An engine ends after
-    `engine_idle` without use.
+    With `threads[N]`, N threads of pgsieve replace Spark. If the master is local, `engine` decides whether
+    runs use the warm engine: `use` uses a running one, `start` starts one if none runs, `off` uses none. An
+    engine ends after `engine_idle` without use.
     """
 
     master: Filled = "local[*]"
@@ -254,7 +254,10 @@ class Config(_Section):
 
     @property
     def state_folder(self) -> Path:
-        """The folder of records that stay on this machine, such as those of the web interface; all others are in the lake."""
+        """The folder of records that stay on this machine, such as those of the web interface.
+
+        All others are in the lake.
+        """
         return self.path.parent / ".pgsieve"
 
     def selected(self, names: Sequence[str]) -> tuple[SubscriptionConfig, ...]:
@@ -274,7 +277,10 @@ class Config(_Section):
 
 
 class _BrokenReferencesError(PgsieveError):
-    """Sections that contradict each other, each with its place; an error of pydantic would have only one place."""
+    """Sections that contradict each other, each with its place.
+
+    An error of pydantic would have only one place.
+    """
 
     def __init__(self, broken: Sequence[tuple[Location, str, str]]) -> None:
         self.broken = tuple(broken)
@@ -438,7 +444,10 @@ def _without_own_fields(document: Document, file: Path) -> dict[str, Any]:
 
 
 def parse_config(text: str, path: Path, environ: Mapping[str, str] = os.environ) -> Config:
-    """Parse the text of a configuration file; paths in it are relative to the folder of `path`. Raises ConfigError."""
+    """Parse the text of a configuration file; paths in it are relative to the folder of `path`.
+
+    Raises ConfigError.
+    """
     document = parse(text, path, environ)
     content = _without_own_fields(document, path)
     try:

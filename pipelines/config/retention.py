@@ -1,6 +1,6 @@
-"""Times of pgsieve.yaml: how long changes and versions are kept (`7 days`, `off`, `forever`), and how long to wait.
+"""Times of pgsieve.yaml: how long changes and versions are kept, and how long to wait.
 
-In: text. Out: times. Raises errors that pydantic turns into a ConfigError.
+In: text (`7 days`, `off`, `forever`). Out: times. Raises errors that pydantic turns into a ConfigError.
 """
 
 import re

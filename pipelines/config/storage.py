@@ -1,7 +1,7 @@
 """`storage` of pgsieve.yaml: the access to the lake's store, and which programs write there.
 
-In: the options of the file. Out: a `Storage` of the lake. Options of another platform are refused. No repr and
-no message contains a secret.
+In: the options of the file. Out: a `Storage` of the lake. Options of another platform are refused. No repr
+and no message contains a secret.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,10 @@ _Secret = Annotated[SecretStr, AfterValidator(filled_secret)]
 
 
 class StorageConfig(BaseModel):
-    """The access to the lake's store; missing options come from the environment, a profile or the machine's role."""
+    """The access to the lake's store.
+
+    Missing options come from the environment, a profile or the machine's role.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
@@ -45,7 +48,7 @@ class StorageConfig(BaseModel):
         return Storage.of(lake, self.options, only_spark=self.only_writer == "spark")
 
     def misplaced(self, lake: str) -> Iterator[tuple[str, str, str]]:
-        """Problems of options that the lake's platform lacks, or whose value it refuses: name, message, hint."""
+        """Problems of options that the lake's platform lacks, or refuses: name, message, hint."""
         storage = Storage.of(lake)
         allowed = OPTIONS.get(storage.platform or "", ())
         where = f"a lake at {storage.scheme}://" if is_uri(lake) else "a lake in a folder"

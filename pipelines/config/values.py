@@ -22,10 +22,10 @@ CAPTURE_BYTES = MAX_BYTES - len("_iud_root")
 
 
 def slot_name(*parts: str, longest: int = MAX_BYTES) -> str:
-    """A name for a replication slot, made from these parts: lower case letters, digits, underscores, `longest` at most.
+    """A name for a replication slot, made from these parts: at most `longest` of a-z, 0-9 and _.
 
-    The rule is `ReplicationSlotValidateName` (`src/backend/replication/slot.c`). A longer name is cut, and gets a
-    digest of all parts, so that two long names do not become the same slot.
+    The rule is `ReplicationSlotValidateName` (`src/backend/replication/slot.c`). A longer name is cut, and
+    gets a digest of all parts, so that two long names do not become the same slot.
     """
     name = re.sub(r"[^a-z0-9_]", "_", "_".join(("pgsieve", *parts)).lower())
     return cut_name(name, longest, "_".join(parts))
@@ -75,7 +75,10 @@ def qualified(text: str, parts: int, example: str) -> tuple[str, ...]:
 
 
 def not_empty(entries: Collection[object] | None) -> Collection[object] | None:
-    """Refuse an empty list or mapping; pydantic's `min_length` would also refuse one whose only entry is invalid."""
+    """Refuse an empty list or mapping.
+
+    Pydantic's `min_length` would also refuse one whose only entry is invalid.
+    """
     if entries is not None and not entries:
         raise refusal("should have at least one entry")
     return entries
@@ -133,7 +136,10 @@ def lower(value: object) -> object:
 
 
 def streaming_mode(value: object) -> object:
-    """The text of `streaming`, which takes a boolean or `parallel` (`defGetStreamingMode`, src/backend/commands/subscriptioncmds.c)."""
+    """The text of `streaming`, which takes a boolean or `parallel`.
+
+    As in `defGetStreamingMode` (`src/backend/commands/subscriptioncmds.c`).
+    """
     booleans = {"true": "on", "false": "off", "yes": "on", "no": "off", "1": "on", "0": "off"}
     text = str(value).lower() if isinstance(value, str | bool) else value
     return booleans.get(text, text) if isinstance(text, str) else text

@@ -1,7 +1,8 @@
 """The demo's large table, with a row filter and a partition root: a first copy and a catch-up, on Spark.
 
-In: two servers, a folder, and a number of rows. Out: the seconds that CREATE SUBSCRIPTION and pgsieve take for
-the copy and for the catch-up, and whether `check` finds the replica equal. Raises the error of a failed run.
+In: two servers, a folder, and a number of rows. Out: the seconds that CREATE SUBSCRIPTION and pgsieve take
+for the copy and for the catch-up, and whether `check` finds the replica equal. Raises the error of a failed
+run.
 """
 
 from collections.abc import Mapping
@@ -48,7 +49,10 @@ def at_size(
     rows: int,
     progress: Progress,
 ) -> SizedReport:
-    """Let both copy `rows` rows, and apply half as many changes; `store` is the lake's store, empty for the folder."""
+    """Let both copy `rows` rows, and apply half as many changes.
+
+    `store` is the lake's store, empty for the folder.
+    """
     publisher, _ = servers
     with ExitStack() as stack:
         source, target = (stack.enter_context(_database(server)) for server in servers)

@@ -1,9 +1,9 @@
-"""`pgsieve demo`: the manual's row filter examples on an embedded PostgreSQL 18, in both modes; then a large table.
+"""`pgsieve demo`: the manual's row filter examples on an embedded PostgreSQL 18; then a large table.
 
 In: a folder, or None for a temporary one. Out: a `DemoReport`. One embedded server publishes, a second one
 subscribes with CREATE SUBSCRIPTION, and pgsieve replicates the same publications into Delta with `row_filter:
-pipeline` and `row_filter: publisher`. After each step the three results are compared. The statements are those
-of section 29.4.7. The large table (`at_size`) comes last.
+pipeline` and `row_filter: publisher`. After each step the three results are compared. The statements are
+those of section 29.4.7. The large table (`at_size`) comes last.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -55,7 +55,7 @@ insert into parent values (1), (8)
 
 @dataclass(frozen=True)
 class Step:
-    """Statements, and the tables to show after them; before them, `publications` changes the publications of s1."""
+    """Statements, and the tables to show after them; `publications` changes those of s1 before."""
 
     title: str
     statements: str
@@ -119,9 +119,9 @@ def demo(
 ) -> DemoReport:
     """Run the demo; all files are in `folder`, or in a temporary folder that stays for inspection.
 
-    `on_s3` puts the lake on an embedded S3 server. The large table has `rows`; 0 leaves it out; `without_spark` uses
-    threads for it. Raises SparkUnavailableError if Java is missing, EmbeddedS3Error if the S3 server is not installed, and
-    the error of a failed run.
+    `on_s3` puts the lake on an embedded S3 server. The large table has `rows`; 0 leaves it out;
+    `without_spark` uses threads for it. Raises SparkUnavailableError if Java is missing, EmbeddedS3Error if
+    the S3 server is not installed, and the error of a failed run.
     """
     started = monotonic()
     spark = {"master": "threads[*]" if without_spark else "local[*]"}
@@ -224,7 +224,10 @@ def _changing(config: Config, step: Step) -> Sequence[SubscriptionConfig]:
 
 @contextmanager
 def _database(subscriber: EmbeddedServer, name: str) -> Iterator[psycopg.Connection[Any]]:
-    """Make a database for a built-in subscription: two of them have t1, and one database would get its rows twice."""
+    """Make a database for a built-in subscription.
+
+    Two of them have t1, and a database with both would get its rows twice.
+    """
     with session(subscriber) as connection:
         connection.execute(f"create database {quote(name)}")
     with session(subscriber, dbname=name) as connection:

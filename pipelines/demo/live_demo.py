@@ -1,9 +1,9 @@
-"""`pgsieve demo --ui`: a server with invented traffic, its replicas, and Dagster's web interface, until it is stopped.
+"""`pgsieve demo --ui`: a server with invented traffic, its replicas, and Dagster's web interface.
 
-In: a folder, or None for a temporary one; an address for the web interface. Out: a `LiveDemo` for the caller, who
-prints the pages to open. The results of runs go to a log file, so that these lines stay in sight. A run every few
-seconds applies the changes, as a schedule would; Dagster records it. SIGINT and SIGTERM end the demo with all processes that
-it started. Raises PgsieveError if a process does not start, or ends.
+In: a folder, or None for a temporary one; an address for the web interface. Out: a `LiveDemo` for the caller,
+who prints the pages to open. The results of runs go to a log file, so that these lines stay in sight. A run
+every few seconds applies the changes, as a schedule would; Dagster records it. SIGINT and SIGTERM end the
+demo with all processes that it started. Raises PgsieveError if a process does not start, or ends.
 """
 
 import os
@@ -35,7 +35,8 @@ RUN_SECONDS = 10.0
 _START_SECONDS = 300.0
 _STOP_SECONDS = 20.0
 
-#: Opens a log file; returns a progress that writes there, and a function that writes the result of a run there.
+#: Opens a log file; returns a progress that writes there, and a function that writes the result of a run
+#: there.
 RunLog = Callable[[Path], AbstractContextManager[tuple[Progress, Callable[[RunSummary], None]]]]
 
 
@@ -47,7 +48,10 @@ def live_demo(
     ready: Callable[[LiveDemo], None],
     logged: RunLog,
 ) -> None:
-    """Run the demo until a signal ends it; `ready` is called once the web interface answers, `logged` opens the log file."""
+    """Run the demo until a signal ends it.
+
+    `ready` is called once the web interface answers, `logged` opens the log file.
+    """
     home = new_folder(folder)
     # The demo has its own records of Dagster, apart from this user's.
     os.environ.pop("DAGSTER_HOME", None)
@@ -80,7 +84,8 @@ def live_demo(
         if not stop.is_set():
             group = f"{url}/locations/pgsieve.pipelines.definitions/asset-groups/sales"
             ready(LiveDemo(group, config.path, server.conninfo(), log))
-        # Runs begin only now: the first one starts Spark, and would compete with Dagster's start for the processor.
+        # Runs begin only now: the first one starts Spark, and would compete with Dagster's start for the
+        # processor.
         opened.enter_context(traffic(server.conninfo()))
         log_line, show = opened.enter_context(logged(log))
         runs = threading.Thread(target=_runs, args=(config, log_line, show, stop), name="runs", daemon=True)
@@ -123,8 +128,9 @@ def _runs(config: Config, progress: Progress, show: Callable[[RunSummary], None]
     """Run every few seconds; if a run of the web interface reads the slot, try again at the next time."""
     from pgsieve.pipelines.commands.run import run
 
-    # Ctrl-C in a terminal reaches all processes of this group. Dagster starts processes for each step (`tail`, and
-    # `watch_orphans`, which would show a traceback). They inherit this thread's mask, and end with their step.
+    # Ctrl-C in a terminal reaches all processes of this group. Dagster starts processes for each step
+    # (`tail`, and `watch_orphans`, which would show a traceback). They inherit this thread's mask, and end
+    # with their step.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     while not stop.is_set():
         try:

@@ -80,7 +80,10 @@ def make_tables(connection: psycopg.Connection[Any]) -> None:
 
 @contextmanager
 def traffic(conninfo: str, seconds: float = 0.5) -> Iterator[Callable[[], int]]:
-    """Within the block, write a transaction every `seconds`; yields a function that returns their number so far."""
+    """Within the block, write a transaction every `seconds`.
+
+    Yields a function that returns their number so far.
+    """
     stopped, written = threading.Event(), 0
 
     def write() -> None:

@@ -10,8 +10,8 @@ streaming replication, and applies the changes of a slice before it appends the 
 - Copies are runs of Dagster. Slices are reported to Dagster every few minutes (`follow_report`).
 - Every few hundred slices it maintains their tables, as each slice leaves a few more files and commits.
 - It registers a table in Spark's catalog after the copy. A name that is taken is reported, and ends nothing.
-- If changes wait and a feed makes no progress, the process ends with an error, so that its supervisor starts it
-  again (`watch`).
+- If changes wait and a feed makes no progress, the process ends with an error, so that its supervisor starts
+  it again (`watch`).
 """
 
 import logging
@@ -96,13 +96,15 @@ def follow(
 ) -> tuple[Failure, ...]:
     """Follow the selected subscriptions until stopped, or until all have failed; returns the failures.
 
-    `tell` gets the results of each slice, and each failure when it happens. `metrics_at` is a host and a port for metrics.
-    `stall_limit` is in seconds; None is no limit. Raises SubscriptionDisabledError if every subscription is disabled,
-    StalledError if a feed has stalled, and BrokenOffError if a feed does not end in time after a signal. After the last
-    two, threads may still be running, so the caller has to end the process.
+    `tell` gets the results of each slice, and each failure when it happens. `metrics_at` is a host and a port
+    for metrics. `stall_limit` is in seconds; None is no limit. Raises SubscriptionDisabledError if every
+    subscription is disabled, StalledError if a feed has stalled, and BrokenOffError if a feed does not end in
+    time after a signal. After the last two, threads may still be running, so the caller has to end the
+    process.
     """
     declared = project(config)
-    # The metrics server starts below before the feeds: an address that is not available is refused before any work.
+    # The metrics server starts below before the feeds: an address that is not available is refused before any
+    # work.
     metrics = FollowMetrics(brief_status(config)) if metrics_at else None
     feeds_by_slot = {(f.source.name, f.slot): f for f in declared.feeds.values()}
     watch = Watch(stall_limit, lambda pulse: _is_behind(feeds_by_slot[pulse.source, pulse.slot], pulse))
@@ -123,8 +125,8 @@ def follow(
         following = _Following(declared, dagster, progress, tell, failures, watch, metrics)
         followers = [_Follower(following, feed, names) for feed in feeds]
         stopping = opened.enter_context(_stopped_by_signals(followers))
-        # Feeds do not run in the main thread: there Dagster would end a run in progress on the signal. The threads are
-        # daemons, as a stalled one would keep the process from ending.
+        # Feeds do not run in the main thread: there Dagster would end a run in progress on the signal. The
+        # threads are daemons, as a stalled one would keep the process from ending.
         threads = [threading.Thread(target=follower.follow, daemon=True) for follower in followers]
         for thread in threads:
             thread.start()
@@ -187,7 +189,7 @@ def _stopped_by_signals(followers: Sequence["_Follower"]) -> Iterator[_Stopping]
 
 @dataclass(frozen=True)
 class _Following:
-    """The objects that the followers of all feeds share: the project, Dagster's records, and the receivers of results."""
+    """The objects that all followers share: the project, Dagster's records, and the receivers of results."""
 
     declared: Project
     dagster: dg.DagsterInstance
@@ -201,7 +203,8 @@ class _Following:
 class _Follower:
     """Follows one feed for the subscriptions that read it."""
 
-    #: Only one feed is copied, applied or maintained at a time: the Spark session's settings identify the writer.
+    #: Only one feed is copied, applied or maintained at a time: the Spark session's settings identify the
+    #: writer.
     _turn = threading.Lock()
 
     def __init__(self, following: _Following, feed: Feed, names: Container[str]) -> None:
@@ -241,8 +244,8 @@ class _Follower:
     def _follow_on(self) -> None:
         with (
             self._failures.of(*(s.name for s in self._subscriptions)),
-            # The lock of the slot passes to a waiting process between slices. Without this lock, two followers would take
-            # turns for ever.
+            # The lock of the slot passes to a waiting process between slices. Without this lock, two
+            # followers would take turns for ever.
             self._feed.source.exclusively(f"following the slot {self._feed.slot}", _OTHER_FOLLOWER_SECONDS),
         ):
             while not self._stopped.is_set() and self._going_on():
@@ -273,7 +276,10 @@ class _Follower:
                 self._send_report()
 
     def _register(self, materializers: Sequence[Materializer]) -> None:
-        """Register new replicas in Spark's catalog; after a failure, the next copy or maintenance tries again."""
+        """Register new replicas in Spark's catalog.
+
+        After a failure, the next copy or maintenance tries again.
+        """
         for materializer in materializers:
             if materializer.name in self._failures:
                 continue
@@ -285,7 +291,8 @@ class _Follower:
     def _tries_again(self, error: Exception) -> bool:
         """Whether another attempt may succeed.
 
-        It may not for a feed that has never been followed, as its configuration may be wrong, or after Spark was lost.
+        It may not for a feed that has never been followed, as its configuration may be wrong, or after Spark
+        was lost.
         """
         return self._has_followed and passes(error) and not isinstance(error, SparkLostError)
 
@@ -380,7 +387,10 @@ class _Follower:
         return nullcontext() if self._metrics is None else self._metrics.timed(step)
 
     def _maintain(self) -> None:
-        """Maintain the tables that changed since the last time; after a failure, it is tried again as many slices later."""
+        """Maintain the tables that changed since the last time.
+
+        After a failure, it is tried again as many slices later.
+        """
         lake, retention = self._declared.lake.open(), self._declared.retention
         self._slices = 0
         try:
@@ -398,7 +408,10 @@ class _Follower:
             self._report.send()
 
     def _report_cuts(self) -> None:
-        """Report cuts that stay as they are to Dagster now and then; the report of the slices has the new cuts."""
+        """Report cuts that stay as they are to Dagster now and then.
+
+        The report of the slices has the new cuts.
+        """
         soonest = min((s.freshness.total_seconds() / 8 for s in self._subscriptions), default=_CUT_SECONDS)
         while not self._stopped.wait(min(_CUT_SECONDS, soonest)) and not self._pulse.ended:
             with self._turn:

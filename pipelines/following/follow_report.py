@@ -1,4 +1,4 @@
-"""Reports the work of `run --follow` to Dagster: one run of Dagster every few minutes, for all slices since the last.
+"""Reports the work of `run --follow` to Dagster: one run every few minutes, for all slices since the last.
 
 In: the results of each slice. Out: materializations of the assets that a run would have materialised, with
 the sums of their changes. A report that fails is only logged: the tables in the lake are complete.
@@ -38,7 +38,7 @@ _logger = logging.getLogger(__name__)
 
 
 class FollowReport:
-    """Collects the results of a feed's slices, and reports them to Dagster together; for one thread at a time."""
+    """Collects the results of a feed's slices for a report to Dagster; one thread at a time may use it."""
 
     def __init__(
         self,

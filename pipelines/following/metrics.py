@@ -1,4 +1,4 @@
-"""Metrics for Prometheus: the state of slots, subscriptions and tables, and the work of a process that follows feeds.
+"""Metrics for Prometheus: the state of slots, subscriptions and tables, and the work of a follower.
 
 In: a `StatusReport`, and the results of each slice. Out: metrics in Prometheus' text format, by the client
 library of Prometheus. Names and units follow https://prometheus.io/docs/practices/naming; docs/monitoring.md
@@ -36,7 +36,10 @@ _FRESH_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class _Figure:
-    """A gauge, and the function that reads its value from the status of a slot or subscription; None gives no sample."""
+    """A gauge, and the function that reads its value from the status of a slot or subscription.
+
+    If it returns None, there is no sample.
+    """
 
     name: str
     help: str
@@ -103,7 +106,10 @@ def _gauge(figure: _Figure, labels: Sequence[str], rows: Iterable[tuple[Sequence
 
 
 class StatusCollector(Collector):
-    """Collects the metrics of a report, which `read` makes at a scrape; a problem of a source is part of the report."""
+    """Collects the metrics of a report, which `read` makes at a scrape.
+
+    A problem of a source is part of the report.
+    """
 
     def __init__(self, read: Callable[[], StatusReport]) -> None:
         self._read, self._lock = read, threading.Lock()

@@ -41,8 +41,8 @@ class BrokenOffError(PgsieveError):
 class Pulse:
     """The activity of one feed's thread; written by that thread, read by others.
 
-    `moved` is the time of the last progress. While `unwatched`, the thread does work that may take long, such as a copy or
-    maintenance.
+    `moved` is the time of the last progress. While `unwatched`, the thread does work that may take long, such
+    as a copy or maintenance.
     """
 
     source: str
@@ -126,8 +126,8 @@ class Health:
 class Watch:
     """Watches the feeds of a process, from one thread.
 
-    `behind` says whether the server has WAL that the feed has not received; it raises PgsieveError if the server
-    does not answer.
+    `behind` says whether the server has WAL that the feed has not received; it raises PgsieveError if the
+    server does not answer.
     """
 
     def __init__(self, limit: float | None, behind: Callable[[Pulse], bool]) -> None:

@@ -4,7 +4,8 @@ The names of `__all__` are public. Everything else is private and may change wit
 
 - `build_definitions(file)`: Dagster's definitions of a configuration file, for a code location of your own
 - `PgsieveComponent`: the same as a component, `dg scaffold defs pgsieve.PgsieveComponent replicas`
-- `PgsieveTranslator`: subclass it to change how assets appear; `PgsieveAsset` and `AssetKind` describe an asset to it
+- `PgsieveTranslator`: subclass it to change how assets appear; `PgsieveAsset` and `AssetKind` describe an
+  asset to it
 - `PgsieveLake`: the lake as a resource, for assets that read replicas
 - `at_cut(subscription)`: an automation condition that materialises such assets after each cut
 - `read_at_cut(spark, lake, subscription)`: all tables of a subscription as they were at one LSN

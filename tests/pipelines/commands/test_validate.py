@@ -125,7 +125,7 @@ def test_names_with_blanks_and_tables_without_a_key_are_shown_as_such(conninfo: 
     (changes,) = report["subscriptions"][0]["tables"][0]["changes"]
     assert changes["identity"] == "DEFAULT, without a primary key"
     (warning,) = (w for w in report["warnings"] if w["object"] == "sales")
-    assert warning["message"].startswith('table "public.invoices": the names "Line No" are its own')
+    assert warning["message"].startswith('table "public.invoices": the names "Line No" stay as they are')
 
 
 def test_an_impossible_type_of_a_column_is_a_problem(conninfo: str, tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_a_lake_that_is_not_a_folder_is_reported_before_a_copy(conninfo: str, tm
     assert code == 1
     (problem,) = (p for p in report["problems"] if p["object"] == "lake")
     assert problem["message"].startswith(
-        f'lake "{tmp_path}/lake" cannot be written: {tmp_path}/lake is no folder'
+        f'lake "{tmp_path}/lake" cannot be written: {tmp_path}/lake is not a folder'
     )
     (tmp_path / "lake").unlink()
     assert not [p for p in validated(conninfo, tmp_path, "inserted")[1]["problems"] if p["object"] == "lake"]
