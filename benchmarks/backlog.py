@@ -1,9 +1,9 @@
 """Whether the memory of a run grows with the backlog of a slot: many slices, drained one after the other.
 
-`--changes` rows are inserted in transactions of 10,000, and wait in the slot. This process drains them into the change
-log, as a run does, in slices of `--slice` MB of WAL. Prints the process's resident memory after every tenth of the
-slices, and its peak. With `--long` an older transaction stays open, so that every reading decodes from its begin.
-`--ahead 1` reads slice by slice.
+`--changes` rows are inserted in transactions of 10,000, and wait in the slot. This process drains them into
+the change log, as a run does, in slices of `--slice` MB of WAL. Prints the process's resident memory after
+every tenth of the slices, and its peak. With `--long` an older transaction stays open, so that every reading
+decodes from its begin. `--ahead 1` reads slice by slice.
 
     python benchmarks/backlog.py --changes 20000000 --slice 64
     python benchmarks/backlog.py --changes 2000000 --slice 16 --long --ahead 1

@@ -1,9 +1,9 @@
 """The consistency check: seconds and memory for a large table, compared with a check of all rows in the same run.
 
-The table is that of `benchmarks/replication.py`, with `--rows` rows. It is copied and checked. Then another writer
-changes one cell of the replica, and the check must find and name this cell. The check of all rows compares every row of
-both sides by Spark, as the check does if segments do not help. Prints the seconds and this process's peak RSS of each.
-Needs about 4 GB of disk at the full 10,000,000 rows.
+The table is that of `benchmarks/replication.py`, with `--rows` rows. It is copied and checked. Then another
+writer changes one cell of the replica, and the check must find and name this cell. The check of all rows
+compares every row of both sides by Spark, as the check does if segments do not help. Prints the seconds and
+this process's peak RSS of each. Needs about 4 GB of disk at the full 10,000,000 rows.
 
     python benchmarks/consistency.py --rows 10000000
 """

@@ -2,9 +2,10 @@
 
     python benchmarks/decode.py [--rows 400000] [--runs 5] [--case ten ...]
 
-The benchmark makes the messages itself, so that it measures only decoding: batches of 16 MB of Insert and Update
-messages, as a peek of a slot returns them, with values in text and in binary format. Prints for each case the best of the
-runs by processor time, which other work on the machine changes least, and the ratio of the rates of binary and text.
+The benchmark makes the messages itself, so that it measures only decoding: batches of 16 MB of Insert and
+Update messages, as a peek of a slot returns them, with values in text and in binary format. Prints for each
+case the best of the runs by processor time, which other work on the machine changes least, and the ratio of
+the rates of binary and text.
 """
 
 import argparse

@@ -1,11 +1,11 @@
 """The time from a commit to the replica under `pgsieve run --follow`: `python benchmarks/follow_latency.py 120 --filtered`.
 
-In: seconds, and options: `--filtered` publishes with a row filter, `--load 1000` lets pgbench commit so many other
-transactions per second. The benchmark commits ten transactions per second, each with an INSERT, an UPDATE and sometimes a
-DELETE. Out: the time from COMMIT until the replica's Delta log has a version with the transaction (median, 95th
-percentile and worst, in the first minute and later); the follower's CPU per slice, which other work on the machine
-changes less; and the seconds by which pgbench's newest commit is behind at the end. The follower is a process of its
-own, and its start is measured too.
+In: seconds, and options: `--filtered` publishes with a row filter, `--load 1000` lets pgbench commit so many
+other transactions per second. The benchmark commits ten transactions per second, each with an INSERT, an
+UPDATE and sometimes a DELETE. Out: the time from COMMIT until the replica's Delta log has a version with the
+transaction (median, 95th percentile and worst, in the first minute and later); the follower's CPU per slice,
+which other work on the machine changes less; and the seconds by which pgbench's newest commit is behind at
+the end. The follower is a process of its own, and its start is measured too.
 """
 
 import argparse

@@ -1,10 +1,10 @@
 """The cost of a followed slice after many others, and the files that remain: `python benchmarks/follow_long.py 1000 100`.
 
-In: the number of slices, and the number after which the follower maintains its tables. Out, for each tenth of the
-slices: the time of a slice, from the commit to the replica, and the number and bytes of files of pgsieve's records. Time
-is compressed: a slice ends at once, the next change follows when the slice is applied, and files that are usually kept
-for hours (old versions, logs, applied changes) are deleted at once. So 86400 slices with 500 are a day of one slice per
-second. All tenths should give the same figures.
+In: the number of slices, and the number after which the follower maintains its tables. Out, for each tenth of
+the slices: the time of a slice, from the commit to the replica, and the number and bytes of files of
+pgsieve's records. Time is compressed: a slice ends at once, the next change follows when the slice is
+applied, and files that are usually kept for hours (old versions, logs, applied changes) are deleted at once.
+So 86400 slices with 500 are a day of one slice per second. All tenths should give the same figures.
 """
 
 import os

@@ -1,9 +1,10 @@
 """The WAL that a slot retains while only unpublished tables are written: an hour of such writes, compressed in time or not.
 
-A database writes `--megabytes` of WAL per minute to a table that is not published, and to a table of which a row filter
-rejects all rows. The slot is read by a run every five minutes, or followed, in both row_filter modes. Prints, every five
-minutes, the WAL that the slot retains (from restart_lsn on) and the WAL that is not confirmed. A minute takes
-`--seconds`; every 15 seconds of this time the server logs its running transactions, which lets restart_lsn move.
+A database writes `--megabytes` of WAL per minute to a table that is not published, and to a table of which a
+row filter rejects all rows. The slot is read by a run every five minutes, or followed, in both row_filter
+modes. Prints, every five minutes, the WAL that the slot retains (from restart_lsn on) and the WAL that is not
+confirmed. A minute takes `--seconds`; every 15 seconds of this time the server logs its running transactions,
+which lets restart_lsn move.
 
     python benchmarks/foreign_writes.py --megabytes 20 --seconds 0.5
     python benchmarks/foreign_writes.py --megabytes 10 --seconds 60 --minutes 15 --way "run --follow"

@@ -1,9 +1,9 @@
 """The cost of the check that no INSERT conflicts with a row of its key, as a part of an apply, in the same run.
 
-A replica of `--rows` rows, whose files executors wrote, gets batches of inserts: with growing keys, which no file can
-have, and with keys in between (`random`), for which the key columns of all files are read. Keys are bigint, and uuid as
-text. Each batch is applied with the check and without it, in turn, on copies of the same replica. Prints the median
-seconds of both, and their ratio.
+A replica of `--rows` rows, whose files executors wrote, gets batches of inserts: with growing keys, which no
+file can have, and with keys in between (`random`), for which the key columns of all files are read. Keys are
+bigint, and uuid as text. Each batch is applied with the check and without it, in turn, on copies of the same
+replica. Prints the median seconds of both, and their ratio.
 
     python benchmarks/key_conflicts.py --rows 2000000
 """

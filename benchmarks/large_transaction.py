@@ -1,8 +1,8 @@
 """One transaction larger than memory: the memory and the time that pgsieve's process needs for it.
 
-A transaction inserts `--rows` rows of ten columns. `pgsieve run` applies it, and `pgsieve run --follow` with each
-setting of `streaming`. Prints the seconds until the replica has the rows, and the process's peak resident memory (VmHWM
-of Linux, without Spark's JVM and its workers). Needs about 1 KB of disk per row.
+A transaction inserts `--rows` rows of ten columns. `pgsieve run` applies it, and `pgsieve run --follow` with
+each setting of `streaming`. Prints the seconds until the replica has the rows, and the process's peak
+resident memory (VmHWM of Linux, without Spark's JVM and its workers). Needs about 1 KB of disk per row.
 
     python benchmarks/large_transaction.py --rows 10000000 [--ways run parallel]
 """

@@ -1,8 +1,9 @@
 """The cost of special changes, compared with plain updates of the same size in the same run.
 
-Each kind has a table of `--rows` rows, of which `--changes` are changed. Slot consumption, UPDATE transformation and apply are
-measured together, `--times` times after a warm-up; the least time counts. TOAST has an eighth of the rows, with a large
-value that is not sent; it is compared with updates that send the value. No kind should take twice the time of its comparison.
+Each kind has a table of `--rows` rows, of which `--changes` are changed. Slot consumption, UPDATE
+transformation and apply are measured together, `--times` times after a warm-up; the least time counts. TOAST
+has an eighth of the rows, with a large value that is not sent; it is compared with updates that send the
+value. No kind should take twice the time of its comparison.
 
     python benchmarks/no_cliff.py --rows 1000000 --changes 100000 --master local[2]
 """

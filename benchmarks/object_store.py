@@ -1,10 +1,11 @@
 """The cost of a lake on S3, as ratios to the same lake in a folder, in the same run.
 
-In: the number of tables without changes, the number of rows of the initial sync and the catch-up, and the milliseconds
-that each request waits. Out: the seconds in a folder, on a local S3 server, and on this server with the wait, and their
-ratios; the processor time of the runs with their JVM, which other work on the machine changes less; and with the wait
-also the number of requests. The server is SeaweedFS; a proxy adds the wait. Each command is a process of its own. The
-lakes take turns, also in being the first. Each run is printed to stderr at its end, with the load average.
+In: the number of tables without changes, the number of rows of the initial sync and the catch-up, and the
+milliseconds that each request waits. Out: the seconds in a folder, on a local S3 server, and on this server
+with the wait, and their ratios; the processor time of the runs with their JVM, which other work on the
+machine changes less; and with the wait also the number of requests. The server is SeaweedFS; a proxy adds the
+wait. Each command is a process of its own. The lakes take turns, also in being the first. Each run is printed
+to stderr at its end, with the load average.
 
     python benchmarks/object_store.py --tables 50 --rows 2000000 --wait 30
 """
@@ -146,8 +147,8 @@ def small(lakes: Lakes, server: EmbeddedServer, tables: int, rounds: int) -> Non
 def large(lakes: Lakes, server: EmbeddedServer, rows: int, rounds: int) -> None:
     """Initial sync and catch-up of the workload of `benchmarks/replication.py`, in existing lakes.
 
-    The first run of a lake also tests a server that is not AWS's S3, so it copies another table. Each round has a table
-    of its own.
+    The first run of a lake also tests a server that is not AWS's S3, so it copies another table. Each round
+    has a table of its own.
     """
     with psycopg.connect(server.conninfo(), autocommit=True) as admin:
         admin.execute("create database large")

@@ -1,13 +1,15 @@
 """Initial sync and catch-up, compared with PostgreSQL's own subscription in the same run.
 
-The workload is a table of ten columns, with about 100 bytes of text per row. Initial sync copies `--rows` rows. Catch-up
-applies changes that wait in the slot: half as many inserts, in 100 transactions, and a quarter as many updates, in 50. A
-peek of the slot alone is measured too. pgsieve is measured warm (in a session that has done the same twice, with half the
-rows) and cold (the whole process, `pgsieve run`). The peer is CREATE SUBSCRIPTION with default options on a second
-embedded server. Prints wall clock seconds, and the ratio to the peer. Needs about 3 GB of disk at the full 2,000,000 rows.
+The workload is a table of ten columns, with about 100 bytes of text per row. Initial sync copies `--rows`
+rows. Catch-up applies changes that wait in the slot: half as many inserts, in 100 transactions, and a quarter
+as many updates, in 50. A peek of the slot alone is measured too. pgsieve is measured warm (in a session that
+has done the same twice, with half the rows) and cold (the whole process, `pgsieve run`). The peer is CREATE
+SUBSCRIPTION with default options on a second embedded server. Prints wall clock seconds, and the ratio to the
+peer. Needs about 3 GB of disk at the full 2,000,000 rows.
 
-`--master` is Spark's, as in pgsieve.yaml: local, with `--engine start` that of the warm engine, or a standalone cluster
-that runs already. `threads[N]` is for comparison: the same functions in threads of the process, without Spark.
+`--master` is Spark's, as in pgsieve.yaml: local, with `--engine start` that of the warm engine, or a
+standalone cluster that runs already. `threads[N]` is for comparison: the same functions in threads of the
+process, without Spark.
 
     python benchmarks/replication.py --rows 2000000 --master local[*] --engine start
 """

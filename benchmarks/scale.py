@@ -1,12 +1,14 @@
 """The cost of a copy and a catch-up for the driver and the executors of a cluster: CPU and bytes of each step.
 
-The workload is that of `replication.py`: a table of `--rows` rows is copied, then `--changes` wait in the slot, two thirds of them
-INSERTs. The cluster is a standalone one of Spark's, by default with two workers of one core each next to the driver; `--master` may
-name another one on this machine. `--lose` kills that many executors during the transformation and the apply of the changes. At the
-end each row is compared with the publisher's.
+The workload is that of `replication.py`: a table of `--rows` rows is copied, then `--changes` wait in the
+slot, two thirds of them INSERTs. The cluster is a standalone one of Spark's, by default with two workers of
+one core each next to the driver; `--master` may name another one on this machine. `--lose` kills that many
+executors during the transformation and the apply of the changes. At the end each row is compared with the
+publisher's.
 
-CPU is that of this process, of its JVM (with the JVMs of the two workers, which only start executors), and of the executors with
-their Python. *Results* are the bytes that tasks sent to the driver, from Spark's event log; *written* are the bytes that tasks wrote.
+CPU is that of this process, of its JVM (with the JVMs of the two workers, which only start executors), and of
+the executors with their Python. *Results* are the bytes that tasks sent to the driver, from Spark's event
+log; *written* are the bytes that tasks wrote.
 
     python benchmarks/scale.py --rows 2000000 --changes 10000000 --lose 2
 """

@@ -1,9 +1,10 @@
 """The changes that slots and cores can carry: a simulation of consecutive runs, with the rates of docs/scale.md.
 
-A publisher commits a number of changes per second, spread evenly over the slots. Each slot has a driver, whose runs follow one
-another. A run takes the changes that wait at its start. It reads them from its slot alone, at the slot's rate; then tasks process them,
-on cores that all drivers share. Out: for each number of slots and of cores the greatest seconds from a commit to the replica in the
-second half of `--minutes`, or `grows` if more changes come than slots and cores carry.
+A publisher commits a number of changes per second, spread evenly over the slots. Each slot has a driver,
+whose runs follow one another. A run takes the changes that wait at its start. It reads them from its slot
+alone, at the slot's rate; then tasks process them, on cores that all drivers share. Out: for each number of
+slots and of cores the greatest seconds from a commit to the replica in the second half of `--minutes`, or
+`grows` if more changes come than slots and cores carry.
 
     python benchmarks/scale_model.py --changes 50000 200000 500000 --slots 1 2 4 --cores 2 8 32
 """

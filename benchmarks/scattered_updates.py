@@ -1,12 +1,13 @@
 """The cost of updates that are scattered over a table, by its size: `python benchmarks/scattered_updates.py 1000000 8000000`.
 
-In: numbers of rows. Out: for each table the median of `--rounds` runs as processes of their own, each after `--updates`
-updates of evenly spaced keys: wall clock, in brackets processor time with the JVM, and the ratio to the first table. The
-tables take turns, and are those of `benchmarks/replication.py`. Needs about 0.3 KB of disk per row.
+In: numbers of rows. Out: for each table the median of `--rounds` runs as processes of their own, each after
+`--updates` updates of evenly spaced keys: wall clock, in brackets processor time with the JVM, and the ratio
+to the first table. The tables take turns, and are those of `benchmarks/replication.py`. Needs about 0.3 KB of
+disk per row.
 
-With `--store` the lakes are on a local S3 server, behind a proxy that delays each request by `--wait` milliseconds. Then
-the requests of a run, and the bytes that it downloads and uploads, are printed too. `--rewritten` are values of
-`spark.pgsieve.rewrittenBytes`: each table is measured with each of them.
+With `--store` the lakes are on a local S3 server, behind a proxy that delays each request by `--wait`
+milliseconds. Then the requests of a run, and the bytes that it downloads and uploads, are printed too.
+`--rewritten` are values of `spark.pgsieve.rewrittenBytes`: each table is measured with each of them.
 """
 
 import argparse

@@ -1,8 +1,9 @@
 """Slot consumption, compared with the speed at which a server reads a slot: each drain beside a peek of the same changes.
 
-The changes of the catch-up in `benchmarks/replication.py` (1,000,000 inserts and 500,000 updates at the default size) wait in
-`--rounds` slots, and in one more. In each round, one session peeks the extra slot and drops the messages, and another slot is drained
-into a change log and confirmed. The order of the two alternates. Prints the seconds of both, their ratio, and the medians.
+The changes of the catch-up in `benchmarks/replication.py` (1,000,000 inserts and 500,000 updates at the
+default size) wait in `--rounds` slots, and in one more. In each round, one session peeks the extra slot and
+drops the messages, and another slot is drained into a change log and confirmed. The order of the two
+alternates. Prints the seconds of both, their ratio, and the medians.
 
     python benchmarks/slot_consumption.py --rounds 12
 """

@@ -1,8 +1,9 @@
 """The cost of a run with few changes, by the number of changed tables: `python benchmarks/small_changes.py 1 5 200`.
 
-In: numbers of tables. Out: for each number the median of some runs as processes of their own, each with an update, a delete and
-an insert in every table, in turn with runs without changes: wall clock, in brackets CPU, which other work on the machine changes
-less, and the peak memory of a process. Without `--java` a run that starts a JVM fails, as so few changes should need none.
+In: numbers of tables. Out: for each number the median of some runs as processes of their own, each with an
+update, a delete and an insert in every table, in turn with runs without changes: wall clock, in brackets CPU,
+which other work on the machine changes less, and the peak memory of a process. Without `--java` a run that
+starts a JVM fails, as so few changes should need none.
 """
 
 import os

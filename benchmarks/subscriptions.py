@@ -1,10 +1,11 @@
 """The cost of filtered subscriptions of one slot, by their number: `python benchmarks/subscriptions.py 1 16 64 --rows 500000`.
 
-In: numbers of subscriptions. Each subscription has a row filter that pgsieve evaluates; together they get every row once. `--rows`
-INSERTs wait in the slot, in 50 transactions; then one `pgsieve run` as a process brings all subscriptions up to date. Out: the medians
-of `--rounds`, in which the numbers take turns: wall clock, and in brackets CPU of the run; CPU of the publisher's sessions; the
-ratios to the first number; and the peak memory of a run.
-`--master` is Spark's, as in pgsieve.yaml; with `--engine start` all runs share a warm engine, whose CPU is not counted.
+In: numbers of subscriptions. Each subscription has a row filter that pgsieve evaluates; together they get
+every row once. `--rows` INSERTs wait in the slot, in 50 transactions; then one `pgsieve run` as a process
+brings all subscriptions up to date. Out: the medians of `--rounds`, in which the numbers take turns: wall
+clock, and in brackets CPU of the run; CPU of the publisher's sessions; the ratios to the first number; and
+the peak memory of a run. `--master` is Spark's, as in pgsieve.yaml; with `--engine start` all runs share a
+warm engine, whose CPU is not counted.
 """
 
 import argparse

@@ -2,10 +2,10 @@
 
     python benchmarks/transports.py [--rows 500000] [--runs 3]
 
-The workload is transactions of 100 inserts of about 20 bytes that wait in the slot. Connections go over the server's
-Unix socket, and over TCP on this machine. Both transports read all transactions in each run, and confirm nothing. Prints
-the messages per second by wall time, the processor time of the receiving side per message, and the ratio to the peek
-over the same connection.
+The workload is transactions of 100 inserts of about 20 bytes that wait in the slot. Connections go over the
+server's Unix socket, and over TCP on this machine. Both transports read all transactions in each run, and
+confirm nothing. Prints the messages per second by wall time, the processor time of the receiving side per
+message, and the ratio to the peek over the same connection.
 """
 
 import argparse

@@ -1,8 +1,9 @@
 """The cost of reading at an earlier moment, and of filtering a replica again: `python benchmarks/views.py 1000000 --changes 100000`.
 
-In: a number of rows, and of changes. Out, as wall clock and in brackets processor time: a copy; an apply of the changes; all rows
-as of a cut before the changes, and as of a moment in their middle, for which half of them are applied to a clone; the rows that a
-new filter lets through, once from the change log and the replica, and once by a copy. Needs no Java: threads do the large writes.
+In: a number of rows, and of changes. Out, as wall clock and in brackets processor time: a copy; an apply of
+the changes; all rows as of a cut before the changes, and as of a moment in their middle, for which half of
+them are applied to a clone; the rows that a new filter lets through, once from the change log and the
+replica, and once by a copy. Needs no Java: threads do the large writes.
 """
 
 import argparse

@@ -99,9 +99,9 @@ OF_TABLE = "<schema>.<table>"
 class PgsieveError(Exception):
     """An error that a user can act on.
 
-    `message` says what is wrong with which object, and `hint` what to do. `sqlstate` is PostgreSQL's code for the
-    error, if it has one (PostgreSQL documentation, appendix A). Both texts are safe to show: control characters
-    in names are escaped.
+    `message` says what is wrong with which object, and `hint` what to do. `sqlstate` is PostgreSQL's code for
+    the error, if it has one (PostgreSQL documentation, appendix A). Both texts are safe to show: control
+    characters in names are escaped.
     """
 
     def __init__(self, message: str, *, hint: str | None = None, sqlstate: str | None = None) -> None:

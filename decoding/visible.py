@@ -1,8 +1,8 @@
 """Text that is safe to show in a terminal and on a page: control characters become visible escapes.
 
 In: names, messages and reasons, parts of which may come from a database. Out: the same text on one line, with
-escapes for control characters and for characters that reorder text or are invisible (Unicode Standard Annex 9,
-bidirectional controls). Raises nothing.
+escapes for control characters and for characters that reorder text or are invisible (Unicode Standard Annex
+9, bidirectional controls). Raises nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import json
 import re
 from typing import Final
 
-#: Controls of C0 and C1, bidirectional and invisible formatting, ends of lines and paragraphs, lone surrogates, tags.
+#: Controls of C0 and C1, bidirectional and invisible formatting, ends of lines and paragraphs, lone
+#: surrogates, tags.
 _CONTROLS: Final = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff"
     "\U000e0000-\U000e007f]"

@@ -25,7 +25,8 @@ from __future__ import annotations
 from types import MappingProxyType
 
 '''
-#: Oids from FirstGenbkiObjectId (10000) on differ between servers; for these types pgoutput sends Type messages.
+#: Oids from FirstGenbkiObjectId (10000) on differ between servers; for these types pgoutput sends Type
+#: messages.
 TYPES = """
 select oid::bigint, format_type(oid, null) from pg_type where oid < 10000 and typtype <> 'p' order by oid
 """

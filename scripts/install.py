@@ -1,8 +1,8 @@
 """Install pgsieve's checkout, with extras, into the environment of the Python that runs this.
 
-In: the extras, separated by commas; pip's own configuration, as the environment and its files have it. Out: the installation, one
-line of progress, and pip's whole output in `.venv/install.log`. If pip fails, the script prints the reason and returns pip's
-exit status.
+In: the extras, separated by commas; pip's own configuration, as the environment and its files have it. Out:
+the installation, one line of progress, and pip's whole output in `.venv/install.log`. If pip fails, the
+script prints the reason and returns pip's exit status.
 """
 
 import os

@@ -1,7 +1,8 @@
 """Make pgsieve's own jars, each from the Java source beside it; each build gives the same bytes.
 
-The manifest has the digest of the source, and the version of the javac that compiled it. Needs a JDK, and the jars that
-`make setup` fetches. As a program, this module writes the jars; tests use `compiled` to compare them with their sources.
+The manifest has the digest of the source, and the version of the javac that compiled it. Needs a JDK, and the
+jars that `make setup` fetches. As a program, this module writes the jars; tests use `compiled` to compare
+them with their sources.
 """
 
 import hashlib

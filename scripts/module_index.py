@@ -2,7 +2,8 @@
 
     python scripts/module_index.py
 
-`scripts/site_pages.py` adds the page to the site, so the page is as new as the code. Imports nothing of pgsieve.
+`scripts/site_pages.py` adds the page to the site, so the page is as new as the code. Imports nothing of
+pgsieve.
 """
 
 import ast

@@ -1,8 +1,9 @@
 """Makes the pictures of docs/images from running programs: `make pictures`. Needs a Chromium (Debian's package).
 
-The script starts `pgsieve demo --ui` in a temporary folder, and takes pictures in a headless Chromium: the lineage, a replica with
-its plots, a check and a run that fail. It also takes pictures of other servers (`scripts/server_pictures.py`). `pgsieve demo` runs
-in a terminal of its own, and its output becomes a recording. With arguments, only the pictures of these names are made.
+The script starts `pgsieve demo --ui` in a temporary folder, and takes pictures in a headless Chromium: the
+lineage, a replica with its plots, a check and a run that fail. It also takes pictures of other servers
+(`scripts/server_pictures.py`). `pgsieve demo` runs in a terminal of its own, and its output becomes a
+recording. With arguments, only the pictures of these names are made.
 """
 
 import json

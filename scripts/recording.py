@@ -1,8 +1,8 @@
 """Records `pgsieve demo` in a terminal: its output, as an asciicast and as an animated picture.
 
 In: the files' path without a suffix. Out: `.cast`, which asciinema plays
-(https://docs.asciinema.org/manual/asciicast/v2/), and `.svg`. The recording waits less while only a spinner turns, and
-longer for a text to read; nothing else is changed.
+(https://docs.asciinema.org/manual/asciicast/v2/), and `.svg`. The recording waits less while only a spinner
+turns, and longer for a text to read; nothing else is changed.
 """
 
 import fcntl

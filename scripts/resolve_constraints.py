@@ -1,8 +1,8 @@
 """Whether constraints.txt resolves for every Python that pgsieve supports, from wheels alone: `make test-constraints`.
 
-In: the program `uv`, which can evaluate markers for another Python than the running one; pip cannot. Index, local folders and
-certificates come from pip's configuration. Out: a line for each Python; exit status 1, with uv's reason, if constraints.txt does
-not resolve for one of them. Nothing is installed.
+In: the program `uv`, which can evaluate markers for another Python than the running one; pip cannot. Index,
+local folders and certificates come from pip's configuration. Out: a line for each Python; exit status 1, with
+uv's reason, if constraints.txt does not resolve for one of them. Nothing is installed.
 """
 
 import os

@@ -1,8 +1,8 @@
 """The components of an installation as a CycloneDX document: `make sbom` writes build/sbom.cdx.json.
 
-In: the Python in which pgsieve is installed, and the program `cyclonedx-py`. Out: the packages with their versions, licences
-and dependencies, from that program, and Delta's jars, which Spark takes from a Maven repository. Spark's own jars
-are part of the package pyspark. https://cyclonedx.org/docs/1.6/json/
+In: the Python in which pgsieve is installed, and the program `cyclonedx-py`. Out: the packages with their
+versions, licences and dependencies, from that program, and Delta's jars, which Spark takes from a Maven
+repository. Spark's own jars are part of the package pyspark. https://cyclonedx.org/docs/1.6/json/
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """Pictures of servers that run with pgsieve: the jobs of a Spark cluster, and the alerts of Prometheus.
 
-In: a page of a browser. Out: the page shows the server, while a process follows made-up traffic. Needs Java, and Debian's
-`prometheus`.
+In: a page of a browser. Out: the page shows the server, while a process follows made-up traffic. Needs Java,
+and Debian's `prometheus`.
 """
 
 import os
@@ -114,8 +114,8 @@ def spark_jobs(page: Page) -> Iterator[None]:
         cluster = _started(
             script, Path(parent, "cluster.log"), {**os.environ, **environ, "CORES": "1", "SPARK_MEMORY": "1g"}
         )
-        # pgsieve is imported from this folder: jobs show the path of the line that began them, and no picture should
-        # show a path of this machine.
+        # pgsieve is imported from this folder: jobs show the path of the line that began them, and no picture
+        # should show a path of this machine.
         Path(parent, "pgsieve").symlink_to(ROOT / "src/pgsieve")
         with cluster:
             wait_until(lambda: bool(_answer(f"http://127.0.0.1:{web}")))

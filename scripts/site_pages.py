@@ -1,8 +1,8 @@
 """A hook of `mkdocs.yml` for pages at the repository's top, GitHub's pipes in tables, and pages as Markdown.
 
-README.md is the site's first page. Links are written for GitHub; the site has all pages in one folder, and keeps only the
-text of a link to code. The page of all modules is made from their docstrings. The site also has each page as Markdown
-(`name.md` beside `name/`), and `llms.txt` lists these pages (https://llmstxt.org).
+README.md is the site's first page. Links are written for GitHub; the site has all pages in one folder, and
+keeps only the text of a link to code. The page of all modules is made from their docstrings. The site also
+has each page as Markdown (`name.md` beside `name/`), and `llms.txt` lists these pages (https://llmstxt.org).
 """
 
 import re

@@ -1,8 +1,8 @@
 """A bounded reader: the bytes of one message in, numbers and strings in wire order out.
 
-Each reading method takes the name of the field, for errors. Raises only ProtocolError, with the message's name, the
-offset and what was expected there; never reads or allocates beyond the message. Integers are big-endian (PostgreSQL
-documentation 54.6, Message Data Types; src/backend/libpq/pqformat.c).
+Each reading method takes the name of the field, for errors. Raises only ProtocolError, with the message's
+name, the offset and what was expected there; never reads or allocates beyond the message. Integers are
+big-endian (PostgreSQL documentation 54.6, Message Data Types; src/backend/libpq/pqformat.c).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Many messages or values as one run of bytes: takes an Arrow binary array, and reads at many positions at once.
 
-No Python code runs per value. Raises ProtocolError for a message that is NULL and for a value that is not as wide
-as its type, and ValueError for more than 2 GiB, which 32-bit offsets cannot address.
+No Python code runs per value. Raises ProtocolError for a message that is NULL and for a value that is not as
+wide as its type, and ValueError for more than 2 GiB, which 32-bit offsets cannot address.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def bits(values: npt.NDArray[np.bool_]) -> pa.Buffer:
 def gathered(buffer: pa.Buffer, bounds: npt.NDArray[np.int32]) -> pa.Array:
     """The values with these bounds (start, end, start, end …) as a binary array.
 
-    Bounds never decrease. So they are the offsets of a binary array in which every other element is a value, and the
-    elements between are the bytes that separate the values.
+    Bounds never decrease. So they are the offsets of a binary array in which every other element is a value,
+    and the elements between are the bytes that separate the values.
     """
     count = len(bounds) // 2
     if not count:

@@ -1,7 +1,7 @@
 """The counterpart of the cursor: numbers and strings in wire order in, the bytes of one message out.
 
-Raises ProtocolError for all that the cursor refuses to read: a value that does not fit its field, a zero byte in a
-string, an unset LSN where one is required.
+Raises ProtocolError for all that the cursor refuses to read: a value that does not fit its field, a zero byte
+in a string, an unset LSN where one is required.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Copied rows as changes of a change history: rows of a replica in, changes out.
 
-A copy becomes a change `snapshot`, which ends all earlier rows, and a change `copy` for each of its rows. Both have
-the LSN of the snapshot, and come before every change that committed at or after it. Raises Arrow's errors.
+A copy becomes a change `snapshot`, which ends all earlier rows, and a change `copy` for each of its rows.
+Both have the LSN of the snapshot, and come before every change that committed at or after it. Raises Arrow's
+errors.
 """
 
 from __future__ import annotations

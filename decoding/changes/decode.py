@@ -1,7 +1,7 @@
 """Decodes raw messages of one relation version into changes (`columns`): Arrow batches in, Arrow batches out.
 
-Raises ValueNotRepresentableError, with the row's key, for a value that its column's type in the replica cannot
-represent.
+Raises ValueNotRepresentableError, with the row's key, for a value that its column's type in the replica
+cannot represent.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class AddedColumn:
 class FilterColumns:
     """The columns that row filters read, in the default types of `values.types`; the replica's types may differ.
 
-    An object of this class identifies decoded messages: its types and values are compared, but not hashed. `key`
-    names a row in an error.
+    An object of this class identifies decoded messages: its types and values are compared, but not hashed.
+    `key` names a row in an error.
     """
 
     names: frozenset[str]

@@ -1,8 +1,9 @@
 """Rows without a key as digests: rows in, 20 bytes per row out, which are equal if all values of the rows are equal.
 
-Values are equal if they are printed alike: NULL equals NULL, all NaN are equal, and 0.0 is not -0.0. So the row that
-PostgreSQL deletes is the replica's row with the same text. A digest is a mark of 32 bits and 128 bits of BLAKE2b.
-The mark costs far less: in a large table only rows with a wanted mark are digested. Raises Arrow's errors.
+Values are equal if they are printed alike: NULL equals NULL, all NaN are equal, and 0.0 is not -0.0. So the
+row that PostgreSQL deletes is the replica's row with the same text. A digest is a mark of 32 bits and 128
+bits of BLAKE2b. The mark costs far less: in a large table only rows with a wanted mark are digested. Raises
+Arrow's errors.
 
 https://www.rfc-editor.org/rfc/rfc7693
 """
@@ -64,7 +65,8 @@ class WantedDigests:
     """Distinct digests whose rows are wanted. It is sent to executors; each makes its own index."""
 
     digests: pa.Table
-    # Not a cached_property: before Python 3.12 that has a lock, and a class that is sent by value cannot have one.
+    # Not a cached_property: before Python 3.12 that has a lock, and a class that is sent by value cannot have
+    # one.
     _made: list[_Index] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __len__(self) -> int:

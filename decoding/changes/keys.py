@@ -1,7 +1,8 @@
 """Keys as numbers: rows of key columns in, the same number for keys that are equal in PostgreSQL out.
 
-In: an Arrow table of the key's columns. Out: one integer per row, from 0 on. Rows are equal if all their values are
-equal (`equality`). NULL counts as a value here, although no table has NULL in a key. Raises Arrow's errors.
+In: an Arrow table of the key's columns. Out: one integer per row, from 0 on. Rows are equal if all their
+values are equal (`equality`). NULL counts as a value here, although no table has NULL in a key. Raises
+Arrow's errors.
 """
 
 from __future__ import annotations

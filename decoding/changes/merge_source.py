@@ -19,10 +19,11 @@ from pgsieve.decoding.changes.net_change import NONE, Mask, NetChange, Numbers
 class MergeSource:
     """The action of a MERGE for each of `keys`: delete, update or upsert, and end if ended rows are kept.
 
-    `last` is the change that has the row. For each column that some change left out, `sent` is the change that has
-    the column's value, or `NONE` without one. Then a row that came from another key takes the value of the replica's
-    row of the key `base`, and a row that `keeps` the column has its own value. `expected`: the replica should have a
-    row of the key. `ended` is the change that ended a kept row; `end` alters only that row's metadata.
+    `last` is the change that has the row. For each column that some change left out, `sent` is the change
+    that has the column's value, or `NONE` without one. Then a row that came from another key takes the value
+    of the replica's row of the key `base`, and a row that `keeps` the column has its own value. `expected`:
+    the replica should have a row of the key. `ended` is the change that ended a kept row; `end` alters only
+    that row's metadata.
     """
 
     keys: Numbers

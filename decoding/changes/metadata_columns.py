@@ -1,10 +1,10 @@
 """Metadata columns: a replica's data about each of its rows, as ordinary columns of its changes.
 
-In: the chosen metadata (`METADATA`), and changes of one relation version. Out: values for the changes' new rows, and
-for deleted rows that are kept. Raises nothing.
+In: the chosen metadata (`METADATA`), and changes of one relation version. Out: values for the changes' new
+rows, and for deleted rows that are kept. Raises nothing.
 
-A copied row has the snapshot's LSN and time and no commit; its first change replaces all of them. Only the apply
-knows when a row was applied, and adds it (`Stamp`).
+A copied row has the snapshot's LSN and time and no commit; its first change replaces all of them. Only the
+apply knows when a row was applied, and adds it (`Stamp`).
 """
 
 from __future__ import annotations

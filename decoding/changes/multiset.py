@@ -22,7 +22,8 @@ import numpy as np
 
 from pgsieve.decoding.changes.net_change import NONE, UPDATE, KeyChanges, Mask, Numbers
 
-#: The low bits of an event's integer: its place, and whether it inserts its row. The row's number is above them.
+#: The low bits of an event's integer: its place, and whether it inserts its row. The row's number is above
+#: them.
 _EVENT_BITS = 33
 
 

@@ -3,8 +3,8 @@
 In: changes by the numbers of their keys (`KeyChanges`). Out: one element per key (`NetChange`). Everything is
 an integer, so the same few operations over whole columns serve ten changes and ten million. Raises nothing.
 
-A key belongs to one row after another. The time in which a row has a key is a *tenure*. Four changes, over a replica
-that has rows of the keys 1 and 2:
+A key belongs to one row after another. The time in which a row has a key is a *tenure*. Four changes, over a
+replica that has rows of the keys 1 and 2:
 
     change       UPDATE of 1   DELETE of 2   UPDATE of 1 to 2   INSERT of 1       net change
     sends        b                           c                  b and c
@@ -72,8 +72,8 @@ class KeyChanges:
     def lookups(self, keys: int) -> tuple[Mask, Mask]:
         """The keys that must have a row before the changes, and those whose row in the replica matters.
 
-        The replica's row of a key matters if a new row of the key begins before a row ends, because the two conflict,
-        and if a move takes the row to another key.
+        The replica's row of a key matters if a new row of the key begins before a row ends, because the two
+        conflict, and if a move takes the row to another key.
         """
         begun = _first(np.where((self.operations == INSERT) | self.moves, self.new, NONE), keys)
         ended = _first(self.old, keys)
@@ -87,14 +87,14 @@ class KeyChanges:
 class NetChange:
     """The outcome for the keys that changes have; each array has one element per key.
 
-    Afterwards the key has a row, `upserted` or `updated`, or it has none. `upserted`: the row is new. `updated`: the
-    row is the replica's row of the key `base`, changed; if the replica has no such row, the key has none. `last` is
-    the change that has the row. For each column that some change left out, `sent` is the change that has the value,
-    or `NONE` if only the replica's row of `base` has it. `expected`: the replica should have a row of this key before
-    the changes.
+    Afterwards the key has a row, `upserted` or `updated`, or it has none. `upserted`: the row is new.
+    `updated`: the row is the replica's row of the key `base`, changed; if the replica has no such row, the
+    key has none. `last` is the change that has the row. For each column that some change left out, `sent` is
+    the change that has the value, or `NONE` if only the replica's row of `base` has it. `expected`: the
+    replica should have a row of this key before the changes.
 
-    If ended rows are kept, `ended` is the change that ended the row, or `NONE` if the row lives; an ended row has its
-    last values. A row of the replica that was ended without an earlier change has no `last`.
+    If ended rows are kept, `ended` is the change that ended the row, or `NONE` if the row lives; an ended row
+    has its last values. A row of the replica that was ended without an earlier change has no `last`.
     """
 
     keys: Numbers
@@ -161,8 +161,9 @@ class _Tenures:
 def net_changes(changes: KeyChanges, present: Mask, *, keeps: bool = False) -> tuple[NetChange, int | None]:
     """The outcome for each key, and the first change that conflicts with a row of its key, None without one.
 
-    `present` says for each key whether the replica has a row of it. After a conflict the net change is meaningless.
-    With `keeps`, the last row of each key that ends stays; then `present` must be known for every key.
+    `present` says for each key whether the replica has a row of it. After a conflict the net change is
+    meaningless. With `keeps`, the last row of each key that ends stays; then `present` must be known for
+    every key.
     """
     changes = _without_lost_moves(changes, present)
     tenures = _tenures(changes)
@@ -194,9 +195,9 @@ def net_changes(changes: KeyChanges, present: Mask, *, keeps: bool = False) -> t
 class RowVersions:
     """The versions of rows that changes make, one for each key and commit that leaves a row, and the ends of earlier versions.
 
-    Each array except `ends` has one element per version. `keys`, `last`, `sent` and `base` are as in `NetChange`.
-    `until` is the number of the commit that ends the version, `NONE` for the present one. `ends` has for each key the
-    commit that ends the row from before the changes.
+    Each array except `ends` has one element per version. `keys`, `last`, `sent` and `base` are as in
+    `NetChange`. `until` is the number of the commit that ends the version, `NONE` for the present one. `ends`
+    has for each key the commit that ends the row from before the changes.
     """
 
     keys: Numbers
@@ -210,7 +211,8 @@ class RowVersions:
 def row_versions(changes: KeyChanges, commits: Numbers, present: Mask) -> RowVersions:
     """The versions that changes without conflicts make; `commits` has a number for each change, in order.
 
-    A commit leaves one version of a row at most: no other transaction saw the rows that the same commit replaces.
+    A commit leaves one version of a row at most: no other transaction saw the rows that the same commit
+    replaces.
     """
     changes = _without_lost_moves(changes, present)
     tenures = _tenures(changes, commits)
@@ -243,9 +245,9 @@ def row_versions(changes: KeyChanges, commits: Numbers, present: Mask) -> RowVer
 def with_deletes(changes: KeyChanges, truncates: Sequence[int], keys: int) -> tuple[KeyChanges, Numbers]:
     """The changes with DELETEs in the place of each TRUNCATE, and the number of each change or TRUNCATE.
 
-    `truncates` has for each TRUNCATE the number of changes before it, in order. The first TRUNCATE deletes all `keys`
-    keys; a later one deletes the keys of the changes since the previous one. A DELETE has the number of its TRUNCATE;
-    TRUNCATEs have the numbers after the last change's.
+    `truncates` has for each TRUNCATE the number of changes before it, in order. The first TRUNCATE deletes
+    all `keys` keys; a later one deletes the keys of the changes since the previous one. A DELETE has the
+    number of its TRUNCATE; TRUNCATEs have the numbers after the last change's.
     """
     at, deleted, which, begin = list[Numbers](), list[Numbers](), list[Numbers](), 0
     for number, end in enumerate(truncates, len(changes.operations)):

@@ -22,8 +22,8 @@ NOTHING = -1
 class SentAs(NamedTuple):
     """The changes that are counted together: of one relation (a table, or a partition) and operation, sent as one operation.
 
-    `row_filter` is the text of the filter, or of several that are ORed; None without a filter. `sent_as` is None for
-    changes that are not sent.
+    `row_filter` is the text of the filter, or of several that are ORed; None without a filter. `sent_as` is
+    None for changes that are not sent.
     """
 
     source: str

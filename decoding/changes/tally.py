@@ -50,8 +50,8 @@ def key_changes(batch: pa.RecordBatch, key: Sequence[str]) -> pa.BooleanArray:
     for name in key:
         sides = comparable(pa.chunked_array([field_of(batch.column(s), name) for s in SIDES]))
         old, new = sides.slice(0, batch.num_rows), sides.slice(batch.num_rows)
-        # An old tuple of another replica identity has NULL in a key column. It finds no row, so the UPDATE must not
-        # change the row of the new key.
+        # An old tuple of another replica identity has NULL in a key column. It finds no row, so the UPDATE
+        # must not change the row of the new key.
         only_one = pc.xor(pc.is_null(old), pc.is_null(new))
         differs = pc.or_(differs, pc.or_(only_one, pc.fill_null(pc.not_equal(old, new), False)))
     moves = pc.and_(pc.equal(batch.column("operation"), "update"), pc.is_valid(batch.column("old")))

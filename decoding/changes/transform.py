@@ -1,7 +1,8 @@
 """The UPDATE transformation (section 29.4.3): messages of one relation version -> the subscription's changes.
 
-In: batches of stored messages (`ENCODED_COLUMNS`). Out: batches of changes in the replica's columns, and counts of
-changes by operation and result. Raises the errors of decoding, and PostgreSQL's errors if a filter fails for a row.
+In: batches of stored messages (`ENCODED_COLUMNS`). Out: batches of changes in the replica's columns, and
+counts of changes by operation and result. Raises the errors of decoding, and PostgreSQL's errors if a filter
+fails for a row.
 """
 
 from __future__ import annotations
@@ -59,8 +60,9 @@ class Encoded:
 class Transformation:
     """Decodes the messages of a relation version into the changes that the subscription gets. It is sent to executors.
 
-    `schema` is that of the replica's changes (`changes_schema`), `key` its key. `read` are the columns that the filters
-    read; None without filters. Changes are counted by `origin`. `metadata` are columns of `schema` that the table does not have.
+    `schema` is that of the replica's changes (`changes_schema`), `key` its key. `read` are the columns that
+    the filters read; None without filters. Changes are counted by `origin`. `metadata` are columns of
+    `schema` that the table does not have.
     """
 
     columns: RelationColumns
@@ -85,8 +87,8 @@ class Transformation:
     ) -> Iterator[tuple[pa.RecordBatch, pa.Array]]:
         """The same, each batch with the operations of its changes before row filters.
 
-        A transformed UPDATE is sent even if `operations` has no insert or delete (29.4.3). Changes that the filters
-        reject are decoded only as far as the filters read.
+        A transformed UPDATE is sent even if `operations` has no insert or delete (29.4.3). Changes that the
+        filters reject are decoded only as far as the filters read.
         """
         conditions: _Conditions = {
             operation: None if filters is None else _named(filters)

@@ -1,8 +1,8 @@
 """Versions of rows, as in a slowly changing dimension of type 2: rows with columns for their validity.
 
-A version is valid from the commit that made it up to the commit that ended it. So `valid_from_lsn` <= c and
-c < `valid_to_lsn` find the rows after the commit at an LSN c. A copied row is valid from the last LSN before its
-snapshot's. Raises Arrow's errors.
+A version is valid from the commit that made it up to the commit that ended it. So `valid_from_lsn` <= c and c
+< `valid_to_lsn` find the rows after the commit at an LSN c. A copied row is valid from the last LSN before
+its snapshot's. Raises Arrow's errors.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Rows of a replica as record_send would return them: Arrow columns in, one byte string per row out.
 
-The publisher computes the same bytes for its rows by `row_expression`, so that both sides can hash them. Two rows
-have the same bytes only if all their values are the same. Equal values may have different bytes: -0.0 and 0.0, the
-several NaNs of PostgreSQL, and arrays whose elements have another type by `types`.
+The publisher computes the same bytes for its rows by `row_expression`, so that both sides can hash them. Two
+rows have the same bytes only if all their values are the same. Equal values may have different bytes: -0.0
+and 0.0, the several NaNs of PostgreSQL, and arrays whose elements have another type by `types`.
 
 The bytes of a row are the number of its columns, and for each column the oid of its type, the length of the
 value (-1 for NULL), and the result of the type's send function: record_send in

@@ -1,8 +1,8 @@
 """A transaction that is buffered until it commits or is prepared: takes its changes, and returns them in order.
 
 It is for output plugins that do not stream, or do not decode prepared transactions, like the server's reorder
-buffer (src/backend/replication/logical/reorderbuffer.c). It keeps the bytes of each message in memory, with the
-descriptions of the relations at that time. Raises only errors of decoding.
+buffer (src/backend/replication/logical/reorderbuffer.c). It keeps the bytes of each message in memory, with
+the descriptions of the relations at that time. Raises only errors of decoding.
 """
 
 from __future__ import annotations

@@ -4,17 +4,17 @@ The messages are those of one session in their order, of any protocol version, f
 log. The driver makes of them the calls that `pgsieve.decoding.plugins.interface` lists:
 
 - Insert, Update, Delete, Truncate and Message are passed with the last description of their relations.
-- A streamed transaction is passed as blocks if the plugin streams. Otherwise the driver buffers it until its end,
-  and leaves out the changes of aborted subtransactions.
-- A prepared transaction is passed at PREPARE if the plugin decodes it then and filter_prepare does not refuse it.
-  Otherwise it is passed at COMMIT PREPARED like any other, and not at all after ROLLBACK PREPARED.
+- A streamed transaction is passed as blocks if the plugin streams. Otherwise the driver buffers it until its
+  end, and leaves out the changes of aborted subtransactions.
+- A prepared transaction is passed at PREPARE if the plugin decodes it then and filter_prepare does not refuse
+  it. Otherwise it is passed at COMMIT PREPARED like any other, and not at all after ROLLBACK PREPARED.
 - A transaction whose origin filter_by_origin refuses is left out.
 
-pgoutput's messages contain less than the WAL. So filter_by_origin is called once per transaction instead of once
-per change, and not for messages outside transactions. A streamed transaction has no origin yet.
+pgoutput's messages contain less than the WAL. So filter_by_origin is called once per transaction instead of
+once per change, and not for messages outside transactions. A streamed transaction has no origin yet.
 
-Raises ProtocolError for messages in an order in which no server sends them, OutputPluginError for a callback that
-the plugin lacks, and the plugin's own errors.
+Raises ProtocolError for messages in an order in which no server sends them, OutputPluginError for a callback
+that the plugin lacks, and the plugin's own errors.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ from pgsieve.decoding.server_versions import NEWEST_SERVER
 class _Open:
     """A transaction for which the plugin is called; a streamed transaction includes all its blocks.
 
-    The callback `start` is called at the first message after the Origin. `ignored` is None until filter_by_origin
-    has decided.
+    The callback `start` is called at the first message after the Origin. `ignored` is None until
+    filter_by_origin has decided.
     """
 
     txn: Transaction
@@ -86,8 +86,8 @@ class PluginDriver:
     """Calls one plugin for the messages of one session: `with PluginDriver(...) as driver: driver.feed(...)`.
 
     `options` are the plugin's, by name. `parallel`: the messages were requested with streaming = parallel.
-    `server_version` is the version whose plugin is imitated. `type_names` are SQL names of types by oid, if the
-    catalog is available.
+    `server_version` is the version whose plugin is imitated. `type_names` are SQL names of types by oid, if
+    the catalog is available.
     """
 
     def __init__(
@@ -160,8 +160,8 @@ class PluginDriver:
                 yield from self._end(begun, "commit", message.commit_lsn)
             case Prepare():
                 if self._open is None and self._buffering is None:
-                    # PostgreSQL 18 sends no Begin Prepare for an empty transaction, but the plugin's callbacks need
-                    # the state that begin_prepare sets.
+                    # PostgreSQL 18 sends no Begin Prepare for an empty transaction, but the plugin's
+                    # callbacks need the state that begin_prepare sets.
                     self._begin_prepare(message)
                 if self._buffering is not None:
                     self._buffering = None

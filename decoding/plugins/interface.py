@@ -1,22 +1,22 @@
 """The interface of logical decoding output plugins (PostgreSQL documentation 49.6), as Python callables.
 
-An output plugin is a function without arguments that returns its `OutputPluginCallbacks`. This frozen dataclass
-stands for the struct that _PG_output_plugin_init fills, with None for NULL. Each callback gets the
+An output plugin is a function without arguments that returns its `OutputPluginCallbacks`. This frozen
+dataclass stands for the struct that _PG_output_plugin_init fills, with None for NULL. Each callback gets the
 `DecodingContext`, through which it writes; most callbacks also get the `Transaction`.
 `pgsieve.decoding.plugins.driver` calls them in this order:
 
 - startup, once; shutdown, once at the end;
 - for a transaction: begin, (change | truncate | message)*, commit;
-- for a prepared transaction: begin_prepare, (change | truncate | message)*, prepare, and later commit_prepared or
-  rollback_prepared;
+- for a prepared transaction: begin_prepare, (change | truncate | message)*, prepare, and later
+  commit_prepared or rollback_prepared;
 - for a streamed transaction: blocks of stream_start, (stream_change | stream_truncate | stream_message)*,
   stream_stop, and after the last block stream_commit, stream_prepare or stream_abort. Blocks of several
   transactions may alternate; stream_abort of a subtransaction comes between blocks;
 - message without a transaction, for a message that is not transactional;
 - filter_by_origin before a transaction begins, filter_prepare before it is prepared.
 
-begin, change and commit are required. A plugin with any callback of the streaming or of the two-phase group turns
-the group on; then the group's required callbacks must exist when they are called. Raises subclasses of
+begin, change and commit are required. A plugin with any callback of the streaming or of the two-phase group
+turns the group on; then the group's required callbacks must exist when they are called. Raises subclasses of
 OutputPluginError, with the server's messages and codes (src/backend/replication/logical/logical.c).
 """
 
@@ -100,9 +100,9 @@ class Output:
 class DecodingContext:
     """A plugin's context (LogicalDecodingContext).
 
-    `output_plugin_options` are the client's names and values. `streaming` and `two_phase` say whether these groups
-    of callbacks are on; startup may turn them off. `server_version` is the version whose behaviour is wanted, as in
-    server_version_num.
+    `output_plugin_options` are the client's names and values. `streaming` and `two_phase` say whether these
+    groups of callbacks are on; startup may turn them off. `server_version` is the version whose behaviour is
+    wanted, as in server_version_num.
     """
 
     def __init__(
@@ -186,9 +186,9 @@ _TWO_PHASE = (
 class OutputPluginCallbacks:
     """The callbacks of a plugin; their arguments are those of the manual's typedefs.
 
-    If a typedef has the parts of a message, the callback gets the message instead. `filter_by_origin` gets the
-    origin's name, or None for local changes. `filter_by_origin` and `filter_prepare` return true for changes to
-    leave out.
+    If a typedef has the parts of a message, the callback gets the message instead. `filter_by_origin` gets
+    the origin's name, or None for local changes. `filter_by_origin` and `filter_prepare` return true for
+    changes to leave out.
     """
 
     begin: OfTransaction

@@ -17,9 +17,10 @@ r"""The output plugin `json`: one line with a JSON object per callback, with exa
 `prefix`, `content`
 =====================  ==============================================================================
 
-Integers and booleans are JSON's, NULL is null. Every other value is PostgreSQL's own text, because readers of JSON
-would round numbers. With the option stream-changes (default off), a transaction in progress is written as blocks of
-the same objects between stream_start and stream_stop; a change in a block has the `xid` of its subtransaction.
+Integers and booleans are JSON's, NULL is null. Every other value is PostgreSQL's own text, because readers of
+JSON would round numbers. With the option stream-changes (default off), a transaction in progress is written
+as blocks of the same objects between stream_start and stream_stop; a change in a block has the `xid` of its
+subtransaction.
 
 Raises OutputPluginOptionError for other options, OutputTypeError for values in binary format or not in UTF-8.
 """

@@ -1,7 +1,7 @@
 """Calls the callbacks of an output plugin by name, and knows which of them are required.
 
-In: a callback's name and arguments. Out: the callback's output. Raises MissingCallbackError, with the messages and
-codes of src/backend/replication/logical/logical.c, and the plugin's own errors.
+In: a callback's name and arguments. Out: the callback's output. Raises MissingCallbackError, with the
+messages and codes of src/backend/replication/logical/logical.c, and the plugin's own errors.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from pgsieve.decoding.plugins.interface import (
 _STREAMING = "logical streaming requires a {}_cb callback"
 _TWO_PHASE = "logical replication at prepare time requires a {}_cb callback"
 
-#: The messages for missing callbacks of an active group. Other callbacks may be missing, and are then not called.
+#: The messages for missing callbacks of an active group. Other callbacks may be missing, and are then not
+#: called.
 _MISSING = MappingProxyType(
     {
         "stream_start": _STREAMING,

@@ -1,14 +1,14 @@
 """The output plugin `pgoutput`: writes pgoutput's messages again, in another protocol version or with other options.
 
-For example, a recording of version 4 with streamed and prepared transactions becomes one of version 1, for a reader
-that knows version 1 only. Options, with the server's meaning (PostgreSQL documentation 54.5.1): proto_version, which
-is required; streaming (off, on, parallel), two_phase, messages (off), origin (any, none). Values keep their format.
-The server has already applied the publications to the messages.
+For example, a recording of version 4 with streamed and prepared transactions becomes one of version 1, for a
+reader that knows version 1 only. Options, with the server's meaning (PostgreSQL documentation 54.5.1):
+proto_version, which is required; streaming (off, on, parallel), two_phase, messages (off), origin (any,
+none). Values keep their format. The server has already applied the publications to the messages.
 
-As on the server, a transaction without changes is not written. A relation is described before its first change,
-when its description has changed, and again within a streamed transaction. With streaming = parallel, an abort that
-was read without this option has LSN and time 0. Raises OutputPluginOptionError, with pgoutput's messages and codes
-(src/backend/replication/pgoutput/pgoutput.c).
+As on the server, a transaction without changes is not written. A relation is described before its first
+change, when its description has changed, and again within a streamed transaction. With streaming = parallel,
+an abort that was read without this option has LSN and time 0. Raises OutputPluginOptionError, with pgoutput's
+messages and codes (src/backend/replication/pgoutput/pgoutput.c).
 """
 
 from __future__ import annotations

@@ -1,32 +1,32 @@
 """The output plugin `test_decoding`: a line of text for each callback, with the server's wording.
 
 Its options are booleans: include-xids (on by default), include-timestamp, force-binary, skip-empty-xacts,
-only-local, include-rewrites, stream-changes (off by default). Raises OutputPluginOptionError for other options and
-for values that are no booleans, and OutputTypeError for values in binary format, which only a server can print.
-Source: contrib/test_decoding/test_decoding.c.
+only-local, include-rewrites, stream-changes (off by default). Raises OutputPluginOptionError for other
+options and for values that are no booleans, and OutputTypeError for values in binary format, which only a
+server can print. Source: contrib/test_decoding/test_decoding.c.
 
-For the same WAL, the text equals that of the server's plugin line by line. It differs because pgoutput sends only
-published changes, while the server's plugin ignores publications:
+For the same WAL, the text equals that of the server's plugin line by line. It differs because pgoutput sends
+only published changes, while the server's plugin ignores publications:
 
 - A transaction without a published change is missing; the server prints BEGIN and COMMIT for it, unless
   skip-empty-xacts is on. Messages are missing if the slot was read without `messages`.
-- Changes that are not published are missing: of tables outside the publications, such as materialized views, and
-  of operations, rows and columns that are left out, such as generated columns. Updates and deletes of tables without
-  a replica identity are missing, as they fail when they are published. A TRUNCATE lists partitions, but not
-  the partitioned tables that the server lists too.
+- Changes that are not published are missing: of tables outside the publications, such as materialized views,
+  and of operations, rows and columns that are left out, such as generated columns. Updates and deletes of
+  tables without a replica identity are missing, as they fail when they are published. A TRUNCATE lists
+  partitions, but not the partitioned tables that the server lists too.
 - Changes of a partition that is published as its root have the root's name and columns.
 - Rewrites of tables by DDL, which include-rewrites shows, are missing.
 - Names of types that are not built in may differ if only Type messages give them
   (`pgsieve.decoding.protocol.relations`).
 - Single changes, messages that are not transactional, and streamed transactions have no origin, so only-local
   leaves out whole transactions only.
-- With stream-changes, the blocks of a (sub)transaction that had aborted when it was read may differ: the server
-  stops when it notices the abort, which depends on the plugin's catalog lookups.
+- With stream-changes, the blocks of a (sub)transaction that had aborted when it was read may differ: the
+  server stops when it notices the abort, which depends on the plugin's catalog lookups.
 - Times are in UTC; the server prints them in TimeZone.
 
-The driver's `server_version` chooses the server's version. Before PostgreSQL 17, skip-empty-xacts does not count
-messages as changes, so neither BEGIN nor the opening of a block is printed for them. Names that are key words are
-in quotes, and each version has more key words.
+The driver's `server_version` chooses the server's version. Before PostgreSQL 17, skip-empty-xacts does not
+count messages as changes, so neither BEGIN nor the opening of a block is printed for them. Names that are key
+words are in quotes, and each version has more key words.
 """
 
 from __future__ import annotations

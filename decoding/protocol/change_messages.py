@@ -1,9 +1,9 @@
 """The messages that describe and change relations, and the logical decoding message.
 
-Each class has one message's fields, and reads and writes the bytes after the type byte. Between Stream Start and
-Stream Stop a transaction id follows the type byte; `pgsieve.decoding.protocol.messages` reads it into `xid`, which
-is None outside a stream.
-Readers raise ProtocolError. PostgreSQL documentation 54.9; src/backend/replication/logical/proto.c.
+Each class has one message's fields, and reads and writes the bytes after the type byte. Between Stream Start
+and Stream Stop a transaction id follows the type byte; `pgsieve.decoding.protocol.messages` reads it into
+`xid`, which is None outside a stream. Readers raise ProtocolError. PostgreSQL documentation 54.9;
+src/backend/replication/logical/proto.c.
 """
 
 from __future__ import annotations

@@ -41,7 +41,8 @@ class Description:
 class RelationDescriptions:
     """The publisher's descriptions of relations, and the relations whose description has to be repeated.
 
-    Such a relation is stale: its valid description was not passed on in this slice, or another one was passed on later.
+    Such a relation is stale: its valid description was not passed on in this slice, or another one was passed
+    on later.
     """
 
     _descriptions: dict[int, Description] = field(default_factory=dict)

@@ -1,8 +1,8 @@
 """The CopyData messages of a replication connection, around pgoutput's own messages.
 
 The bytes of one CopyData in, XLogData, PrimaryKeepalive, StandbyStatusUpdate or OtherEnvelope out, and back;
-or many XLogData in, their columns out (`xlog_data_columns`). Raises ProtocolError. Envelopes have type bytes of
-their own: 'r' is not Rollback Prepared. PostgreSQL documentation 54.4, START_REPLICATION;
+or many XLogData in, their columns out (`xlog_data_columns`). Raises ProtocolError. Envelopes have type bytes
+of their own: 'r' is not Rollback Prepared. PostgreSQL documentation 54.4, START_REPLICATION;
 src/backend/replication/walreceiver.c.
 """
 
@@ -166,7 +166,8 @@ def xlog_data_columns(
     Envelopes of other types are left out. Each envelope must be longer than XLOG_DATA_HEADER_BYTES.
     """
     count = len(lengths)
-    # The offsets divide the bytes into header, message, header, message, …, so that Arrow can gather the messages.
+    # The offsets divide the bytes into header, message, header, message, …, so that Arrow can gather the
+    # messages.
     offsets = np.zeros(2 * count + 1, np.int32)
     np.cumsum(lengths, out=offsets[2::2])
     offsets[1::2] = offsets[:-1:2] + XLOG_DATA_HEADER_BYTES

@@ -1,9 +1,9 @@
 """The headers of a slot's messages: batches of raw messages in, the columns that order and group them out.
 
 The scan reads only type byte, relation and transaction, for all messages of a batch at once;
-`pgsieve.decoding.protocol.tuples` decodes rows later. Raises ProtocolError for messages outside Begin ... Commit,
-and for messages of streamed and prepared transactions, which `transactions` has to assemble before. PostgreSQL
-documentation 54.5 and 54.9.
+`pgsieve.decoding.protocol.tuples` decodes rows later. Raises ProtocolError for messages outside Begin ...
+Commit, and for messages of streamed and prepared transactions, which `transactions` has to assemble before.
+PostgreSQL documentation 54.5 and 54.9.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ _CHANGES = _table(b"IUDTM")
 class MessageHeaders:
     """One element per message.
 
-    `relation_id` is set on Relation, Insert, Update and Delete, and 0 on others. `commit_lsn` (the start of the
-    commit record, Begin's final LSN), `commit_time` (microseconds since 1970-01-01 UTC) and `xid` are the
-    transaction's. `end_lsn` is set on Commit, and 0 on others: the end of the commit record, up to which the slot
-    is confirmed.
+    `relation_id` is set on Relation, Insert, Update and Delete, and 0 on others. `commit_lsn` (the start of
+    the commit record, Begin's final LSN), `commit_time` (microseconds since 1970-01-01 UTC) and `xid` are the
+    transaction's. `end_lsn` is set on Commit, and 0 on others: the end of the commit record, up to which the
+    slot is confirmed.
 
-    `ordinal` orders the messages of a transaction. The n-th change (Insert, Update, Delete, Truncate, Message) has
-    2n; a message between two changes has the odd number between theirs. So a change has the same (commit_lsn,
-    ordinal) in every session, although sessions send Relation messages at different places. The last Relation
-    message with a lower ordinal describes the change.
+    `ordinal` orders the messages of a transaction. The n-th change (Insert, Update, Delete, Truncate,
+    Message) has 2n; a message between two changes has the odd number between theirs. So a change has the same
+    (commit_lsn, ordinal) in every session, although sessions send Relation messages at different places. The
+    last Relation message with a lower ordinal describes the change.
     """
 
     kind: npt.NDArray[np.uint8]

@@ -1,8 +1,8 @@
 """Checks the order of the messages of one session: messages in, nothing out.
 
-Raises ProtocolError for a message that may not come at its place: a change outside a transaction, a transaction
-within another, the end of a transaction that is not open, a block of a stream that has not begun. The error names
-the message and the place where it may come. PostgreSQL documentation 54.5, Logical Streaming
+Raises ProtocolError for a message that may not come at its place: a change outside a transaction, a
+transaction within another, the end of a transaction that is not open, a block of a stream that has not begun.
+The error names the message and the place where it may come. PostgreSQL documentation 54.5, Logical Streaming
 Replication Protocol. The rules are those that the server's own subscriber checks in
 src/backend/replication/logical/worker.c, and further rules that pgoutput always keeps.
 """

@@ -1,9 +1,10 @@
 """pgoutput messages of protocol versions 1 to 4: the bytes of one message in, its dataclass out, and back.
 
-`encode(decode(data)) == data` and `decode(encode(message)) == message`. Every byte is checked; wrong bytes raise
-ProtocolError and no other error. The bytes do not say whether a message lies between Stream Start and Stream
-Stop, nor whether the session asked for streaming = parallel, so the caller passes both. `Decoder` tracks them for
-the messages of one session. PostgreSQL documentation 54.9, Logical Replication Message Formats.
+`encode(decode(data)) == data` and `decode(encode(message)) == message`. Every byte is checked; wrong bytes
+raise ProtocolError and no other error. The bytes do not say whether a message lies between Stream Start and
+Stream Stop, nor whether the session asked for streaming = parallel, so the caller passes both. `Decoder`
+tracks them for the messages of one session. PostgreSQL documentation 54.9, Logical Replication Message
+Formats.
 """
 
 from __future__ import annotations

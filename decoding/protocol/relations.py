@@ -4,14 +4,14 @@ A description that is sent within a streamed transaction is valid only for that 
 and is dropped if it aborts (PostgreSQL documentation 54.5). Raises ProtocolError for a relation that no
 message has described.
 
-A type that is not built in has the name of its Type message, with quotes if needed, and with its schema unless
-that is pg_catalog, as format_type prints it with the empty search_path of pg_recvlogical. Type messages say less
-than the catalog, so two kinds of names are not exact:
+A type that is not built in has the name of its Type message, with quotes if needed, and with its schema
+unless that is pg_catalog, as format_type prints it with the empty search_path of pg_recvlogical. Type
+messages say less than the catalog, so two kinds of names are not exact:
 
 - a domain's message has the name of its base type, such as `int4`, not integer;
 - an array's message has the name of the array type, `_mood` for mood[]. So a leading underscore is read as an
-  array. This is wrong for another type whose name begins with an underscore, and for an array type whose name was
-  cut or made unique.
+  array. This is wrong for another type whose name begins with an underscore, and for an array type whose name
+  was cut or made unique.
 
 A caller that can ask the server passes the server's names (`type_names`), which are preferred.
 """

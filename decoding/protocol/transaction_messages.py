@@ -1,9 +1,9 @@
 """The messages around the changes: transactions, streamed blocks, two-phase commit, origins.
 
-Each class has one message's fields, and reads and writes the bytes after the type byte. Times are microseconds
-since 2000-01-01, LSNs are unsigned numbers. Readers raise ProtocolError, also for an unknown flag, and for an
-unset LSN or transaction id if PostgreSQL's own subscriber refuses it.
-PostgreSQL documentation 54.9; src/backend/replication/logical/proto.c.
+Each class has one message's fields, and reads and writes the bytes after the type byte. Times are
+microseconds since 2000-01-01, LSNs are unsigned numbers. Readers raise ProtocolError, also for an unknown
+flag, and for an unset LSN or transaction id if PostgreSQL's own subscriber refuses it. PostgreSQL
+documentation 54.9; src/backend/replication/logical/proto.c.
 """
 
 from __future__ import annotations

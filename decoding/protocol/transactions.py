@@ -1,14 +1,15 @@
 """Assembles whole transactions in commit order: any session's messages in, messages as without streaming out.
 
-With streaming, from protocol version 2 on, a session sends a transaction in progress in blocks, with other transactions
-between them. With two_phase it sends a prepared transaction before the server knows whether it commits.
-`TransactionAssembler` keeps such a transaction in a spool until its commit, leaves out subtransactions that were rolled
-back, and passes it on as in protocol version 1: Begin, changes without a transaction id, Commit. All other messages pass
-through unchanged. So the same transactions come out in the same order with all options of a slot.
+With streaming, from protocol version 2 on, a session sends a transaction in progress in blocks, with other
+transactions between them. With two_phase it sends a prepared transaction before the server knows whether it
+commits. `TransactionAssembler` keeps such a transaction in a spool until its commit, leaves out
+subtransactions that were rolled back, and passes it on as in protocol version 1: Begin, changes without a
+transaction id, Commit. All other messages pass through unchanged. So the same transactions come out in the
+same order with all options of a slot.
 
-It works on arrays of messages: one step in Python is one block of a stream or one prepared transaction, never one
-change. Raises ProtocolError for messages in an order in which PostgreSQL does not send them.
-PostgreSQL documentation 54.5.1 and 54.9; src/backend/replication/logical/worker.c.
+It works on arrays of messages: one step in Python is one block of a stream or one prepared transaction, never
+one change. Raises ProtocolError for messages in an order in which PostgreSQL does not send them. PostgreSQL
+documentation 54.5.1 and 54.9; src/backend/replication/logical/worker.c.
 """
 
 from __future__ import annotations
@@ -190,7 +191,8 @@ class TransactionAssembler:
             case StreamPrepare():
                 spooled = self._compact(self._end_stream(message))
                 self._wait(_prepare_of(message), spooled)
-                # From here on, servers regard its descriptions as sent; from 19 on, even if it does not commit.
+                # From here on, servers regard its descriptions as sent; from 19 on, even if it does not
+                # commit.
                 self._relations.replayed(spooled.described)
             case CommitPrepared():
                 # For a transaction that changed nothing, servers before 17 send no Prepare.

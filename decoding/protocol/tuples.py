@@ -1,13 +1,13 @@
 """Many changes of one relation as columns: Insert, Update and Delete messages in, typed Arrow columns out.
 
-A vector of positions, one per message, walks over all tuples at once, column by column. Then the values of each column
-are gathered and converted together. Values may be in text or in binary format: with the option binary, types without a
-send function are still sent as text. No Python code runs per row or per value.
+A vector of positions, one per message, walks over all tuples at once, column by column. Then the values of
+each column are gathered and converted together. Values may be in text or in binary format: with the option
+binary, types without a send function are still sent as text. No Python code runs per row or per value.
 
-Every byte is checked: bytes that are not messages of one relation raise ProtocolError. A value that its column's
-Spark type cannot hold raises ValueNotRepresentableError. If the replica has text, a value in binary format that
-cannot be printed raises UnsupportedBinaryError.
-PostgreSQL documentation 54.9; logicalrep_write_tuple in src/backend/replication/logical/proto.c.
+Every byte is checked: bytes that are not messages of one relation raise ProtocolError. A value that its
+column's Spark type cannot hold raises ValueNotRepresentableError. If the replica has text, a value in binary
+format that cannot be printed raises UnsupportedBinaryError. PostgreSQL documentation 54.9;
+logicalrep_write_tuple in src/backend/replication/logical/proto.c.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class DecodedChanges:
     """One element per message.
 
     `operation` is 'I', 'U' or 'D'; `old_kind` is 'K' or 'O', or empty without an old tuple (strings). `old`
-    and `new` are structs of the chosen columns, null if the message has no such tuple. In an old key the columns
-    that are not part of the key are null. `unchanged` lists the columns of `new` that are null only because their
-    TOASTed value did not change and was not sent; it is null without such columns.
+    and `new` are structs of the chosen columns, null if the message has no such tuple. In an old key the
+    columns that are not part of the key are null. `unchanged` lists the columns of `new` that are null only
+    because their TOASTed value did not change and was not sent; it is null without such columns.
     """
 
     operation: pa.Array
@@ -88,8 +88,8 @@ def decode_changes(
     """Decode Insert, Update and Delete messages of one relation version (binary or large_binary), in order.
 
     `old_columns` and `new_columns` choose columns of `old` and `new`, in the relation's order; the others are
-    skipped. None chooses all. With `complete`, a column of `new` that was not sent gets its value from `old`, if
-    `old` has one. A NULL in `old` is no value there, because a value that is not sent is never NULL.
+    skipped. None chooses all. With `complete`, a column of `new` that was not sent gets its value from `old`,
+    if `old` has one. A NULL in `old` is no value there, because a value that is not sent is never NULL.
     """
     octets, count, width = Octets(data), len(data), len(columns.names)
     operation, mark = _headers(octets, width)
@@ -163,8 +163,8 @@ def _walk(
 ) -> tuple[list[_Cells], Positions]:
     """Walk over one tuple of each of `rows`; the first column of each is at its item of `positions`.
 
-    Returns the cells of the chosen columns, and where the tuples end. Messages that are not in `rows` get empty
-    values at their end, with the mark of NULL.
+    Returns the cells of the chosen columns, and where the tuples end. Messages that are not in `rows` get
+    empty values at their end, with the mark of NULL.
     """
     count = len(positions)
     places = {column: place for place, column in enumerate(chosen)}

@@ -1,10 +1,10 @@
 """Publications: which of them apply to a relation, and which part of its changes they send.
 
-In: the publisher's tables and publications from its catalog (or pgsieve.yaml). Out: for a changed relation, the part
-that the subscribed publications send together (`published_relation`), and the relation as which they send it:
-`published_as` resolves publish_via_partition_root. Also the tables of the initial copy (`replicated_tables`). Raises
-`PublicationError` for a combination that PostgreSQL refuses. Source: get_rel_sync_entry() in
-src/backend/replication/pgoutput/pgoutput.c, pg_get_publication_tables() in
+In: the publisher's tables and publications from its catalog (or pgsieve.yaml). Out: for a changed relation,
+the part that the subscribed publications send together (`published_relation`), and the relation as which they
+send it: `published_as` resolves publish_via_partition_root. Also the tables of the initial copy
+(`replicated_tables`). Raises `PublicationError` for a combination that PostgreSQL refuses. Source:
+get_rel_sync_entry() in src/backend/replication/pgoutput/pgoutput.c, pg_get_publication_tables() in
 src/backend/catalog/pg_publication.c, and sections 29.4 and 29.5.
 """
 
@@ -33,10 +33,10 @@ class PublicationError(PgsieveError):
 class Attribute:
     """A column of a table, as pg_attribute has it; `generated` is '', 's' (stored) or 'v' (virtual).
 
-    `changed` is the transaction that last altered it. `missing` is the value of the column in rows older than it
-    (attmissingval, as its type prints it), None if these rows have NULL. `collation` includes the schema unless
-    that is pg_catalog. `is_sent` is false for a generated column that changes do not contain: a virtual one, and before
-    version 18 a stored one.
+    `changed` is the transaction that last altered it. `missing` is the value of the column in rows older than
+    it (attmissingval, as its type prints it), None if these rows have NULL. `collation` includes the schema
+    unless that is pg_catalog. `is_sent` is false for a generated column that changes do not contain: a
+    virtual one, and before version 18 a stored one.
     """
 
     name: str
@@ -58,17 +58,18 @@ class Table:
     """A table of the publisher.
 
     - `kind` is 'r' or 'p'; `replica_identity` is 'd', 'n', 'f' or 'i'.
-    - `ancestors` are the oids of the partitioned tables above a partition, nearest first; `leaves` are the oids of
-      the leaf partitions below a partitioned table.
+    - `ancestors` are the oids of the partitioned tables above a partition, nearest first; `leaves` are the
+      oids of the leaf partitions below a partitioned table.
     - `partition_columns` are the columns of its partition key, '' for an expression.
     - `unsent_leaves` are the names, as SQL has them, of leaves whose changes are not in the WAL: unlogged and
       foreign ones.
     - `children` are the oids of the tables that directly inherit from a plain one.
     - `columns_ever` counts the dropped columns too (relnatts).
     - `file` is the file of the rows (relfilenode); it is another one after all rows were rewritten.
-    - `case_mappings` are the server's mappings of letters' case by collation, if the table's row filters need them.
-    - `encoding` is the server's encoding of the text that row filters read, and `major_version` the version of the
-      server that evaluates them.
+    - `case_mappings` are the server's mappings of letters' case by collation, if the table's row filters need
+      them.
+    - `encoding` is the server's encoding of the text that row filters read, and `major_version` the version
+      of the server that evaluates them.
     - `legible` is false if the name, schema or columns have bytes that are invalid in that encoding.
     """
 
@@ -133,8 +134,8 @@ class PublicationTable:
 class Publication:
     """A publication; `generated_columns` is publish_generated_columns: 'n' (none) or 's' (stored).
 
-    `excluded` are the oids of the tables that ALL TABLES leaves out (EXCEPT, since version 19), with their partitions.
-    `owner` is the role's name, None for a publication of pgsieve.yaml.
+    `excluded` are the oids of the tables that ALL TABLES leaves out (EXCEPT, since version 19), with their
+    partitions. `owner` is the role's name, None for a publication of pgsieve.yaml.
     """
 
     name: str
@@ -182,9 +183,9 @@ class Publication:
 class Catalog:
     """The publisher's tables by oid, at one moment; `types` defines users' types, by oid.
 
-    For each kind of name that values of some types print (`NAMES_OF` of decoding/values/printed_names.py), `names`
-    has a digest of all names of the kind. `locked` are the tables whose row filters and generation expressions are
-    unknown because of a lock, and the holder of the lock.
+    For each kind of name that values of some types print (`NAMES_OF` of decoding/values/printed_names.py),
+    `names` has a digest of all names of the kind. `locked` are the tables whose row filters and generation
+    expressions are unknown because of a lock, and the holder of the lock.
     """
 
     tables: Mapping[int, Table]
@@ -202,7 +203,8 @@ class Catalog:
         """The named publications; raises PublicationError for those that do not exist.
 
         Servers from 18 on ignore missing publications (LoadPublications() in
-        src/backend/replication/pgoutput/pgoutput.c), so there only a selection without any publication is an error.
+        src/backend/replication/pgoutput/pgoutput.c), so there only a selection without any publication is an
+        error.
         """
         selected = tuple(self.publications[n] for n in names if n in self.publications)
         missing = self.missing(names)
@@ -289,9 +291,9 @@ def published_relation(
 ) -> PublishedRelation | None:
     """The part of changes to `table` (a plain table or a leaf) that `publications` together send; None if they send nothing.
 
-    The publish-as relation is the topmost that any publication asks for. Only publications that ask for this relation
-    contribute row filters and column lists; the operations are those of all publications (get_rel_sync_entry). Raises
-    PublicationError for column lists that disagree.
+    The publish-as relation is the topmost that any publication asks for. Only publications that ask for this
+    relation contribute row filters and column lists; the operations are those of all publications
+    (get_rel_sync_entry). Raises PublicationError for column lists that disagree.
     """
     placed = [(p, at) for p in publications if (at := published_as(p, table, catalog)) is not None]
     # A partitioned table is itself published only under publish_via_partition_root.
@@ -324,8 +326,8 @@ class ReplicatedTable:
     """A table of which a subscription has a replica: the rows and columns of the initial copy, and the replica's key.
 
     `row_filters` are ORed, whatever the publications' operations are; None copies every row (29.4.5).
-    `leaves` are the partitions that contain the rows of a partitioned table, and `routed_by` the columns that decide
-    in which partition a row is.
+    `leaves` are the partitions that contain the rows of a partitioned table, and `routed_by` the columns that
+    decide in which partition a row is.
     """
 
     table: Table
@@ -340,10 +342,10 @@ class ReplicatedTable:
     def key(self) -> tuple[str, ...]:
         """The key columns of the replica; empty if only whole rows can be distinguished.
 
-        Old rows have the identity of their leaf. So the root's key is used if the identities of all leaves contain it.
-        Otherwise the key that all leaves share is used, if it contains the columns that choose the leaf: then it is
-        unique in the whole tree. Without updates and deletes no row is looked up, so the leaves' keys do not count: a
-        deleted row stays in the replica, and its key may come again.
+        Old rows have the identity of their leaf. So the root's key is used if the identities of all leaves
+        contain it. Otherwise the key that all leaves share is used, if it contains the columns that choose
+        the leaf: then it is unique in the whole tree. Without updates and deletes no row is looked up, so the
+        leaves' keys do not count: a deleted row stays in the replica, and its key may come again.
         """
         own = self.table.key
         has_own = own and all(set(own) <= set(leaf.identity) for leaf in self.leaves if leaf.identity)
@@ -374,8 +376,8 @@ def replicated_tables(
 ) -> dict[tuple[str, str], ReplicatedTable]:
     """The tables that a subscription to `publications` replicates, by (schema, name), in name order.
 
-    If one publication publishes via the partition root, partitions with an ancestor in the combined list are left out,
-    so that no row is copied twice (pg_get_publication_tables since version 16).
+    If one publication publishes via the partition root, partitions with an ancestor in the combined list are
+    left out, so that no row is copied twice (pg_get_publication_tables since version 16).
     """
     by_publication = [(p, _tables_of(p, catalog)) for p in publications]
     combined: dict[int, Table] = {}

@@ -3,8 +3,8 @@
 In: tables, WHERE, column lists and parameters as a user wrote them, and the publisher's catalog. Out: a
 `Publication` like the server's own, or each reason why CREATE PUBLICATION refuses it, in the order in which
 the server checks (CreatePublication() in src/backend/commands/publicationcmds.c, pub_collist_validate() in
-src/backend/catalog/pg_publication.c). Only a server knows whether a WHERE is allowed, so the caller asks the server
-and passes its verdict.
+src/backend/catalog/pg_publication.c). Only a server knows whether a WHERE is allowed, so the caller asks the
+server and passes its verdict.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class DefinedPublication:
     all_tables: bool = False
     #: The tables that ALL TABLES leaves out, by schema and name.
     excluded: tuple[tuple[str, str], ...] = ()
-    #: Sequences by schema and name; PostgreSQL itself publishes sequences only since version 19, and only all of them.
+    #: Sequences by schema and name; PostgreSQL itself publishes sequences only since version 19, and only all
+    #: of them.
     sequences: tuple[tuple[str, str], ...] = ()
     all_sequences: bool = False
 

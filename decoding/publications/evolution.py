@@ -89,7 +89,8 @@ class Layout:
     def is_rewritten(self, after: Catalog) -> bool:
         """Whether a later state of the catalog has other files for the table.
 
-        After TRUNCATE, and after an ALTER TABLE that rewrites rows, an older snapshot finds no row (section 13.6).
+        After TRUNCATE, and after an ALTER TABLE that rewrites rows, an older snapshot finds no row (section
+        13.6).
         """
         table = after.tables.get(self.oid)
         return table is None or Layout.of(table, after).files != self.files
@@ -224,8 +225,8 @@ def _prints_alike(former: int, present: int) -> bool:
 def _is_altered(former: tuple[tuple[str, ...], ...], present: tuple[tuple[str, ...], ...]) -> bool:
     """Whether values may print differently; new labels at the end of an enum do not count.
 
-    A record of an earlier version of pgsieve may lack an entry. Then labels count as not altered, and printed names as
-    altered.
+    A record of an earlier version of pgsieve may lack an entry. Then labels count as not altered, and printed
+    names as altered.
     """
     before = {entry[:2]: entry for entry in former}
     return any(

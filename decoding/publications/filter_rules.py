@@ -98,7 +98,8 @@ def _oids(value: Value) -> tuple[int, ...]:
 def refusal(expression: Expression, functions: frozenset[int], operators: frozenset[int]) -> str | None:
     """PostgreSQL's reason to refuse the expression, None if it may be a row filter.
 
-    `functions` and `operators` are the expression's functions and operators that are user-defined or not immutable.
+    `functions` and `operators` are the expression's functions and operators that are user-defined or not
+    immutable.
     """
     return next((why for node in expression.nodes() if (why := _refusal(node, functions, operators))), None)
 

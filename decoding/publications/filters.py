@@ -1,8 +1,8 @@
 """The row filters of a published relation, parsed over its publish-as relation.
 
 In: a table of the catalog, with the server's case mappings. Out: row filters, or the case mappings that a
-filter needs. Raises the errors of `parse_row_filter`. The import of the parser takes a tenth of a second, so the
-functions import it only when there is a filter.
+filter needs. Raises the errors of `parse_row_filter`. The import of the parser takes a tenth of a second, so
+the functions import it only when there is a filter.
 """
 
 from collections.abc import Mapping

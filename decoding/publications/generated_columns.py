@@ -1,9 +1,10 @@
 """Row filters over generated columns that changes do not contain.
 
-In: the text of a row filter, and its table. Out: the same filter with each such column replaced by its expression,
-as expand_generated_columns_in_expr() of src/backend/rewrite/rewriteHandler.c does for virtual columns. Servers
-before 18 do not send stored columns either; their values equal the expression's, because generation expressions
-are immutable (section 5.4). Raises UnsupportedFilterError for a column whose value this would change.
+In: the text of a row filter, and its table. Out: the same filter with each such column replaced by its
+expression, as expand_generated_columns_in_expr() of src/backend/rewrite/rewriteHandler.c does for virtual
+columns. Servers before 18 do not send stored columns either; their values equal the expression's, because
+generation expressions are immutable (section 5.4). Raises UnsupportedFilterError for a column whose value
+this would change.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Parses expression trees from the server's catalogs, where they are texts of type pg_node_tree.
 
 In: text of pg_rewrite.ev_action, pg_publication_rel.prqual or pg_attrdef.adbin. Out: nested `TreeNode`s.
-Raises ValueError for other text. The format is that of src/backend/nodes/outfuncs.c; labels and fields are the
-structs and members of src/include/nodes.
+Raises ValueError for other text. The format is that of src/backend/nodes/outfuncs.c; labels and fields are
+the structs and members of src/include/nodes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Converts a catalog to text, which is stored with the changes that were made under this catalog, and back.
 
-In: a `Catalog`, and the names of publications. Out: JSON of these publications, the tables that they publish and
-the partition trees of these tables; and the catalog again. Raises only JSON's errors, for text that this module did
-not write.
+In: a `Catalog`, and the names of publications. Out: JSON of these publications, the tables that they publish
+and the partition trees of these tables; and the catalog again. Raises only JSON's errors, for text that this
+module did not write.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from pgsieve.decoding.publications.catalog import Attribute, Catalog, Publicatio
 from pgsieve.decoding.row_filters.letter_case import CaseMapping, Changes, Words
 from pgsieve.decoding.values.builtin_types import MadeOf
 
-#: Fields that are converted, or left out (`locked`: a recorded catalog has no locked tables); others are JSON already.
+#: Fields that are converted, or left out (`locked`: a recorded catalog has no locked tables); others are JSON
+#: already.
 _NESTED = {"tables", "publications", "types", "locked"}
 
 

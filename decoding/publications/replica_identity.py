@@ -1,10 +1,11 @@
 """Replica identities: changes that a publisher refuses because of them, and changes that find no row in a replica.
 
-In: a table, publications, and the catalog. Out: the errors that UPDATE and DELETE would raise on the publisher
-(`refused_changes`), and the error that they would raise on a subscriber (`unfound_rows`). The publisher's rules are
-CheckCmdReplicaIdentity() of src/backend/executor/execReplication.c with pub_rf_contains_invalid_column() and
-pub_contains_invalid_column() of src/backend/commands/publicationcmds.c; the subscriber's rule is
-check_relation_updatable() of src/backend/replication/logical/worker.c, applied to the leaf of a row.
+In: a table, publications, and the catalog. Out: the errors that UPDATE and DELETE would raise on the
+publisher (`refused_changes`), and the error that they would raise on a subscriber (`unfound_rows`). The
+publisher's rules are CheckCmdReplicaIdentity() of src/backend/executor/execReplication.c with
+pub_rf_contains_invalid_column() and pub_contains_invalid_column() of src/backend/commands/publicationcmds.c;
+the subscriber's rule is check_relation_updatable() of src/backend/replication/logical/worker.c, applied to
+the leaf of a row.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ def refused_changes(
 ) -> Iterator[ReplicaIdentityError]:
     """The errors that UPDATE and DELETE of the table would raise for this publication.
 
-    With publish_via_partition_root, the root's filter and column list are compared with the leaf's identity by name.
+    With publish_via_partition_root, the root's filter and column list are compared with the leaf's identity
+    by name.
     """
     placed = published_as(publication, table, catalog)
     operations = [o for o in _COMMANDS if o in publication.operations]
@@ -101,8 +103,8 @@ def unfound_rows(
 ) -> ReplicaIdentityError | None:
     """The error if UPDATE or DELETE of some rows, as these publications send them, would find no row of the replica.
 
-    None if every change finds its row, if no such change is sent, or if the root of a partition tree has a key: a
-    subscriber assumes this key as the identity of all leaves (`leaves_of_another_identity`).
+    None if every change finds its row, if no such change is sent, or if the root of a partition tree has a
+    key: a subscriber assumes this key as the identity of all leaves (`leaves_of_another_identity`).
     """
     unfound = [] if replicated.key else _unfound(replicated, publications, catalog)
     if not unfound:

@@ -1,9 +1,10 @@
 """Which relations a source's slot captures, and which replica a captured change belongs to.
 
-In: a catalog, and the publications of each subscription of a source (`pgsieve.decoding.publications.catalog`).
-Out: the capture publications that together send exactly the subscribed tables and operations, unfiltered
-(`plan_capture`); for each relation id in messages the table as which it is published, which resolves
-publish_via_partition_root (`routes`); and the tables that a TRUNCATE empties (`truncated_tables`).
+In: a catalog, and the publications of each subscription of a source
+(`pgsieve.decoding.publications.catalog`). Out: the capture publications that together send exactly the
+subscribed tables and operations, unfiltered (`plan_capture`); for each relation id in messages the table as
+which it is published, which resolves publish_via_partition_root (`routes`); and the tables that a TRUNCATE
+empties (`truncated_tables`).
 """
 
 from __future__ import annotations
@@ -58,12 +59,12 @@ def _same_under(root: Table, sent: Mapping[int, PublishedRelation], catalog: Cat
 def plan_capture(catalog: Catalog, subscriptions: Subscriptions) -> tuple[CapturePublication, ...]:
     """The capture publications for the subscriptions of one source.
 
-    A partition tree is captured as its root if every subscription publishes it as this root, in the same way for all
-    leaves. Then the publisher routes changes by its historic catalog, and distinguishes a TRUNCATE of a leaf from one
-    of the root. Other trees that a subscription publishes as a root are captured as leaves, and `routes` routes their
-    changes; the root is listed without publish_via_partition_root, so that new leaves are captured too. A table is
-    captured only with operations that a subscription publishes, because a publication of updates makes UPDATE fail on a
-    table without replica identity (CREATE PUBLICATION, notes).
+    A partition tree is captured as its root if every subscription publishes it as this root, in the same way
+    for all leaves. Then the publisher routes changes by its historic catalog, and distinguishes a TRUNCATE of
+    a leaf from one of the root. Other trees that a subscription publishes as a root are captured as leaves,
+    and `routes` routes their changes; the root is listed without publish_via_partition_root, so that new
+    leaves are captured too. A table is captured only with operations that a subscription publishes, because a
+    publication of updates makes UPDATE fail on a table without replica identity (CREATE PUBLICATION, notes).
     """
     sent_by = [
         {t.oid: sent for t in changed_relations(catalog) if (sent := published_relation(t, ps, catalog))}
@@ -159,9 +160,9 @@ def truncated_tables(
 ) -> list[Table]:
     """The replica tables that a captured TRUNCATE empties (pgoutput_truncate()).
 
-    A table that is published as its root is emptied by a TRUNCATE of the root, not by one of a partition. If leaves
-    are captured, a TRUNCATE that lists all of them counts as the root's; if this may be wrong, the publisher
-    decides (`leaves_captured`).
+    A table that is published as its root is emptied by a TRUNCATE of the root, not by one of a partition. If
+    leaves are captured, a TRUNCATE that lists all of them counts as the root's; if this may be wrong, the
+    publisher decides (`leaves_captured`).
     """
     truncated = set(relation_ids)
     emptied: dict[int, Table] = {}

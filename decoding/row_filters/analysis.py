@@ -1,9 +1,10 @@
 """Reads the text of a publication's WHERE clause into a typed tree.
 
-In: an expression as `pg_get_expr(prqual, prrelid)` prints it or as a user types it, and the relation's columns.
-Out: a `RowFilter` with its tree (`pgsieve.decoding.row_filters.nodes`). Raises UnsupportedFilterError for a filter
-that pgsieve cannot evaluate exactly as PostgreSQL does, RowFilterSyntaxError for one that PostgreSQL refuses too,
-and UndefinedColumnError for a column that the relation does not have.
+In: an expression as `pg_get_expr(prqual, prrelid)` prints it or as a user types it, and the relation's
+columns. Out: a `RowFilter` with its tree (`pgsieve.decoding.row_filters.nodes`). Raises
+UnsupportedFilterError for a filter that pgsieve cannot evaluate exactly as PostgreSQL does,
+RowFilterSyntaxError for one that PostgreSQL refuses too, and UndefinedColumnError for a column that the
+relation does not have.
 
 PostgreSQL documentation: sections 29.4 (row filters), 4.1.6 (operator precedence), 9.24, 9.25 (comparisons).
 """
@@ -316,8 +317,8 @@ class _Analysis:
         if len(constants) > 1:
             if all(map(is_null, constants)):
                 self._refuse(part, "a comparison with several NULLs is NULL: write NULL")
-            # PostgreSQL makes one array of the constants (transformAExprIn): they get one type with the left side,
-            # and the array is searched before other values are computed.
+            # PostgreSQL makes one array of the constants (transformAExprIn): they get one type with the left
+            # side, and the array is searched before other values are computed.
             shared = type_rules.common_type([value, *constants])
             if shared not in ELEMENTS:  # there is no array of arrays
                 others = [node for node in nodes if column_names(node)]
@@ -345,8 +346,8 @@ class _Analysis:
     def _elements(self, array: exp.Expr, left_oid: int) -> Sequence[Node] | Node:
         """Return the elements of ARRAY[…] in their common type, and any other array as one node.
 
-        An array of NULLs only is one node too: the planner makes it a constant, but does not decide the comparison
-        with it.
+        An array of NULLs only is one node too: the planner makes it a constant, but does not decide the
+        comparison with it.
         """
         array = grammar.without_parentheses(array)
         if isinstance(array, exp.Array):
@@ -379,7 +380,8 @@ class _Analysis:
     def minus(self, part: exp.Neg) -> Node:
         operand = self._left(part)
         if isinstance(operand, exp.Literal) and not operand.is_string:
-            # The sign is part of the number, as in PostgreSQL's grammar, so that the least integer can be written.
+            # The sign is part of the number, as in PostgreSQL's grammar, so that the least integer can be
+            # written.
             return number_constant(f"-{operand.this}")
         return functions.call("-", [self._node(operand)])
 

@@ -2,8 +2,8 @@
 
 In: the text between the quotes and a type oid. Out: a `Constant`. Raises InvalidConstantError for text that
 is no value of the type, and RefusedError for text whose meaning depends on a setting of the server
-(DateStyle, TimeZone) or that pgsieve cannot represent; `pgsieve.decoding.row_filters.analysis` adds the filter
-and its part to the message.
+(DateStyle, TimeZone) or that pgsieve cannot represent; `pgsieve.decoding.row_filters.analysis` adds the
+filter and its part to the message.
 """
 
 from __future__ import annotations
@@ -317,7 +317,8 @@ def number_constant(text: str) -> Constant:
 def convert_constant(constant: Constant, type_oid: int) -> Constant | None:
     """Convert the constant to another type by a cast between numbers or between strings; None without such a cast.
 
-    The type character loses its trailing blanks. From numeric to an integer, half rounds away from zero (numeric.c).
+    The type character loses its trailing blanks. From numeric to an integer, half rounds away from zero
+    (numeric.c).
     """
     value = constant.value
     if value is None:

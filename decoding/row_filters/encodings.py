@@ -44,8 +44,8 @@ class Encoding:
     - `bytes`: the text has the same bytes.
     - `codes`: characters have the same numbers as in Unicode.
     - `order`: texts have the same order under the collation C.
-    - `doubled`: the characters of Unicode that stand for several characters of the encoding. None: any character
-      beyond ASCII may.
+    - `doubled`: the characters of Unicode that stand for several characters of the encoding. None: any
+      character beyond ASCII may.
     """
 
     characters: bool = False

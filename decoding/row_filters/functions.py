@@ -72,7 +72,8 @@ def row_comparison(
 ) -> Node:
     """Compare rows field by field, as a server of that version does, until a pair differs or has a NULL (section 9.25.5).
 
-    With <, <=, > and >=, no later pair is evaluated (ExecInterpExpr() in src/backend/executor/execExprInterp.c).
+    With <, <=, > and >=, no later pair is evaluated (ExecInterpExpr() in
+    src/backend/executor/execExprInterp.c).
     """
     pairs = list(zip(left, right, strict=True))
     if operator in ("=", "<>"):

@@ -38,7 +38,8 @@ class Words:
 class CaseMapping:
     """The case of letters under one collation; characters that do not change are not listed.
 
-    `words` is None if initcap was not requested. `refusal` says why there is no mapping; it is '' if there is one.
+    `words` is None if initcap was not requested. `refusal` says why there is no mapping; it is '' if there is
+    one.
     """
 
     lower: Changes = ("", "")

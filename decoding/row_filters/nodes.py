@@ -1,8 +1,8 @@
 """The typed tree of a row filter: `pgsieve.decoding.row_filters.analysis` makes it, `evaluation.compiler` compiles it.
 
-In: other nodes. Out: immutable nodes, each with the oid of its PostgreSQL type and, for numeric, digits that fit
-every possible value. Every implicit conversion of PostgreSQL is a `Cast`, so both sides of a comparison have
-one type, and the compiler needs no type rules of its own. Raises nothing.
+In: other nodes. Out: immutable nodes, each with the oid of its PostgreSQL type and, for numeric, digits that
+fit every possible value. Every implicit conversion of PostgreSQL is a `Cast`, so both sides of a comparison
+have one type, and the compiler needs no type rules of its own. Raises nothing.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Arithmetic on PostgreSQL's numeric: any number of digits, NaN, infinities, and display scales.
 
-In: numerics as decimals; the negated exponent is the display scale. Out: the result, as such a decimal. Raises
-NumericError with PostgreSQL's message and SQLSTATE if the server raises an error. The rules are those of
-utils/adt/numeric.c: a sum has the greater scale of its operands, a product the sum of their scales, a quotient
-the scale of `_quotient_scale`; results round half away from zero.
+In: numerics as decimals; the negated exponent is the display scale. Out: the result, as such a decimal.
+Raises NumericError with PostgreSQL's message and SQLSTATE if the server raises an error. The rules are those
+of utils/adt/numeric.c: a sum has the greater scale of its operands, a product the sum of their scales, a
+quotient the scale of `_quotient_scale`; results round half away from zero.
 """
 
 from __future__ import annotations

@@ -49,7 +49,8 @@ def like(
     mapping = None
     if ignore_case is not None:
         mapping = collations.case_mapping((operand, pattern), "lower", ignore_case)
-        # lower() would take text, without the padding of character(n); ILIKE keeps the padding (bpchariclike).
+        # lower() would take text, without the padding of character(n); ILIKE keeps the padding
+        # (bpchariclike).
         operand = CaseChange("lower", operand, mapping, type_oid=TEXT)
     if not isinstance(pattern, Constant):
         if escape != "\\":

@@ -34,8 +34,8 @@ from pgsieve.decoding.row_filters.nodes import (
     VARCHAR,
 )
 
-# Each line: the name, the function (prosrc), the types of its arguments, the type of its result. `!`: the function
-# fails for some values. `-`: pgsieve does not evaluate the function, but PostgreSQL may choose it.
+# Each line: the name, the function (prosrc), the types of its arguments, the type of its result. `!`: the
+# function fails for some values. `-`: pgsieve does not evaluate the function, but PostgreSQL may choose it.
 _TABLE: Final = """
 abs             numeric_abs             numeric -> numeric
 abs             int2abs!                int2 -> int2

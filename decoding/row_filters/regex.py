@@ -40,7 +40,8 @@ def _literal(character: str) -> str:
 def _set_of(members: str) -> str:
     """A set of these members and NUL, which no text of PostgreSQL contains.
 
-    Without NUL, RE2 reads [kK] as a letter whose case is ignored, which in an alternative matches the Kelvin sign too.
+    Without NUL, RE2 reads [kK] as a letter whose case is ignored, which in an alternative matches the Kelvin
+    sign too.
     """
     return f"[{members}\\x00]"
 
@@ -212,8 +213,8 @@ def _is_class(escaped: str) -> bool:
 def translated(pattern: str, mapping: CaseMapping | None, *, ascii_classes: bool) -> str:
     """The pattern for RE2.
 
-    `mapping` is given if case is ignored. `ascii_classes`: the collation knows letters of ASCII only. The result
-    lists all characters that a character matches, because RE2's own rules of case are different.
+    `mapping` is given if case is ignored. `ascii_classes`: the collation knows letters of ASCII only. The
+    result lists all characters that a character matches, because RE2's own rules of case are different.
     """
     translation = _Translation(pattern, mapping, ascii_classes=ascii_classes).whole()
     try:

@@ -1,13 +1,13 @@
 """Simplifies a row filter by its constants, as PostgreSQL's planner does before any row is read.
 
-In: a typed tree. Out: the tree without parts that PostgreSQL never evaluates: `NULL > 1 / a` and `1 / a > 0 AND
-false` divide for no row. Raises RefusedError if this depends on a constant expression whose value only
+In: a typed tree. Out: the tree without parts that PostgreSQL never evaluates: `NULL > 1 / a` and `1 / a > 0
+AND false` divide for no row. Raises RefusedError if this depends on a constant expression whose value only
 PostgreSQL computes. A tree that cannot fail is returned as it is, because its order of evaluation makes no
 difference.
 
-PostgreSQL: eval_const_expressions() in src/backend/optimizer/util/clauses.c, which ExecPrepareExpr() calls for
-the filters of a publication. From 19 on, expr_is_nonnullable() in the same file also decides IS NULL of an
-expression that cannot be NULL.
+PostgreSQL: eval_const_expressions() in src/backend/optimizer/util/clauses.c, which ExecPrepareExpr() calls
+for the filters of a publication. From 19 on, expr_is_nonnullable() in the same file also decides IS NULL of
+an expression that cannot be NULL.
 """
 
 from __future__ import annotations
@@ -159,8 +159,8 @@ def _nonnullable(node: Node) -> bool | None:
         ):
             return _nonnullable(operand)
         case IsTruth(operand=operand) | Not(operand=IsTruth(operand=operand)):
-            # If the operand is never NULL, the planner replaces the test by the operand, or its NOT, and does not
-            # simplify that further.
+            # If the operand is never NULL, the planner replaces the test by the operand, or its NOT, and does
+            # not simplify that further.
             return True if _nonnullable(operand) is False and not _may_become_constant(operand) else None
         case Not(operand=IsNull()):
             return True

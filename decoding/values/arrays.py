@@ -63,8 +63,9 @@ class ArrayText:
 def _outside_of_quotes(letters: Letters, last: Positions) -> tuple[Mask | None, Mask | None]:
     """The letters outside quotes, and the letters that are part of a value, as masks; None means all letters.
 
-    A backslash makes the next letter part of the value, so every other one of a run of backslashes escapes. `last`
-    are the closing braces of the arrays; none may be inside quotes, so quotes of one array do not reach the next.
+    A backslash makes the next letter part of the value, so every other one of a run of backslashes escapes.
+    `last` are the closing braces of the arrays; none may be inside quotes, so quotes of one array do not
+    reach the next.
     """
     quotes, backslashes = letters == _QUOTE, np.flatnonzero(letters == _BACKSLASH)
     if not len(backslashes) and not quotes.any():

@@ -1,7 +1,7 @@
 """PostgreSQL's own types that a column can have: their oids, their names, and the types of their elements and bounds.
 
-The source is src/include/catalog/pg_type.dat and pg_range.dat. All supported versions agree: an oid that these files
-assign (below 10000) never changes.
+The source is src/include/catalog/pg_type.dat and pg_range.dat. All supported versions agree: an oid that
+these files assign (below 10000) never changes.
 """
 
 from __future__ import annotations
@@ -115,9 +115,9 @@ class MadeOf:
     """A type that is defined by others, as in pg_type.
 
     `kind` is typtype ('d', 'e', 'c', 'r' or 'm'), or 'a' for an array. `of` is the base type of a domain, the
-    subtype of a range, the range of a multirange, or the element type of an array. An enum has `labels`, the oldest
-    first, and in `written` the transactions that last wrote them. A composite type that another type uses has
-    `fields`, each as number and type.
+    subtype of a range, the range of a multirange, or the element type of an array. An enum has `labels`, the
+    oldest first, and in `written` the transactions that last wrote them. A composite type that another type
+    uses has `fields`, each as number and type.
     """
 
     kind: str

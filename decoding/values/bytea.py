@@ -1,8 +1,8 @@
 r"""bytea: its text output, hex or escape format, in; Arrow binary out.
 
 Raises ValueError, without the value, for text in neither format. PostgreSQL documentation 8.4; byteaout in
-src/backend/utils/adt/bytea.c. The formats cannot be confused: the escape format doubles each backslash, so only
-the hex format starts with `\x`.
+src/backend/utils/adt/bytea.c. The formats cannot be confused: the escape format doubles each backslash, so
+only the hex format starts with `\x`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Dates and timestamps: PostgreSQL's ISO text, or its binary send format, in; Arrow date32 and timestamp out.
 
-Values before year 1 and after 9999 are exact. infinity is the greatest value of Spark's type. -infinity is the
-first instant of a year before PostgreSQL's range. It is not Spark's least value: Spark's pushdown converts
-literals to the Julian calendar, and this overflows near the least value.
+Values before year 1 and after 9999 are exact. infinity is the greatest value of Spark's type. -infinity is
+the first instant of a year before PostgreSQL's range. It is not Spark's least value: Spark's pushdown
+converts literals to the Julian calendar, and this overflows near the least value.
 
 Raises ValueError, without the value, for text that is no date, and for timestamps out of Spark's range, which
 ends in January 294247, 29 years before PostgreSQL's. No finite value becomes one of the two infinities.

@@ -1,12 +1,13 @@
 """PostgreSQL's output functions over values in binary format: the bytes of a type's send function in, its text out.
 
-One table maps types to functions; other types consist of these, or are users' types. The text is that of a session
-with DateStyle ISO, IntervalStyle postgres, TimeZone UTC, extra_float_digits 3, bytea_output hex and client encoding
-UTF8. Common types are printed by columns; of rarer types, each distinct value is printed once.
+One table maps types to functions; other types consist of these, or are users' types. The text is that of a
+session with DateStyle ISO, IntervalStyle postgres, TimeZone UTC, extra_float_digits 3, bytea_output hex and
+client encoding UTF8. Common types are printed by columns; of rarer types, each distinct value is printed
+once.
 
 Raises NoOutputError for a type whose text cannot be made from its bytes alone: money depends on the server's
-locale, regclass and similar types on its catalog, and types of extensions have send functions of their own. Raises
-ProtocolError for bytes that are no value of the type.
+locale, regclass and similar types on its catalog, and types of extensions have send functions of their own.
+Raises ProtocolError for bytes that are no value of the type.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The output functions of arrays, composites, ranges and multiranges: the bytes of send functions in, text out.
 
-These values are taken apart and assembled one at a time. The values inside are printed together, one column per
-type, by the printer for the type's oid. Raises ProtocolError for bytes that are no value of the type. Source:
-array_out in src/backend/utils/adt/arrayfuncs.c, record_out in rowtypes.c, range_deparse in rangetypes.c,
-multirange_out in multirangetypes.c.
+These values are taken apart and assembled one at a time. The values inside are printed together, one column
+per type, by the printer for the type's oid. Raises ProtocolError for bytes that are no value of the type.
+Source: array_out in src/backend/utils/adt/arrayfuncs.c, record_out in rowtypes.c, range_deparse in
+rangetypes.c, multirange_out in multirangetypes.c.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from pgsieve.decoding.binary.cursor import Cursor
 
 #: Prints binary values of the type with this oid as strings; NULL stays NULL.
 Print: TypeAlias = Callable[[pa.Array, int], pa.Array]
-#: Assembles a value from the texts of its parts. Values are assembled in the order in which they were taken apart.
+#: Assembles a value from the texts of its parts. Values are assembled in the order in which they were taken
+#: apart.
 Assemble: TypeAlias = Callable[[], str]
 
 _MOST_DIMENSIONS = 6  # MAXDIM

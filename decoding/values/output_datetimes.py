@@ -1,8 +1,8 @@
 """The output functions of date and time types: the bytes of their send functions in, ISO text out.
 
-The text is that of a session with DateStyle ISO, IntervalStyle postgres and TimeZone UTC. Each function prints one
-value, and raises ProtocolError for bytes that are no value. Source: EncodeDateTime, EncodeTimezone and
-EncodeInterval in src/backend/utils/adt/datetime.c; src/include/datatype/timestamp.h.
+The text is that of a session with DateStyle ISO, IntervalStyle postgres and TimeZone UTC. Each function
+prints one value, and raises ProtocolError for bytes that are no value. Source: EncodeDateTime, EncodeTimezone
+and EncodeInterval in src/backend/utils/adt/datetime.c; src/include/datatype/timestamp.h.
 """
 
 from __future__ import annotations

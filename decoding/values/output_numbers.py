@@ -1,7 +1,7 @@
 """float4out and float8out with extra_float_digits above 0: a number in, its shortest exact digits out.
 
-PostgreSQL avoids a decimal that lies exactly between two numbers, because readers round it differently: it prints
-1e+23 as 9.999999999999999e+22. Source: src/common/d2s.c, f2s.c.
+PostgreSQL avoids a decimal that lies exactly between two numbers, because readers round it differently: it
+prints 1e+23 as 9.999999999999999e+22. Source: src/common/d2s.c, f2s.c.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _NAMES = {math.inf: "Infinity", -math.inf: "-Infinity", 0.0: "0"}
 # numbers.
 _WIDTH_8, _DIGITS_8 = 15, 17
 _WIDTH_4, _DIGITS_4 = 6, 9
-# Below these limits, the middle between two neighbours is an odd multiple of a power of 1/2, which has more digits
-# than the shortest decimals of the neighbours.
+# Below these limits, the middle between two neighbours is an odd multiple of a power of 1/2, which has more
+# digits than the shortest decimals of the neighbours.
 _BETWEEN_8, _BETWEEN_4 = 2.0**50, 2.0**20
 
 

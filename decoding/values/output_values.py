@@ -1,8 +1,8 @@
 """The output functions of the rarer built-in types: the bytes of a type's send function in, its text out.
 
-Each function prints one value, and raises ProtocolError for bytes that are no value of the type. Source: the send
-and output functions in src/backend/utils/adt: network.c (with src/port/inet_net_ntop.c), mac.c, mac8.c, varbit.c,
-geo_ops.c, tsvector.c, tsquery.c, tid.c, pg_lsn.c, xid.c, xid8funcs.c, char.c, bytea.c.
+Each function prints one value, and raises ProtocolError for bytes that are no value of the type. Source: the
+send and output functions in src/backend/utils/adt: network.c (with src/port/inet_net_ntop.c), mac.c, mac8.c,
+varbit.c, geo_ops.c, tsvector.c, tsquery.c, tid.c, pg_lsn.c, xid.c, xid8funcs.c, char.c, bytea.c.
 """
 
 from __future__ import annotations

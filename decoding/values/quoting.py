@@ -1,7 +1,8 @@
 """Identifiers and literals in SQL text: quotes them as the server does, and cuts names to the server's length.
 
-Text in, text out; raises nothing. Source: quote_identifier in src/backend/utils/adt/ruleutils.c, quote_literal in
-utils/adt/quote.c. The key words are those of PostgreSQL 18; `_SINCE` has those that older servers lack (appendix C).
+Text in, text out; raises nothing. Source: quote_identifier in src/backend/utils/adt/ruleutils.c,
+quote_literal in utils/adt/quote.c. The key words are those of PostgreSQL 18; `_SINCE` has those that older
+servers lack (appendix C).
 """
 
 from __future__ import annotations

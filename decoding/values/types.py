@@ -1,13 +1,13 @@
 """PostgreSQL types as columns of a replica: a type's oid and modifier in, its Arrow and Spark type out.
 
-One table (`_TYPES`) has each type's Arrow and Spark type, the conversions of its values from text and from binary
-format, and the SQL expression that the initial copy selects. All three give the same Arrow values. An array of a
-built-in type becomes an array of the element's type. A type that is not in the table, or a user's type, becomes
-PostgreSQL's own text. docs/types.md shows the table.
+One table (`_TYPES`) has each type's Arrow and Spark type, the conversions of its values from text and from
+binary format, and the SQL expression that the initial copy selects. All three give the same Arrow values. An
+array of a built-in type becomes an array of the element's type. A type that is not in the table, or a user's
+type, becomes PostgreSQL's own text. docs/types.md shows the table.
 
-The sessions of the slot and of the copy must print values with DateStyle ISO, IntervalStyle postgres, TimeZone
-UTC, extra_float_digits 3, bytea_output hex and client encoding UTF8. Raises UnsupportedTypeError for an override
-that is not offered, ValueNotRepresentableError for a value that does not fit in its column, and
+The sessions of the slot and of the copy must print values with DateStyle ISO, IntervalStyle postgres,
+TimeZone UTC, extra_float_digits 3, bytea_output hex and client encoding UTF8. Raises UnsupportedTypeError for
+an override that is not offered, ValueNotRepresentableError for a value that does not fit in its column, and
 UnsupportedBinaryError for a value in binary format whose text cannot be made from its bytes. PostgreSQL
 documentation, chapter 8.
 """
@@ -37,8 +37,8 @@ from pgsieve.decoding.values.quoting import quote_identifier
 
 _NATIVE = "{}"
 _TEXT = "{}::pg_catalog.text"
-# concat() calls the type's output function, as pgoutput does; a cast to text would print booleans and char(n), and
-# domains over them, differently. The CASE keeps NULL, of which concat() makes an empty string.
+# concat() calls the type's output function, as pgoutput does; a cast to text would print booleans and
+# char(n), and domains over them, differently. The CASE keeps NULL, of which concat() makes an empty string.
 _OUTPUT = "CASE WHEN pg_catalog.num_nulls({0}) = 0 THEN pg_catalog.concat({0}) END"
 
 _NUMERIC = 1700
@@ -49,8 +49,9 @@ _GREATEST_PRECISION = 38  # Of Spark and Arrow.
 class ColumnType:
     """The replica's column for a PostgreSQL type.
 
-    `arrow` and `spark` are the same type for two libraries. `text`, `binary` and `copy` convert values to `arrow`:
-    from PostgreSQL's text, from its binary format, and from the result of `expression` in the initial copy.
+    `arrow` and `spark` are the same type for two libraries. `text`, `binary` and `copy` convert values to
+    `arrow`: from PostgreSQL's text, from its binary format, and from the result of `expression` in the
+    initial copy.
     """
 
     arrow: pa.DataType
@@ -145,7 +146,8 @@ def _number(
 
 
 def _datetime(arrow: pa.DataType, spark: str, send: str) -> ColumnType:
-    # The copy's driver overflows on infinity and on distant years, so the copy selects the send function's bytes.
+    # The copy's driver overflows on infinity and on distant years, so the copy selects the send function's
+    # bytes.
     return ColumnType(
         arrow,
         spark,
@@ -233,8 +235,8 @@ def column_type(
     """The replica's column for a PostgreSQL type.
 
     `override` is another Spark type that the user wants: string (PostgreSQL's own text) for every type, any
-    decimal(p,s) for numeric, a wider type for integers and real, or an array of these. `defined` describes users'
-    types, which is needed for their values in binary format.
+    decimal(p,s) for numeric, a wider type for integers and real, or an array of these. `defined` describes
+    users' types, which is needed for their values in binary format.
     """
     default = _default_type(type_oid, type_modifier, defined)
     if override is None:

@@ -1,9 +1,9 @@
 """Compiles a row filter's tree into Arrow computations on whole columns; this works for most filters.
 
-In: a tree. Out: a function of a batch, with the same verdicts as `compiler`. Raises NotColumnarError for a tree
-with a part that Arrow cannot compute; `compiler` evaluates it row by row. No part here can fail for a row, so it
-makes no difference that PostgreSQL leaves out some parts for some rows (section 4.2.14). In a pattern match, any
-text that cannot fail is computed row by row, and the match by columns.
+In: a tree. Out: a function of a batch, with the same verdicts as `compiler`. Raises NotColumnarError for a
+tree with a part that Arrow cannot compute; `compiler` evaluates it row by row. No part here can fail for a
+row, so it makes no difference that PostgreSQL leaves out some parts for some rows (section 4.2.14). In a
+pattern match, any text that cannot fail is computed row by row, and the match by columns.
 """
 
 from __future__ import annotations
@@ -118,7 +118,8 @@ def _compiled(node: Node) -> Columnar:
 def _like(pattern: str) -> Callable[[Values], Values]:
     """The match of a pattern.
 
-    A pattern with a backslash becomes a regular expression: in `%a` and `a%` Arrow takes the backslash literally.
+    A pattern with a backslash becomes a regular expression: in `%a` and `a%` Arrow takes the backslash
+    literally.
     """
     if "\\" not in pattern:
         return lambda text: pc.match_like(text, pattern)

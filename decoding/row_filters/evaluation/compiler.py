@@ -1,8 +1,8 @@
 """Compiles a row filter's tree into a Python function of a row.
 
-In: a tree. Out: a `Program`, whose function takes a row's values and returns the filter's value. The function raises
-an error where PostgreSQL does, and skips the parts that PostgreSQL skips: it evaluates all operands from the left,
-except those that AND, OR, CASE and COALESCE do not reach (section 4.2.14; ExecInterpExpr() in
+In: a tree. Out: a `Program`, whose function takes a row's values and returns the filter's value. The function
+raises an error where PostgreSQL does, and skips the parts that PostgreSQL skips: it evaluates all operands
+from the left, except those that AND, OR, CASE and COALESCE do not reach (section 4.2.14; ExecInterpExpr() in
 src/backend/executor/execExprInterp.c).
 """
 
@@ -33,8 +33,8 @@ Evaluate: TypeAlias = Callable[[Row], Any]
 class Program:
     """A compiled tree.
 
-    `evaluate` takes a row: a list of the values of `columns` in their order, then the items of `room`, where it keeps
-    intermediate values.
+    `evaluate` takes a row: a list of the values of `columns` in their order, then the items of `room`, where
+    it keeps intermediate values.
     """
 
     columns: dict[str, int]

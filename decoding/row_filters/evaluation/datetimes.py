@@ -1,7 +1,7 @@
 """Dates, timestamps and intervals in row filters.
 
-In: days and microseconds since 1970-01-01, or infinities, none of them NULL. Out: PostgreSQL's value in the same form.
-Raises FilterValueError if the server raises an error (date.c, timestamp.c).
+In: days and microseconds since 1970-01-01, or infinities, none of them NULL. Out: PostgreSQL's value in the
+same form. Raises FilterValueError if the server raises an error (date.c, timestamp.c).
 """
 
 from __future__ import annotations
@@ -203,7 +203,8 @@ def _julian_day(micros: int) -> Decimal:
     return DECIMAL_FUNCTIONS["numeric_add"](Decimal(days + _JULIAN_EPOCH), part)
 
 
-#: Fields with a fraction, as numeric and as double precision, which rounds as C does (timestamp_part_common()).
+#: Fields with a fraction, as numeric and as double precision, which rounds as C does
+#: (timestamp_part_common()).
 _FRACTIONAL: Final[Mapping[str, Callable[[int], Decimal]]] = MappingProxyType(
     {
         "second": lambda micros: Decimal(micros % (60 * _SECOND)).scaleb(-6),

@@ -1,7 +1,7 @@
 """Integers, floating point and numeric in row filters, and the conversions between them.
 
-In: Python values, none of them NULL. Out: PostgreSQL's value. Raises FilterValueError or NumericError if the server
-raises an error (int.c, int8.c, float.h, float.c, numeric.c).
+In: Python values, none of them NULL. Out: PostgreSQL's value. Raises FilterValueError or NumericError if the
+server raises an error (int.c, int8.c, float.h, float.c, numeric.c).
 """
 
 from __future__ import annotations

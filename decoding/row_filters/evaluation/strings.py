@@ -1,7 +1,7 @@
 """Strings and bytes in row filters.
 
-In: Python values, none of them NULL. Out: PostgreSQL's value. Raises FilterValueError if the server raises an error
-(varlena.c, oracle_compat.c, like_match.c).
+In: Python values, none of them NULL. Out: PostgreSQL's value. Raises FilterValueError if the server raises an
+error (varlena.c, oracle_compat.c, like_match.c).
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """A row filter's verdict on each row of an Arrow batch, as PostgreSQL gives it.
 
 In: a tree of `pgsieve.decoding.row_filters.nodes`, and batches whose columns have the Arrow types of
-`pgsieve.decoding.values.types` without overrides. Out: true, false or NULL for each row; NULL counts as no match
-(section 29.4). Raises RecursionError, before any row is read, for a tree that is nested too deeply. Raises
-FilterValueError or NumericError, with PostgreSQL's message and SQLSTATE and without a value, for the first row for
-which PostgreSQL would raise an error.
+`pgsieve.decoding.values.types` without overrides. Out: true, false or NULL for each row; NULL counts as no
+match (section 29.4). Raises RecursionError, before any row is read, for a tree that is nested too deeply.
+Raises FilterValueError or NumericError, with PostgreSQL's message and SQLSTATE and without a value, for the
+first row for which PostgreSQL would raise an error.
 
 `columns` computes the largest parts that cannot fail, `compiler` computes the rest row by row.
 """
@@ -29,8 +29,9 @@ Verdicts: TypeAlias = Callable[[pa.RecordBatch], pa.BooleanArray]
 def condition(*trees: Node) -> Verdicts:
     """Compile trees into one function of batches, which several threads may call at once.
 
-    A row has to pass one of the filters; without any filter no row passes. As in an OR, filters after the first match
-    are not evaluated (pgoutput_row_filter_init() in src/backend/replication/pgoutput/pgoutput.c joins them with OR).
+    A row has to pass one of the filters; without any filter no row passes. As in an OR, filters after the
+    first match are not evaluated (pgoutput_row_filter_init() in src/backend/replication/pgoutput/pgoutput.c
+    joins them with OR).
     """
     parts = _Parts()
     tree = parts.divided(trees[0] if len(trees) == 1 else Logical("OR", trees))
@@ -68,7 +69,8 @@ class _Parts:
     """The largest predicates of a tree that can be computed by columns."""
 
     def __init__(self) -> None:
-        #: Computed predicates by the name of the column that replaces them; no column of a table has such a name.
+        #: Computed predicates by the name of the column that replaces them; no column of a table has such a
+        #: name.
         self.computed: dict[str, Columnar] = {}
         #: Divided nodes by the node's identity, so that a repeated part is evaluated once.
         self._divided: dict[int, Node] = {}
