@@ -1,4 +1,4 @@
-"""The consistency check: seconds and memory for a large table, compared with a check of all rows in the same run.
+"""The consistency check: seconds and memory for a large table, compared with a check of all rows.
 
 The table is that of `benchmarks/replication.py`, with `--rows` rows. It is copied and checked. Then another
 writer changes one cell of the replica, and the check must find and name this cell. The check of all rows
@@ -58,7 +58,7 @@ def measured(results: dict[str, tuple[float, int]], name: str) -> Iterator[None]
 
 
 def copy(configured: Path) -> None:
-    """Copy the table without Spark, in a process of its own, because the copy has all rows in memory at once."""
+    """Copy the table without Spark, in a process of its own, because the copy has all rows in memory."""
     declared = project(load_config(configured))
     lake = Lake(declared.lake.uri, lambda: declared.lake.engine.session, LakeSettings(sys.maxsize))
     subscription = declared.subscriptions["s_checked"]

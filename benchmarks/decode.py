@@ -140,7 +140,7 @@ WIDE = tuple(replace(column, name=f"{column.name}_{n}") for n in range(5) for co
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Rows of some columns, the share of values that are NULL, and the share of changes that have an old row."""
+    """Rows of some columns, the share of values that are NULL, and the share of changes with an old row."""
 
     columns: tuple[Column, ...]
     rows: int

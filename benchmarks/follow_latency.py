@@ -1,4 +1,4 @@
-"""The time from a commit to the replica under `pgsieve run --follow`: `python benchmarks/follow_latency.py 120 --filtered`.
+"""The time from a commit to the replica: `python benchmarks/follow_latency.py 120 --filtered`.
 
 In: seconds, and options: `--filtered` publishes with a row filter, `--load 1000` lets pgbench commit so many
 other transactions per second. The benchmark commits ten transactions per second, each with an INSERT, an
@@ -160,7 +160,10 @@ def _watch(replica: Path, versions: list[Version], over: threading.Event) -> Non
 
 
 def _latencies(commits: Sequence[Commit], versions: Sequence[Version]) -> list[float]:
-    """The seconds from each commit to the first version with a later position; infinite without such a version."""
+    """The seconds from each commit to the first version with a later position.
+
+    They are infinite without such a version.
+    """
     latencies, seen = list[float](), iter(versions)
     at, position = next(seen, (float("inf"), 0))
     for committed, lsn in commits:

@@ -1,4 +1,4 @@
-"""The cost of a followed slice after many others, and the files that remain: `python benchmarks/follow_long.py 1000 100`.
+"""The cost of a followed slice after many others: `python benchmarks/follow_long.py 1000 100`.
 
 In: the number of slices, and the number after which the follower maintains its tables. Out, for each tenth of
 the slices: the time of a slice, from the commit to the replica, and the number and bytes of files of

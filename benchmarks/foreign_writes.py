@@ -1,4 +1,4 @@
-"""The WAL that a slot retains while only unpublished tables are written: an hour of such writes, compressed in time or not.
+"""The WAL that a slot retains during an hour in which only unpublished tables are written.
 
 A database writes `--megabytes` of WAL per minute to a table that is not published, and to a table of which a
 row filter rejects all rows. The slot is read by a run every five minutes, or followed, in both row_filter

@@ -1,4 +1,4 @@
-"""The cost of a run without changes, by the number of published tables: `python benchmarks/idle_tables.py 1 100`.
+"""The cost of a run without changes, by published tables: `python benchmarks/idle_tables.py 1 100`.
 
 In: numbers of tables. Out: for each number the median of some runs as processes of their own, and the
 difference to the first number. The tables are empty, so this is the fixed cost of a run.

@@ -1,4 +1,4 @@
-"""The cost of the check that no INSERT conflicts with a row of its key, as a part of an apply, in the same run.
+"""The cost of the check that no INSERT conflicts with a row of its key, as a part of an apply.
 
 A replica of `--rows` rows, whose files executors wrote, gets batches of inserts: with growing keys, which no
 file can have, and with keys in between (`random`), for which the key columns of all files are read. Keys are

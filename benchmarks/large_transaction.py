@@ -67,7 +67,7 @@ def start(path: Path, *more: str) -> subprocess.Popen[bytes]:
 
 
 def measured(process: subprocess.Popen[bytes], path: Path, rows: int, *, follows: bool) -> tuple[float, int]:
-    """The seconds until the replica has the rows or the process ends, and the process's peak memory until then."""
+    """The seconds until the replica has the rows or the process ends, and the process's peak memory."""
     begun, greatest = time.monotonic(), 0
     while process.poll() is None:
         greatest = max(greatest, resident(process.pid))

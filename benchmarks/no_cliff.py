@@ -51,9 +51,10 @@ _BODY = "repeat(md5(i::text), 100)"
 
 @dataclass(frozen=True)
 class Kind:
-    """A table's key and one more column, each with its declaration and its value for row `i`; its changes and comparison.
+    """A table's key and one more column, each with its declaration and its value for row `i`.
 
-    `layout` is its replica's, as in pgsieve.yaml.
+    `change` changes the table, and `peer` is the kind with which it is compared. `layout` is its replica's,
+    as in pgsieve.yaml.
     """
 
     key: str = "id bigint primary key"
@@ -129,7 +130,10 @@ class Site:
         return declared.subscriptions[name], declared.lake.open()
 
     def seconds(self) -> tuple[list[float], str]:
-        """Change the table, and replicate the changes; return the seconds of the three steps, and the engine of the apply."""
+        """Change the table, and replicate the changes.
+
+        Return the seconds of the three steps, and the engine of the apply.
+        """
         with self._connected() as source:
             source.execute(self._change)
         subscription, lake, took = self._subscription, self._lake, []

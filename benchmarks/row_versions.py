@@ -1,4 +1,4 @@
-"""The cost of versions of rows (`history: scd2`): `python benchmarks/row_versions.py 1000000 --changes 200000`.
+"""The cost of versions of rows: `python benchmarks/row_versions.py 1000000 --changes 200000`.
 
 In: a number of rows. Out: for appends, for evenly spaced updates, and for a mix of both with deletes, the
 time of an apply without and with versions, and the versions' share: wall clock, in brackets processor time;

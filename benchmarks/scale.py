@@ -1,4 +1,4 @@
-"""The cost of a copy and a catch-up for the driver and the executors of a cluster: CPU and bytes of each step.
+"""The cost of a copy and a catch-up for the driver and the executors of a cluster, step by step.
 
 The workload is that of `replication.py`: a table of `--rows` rows is copied, then `--changes` wait in the
 slot, two thirds of them INSERTs. The cluster is a standalone one of Spark's, by default with two workers of
@@ -52,7 +52,7 @@ _EXECUTOR = b"CoarseGrainedExecutorBackend"
 
 @dataclass(frozen=True)
 class Process:
-    """A process of the machine: its parent, its name, and the CPU seconds of it and of children that it has waited for."""
+    """A process of the machine: its parent, its name, and its CPU seconds with its waited-for children's."""
 
     parent: int
     command: bytes
@@ -83,7 +83,10 @@ def executors() -> list[int]:
 
 
 class Clock:
-    """CPU of the driver's Python, its JVM, and the executors; an ended process counts with its last known CPU."""
+    """CPU of the driver's Python, its JVM, and the executors.
+
+    An ended process counts with its last known CPU.
+    """
 
     def __init__(self) -> None:
         self._seen = dict[int, tuple[str, float]]()
@@ -134,7 +137,10 @@ class Cost:
 
 @contextmanager
 def losing(number: int) -> Iterator[None]:
-    """Kill this many executors during the block: each after it has started Python, and two seconds after the previous one."""
+    """Kill this many executors during the block.
+
+    Each is killed after it has started Python, and two seconds after the previous one.
+    """
     ended, lost = Event(), list[int]()
 
     def kill() -> None:
@@ -156,7 +162,7 @@ def losing(number: int) -> Iterator[None]:
 
 
 def results(log: Path, costs: Mapping[str, Cost]) -> dict[str, Counter[str]]:
-    """Each step's jobs, tasks, failed tasks, and bytes that tasks sent to the driver, by the times of the event log."""
+    """Each step's jobs, tasks, failed tasks, and bytes of results, by the times of the event log."""
     counts_of: dict[str, Counter[str]] = {name: Counter() for name in costs}
     for file in log.rglob("events_*"):
         for line in file.read_text(encoding="utf-8").splitlines():
@@ -213,7 +219,10 @@ def run(folder: Path, publisher: EmbeddedServer, options: argparse.Namespace) ->
 
 
 def opened(folder: Path, publisher: EmbeddedServer, master: str, events: Path) -> tuple[Subscription, Lake]:
-    """A subscription with a row filter, and its lake, on a cluster with an event log; Spark runs even small work."""
+    """A subscription with a row filter, and its lake, on a cluster with an event log.
+
+    Spark runs even small work.
+    """
     written = {
         "lake": "./lake",
         "sources": {"scale": {"conninfo": publisher.conninfo()}},

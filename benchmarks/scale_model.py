@@ -1,4 +1,4 @@
-"""The changes that slots and cores can carry: a simulation of consecutive runs, with the rates of docs/scale.md.
+"""The changes that slots and cores can carry: a simulation of runs, with the rates of docs/scale.md.
 
 A publisher commits a number of changes per second, spread evenly over the slots. Each slot has a driver,
 whose runs follow one another. A run takes the changes that wait at its start. It reads them from its slot
@@ -20,7 +20,7 @@ _STEP = 0.05
 
 @dataclass(frozen=True)
 class Rates:
-    """The rates of one slot and one core: changes per second of a slot, core seconds of a change, fixed seconds of a run."""
+    """Changes per second of a slot, core seconds of a change, and fixed seconds of a run."""
 
     slot: float
     core: float
@@ -29,7 +29,10 @@ class Rates:
 
 @dataclass
 class Driver:
-    """The runs of one slot; `waiting` changes came since `since`, and the present run's first change at `oldest`."""
+    """The runs of one slot.
+
+    `waiting` changes came since `since`, and the present run's first change at `oldest`.
+    """
 
     waiting: float = 0.0
     since: float = 0.0

@@ -1,4 +1,6 @@
-"""The cost of updates that are scattered over a table, by its size: `python benchmarks/scattered_updates.py 1000000 8000000`.
+"""The cost of updates that are scattered over a table, by the table's size.
+
+    python benchmarks/scattered_updates.py 1000000 8000000
 
 In: numbers of rows. Out: for each table the median of `--rounds` runs as processes of their own, each after
 `--updates` updates of evenly spaced keys: wall clock, in brackets processor time with the JVM, and the ratio
@@ -82,7 +84,10 @@ class Case:
 
 
 def _run(path: Path, proxy: S3Proxy | None) -> tuple[float, ...]:
-    """A run's seconds and processor seconds; on a store also its requests, and the megabytes that it downloads and uploads."""
+    """A run's seconds and processor seconds.
+
+    On a store, its requests and the megabytes that it downloads and uploads follow.
+    """
     if proxy is None:
         return run_as_process(path)
     before = len(proxy.answered), proxy.downloaded, proxy.uploaded

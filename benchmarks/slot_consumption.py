@@ -1,4 +1,4 @@
-"""Slot consumption, compared with the speed at which a server reads a slot: each drain beside a peek of the same changes.
+"""Slot consumption, compared with the speed at which a server reads a slot.
 
 The changes of the catch-up in `benchmarks/replication.py` (1,000,000 inserts and 500,000 updates at the
 default size) wait in `--rounds` slots, and in one more. In each round, one session peeks the extra slot and

@@ -1,4 +1,4 @@
-"""The cost of a run with few changes, by the number of changed tables: `python benchmarks/small_changes.py 1 5 200`.
+"""The cost of a run with few changes, by changed tables: `python benchmarks/small_changes.py 1 5 200`.
 
 In: numbers of tables. Out: for each number the median of some runs as processes of their own, each with an
 update, a delete and an insert in every table, in turn with runs without changes: wall clock, in brackets CPU,

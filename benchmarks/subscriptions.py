@@ -1,4 +1,6 @@
-"""The cost of filtered subscriptions of one slot, by their number: `python benchmarks/subscriptions.py 1 16 64 --rows 500000`.
+"""The cost of filtered subscriptions of one slot, by their number.
+
+    python benchmarks/subscriptions.py 1 16 64 --rows 500000
 
 In: numbers of subscriptions. Each subscription has a row filter that pgsieve evaluates; together they get
 every row once. `--rows` INSERTs wait in the slot, in 50 transactions; then one `pgsieve run` as a process

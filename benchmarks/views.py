@@ -1,4 +1,6 @@
-"""The cost of reading at an earlier moment, and of filtering a replica again: `python benchmarks/views.py 1000000 --changes 100000`.
+"""The cost of reading at an earlier moment, and of filtering a replica again.
+
+    python benchmarks/views.py 1000000 --changes 100000
 
 In: a number of rows, and of changes. Out, as wall clock and in brackets processor time: a copy; an apply of
 the changes; all rows as of a cut before the changes, and as of a moment in their middle, for which half of

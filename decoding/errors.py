@@ -146,7 +146,10 @@ class ValueNotRepresentableError(PgsieveError):
         self.row = row
 
     def in_row(self, key: Mapping[str, str]) -> ValueNotRepresentableError:
-        """Return the error with the row's key in its message, as PostgreSQL shows keys; other values are never shown."""
+        """Return the error with the row's key in its message, as PostgreSQL shows keys.
+
+        Other values are never shown.
+        """
         if not key:
             return self
         columns, values = ", ".join(key), ", ".join(key.values())

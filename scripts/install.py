@@ -63,7 +63,10 @@ def main(extras: str) -> int:
 
 
 def _compile(modules: Sequence[str]) -> None:
-    """Have Python keep what it compiles of these modules and what they import: else each process compiles that anew, for seconds."""
+    """Let Python keep the compiled code of these modules and of their imports.
+
+    Without it, each process compiles them again, for seconds.
+    """
     environment = {name: value for name, value in os.environ.items() if name != _KEEP_NOTHING}
     subprocess.run([sys.executable, "-c", f"import {', '.join(modules)}"], env=environment, check=False)
 
@@ -78,7 +81,10 @@ def _reason(lines: list[str]) -> Iterator[str]:
 
 
 class _Progress:
-    """Shows the number of packages that pip has reached: in one line of a terminal, elsewhere in a line every ten seconds."""
+    """Shows the number of packages that pip has reached.
+
+    It uses one line of a terminal, and elsewhere a line every ten seconds.
+    """
 
     def __init__(self) -> None:
         self._on_terminal = sys.stdout.isatty()

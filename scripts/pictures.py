@@ -1,9 +1,9 @@
-"""Makes the pictures of docs/images from running programs: `make pictures`. Needs a Chromium (Debian's package).
+"""Makes the pictures of docs/images from running programs: `make pictures`.
 
-The script starts `pgsieve demo --ui` in a temporary folder, and takes pictures in a headless Chromium: the
-lineage, a replica with its plots, a check and a run that fail. It also takes pictures of other servers
-(`scripts/server_pictures.py`). `pgsieve demo` runs in a terminal of its own, and its output becomes a
-recording. With arguments, only the pictures of these names are made.
+Needs a Chromium (Debian's package). The script starts `pgsieve demo --ui` in a temporary folder, and takes
+pictures in a headless Chromium: the lineage, a replica with its plots, a check and a run that fail. It also
+takes pictures of other servers (`scripts/server_pictures.py`). `pgsieve demo` runs in a terminal of its own,
+and its output becomes a recording. With arguments, only the pictures of these names are made.
 """
 
 import json
@@ -118,7 +118,7 @@ def live_demo() -> Iterator[Demo]:
 
 @contextmanager
 def browser() -> Iterator[Page]:
-    """A page of a headless Chromium, without Dagster's navigation, in a higher resolution than it is shown with."""
+    """A page of a headless Chromium, without Dagster's navigation, in a high resolution."""
     program = next((path for name in _CHROMIUM if (path := shutil.which(name))), None)
     if program is None:
         raise FileNotFoundError("no Chromium is installed: apt-get install chromium")
@@ -149,7 +149,10 @@ def save(page: Page, name: str, height: float | None = None) -> None:
 
 @contextmanager
 def quiet(demo: Demo) -> Iterator[None]:
-    """Let the demo's writer wait until the end of the block, and all changes be applied, so that no newer materialisation comes."""
+    """Let the demo's writer wait until the end of the block, and all changes be applied.
+
+    So no newer materialisation comes.
+    """
     with demo.publisher() as session:
         session.execute("lock table shop.customers, shop.orders, shop.events in exclusive mode")
         time.sleep(2 * RUN_SECONDS)

@@ -1,4 +1,4 @@
-"""Whether constraints.txt resolves for every Python that pgsieve supports, from wheels alone: `make test-constraints`.
+"""Whether constraints.txt resolves for every supported Python, from wheels: `make test-constraints`.
 
 In: the program `uv`, which can evaluate markers for another Python than the running one; pip cannot. Index,
 local folders and certificates come from pip's configuration. Out: a line for each Python; exit status 1, with

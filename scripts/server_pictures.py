@@ -77,7 +77,10 @@ def _started(command: list[str], log: Path, environ: Mapping[str, str] | None = 
 def _following(
     folder: Path, *options: str, spark: Mapping[str, Any] = _THREADS
 ) -> Iterator[psycopg.Connection[Any]]:
-    """Run `pgsieve run --follow` for the demo's tables, with traffic; the lake is in the folder, and the yielded session the owner's."""
+    """Run `pgsieve run --follow` for the demo's tables, with traffic.
+
+    The lake is in the folder, and the yielded session the owner's.
+    """
     with (
         EmbeddedServer(folder / "publisher") as server,
         Conninfo(server.conninfo()).connect() as connection,

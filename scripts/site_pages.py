@@ -42,7 +42,10 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    r"""A page's text with the site's links and pipes: for code in a table, GitHub reads `\|` as a pipe, Python-Markdown does not."""
+    r"""A page's text with the site's links and pipes.
+
+    For code in a table, GitHub reads `\|` as a pipe, Python-Markdown does not.
+    """
     text = _README.sub("](index.md", _LINK.sub("](", _OUTSIDE.sub(r"\1", markdown)))
     _MARKDOWN[page.file.src_uri] = text
     return "\n".join(

@@ -1,7 +1,8 @@
-"""Many messages or values as one run of bytes: takes an Arrow binary array, and reads at many positions at once.
+"""Many messages or values as one run of bytes, which can be read at many positions at once.
 
-No Python code runs per value. Raises ProtocolError for a message that is NULL and for a value that is not as
-wide as its type, and ValueError for more than 2 GiB, which 32-bit offsets cannot address.
+In: an Arrow binary array. Out: numpy arrays. No Python code runs per value. Raises ProtocolError for a
+message that is NULL and for a value that is not as wide as its type, and ValueError for more than 2 GiB,
+which 32-bit offsets cannot address.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ _MOST = 2**31 - 1
 
 
 class Octets:
-    """The bytes of a binary array; each value has the bytes from its item of `starts` to its item of `ends`."""
+    """The bytes of a binary array.
+
+    Each value has the bytes from its item of `starts` to its item of `ends`.
+    """
 
     __slots__ = ("_last", "_words", "buffer", "ends", "starts")
 
@@ -108,7 +112,10 @@ def fixed_width(values: pa.Array, layout: str) -> tuple[npt.NDArray[Any], Mask]:
 
 
 def binary_of(numbers: npt.NDArray[Any], valid: Mask) -> pa.Array:
-    """Return numbers in binary format, big-endian, as a binary array; those that are not valid become NULL."""
+    """Return numbers in binary format, big-endian, as a binary array.
+
+    Numbers that are not valid become NULL.
+    """
     kind, every = numbers.dtype, bool(valid.all())
     sent = (numbers if every else numbers[valid]).astype(kind.newbyteorder(">"))
     offsets = np.zeros(len(valid) + 1, np.int32)

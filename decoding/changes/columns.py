@@ -47,7 +47,7 @@ def without_slice(schema: pa.Schema) -> pa.Schema:
 
 
 def field_of(rows: pa.Array | pa.ChunkedArray, name: str) -> pa.Array | pa.ChunkedArray:
-    """A field of structs, taken by its index: Arrow reads a name that begins with a dot or a bracket as a path."""
+    """A field of structs, by its index: Arrow reads a name that begins with a dot or a bracket as a path."""
     return pc.struct_field(rows, [rows.type.get_field_index(name)])
 
 

@@ -24,7 +24,7 @@ _OPERATIONS = pa.array(ROW_OPERATIONS)
 
 @dataclass(frozen=True)
 class AddedColumn:
-    """A column that a relation version does not have yet, and its value (an array of one) in all rows of the version."""
+    """A column that a relation version does not have yet, and its value (an array of one) in all rows."""
 
     name: str
     spark: str
@@ -33,10 +33,10 @@ class AddedColumn:
 
 @dataclass(frozen=True)
 class FilterColumns:
-    """The columns that row filters read, in the default types of `values.types`; the replica's types may differ.
+    """The columns that row filters read, in the default types of `values.types`.
 
-    An object of this class identifies decoded messages: its types and values are compared, but not hashed.
-    `key` names a row in an error.
+    The replica's types may differ. An object of this class identifies decoded messages: its types and values
+    are compared, but not hashed. `key` names a row in an error.
     """
 
     names: frozenset[str]
@@ -52,7 +52,7 @@ def decoded(
     key: Sequence[str],
     added: Sequence[AddedColumn] = (),
 ) -> pa.RecordBatch:
-    """Decode Insert, Update and Delete messages column by column: `names` and the `added` columns, which come last.
+    """Decode Insert, Update and Delete messages column by column: `names`, then the `added` columns.
 
     A column of `new` that was not sent gets its value from `old`, if `old` has it (identity columns).
     `key` names a row in an error.

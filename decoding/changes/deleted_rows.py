@@ -1,4 +1,7 @@
-"""The metadata of deleted rows that a replica keeps; a module without pyarrow, which pgsieve.yaml's reader need not load."""
+"""The metadata of deleted rows that a replica keeps.
+
+A module without pyarrow, which pgsieve.yaml's reader need not load.
+"""
 
 #: The kind of metadata that says whether a row is deleted.
 DELETED = "deleted"

@@ -1,4 +1,4 @@
-"""Rows without a key as digests: rows in, 20 bytes per row out, which are equal if all values of the rows are equal.
+"""Rows without a key as digests: rows in, 20 bytes per row out, equal if all values are equal.
 
 Values are equal if they are printed alike: NULL equals NULL, all NaN are equal, and 0.0 is not -0.0. So the
 row that PostgreSQL deletes is the replica's row with the same text. A digest is a mark of 32 bits and 128
@@ -90,7 +90,7 @@ class WantedDigests:
 
 
 class _Index(NamedTuple):
-    """Sorted digests, their indexes, and a table that says for each mark, shifted right, whether a digest has it."""
+    """Sorted digests, their indexes, and whether a digest has a mark, for each mark shifted right."""
 
     octets: npt.NDArray[np.bytes_]
     order: Numbers

@@ -1,4 +1,4 @@
-"""PostgreSQL's equality: a column in, a column out whose values are equal in Arrow if they are equal in PostgreSQL.
+"""PostgreSQL's equality: a column in, a column out that is equal in Arrow if it is in PostgreSQL.
 
 Arrow compares and groups by bits, and supports neither for lists. So NaN gets one bit pattern, and so does
 zero. A list is replaced by bytes with a number for each distinct element. The result is for comparisons only.

@@ -59,7 +59,7 @@ def column_of(metadata: Metadata, kind: str) -> str | None:
 
 @dataclass(frozen=True)
 class MetadataColumns:
-    """The kind of each metadata column of a replica, by name, and the table or partition of the changes (None: unknown)."""
+    """The kind of each metadata column by name, and the table or partition of the changes (None: unknown)."""
 
     kinds: Mapping[str, str] = field(default_factory=dict)
     source: str | None = None
@@ -101,7 +101,10 @@ def metadata_schema(metadata: Metadata) -> pa.Schema:
 
 
 def truncated_metadata(truncates: pa.Table, metadata: Metadata) -> pa.Table:
-    """The metadata of rows that TRUNCATEs end, one row for each of `truncates` (`commit_lsn`, `ordinal`, `commit_time`)."""
+    """The metadata of rows that TRUNCATEs end: one row for each of `truncates`.
+
+    `truncates` has `commit_lsn`, `ordinal` and `commit_time`.
+    """
     values = {
         "deleted_at": truncates["commit_time"],
         "operation": pa.repeat("truncate", truncates.num_rows),
@@ -120,7 +123,10 @@ def truncated_metadata(truncates: pa.Table, metadata: Metadata) -> pa.Table:
 
 
 def copied_as(kind: str, lsn: int, time: str) -> str:
-    """The SQL expression of a metadata column in a copy; `lsn` and `time` (PostgreSQL's text) are the snapshot's."""
+    """The SQL expression of a metadata column in a copy.
+
+    `lsn` and `time` (PostgreSQL's text) are the snapshot's.
+    """
     match kind:
         case "operation":
             return "'copy'::pg_catalog.text"

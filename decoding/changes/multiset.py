@@ -1,4 +1,4 @@
-"""Tables without a key: the changes in their order -> the rows to delete, and the changes with rows to insert.
+"""Tables without a key: changes in their order in, the rows to delete and to insert out.
 
 In: changes by the numbers of their rows (`KeyChanges`, whose keys are whole rows). Out: `MultisetChange`. A
 replica without a key is a multiset: a DELETE takes one of several equal rows, an UPDATE replaces one. A
@@ -29,7 +29,7 @@ _EVENT_BITS = 33
 
 @dataclass(frozen=True)
 class MultisetChange:
-    """The number of rows to delete by row number, the changes whose rows are inserted, and the number of missing rows."""
+    """The rows to delete by row number, the changes whose rows are inserted, and the missing rows."""
 
     deleted: Numbers
     inserted: Numbers
@@ -37,13 +37,19 @@ class MultisetChange:
 
 
 def sides(changes: KeyChanges) -> tuple[Numbers, Numbers]:
-    """The rows before and after each change; an UPDATE that changes nothing has the same row on both sides."""
+    """The rows before and after each change.
+
+    An UPDATE that changes nothing has the same row on both sides.
+    """
     stays = (changes.operations == UPDATE) & (changes.old == NONE)
     return np.where(stays, changes.new, changes.old), changes.new
 
 
 def needed(changes: KeyChanges, rows: int) -> Numbers:
-    """The number of each row that the replica needs, so that every change finds its row; `rows` is the number of rows."""
+    """The number of each row that the replica needs, so that every change finds its row.
+
+    `rows` is the number of rows.
+    """
     old, new = sides(changes)
     least = np.zeros(rows, np.int64)
     # An UPDATE deletes the old row before it inserts the new one.
@@ -73,7 +79,10 @@ def multiset_change(changes: KeyChanges, present: Numbers) -> MultisetChange:
 
 
 def first_of(rows: Numbers, left: Numbers) -> Mask:
-    """Mask the first occurrences of each row; `left` has the number that is wanted of each row, and is reduced."""
+    """Mask the first occurrences of each row.
+
+    `left` has the number that is wanted of each row, and is reduced.
+    """
     order = np.argsort(rows, kind="stable")
     ordered = rows[order]
     begins = np.flatnonzero(np.diff(ordered, prepend=NONE))

@@ -1,4 +1,4 @@
-"""The net change of each key: the changes of a table in their order -> the outcome for each key, and the first conflict.
+"""The net change: a table's changes in their order in, the outcome for each key, and a conflict, out.
 
 In: changes by the numbers of their keys (`KeyChanges`). Out: one element per key (`NetChange`). Everything is
 an integer, so the same few operations over whole columns serve ten changes and ten million. Raises nothing.
@@ -113,7 +113,10 @@ class NetChange:
         return remains
 
     def counts(self, before: Mask) -> dict[str, int]:
-        """The numbers of living rows that come, change, go or are missing; `before` marks keys of living rows in the replica."""
+        """The numbers of living rows that come, change, go or are missing.
+
+        `before` marks keys of living rows in the replica.
+        """
         lives = (self.upserted | (self.updated & before[self.base])) & (self.ended == NONE)
         present = before[self.keys]
         counted = {
@@ -127,7 +130,10 @@ class NetChange:
 
 @dataclass(frozen=True)
 class _Tenures:
-    """The tenures of all keys, by key and time; `starts` and `ends_at` are places among the events in the same order."""
+    """The tenures of all keys, by key and time.
+
+    `starts` and `ends_at` are places among the events in the same order.
+    """
 
     key: Numbers
     place: Numbers
@@ -193,11 +199,12 @@ def net_changes(changes: KeyChanges, present: Mask, *, keeps: bool = False) -> t
 
 @dataclass(frozen=True)
 class RowVersions:
-    """The versions of rows that changes make, one for each key and commit that leaves a row, and the ends of earlier versions.
+    """The versions of rows that changes make, and the ends of earlier versions.
 
-    Each array except `ends` has one element per version. `keys`, `last`, `sent` and `base` are as in
-    `NetChange`. `until` is the number of the commit that ends the version, `NONE` for the present one. `ends`
-    has for each key the commit that ends the row from before the changes.
+    A version is made for each key and commit that leaves a row. Each array except `ends` has one element per
+    version. `keys`, `last`, `sent` and `base` are as in `NetChange`. `until` is the number of the commit that
+    ends the version, `NONE` for the present one. `ends` has for each key the commit that ends the row from
+    before the changes.
     """
 
     keys: Numbers
@@ -270,7 +277,10 @@ def with_deletes(changes: KeyChanges, truncates: Sequence[int], keys: int) -> tu
 
 
 def _tenures(changes: KeyChanges, commits: Numbers | None = None) -> _Tenures:
-    """The tenures of all keys; if `commits` has the number of each change's commit, tenures are split by commits."""
+    """The tenures of all keys.
+
+    If `commits` has the number of each change's commit, tenures are split by commits.
+    """
     move = changes.moves
     stays, goes = np.flatnonzero(~move), np.flatnonzero(move)
     key = np.where(changes.operations[stays] == DELETE, changes.old[stays], changes.new[stays])
@@ -292,7 +302,7 @@ def _tenures(changes: KeyChanges, commits: Numbers | None = None) -> _Tenures:
 
 
 def _written(changes: KeyChanges, tenures: _Tenures) -> tuple[Numbers, dict[str, Numbers]]:
-    """For each tenure the last change that has the row, and for each column of `sent` the last change that has its value."""
+    """For each tenure the last change that has the row, and the last one with each column of `sent`."""
     if not len(tenures.starts):
         return _none(0), {name: _none(0) for name in changes.sent}
     writes = np.where(_ends(tenures.kind), NONE, tenures.place)
@@ -305,7 +315,7 @@ def _written(changes: KeyChanges, tenures: _Tenures) -> tuple[Numbers, dict[str,
 
 
 def _inherited(tenures: _Tenures, sent: Mapping[str, Numbers]) -> tuple[Numbers, Numbers, dict[str, Numbers]]:
-    """The origin of each tenure's row, the key of the replica's row from which it comes, and the changes with its columns.
+    """The origin of each tenure's row, the key of the replica's row, and the changes with its columns.
 
     Chains of moves are followed by pointer doubling. In each round every tenure takes over its parent's
     present columns, and then points to the parent of its parent. So a chain of n moves takes log2(n) rounds.
@@ -341,7 +351,7 @@ def _taken_over(values: Numbers, child: Numbers, above: Numbers) -> Numbers:
 
 
 def _conflict(tenures: _Tenures, origin: Numbers, base: Numbers, present: Mask) -> int | None:
-    """The first INSERT or move that meets a row: a tenure begins while the one before it still has its row."""
+    """The first INSERT or move that meets a row: a tenure begins while the previous one has its row."""
     if not len(origin):
         return None
     has_row = ~tenures.ended & ((origin == INSERT) | ((origin == _REPLICA) & present[base]))
@@ -351,7 +361,10 @@ def _conflict(tenures: _Tenures, origin: Numbers, base: Numbers, present: Mask) 
 
 
 def _without_lost_moves(changes: KeyChanges, present: Mask) -> KeyChanges:
-    """The changes, with a DELETE of the old key in place of each move that finds no row; it finds none either."""
+    """The changes, with a DELETE of the old key in place of each move that finds no row.
+
+    Such a DELETE finds no row either.
+    """
     if not changes.moves.any():
         return changes
     tenures = _tenures(changes)

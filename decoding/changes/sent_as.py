@@ -1,4 +1,4 @@
-"""Counts changes by their relation, their operation, the row filter, and the operation as which they are sent.
+"""Counts changes by relation, operation, row filter, and the operation as which they are sent.
 
 In: codes of operations, a batch at a time. Out: counts by `SentAs`. Raises nothing.
 """
@@ -20,10 +20,10 @@ NOTHING = -1
 
 
 class SentAs(NamedTuple):
-    """The changes that are counted together: of one relation (a table, or a partition) and operation, sent as one operation.
+    """Changes that are counted together: of one relation and operation, and sent as one operation.
 
-    `row_filter` is the text of the filter, or of several that are ORed; None without a filter. `sent_as` is
-    None for changes that are not sent.
+    The relation is a table or a partition. `row_filter` is the text of the filter, or of several that are
+    ORed; None without a filter. `sent_as` is None for changes that are not sent.
     """
 
     source: str
@@ -38,7 +38,7 @@ SentCounts = Mapping[SentAs, int]
 
 @dataclass(frozen=True)
 class Origin:
-    """The origin of changes: the relation's qualified name, and for each operation the text of the row filter."""
+    """The relation's qualified name, and for each operation the text of the row filter."""
 
     source: str = ""
     row_filters: Mapping[str, str | None] = field(default_factory=dict)
@@ -50,7 +50,10 @@ class Origin:
     def count(
         self, operations: npt.NDArray[np.int32], becomes: npt.NDArray[np.int32], counts: Counter[SentAs]
     ) -> None:
-        """Add changes: indexes in `ROW_OPERATIONS` of their operations, and of those as which they are sent (or `NOTHING`)."""
+        """Add changes.
+
+        Operations, and the operations as which they are sent (or `NOTHING`), are indexes in `ROW_OPERATIONS`.
+        """
         most = len(ROW_OPERATIONS) + 1
         for code, count in enumerate(np.bincount(operations * most + becomes + 1).tolist()):
             if count:

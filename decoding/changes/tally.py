@@ -21,9 +21,10 @@ def empty_tally() -> Tally:
 
 
 def count_changes(batch: pa.RecordBatch, key: Sequence[str], tally: Tally) -> None:
-    """Add to a tally the changes by operation, the `key_changes`, and the columns that some change left out (`unchanged`).
+    """Add to a tally the changes by operation, the `key_changes`, and the columns that changes left out.
 
-    The batch needs only the key's columns of the tuples, and none without a key.
+    These columns are in `unchanged`. The batch needs only the key's columns of the tuples, and none without a
+    key.
     """
 
     def add(name: str, count: int) -> None:
@@ -37,7 +38,7 @@ def count_changes(batch: pa.RecordBatch, key: Sequence[str], tally: Tally) -> No
 
 
 def count_whole_changes(batch: pa.RecordBatch, key: Sequence[str], tally: Tally) -> None:
-    """Count like `count_changes` for a batch with all columns of its changes, and add its size in memory (`bytes`)."""
+    """Count like `count_changes` for a batch with all columns, and add its size in memory (`bytes`)."""
     count_changes(batch, key, tally)
     tally["bytes"] = tally.get("bytes", 0) + batch.nbytes
 

@@ -50,7 +50,10 @@ def _alone(_read: FilterColumns, make: Callable[[], pa.RecordBatch]) -> pa.Recor
 
 @dataclass(frozen=True)
 class Encoded:
-    """A batch of messages; `shared` gives the columns that filters read, decoded once for several transformations."""
+    """A batch of messages.
+
+    `shared` gives the columns that filters read, decoded once for several transformations.
+    """
 
     batch: pa.RecordBatch
     shared: Shared = _alone
@@ -58,11 +61,11 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Transformation:
-    """Decodes the messages of a relation version into the changes that the subscription gets. It is sent to executors.
+    """Decodes the messages of a relation version into the changes that the subscription gets.
 
-    `schema` is that of the replica's changes (`changes_schema`), `key` its key. `read` are the columns that
-    the filters read; None without filters. Changes are counted by `origin`. `metadata` are columns of
-    `schema` that the table does not have.
+    It is sent to executors. `schema` is that of the replica's changes (`changes_schema`), `key` its key.
+    `read` are the columns that the filters read; None without filters. Changes are counted by `origin`.
+    `metadata` are columns of `schema` that the table does not have.
     """
 
     columns: RelationColumns
@@ -76,9 +79,9 @@ class Transformation:
     metadata: MetadataColumns = field(default_factory=MetadataColumns)
 
     def changes(self, messages: Iterable[Encoded], counts: Counter[SentAs]) -> Iterator[pa.RecordBatch]:
-        """The subscription's changes, in the columns of `schema` except the slice; they are counted in `counts`.
+        """The subscription's changes, in the columns of `schema` except the slice.
 
-        See `made`.
+        They are counted in `counts`. See `made`.
         """
         return (sent for sent, _ in self.made(messages, counts))
 
@@ -186,7 +189,10 @@ def _matches(verdicts: Verdicts | None, rows: pa.StructArray, concerned: _Mask) 
 def _as_sent(
     changes: pa.RecordBatch, becomes: _Codes, schema: pa.Schema, metadata: MetadataColumns
 ) -> tuple[pa.RecordBatch, pa.Array]:
-    """The changes that are sent, in the columns of `schema` except the slice, and their operations before row filters."""
+    """The changes that are sent, in the columns of `schema` except the slice, and their first operations.
+
+    These are the operations before row filters.
+    """
     came_as = changes.column("operation")
     columns = {name: changes.column(name) for name in CHANGE_COLUMNS}
     columns["operation"] = _OPERATIONS.take(pa.array(becomes, mask=becomes == NOTHING))

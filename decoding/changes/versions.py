@@ -66,7 +66,10 @@ class Commits:
 
 
 def with_validity(rows: pa.RecordBatch, begun: Numbers, until: Numbers, commits: Commits) -> pa.RecordBatch:
-    """Rows as versions, by the numbers of the commits that begin and end them; a present version ends with `NONE`."""
+    """Rows as versions, by the numbers of the commits that begin and end them.
+
+    A present version ends with `NONE`.
+    """
     begins, ends = pa.array(begun), pa.array(until, mask=until == NONE)
     validity = [
         commits.times.take(begins),
@@ -79,7 +82,10 @@ def with_validity(rows: pa.RecordBatch, begun: Numbers, until: Numbers, commits:
 
 
 def ended(versions: pa.RecordBatch, until: Numbers, commits: Commits) -> pa.RecordBatch:
-    """Present versions, ended by the commits of these numbers; versions that began at the same commit are left out."""
+    """Present versions, ended by the commits of these numbers.
+
+    Versions that began at the same commit are left out.
+    """
     ends = pa.array(until)
     values = {
         TO: commits.times.take(ends),
@@ -94,7 +100,10 @@ def ended(versions: pa.RecordBatch, until: Numbers, commits: Commits) -> pa.Reco
 
 @dataclass(frozen=True)
 class Opened:
-    """Turns a replica's rows at an LSN into present versions; `schema` is that of versions. It is sent to executors."""
+    """Turns a replica's rows at an LSN into present versions; `schema` is that of versions.
+
+    It is sent to executors.
+    """
 
     lsn: int
     time: datetime | None

@@ -1,4 +1,4 @@
-"""Checksums of rows and of segments of a table, as a server computes them, so that both sides can be compared.
+"""Checksums of rows and of segments of a table, as a server computes them for its own table.
 
 The functions work on Arrow columns, and follow PostgreSQL's record_send, hash_array_extended and hashfn.c.
 """

@@ -1,4 +1,4 @@
-"""PostgreSQL's hash of byte strings, for a whole column: an Arrow binary array and a seed in, 64-bit numbers out.
+"""PostgreSQL's hash of byte strings: an Arrow binary array and a seed in, 64-bit numbers out.
 
 The function is Bob Jenkins' lookup3 over blocks of twelve bytes, as little-endian servers compute it:
 hash_bytes_extended() in src/common/hashfn.c. All values are hashed together, one block of each at a time. The
@@ -59,7 +59,10 @@ def _add(octets: Octets, starts: Positions, block: int, a: State, b: State, c: S
 
 
 def _add_rest(octets: Octets, positions: Positions, left: Positions, a: State, b: State, c: State) -> None:
-    """Add the bytes after the last whole block, up to eleven; the lowest byte of `c` belongs to the length."""
+    """Add the bytes after the last whole block, up to eleven.
+
+    The lowest byte of `c` belongs to the length.
+    """
     words = _first_bytes(octets.words(positions).byteswap(), np.minimum(left, 8))
     a += words.astype(np.uint32)
     b += (words >> np.uint64(32)).astype(np.uint32)

@@ -58,7 +58,7 @@ _PRINTED: Mapping[pa.DataType, int] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class SentColumn:
-    """A column as a field of the row: its SQL expression, the oid of the expression's type, and its type in the replica."""
+    """A column as a field: its SQL expression, the oid of the expression's type, its type in the replica."""
 
     expression: str
     oid: int
@@ -95,7 +95,10 @@ def record_send(arrays: Sequence[pa.Array], columns: Sequence[SentColumn]) -> pa
 
 
 def _pieces(arrays: Sequence[pa.Array], columns: Sequence[SentColumn]) -> Iterator[pa.Array]:
-    """Yield binary arrays whose concatenation gives the rows; adjacent fields of fixed width are one array."""
+    """Yield binary arrays whose concatenation gives the rows.
+
+    Adjacent fields of fixed width are one array.
+    """
     count = len(arrays[0])
     fixed = [_same(len(columns), count)]
     for array, column in zip(arrays, columns, strict=True):

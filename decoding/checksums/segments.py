@@ -1,4 +1,4 @@
-"""Divides a table's rows into segments by their hashes, and counts the rows and sums the hashes of each segment.
+"""Divides rows into segments by their hashes, and counts the rows and sums the hashes of each.
 
 In: the columns of a table and a seed. Out: SQL by which a publisher computes the hash of each row and the
 checksums of each segment, and the same for a replica's rows as Arrow columns. The order of the rows does not
@@ -72,13 +72,16 @@ class RowHash:
 
 
 def hash_expression(value: str, seed: int) -> str:
-    """The hash of a bytea in SQL: it hashes an array with one element, because servers before 18 hash no bytea."""
+    """The hash of a bytea in SQL: that of an array with one element, as servers before 18 hash no bytea."""
     signed = seed - 2**64 if seed >= 2**63 else seed
     return f"pg_catalog.hash_array_extended(ARRAY[{value}], {signed})"
 
 
 def array_hashes(values: pa.Array, seed: int) -> Words:
-    """The results of `hash_expression` for binary values, unsigned (hash_array_extended in utils/adt/arrayfuncs.c)."""
+    """The results of `hash_expression` for binary values, unsigned.
+
+    Source: hash_array_extended in utils/adt/arrayfuncs.c.
+    """
     return hash_bytes_extended(values, seed) + np.uint64(31)
 
 
@@ -143,7 +146,10 @@ class Chosen:
     segments: Mask
 
     def query(self, rows: str, columns: Sequence[str]) -> str:
-        """SQL for `columns` of the rows in these segments; `rows` is a query with these columns and a column `hash`."""
+        """SQL for `columns` of the rows in these segments.
+
+        `rows` is a query with these columns and a column `hash`.
+        """
         numbers = ",".join(map(str, np.flatnonzero(self.segments)))
         return (
             f"SELECT {', '.join(columns)} FROM ({rows}) AS hashed"

@@ -1,8 +1,9 @@
-"""A transaction that is buffered until it commits or is prepared: takes its changes, and returns them in order.
+"""A transaction that is buffered until it commits or is prepared.
 
-It is for output plugins that do not stream, or do not decode prepared transactions, like the server's reorder
-buffer (src/backend/replication/logical/reorderbuffer.c). It keeps the bytes of each message in memory, with
-the descriptions of the relations at that time. Raises only errors of decoding.
+In: its changes. Out: the changes in order. It is for output plugins that do not stream, or do not decode
+prepared transactions, like the server's reorder buffer (src/backend/replication/logical/reorderbuffer.c). It
+keeps the bytes of each message in memory, with the descriptions of the relations at that time. Raises only
+errors of decoding.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ BufferedChange: TypeAlias = Insert | Update | Delete | Truncate | LogicalMessage
 
 @dataclass(slots=True)
 class BufferedTransaction:
-    """The changes of one transaction; changes of a `streamed` one have the transaction id of their subtransaction."""
+    """The changes of one transaction.
+
+    Changes of a `streamed` one have the transaction id of their subtransaction.
+    """
 
     streamed: bool
     origin: str | None = None
@@ -35,7 +39,7 @@ class BufferedTransaction:
         self._changes.append((data, relations))
 
     def abort(self, subxid: int) -> None:
-        """Drop the changes of a subtransaction and of subtransactions within it: all changes since its first one.
+        """Drop the changes of a subtransaction and of those within it: all changes since its first one.
 
         Nothing is dropped for a subtransaction without changes (stream_abort_internal in worker.c).
         """

@@ -61,7 +61,10 @@ class OutputType(Enum):
 
 @dataclass(slots=True)
 class OutputPluginOptions:
-    """The options that startup may set. `receive_rewrites` has no effect, as pgoutput sends no rewrites of tables."""
+    """The options that startup may set.
+
+    `receive_rewrites` has no effect, as pgoutput sends no rewrites of tables.
+    """
 
     output_type: OutputType = OutputType.BINARY
     receive_rewrites: bool = False
@@ -227,7 +230,7 @@ class OutputPluginCallbacks:
 
     @property
     def two_phase(self) -> bool:
-        """Whether the plugin decodes transactions when they are prepared: it has a callback of the two-phase group."""
+        """Whether the plugin decodes transactions when they are prepared: it has a two-phase callback."""
         return any(getattr(self, name) is not None for name in _TWO_PHASE)
 
 

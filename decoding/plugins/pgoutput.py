@@ -1,4 +1,4 @@
-"""The output plugin `pgoutput`: writes pgoutput's messages again, in another protocol version or with other options.
+"""The output plugin `pgoutput`: writes pgoutput's messages in another version or with other options.
 
 For example, a recording of version 4 with streamed and prepared transactions becomes one of version 1, for a
 reader that knows version 1 only. Options, with the server's meaning (PostgreSQL documentation 54.5.1):

@@ -87,7 +87,10 @@ class _Wrote:
 
 @dataclass(slots=True)
 class _Prefixes:
-    """The texts before a relation's values, from its last description: the table, and ` name[type]:` for each column."""
+    """The texts before a relation's values: the table, and ` name[type]:` for each column.
+
+    They come from the relation's last description.
+    """
 
     relation: PublishedRelation
     table: bytes
@@ -131,7 +134,10 @@ class TestDecoding:
     # transactions
 
     def begin(self, ctx: DecodingContext, txn: Transaction) -> None:
-        """BEGIN, also of a prepared transaction; with skip-empty-xacts it is put off until the first change."""
+        """BEGIN, also of a prepared transaction.
+
+        With skip-empty-xacts it is put off until the first change.
+        """
         txn.output_plugin_private = _Wrote()
         if not self._on["skip-empty-xacts"]:
             self._write(ctx, self._begin_line(txn))

@@ -149,7 +149,10 @@ class Insert:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """A changed row. `old` is None when the replica identity did not change; then `new` contains the identity."""
+    """A changed row. `old` is None when the replica identity did not change.
+
+    Then `new` contains the identity.
+    """
 
     tag: ClassVar[int] = ord("U")
 

@@ -55,7 +55,7 @@ class RelationDescriptions:
         self._stale = set(self._descriptions)
 
     def note(self, data: pa.Array) -> dict[int, Description]:
-        """Keep the Type messages among these messages (binary array), and return the descriptions of relations."""
+        """Keep the Type messages of a binary array, and return the array's descriptions of relations."""
         kind = Octets(data).kinds()
         descriptions: dict[int, Description] = {}
         for at in np.flatnonzero((kind == _RELATION) | (kind == _TYPE)):
@@ -73,7 +73,7 @@ class RelationDescriptions:
             descriptions[message.relation_id] = Description(self._arrivals, (*types, raw))
 
     def replayed(self, relations: Mapping[int, Description]) -> None:
-        """Record that a streamed or prepared transaction has been passed on at its commit, with these descriptions.
+        """Record the descriptions of a streamed or prepared transaction that was passed on at its commit.
 
         The valid description of a relation is the one that arrived last, whatever was passed on last.
         """
@@ -84,7 +84,10 @@ class RelationDescriptions:
         self._stale.update(relations)
 
     def described(self, data: pa.Array) -> Iterator[pa.Array]:
-        """Pass on messages of transactions that were not streamed or prepared; insert missing descriptions."""
+        """Pass on messages of transactions that were not streamed or prepared.
+
+        Missing descriptions are inserted.
+        """
         octets = Octets(data)
         kind = octets.kinds()
         describing = (kind == _RELATION) | (kind == _TYPE)

@@ -78,7 +78,10 @@ class PrimaryKeepalive:
 
 @dataclass(frozen=True, slots=True)
 class StandbyStatusUpdate:
-    """From the client: `flushed` is the position up to which the slot may drop WAL, the end LSN of a durable commit."""
+    """From the client: `flushed` is the position up to which the slot may drop WAL.
+
+    It is the end LSN of a durable commit.
+    """
 
     tag: ClassVar[int] = ord("r")
 
@@ -161,9 +164,10 @@ def encode_envelope(envelope: Envelope) -> bytes:
 def xlog_data_columns(
     octets: bytes | bytearray, lengths: npt.NDArray[np.int32]
 ) -> tuple[npt.NDArray[np.int64], pa.BinaryArray]:
-    """Return `data_start` and `data` of many XLogData that follow each other; no Python code runs per envelope.
+    """Return `data_start` and `data` of many XLogData that follow each other.
 
-    Envelopes of other types are left out. Each envelope must be longer than XLOG_DATA_HEADER_BYTES.
+    No Python code runs per envelope. Envelopes of other types are left out. Each envelope must be longer than
+    XLOG_DATA_HEADER_BYTES.
     """
     count = len(lengths)
     # The offsets divide the bytes into header, message, header, message, …, so that Arrow can gather the

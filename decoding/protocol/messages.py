@@ -171,7 +171,10 @@ def decode(
 
 
 def encode(message: Message) -> bytes:
-    """Encode one message; a change with an `xid` is encoded as in a stream, any other one as outside a stream."""
+    """Encode one message.
+
+    A change with an `xid` is encoded as in a stream, any other one as outside a stream.
+    """
     out = Writer(type(message).__name__)
     out.u8(message.tag, "message type byte")
     if isinstance(message, ChangeMessage) and message.xid is not None:

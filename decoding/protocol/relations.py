@@ -1,4 +1,4 @@
-"""Keeps the descriptions of Relation and Type messages: relation ids in, relations with the names of their types out.
+"""Keeps the descriptions of Relation and Type messages: ids in, relations with their types' names out.
 
 A description that is sent within a streamed transaction is valid only for that transaction until it commits,
 and is dropped if it aborts (PostgreSQL documentation 54.5). Raises ProtocolError for a relation that no
@@ -34,7 +34,7 @@ _CATALOG = "pg_catalog"
 
 @dataclass(frozen=True, slots=True)
 class PublishedRelation:
-    """A relation whose changes are sent: its Relation message, and its columns' Type messages and type names."""
+    """A relation whose changes are sent: its Relation message, its columns' Type messages and type names."""
 
     message: Relation
     types: tuple[Type, ...]

@@ -55,7 +55,7 @@ _KINDS[np.frombuffer(b"SEcApbPKr", np.uint8)] = True
 
 
 class Spool(Protocol):
-    """Keeps messages (batches of `SPOOLED`) of unfinished transactions, in order, by the transaction's number."""
+    """Keeps messages (batches of `SPOOLED`) of unfinished transactions, by the transaction's number."""
 
     def append(self, number: int, messages: pa.RecordBatch) -> None:
         """Keep more messages of a transaction."""
@@ -96,7 +96,7 @@ class TransactionAssembler:
 
     @property
     def prepared(self) -> tuple[Prepare, ...]:
-        """The transactions that wait for COMMIT PREPARED or ROLLBACK PREPARED, in the order of their PREPARE."""
+        """The transactions that wait for COMMIT PREPARED or ROLLBACK PREPARED, in the order of PREPARE."""
         return tuple(prepare for prepare, _ in self._prepared.values())
 
     def messages_of(self, prepare: Prepare) -> Iterator[pa.RecordBatch]:
@@ -104,7 +104,10 @@ class TransactionAssembler:
         return self._spool.read(self._prepared[prepare.xid, prepare.gid][1].number)
 
     def restore(self, prepare: Prepare, messages: Iterable[pa.RecordBatch]) -> None:
-        """Keep a prepared transaction of an earlier session; `messages` is that session's result of `messages_of`."""
+        """Keep a prepared transaction of an earlier session.
+
+        `messages` is that session's result of `messages_of`.
+        """
         spooled = self._new()
         for batch in messages:
             self._spool.append(spooled.number, batch)
@@ -290,7 +293,10 @@ def _prepare_of(message: StreamPrepare) -> Prepare:
 
 
 def _without_xids(data: pa.Array, top: int) -> tuple[pa.Array, npt.NDArray[np.int64]]:
-    """Remove the transaction ids from a block's messages; an Origin has none, because it concerns the whole stream."""
+    """Remove the transaction ids from a block's messages.
+
+    An Origin has none, because it concerns the whole stream.
+    """
     octets = Octets(data)
     head = octets.words(octets.starts)
     kind = (head >> 56).astype(np.uint8)

@@ -131,7 +131,10 @@ def decode_changes(
 
 
 def _headers(octets: Octets, width: int) -> tuple[Marks, Marks]:
-    """Each message's type, and the mark of its first tuple; refuse messages that do not change a relation of this width."""
+    """Each message's type, and the mark of its first tuple.
+
+    Messages that do not change a relation of this width are refused.
+    """
     head = octets.words(octets.starts)
     operation, mark = (head >> 56).astype(np.uint8), (head >> 16).astype(np.uint8)
     is_old = (mark == _OLD_KEY) | (mark == _OLD_ROW)

@@ -240,7 +240,10 @@ class PublishedRelation:
 
 
 def published_as(publication: Publication, table: Table, catalog: Catalog) -> tuple[Table, int] | None:
-    """The relation as which one publication sends changes of `table`, and its level above the table; None if it sends none."""
+    """The relation as which one publication sends changes of `table`, and its level above the table.
+
+    The result is None if the publication sends none.
+    """
     chain = [table, *(catalog.tables[a] for a in table.ancestors if a in catalog.tables)]
     containing = [level for level, relation in enumerate(chain) if publication.contains(relation)]
     if not containing:
@@ -289,11 +292,12 @@ def _agreed_columns(publications: Sequence[Publication], table: Table) -> tuple[
 def published_relation(
     table: Table, publications: Sequence[Publication], catalog: Catalog
 ) -> PublishedRelation | None:
-    """The part of changes to `table` (a plain table or a leaf) that `publications` together send; None if they send nothing.
+    """The part of changes to `table` (a plain table or a leaf) that `publications` together send.
 
-    The publish-as relation is the topmost that any publication asks for. Only publications that ask for this
-    relation contribute row filters and column lists; the operations are those of all publications
-    (get_rel_sync_entry). Raises PublicationError for column lists that disagree.
+    The result is None if they send nothing. The publish-as relation is the topmost that any publication asks
+    for. Only publications that ask for this relation contribute row filters and column lists; the operations
+    are those of all publications (get_rel_sync_entry). Raises PublicationError for column lists that
+    disagree.
     """
     placed = [(p, at) for p in publications if (at := published_as(p, table, catalog)) is not None]
     # A partitioned table is itself published only under publish_via_partition_root.
@@ -323,7 +327,7 @@ def published_relation(
 
 @dataclass(frozen=True, slots=True)
 class ReplicatedTable:
-    """A table of which a subscription has a replica: the rows and columns of the initial copy, and the replica's key.
+    """A table of which a subscription has a replica: the initial copy's rows and columns, the replica's key.
 
     `row_filters` are ORed, whatever the publications' operations are; None copies every row (29.4.5).
     `leaves` are the partitions that contain the rows of a partitioned table, and `routed_by` the columns that

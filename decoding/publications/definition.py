@@ -110,7 +110,7 @@ class DefinedPublication:
                 yield from self._column_problems(table, defined.columns, catalog.server_version)
 
     def _listed(self, catalog: Catalog) -> Iterator[tuple[DefinedTable, Table]]:
-        """The tables in order, each followed by the tables that inherit from it, as OpenTableList() adds them."""
+        """The tables in order, each followed by those that inherit from it, as OpenTableList() adds them."""
         for defined in self.tables:
             for table in _with_children(defined.schema, defined.name, catalog):
                 yield defined, table

@@ -51,7 +51,7 @@ class LayoutColumn:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The parts of a table's definition that its rows depend on: columns in order, and the files of the table or its leaves."""
+    """The parts of a table's definition that its rows depend on: columns, and files (or its leaves')."""
 
     oid: int
     columns: tuple[LayoutColumn, ...]
@@ -138,7 +138,10 @@ def _made(type_oid: int, catalog: Catalog) -> tuple[tuple[str, ...], ...]:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A column of the replica, and the source of its values: a former column, or one value (None: NULL) for all rows."""
+    """A column of the replica, and the source of its values: a former column, or one value for all rows.
+
+    A `value` of None is NULL.
+    """
 
     column: str
     former: str | None
@@ -166,7 +169,7 @@ def sources(
 
 
 def refuse_ambiguity(former: Layout, present: Layout) -> None:
-    """Raise if a name may have meant several columns between the two states, because messages have only names."""
+    """Raise if a name may have meant several columns between the two states: messages have only names."""
     if former.oid != present.oid:
         raise SchemaChangedError("it was dropped and created again")
     added = present.added_since(former)
@@ -246,7 +249,7 @@ def _files_differ(former: Layout, present: Layout) -> bool:
 def present_names(
     columns: Iterable[tuple[str, int]], relation_id: int, former: Layout, present: Layout
 ) -> tuple[str, ...]:
-    """The present names of the columns (name and type) of a Relation message that is not later than `present`.
+    """The present names of a Relation message's columns (name and type); it is not later than `present`.
 
     Dropped columns keep their name. Raises SchemaChangedError for a name that neither state has.
     """

@@ -43,13 +43,19 @@ _ONLY: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """An analysed expression; `generation` has the expressions of virtual generated columns, by attribute number."""
+    """An analysed expression.
+
+    `generation` has the expressions of virtual generated columns, by attribute number.
+    """
 
     tree: TreeNode
     generation: Mapping[int, TreeNode] = field(default_factory=lambda: MappingProxyType({}))
 
     def nodes(self) -> Iterator[TreeNode]:
-        """Yield each node before its children; a virtual column is followed by its expression (since version 18)."""
+        """Yield each node before its children.
+
+        A virtual column is followed by its expression (since version 18).
+        """
         waiting = [self.tree]
         while waiting:
             node = waiting.pop()

@@ -17,7 +17,10 @@ from pgsieve.decoding.row_filters.nodes import RowFilter
 
 
 def row_filter(sent: PublishedRelation, text: str) -> RowFilter:
-    """Parse a row filter; raises UnsupportedFilterError, with a remedy, for one that pgsieve cannot evaluate."""
+    """Parse a row filter.
+
+    Raises UnsupportedFilterError, with a remedy, for one that pgsieve cannot evaluate.
+    """
     return table_filter(sent.publish_as, text)
 
 
@@ -50,7 +53,10 @@ def table_filter(table: Table, text: str, mappings: CaseMappings | None = None) 
 
 @lru_cache(maxsize=4096)  # A continuous run calls this for each slice.
 def needed_mappings(table: Table, text: str) -> Mapping[str, bool]:
-    """The collations under which a row filter changes or ignores case; true for those with which it uses initcap."""
+    """The collations under which a row filter changes or ignores case.
+
+    The value is true if the filter uses initcap under the collation.
+    """
     needed = NeededMappings()
     with suppress(PgsieveError):  # The filter's evaluation reports its errors.
         table_filter(table, text, needed)
@@ -58,7 +64,10 @@ def needed_mappings(table: Table, text: str) -> Mapping[str, bool]:
 
 
 def reads_unsent(table: Table, text: str) -> bool:
-    """Whether a row filter reads a generated column that changes do not contain; raises as `expanded` does."""
+    """Whether a row filter reads a generated column that changes do not contain.
+
+    It raises the errors of `expanded`.
+    """
     from pgsieve.decoding.publications.generated_columns import expanded
 
     return expanded(text, table) != text

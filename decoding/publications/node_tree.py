@@ -25,7 +25,7 @@ _RENAMED: Final = MappingProxyType({
 
 @dataclass(frozen=True, slots=True)
 class TreeNode:
-    """A node: its label, and its fields in the order of the text, each with the first value written for it."""
+    """A node: its label, and its fields in the order of the text, each with its first value."""
 
     label: str
     fields: Mapping[str, Value]

@@ -22,7 +22,10 @@ _NESTED = {"tables", "publications", "types", "locked"}
 
 
 def catalog_to_json(catalog: Catalog, publications: Collection[str]) -> str:
-    """The part of the catalog that decides what these publications send; names of missing publications are left out."""
+    """The part of the catalog that decides what these publications send.
+
+    Names of missing publications are left out.
+    """
     chosen = [catalog.publications[name] for name in publications if name in catalog.publications]
     published = {t.oid for t in catalog.tables.values() if any(p.contains(t) for p in chosen)}
     trees = published | {a for oid in published for a in catalog.tables[oid].ancestors}

@@ -1,4 +1,4 @@
-"""Replica identities: changes that a publisher refuses because of them, and changes that find no row in a replica.
+"""Replica identities: changes that a publisher refuses, and changes that find no row in a replica.
 
 In: a table, publications, and the catalog. Out: the errors that UPDATE and DELETE would raise on the
 publisher (`refused_changes`), and the error that they would raise on a subscriber (`unfound_rows`). The
@@ -101,7 +101,7 @@ def _uncovered(
 def unfound_rows(
     replicated: ReplicatedTable, publications: Sequence[Publication], catalog: Catalog
 ) -> ReplicaIdentityError | None:
-    """The error if UPDATE or DELETE of some rows, as these publications send them, would find no row of the replica.
+    """The error if UPDATE or DELETE of some rows, as it is sent, would find no row of the replica.
 
     None if every change finds its row, if no such change is sent, or if the root of a partition tree has a
     key: a subscriber assumes this key as the identity of all leaves (`leaves_of_another_identity`).
@@ -138,7 +138,7 @@ def leaves_of_another_identity(
 def _unfound(
     replicated: ReplicatedTable, publications: Sequence[Publication], catalog: Catalog
 ) -> list[Table]:
-    """The relations of a replicated table whose UPDATE or DELETE may lack columns by which the replica's row is found."""
+    """The relations of a replicated table whose UPDATE or DELETE may lack columns that find the row."""
     key = set(replicated.key)
     return [
         relation
@@ -152,7 +152,7 @@ def _unfound(
 def may_change(
     relation: Table, published: Table, publications: Sequence[Publication], catalog: Catalog
 ) -> bool:
-    """Whether the publisher allows UPDATE or DELETE of a relation, and sends it as a change of the published table."""
+    """Whether the publisher allows UPDATE or DELETE, and sends it as a change of the published table."""
     sent = published_relation(relation, publications, catalog)
     if sent is None or sent.publish_as.oid != published.oid:
         return False

@@ -18,7 +18,10 @@ _WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
 def snake(name: str) -> str:
-    """A name of `a-z`, `0-9` and `_`: `Line No` and `lineNo` become `line_no`. A plain name stays as it is."""
+    """A name of `a-z`, `0-9` and `_`: `Line No` and `lineNo` become `line_no`.
+
+    A plain name stays as it is.
+    """
     if _PLAIN.fullmatch(name):
         return name
     letters = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()

@@ -100,7 +100,10 @@ def plan_capture(catalog: Catalog, subscriptions: Subscriptions) -> tuple[Captur
 def _roots(
     catalog: Catalog, subscriptions: Subscriptions, sent_by: Sequence[Mapping[int, PublishedRelation]]
 ) -> dict[int, tuple[bool, frozenset[str]]]:
-    """The partitioned tables that capture publications list: whether each is captured as the root, and its operations."""
+    """The partitioned tables that capture publications list, with their operations.
+
+    The boolean says whether a tree is captured as its root.
+    """
     wanted: dict[int, frozenset[str]] = {}
     for publications in subscriptions.values():
         for replicated in replicated_tables(publications, catalog).values():

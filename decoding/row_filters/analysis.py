@@ -74,7 +74,7 @@ def parse_row_filter(
     encoding: str = UTF8,
     major_version: int = NEWEST_SERVER // 10000,
 ) -> RowFilter:
-    """Return the filter of a relation, as a server of that major version, encoding and case mappings evaluates it."""
+    """Return a relation's filter as a server of that version, encoding and case mappings evaluates it."""
     return _Analysis(expression, columns, relation, mappings, encoding, major_version).row_filter()
 
 
@@ -94,7 +94,10 @@ class _Analysis:
     _version: int
 
     def row_filter(self) -> RowFilter:
-        """Return the filter; the expression must be boolean. Its columns are all that the expression names."""
+        """Return the filter; the expression must be boolean.
+
+        Its columns are all that the expression names.
+        """
         try:
             tree = self._condition(grammar.parse(self._expression))
             require_alike(tree, self._encoding)

@@ -87,7 +87,10 @@ def _collatable(node: Node) -> bool:
 
 
 def require_collation(nodes: Sequence[Node], *, ordering: bool) -> None:
-    """Refuse a collation under which these strings are not equal, or with `ordering` not ordered, as their bytes are."""
+    """Refuse a collation that does not compare these strings as their bytes.
+
+    With `ordering` it has to order them as their bytes, too.
+    """
     name = name_of(nodes)
     if ordering and name not in _BYTE_ORDER:
         raise RefusedError(f"it depends on the collation {name}, and pgsieve orders text by bytes")
@@ -96,7 +99,10 @@ def require_collation(nodes: Sequence[Node], *, ordering: bool) -> None:
 
 
 def name_of(nodes: Sequence[Node]) -> str:
-    """Return the name of the collation that PostgreSQL uses for these strings; refuse strings whose collations conflict."""
+    """Return the name of the collation that PostgreSQL uses for these strings.
+
+    Strings with conflicting collations are refused.
+    """
     names = _merged(nodes)[1]
     if len(names) > 1:
         raise RefusedError(f"its collation is ambiguous: {' or '.join(sorted(names))}")

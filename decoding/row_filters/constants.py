@@ -124,7 +124,7 @@ def _real(text: str) -> float:
 
 
 def _sticky(double: float, *, towards: float) -> float:
-    """Return the neighbour of a double that lies exactly between two singles, and any other double as it is."""
+    """Return the neighbour of a double that lies exactly between two singles; others are unchanged."""
     (bits,) = struct.unpack("<q", struct.pack("<d", double))
     return nextafter(double, towards) if bits & 0x1FFFFFFF == 0x10000000 else double
 
@@ -191,7 +191,10 @@ def _time(text: str) -> str:
 
 
 def interval_value(text: str) -> Interval:
-    """The interval that a text means; the text has the form of IntervalStyle postgres, or whole numbers with units."""
+    """The interval that a text means.
+
+    The text has the form of IntervalStyle postgres, or whole numbers with units.
+    """
     match = _INTERVAL.fullmatch(text)
     if match is None or not text.strip():
         raise RefusedError("an interval constant is understood as '1 year 2 mons 3 days 04:05:06.7' only")
@@ -315,10 +318,10 @@ def number_constant(text: str) -> Constant:
 
 
 def convert_constant(constant: Constant, type_oid: int) -> Constant | None:
-    """Convert the constant to another type by a cast between numbers or between strings; None without such a cast.
+    """Convert the constant to another type by a cast between numbers or between strings.
 
-    The type character loses its trailing blanks. From numeric to an integer, half rounds away from zero
-    (numeric.c).
+    The result is None without such a cast. The type character loses its trailing blanks. From numeric to an
+    integer, half rounds away from zero (numeric.c).
     """
     value = constant.value
     if value is None:
@@ -353,7 +356,7 @@ def _convert_float(value: float, source: int, target: int) -> Constant | None:
 
 
 def modified(constant: Constant, modifier: tuple[int, ...]) -> Constant:
-    """Return the constant under a type modifier, as an explicit cast applies it: `numeric(5,2)`, `varchar(3)`."""
+    """Return the constant under a type modifier, as in the explicit cast `numeric(5,2)` or `varchar(3)`."""
     value = constant.value
     if value is None or not modifier:
         return constant

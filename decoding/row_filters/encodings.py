@@ -111,7 +111,7 @@ def require_alike(tree: Node, encoding: str) -> None:
 
 
 def require_characters(encoding: str) -> None:
-    """Refuse to shorten a constant to a number of characters if the encoding's characters are not those of Unicode."""
+    """Refuse to cut a constant to a number of characters if the encoding's are not Unicode's."""
     if not ENCODINGS.get(encoding, _UNKNOWN).characters:
         raise _refused("its length", encoding)
 
@@ -167,7 +167,10 @@ def _is_alike(call: FunctionCall, traits: Encoding) -> bool:
 
 
 def _is_regex_alike(pattern: str, traits: Encoding) -> bool:
-    """Whether a pattern that `pgsieve.decoding.row_filters.regex` translated matches the same text; ranges depend on codes."""
+    """Whether a pattern that `pgsieve.decoding.row_filters.regex` translated matches the same text.
+
+    Ranges of a pattern depend on the codes of characters.
+    """
     if not traits.characters or (_RANGE_BEYOND_ASCII.search(pattern) and not traits.codes):
         return False
     return not any(_is_doubled(traits, chr(int(code, 16))) for code in _ESCAPED.findall(pattern))

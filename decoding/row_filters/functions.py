@@ -70,9 +70,9 @@ def logical(connective: Literal["AND", "OR"], operands: Sequence[Node]) -> Node:
 def row_comparison(
     operator: Operator, left: tuple[Node, ...], right: tuple[Node, ...], major_version: int
 ) -> Node:
-    """Compare rows field by field, as a server of that version does, until a pair differs or has a NULL (section 9.25.5).
+    """Compare rows field by field until a pair differs or has a NULL, as a server of that version does.
 
-    With <, <=, > and >=, no later pair is evaluated (ExecInterpExpr() in
+    See section 9.25.5. With <, <=, > and >=, no later pair is evaluated (ExecInterpExpr() in
     src/backend/executor/execExprInterp.c).
     """
     pairs = list(zip(left, right, strict=True))
@@ -207,7 +207,7 @@ _REQUIREMENTS: Final = MappingProxyType(
 
 
 def each_element(subject: Node, array: Node, *, every: bool, compare: Callable[[Node, Node], Node]) -> Node:
-    """`subject operator ANY (array)`, or ALL, for an array whose elements are not written out (section 9.25.3)."""
+    """`subject operator ANY (array)`, or ALL, for an array that is not written out (section 9.25.3)."""
     element_oid = ELEMENTS[array.type_oid]
     element = Element(collations.of_elements(array), type_oid=element_oid, digits=array.digits)
     test = compare(subject, element)

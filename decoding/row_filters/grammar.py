@@ -1,4 +1,4 @@
-"""Parses the text of a row filter with sqlglot, and accepts only text that PostgreSQL's grammar reads the same way.
+"""Parses a row filter with sqlglot, and accepts only text that PostgreSQL's grammar reads alike.
 
 In: text. Out: a tree of sqlglot whose operands bind as in gram.y (section 4.1.6), and functions that read its
 parts. Raises RefusedError for text that PostgreSQL may read differently, and InvalidSyntaxError for text that
@@ -225,7 +225,10 @@ def without_parentheses(part: exp.Expr) -> exp.Expr:
 
 
 def operand(parent: exp.Expr, part: exp.Expr, *, right: bool = False) -> exp.Expr:
-    """Return an operand without its parentheses; refuse one without parentheses that PostgreSQL may bind differently."""
+    """Return an operand without its parentheses.
+
+    An operand without parentheses that PostgreSQL may bind differently is refused.
+    """
     binds = _PRECEDENCE.get(type(part), _PRIMARY)[0]
     if binds < _PRECEDENCE.get(type(parent), _PRIMARY)[2 if right else 1]:
         raise RefusedError("its precedence is not clear, put parentheses around the operands")

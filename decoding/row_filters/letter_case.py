@@ -24,7 +24,7 @@ Changes: TypeAlias = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """The rules of initcap: `first` applies to a character without a word character before it, `rest` to others.
+    """The rules of initcap: `first` applies to a character at the beginning of a word, `rest` to others.
 
     `members` are the word characters, as ranges: the first and the last of each.
     """

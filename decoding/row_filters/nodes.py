@@ -1,4 +1,4 @@
-"""The typed tree of a row filter: `pgsieve.decoding.row_filters.analysis` makes it, `evaluation.compiler` compiles it.
+"""The typed tree of a row filter: `analysis` makes it, `evaluation.compiler` compiles it.
 
 In: other nodes. Out: immutable nodes, each with the oid of its PostgreSQL type and, for numeric, digits that
 fit every possible value. Every implicit conversion of PostgreSQL is a `Cast`, so both sides of a comparison
@@ -35,7 +35,10 @@ class Interval:
 
 
 def compared_microseconds(interval: Interval) -> int:
-    """The value by which an interval is compared: a month has 30 days, a day 24 hours (interval_cmp_value)."""
+    """The value by which an interval is compared: a month has 30 days, a day 24 hours.
+
+    Source: interval_cmp_value in timestamp.c.
+    """
     return (interval.months * 30 + interval.days) * 86_400_000_000 + interval.microseconds
 
 
@@ -88,7 +91,10 @@ def common_digits(several: Iterator[Digits | None]) -> Digits | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """An expression. Only numeric and arrays of it may have `digits`; a numeric without digits is evaluated as text."""
+    """An expression. Only numeric and arrays of it may have `digits`.
+
+    A numeric without digits is evaluated as text.
+    """
 
     type_oid: int
     digits: Digits | None = None
@@ -111,7 +117,10 @@ class ColumnValue(Node):
 
 @dataclass(frozen=True, slots=True)
 class Constant(Node):
-    """A constant; timestamps are UTC, or local without a zone; numeric is a Decimal, NaN and infinities too."""
+    """A constant; timestamps are UTC, or local without a zone.
+
+    numeric is a Decimal, NaN and infinities too.
+    """
 
     value: ConstantValue
 
@@ -247,7 +256,7 @@ class Element(Node):
 
 @dataclass(frozen=True, slots=True)
 class EachElement(Predicate):
-    """`… ANY (array)` or ALL: whether `test` holds for some, or every, `element` of the array (section 9.25)."""
+    """`… ANY (array)` or ALL: whether `test` holds for some, or every, `element` (section 9.25)."""
 
     every: bool
     subject: Node
@@ -319,7 +328,7 @@ def is_null(node: Node) -> bool:
 
 
 def fails(node: Node) -> bool:
-    """Whether the evaluation itself, after that of the operands, can raise an error (overflow, division by zero)."""
+    """Whether the evaluation itself, without the operands', can raise an error, such as an overflow."""
     match node:
         case Arithmetic(operator=operator):
             return node.type_oid != NUMERIC or operator in "/%"
@@ -332,7 +341,7 @@ def fails(node: Node) -> bool:
 
 
 def can_fail(node: Node) -> bool:
-    """Whether evaluating an expression, including its operands, can raise an error instead of giving a value."""
+    """Whether evaluating an expression, including its operands, can raise an error."""
     return fails(node) or any(can_fail(child) for child in children(node))
 
 

@@ -64,7 +64,10 @@ def printed(value: Decimal) -> str:
 
 
 def _fitting(value: Decimal) -> Decimal:
-    """Return a result as numeric has it, with zero without a sign; raise NumericError for one beyond numeric's range."""
+    """Return a result as numeric has it, with zero without a sign.
+
+    A result beyond numeric's range raises NumericError.
+    """
     if not value:
         return value.copy_abs()
     if value.is_finite() and value.adjusted() >= _GREATEST_WEIGHT:
@@ -100,7 +103,10 @@ def _multiply(left: Decimal, right: Decimal) -> Decimal:
 
 
 def _leading(value: Decimal) -> tuple[int, int]:
-    """Return the weight in base 10000 of the first digit that is not zero, and that digit; (0, 0) for zero."""
+    """Return the weight in base 10000 of the first digit that is not zero, and that digit.
+
+    The result is (0, 0) for zero.
+    """
     if not value:
         return 0, 0
     weight = value.adjusted() // _BASE_DIGITS
@@ -108,7 +114,7 @@ def _leading(value: Decimal) -> tuple[int, int]:
 
 
 def _quotient_scale(left: Decimal, right: Decimal) -> int:
-    """Return the scale of a quotient: it has at least 16 significant digits, and at least the scale of each operand."""
+    """Return a quotient's scale: at least 16 significant digits, and at least each operand's scale."""
     (left_weight, left_digit), (right_weight, right_digit) = _leading(left), _leading(right)
     weight = left_weight - right_weight - (left_digit <= right_digit)
     scale = max(_SIGNIFICANT - weight * _BASE_DIGITS, _scale(left), _scale(right), 0)
@@ -243,7 +249,7 @@ def rank(value: Decimal) -> tuple[bool, Decimal]:
 
 
 def _passing_nan(function: Callable[..., Decimal]) -> Callable[..., Decimal]:
-    """The function of decimals that returns NaN if an operand is NaN, and otherwise a result in numeric's range."""
+    """The function that returns NaN if an operand is NaN, and otherwise a result in numeric's range."""
 
     def of_decimals(*operands: Decimal | int) -> Decimal:
         if any(isinstance(operand, Decimal) and operand.is_nan() for operand in operands):

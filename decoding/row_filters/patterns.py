@@ -72,7 +72,7 @@ def like(
 
 
 def _computed(operand: Node, pattern: Node) -> FunctionCall:
-    """A match whose pattern depends on the row, or ends with the escape character, which fails for some values."""
+    """A match whose pattern depends on the row, or ends with the escape character, and may fail."""
     return FunctionCall("textlike", (operand, pattern), fails=True, type_oid=BOOL)
 
 

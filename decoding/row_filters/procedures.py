@@ -231,7 +231,7 @@ _PREFERRED: Final = frozenset((BOOL, FLOAT8, TEXT, TIMESTAMPTZ, INTERVAL))
 
 @dataclass(frozen=True, slots=True)
 class Procedure:
-    """A function of pg_proc: its `prosrc`, the types of its arguments and result, and whether some values make it fail."""
+    """A function of pg_proc: its `prosrc`, its types, and whether some values make it fail."""
 
     name: str
     arguments: tuple[int, ...]
@@ -246,7 +246,10 @@ class Procedure:
         )
 
     def count(self, types: Sequence[int], *, preferred: bool) -> int:
-        """The number of arguments that need no conversion; `preferred` also counts those that get a preferred type."""
+        """The number of arguments that need no conversion.
+
+        `preferred` also counts those that get a preferred type.
+        """
         return sum(
             actual == wanted or (preferred and wanted in _PREFERRED)
             for actual, wanted in zip(types, self.arguments, strict=True)

@@ -1,4 +1,4 @@
-"""Translates PostgreSQL's regular expressions (ARE, section 9.7.3) into equivalent ones of RE2, which Arrow uses.
+"""Translates PostgreSQL's regular expressions (ARE, section 9.7.3) into those of RE2, which Arrow uses.
 
 In: a constant pattern. Out: RE2's pattern. Raises RefusedError, naming the construct, for constructs that RE2
 lacks, that depend on a locale, or that PostgreSQL would not compile.

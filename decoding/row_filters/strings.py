@@ -1,8 +1,8 @@
-"""LIKE with a pattern from the row, `chr`, gcd, lcm, and the comparison value of intervals, for one row at a time.
+"""LIKE with a pattern from the row, `chr`, gcd, lcm, and the comparison value of intervals.
 
-In: Python values, none of them NULL. Out: the result of PostgreSQL's function of that name (`prosrc`). Raises
-FilterValueError with PostgreSQL's message and SQLSTATE if the server raises an error; no message contains a
-value.
+The functions take the values of one row. In: Python values, none of them NULL. Out: the result of
+PostgreSQL's function of that name (`prosrc`). Raises FilterValueError with PostgreSQL's message and SQLSTATE
+if the server raises an error; no message contains a value.
 """
 
 from __future__ import annotations

@@ -86,7 +86,10 @@ def array_of(element_oid: int) -> int:
 
 
 def column_digits(type_oid: int, type_modifier: int) -> Digits | None:
-    """Digits of a numeric(p,s) column; None if pgsieve has it as text (no precision, or one beyond a decimal type)."""
+    """Digits of a numeric(p,s) column.
+
+    The result is None if pgsieve has the column as text: no precision, or one beyond a decimal type.
+    """
     if NUMERIC not in (type_oid, ELEMENTS.get(type_oid)) or type_modifier < 0:
         return None
     packed = type_modifier - 4
@@ -127,7 +130,10 @@ def array(elements: Sequence[Node], element_oid: int) -> Array:
 
 
 def _converted(conversion: Callable[[], _Converted]) -> _Converted:
-    """Convert a constant now. PostgreSQL converts it for each row, so it refuses no filter of a table without rows."""
+    """Convert a constant now.
+
+    PostgreSQL converts it for each row, so it refuses no filter of a table without rows.
+    """
     try:
         return conversion()
     except InvalidConstantError as error:
@@ -135,7 +141,10 @@ def _converted(conversion: Callable[[], _Converted]) -> _Converted:
 
 
 def type_beside(type_oid: int) -> int:
-    """The type of a quoted constant beside a value of this type: text beside varchar or unknown, else the same type."""
+    """The type of a quoted constant beside a value of this type: mostly the same.
+
+    Beside varchar or unknown it is text.
+    """
     return TEXT if type_oid in (UNKNOWN, VARCHAR) else type_oid
 
 
@@ -156,7 +165,10 @@ _CASTS: Final = frozenset(
 
 
 def _cast_digits(node: Node, target: int) -> Digits | None:
-    """Return the digits of a conversion's result; refuse a conversion that may give another result than PostgreSQL's."""
+    """Return the digits of a conversion's result.
+
+    A conversion that may give another result than PostgreSQL's is refused.
+    """
     source = node.type_oid
     if target == NUMERIC and source in INTEGERS:
         return INTEGER_DIGITS[source]
@@ -236,7 +248,7 @@ def not_distinct(left: Node, right: Node) -> NotDistinct:
 
 
 def null_if(left: Node, right: Node) -> Node:
-    """`NULLIF(left, right)`: it has the left type if an operator compares the two types, else their common type."""
+    """`NULLIF(left, right)`, of the left type if an operator compares the two, else of the common type."""
     pair = {left.type_oid, right.type_oid}
     if len(pair) == 2 and (pair <= set(INTEGERS) or (left.type_oid == FLOAT4 and pair <= set(NUMBERS))):
         null = constant_from_text(None, left.type_oid)

@@ -215,9 +215,9 @@ def _length(octets: Octets, at: Positions) -> Positions:
 def _are_alike(
     octets: Octets, positions: Positions, counts: Positions, starts: Positions, lengths: Positions
 ) -> bool:
-    """Whether all elements have the same length and none is NULL, as in arrays of numbers; fills in `starts` and `lengths`.
+    """Whether all elements have the same length and none is NULL, as in arrays of numbers.
 
-    This check takes no step per element.
+    If so, it fills in `starts` and `lengths`. The check takes no step per element.
     """
     if not len(starts):
         return bool((positions == octets.ends).all())

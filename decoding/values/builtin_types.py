@@ -1,4 +1,4 @@
-"""PostgreSQL's own types that a column can have: their oids, their names, and the types of their elements and bounds.
+"""PostgreSQL's own types that a column can have: oids, names, and the types of elements and bounds.
 
 The source is src/include/catalog/pg_type.dat and pg_range.dat. All supported versions agree: an oid that
 these files assign (below 10000) never changes.
@@ -14,7 +14,10 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class BuiltinType:
-    """A type by its SQL name and its array type's oid; `of` is the subtype of a range, the range of a multirange."""
+    """A type by its SQL name and its array type's oid.
+
+    `of` is the subtype of a range, the range of a multirange.
+    """
 
     name: str
     array_oid: int

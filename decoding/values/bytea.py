@@ -36,7 +36,10 @@ def from_text(values: pa.Array) -> pa.Array:
 
 
 def _from_hex(text: pa.Array) -> pa.Array:
-    r"""Convert all digits of the column at once; `\x` has two letters, so the pairs of digits stay aligned."""
+    r"""Convert all digits of the column at once.
+
+    `\x` has two letters, so the pairs of digits stay aligned.
+    """
     validity = bits(np.asarray(text.is_valid())) if text.null_count else None
     text = text.fill_null(_EMPTY)  # A NULL may have no bytes of its own.
     offsets = offsets_of(text)

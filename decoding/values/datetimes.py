@@ -33,7 +33,10 @@ def days_since_epoch(year: int, month: int, day: int) -> int:
 
 
 def calendar_date(days: int) -> tuple[int, int, int]:
-    """Year, month and day of the proleptic Gregorian calendar, from days since 1970-01-01; the year before 1 is 0."""
+    """Year, month and day of the proleptic Gregorian calendar, from days since 1970-01-01.
+
+    The year before 1 is 0.
+    """
     # The inverse of days_since_epoch: count from 0000-03-01, first in cycles of 400 years, then in years.
     cycle, day = divmod(days + 719_468, 146_097)
     year = (day - day // 1460 + day // 36_524 - day // 146_096) // 365
@@ -111,9 +114,10 @@ def _parse(value: bytes, target: pa.DataType) -> int:
 
 
 def from_send(values: pa.Array, target: pa.DataType) -> pa.Array:
-    """Convert the bytes of date_send, timestamp_send and timestamptz_send: big-endian, counted from 2000-01-01.
+    """Convert the bytes of date_send, timestamp_send and timestamptz_send.
 
-    The greatest and the least number mean the infinities (DATEVAL_NOEND, DT_NOEND).
+    They are big-endian, counted from 2000-01-01. The greatest and the least number mean the infinities
+    (DATEVAL_NOEND, DT_NOEND).
     """
     number, least, greatest = _range_of(target)
     sent, valid = fixed_width(values, f">i{number.bit_width // 8}")

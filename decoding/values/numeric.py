@@ -1,10 +1,10 @@
-"""numeric: the bytes of numeric_send in, Arrow decimals or the text of numeric_out out; also decimals to text.
+"""numeric: the bytes of numeric_send in, Arrow decimals or the text of numeric_out out.
 
-A value has digits of base 10000. Its bytes are the number of digits, the power of 10000 of the first digit,
-the sign or a mark for NaN and the infinities, the decimal places to print, and the digits, 16 bits each. A
-column's digits are added up or printed at once. Raises ValueError, without the value, for a value out of the
-decimal's range, and ProtocolError for bytes that are no numeric. Source: numeric_send and get_str_from_var in
-src/backend/utils/adt/numeric.c.
+It also converts decimals to text. A value has digits of base 10000. Its bytes are the number of digits, the
+power of 10000 of the first digit, the sign or a mark for NaN and the infinities, the decimal places to print,
+and the digits, 16 bits each. A column's digits are added up or printed at once. Raises ValueError, without
+the value, for a value out of the decimal's range, and ProtocolError for bytes that are no numeric. Source:
+numeric_send and get_str_from_var in src/backend/utils/adt/numeric.c.
 """
 
 from __future__ import annotations

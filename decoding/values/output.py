@@ -1,4 +1,4 @@
-"""PostgreSQL's output functions over values in binary format: the bytes of a type's send function in, its text out.
+"""PostgreSQL's output functions over values in binary format: bytes of a send function in, text out.
 
 One table maps types to functions; other types consist of these, or are users' types. The text is that of a
 session with DateStyle ISO, IntervalStyle postgres, TimeZone UTC, extra_float_digits 3, bytea_output hex and

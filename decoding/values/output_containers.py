@@ -1,4 +1,4 @@
-"""The output functions of arrays, composites, ranges and multiranges: the bytes of send functions in, text out.
+"""The output functions of arrays, composites, ranges and multiranges: bytes in, text out.
 
 These values are taken apart and assembled one at a time. The values inside are printed together, one column
 per type, by the printer for the type's oid. Raises ProtocolError for bytes that are no value of the type.
@@ -58,7 +58,10 @@ def printed(values: pa.Array, take_apart: TakeApart, printer: Print) -> pa.Array
 
 
 def _quoted(text: str, special: re.Pattern[str], escape: str) -> str:
-    r"""Put text between quotes if necessary; in quotes, `escape` precedes each `\` and `"`, or they are doubled."""
+    r"""Put text between quotes if necessary.
+
+    In quotes, `escape` precedes each `\` and `"`, or they are doubled.
+    """
     if text and not special.search(text):
         return text
     return '"' + re.sub(r'["\\]', lambda match: (escape or match[0]) + match[0], text) + '"'

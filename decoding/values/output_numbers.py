@@ -54,7 +54,10 @@ def _special(value: float) -> str:
 
 
 def _between(shortest: Decimal, value: float, below: float, above: float, most: int) -> Decimal:
-    """The shortest decimal that is nearer to the value than to its neighbours; `shortest` may lie in the middle."""
+    """The shortest decimal that is nearer to the value than to its neighbours.
+
+    `shortest` may lie in the middle.
+    """
     exact = Fraction(value)
     least = (exact + Fraction(below)) / 2
     # The neighbour above the greatest number counts as being as far away as the one below.

@@ -86,7 +86,7 @@ def inet(value: bytes) -> str:
 
 
 def _ipv6(address: bytes) -> str:
-    """Print an IPv6 address: the first of the longest runs of zeros as `::`, an IPv4 address inside with dots."""
+    """Print an IPv6 address: the first longest run of zeros as `::`, an IPv4 address inside with dots."""
     words = struct.unpack(">8H", address)
     runs = [(len(match[0]), -match.start()) for match in re.finditer("0{2,}", _zeros(words))]
     size, start = max(runs, default=(0, 0))

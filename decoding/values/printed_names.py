@@ -1,4 +1,4 @@
-"""Types whose text is a name in the catalog: it changes when an object, schema or role is renamed, moved or dropped.
+"""Types whose text is a name in the catalog, which changes when an object is renamed, moved or dropped.
 
 The values are oids, and the output functions look up the names (src/backend/utils/adt/regproc.c, acl.c). So
 the text of an unchanged row may change.

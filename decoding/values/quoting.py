@@ -1,4 +1,4 @@
-"""Identifiers and literals in SQL text: quotes them as the server does, and cuts names to the server's length.
+"""Identifiers and literals in SQL text, quoted as the server does, and names cut to the server's length.
 
 Text in, text out; raises nothing. Source: quote_identifier in src/backend/utils/adt/ruleutils.c,
 quote_literal in utils/adt/quote.c. The key words are those of PostgreSQL 18; `_SINCE` has those that older
@@ -31,7 +31,10 @@ MAX_BYTES = 63
 
 
 def cut_name(name: str, longest: int, whole: str) -> str:
-    """Return an ASCII name of at most `longest` bytes; a longer name is cut, and ends with a digest of `whole`."""
+    """Return an ASCII name of at most `longest` bytes.
+
+    A longer name is cut, and ends with a digest of `whole`.
+    """
     if len(name) <= longest:
         return name
     return f"{name[: longest - 9]}_{sha256(whole.encode()).hexdigest()[:8]}"

@@ -1,4 +1,4 @@
-"""Prints a replica's values as PostgreSQL does: Arrow values in, the text of their types' output functions out.
+"""Prints a replica's values as PostgreSQL does: Arrow values in, the text of output functions out.
 
 Python lacks dates and timestamps before year 1 and after 9999, so dates and timestamps are printed from their
 numbers. The text is that of the session in `pgsieve.decoding.values.output`. Raises nothing for values of a
@@ -18,7 +18,10 @@ _BYTEA, _DATE, _TIMESTAMP, _TIMESTAMPTZ = 17, 1082, 1114, 1184
 
 
 def shown(values: pa.Array | pa.ChunkedArray) -> list[str]:
-    """The text of each value, with null for NULL, as PostgreSQL shows keys (BuildIndexValueDescription in genam.c)."""
+    """The text of each value, with null for NULL, as PostgreSQL shows keys.
+
+    Source: BuildIndexValueDescription in genam.c.
+    """
     array = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
     texts: list[str] = replica_text(array).fill_null("null").to_pylist()
     return texts

@@ -102,7 +102,10 @@ def _boolean_text(values: pa.Array, _: pa.DataType) -> pa.Array:
 
 
 def _parsed(values: pa.Array, target: pa.DataType) -> pa.Array:
-    """Convert digits. The bytes' encoding is not checked, because the parser refuses all that is no number."""
+    """Convert digits.
+
+    The bytes' encoding is not checked, because the parser refuses all that is no number.
+    """
     text = values if pa.types.is_string(values.type) else values.cast(pa.binary()).view(pa.string())
     return text.cast(target)
 
@@ -112,12 +115,15 @@ def _parsed_decimal(values: pa.Array, target: pa.DataType) -> pa.Array:
 
 
 def _widened_real(values: pa.Array, target: pa.DataType) -> pa.Array:
-    """Read the digits as a real, then widen the real: a double from the same digits would be another number."""
+    """Read the digits as a real, then widen it: a double from the same digits would be another number."""
     return _parsed(values, pa.float32()).cast(target)
 
 
 def _decoded_text(values: pa.Array, target: pa.DataType) -> pa.Array:
-    """Convert bytes to text after a check that they are UTF-8; a database in encoding SQL_ASCII may send any bytes."""
+    """Convert bytes to text after a check that they are UTF-8.
+
+    A database in encoding SQL_ASCII may send any bytes.
+    """
     return values.cast(pa.binary()).cast(target)
 
 
@@ -316,7 +322,7 @@ def from_binary(values: pa.Array, type: ColumnType, column: str) -> pa.Array:  #
 
 
 def from_copy(values: pa.Array, type: ColumnType, column: str) -> pa.Array:  # noqa: A002 - as in PostgreSQL
-    """Convert the values of the column's `copy_expression`, as ADBC reads them, to the column's Arrow type."""
+    """Convert the values of `copy_expression`, as ADBC reads them, to the column's Arrow type."""
     return _converted(type.copy, values, type, column)
 
 

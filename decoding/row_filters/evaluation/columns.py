@@ -259,7 +259,10 @@ def _logical(node: nodes.Logical) -> Columnar:
 
 
 def _membership(node: nodes.Logical) -> list[Columnar] | None:
-    """For `x = a OR x = b …`, or its negation, the lookup of x in a set of constants; None for other expressions."""
+    """For `x = a OR x = b …`, or its negation, the lookup of x in a set of constants.
+
+    None for other expressions.
+    """
     operator = "=" if node.connective == "OR" else "<>"
     first = node.operands[0]
     if not isinstance(first, nodes.Comparison) or first.left.type_oid == nodes.NUMERIC:

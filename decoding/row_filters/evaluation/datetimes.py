@@ -123,7 +123,10 @@ def _add_time(day: float, time: str) -> float:
 
 
 def _time_between(left: float, right: float) -> int:
-    """Timestamp - timestamp, as the number by which intervals are compared; fails for infinities, as before 17."""
+    """Timestamp - timestamp, as the number by which intervals are compared.
+
+    It fails for infinities, as servers before 17 do.
+    """
     if isinf(left) or isinf(right):
         raise FilterValueError("cannot subtract infinite timestamps", sqlstate="22008")
     difference = int(left) - int(right)
@@ -309,9 +312,9 @@ _WITH_INTERVAL: Final[Mapping[str, Callable[[Interval, float], float]]] = Mappin
 
 
 def function_of(node: FunctionCall) -> tuple[Callable[..., Any], tuple[Node, ...]] | None:
-    """For a function with a constant operand (a field's name, an interval), the function of its other operands, and these.
+    """Return a function with its constant operand bound, and its other operands.
 
-    None for other functions.
+    The constant is a field's name or an interval. The result is None for other functions.
     """
     if node.name in _OF_FIELD:
         field, value = node.operands

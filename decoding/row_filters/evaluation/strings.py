@@ -139,7 +139,10 @@ CONVERSIONS: Final = MappingProxyType({(BOOL, target): _boolean_text for target 
 
 
 def modified(type_oid: int, length: int) -> Callable[[str], str]:
-    """Return the explicit cast to `varchar(n)` or `character(n)`: it cuts a string; for character it also pads."""
+    """Return the explicit cast to `varchar(n)` or `character(n)`: it cuts a string.
+
+    For character it also pads the string.
+    """
     if type_oid == VARCHAR:
         return lambda text: text[:length]
     return lambda text: text[:length].ljust(length)

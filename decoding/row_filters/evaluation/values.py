@@ -145,10 +145,11 @@ def midnight(days: float) -> float:
 
 
 def rank(type_oid: int) -> Callable[[Any], Any] | None:
-    """The function from a value to its rank; values of a type are compared, ordered and hashed by their ranks.
+    """The function from a value to its rank.
 
-    None if the value is its own rank. Strings are only ordered under collations that order by bytes, and
-    Python orders them by code points, which is the same.
+    Values of a type are compared, ordered and hashed by their ranks. None if the value is its own rank.
+    Strings are only ordered under collations that order by bytes, and Python orders them by code points,
+    which is the same.
     """
     if type_oid not in ELEMENTS:
         return _RANKS.get(type_oid)
