@@ -53,12 +53,12 @@ def table_rows(
 
 def rows_without(batches: Iterable[pa.RecordBatch], rows: Numbers) -> Iterator[pa.RecordBatch]:
     """The rows of a file except those with the numbers `rows`."""
-    gone, begin = np.sort(rows), 0
+    removed, begin = np.sort(rows), 0
     for batch in batches:
         end = begin + batch.num_rows
-        first, last = np.searchsorted(gone, (begin, end))
+        first, last = np.searchsorted(removed, (begin, end))
         stays = np.ones(batch.num_rows, np.bool_)
-        stays[gone[first:last] - begin] = False
+        stays[removed[first:last] - begin] = False
         begin = end
         if stays.any():
             yield batch if stays.all() else batch.filter(pa.array(stays))

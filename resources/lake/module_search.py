@@ -1,9 +1,9 @@
-"""Cloudpickle's search for loaded submodules, made once for each package.
+"""Caches cloudpickle's search for loaded submodules, per package.
 
-In: a function's code, and the modules that it names. Out: as from cloudpickle, the submodules that the code
-may reach through these, as `pa.compute` is by `pa`. Cloudpickle goes through all loaded modules for each of
-these names of each function that it sends by value. A plan has some thousand functions, so this was most of
-what it cost to send one. Raises nothing.
+In: a function's code, and the modules that the code names. Out: the submodules that the code may reach
+through these modules, as it reaches `pa.compute` through `pa`; the result is cloudpickle's. Cloudpickle itself
+searches all loaded modules, for each of these names of each function that it sends by value. A plan has some
+thousand functions, so the search took most of the time to send a plan. Raises nothing.
 """
 
 import sys
@@ -17,11 +17,11 @@ class _Search:
     """The loaded submodules of packages, by their names below the package."""
 
     def __init__(self) -> None:
-        #: By packages: how many modules were loaded, and the submodules then.
+        #: For each package the number of loaded modules at the search, and the submodules.
         self._listed = dict[str, tuple[int, Sequence[tuple[str, frozenset[str]]]]]()
 
     def __call__(self, code: CodeType, named: Iterable[object]) -> list[ModuleType]:
-        """The submodules that a code may reach through modules that it names."""
+        """The submodules that the code may reach through the modules that it names."""
         words = set(code.co_names)
         return [
             sys.modules[name]
@@ -35,17 +35,17 @@ class _Search:
         loaded, listed = len(sys.modules), self._listed.get(package)
         if listed is None or listed[0] != loaded:
             prefix = f"{package}."
-            found = [
+            submodules = [
                 (name, frozenset(name.removeprefix(prefix).split(".")))
                 for name in tuple(sys.modules)
                 if name.startswith(prefix)
             ]
-            listed = self._listed[package] = loaded, found
+            listed = self._listed[package] = loaded, submodules
         return listed[1]
 
 
 def search_once() -> None:
-    """Let pyspark's cloudpickle search this way, where it has this search."""
+    """Have pyspark's cloudpickle use this search, if its version has the function that is replaced."""
     module = cloudpickle.cloudpickle
     search = getattr(module, "_find_imported_submodules", None)
     if search is not None and not isinstance(search, _Search):

@@ -32,15 +32,17 @@ def row_matches(
     files = pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist()
     names = [unquote(file["path"]) for file in files]
     located = runner.written(_Reading(store, path, schema, names, sought), len(names), schema=_MATCHED)
-    place, rows, of = (np.asarray(located[name]) for name in _MATCHED.names)
-    deleted, none = deleted_rows(table), np.empty(0, np.int64)
+    places, rows, keys = (np.asarray(located[name]) for name in _MATCHED.names)
+    deleted, no_rows = deleted_rows(table), np.empty(0, np.int64)
     matches = []
-    for number in np.unique(place).tolist():
-        here, name = place == number, names[number]
-        gone = deleted.get(name, none)
-        here[here] = np.isin(rows[here], gone, invert=True)
+    for number in np.unique(places).tolist():
+        here, name = places == number, names[number]
+        marked = deleted.get(name, no_rows)
+        here[here] = np.isin(rows[here], marked, invert=True)
         matches.append(
-            FileMatches(name, files[number]["path"], files[number]["size_bytes"], rows[here], of[here], gone)
+            FileMatches(
+                name, files[number]["path"], files[number]["size_bytes"], rows[here], keys[here], marked
+            )
         )
     return [match for match in matches if len(match.rows)]
 
@@ -58,8 +60,9 @@ class _Reading:
     def __call__(self, number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
         begin = 0
         for batch in guard(self.store.batches(joined(self.path, self.names[number]), self.schema)):
-            rows, of = self.sought.within(batch)
+            rows, keys = self.sought.within(batch)
             yield pa.RecordBatch.from_arrays(
-                [pa.array(np.full(len(rows), number)), pa.array(begin + rows), pa.array(of)], schema=_MATCHED
+                [pa.array(np.full(len(rows), number)), pa.array(begin + rows), pa.array(keys)],
+                schema=_MATCHED,
             )
             begin += batch.num_rows

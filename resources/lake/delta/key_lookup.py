@@ -144,14 +144,14 @@ def _matched_files(
     deleted. The columns of `keys` and of the files have the table's names.
     """
     labels = [f"k{number}" for number in range(keys.num_columns)]
-    wanted, none = keys.rename_columns(labels), np.empty(0, np.int64)
+    wanted, no_rows = keys.rename_columns(labels), np.empty(0, np.int64)
 
     def matches_in(name: str, named: str, size: int) -> FileMatches:
         rows = pa.Table.from_batches(store.batches(joined(path, name), keys.schema), keys.schema)
         row, key = _equal_rows(rows.rename_columns(labels), wanted)
-        gone = deleted.get(name, none)
-        stays = np.isin(row, gone, invert=True)
-        return FileMatches(name, named, size, row[stays], key[stays], gone)
+        marked = deleted.get(name, no_rows)
+        stays = np.isin(row, marked, invert=True)
+        return FileMatches(name, named, size, row[stays], key[stays], marked)
 
     actions = pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist()
     files = [(unquote(each["path"]), each["path"], each["size_bytes"]) for each in actions]
@@ -196,12 +196,12 @@ def flagged_rows(
 
 def every_file(table: DeltaTable, lacking: str | None = None) -> list[FileMatches]:
     """The files of a table that may have a NULL in `lacking`, each as a match without rows."""
-    deleted, none = deleted_rows(table), np.empty(0, np.int64)
+    deleted, no_rows = deleted_rows(table), np.empty(0, np.int64)
     possible = None if lacking is None else set(files_within(table, {}, lacking))
     files = pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist()
     names = [(unquote(file["path"]), file["path"], file["size_bytes"]) for file in files]
     return [
-        FileMatches(name, path, size, none, none, deleted.get(name, none))
+        FileMatches(name, path, size, no_rows, no_rows, deleted.get(name, no_rows))
         for name, path, size in names
         if possible is None or name in possible
     ]
