@@ -440,9 +440,7 @@ def print_demo(report: DemoReport) -> None:
         Text.assemble(verdict, f" {report.seconds:.0f} s."),
         Text(f"Delta tables:  {report.lake}"),
         Text(f"Configuration: {report.config}"),
-        Text(
-            "The servers have ended. For a server that stays, with Dagster's web interface: pgsieve demo --ui"
-        ),
+        Text("The servers have ended. One that stays, with Dagster's pages on it: pgsieve demo --ui"),
     )
 
 
