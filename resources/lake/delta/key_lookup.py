@@ -29,6 +29,9 @@ Key = tuple[object, ...]
 #: How many files are searched in parallel; the keys of each may take tens of megabytes.
 _PARALLEL = 2
 
+#: Integer keys are looked up in an array if it has at most so many elements for each key, and so many more.
+_DENSE, _FEW = 16, 1 << 20
+
 #: Delta may cut times in statistics to milliseconds, so the greatest time of a file may be later by up to
 #: this (Per-file Statistics of its protocol).
 _CUT = pa.scalar(1_000, pa.duration("us"))
@@ -144,13 +147,15 @@ def _matched_files(
     deleted. The columns of `keys` and of the files have the table's names.
     """
     labels = [f"k{number}" for number in range(keys.num_columns)]
-    wanted, no_rows = keys.rename_columns(labels), np.empty(0, np.int64)
+    sought, no_rows = _SoughtKeys.of(keys.rename_columns(labels)), np.empty(0, np.int64)
 
     def matches_in(name: str, named: str, size: int) -> FileMatches:
         rows = pa.Table.from_batches(store.batches(joined(path, name), keys.schema), keys.schema)
-        row, key = _equal_rows(rows.rename_columns(labels), wanted)
+        row, key = sought.within(rows.rename_columns(labels))
         marked = deleted.get(name, no_rows)
-        stays = np.isin(row, marked, invert=True)
+        stays = np.ones(rows.num_rows, np.bool_)
+        stays[marked] = False
+        stays = stays[row]
         return FileMatches(name, named, size, row[stays], key[stays], marked)
 
     actions = pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist()
@@ -205,6 +210,48 @@ def every_file(table: DeltaTable, lacking: str | None = None) -> list[FileMatche
         for name, path, size in names
         if possible is None or name in possible
     ]
+
+
+@dataclass(frozen=True)
+class _SoughtKeys:
+    """Distinct keys that are sought in one file after another; one column needs no join, which takes several times as long.
+
+    `numbers` has the number of each integer from `least` on that is a key, else -1; None where keys are no integers, or far apart.
+    """
+
+    keys: pa.Table
+    least: int = 0
+    numbers: npt.NDArray[np.int64] | None = None
+
+    @classmethod
+    def of(cls, keys: pa.Table) -> "_SoughtKeys":
+        """Prepare the search for keys."""
+        column = keys.column(0)
+        is_integer = keys.num_columns == 1 and pa.types.is_signed_integer(column.type)
+        if not is_integer or column.null_count or not len(column):
+            return cls(keys)
+        values = np.asarray(column).astype(np.int64)
+        least, greatest = int(values.min()), int(values.max())
+        if greatest - least > _DENSE * len(values) + _FEW:
+            return cls(keys)
+        numbers = np.full(greatest - least + 1, -1, np.int64)
+        numbers[values - least] = np.arange(len(values))
+        return cls(keys, least, numbers)
+
+    def within(self, rows: pa.Table) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """The rows that have a key, and the numbers of their keys."""
+        column = rows.column(0)
+        if self.numbers is not None and not column.null_count:
+            values = np.asarray(column).astype(np.int64)
+            near = (values >= self.least) & (values <= self.least + len(self.numbers) - 1)
+            row = np.flatnonzero(near)
+            key = self.numbers[values[row] - self.least]
+            return row[key >= 0], key[key >= 0]
+        if rows.num_columns > 1 or not _has_bounds(column.type):
+            return _equal_rows(rows, self.keys)
+        found = pc.index_in(column, value_set=self.keys.column(0).combine_chunks(), skip_nulls=True)
+        is_key = found.is_valid()
+        return np.flatnonzero(np.asarray(is_key)), np.asarray(found.filter(is_key)).astype(np.int64)
 
 
 def _equal_rows(left: pa.Table, right: pa.Table) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

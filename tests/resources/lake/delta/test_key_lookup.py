@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
-from pgsieve.resources.lake.delta.key_lookup import bounds_of, files_within, rows_of
+from pgsieve.resources.lake.delta.key_lookup import _equal_rows, _SoughtKeys, bounds_of, files_within, rows_of
 from pgsieve.resources.lake.delta.merge import Merge
 from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.delta.records import Commit
@@ -142,3 +142,24 @@ def test_keys_that_postgresql_finds_equal_are_found(
     _by_this_process(Path(path), pa.table({"k": pa.array(held, kind)}))
     numbers, rows = rows_of(DeltaTable(path), path, Store(), keys, keys.schema)
     assert (sorted(numbers.tolist()), rows.num_rows) == ([1, 2], 2)
+
+
+@pytest.mark.parametrize(
+    ("rows", "keys"),
+    [
+        (pa.array([5, 1, 9, 7, 5]), pa.array([7, 5, 4])),
+        (pa.array([5, None, 9], pa.int32()), pa.array([9, 2], pa.int32())),
+        (pa.array([-(2**63), 0, 2**63 - 1]), pa.array([2**63 - 1, -(2**63)])),
+        (pa.array([0, 2**63 - 1, -(2**63)]), pa.array([0, 1])),
+        (pa.array(["b", None, "a", "b"]), pa.array(["a", "b", None])),
+        (pa.array([1, 2], pa.timestamp("us", "UTC")), pa.array([2, 3], pa.timestamp("us", "UTC"))),
+        (pa.array([0.0, None, float("nan")]), pa.array([-0.0, float("nan")])),
+        (pa.array([1, 2]), pa.array([], pa.int64())),
+    ],
+    ids=str,
+)
+def test_keys_of_one_column_are_found_as_a_join_finds_them(rows: pa.Array, keys: pa.Array) -> None:
+    both = pa.table({"k0": rows}), pa.table({"k0": keys})
+    expected = sorted(zip(*(each.tolist() for each in _equal_rows(*both)), strict=True))
+    row, key = _SoughtKeys.of(both[1]).within(both[0])
+    assert list(zip(row.tolist(), key.tolist(), strict=True)) == expected
