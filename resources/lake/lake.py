@@ -422,7 +422,9 @@ class Lake:
         return committing(self.spark, position, vectors=vectors, metadata=metadata)
 
     def enable_deletion_vectors(self, path: str) -> None:
-        """Enable deletion vectors in a table that has grown, unless the user disabled them for this table or all tables."""
+        """Enable deletion vectors in a table that has grown, unless the user disabled them, or delta-rs would not find them."""
+        if self.local is not None and row_removal.hides_vectors(path):
+            return
         if self.records.has_deletion_vectors(path) is None:
             with self.access.refusing(path):
                 if self.local is not None and self.policy.vectors and row_removal.lets_mark(self.local, path):

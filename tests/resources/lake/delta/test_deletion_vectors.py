@@ -7,7 +7,7 @@ import os
 import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Barrier, Thread, current_thread
 from traceback import format_exception
@@ -395,3 +395,22 @@ class TestOnABadNetwork:
         # If the store refuses this library, delta-rs may still reach it. Then Spark marks the rows.
         proxy.refuse(DENIED, methods="GET", part="_last_checkpoint")
         assert files.marked_files(place.path, matches, base) is None
+
+
+def test_where_delta_rs_would_find_no_vector_no_row_is_marked(place: Place) -> None:
+    """In the name of an object it encodes a character such as `~`, which stands in the folder of "Orders", once more."""
+    escaped = replace(place, path=f"{place.path}~g1")
+    escaped.local().write(escaped.path, pa.table({"id": [1, 2], "n": [2, 4]}, _ROWS), Commit(1))
+    in_folder = "://" not in place.path
+    assert takes_marking(escaped.local(), escaped.path, _ROWS.names) is in_folder
+    lake = Lake(place.path.rpartition("/")[0], no_session, storage=place.storage)
+    lake.enable_deletion_vectors(escaped.path)
+    assert bool(lake.records.has_deletion_vectors(escaped.path)) is in_folder
+    if not in_folder:
+        enable_marking(escaped.local(), escaped.path)
+    mark(escaped.local(), escaped.path, [1], 2, {3: 4})
+    if in_folder:
+        assert escaped.rows() == {2: 4, 3: 4}
+    else:
+        with pytest.raises(Exception, match="t%7Eg1/deletion_vector"):
+            escaped.rows()
