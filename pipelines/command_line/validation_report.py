@@ -14,6 +14,7 @@ from pgsieve.pipelines.command_line.sequences import print_listed
 from pgsieve.pipelines.commands.results import TableStatus
 from pgsieve.pipelines.commands.validation_results import (
     PublicationPicture,
+    ReceivedChanges,
     ReceivedTable,
     ReceivedTables,
     ValidationProblem,
@@ -104,6 +105,15 @@ def _print_received(table: ReceivedTable) -> None:
         print_out(Text.assemble(("    replica identity: ", "dim"), changes.identity))
         for row_filter, operations in _by_filter({"initial copy": table.row_filter, **changes.row_filters}):
             print_out(Text.assemble((f"    {', '.join(operations)}: ", "dim"), row_filter or "every row"))
+        _print_updates(changes)
+
+
+def _print_updates(changes: ReceivedChanges) -> None:
+    """Print what a row filter may make of UPDATEs, as each run counts them."""
+    sent = [name.upper() for name in changes.updates_sent_as if name != "nothing"]
+    if len(sent) > 1:
+        described = f"sent as {', '.join(sent)}, or not sent, by {changes.row_filters['update']}; each run counts which"
+        print_out(Text.assemble(("    UPDATEs: ", "dim"), described))
 
 
 def _print_refilter(subscription: str, table: ReceivedTable) -> None:

@@ -44,6 +44,7 @@ from pgsieve.decoding.publications.catalog import (
     published_relation,
 )
 from pgsieve.decoding.publications.routing import changed_relations
+from pgsieve.decoding.publications.update_transformation import UPDATE_TRANSFORMATION
 from pgsieve.decoding.values.quoting import quote_identifier, quote_qualified
 from pgsieve.pipelines.commands.refilter import possible_sources
 from pgsieve.pipelines.commands.sequences import listed
@@ -251,23 +252,7 @@ def _received(
     sources: Callable[[], Sequence[Subscription]],
 ) -> ReceivedTables:
     states = TableStates(lake, subscription.name).newest()
-    publications = subscription.feed.publications(catalog, subscription.name)
-    changes: dict[int, dict[tuple[object, ...], ReceivedChanges]] = {}
-    for table in sorted(changed_relations(catalog), key=lambda table: (table.schema, table.name)):
-        if (sent := published_relation(table, publications, catalog)) is not None:
-            one = ReceivedChanges(
-                (quote_qualified(table.schema, table.name),), _effective_filters(sent), _identity(table)
-            )
-            grouped = changes.setdefault(sent.publish_as.oid, {})
-            key = (*one.row_filters.items(), one.identity)
-            earlier = grouped.get(key)
-            grouped[key] = (
-                one
-                if earlier is None
-                else replace(
-                    earlier, relations=(*earlier.relations, quote_qualified(table.schema, table.name))
-                )
-            )
+    changes = _received_changes(subscription, catalog)
     tables, cuts = subscription.tables(catalog), Cuts(lake, subscription.name).kept()
     definitions = {name: subscription.definition(each, catalog) for name, each in tables.items()}
     since_copy = {name: changes_since_copy(states.get(name), each) for name, each in definitions.items()}
@@ -286,7 +271,7 @@ def _received(
             *table,
             columns=replicated.columns,
             row_filter=_any_of(replicated.row_filters),
-            changes=tuple(changes.get(replicated.table.oid, {}).values()),
+            changes=tuple(changes.get(replicated.table.oid, ())),
             since_copy=since_copy[table],
             metadata=subscription.metadata(replicated.table),
             renamed={own: other for own, other in renamed.items() if other != own},
@@ -302,8 +287,34 @@ def _received(
     )
 
 
+def _received_changes(subscription: Subscription, catalog: Catalog) -> dict[int, list[ReceivedChanges]]:
+    """The changes that a subscription will receive, by the oid of the replicated table; relations of equal changes are one."""
+    publications = subscription.feed.publications(catalog, subscription.name)
+    changes: dict[int, dict[tuple[object, ...], ReceivedChanges]] = {}
+    for table in sorted(changed_relations(catalog), key=lambda table: (table.schema, table.name)):
+        if (sent := published_relation(table, publications, catalog)) is None:
+            continue
+        name, filters = quote_qualified(table.schema, table.name), _effective_filters(sent)
+        updates = _updates_sent_as(filters, subscription.feed)
+        one = ReceivedChanges((name,), filters, _identity(table), updates)
+        grouped = changes.setdefault(sent.publish_as.oid, {})
+        key = (*one.row_filters.items(), one.identity)
+        earlier = grouped.get(key)
+        grouped[key] = one if earlier is None else replace(earlier, relations=(*earlier.relations, name))
+    return {oid: list(grouped.values()) for oid, grouped in changes.items()}
+
+
 def _effective_filters(sent: PublishedRelation) -> dict[str, str | None]:
     return {o: _any_of(sent.filters.get(o)) for o in OPERATIONS if o in sent.operations}
+
+
+def _updates_sent_as(filters: Mapping[str, str | None], feed: Feed) -> tuple[str, ...]:
+    """What UPDATEs may be sent as; where the publisher filters, those that arrive have passed."""
+    if "update" not in filters:
+        return () if feed.filtered else ("nothing",)
+    if feed.filtered or filters["update"] is None:
+        return ("update",)
+    return (*sorted(sent for sent in UPDATE_TRANSFORMATION.values() if sent is not None), "nothing")
 
 
 def _any_of(row_filters: Sequence[str] | None) -> str | None:

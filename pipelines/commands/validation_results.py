@@ -45,12 +45,14 @@ class PublicationPicture:
 class ReceivedChanges:
     """The replicated changes of some relations: row filters by operation, and the replica identity.
 
-    `relations` are the table itself or its partitions. A row filter of None means every row.
+    `relations` are the table itself or its partitions. A row filter of None means every row. `updates_sent_as` is what pgsieve may
+    send an UPDATE as, in the words of a run's counts: `insert`, `update`, `delete`, `nothing`.
     """
 
     relations: tuple[str, ...]
     row_filters: Mapping[str, str | None]
     identity: str
+    updates_sent_as: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -301,6 +301,7 @@ def test_validate_shows_publications_tables_problems_and_statements(capsys):
         PublicationPicture("shop", "Mine", None, True, both, "stored", False, (), ()),
     )
     filters = {"insert": "(id > 5)", "update": None, "truncate": None}
+    filtered, sent_as = {"update": "(a > 5)"}, ("delete", "insert", "update", "nothing")
     received = (
         ReceivedTable(
             "public", "root", ("id", "Name"), "(id > 5)",
@@ -309,6 +310,9 @@ def test_validate_shows_publications_tables_problems_and_statements(capsys):
         ReceivedTable(
             "public", "t", ("a",), None, (ReceivedChanges(("public.t",), {"insert": None}, "NOTHING"),),
             refilter_from="wide",
+        ),
+        ReceivedTable(
+            "public", "u", ("a",), "(a > 5)", (ReceivedChanges(("public.u",), filtered, "FULL", sent_as),),
         ),
     )  # fmt: skip
     report = ValidationReport(
@@ -341,6 +345,10 @@ def test_validate_shows_publications_tables_problems_and_statements(capsys):
         "    replica identity: NOTHING",
         "    initial copy, insert: every row",
         'public.t: `pgsieve refilter sales` makes it from the replica of "wide", without the publisher',
+        "  public.u (a)",
+        "    replica identity: FULL",
+        "    initial copy, update: (a > 5)",
+        "    UPDATEs: sent as DELETE, INSERT, UPDATE, or not sent, by (a > 5); each run counts which",
         "  rows as of any moment: from 0/1A2B on (`pgsieve read sales --at`)",
         "",
         "problem: public.t: no replica identity [55000]",

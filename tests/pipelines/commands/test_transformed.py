@@ -41,6 +41,25 @@ def test_results_of_updates_are_counted_by_table_row_filter_and_partition(shop: 
     subscriptions["one"]["publications"] = ["p", "r"]
     subscriptions["two"]["publications"] = ["q", "leaves"]
     shop.configure()
+    code, output = shop.cli("validate", "--json")
+    assert code == 0, output
+    assert {
+        (each["name"], *changes["relations"]): changes["updates_sent_as"]
+        for subscription in json.loads(output)["subscriptions"]
+        for each in subscription["tables"]
+        for changes in each["changes"]
+    } == {
+        ("notes", "public.notes"): ["update"],
+        ("orders", "public.orders"): ["delete", "insert", "update", "nothing"],
+        ("tree", 'public."High"', "public.low"): ["delete", "insert", "update", "nothing"],
+        ("stock", "public.stock"): ["nothing"],
+        ("High", 'public."High"'): ["nothing"],
+        ("low", "public.low"): ["nothing"],
+    }
+    assert (
+        "UPDATEs: sent as DELETE, INSERT, UPDATE, or not sent, by (id > 1); each run"
+        in shop.cli("validate")[1]
+    )
     assert shop.cli("run")[0] == 0
 
     shop.database.execute("""
