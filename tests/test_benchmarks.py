@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SMALL = {
     "backlog.py": ["--changes", "20000", "--slice", "1"],
+    "choices.py": ["4000", "--changes", "400", "--rounds", "1"],
     "consistency.py": ["--rows", "10000"],
     "decode.py": ["--rows", "1000", "--runs", "1"],
     "follow_latency.py": ["5"],
@@ -22,7 +23,6 @@ SMALL = {
     "no_cliff.py": ["--rows", "4000", "--changes", "400", "--times", "1"],
     "object_store.py": ["--tables", "1", "--rounds", "1", "--rows", "1000", "--wait", "1"],
     "replication.py": ["--rows", "4000"],
-    "row_versions.py": ["4000", "--changes", "400", "--rounds", "1"],
     "scale.py": ["--rows", "4000", "--changes", "4000"],
     "scale_model.py": ["--minutes", "2"],
     "scattered_updates.py": ["10000", "20000", "--updates", "100"],

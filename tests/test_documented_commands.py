@@ -231,6 +231,11 @@ def _with_soft_deletes(world: World) -> None:
     world.shell("pgsieve run")
 
 
+def _with_a_whole_history(world: World) -> None:
+    world.configure("subscriptions: {sales: {source: shop, publications: [sales], history: {initial: true}}}")
+    world.shell("pgsieve resync sales public.orders && pgsieve run")
+
+
 def _with_versions(world: World) -> None:
     world.configure("subscriptions: {sales: {source: shop, publications: [sales], history: scd2}}")
     _another_amount(world)
@@ -337,6 +342,7 @@ PAGE_BLOCKS: dict[str, list[tuple[str, Run | NotRun]]] = {
     "docs/history.md": [
         ("SELECT id, amount, _operation", Run(_spark_sql, _with_metadata_columns)),
         ("SELECT id, amount, _deleted_at", Run(_spark_sql, _with_soft_deletes)),
+        ("SELECT commit_time AS copied", Run(_spark_sql, _with_a_whole_history)),
         ("SELECT id, amount, valid_from", Run(_spark_sql, _with_versions)),
         ("SELECT * FROM (", Run(_spark_sql)),
     ],

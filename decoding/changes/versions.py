@@ -95,7 +95,8 @@ def ended(versions: pa.RecordBatch, until: Numbers, commits: Commits) -> pa.Reco
     for name, value in values.items():
         place = versions.schema.get_field_index(name)
         versions = versions.set_column(place, versions.schema.field(place), value)
-    return versions.filter(pc.less(versions.column(FROM_LSN), versions.column(TO_LSN)))
+    stays = pc.less(versions.column(FROM_LSN), versions.column(TO_LSN))
+    return versions if stays.false_count == 0 else versions.filter(stays)
 
 
 @dataclass(frozen=True)

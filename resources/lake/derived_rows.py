@@ -51,12 +51,21 @@ def table_rows(
     ]
 
 
-def rows_without(batches: Iterable[pa.RecordBatch], rows: Numbers) -> Iterator[pa.RecordBatch]:
-    """The rows of a file except those with the numbers `rows`."""
+def rows_without(
+    batches: Iterable[pa.RecordBatch],
+    rows: Numbers,
+    leave: Callable[[slice, pa.RecordBatch], None] | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a file except those with the numbers `rows`.
+
+    `leave` is called with these others: with the part of the ascending `rows` that a batch has, and the batch.
+    """
     removed, begin = np.sort(rows), 0
     for batch in batches:
         end = begin + batch.num_rows
         first, last = np.searchsorted(removed, (begin, end))
+        if leave is not None and first < last:
+            leave(slice(first, last), batch.take(pa.array(removed[first:last] - begin)))
         stays = np.ones(batch.num_rows, np.bool_)
         stays[removed[first:last] - begin] = False
         begin = end

@@ -37,13 +37,17 @@ class DeletedRows:
 
 @dataclass(frozen=True)
 class RowDeletion:
-    """Decides how rows of a table with these columns are deleted, for changes of `size` bytes."""
+    """Decides how rows of a table with these columns are deleted, for changes of `size` bytes.
+
+    In tables larger than `limit` no file is rewritten; None: as in replicas.
+    """
 
     lake: Lake
     committer: ByFiles
     path: str
     columns: Collection[str]
     size: int
+    limit: int | None = None
 
     def of(self, matches: Sequence[FileMatches]) -> DeletedRows | None:
         """How these rows are deleted; None if they can be deleted in neither way."""
@@ -63,6 +67,7 @@ class RowDeletion:
     def most(self) -> int:
         """The largest number of bytes of files to rewrite."""
         most, limit = REWRITTEN * self.size, self.lake.policy.rewritten_bytes
-        if not self.takes_marks or self.lake.records.size(self.path) <= limit:
+        least = limit if self.limit is None else min(limit, self.limit)
+        if not self.takes_marks or self.lake.records.size(self.path) <= least:
             return max(most, limit)
-        return 0 if limit < 0 else most
+        return 0 if limit < 0 or self.limit is not None else most

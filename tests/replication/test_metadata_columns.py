@@ -21,6 +21,7 @@ from tests.fixtures.workloads import keyed_statement
 
 _WRITERS = [
     "driver large alone",
+    pytest.param("driver large marking on_s3", marks=pytest.mark.long),
     *(
         pytest.param(writer, marks=[pytest.mark.spark, pytest.mark.long])
         for writer in ("spark", "spark large", "spark large marking", "committing")

@@ -17,6 +17,7 @@ from tests.fixtures.tries import drawn_seed
 
 _WRITERS = [
     "driver large alone",
+    pytest.param("driver large marking on_s3", marks=pytest.mark.long),
     *(
         pytest.param(writer, marks=[pytest.mark.spark, pytest.mark.long])
         for writer in ("spark", "spark large", "spark large marking", "committing")

@@ -18,6 +18,7 @@ from pgsieve.assets.steps.apply.key_conflicts import INSERT_EXISTS, ConflictSear
 from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges
 from pgsieve.assets.steps.apply.spark_changes import SparkChanges
 from pgsieve.assets.steps.apply.writer import ReplicaWriter
+from pgsieve.assets.steps.history.shared_rows import SHARED_BYTES, SharedRows
 from pgsieve.assets.steps.records.failures import TABLE_ERRORS, explained, is_damage
 from pgsieve.assets.steps.records.table_states import Name, TableState, TableStates
 from pgsieve.assets.steps.records.transformed import TableChanges
@@ -59,11 +60,12 @@ class Plan:
 
 @dataclass(frozen=True)
 class DecidedKeys:
-    """The changes of some slices since an LSN by their keys, as the apply of a replica used them."""
+    """The changes of some slices since an LSN by their keys, as the apply of a replica used them, and rows that it had."""
 
     slices: Sequence[int]
     since: int
     keyed: KeyedChanges
+    rows: SharedRows = field(default_factory=lambda: SharedRows(0))
 
 
 @dataclass(frozen=True)
@@ -226,9 +228,10 @@ class Batch:
                 if many.net is not None and not plan.examined:
                     search.refuse_change(many.net.conflict)
                 with lake.access.refusing(path):
-                    if (applied := FilesWriter(lake, path, pending, end).apply(many)) is not None:
+                    rows = self._room(pending, many)
+                    if (applied := FilesWriter(lake, path, pending, end, rows).apply(many)) is not None:
                         reach(Failpoint.REPLICA_COMMITTED)
-                        self._share(pending, many)
+                        self._share(pending, many, rows)
         if many is None or applied is None:
             with lake.consistent_read(path, search.log):
                 few = few_changes(lake, path, search.log, definition, pending)
@@ -241,11 +244,17 @@ class Batch:
                 reach(Failpoint.REPLICA_COMMITTED)
         return applied
 
-    def _share(self, pending: Pending, many: ManyChanges) -> None:
-        keyed = many.net.keyed if many.net is not None and pending.name in self.shared else None
+    def _room(self, pending: Pending, many: ManyChanges) -> SharedRows | None:
+        """The room for rows of a table that others use, too."""
+        if many.net is None or pending.name not in self.shared:
+            return None
+        return SharedRows(SHARED_BYTES - sum(each.rows.nbytes for each in self.decided.values()))
+
+    def _share(self, pending: Pending, many: ManyChanges, rows: SharedRows | None) -> None:
+        keyed = many.net.keyed if many.net is not None and rows is not None else None
         size = sum(each.keyed.nbytes for each in self.decided.values())
-        if keyed is not None and size + keyed.nbytes <= KEY_BYTES:
-            self.decided[pending.name] = DecidedKeys(pending.ends, pending.since, keyed)
+        if keyed is not None and rows is not None and size + keyed.nbytes <= KEY_BYTES:
+            self.decided[pending.name] = DecidedKeys(pending.ends, pending.since, keyed, rows)
 
 
 def _conflicting(name: Name, error: KeyConflictError) -> Applied:

@@ -7,7 +7,7 @@ or rows of these files are marked already, deleted rows are marked in deletion v
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -26,6 +26,7 @@ from pgsieve.assets.steps.apply.keyed_changes import (
     stored_changes,
 )
 from pgsieve.assets.steps.apply.keyless_changes import KeylessChanges, going, stored_digests
+from pgsieve.assets.steps.history.shared_rows import SharedRows
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.digests import WantedDigests
 from pgsieve.decoding.changes.metadata_columns import APPLIED_AT, Stamp
@@ -231,12 +232,16 @@ def may_be_of_other_key(definition: Definition, pending: Pending) -> bool:
 
 @dataclass(frozen=True)
 class FilesWriter:
-    """Writes the net change of a batch to one replica table, in one commit."""
+    """Writes the net change of a batch to one replica table, in one commit.
+
+    `shared` gets the rows that come and go, where this process writes the files.
+    """
 
     lake: Lake
     path: str
     pending: Pending
     end: int
+    shared: SharedRows | None = None
 
     def apply(self, changes: ManyChanges) -> Applied | None:
         """Apply changes without conflicts; None where deleted rows cannot be marked."""
@@ -292,7 +297,8 @@ class FilesWriter:
             return
         read = self.lake.store, self.path, changes.groups, pending.ends, net.gone.matches
         for kept, completed in completions(*read, net.come, changes.schema):
-            yield ChosenRows(pending.ends, pending.since, stamp, kept, [*completed, *net.ended])
+            columns = [*completed, *net.ended]
+            yield ChosenRows(pending.ends, pending.since, stamp, kept, columns, shared=self.shared)
 
 
 @dataclass(frozen=True)
@@ -309,13 +315,17 @@ class Validity:
         at = np.searchsorted(self.places, places)
         return with_validity(rows, self.begun[at], self.until[at], self.commits)
 
+    def batches(self, places: Numbers, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """The same, as batches that `WrittenRows` writes."""
+        yield self.of(rows, places)
+
 
 @dataclass(frozen=True)
 class ChosenRows:
     """The changes whose rows come: those at the places `kept`, or all INSERTs since an LSN and after a TRUNCATE.
 
     `kept` is in ascending order. `completed` are values of columns that these changes left out. `stamp` is the time at
-    which the rows are applied. `validity` makes versions of the rows.
+    which the rows are applied. `validity` makes versions of the rows. `shared` gets the new rows, and the rows that they replace.
     """
 
     slices: Sequence[int]
@@ -325,6 +335,7 @@ class ChosenRows:
     completed: Sequence[Completion] = ()
     after: tuple[int, int] | None = None
     validity: Validity | None = None
+    shared: SharedRows | None = None
 
     def schema(self, rows: pa.Schema) -> pa.Schema:
         """The columns of the files for rows with these columns."""
@@ -345,6 +356,8 @@ class ChosenRows:
         for completion in self.completed:
             batch = completion.of(batch, places[chosen])
         batch = self.stamp.of(batch)
+        if self.shared is not None:
+            self.shared.add_came(places[chosen], batch)
         return batch if self.validity is None else self.validity.of(batch, places[chosen])
 
     def _inserted(self, changes: pa.Table, places: Numbers) -> Mask:
@@ -378,13 +391,20 @@ class RowsTask:
         if number < len(self.rewritten):
             match = self.rewritten[number]
             batches = self.store.batches(joined(self.path, match.name), self.whole)
-            rows, schema = rows_without(batches, match.rows), self.whole
+            rows, schema = rows_without(batches, match.rows, self._left(match)), self.whole
         elif (part := number - len(self.rewritten)) < len(self.kept):
             rows, schema = self._kept(self.kept[part]), self.whole
         else:
             rows = self._rows(self.parts[part - len(self.kept)])
             schema = self.chosen.schema(self.schema)
         return write_files(self.path, schema, guard(rows), store=self.store, size=self.size)
+
+    def _left(self, match: FileMatches) -> Callable[[slice, pa.RecordBatch], None] | None:
+        """Shares the rows that go from a file."""
+        if (shared := self.chosen.shared) is None:
+            return None
+        keys = match.keys[np.argsort(match.rows)]
+        return lambda part, rows: shared.add_went(keys[part], rows)
 
     def _kept(self, rows: Sequence[KeptRows]) -> Iterator[pa.RecordBatch]:
         for of_file in rows:

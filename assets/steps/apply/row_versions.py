@@ -6,9 +6,9 @@ Raises LakeError, and OverrunError where another process was faster.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +19,7 @@ from pgsieve.assets.steps.apply.by_files import ChosenRows, RowsTask, Validity, 
 from pgsieve.assets.steps.apply.completion import NetRows, completions
 from pgsieve.assets.steps.apply.damaged import WholeVersions, is_put_back
 from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges, keyed_changes, stored_changes
+from pgsieve.assets.steps.history.shared_rows import SharedRows
 from pgsieve.assets.steps.history.versions import (
     StoredVersions,
     VersionChange,
@@ -39,6 +40,8 @@ from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.errors import LakeError, again_after_conflict
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
 from pgsieve.resources.lake.delta.records import TableHead
+from pgsieve.resources.lake.derived_rows import WrittenRows
+from pgsieve.resources.lake.executors import INLINE
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.store import RowGroup, parted
 from pgsieve.resources.work import called
@@ -199,6 +202,8 @@ class VersionsWriter:
         outcome = self._outcome(changes.groups)
         ending, until = self._ending(outcome)
         change = VersionChange.of(self._stored, ending, until, outcome.commits, pending.size)
+        if (shared := self._shared) is not None and outcome.truncated is None:
+            change = replace(change, went=shared.of_keys(len(outcome.versions.ends), table.columns))
 
         def new() -> list[pa.Table]:
             return list(self._written(outcome, changes.groups))
@@ -229,15 +234,23 @@ class VersionsWriter:
 
     def _keyed(self, files: Sequence[str]) -> KeyedChanges:
         """The changes by their keys, as the replica's apply used them if it lacked the same changes."""
-        table, pending, decided = self.table, self.pending, self.decided
-        if decided is not None and (decided.slices, decided.since) == (pending.ends, self.since):
-            return decided.keyed
+        table, pending = self.table, self.pending
+        if self.decided is not None and self._shared is not None:
+            return self.decided.keyed
         keys = pa.schema([table.columns.field(name) for name in table.definition.key])
         unsent = sorted(pending.unchanged)
         stored = stored_changes(table.lake.store, files, keys, unsent)
         keyed = keyed_changes(stored, keys, unsent, pending.ends, self.since)
         assert keyed is not None
         return keyed
+
+    @property
+    def _shared(self) -> SharedRows | None:
+        """The rows of the replica's apply, if it lacked the same changes."""
+        decided = self.decided
+        if decided is None or (decided.slices, decided.since) != (self.pending.ends, self.since):
+            return None
+        return decided.rows
 
     @property
     def since(self) -> int:
@@ -295,6 +308,11 @@ class VersionsWriter:
             validity = Validity(
                 places, outcome.commit_of[versions.last[at]], versions.until[at], outcome.commits
             )
+            shared = None if self._shared is None else self._shared.at_places(places, table.columns)
+            if shared is not None:
+                made = [[partial(validity.batches, of, rows)] for of, rows in shared]
+                yield WrittenRows(lake.store, table.path, table.schema, size, made).by(INLINE)
+                continue
             read = lake.store, table.path, groups, self.pending.ends, outcome.matches
             for kept, completed in completions(*read, rows, table.columns):
                 parts = parted(groups, runner.number)

@@ -13,6 +13,7 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
+from pgsieve.assets.steps.history.shared_rows import KeyedRows
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.records.failures import CURED_BY_COPY, explained
 from pgsieve.assets.steps.records.table_states import Name, TableState
@@ -20,6 +21,8 @@ from pgsieve.assets.steps.subscription import Definition, Subscription, defined_
 from pgsieve.decoding.changes.net_change import Numbers
 from pgsieve.decoding.changes.versions import (
     CURRENT,
+    FROM,
+    FROM_LSN,
     TO_LSN,
     VALIDITY,
     Commits,
@@ -37,11 +40,15 @@ from pgsieve.resources.lake.delta.key_lookup import FileMatches, Flag
 from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.derived_rows import WrittenRows, rows_at, table_rows
+from pgsieve.resources.lake.executors import INLINE
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.row_deletion import DeletedRows, RowDeletion
 from pgsieve.resources.lake.stores.store import Store, joined
 from pgsieve.resources.parts import Guard
 
+#: In larger tables of versions no file is rewritten for versions that end: their rows are marked. Other rows of the file would
+#: be written a third time beside the replica's, and the version that ended.
+_REWRITTEN_BYTES = 1024 * 1024
 #: Ended versions up to this many bytes stay in memory while a file's other versions are written.
 _MEMORY_BYTES = 64 * 1024 * 1024
 #: The hint for versions that cannot be read or written: earlier versions are nowhere else, so pgsieve deletes none.
@@ -237,13 +244,14 @@ def present_rows(
 class _OldFile:
     """A file with rows that end: their ascending numbers, and for each the number of the commit that ends it.
 
-    `is_replaced` says that its other rows are written again, too.
+    `is_replaced` says that its other rows are written again, too. `data` has the rows without their validity, where they are at hand.
     """
 
     name: str
     rows: Numbers
     until: Numbers
     is_replaced: bool
+    data: pa.Table | None = None
 
 
 @dataclass(frozen=True)
@@ -263,8 +271,24 @@ class _OldRows:
         if file.is_replaced:
             yield from self._replaced(file, guard)
             return
-        rows = rows_at(self.store, joined(self.folder, file.name), self.schema, file.rows)
-        yield from self._written(guard(ended(each, file.until[at], self.commits) for at, each in rows))
+        data, schema = file.data, self.schema
+        if data is not None:
+            schema = pa.schema([self.schema.field(name) for name in (FROM, FROM_LSN)])
+        rows = rows_at(self.store, joined(self.folder, file.name), schema, file.rows)
+        whole = rows if data is None else ((at, self._whole(data[at], each)) for at, each in rows)
+        yield from self._written(guard(ended(each, file.until[at], self.commits) for at, each in whole))
+
+    def _whole(self, data: pa.Table, begun: pa.RecordBatch) -> pa.RecordBatch:
+        """Present versions, of their data and when they began."""
+        columns = [
+            data[field.name].combine_chunks()
+            if field.name in data.column_names
+            else begun[field.name]
+            if field.name in begun.schema.names
+            else pa.nulls(begun.num_rows, field.type)
+            for field in self.schema
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def _replaced(self, file: _OldFile, guard: Guard) -> Iterator[pa.RecordBatch]:
         ends, written = list[pa.RecordBatch](), list[pa.RecordBatch]()
@@ -296,11 +320,15 @@ class _OldRows:
 
 @dataclass(frozen=True)
 class VersionChange:
-    """Present versions that end, and the numbers of the commits that end them, file by file."""
+    """Present versions that end, and the numbers of the commits that end them, file by file.
+
+    `went` has rows of the replica that are these versions, by the keys of `gone`; they need not be read.
+    """
 
     gone: DeletedRows
     until: Sequence[Numbers]
     commits: Commits
+    went: KeyedRows | None = None
 
     @classmethod
     def of(
@@ -315,7 +343,7 @@ class VersionChange:
         lake, committer = table.lake, table.committer
         with lake.access.refusing(table.path):
             columns = lake.columns(table.path) if lake.records.exists(table.path) else table.schema.names
-        gone = RowDeletion(lake, committer, table.path, columns, size).of(matches)
+        gone = RowDeletion(lake, committer, table.path, columns, size, _REWRITTEN_BYTES).of(matches)
         if gone is None:
             if not committer.takes_rewriting(table.path, columns):
                 raise _altered(table.path)
@@ -344,9 +372,12 @@ class VersionChange:
         lake, path, committer = table.lake, table.path, table.committer
 
         def written() -> pa.Table:
-            size, files = committer.file_bytes(path, {}), list(self._old())
+            # Columns that a replica has no more have values in earlier versions alone, but stay in the table.
+            went = self.went if set(whole.names) == set(table.schema.names) else None
+            size, files = committer.file_bytes(path, {}), list(self._old(went))
             old = _OldRows(lake.store, path, whole, size, self.commits, files)
-            runner = lake.policy.runner(sum(match.size for match in self.gone.matches))
+            read = sum(m.size for m, f in zip(self.gone.matches, files, strict=True) if f.data is None)
+            runner = lake.policy.runner(read) if read else INLINE
             return pa.concat_tables([runner.written(old, len(files)), *new()])
 
         whole = committer.local.arrow_schema(path) if lake.records.exists(path) else table.schema
@@ -359,7 +390,9 @@ class VersionChange:
             raise _altered(path)
         committer.commit_marked(written, path, marked, position, base)
 
-    def _old(self) -> Iterator[_OldFile]:
+    def _old(self, went: KeyedRows | None) -> Iterator[_OldFile]:
+        replaced = not self.gone.marked
         for match, until in zip(self.gone.matches, self.until, strict=True):
             order = np.argsort(match.rows)
-            yield _OldFile(match.name, match.rows[order], until[order], is_replaced=not self.gone.marked)
+            data = None if went is None or replaced else went.of(match.keys[order])
+            yield _OldFile(match.name, match.rows[order], until[order], replaced, data)

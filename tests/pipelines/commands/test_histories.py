@@ -120,7 +120,7 @@ def test_histories_begin_with_the_copy_and_are_disabled_and_enabled(shop: Shop, 
 
 @pytest.mark.drawn
 def test_a_history_that_lacks_the_copied_rows_says_how_to_complete_it(shop: Shop) -> None:
-    """It takes long: eight commands, each a process."""
+    """It takes long: eleven commands, each a process."""
     _output_of(shop, "run")
     _configure(shop, {"initial": True})
     way_out = "`pgsieve resync one public.orders` copies the table again"
@@ -141,3 +141,11 @@ def test_a_history_that_lacks_the_copied_rows_says_how_to_complete_it(shop: Shop
     shop.database.execute("insert into orders values (9, 9)")
     assert _output_of(shop, "run")
     assert _operations(shop, "orders")[-1] == ("insert", 9)
+
+    # Off: a copy is in it no more, and what is there stays.
+    _configure(shop, None)
+    before = _operations(shop, "orders")
+    _output_of(shop, "resync", "one", "public.orders")
+    _output_of(shop, "run")
+    assert _operations(shop, "orders") == before
+    assert "the change history begins with the copied rows" not in _output_of(shop, "validate")

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from pgsieve.assets.steps.apply.applied import Pending
 from pgsieve.assets.steps.apply.batch import DecidedKeys
-from pgsieve.assets.steps.apply.keyed_changes import keyed_changes, stored_changes
+from pgsieve.assets.steps.apply.by_files import FilesWriter, many_changes
 from pgsieve.assets.steps.apply.row_versions import VersionsWriter
+from pgsieve.assets.steps.history import versions
+from pgsieve.assets.steps.history.shared_rows import KeyedRows, SharedRows
 from pgsieve.assets.steps.history.versions import VersionTable
 from pgsieve.assets.steps.records.transformed import TableChanges
 from pgsieve.assets.steps.subscription import Definition
@@ -24,7 +28,7 @@ from pgsieve.resources.lake.delta.errors import again_after_conflict
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.policy import LakeSettings
-from tests.fixtures.histories import COLUMNS, Change, Values, applied, history, insert
+from tests.fixtures.histories import COLUMNS, Change, Values, applied, delete, history, insert, update
 from tests.fixtures.lakes import no_session
 
 _COLUMNS = (("k", pa.int64()), ("b", pa.string()), ("c", pa.string()))
@@ -50,11 +54,11 @@ class World:
         self.write(replica)
         self.table.begin_anew(_COPIED, _BEGIN)
 
-    def write(self, replica: dict[int, Values]) -> None:
+    def write(self, replica: dict[int, Values], position: int = _COPIED) -> None:
         assert self.lake.local is not None
         rows = [{"k": key, **values} for key, values in replica.items()]
         self.lake.local.write(
-            self.replica, pa.Table.from_pylist(rows, pa.schema(_COLUMNS)), Commit(overwrite=True)
+            self.replica, pa.Table.from_pylist(rows, pa.schema(_COLUMNS)), Commit(position, overwrite=True)
         )
 
     def apply(self, changes: Sequence[tuple[int, Change]], end: int) -> None:
@@ -89,26 +93,27 @@ class World:
             unchanged=COLUMNS,
         )
 
+        decided = again_after_conflict(self.decided)(slice_)
+
         def attempt() -> None:
             pending = Pending([slice_], self.lake.records.head(self.table.path))
-            VersionsWriter(self.table, self.log, pending, _COPIED, self.decided(pending)).apply()
+            VersionsWriter(self.table, self.log, pending, _COPIED, decided).apply()
 
         # A separate commit gives the table deletion vectors.
         again_after_conflict(attempt)()
 
-    def decided(self, pending: Pending) -> DecidedKeys | None:
+    def decided(self, slice_: TableChanges) -> DecidedKeys | None:
         """The decisions of the replica's apply: of the same changes, or of other slices if the replica was behind."""
         if self.replica_lacks == "nothing":
             return None
-        keys, unsent = pa.schema(_COLUMNS[:1]), sorted(pending.unchanged)
+        pending, rows = Pending([slice_], self.lake.records.head(self.replica)), SharedRows(2**20)
+        many = many_changes(self.lake, self.replica, self.log, _DEFINITION, pending)
+        assert many is not None
+        assert many.net is not None
+        assert many.net.keyed is not None
+        FilesWriter(self.lake, self.replica, pending, slice_.slice, rows).apply(many)
         slices = pending.ends if self.replica_lacks == "the same" else [0]
-        stored = self.lake.stored_slices(self.log, pending.ends, every=True)
-        assert stored is not None
-        files = dict.fromkeys(group.file for group in stored.groups)
-        changes = stored_changes(self.lake.store, files, keys, unsent)
-        keyed = keyed_changes(changes, keys, unsent, slices, pending.since)
-        assert keyed is not None
-        return DecidedKeys(slices, pending.since, keyed)
+        return DecidedKeys(slices, pending.since, many.net.keyed, rows)
 
     def rows(self) -> list[dict[str, Any]]:
         assert self.lake.local is not None
@@ -144,14 +149,17 @@ def _drawn(drawn: random.Random) -> tuple[list[tuple[int, Change]], dict[int, Va
     return changes, replica
 
 
-@pytest.mark.parametrize("marks", [False, True])
+@pytest.mark.parametrize("marks", [False, True, None])
 @pytest.mark.parametrize("seed", range(6))
 def test_versions_valid_at_each_commit_are_the_rows_of_that_time(
-    tmp_path: Path, seed: int, *, marks: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, *, marks: bool | None
 ) -> None:
+    """Files are written again, or rows are marked; None: rows are marked in the versions alone."""
+    if marks is None:
+        monkeypatch.setattr(versions, "_REWRITTEN_BYTES", -1)
     drawn = random.Random(seed)
     changes, replica = _drawn(drawn)
-    world = World(tmp_path, replica, marks=marks)
+    world = World(tmp_path, replica, marks=bool(marks))
     world.replica_lacks = ("nothing", "the same", "others")[seed % 3]
     assert world.at(_COPIED - 1) == replica
     middle = drawn.randint(0, 8)
@@ -187,9 +195,44 @@ def test_a_truncate_in_the_slice_of_the_first_change_creates_no_row(tmp_path: Pa
 
 def test_beginning_again_ends_the_current_versions_once(tmp_path: Path) -> None:
     world = World(tmp_path, {1: {"b": "1", "c": "x"}, 2: {"b": "2", "c": "y"}}, marks=True)
-    world.write({2: {"b": "2", "c": "y"}, 3: {"b": "3", "c": "z"}})
+    world.write({2: {"b": "2", "c": "y"}, 3: {"b": "3", "c": "z"}}, 300)
     assert world.table.begin_anew(300, _BEGIN)
     assert not world.table.begin_anew(300, _BEGIN)
     assert world.at(298) == {1: {"b": "1", "c": "x"}, 2: {"b": "2", "c": "y"}}
     assert world.at(299) == world.at(400) == {2: {"b": "2", "c": "y"}, 3: {"b": "3", "c": "z"}}
     assert world.lake.records.position(world.table.path) == 300
+
+
+def test_rows_that_the_replica_had_are_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(versions, "_REWRITTEN_BYTES", -1)
+    taken = list[pa.Table | None]()
+    of = KeyedRows.of
+
+    def noted(rows: KeyedRows, keys: Any) -> pa.Table | None:
+        taken.append(of(rows, keys))
+        return taken[-1]
+
+    monkeypatch.setattr(KeyedRows, "of", noted)
+    before: dict[int, Values] = {key: {"b": str(key), "c": "x"} for key in range(1, 9)}
+    world = World(tmp_path, before, marks=False)
+    world.replica_lacks = "the same"
+    world.apply([(0, update(3, b="4")), (1, delete(5))], 500)
+    assert [rows.to_pylist() for rows in taken if rows is not None] == [
+        [{"k": 3, "b": "3", "c": "x"}, {"k": 5, "b": "5", "c": "x"}]
+    ]
+    assert world.at(100) == before
+    assert world.at(120) == {key: row for key, row in before.items() if key != 5} | {3: {"b": "4", "c": "x"}}
+
+
+def test_rows_that_are_too_many_or_went_to_executors_are_read_again() -> None:
+    numbers, rows = np.arange(3), pa.RecordBatch.from_pydict({"k": [1, 2, 3]})
+    shared = SharedRows(rows.nbytes)
+    shared.add_came(numbers, rows)
+    assert shared.at_places(numbers, rows.schema) == [(numbers, rows)]
+    assert shared.at_places(numbers[:2], rows.schema) is None, "others came"
+    assert pickle.loads(pickle.dumps(shared)) is None
+    shared.add_went(numbers, rows)
+    assert shared.at_places(numbers, rows.schema) is None
+    assert shared.of_keys(3, rows.schema) is None

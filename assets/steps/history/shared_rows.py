@@ -1,0 +1,92 @@
+"""Rows that an apply has in memory anyway, for the versions of the same rows: they need not be decoded twice.
+
+In: the rows that the files of a replica get and lose, batch by batch, as this process writes them. Out: the same rows by the
+places of their changes, or by their keys; None where some are not there: they were too many, or executors wrote the files.
+Raises nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from pgsieve.decoding.changes.net_change import NONE, Numbers
+
+#: The rows of all tables of a batch have at most so many bytes.
+SHARED_BYTES = 128 * 1024 * 1024
+
+#: Numbers, and the rows that have them.
+_Part = tuple[Numbers, pa.RecordBatch]
+
+
+def _none() -> None:
+    return None
+
+
+@dataclass
+class SharedRows:
+    """The rows that the files of a replica get (`came`, by places) and lose (`went`, by keys), of at most `most` bytes."""
+
+    most: int
+    came: list[_Part] = field(default_factory=list)
+    went: list[_Part] = field(default_factory=list)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Send executors none: what they add would come back to no one."""
+        return _none, ()
+
+    @property
+    def nbytes(self) -> int:
+        """How much memory the rows take."""
+        return sum(rows.nbytes for _, rows in (*self.came, *self.went))
+
+    def add_came(self, places: Numbers, rows: pa.RecordBatch) -> None:
+        """Add rows that come, by the places of their changes."""
+        self._add(self.came, places, rows)
+
+    def add_went(self, keys: Numbers, rows: pa.RecordBatch) -> None:
+        """Add rows that go, by their keys."""
+        self._add(self.went, keys, rows)
+
+    def _add(self, parts: list[_Part], numbers: Numbers, rows: pa.RecordBatch) -> None:
+        if self.nbytes + rows.nbytes > self.most:
+            self.most = 0
+            self.came.clear()
+            self.went.clear()
+        else:
+            parts.append((numbers, rows))
+
+    def at_places(self, places: Numbers, columns: pa.Schema) -> list[_Part] | None:
+        """The new rows at exactly these places, which ascend, in the order of their places."""
+        parts = sorted(self.came, key=lambda part: int(part[0][0]))
+        if not parts or not np.array_equal(np.concatenate([numbers for numbers, _ in parts]), places):
+            return None
+        return parts if all(rows.schema.equals(columns) for _, rows in parts) else None
+
+    def of_keys(self, count: int, columns: pa.Schema) -> "KeyedRows | None":
+        """The rows that went of `count` keys."""
+        if not self.went:
+            return None
+        tables = [pa.Table.from_batches([rows]) for _, rows in self.went]
+        if not all(set(columns.names) <= set(table.column_names) for table in tables):
+            return None
+        rows = pa.concat_tables([table.select(columns.names) for table in tables])
+        if not rows.schema.equals(columns):
+            return None
+        row_of = np.full(count, NONE, np.int64)
+        row_of[np.concatenate([numbers for numbers, _ in self.went])] = np.arange(rows.num_rows)
+        return KeyedRows(rows, row_of)
+
+
+@dataclass(frozen=True)
+class KeyedRows:
+    """Rows by their keys: `row_of` has the number of each key's row, `NONE` where there is none."""
+
+    rows: pa.Table
+    row_of: Numbers
+
+    def of(self, keys: Sequence[int] | Numbers) -> pa.Table | None:
+        """The rows of some keys in their order; None where one has none."""
+        at = self.row_of[keys]
+        return None if (at == NONE).any() else self.rows.take(pa.array(at))

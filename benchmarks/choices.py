@@ -1,0 +1,164 @@
+"""What each choice for a replica's readers costs: `python benchmarks/choices.py 500000 --changes 100000`.
+
+In: a number of rows. Out: processor time of a plain replica, and for each choice its ratio to that: metadata columns, soft deletes,
+a history from the first row (`initial`), versions of rows (`scd2`), a row filter, and the same filter without counts of what
+became of UPDATEs. It measures the copy, and transformation and apply of appends, updates that lie evenly apart, and a mix of both
+with deletes. All subscriptions read one slot. In each round they take turns in another order; a ratio is the median of those of
+`--rounds`. Needs no Java: threads write what is much.
+"""
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import psycopg
+import yaml
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.replication import COLUMNS, ROW, SETTINGS, quiet
+from pgsieve.assets.steps.apply.replica_tables import apply
+from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
+from pgsieve.assets.steps.operations.initial_copy import copy_tables
+from pgsieve.assets.steps.slot_consumption.drain import drain
+from pgsieve.assets.steps.subscription import Subscription
+from pgsieve.assets.steps.update_transformation.transform import transform
+from pgsieve.decoding.changes.sent_as import Origin
+from pgsieve.pipelines.config.model import load_config
+from pgsieve.pipelines.project import Project, project
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+
+_PLAIN, _UNCOUNTED = "plain", "filter_uncounted"
+_METADATA = (
+    "commit_lsn",
+    "ordinal",
+    "commit_time",
+    "operation",
+    "source_table",
+    "applied_at",
+    "copy_lsn",
+    "copy_time",
+)
+_FILTERED: Mapping[str, Any] = {"publications": ["filtered"]}
+#: What each subscription says besides its source.
+_CHOICES: Mapping[str, Mapping[str, Any]] = {
+    _PLAIN: {},
+    "metadata": {"layout": {"columns": {kind: f"_{kind}" for kind in _METADATA}}},
+    "soft": {"layout": {"deletes": "soft"}},
+    "initial": {"history": {"initial": True}},
+    "scd2": {"history": "scd2"},
+    "filter": _FILTERED,
+    _UNCOUNTED: _FILTERED,
+}
+#: Seconds of processor time, by the step.
+_Seconds = dict[str, float]
+
+
+def _statements(rows: int, changes: int, number: int) -> Mapping[str, list[str]]:
+    """What is done to the table in a round, by kind."""
+    first, step = rows + 1 + number * 2 * changes, max(rows // changes, 1)
+    append = f"insert into t select {ROW} from generate_series({first}, {first + changes - 1}) i"
+    later = f"insert into t select {ROW} from generate_series({first + changes}, {first + changes + changes // 2}) i"
+    update = f"update t set qty = qty + 1 where id % {step} = {number % step} and id <= {rows}"
+    delete = f"delete from t where id >= {first} and id < {first + changes // 4}"
+    return {"appends": [append], "updates": [update], "mixed": [later, update, delete]}
+
+
+def _timed(work: Callable[[], object]) -> float:
+    began = time.process_time()
+    work()
+    return time.process_time() - began
+
+
+def _copied(subscription: Subscription, declared: Project) -> _Seconds:
+    lake = declared.lake.open()
+    tables = tables_to_copy(subscription, lake)
+    return {"copy": _timed(lambda: copy_tables(subscription, lake, tables, quiet))}
+
+
+def _applied(subscription: Subscription, declared: Project) -> _Seconds:
+    lake = declared.lake.open()
+    with patch.object(Origin, "count") if subscription.name == _UNCOUNTED else nullcontext():
+        transformed = _timed(lambda: transform(subscription, lake, quiet))
+    return {"transform": transformed, "apply": _timed(lambda: apply(subscription, lake, quiet))}
+
+
+@contextmanager
+def _declared(options: argparse.Namespace) -> Iterator[tuple[psycopg.Connection, Project]]:
+    """A table of so many rows, and the subscriptions of it."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pgsieve-benchmark-")))
+        server = stack.enter_context(EmbeddedServer(folder / "data", settings={**SETTINGS, "fsync": "off"}))
+        database = stack.enter_context(psycopg.connect(server.conninfo(), autocommit=True))
+        database.execute(f"create table t {COLUMNS}")
+        database.execute(f"insert into t select {ROW} from generate_series(1, {options.rows}) i")
+        database.execute("create publication t for table t")
+        database.execute("create publication filtered for table t where (id % 2 = 0)")
+        subscribed = {"source": "shop", "publications": ["t"]}
+        path = folder / "pgsieve.yaml"
+        path.write_text(
+            yaml.safe_dump(
+                {
+                    "lake": "./lake",
+                    "spark": {"master": "threads[2]"},
+                    "sources": {"shop": {"conninfo": server.conninfo()}},
+                    "subscriptions": {
+                        name: {**subscribed, **_CHOICES[name]} for name in (_PLAIN, *options.choices)
+                    },
+                }
+            )
+        )
+        yield database, project(load_config(path))
+
+
+def main(options: argparse.Namespace) -> None:
+    """Measure a table of so many rows."""
+    measured = defaultdict[str, dict[str, list[_Seconds]]](lambda: defaultdict(list))
+    with _declared(options) as (database, declared):
+        (feed,) = declared.feeds.values()
+        names = list(declared.subscriptions)
+
+        def measure(kind: str, work: Callable[[Subscription, Project], _Seconds]) -> None:
+            names.append(names.pop(0))
+            for name in names:
+                measured[kind][name].append(work(declared.subscriptions[name], declared))
+
+        measure("copy", _copied)
+        drain(feed, declared.lake.open(), list(declared.subscriptions.values()), quiet)
+        for subscription in declared.subscriptions.values():
+            _applied(subscription, declared)
+        for number in range(options.rounds):
+            for kind, statements in _statements(options.rows, options.changes, number).items():
+                for statement in statements:
+                    database.execute(statement)
+                drain(feed, declared.lake.open(), list(declared.subscriptions.values()), quiet)
+                measure(kind, _applied)
+    for kind, by_name in measured.items():
+        for step in by_name[_PLAIN][0]:
+            plain = [each[step] for each in by_name[_PLAIN]]
+            ratios = {
+                name: statistics.median(each[step] / one for each, one in zip(rounds, plain, strict=True))
+                for name, rounds in by_name.items()
+            }
+            shown = ", ".join(f"{name} {ratios[name]:.2f}" for name in options.choices)
+            print(f"{kind}, {step}: plain {statistics.median(plain):.2f} s; {shown}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    others = [name for name in _CHOICES if name != _PLAIN]
+    parser.add_argument("rows", type=int)
+    parser.add_argument("--changes", type=int, default=100_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--choices", nargs="+", choices=others, default=others)
+    main(parser.parse_args())
