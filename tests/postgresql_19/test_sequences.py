@@ -65,9 +65,9 @@ def expect_refreshed(scenario: Scenario, shop: Shop, command: str) -> None:
 
 
 def expect_checked(shop: Shop, subscription: str, *, moved: bool) -> None:
-    ended, report = shop.cli("check", subscription, "--json")
-    told, _ = json.JSONDecoder().raw_decode(report)
-    assert (ended, [(s["name"], s["moved"]) for s in told["sequences"]]) == (
+    ended, output = shop.cli("check", subscription, "--json")
+    report, _ = json.JSONDecoder().raw_decode(output)
+    assert (ended, [(s["name"], s["moved"]) for s in report["sequences"]]) == (
         0,
         [("one", moved), ("two", moved)],
     )

@@ -64,7 +64,7 @@ def test_a_deep_tree_needs_no_deep_stack() -> None:
         ),
     ],
 )
-def test_a_row_filter_has_only_immutable_functions(text: str, reason: str | None) -> None:
+def test_row_filters_with_forbidden_nodes_are_refused(text: str, reason: str | None) -> None:
     message = refusal(Expression(parse_expression(text)), frozenset({1299}), frozenset({1300}))
     assert (message is None) if reason is None else (reason in (message or ""))
 

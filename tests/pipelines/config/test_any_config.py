@@ -1,4 +1,4 @@
-"""Any text as the configuration file gives a config or a refusal, and no message contains a secret."""
+"""Every text in the configuration file gives a config or a refusal; no message contains a secret."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def test_a_copy_gets_its_name_when_it_is_complete(folder: Path, monkeypatch: pyt
 
 @pytest.mark.spark
 def test_a_session_reads_the_archive_and_forks_workers_with_imports() -> None:
-    assert make_archive(), "`make setup` makes it"
+    assert make_archive(), "there is no archive: run `make setup`"
     session = engine().session
 
     def seen(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
