@@ -75,7 +75,7 @@ def _names_once(columns: dict[str, str]) -> dict[str, str]:
 
 
 def _as_text(properties: object) -> object:
-    """Properties as text: YAML reads `true` and 10 as other types, and Delta's properties are text."""
+    """Properties as text, as in Delta; a `Config` made in Python may have booleans and numbers."""
     if not isinstance(properties, Mapping):
         return properties
     return {

@@ -277,10 +277,7 @@ class Config(_Section):
 
 
 class _BrokenReferencesError(PgsieveError):
-    """Sections that contradict each other, each with its place.
-
-    An error of pydantic would have only one place.
-    """
+    """Sections that contradict each other, each with its place; an error of pydantic has only one."""
 
     def __init__(self, broken: Sequence[tuple[Location, str, str]]) -> None:
         self.broken = tuple(broken)

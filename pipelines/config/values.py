@@ -146,7 +146,7 @@ def streaming_mode(value: object) -> object:
 
 
 def switch(value: object) -> object:
-    """The text of an option that may be `off`, which YAML reads as a boolean."""
+    """The text of an option that may be `off`; a `Config` made in Python may have False instead."""
     return "off" if value is False else value
 
 
