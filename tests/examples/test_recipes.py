@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import runpy
+import shlex
+import shutil
 import signal
+import subprocess
+import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import psycopg
@@ -44,6 +52,23 @@ def _database(server: EmbeddedServer) -> Iterator[tuple[psycopg.Connection, dict
             yield owner, {"POSTGRES_HOST": str(where["host"]), "POSTGRES_PORT": str(where["port"])}
         finally:
             owner.execute("DROP OWNED BY pgsieve; DROP ROLE pgsieve")
+
+
+@contextmanager
+def _replicated(server: EmbeddedServer, folder: Path) -> Iterator[tuple[psycopg.Connection, dict[str, str]]]:
+    """The composition's project in a folder, with its lake there, and the environment of its commands."""
+    written = yaml.safe_load((DEPLOY / "compose/pgsieve.yaml").read_text(encoding="utf-8"))
+    del written["storage"]
+    (folder / "pgsieve.yaml").write_text(yaml.safe_dump({**written, "lake": "./lake"}))
+    with _database(server) as (owner, variables):
+        own = {**COMPOSE["follow"]["environment"], **variables}
+        environment = {
+            **os.environ,
+            **own,
+            "DAGSTER_HOME": str(folder),
+            "PGSIEVE_CONFIG": str(folder / "pgsieve.yaml"),
+        }
+        yield owner, environment
 
 
 def _port(arguments: list[str], option: str) -> tuple[list[str], int]:
@@ -108,16 +133,7 @@ def test_the_services_of_the_composition_work_together(
 def test_a_notebook_and_dbt_read_tables_of_one_cut(
     publisher_server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written = yaml.safe_load((DEPLOY / "compose/pgsieve.yaml").read_text(encoding="utf-8"))
-    del written["storage"]
-    (tmp_path / "pgsieve.yaml").write_text(yaml.safe_dump({**written, "lake": "./lake"}))
-    with _database(publisher_server) as (owner, server):
-        environment = {
-            **os.environ,
-            **COMPOSE["follow"]["environment"],
-            **server,
-            "DAGSTER_HOME": str(tmp_path),
-        }
+    with _replicated(publisher_server, tmp_path) as (owner, environment):
         assert commands.run("run", folder=tmp_path, environment=environment).returncode == 0
         lake = tmp_path / "lake/sales"
         read = runpy.run_path(str(EXAMPLES / "dbt/run_at_cut.py"))["versions_at_newest_cut"]
@@ -135,6 +151,102 @@ def test_a_notebook_and_dbt_read_tables_of_one_cut(
             exec("".join(cell["source"]), seen)
     assert [(name, float(amount)) for name, amount in seen["revenue"]] == [("Ada", 14.75), ("Grace", 100.0)]
     assert len(seen["changes"]) == 1
+
+
+@pytest.mark.long
+def test_dbt_builds_its_models_of_the_newest_cut(publisher_server: EmbeddedServer, tmp_path: Path) -> None:
+    """Both commands of the README, in an environment of its own, which takes a minute to install."""
+    shutil.copytree(EXAMPLES / "dbt", tmp_path / "dbt")
+    readme = (tmp_path / "dbt/README.md").read_text(encoding="utf-8")
+    (installs,) = re.findall(r"^pip (install .*)$", readme, re.MULTILINE)
+    (build,) = re.findall(r"^LAKE=/srv/lake/sales python (run_at_cut.py .*)$", readme, re.MULTILINE)
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "own"], check=True)
+    python = str(tmp_path / "own/bin/python")
+    subprocess.run([python, "-m", "pip", "--quiet", *shlex.split(installs)], check=True)
+    with _replicated(publisher_server, tmp_path) as (owner, environment):
+        for change, revenue in (
+            ("", [("Ada", 14.75)]),
+            ("INSERT INTO orders VALUES (4, 2, 'EMEA', 100)", [("Ada", 14.75), ("Grace", 100.0)]),
+        ):
+            if change:
+                owner.execute(change)
+            assert commands.run("run", folder=tmp_path, environment=environment).returncode == 0
+            built = subprocess.run(
+                [python, *shlex.split(build)],
+                cwd=tmp_path / "dbt",
+                env={**environment, "LAKE": str(tmp_path / "lake/sales")},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert built.returncode == 0, built.stdout + built.stderr
+            query = "import duckdb; print(duckdb.connect('shop.duckdb').execute('from revenue order by 1').fetchall())"
+            shown = subprocess.run(
+                [python, "-c", query], cwd=tmp_path / "dbt", capture_output=True, text=True, check=True
+            )
+            rows = eval(shown.stdout, {"Decimal": float})
+            assert [(name, float(amount)) for name, amount in rows] == revenue
+
+
+@dataclass
+class _Operator:
+    """A task of Airflow: its command, run as BashOperator does."""
+
+    task_id: str
+    bash_command: str
+    append_env: bool
+    retries: int
+    retry_delay: timedelta | None = None
+    downstream: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        _OPERATORS[self.task_id] = self
+
+    def __rshift__(self, other: _Operator) -> _Operator:
+        self.downstream.append(other.task_id)
+        return other
+
+
+_OPERATORS: dict[str, _Operator] = {}
+
+
+@pytest.mark.drawn
+def test_the_commands_of_the_airflow_dag_end_as_its_tasks_expect(
+    publisher_server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Airflow itself is not installed: its two classes are stand-ins. Four starts of the program."""
+    dags = list[tuple[str, dict[str, Any]]]()
+
+    @contextmanager
+    def dag(name: str, **options: Any) -> Iterator[None]:
+        dags.append((name, options))
+        yield
+
+    for module, content in {
+        "airflow": {},
+        "airflow.sdk": {"DAG": dag},
+        "airflow.providers": {},
+        "airflow.providers.standard": {},
+        "airflow.providers.standard.operators": {},
+        "airflow.providers.standard.operators.bash": {"BashOperator": _Operator},
+    }.items():
+        monkeypatch.setitem(sys.modules, module, ModuleType(module))
+        vars(sys.modules[module]).update(content)
+    runpy.run_path(str(DEPLOY / "airflow/pgsieve_dag.py"))
+    assert [name for name, _ in dags] == ["pgsieve_run", "pgsieve_nightly"]
+    assert all(options["max_active_runs"] == 1 and not options["catchup"] for _, options in dags)
+    assert _OPERATORS["maintain"].downstream == ["check"]
+    with _replicated(publisher_server, tmp_path) as (_, environment):
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+
+        def code(task: str) -> int:
+            command = ["bash", "-c", _OPERATORS[task].bash_command]
+            return subprocess.run(command, env={**environment, "PATH": path}, check=False).returncode
+
+        assert [code(task) for task in ("run", "maintain", "check")] == [0, 0, 0]
+        DeltaTable(tmp_path / "lake/sales/public/orders").delete()
+        assert code("check") == 1
+        assert _OPERATORS["check"].retries == 0, "trying again would find the same"
 
 
 def test_manifests_use_existing_commands_keys_and_modules(

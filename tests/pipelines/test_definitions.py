@@ -249,6 +249,30 @@ def _stale(shop: Shop, dagster: dg.DagsterInstance) -> list[str]:
     ]
 
 
+class _Alerts:
+    """A project's own sensor of failed runs: what it was called with."""
+
+    def __init__(self, dagster: dg.DagsterInstance) -> None:
+        self._dagster = dagster
+        self._cursor: str | None = None
+        self.since()
+
+    def since(self) -> list[str]:
+        """The messages of failed runs since the last tick; the first tick only begins."""
+        messages = list[str]()
+
+        @dg.run_failure_sensor(monitor_all_code_locations=True)
+        def alert(context: dg.RunFailureSensorContext) -> None:
+            messages.append(context.failure_event.message or "")
+
+        while True:
+            before = self._cursor
+            with dg.build_sensor_context(self._dagster, cursor=before) as context:
+                self._cursor = alert.evaluate_tick(context).cursor or before
+            if self._cursor == before or before is None:
+                return messages
+
+
 @pytest.mark.drawn
 def test_a_set_aside_table_fails_one_run_after_all_other_work_and_only_it_is_red(
     shop: Shop, dagster: dg.DagsterInstance
@@ -257,6 +281,7 @@ def test_a_set_aside_table_fails_one_run_after_all_other_work_and_only_it_is_red
     shop.copy()
     assert _increments(shop, dagster).success
     assert (_red(shop, dagster), _stale(shop, dagster)) == (set(), [])
+    alerts = _Alerts(dagster)
     _set_aside(shop, "one", "notes", "a value")
     shop.database.execute("insert into orders values (20, 1)")
     result = _increments(shop, dagster)
@@ -274,20 +299,24 @@ def test_a_set_aside_table_fails_one_run_after_all_other_work_and_only_it_is_red
     notes = {"one/public/notes", "one/public/notes:sync_state", "one/public/notes:freshness"}
     red = {"one/cut", "one/cut:sync_state"} | notes
     assert _red(shop, dagster) == red
+    assert len(alerts.since()) == 1
     # The command reports the table by its exit code each time.
     assert shop.cli("run", "one")[0] == 1
+    alerts.since()
     for _ in range(2):
         shop.database.execute("insert into orders select max(id) + 1, 1 from orders")
         again = _increments(shop, dagster)
         assert again.success, "the same failure is reported twice"
         assert _materialised(again) == steps | {"one/public/orders"}
         assert _red(shop, dagster) - {"one/cut"} == red - {"one/cut"}
+        assert alerts.since() == []
     _set_aside(shop, "two", "stock", "another value")
     one = pgsieve.build_definitions(shop.path).resolve_job_def("pgsieve_shop__one_increments")
     assert one.execute_in_process(instance=dagster, raise_on_error=False).success, (
         "it fails for another subscription's table"
     )
     assert not _increments(shop, dagster).success
+    assert len(alerts.since()) == 1
     assert "two/public/stock" in _red(shop, dagster)
     # One table is copied again in the web interface, the other one by a command.
     dagster.add_dynamic_partitions("one_tables", ["public.notes"])

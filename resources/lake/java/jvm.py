@@ -12,6 +12,7 @@ https://spark.apache.org/docs/4.1.0/configuration.html#environment-variables
 import atexit
 import os
 import pwd
+import re
 import shlex
 import struct
 import subprocess
@@ -48,6 +49,7 @@ _ALTERING = frozenset(
     )
 )
 _QUIET = ("ERROR", "FATAL", "OFF")
+_COLLECTOR = re.compile(r"-XX:\+Use\w+GC\b")
 _LOG = "spark.log"
 #: The variables that lead pyspark to a running JVM.
 _INFORMED = "_PYSPARK_DRIVER_CONN_INFO_PATH"
@@ -125,7 +127,14 @@ def files(settings: Mapping[str, str], folder: Path, own: Mapping[str, str]) -> 
     options += ["-Dfile.encoding=UTF-8", "-Dsun.jnu.encoding=UTF-8", "-XX:-UsePerfData"]
     if name := _name_of_unnamed():
         options += [f"-Duser.name={name}", f"-javaagent:{AGENT}={name}"]
-    chosen = f"{own.get(JAVA_OPTIONS, '')} {settings.get(JAVA_OPTIONS, '')}"
+    users = settings.get(JAVA_OPTIONS, "")
+    # A JVM with two collectors does not start: the user's takes the place of the one of this JVM.
+    owns = (
+        _COLLECTOR.sub("", own.get(JAVA_OPTIONS, ""))
+        if _COLLECTOR.search(users)
+        else own.get(JAVA_OPTIONS, "")
+    )
+    chosen = f"{owns} {users}"
     is_local = settings["spark.master"].startswith("local")
     options += [*(class_archive.options(chosen) if is_local else []), *shlex.split(chosen)]
     java = _written(folder / "java.options", "\n".join(map(_quoted, options)))

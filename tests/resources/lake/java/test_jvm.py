@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 import shlex
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from pgsieve.resources.lake.engine.server import SERVER_SETTINGS
 from pgsieve.resources.lake.java import jvm
-from pgsieve.resources.lake.java.jvm import environment, files
+from pgsieve.resources.lake.java.jvm import JAVA_OPTIONS, environment, files
 from pgsieve.resources.private_folder import private_folder
 from tests.fixtures.pgsieve_replica import engine
 
@@ -114,3 +116,11 @@ def test_a_folder_that_sparks_launcher_cannot_pass_is_reported(
         jvm._gateway({"spark.master": "local"}, 1.0),
     ):
         pass
+
+
+def test_the_users_garbage_collector_takes_the_place_of_the_engines(tmp_path: Path) -> None:
+    """With two of them a JVM does not start."""
+    for users, collector in (("-XX:+UseSerialGC", "UseSerialGC"), ("-Xss2m", "UseG1GC")):
+        files({"spark.master": "local[1]", JAVA_OPTIONS: users}, tmp_path, SERVER_SETTINGS)
+        written = (tmp_path / "java.options").read_text(encoding="utf-8")
+        assert re.findall(r"Use\w+GC", written) == [collector]
