@@ -389,7 +389,7 @@ def test_a_filter_on_a_generated_column_that_old_rows_lack_is_refused(database: 
             assert not problems
         else:
             assert isinstance(problems["public", "made"], UnsupportedFilterError)
-            assert "computed from (a)" in str(problems["public", "made"])
+            assert "from which it is computed (a)" in str(problems["public", "made"])
     finally:
         database.connection.execute("DROP PUBLICATION IF EXISTS there; DROP TABLE IF EXISTS made")
 

@@ -219,7 +219,7 @@ def test_uncertain_rows_are_refused_with_the_reason(views: Views) -> None:
         narrow=narrow, narrower={"tables": [{"table": "public.orders", "where": "amount > 20 and id > 5"}]}
     )
     refused = views.refilter("narrower", "--from", "narrow", "--plan", code=1)
-    assert "what is published of it was altered" in str(refused["orders"])
+    assert "since its copy its publications were altered" in str(refused["orders"])
     assert views.refilter("narrower") == {"orders": ("all", None)}
     assert views.rows("narrower") == views.published("amount > 20 and id > 5")
 
@@ -330,4 +330,4 @@ def test_a_publication_that_was_altered_for_a_while_is_refused(views: Views) -> 
     views.database.execute("alter publication p set table orders")
     views.run("served")
     refused = views.refilter("view", "--from", "served", "--plan", code=1)
-    assert "what is published of it was altered" in str(refused["orders"])
+    assert "since its copy its publications were altered" in str(refused["orders"])

@@ -132,7 +132,7 @@ def test_a_moment_within_a_slice_is_read_by_its_lsn_or_its_time(counters: Counte
             Moment.of(counters.lake, "sub", moment)
     assert "has not been read yet" in counters.refusal(counters.lsn() + (1 << 32))
     assert "no table was copied by" in counters.refusal(before)
-    with pytest.raises(MomentError, match='nothing of a subscription "other"'):
+    with pytest.raises(MomentError, match='no data of a subscription "other"'):
         tables_at(Moment(counters.lake, "other", before))
 
 
