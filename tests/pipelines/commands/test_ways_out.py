@@ -166,7 +166,9 @@ TROUBLES: Sequence[_Trouble] = (
         trouble=lambda site: shutil.rmtree(site.folder("vanished")),
     ),
     _Trouble("restored", "id int primary key, n int", "was put back", _nothing, trouble=_put_back),
-    _Trouble("torn", "id int primary key, n int", "is not a complete Parquet file", _nothing, trouble=_cut_off),
+    _Trouble(
+        "torn", "id int primary key, n int", "is not a complete Parquet file", _nothing, trouble=_cut_off
+    ),
     _Trouble(
         "bounded", "id int primary key, n int", "failed validation check", _nothing, trouble=_constrained
     ),
