@@ -2,9 +2,9 @@
 
 In: the problems of a subscription, or the error of a step. Out: `IncompleteError`, raised after all other
 work is done, or `StepFailedError`. Both fail the run, so a sensor of failed runs sees it, and Dagster shows
-their descriptions before any traceback. Nothing is rolled back: applied changes stay applied. A problem fails
-one increment. Later increments succeed while it is the only problem, and the check `sync_state` keeps
-reporting it.
+their descriptions before any traceback. Nothing is rolled back: applied changes stay applied. A new problem
+fails the run that finds it. Later runs succeed until there is another new problem, and the check `sync_state`
+keeps reporting the old one.
 """
 
 import logging
@@ -102,7 +102,7 @@ def receiving_records(handler: logging.Handler) -> Iterator[None]:
 
 
 class _Visible(logging.Filter):
-    """Removes characters that control a terminal from a record, since it may have names of a database."""
+    """Removes characters that control a terminal from a record, which may contain names from a database."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         record.msg, record.args = visible(record.getMessage()), ()

@@ -117,7 +117,7 @@ class ColumnValue(Node):
 
 @dataclass(frozen=True, slots=True)
 class Constant(Node):
-    """A constant; timestamps are UTC, or local without a zone.
+    """A constant. A timestamptz is in UTC; a timestamp has no zone.
 
     numeric is a Decimal, NaN and infinities too.
     """
@@ -127,7 +127,7 @@ class Constant(Node):
 
 @dataclass(frozen=True, slots=True)
 class Cast(Node):
-    """A conversion to `type_oid` that is exact or fails.
+    """A conversion to `type_oid`; `fails` says whether it can raise an error.
 
     A numeric with `digits` is converted to exactly these.
     """
@@ -221,7 +221,7 @@ class Arithmetic(Node):
 
 @dataclass(frozen=True, slots=True)
 class FunctionCall(Node):
-    """A function of PostgreSQL by its name in pg_proc (`prosrc`); NULL when an operand is NULL.
+    """A built-in function of PostgreSQL, by its `prosrc` in pg_proc; NULL when an operand is NULL.
 
     `fails`: the function raises an error for some values.
     """
@@ -328,7 +328,7 @@ def is_null(node: Node) -> bool:
 
 
 def fails(node: Node) -> bool:
-    """Whether the evaluation itself, without the operands', can raise an error, such as an overflow."""
+    """Whether this node can raise an error, such as an overflow, once its operands are evaluated."""
     match node:
         case Arithmetic(operator=operator):
             return node.type_oid != NUMERIC or operator in "/%"

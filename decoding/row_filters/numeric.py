@@ -1,9 +1,10 @@
 """Arithmetic on PostgreSQL's numeric: any number of digits, NaN, infinities, and display scales.
 
 In: numerics as decimals; the negated exponent is the display scale. Out: the result, as such a decimal.
-Raises NumericError with PostgreSQL's message and SQLSTATE if the server raises an error. The rules are those
-of utils/adt/numeric.c: a sum has the greater scale of its operands, a product the sum of their scales, a
-quotient the scale of `_quotient_scale`; results round half away from zero.
+Raises NumericError with PostgreSQL's message and SQLSTATE if the server raises an error, and without SQLSTATE
+if the result depends on the server's version. The rules are those of utils/adt/numeric.c: a sum has the
+greater scale of its operands, a product the sum of their scales, a quotient the scale of `_quotient_scale`;
+results round half away from zero.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _BASE_DIGITS: Final = 4  # DEC_DIGITS: numeric counts in base 10000
 
 
 class NumericError(PgsieveError):
-    """An error in the evaluation of a numeric expression, which PostgreSQL raises too."""
+    """PostgreSQL refuses to evaluate a numeric expression, or the result depends on its version."""
 
 
 def _division_by_zero() -> NumericError:
@@ -64,7 +65,7 @@ def printed(value: Decimal) -> str:
 
 
 def _fitting(value: Decimal) -> Decimal:
-    """Return a result as numeric has it, with zero without a sign.
+    """Return a result with the sign of zero removed; raise if it is out of numeric's range.
 
     A result beyond numeric's range raises NumericError.
     """
@@ -244,12 +245,12 @@ def _trimmed(value: Decimal) -> Decimal:
 
 
 def rank(value: Decimal) -> tuple[bool, Decimal]:
-    """The sort key of numerics: NaN is equal to itself and the greatest."""
+    """The sort key of numerics: NaN equals NaN, and sorts after every other value."""
     return value.is_nan(), Decimal(0) if value.is_nan() else value
 
 
 def _passing_nan(function: Callable[..., Decimal]) -> Callable[..., Decimal]:
-    """The function that returns NaN if an operand is NaN, and otherwise a result in numeric's range."""
+    """Wrap a function: NaN if an operand is NaN; otherwise its result, if that is in numeric's range."""
 
     def of_decimals(*operands: Decimal | int) -> Decimal:
         if any(isinstance(operand, Decimal) and operand.is_nan() for operand in operands):

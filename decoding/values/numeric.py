@@ -2,9 +2,9 @@
 
 It also converts decimals to text. A value has digits of base 10000. Its bytes are the number of digits, the
 power of 10000 of the first digit, the sign or a mark for NaN and the infinities, the decimal places to print,
-and the digits, 16 bits each. A column's digits are added up or printed at once. Raises ValueError, without
-the value, for a value out of the decimal's range, and ProtocolError for bytes that are no numeric. Source:
-numeric_send and get_str_from_var in src/backend/utils/adt/numeric.c.
+and the digits, 16 bits each. Columns are converted as a whole: the n-th digits of all values in one step.
+Raises ValueError, without the value, for a value out of the decimal's range, and ProtocolError for bytes that
+are no numeric. Source: numeric_send and get_str_from_var in src/backend/utils/adt/numeric.c.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def decimal_from_text(text: pa.Array, target: pa.DataType) -> pa.Array:
 
 
 def _padding(target: pa.DataType) -> int:
-    """The number of decimal places of the last base-10000 digit beyond the decimal's scale."""
+    """How many decimal places (0 to 3) of the last base-10000 digit are beyond the decimal's scale."""
     return int(-target.scale % 4)
 
 
@@ -106,7 +106,7 @@ def text_from_decimal(values: pa.Array) -> pa.Array:
 
 
 def _texts(sent: pa.Array) -> pa.Array:
-    """Print values column by column: those with the same header are printed together."""
+    """Print values in groups with the same header: each digit position of a group is printed at once."""
     if not len(sent):
         return pa.array([], pa.string())
     octets, head = _read(sent)

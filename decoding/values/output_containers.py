@@ -19,7 +19,7 @@ from pgsieve.decoding.binary.cursor import Cursor
 
 #: Prints binary values of the type with this oid as strings; NULL stays NULL.
 Print: TypeAlias = Callable[[pa.Array, int], pa.Array]
-#: Assembles a value from the texts of its parts. Values are assembled in the order in which they were taken
+#: Assembles a value from the texts of its parts. Call each once, in the order in which the values were taken
 #: apart.
 Assemble: TypeAlias = Callable[[], str]
 

@@ -2,7 +2,7 @@
 
 In: blocks of work, each for some subscriptions. Out: the errors, as `Failure`s. An error about a slot or a
 change log concerns every subscription that reads it; an error about a subscription's own tables concerns only
-this subscription. Raises only errors that end the process.
+this subscription. Raises only what `unless` names, and what ends the process.
 """
 
 import os
@@ -93,7 +93,7 @@ class Failures:
 
 
 def as_refusal(error: Exception) -> PgsieveError | None:
-    """The error for people if a disk or store refused, or Spark was lost; else None.
+    """A `PgsieveError` that says what to do, if a disk or store refused, or Spark was lost; else None.
 
     The disk may be that of the lake, of Dagster's records, or of temporary files.
     """

@@ -309,7 +309,10 @@ def _effective_filters(sent: PublishedRelation) -> dict[str, str | None]:
 
 
 def _updates_sent_as(filters: Mapping[str, str | None], feed: Feed) -> tuple[str, ...]:
-    """What UPDATEs may be sent as; where the publisher filters, those that arrive have passed."""
+    """What an UPDATE may become for the subscription.
+
+    If the publisher filters, the UPDATEs that arrive have already passed.
+    """
     if "update" not in filters:
         return () if feed.filtered else ("nothing",)
     if feed.filtered or filters["update"] is None:

@@ -1,7 +1,7 @@
-"""Tests once per lake and server whether a store with S3's interface keeps the first of two commits of one version.
+"""Tests once per lake and server whether a store refuses the second of two commits of one version.
 
-In: a lake's address and its store. Out: nothing if the store does; an empty object in the lake may record
-this result. Raises UnsafeStoreError if two commits of one version succeed, or if the store does not support
+In: a lake's address and its store, which has S3's interface. Out: nothing if the store does; an empty object
+in the lake may record this result. Raises UnsafeStoreError if two commits of one version succeed, or if the store does not support
 the condition, and delta-rs's errors if the store refuses.
 
 Two writers at a time create the same table below `_pgsieve/_commits_tried/`, which is removed at the end.
@@ -28,7 +28,7 @@ from pgsieve.resources.lake.stores.store import Store
 #: pairs correctly. Also the largest number of pairs that are tried, and how many are tried at a time.
 _SEEN, _TRIED, _PARALLEL = 24, 160, 8
 _SCHEMA = Schema.from_arrow(pa.schema([("number", pa.int64())]))
-#: delta-rs's message if the table exists before it comes to the commit.
+#: delta-rs's message if it finds the table before it tries to commit.
 _EARLIER = "table already exists"
 #: Messages of servers that do not support the condition.
 _UNKNOWN = re.compile(r"NotImplemented|Status: 501|status code\s+501|\b501 Not Implemented")

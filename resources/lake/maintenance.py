@@ -98,7 +98,9 @@ def maintenance(lake: Lake, path: str) -> TableMaintenance:
 
 
 def _lacking(properties: Mapping[str, str], hours: int) -> dict[str, str]:
-    """The missing properties that keep versions of the last hours readable, and the log no longer than needed.
+    """The properties that are still to be set.
+
+    With them the versions of the last hours stay readable, and the log is no longer than that requires.
 
     Properties that the user has set stay. The log must be kept at least as long as removed files, so the two
     properties are set together.

@@ -1,13 +1,13 @@
 """Detects alterations of the catalog that change what publications send: two queries, fast enough for every slice.
 
-In: a connection to the publisher, and the names of publications. Out: a `Look`, or a look with the catalog as
-of it (`examined_catalog`). A look covers the publications, their tables, the partition trees of these, and
-their columns, names and identities. It also covers the library that changes the case of letters in row
-filters, and an encoding other than UTF8, which catalogs recorded by earlier versions lack.
+In: a connection to the publisher, and the names of publications. Out: a `Look`, or a look together with the
+catalog that it covers (`examined_catalog`). A look covers the publications, their tables, the partition trees
+of these, and their columns, names and identities. It also covers the library that changes the case of letters
+in row filters, and an encoding other than UTF8, which catalogs recorded by earlier versions lack.
 
-pgoutput decides by the catalog as of a change (get_rel_sync_entry() in
-src/backend/replication/pgoutput/pgoutput.c). Two equal looks prove that this catalog was the same between
-them.
+pgoutput decides what to send by the catalog as it was at the change (get_rel_sync_entry() in
+src/backend/replication/pgoutput/pgoutput.c). If the looks before and after are equal, the catalog did not
+change in between.
 
 A row that is written again has another xmin, so an alteration that was undone is visible as long as its row
 exists. Rows that were inserted and deleted in between are visible in the indexes
@@ -100,9 +100,10 @@ _NO_SCHEMAS = "schemas as (select null::oid as oid, null::xid as xmin, null::oid
 class Look:
     """The catalog rows that decide what publications send, as of one moment.
 
-    `digest` covers the present rows, `relations` the tables' rows of pg_class. `removed` are rows of
-    publications that may be deleted, and that the server still keeps; None if they are many. `detached` says
-    whether there are such rows of partitions. Transactions before `oldest` had ended.
+    `digest` covers the present rows, `relations` the tables' rows of pg_class. `removed` identifies rows of
+    the publications' catalogs that are perhaps deleted but that the server still stores; None if there are
+    too many to list. `detached` says whether there are such rows of partitions. Transactions before `oldest`
+    had ended.
     """
 
     digest: str
@@ -122,7 +123,10 @@ class Look:
 def look(
     connection: psycopg.Connection[Any], publications: Sequence[str], capture: Sequence[str] = ()
 ) -> Look:
-    """Look at the catalog rows that decide what these publications send of their tables and of the captured tables."""
+    """Look at the catalog rows that decide what `publications` send.
+
+    The tables of `capture` are covered, too.
+    """
     names = [list(publications), list(capture)]
     has_filters = connection.info.server_version >= 150000
     tree = _TREE.format(schemas=_SCHEMAS if has_filters else _NO_SCHEMAS)
@@ -146,7 +150,10 @@ def look(
 
 
 def _removed(connection: psycopg.Connection[Any], catalogs: Sequence[str]) -> frozenset[int] | None:
-    """The rows that may be deleted, and that catalogs still keep, as numbers; None if they are many."""
+    """The perhaps deleted rows that these catalogs still store, each as a number.
+
+    None if there are too many.
+    """
     numbers: set[int] = set()
     for number, catalog in enumerate(catalogs):
         oids = removed_oids(connection, catalog)

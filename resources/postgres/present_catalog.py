@@ -1,8 +1,8 @@
 """The publisher's catalog as it is now; it is read again only if one of its rows has changed.
 
 In: a connection. Out: the `Catalog` that `read_catalog` would read. A run needs it in each of its steps, a
-continuous run several times per slice. One checksum covers the rows of all system catalogs that are read, by
-the transactions that wrote them. It takes one query, which returns one row.
+continuous run several times per slice. One checksum over the xmin of every catalog row that is read shows
+whether a row has changed. It takes one query, which returns one row.
 """
 
 import threading
@@ -15,12 +15,12 @@ from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.printed_names import PRINTED_NAMES
 
-#: The number of cached catalogs: of several sources, and from before and after an alteration.
+#: How many catalogs are cached at most: those of a few sources, before and after an alteration.
 _KEPT = 8
 
 #: The server, its start, and the checksum of the rows that `read_catalog` reads. A rewritten row has another
-#: xmin (section 5.6). Expressions print names of functions, operators, types and collations, so those rows
-#: count, too.
+#: xmin (section 5.6). The printed text of an expression has names of functions, operators, types and
+#: collations, so the checksum covers their rows, too.
 _STAMP = f"""
 with {PRINTED_NAMES}, relations as (
   select oid, xmin from pg_class where relkind in ('r', 'p') and relpersistence = 'p' and oid >= 16384

@@ -332,7 +332,7 @@ def peek_query(
 
 
 def _end(upto: int) -> str:
-    """The SQL of the position at which a peek has to end, so that it delivers commits that begin before `upto`.
+    """The SQL of a position: a peek up to it delivers the commits whose record begins before `upto`.
 
     The server reads records until one ends at `upto` or later. If `upto` lies within a page's header, the
     last record ends before the header, where the page begins. The server would then read the next record,
@@ -356,7 +356,7 @@ _LEAST_PAGE, _LONG_HEADER, _SHORT_HEADER = 1024, 40, 24
 
 
 def query_without(query: str, relations: Iterable[int]) -> str:
-    """The query of a peek that does not stream, without the rows of some relations."""
+    """A peek's query without the rows of some relations. The peek must not stream."""
     oids = ", ".join(rf"'\x{oid:08x}'::bytea" for oid in sorted(relations))
     rows = ", ".join(str(message.tag) for message in (Insert, Update, Delete))
     return f"select data from ({query}) m where get_byte(data, 0) not in ({rows}) or substring(data from 2 for 4) not in ({oids})"
@@ -382,7 +382,7 @@ def type_names(connection: psycopg.Connection[Any]) -> dict[int, str]:
 
 
 def has_changes(connection: psycopg.Connection[Any], source: str, slot: str, query: str) -> bool:
-    """Whether a peek delivers anything; with a limit of 1 decoding ends at the first commit.
+    """Whether a peek delivers anything; with `limit=1` in the query decoding ends at the first commit.
 
     Raises SlotInUseError or SourceError if the server refuses to read the slot.
     """

@@ -1,4 +1,4 @@
-"""The sync states around a copy: announced with the snapshot before it, finished after it, ready once nothing is missing.
+"""The sync states of a table around its copy: announced with its snapshot, finished, and then ready.
 
 In: the tables of a batch and the results of their copies. Out: rows of `_table_states`. A replica that has
 the snapshot which its state announced is complete, whichever process finds it.
@@ -47,7 +47,10 @@ def announced(
     former: TableState | None,
     snapshot: Snapshot,
 ) -> TableState:
-    """The state of a table that is about to be copied; it becomes true when the replica has the snapshot."""
+    """The state of a table that is about to be copied.
+
+    It already names the snapshot's LSN; the replica is at that LSN after the copy.
+    """
     definition = subscription.definition(replicated, catalog)
     history = former.definition.history if former and former.definition else History()
     whole = bool(subscription.histories.of(_name(replicated)).initial)
@@ -125,7 +128,10 @@ class Readiness:
         return self.lake.paths.replica(self.subscription.name, *name)
 
     def settle(self, names: Collection[Name], catalog: Catalog) -> set[Name]:
-        """Make tables ready that an earlier run has copied: the replica has the snapshot that its state announced."""
+        """Make ready the tables that an earlier run has copied.
+
+        Their replica is at the LSN that their state announced.
+        """
         lake, states = self.lake, self._states.newest()
         paths = {n: self._path(n) for n in names if is_announced(states.get(n))}
         with lake.consistent_read(*paths.values()):
@@ -144,11 +150,12 @@ class Readiness:
         return {state.name for state in ready}
 
     def declare(self, states: Sequence[TableState]) -> Declared:
-        """Record the states after a copy, and begin histories that have copied rows.
+        """Record the states after a copy, and begin the tables' histories with the copied rows.
 
-        A table is ready when all later slices are transformed for it. A process that lost the lock may have
-        transformed a slice meanwhile. Then it has left the table out; or the fence has made it begin anew, and it
-        has found the table copied.
+        A table becomes ready only if no slice beyond its copy was transformed without it; otherwise it is
+        copied again. A process that has lost the lock may be transforming a slice at this moment. If that
+        process committed before the fence, it left this table out, and the table is copied again. If not, the
+        fence makes that process begin the slice anew, and it then sees the table as copied.
         """
         if not states:
             return Declared()

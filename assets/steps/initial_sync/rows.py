@@ -27,7 +27,8 @@ from pgsieve.resources.postgres.errors import LockedTableError, PassingFaultErro
 from pgsieve.resources.postgres.sessions import Conninfo
 from pgsieve.resources.postgres.snapshot import SnapshotLostError, read_chunk
 
-#: How often a chunk is read at most, after passing faults; the first pause, which doubles each time.
+#: A chunk is read at most this many times if faults that pass interrupt it. The first pause in seconds; it
+#: doubles each time.
 _READINGS, _PAUSE_SECONDS = 4, 0.25
 
 
@@ -91,7 +92,7 @@ def copied_files(
             yield from write_files(folder, schema, guard(batches), store=store, size=size)
 
     def copy(number: int, guard: Guard) -> list[pa.RecordBatch]:
-        # No commit has the files of an interrupted reading.
+        # Reading again is safe: no commit has the files of an interrupted reading.
         return read_again(partial(written, number, guard))
 
     return executors.written(copy, len(selected.queries), on_progress)

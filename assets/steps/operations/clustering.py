@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name
 
-#: Once the files that are new since the last clustering have this part of a replica's bytes, all its rows are
+#: If files newer than the last clustering have this share of a replica's bytes, the whole replica is
 #: clustered again.
 NEW_PART = 0.2
 
@@ -21,7 +21,7 @@ File = tuple[int, int]
 
 @dataclass(frozen=True)
 class Clusterings:
-    """For each replica, the columns of its last clustering and the time of its newest file then."""
+    """The last clustering of each replica: its columns, and the time of the newest file that it left."""
 
     record: SubscriptionRecord
     _done: dict[Name, tuple[tuple[str, ...], int]] = field(default_factory=dict)

@@ -79,7 +79,7 @@ def reason(lake: Lake, error: Exception) -> str:
     """
     if isinstance(error, NO_TABLES_FAULT) or passes(error):
         raise error
-    if isinstance(error, (FilterValueError, NumericError)):
+    if isinstance(error, (FilterValueError, NumericError)) and error.sqlstate:
         return f"{error.message} [{error.sqlstate}]"  # As Spark reports it.
     if isinstance(error, PgsieveError):
         return error.message

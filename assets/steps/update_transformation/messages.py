@@ -50,7 +50,7 @@ class Choice:
     def of_frame(self, messages: DataFrame) -> DataFrame:
         """The selected messages, by Spark."""
         rows, lsn = messages, F.col("commit_lsn")
-        # The mask decides. These conditions let Spark skip files, which have bounds of the LSN.
+        # The mask selects exactly. These conditions only let Spark skip files by their statistics.
         if self.relations is not None:
             rows = rows.where(F.col("relation_id").isin(sorted(self.relations)))
         if self.after is not None:
@@ -86,7 +86,7 @@ def _chosen(choice: Choice, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Re
 
 @dataclass(frozen=True)
 class StoredBatch:
-    """Messages of a row group. Readers with equal keys get equal messages."""
+    """Messages of a row group. Batches with equal keys hold equal messages, so readers may share them."""
 
     messages: pa.RecordBatch
     key: Hashable
@@ -110,7 +110,10 @@ class StoredMessages:
         return [_Groups(self, groups) for groups in parted(self.groups, parallelism)]
 
     def batches(self, groups: Sequence[RowGroup], columns: Sequence[str]) -> Iterator[StoredBatch]:
-        """Columns of the messages in some row groups, in order. A group without messages is read only to choose."""
+        """Columns of the messages in some row groups, in order.
+
+        If nothing is chosen in a group, only the columns in `_CHOSEN_BY` are read of it.
+        """
         for group, read in self.store.readers(groups):
             at, names = (group.file, group.number), tuple(columns)
             chosen = self.shared.get((at, self.ends, self.choices), partial(self._chosen, read, at)).column(0)
@@ -170,7 +173,7 @@ class _Groups:
     groups: Sequence[RowGroup]
 
     def encoded(self) -> Iterator[Encoded]:
-        """As in `Source`; other subscriptions may reuse the columns that filters read of a batch."""
+        """As in `Source`. Other subscriptions may reuse a batch's decoded filter columns."""
         stored = self.messages
         with stored.store.prefetched(self.groups, stored.batches(self.groups, ENCODED_COLUMNS)) as batches:
             for batch in batches:
@@ -231,7 +234,7 @@ class Messages:
     def read(self, relations: frozenset[int], is_small: Callable[[int], bool]) -> "Messages | None":
         """The changes of some relations, in this process.
 
-        None where they turn out not to be few, or are not stored.
+        None if they are too many, if there are none, or if they are not in stored files.
         """
         if self.stored is None:
             return None

@@ -9,6 +9,7 @@ import pytest
 from pgsieve.assets.steps.records.failures import first_failing, in_transaction, passes, reason
 from pgsieve.assets.steps.records.table_states import copy_again
 from pgsieve.decoding.errors import PgsieveError
+from pgsieve.decoding.row_filters.numeric import NumericError
 from pgsieve.decoding.row_filters.strings import FilterValueError
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.errors import SourceUnreachableError
@@ -49,3 +50,8 @@ def test_a_server_that_does_not_answer_is_not_an_error_of_the_table() -> None:
 def test_an_error_of_a_row_filter_is_reported_with_its_sqlstate() -> None:
     error = FilterValueError("division by zero", sqlstate="22012")
     assert reason(cast("Lake", None), error) == "division by zero [22012]"
+
+
+def test_an_error_without_a_sqlstate_is_reported_without_one() -> None:
+    error = NumericError("rounding to more than 2000 digits depends on the server's version")
+    assert reason(cast("Lake", None), error) == error.message
