@@ -28,6 +28,7 @@ SMALL = {
     "scattered_updates.py": ["10000", "20000", "--updates", "100"],
     "slot_consumption.py": ["--rows", "4000", "--rounds", "2"],
     "small_changes.py": ["1", "2"],
+    "small_limit.py": ["1"],
     "subscriptions.py": ["1", "2", "--rows", "1000", "--rounds", "1"],
     "transports.py": ["--rows", "1000", "--runs", "1"],
     "views.py": ["4000", "--changes", "400"],

@@ -50,6 +50,9 @@ def test_the_requirements_name_the_oldest_and_the_newest() -> None:
     assert min(int(number) for word, number in table if word == "from") == OLDEST
     assert max(int(number) for word, number in table if word == "from") <= NEWEST
     assert [int(number) for word, number in table if word == "newer than"] == [NEWEST]
-    assert f"All tests run on {EMBEDDED}. On {NEWEST} " in readme
+    assert (
+        f"All tests run on {EMBEDDED}. The tests of replication also run on the release candidate of {NEWEST}."
+        in readme
+    )
     assert f"newer than PostgreSQL {NEWEST}," in _text("docs/limits.md")
     assert f"the newest tested one (PostgreSQL {NEWEST})" in _text("CHANGELOG.md")
