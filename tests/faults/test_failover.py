@@ -195,7 +195,7 @@ def test_a_standby_that_lacks_deltas_changes_is_refused_until_a_full_copy(
     assert shop.ids("one", "orders") == [1, 2]
     config = load_config(shop.path)
     (failure,) = follow(config, config.selected([]), Quiet(), lambda _: None)
-    assert "on timeline 2 now" in str(failure.error)
+    assert "now on timeline 2" in str(failure.error)
     assert shop.resync("one").lost
     assert not shop.run().failures
     assert shop.ids("one", "orders") == [1, 3, 4]
