@@ -33,7 +33,7 @@ from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
 from pgsieve.decoding.changes.sent_as import Origin
 from pgsieve.pipelines.config.model import load_config
-from pgsieve.pipelines.project import Project, project
+from pgsieve.pipelines.project import Project, build_project
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 
 #: The first copy of a process is not measured: it takes longer.
@@ -80,21 +80,21 @@ def _timed(work: Callable[[], object]) -> float:
     return time.process_time() - began
 
 
-def _copied(subscription: Subscription, declared: Project) -> _Seconds:
-    lake = declared.lake.open()
+def _copied(subscription: Subscription, project: Project) -> _Seconds:
+    lake = project.lake.open()
     tables = tables_to_copy(subscription, lake)
     return {"copy": _timed(lambda: copy_tables(subscription, lake, tables, quiet))}
 
 
-def _applied(subscription: Subscription, declared: Project) -> _Seconds:
-    lake = declared.lake.open()
+def _applied(subscription: Subscription, project: Project) -> _Seconds:
+    lake = project.lake.open()
     with patch.object(Origin, "count") if subscription.name == _UNCOUNTED else nullcontext():
         transformed = _timed(lambda: transform(subscription, lake, quiet))
     return {"transform": transformed, "apply": _timed(lambda: apply(subscription, lake, quiet))}
 
 
 @contextmanager
-def _declared(options: argparse.Namespace) -> Iterator[tuple[psycopg.Connection, Project]]:
+def _project(options: argparse.Namespace) -> Iterator[tuple[psycopg.Connection, Project]]:
     """A table of so many rows, and the subscriptions of it."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pgsieve-benchmark-")))
@@ -119,31 +119,31 @@ def _declared(options: argparse.Namespace) -> Iterator[tuple[psycopg.Connection,
                 }
             )
         )
-        yield database, project(load_config(path))
+        yield database, build_project(load_config(path))
 
 
 def main(options: argparse.Namespace) -> None:
     """Measure a table of so many rows."""
     measured = defaultdict[str, dict[str, list[_Seconds]]](lambda: defaultdict(list))
-    with _declared(options) as (database, declared):
-        (feed,) = declared.feeds.values()
+    with _project(options) as (database, project):
+        (feed,) = project.feeds.values()
         names = [_PLAIN, *options.choices]
 
         def measure(kind: str, work: Callable[[Subscription, Project], _Seconds]) -> None:
             names.append(names.pop(0))
             for name in names:
-                measured[kind][name].append(work(declared.subscriptions[name], declared))
+                measured[kind][name].append(work(project.subscriptions[name], project))
 
-        _copied(declared.subscriptions[_FIRST], declared)
+        _copied(project.subscriptions[_FIRST], project)
         measure("copy", _copied)
-        drain(feed, declared.lake.open(), list(declared.subscriptions.values()), quiet)
+        drain(feed, project.lake.open(), list(project.subscriptions.values()), quiet)
         for name in names:
-            _applied(declared.subscriptions[name], declared)
+            _applied(project.subscriptions[name], project)
         for number in range(options.rounds):
             for kind, statements in _statements(options.rows, options.changes, number).items():
                 for statement in statements:
                     database.execute(statement)
-                drain(feed, declared.lake.open(), list(declared.subscriptions.values()), quiet)
+                drain(feed, project.lake.open(), list(project.subscriptions.values()), quiet)
                 measure(kind, _applied)
     for kind, by_name in measured.items():
         for step in by_name[_PLAIN][0]:

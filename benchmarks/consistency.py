@@ -31,7 +31,7 @@ from pgsieve.assets.steps.checks.consistency import at_one_lsn, check_consistenc
 from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.pipelines.config.model import load_config
-from pgsieve.pipelines.project import project
+from pgsieve.pipelines.project import build_project
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.policy import LakeSettings
 from pgsieve.resources.postgres.embedded import EmbeddedServer
@@ -59,9 +59,9 @@ def measured(results: dict[str, tuple[float, int]], name: str) -> Iterator[None]
 
 def copy(configured: Path) -> None:
     """Copy the table without Spark, in a process of its own, because the copy has all rows in memory."""
-    declared = project(load_config(configured))
-    lake = Lake(declared.lake.uri, lambda: declared.lake.engine.session, LakeSettings(sys.maxsize))
-    subscription = declared.subscriptions["s_checked"]
+    project = build_project(load_config(configured))
+    lake = Lake(project.lake.uri, lambda: project.lake.engine.session, LakeSettings(sys.maxsize))
+    subscription = project.subscriptions["s_checked"]
     (copied,) = copy_tables(subscription, lake, tables_to_copy(subscription, lake), quiet)
     assert copied.problem is None, copied
 
@@ -88,8 +88,8 @@ def main() -> None:
             copying.start()
             copying.join()
             assert copying.exitcode == 0
-            declared = project(load_config(configured))
-            subscription, lake = declared.subscriptions["s_checked"], declared.lake.open()
+            project = build_project(load_config(configured))
+            subscription, lake = project.subscriptions["s_checked"], project.lake.open()
             print(f"{options.rows:,} rows, load average {os.getloadavg()[0]:.1f}", flush=True)
             with measured(results, "by segments, equal"):
                 (check,) = check_consistency(subscription, lake, quiet)

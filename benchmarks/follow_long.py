@@ -28,7 +28,7 @@ from pgsieve.pipelines.commands.results import RunSummary
 from pgsieve.pipelines.commands.run import run
 from pgsieve.pipelines.config.model import Config, load_config
 from pgsieve.pipelines.following import follow as command
-from pgsieve.pipelines.project import Project, project
+from pgsieve.pipelines.project import Project, build_project
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 
 TENTHS = 10
@@ -68,9 +68,9 @@ def _compress(maintained: int) -> None:
     maintenance.RECORD_VERSIONS = timedelta()
 
     def compressed(config: Config) -> Project:
-        return replace(project(config), retention=Retention(timedelta(), timedelta(), timedelta()))
+        return replace(build_project(config), retention=Retention(timedelta(), timedelta(), timedelta()))
 
-    vars(command)["project"] = compressed
+    vars(command)["build_project"] = compressed
 
 
 def _config(folder: Path, conninfo: str) -> Config:

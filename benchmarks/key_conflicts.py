@@ -31,7 +31,7 @@ from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
 from pgsieve.pipelines.config.model import load_config
-from pgsieve.pipelines.project import project
+from pgsieve.pipelines.project import build_project
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 
@@ -60,8 +60,8 @@ def subscriptions(folder: Path, publisher: EmbeddedServer) -> tuple[Subscription
         "subscriptions": {"s": {"source": "bench", "publications": ["pub"]}},
     }
     path.write_text(yaml.safe_dump(written))
-    declared = project(load_config(path))
-    return declared.subscriptions["s"], declared.lake.open()
+    project = build_project(load_config(path))
+    return project.subscriptions["s"], project.lake.open()
 
 
 def seconds(subscription: Subscription, lake: Lake, *, look: bool) -> float:

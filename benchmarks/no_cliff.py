@@ -29,7 +29,7 @@ from pgsieve.assets.steps.update_transformation.transform import transform
 from pgsieve.decoding.changes.deleted_rows import OF_KEPT
 from pgsieve.decoding.changes.metadata_columns import METADATA
 from pgsieve.pipelines.config.model import load_config
-from pgsieve.pipelines.project import project
+from pgsieve.pipelines.project import build_project
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.work import measured
@@ -126,8 +126,8 @@ class Site:
             "spark": {"master": master},
         }
         path.write_text(yaml.safe_dump(written))
-        declared = project(load_config(path))
-        return declared.subscriptions[name], declared.lake.open()
+        project = build_project(load_config(path))
+        return project.subscriptions[name], project.lake.open()
 
     def seconds(self) -> tuple[list[float], str]:
         """Change the table, and replicate the changes.

@@ -38,7 +38,7 @@ from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
 from pgsieve.pipelines.config.model import load_config
-from pgsieve.pipelines.project import project
+from pgsieve.pipelines.project import build_project
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.slot import peek_query, read_messages
 from pgsieve.resources.postgres.wal import current_lsn
@@ -163,8 +163,8 @@ def warm(
         ("warmup2", rows // 2, {}),
         ("warm", rows, results),
     ):
-        declared = project(load_config(configuration(folder, publisher, name, spark)))
-        subscription, lake = declared.subscriptions[f"s_{name}"], declared.lake.open()
+        project = build_project(load_config(configuration(folder, publisher, name, spark)))
+        subscription, lake = project.subscriptions[f"s_{name}"], project.lake.open()
         phase = "warm" if measured is results else "(warm-up)"
         with timed(measured, f"pgsieve {phase}: initial sync"):
             copy_tables(subscription, lake, tables_to_copy(subscription, lake), quiet)

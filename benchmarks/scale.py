@@ -40,7 +40,7 @@ from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
 from pgsieve.pipelines.config.model import load_config
-from pgsieve.pipelines.project import project
+from pgsieve.pipelines.project import build_project
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.work import Work, measured
@@ -241,8 +241,8 @@ def opened(folder: Path, publisher: EmbeddedServer, master: str, events: Path) -
         },
     }
     (path := folder / "pgsieve.yaml").write_text(yaml.safe_dump(written))
-    declared = project(load_config(path))
-    return declared.subscriptions["scale"], declared.lake.open()
+    project = build_project(load_config(path))
+    return project.subscriptions["scale"], project.lake.open()
 
 
 def show(costs: Mapping[str, Cost], counts_of: Mapping[str, Counter[str]]) -> None:

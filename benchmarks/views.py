@@ -32,7 +32,7 @@ from pgsieve.assets.steps.update_transformation.transform import transform
 from pgsieve.decoding.lsn import parse_lsn
 from pgsieve.pipelines.commands.refilter import refilter
 from pgsieve.pipelines.config.model import load_config
-from pgsieve.pipelines.project import Project, project
+from pgsieve.pipelines.project import Project, build_project
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 
 _WHERE = "status <> 'new'"
@@ -59,16 +59,16 @@ def _timed(what: str) -> Iterator[None]:
     print(f"{what}: {time.perf_counter() - wall:.2f} s ({time.process_time() - cpu:.2f})")
 
 
-def _step(declared: Project, name: str) -> Callable[[], object]:
+def _step(project: Project, name: str) -> Callable[[], object]:
     """The apply of the new changes; the steps before it are done here."""
-    subscription, lake = declared.subscriptions[name], declared.lake.open()
+    subscription, lake = project.subscriptions[name], project.lake.open()
     drain(subscription.feed, lake, [subscription], _quiet)
     transform(subscription, lake, _quiet)
     return lambda: apply(subscription, lake, _quiet)
 
 
-def _copy(declared: Project, name: str) -> None:
-    subscription, lake = declared.subscriptions[name], declared.lake.open()
+def _copy(project: Project, name: str) -> None:
+    subscription, lake = project.subscriptions[name], project.lake.open()
     copy_tables(subscription, lake, tables_to_copy(subscription, lake), _quiet)
 
 
@@ -110,16 +110,16 @@ def main(options: argparse.Namespace) -> None:
         database.execute(f"insert into t select {ROW} from generate_series(1, {options.rows}) i")
         config = load_config(_written(folder, server.conninfo()))
         with _timed("a copy"):
-            _copy(project(config), "all")
-        _step(project(config), "all")()
+            _copy(build_project(config), "all")
+        _step(build_project(config), "all")()
         before, every = _lsn(database), max(options.rows // options.changes, 1)
         database.execute(f"update t set qty = qty + 1 where id % {2 * every} = 0")
         amid = _lsn(database)
         database.execute(f"update t set qty = qty + 1 where id % {2 * every} = {every}")
-        apply_all = _step(project(config), "all")
+        apply_all = _step(build_project(config), "all")
         with _timed("an apply of the changes"):
             apply_all()
-        lake = project(config).lake.open()
+        lake = build_project(config).lake.open()
         for what, lsn in (("before the changes", before), ("amid the changes", amid)):
             with _timed(f"all rows as of {what}"):
                 (table,) = tables_at(Moment(lake, "all", lsn))
@@ -132,7 +132,7 @@ def main(options: argparse.Namespace) -> None:
             ).tables
         assert done.source == "all", done.reason
         with _timed("a view, copied"):
-            _copy(project(config), "copied")
+            _copy(build_project(config), "copied")
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from dagster_pyspark import LazyPySparkResource, PySparkResource
 from pgsieve.assets.translator import Naming, PgsieveAsset, PgsieveTranslator
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.definitions import assemble
-from pgsieve.pipelines.project import project
+from pgsieve.pipelines.project import build_project
 from pgsieve.pipelines.published import Published, kept_published, read_feeds
 
 _EXAMPLE = """\
@@ -124,7 +124,7 @@ class PgsieveComponent(dg.StateBackedComponent, dg.Resolvable):
         """
         config = load_config(self.config)
         former = Published.from_json(state_path.read_text(encoding="utf-8")) if state_path.is_file() else None
-        read, errors = read_feeds(project(config), former or kept_published(config))
+        read, errors = read_feeds(build_project(config), former or kept_published(config))
         state_path.write_text(read.to_json(), encoding="utf-8")
         for error in errors:
             if not os.environ.get("DAGSTER_IS_DEV_CLI"):

@@ -43,7 +43,7 @@ from pgsieve.pipelines.automation import (
 )
 from pgsieve.pipelines.config.model import Config, ConfigError, load_config
 from pgsieve.pipelines.jobs import jobs_of
-from pgsieve.pipelines.project import project
+from pgsieve.pipelines.project import build_project
 from pgsieve.pipelines.published import Published, kept_published, recorded_tables, refresh_published
 from pgsieve.resources.lake.pyspark_resource import pyspark_resource
 
@@ -100,18 +100,18 @@ def assemble(
     spark: PySparkResource | LazyPySparkResource | None = None,
 ) -> dg.Definitions:
     """The definitions of a configuration, with the tables of `published` (see `recorded_tables`)."""
-    declared = project(config)
-    lake = declared.lake
+    project = build_project(config)
+    lake = project.lake
     lake = PgsieveLake(uri=lake.uri, engine=pyspark_resource(lake.engine, spark), folders=lake.folders)
-    tables = recorded_tables(declared, published, authoritative=authoritative)
+    tables = recorded_tables(project, published, authoritative=authoritative)
     automated = config.dagster.automation
-    subscriptions, feeds = list(declared.subscriptions.values()), list(declared.feeds.values())
-    jobs = jobs_of(declared, naming)
+    subscriptions, feeds = list(project.subscriptions.values()), list(project.feeds.values())
+    jobs = jobs_of(project, naming)
     return dg.Definitions(
         assets=[
             *_source_tables(subscriptions, tables, naming),
-            *(initial_sync_asset(s, naming, names=declared.names) for s in subscriptions),
-            *(change_log_asset(f, declared.reading(f), naming) for f in feeds),
+            *(initial_sync_asset(s, naming, names=project.names) for s in subscriptions),
+            *(change_log_asset(f, project.reading(f), naming) for f in feeds),
             *(table_changes_asset(s, naming) for s in subscriptions),
             *(
                 replica_tables_asset(
@@ -119,9 +119,9 @@ def assemble(
                 )
                 for s in subscriptions
             ),
-            *(feed_maintenance_asset(f, declared.reading(f), declared.retention, naming) for f in feeds),
+            *(feed_maintenance_asset(f, project.reading(f), project.retention, naming) for f in feeds),
             *(
-                subscription_maintenance_asset(s, declared.retention, naming, names=declared.names)
+                subscription_maintenance_asset(s, project.retention, naming, names=project.names)
                 for s in subscriptions
             ),
         ],
@@ -174,10 +174,10 @@ def register_tables(config: Config, dagster: dg.DagsterInstance) -> None:
 
     A source that does not answer keeps its recorded tables.
     """
-    declared = project(config)
-    for error in refresh_published(config, declared):
+    project = build_project(config)
+    for error in refresh_published(config, project):
         get_dagster_logger().warning(str(error))
-    for name, tables in recorded_tables(declared, kept_published(config)).items():
+    for name, tables in recorded_tables(project, kept_published(config)).items():
         partitions = tables_partitions(name)
         assert partitions.name is not None
         dagster.add_dynamic_partitions(partitions.name, sorted(table_partition(table) for table in tables))

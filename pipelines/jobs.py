@@ -42,19 +42,19 @@ class Jobs:
         return [*self.increments, *self.of_one, *self.copies, *self.maintenance, *self.alarms]
 
 
-def jobs_of(declared: Project, naming: Naming) -> Jobs:
+def jobs_of(project: Project, naming: Naming) -> Jobs:
     """The jobs of all feeds and subscriptions."""
-    feeds = list(declared.feeds.values())
+    feeds = list(project.feeds.values())
     return Jobs(
-        increments=[_increments_job(feed, declared.reading(feed), naming) for feed in feeds],
+        increments=[_increments_job(feed, project.reading(feed), naming) for feed in feeds],
         of_one=[
             _increments_job(feed, [each], naming, f"_{each.name}")
             for feed in feeds
-            if len(declared.reading(feed)) > 1
-            for each in declared.reading(feed)
+            if len(project.reading(feed)) > 1
+            for each in project.reading(feed)
         ],
-        copies=[_copy_job(subscription, naming) for subscription in declared.subscriptions.values()],
-        maintenance=[_maintenance_job(declared, feed, naming) for feed in feeds],
+        copies=[_copy_job(subscription, naming) for subscription in project.subscriptions.values()],
+        maintenance=[_maintenance_job(project, feed, naming) for feed in feeds],
         alarms=[_slot_alarm_job(feed, naming) for feed in feeds],
     )
 
@@ -85,9 +85,9 @@ def _increments(feed: Feed, subscriptions: Sequence[Subscription], naming: Namin
     return dg.AssetSelection.assets(*keys).without_checks() | dg.AssetSelection.checks(*checks)
 
 
-def _maintenance(declared: Project, feed: Feed, naming: Naming) -> dg.AssetSelection:
+def _maintenance(project: Project, feed: Feed, naming: Naming) -> dg.AssetSelection:
     """The maintenance of a feed and of the subscriptions that read it."""
-    own = [of_subscription(s, AssetKind.MAINTENANCE) for s in declared.reading(feed)]
+    own = [of_subscription(s, AssetKind.MAINTENANCE) for s in project.reading(feed)]
     return dg.AssetSelection.assets(*map(naming.key, [of_feed(feed, AssetKind.CHANGE_LOG_MAINTENANCE), *own]))
 
 
@@ -101,10 +101,10 @@ def _copy_job(subscription: Subscription, naming: Naming) -> UnresolvedAssetJobD
     )
 
 
-def _maintenance_job(declared: Project, feed: Feed, naming: Naming) -> UnresolvedAssetJobDefinition:
+def _maintenance_job(project: Project, feed: Feed, naming: Naming) -> UnresolvedAssetJobDefinition:
     return dg.define_asset_job(
         naming.name(f"{feed.name}_maintenance"),
-        _maintenance(declared, feed, naming),
+        _maintenance(project, feed, naming),
         description=f"Deletes changes of {feed.name} that are older than their retention, compacts tables, and removes old files.",
     )
 

@@ -40,7 +40,7 @@ class Project:
         return list({s.feed.name: s.feed for s in subscriptions}.values())
 
 
-def project(config: Config) -> Project:
+def build_project(config: Config) -> Project:
     """The feeds and subscriptions of a configuration."""
     storage = config.storage.of(config.lake)
     _refuse_unsafe(storage, config.spark.conf)
@@ -84,7 +84,7 @@ def project(config: Config) -> Project:
 
 
 def engine_of(config: Config) -> SparkEngine:
-    """The Spark engine of a configuration; call it after the storage was declared."""
+    """The Spark engine of a configuration; call it after `declare` of the storage."""
     return SparkEngine(
         master=config.spark.master,
         spark_config=config.spark.conf,

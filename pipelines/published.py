@@ -92,14 +92,14 @@ def kept_published(config: Config) -> Published:
         return Published()
 
 
-def read_feeds(declared: Project, former: Published) -> tuple[Published, list[PgsieveError]]:
+def read_feeds(project: Project, former: Published) -> tuple[Published, list[PgsieveError]]:
     """Ask the sources for their publications; a source with an error keeps its former entry.
 
     Returns the errors, too.
     """
-    catalogs = {n: c for n, c in former.catalogs.items() if n in declared.feeds}
-    comments, errors = {n: c for n, c in former.comments.items() if n in declared.feeds}, []
-    for feed in declared.feeds.values():
+    catalogs = {n: c for n, c in former.catalogs.items() if n in project.feeds}
+    comments, errors = {n: c for n, c in former.comments.items() if n in project.feeds}, []
+    for feed in project.feeds.values():
         try:
             catalogs[feed.name], comments[feed.name] = _read(feed)
         except PgsieveError as error:
@@ -107,12 +107,12 @@ def read_feeds(declared: Project, former: Published) -> tuple[Published, list[Pg
     return Published(catalogs, comments), errors
 
 
-def refresh_published(config: Config, declared: Project) -> list[PgsieveError]:
+def refresh_published(config: Config, project: Project) -> list[PgsieveError]:
     """Ask the sources for their publications, and write the file; returns the errors.
 
     These keep former entries.
     """
-    published, errors = read_feeds(declared, kept_published(config))
+    published, errors = read_feeds(project, kept_published(config))
     file = state_file(config)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -130,7 +130,7 @@ def refresh_published(config: Config, declared: Project) -> list[PgsieveError]:
 
 
 def recorded_tables(
-    declared: Project, published: Published, *, authoritative: bool = False
+    project: Project, published: Published, *, authoritative: bool = False
 ) -> dict[str, Tables]:
     """The tables of each subscription, without asking a source; raises nothing.
 
@@ -139,20 +139,20 @@ def recorded_tables(
     """
     by_subscription: dict[str, Tables] = {}
     recorded: dict[str, list[tuple[int, Catalog]]] = {}
-    for subscription in declared.subscriptions.values():
+    for subscription in project.subscriptions.values():
         feed = subscription.feed
         if feed.name not in recorded:
-            recorded[feed.name] = list(_catalogs(declared, feed, published, authoritative=authoritative))
+            recorded[feed.name] = list(_catalogs(project, feed, published, authoritative=authoritative))
         comments = published.comments.get(feed.name, {})
         candidates = (_tables(subscription, catalog, comments) for _, catalog in recorded[feed.name])
         tables = next((each for each in candidates if each is not None), None)
         by_subscription[subscription.name] = (
-            _replicas(declared, subscription, at_once=True) if tables is None else tables
+            _replicas(project, subscription, at_once=True) if tables is None else tables
         )
     return by_subscription
 
 
-def published_tables(declared: Project, subscriptions: Iterable[Subscription]) -> dict[str, Tables]:
+def published_tables(project: Project, subscriptions: Iterable[Subscription]) -> dict[str, Tables]:
     """The tables that each subscription replicates, by the current catalog of its source.
 
     If the source does not answer or a publication is missing, they are the tables with replicas. The run then
@@ -166,7 +166,7 @@ def published_tables(declared: Project, subscriptions: Iterable[Subscription]) -
             catalogs[feed.source.name] = _present(feed)
         catalog = catalogs[feed.source.name]
         now = None if catalog is None else _tables(subscription, catalog, {})
-        tables[subscription.name] = _replicas(declared, subscription) if now is None else now
+        tables[subscription.name] = _replicas(project, subscription) if now is None else now
     return tables
 
 
@@ -180,7 +180,7 @@ def _present(feed: Feed) -> Catalog | None:
 
 
 def _catalogs(
-    declared: Project, feed: Feed, published: Published, *, authoritative: bool
+    project: Project, feed: Feed, published: Published, *, authoritative: bool
 ) -> Iterator[tuple[int, Catalog]]:
     """The recorded catalogs of a feed's publications, the newest first."""
     catalogs: list[tuple[int, Catalog]] = []
@@ -192,17 +192,17 @@ def _catalogs(
                 f"{feed.name}: another version of pgsieve has recorded its publications"
             )
     if not (authoritative and catalogs):
-        catalogs += _recorded(declared, feed)
+        catalogs += _recorded(project, feed)
     yield from sorted(catalogs, key=lambda each: each[0], reverse=True)
 
 
-def _recorded(declared: Project, feed: Feed) -> list[tuple[int, Catalog]]:
+def _recorded(project: Project, feed: Feed) -> list[tuple[int, Catalog]]:
     """The last recorded catalog of a feed in the lake.
 
     None if only Spark reads the lake, as that takes long.
     """
     try:
-        lake = declared.lake.open()
+        lake = project.lake.open()
         newest = None if lake.local is None else Catalogs(lake, feed).newest()
     except PgsieveError as error:
         get_dagster_logger().warning(f"{feed.name}: {error}")
@@ -223,14 +223,14 @@ def _tables(subscription: Subscription, catalog: Catalog, comments: Mapping[Name
     return {name: PublishedTable.of_catalog(table, comments.get(name)) for name, table in published.items()}
 
 
-def _replicas(declared: Project, subscription: Subscription, *, at_once: bool = False) -> Tables:
+def _replicas(project: Project, subscription: Subscription, *, at_once: bool = False) -> Tables:
     """The tables with a replica, from the lake.
 
     With `at_once` none if only Spark reads the lake, as that takes long.
     """
     publications = subscription.feed.subscriptions[subscription.name]
     try:
-        lake = declared.lake.open()
+        lake = project.lake.open()
         states = {} if at_once and lake.local is None else TableStates(lake, subscription.name).newest()
     except PgsieveError as error:
         get_dagster_logger().warning(f"{subscription.name}: {error}")

@@ -177,8 +177,8 @@ def _with_a_port(world: World) -> None:
 #: A session like those that pgsieve starts.
 SESSION = """
 from pgsieve.pipelines.config.model import load_config
-from pgsieve.pipelines.project import project
-spark = project(load_config()).lake.engine.session
+from pgsieve.pipelines.project import build_project
+spark = build_project(load_config()).lake.engine.session
 """
 
 

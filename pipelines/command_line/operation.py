@@ -80,10 +80,10 @@ def refresh_defs_state(ctx: typer.Context, config: ConfigFile = None) -> None:
     keeps its former entry. `pgsieve ui` does the same when it starts.
     """
     settings = load(ctx, config)
-    from pgsieve.pipelines.project import project
+    from pgsieve.pipelines.project import build_project
     from pgsieve.pipelines.published import refresh_published
 
-    errors = refresh_published(settings, project(settings))
+    errors = refresh_published(settings, build_project(settings))
     for error in errors:
         console.print_error(error)
     if errors:

@@ -20,7 +20,7 @@ from pgsieve.pipelines.commands.failures import Failures
 from pgsieve.pipelines.commands.results import CheckedTable, CheckReport, Progress
 from pgsieve.pipelines.commands.sequences import CheckedSequence
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig
-from pgsieve.pipelines.project import project
+from pgsieve.pipelines.project import build_project
 from pgsieve.resources.lake.lake import Lake
 
 
@@ -32,11 +32,11 @@ def check(
     With `repairing` the publisher's rows replace the rows that differ, at a later LSN. A subscription that
     cannot be checked does not stop the others.
     """
-    declared = project(config)
+    project = build_project(config)
     failures, warnings = Failures(), list[str]()
     checked = failures.each(
-        [declared.subscriptions[s.name] for s in selected],
-        lambda s: _checked(s, declared.lake.open(), progress, warnings.append, repairing=repairing),
+        [project.subscriptions[s.name] for s in selected],
+        lambda s: _checked(s, project.lake.open(), progress, warnings.append, repairing=repairing),
     )
     tables, sequences = (
         ([*chain.from_iterable(part)] for part in zip(*checked, strict=True)) if checked else ((), ())

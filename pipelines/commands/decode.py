@@ -14,7 +14,7 @@ from pgsieve.decoding.plugins import plugin as plugin_of
 from pgsieve.decoding.plugins.driver import PluginDriver, binary_changes
 from pgsieve.pipelines.config.file import name_hint
 from pgsieve.pipelines.config.model import Config
-from pgsieve.pipelines.project import Project, project
+from pgsieve.pipelines.project import Project, build_project
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions, protocol_version
 from pgsieve.resources.postgres.slot import (
@@ -45,11 +45,11 @@ def decode(
     """The plugin's output, one item per write; `options` are NAME or NAME=VALUE."""
     init = plugin_of(plugin)
     plugin_options = [_option(text) for text in options]
-    declared = project(config)
-    feed = _feed(declared, source, slot)
+    project = build_project(config)
+    feed = _feed(project, source, slot)
     if from_change_log:
         with PluginDriver(init, plugin_options) as driver:
-            yield from binary_changes(driver, _recorded(declared, feed))
+            yield from binary_changes(driver, _recorded(project, feed))
         return
     version = feed.source.check_ready()
     with feed.source.connect() as connection:
@@ -66,11 +66,11 @@ def _option(text: str) -> tuple[str, str | None]:
     return name, value if separator else None
 
 
-def _feed(declared: Project, source: str, slot: str | None) -> Feed:
+def _feed(project: Project, source: str, slot: str | None) -> Feed:
     """The feed of a source's slot; the slot must be named only if the source has several."""
-    feeds = {f.slot: f for f in declared.feeds.values() if f.source.name == source}
+    feeds = {f.slot: f for f in project.feeds.values() if f.source.name == source}
     if not feeds:
-        sources = tuple(dict.fromkeys(f.source.name for f in declared.feeds.values()))
+        sources = tuple(dict.fromkeys(f.source.name for f in project.feeds.values()))
         raise PgsieveError(f'no subscription reads a source "{source}"', hint=name_hint(source, sources))
     if slot is None and len(feeds) > 1:
         raise PgsieveError(
@@ -82,9 +82,9 @@ def _feed(declared: Project, source: str, slot: str | None) -> Feed:
     return feeds[chosen]
 
 
-def _recorded(declared: Project, feed: Feed) -> Iterator[bytes]:
+def _recorded(project: Project, feed: Feed) -> Iterator[bytes]:
     """The messages of the change log, a slice at a time."""
-    lake = declared.lake.open()
+    lake = project.lake.open()
     path = ChangeLog(lake, feed).path
     if lake.local is None:
         raise PgsieveError(

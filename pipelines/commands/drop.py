@@ -8,21 +8,21 @@ from pgsieve.assets.steps.records.table_states import TableStates
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.commands.results import DropReport
 from pgsieve.pipelines.config.model import Config
-from pgsieve.pipelines.project import project
+from pgsieve.pipelines.project import build_project
 from pgsieve.resources.postgres.errors import SourceUnreachableError
 
 
 def drop(config: Config, name: str, *, delete_tables: bool, leave_slot: bool) -> DropReport:
     """Drop a subscription; a second call changes nothing."""
-    declared = project(config)
-    lake = declared.lake.open()
-    if name not in declared.subscriptions and TableStates(lake, name).is_in_use():
+    project = build_project(config)
+    lake = project.lake.open()
+    if name not in project.subscriptions and TableStates(lake, name).is_in_use():
         raise PgsieveError(
             f"subscription {name!r} was taken out of {config.path.name}, but was not dropped",
             hint=f"put it back as it was, `pgsieve drop {name}`, then take it out",
         )
     (selected,) = config.selected([name])
-    subscription = declared.subscriptions[selected.name]
+    subscription = project.subscriptions[selected.name]
     feed = subscription.feed
     try:
         dropped = drop_subscription(subscription, lake, leave_slot=leave_slot, delete_tables=delete_tables)

@@ -14,7 +14,7 @@ from pathlib import Path
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.commands.results import EngineReport, Progress
 from pgsieve.pipelines.config.model import Config
-from pgsieve.pipelines.project import project
+from pgsieve.pipelines.project import build_project
 from pgsieve.resources.lake.engine import control
 from pgsieve.resources.lake.engine.record import EngineFolder
 from pgsieve.resources.lake.session import SparkEngine
@@ -62,14 +62,14 @@ def keep_for_this_process(config: Config) -> None:
 
     An error is ignored: runs start a Spark of their own.
     """
-    engine = project(config).lake.engine
+    engine = build_project(config).lake.engine
     if engine.is_warmed:
         with suppress(PgsieveError, OSError):
             engine.launch(owner=os.getpid())
 
 
 def _engine(config: Config) -> SparkEngine:
-    engine = project(config).lake.engine
+    engine = build_project(config).lake.engine
     if not engine.is_warmed:
         master = config.spark.master
         is_local = engine.spark_master.startswith("local")

@@ -19,7 +19,7 @@ from pgsieve.assets.steps.validation.waiting import sound_catalog, waiting_for
 from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable
 from pgsieve.pipelines.commands.explanation import ExplainedTable, Explanation
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig
-from pgsieve.pipelines.project import project
+from pgsieve.pipelines.project import build_project
 from pgsieve.resources.lake.committers import ByFiles, BySpark, InProcess
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.catalog import read_catalog
@@ -32,10 +32,10 @@ _SPARK, _THREADS = "Spark", "threads"
 
 def explain(config: Config, selected: Sequence[SubscriptionConfig]) -> Explanation:
     """What a run of these subscriptions would do."""
-    declared = project(config)
-    lake, waiting, tables = declared.lake.open(), dict[str, int | None](), list[ExplainedTable]()
-    engine = _SPARK if declared.lake.engine.threads is None else _THREADS
-    for subscription in (declared.subscriptions[each.name] for each in selected):
+    project = build_project(config)
+    lake, waiting, tables = project.lake.open(), dict[str, int | None](), list[ExplainedTable]()
+    engine = _SPARK if project.lake.engine.threads is None else _THREADS
+    for subscription in (project.subscriptions[each.name] for each in selected):
         feed = subscription.feed
         with feed.source.connect() as connection:
             catalog = sound_catalog(connection, subscription, read_catalog(connection))

@@ -75,7 +75,7 @@ def _opened(home: Path) -> Iterator[dg.DagsterInstance]:
 
 def materialize(
     dagster: dg.DagsterInstance,
-    declared: Project,
+    project: Project,
     assets: Sequence[dg.AssetsDefinition],
     progress: Progress,
     task: str,
@@ -96,7 +96,7 @@ def materialize(
             result = dg.materialize(
                 list(assets),
                 instance=dagster,
-                resources=resources(declared.lake, NAMING),
+                resources=resources(project.lake, NAMING),
                 run_config=_QUIET,
                 tags=tagged(task, tags),
                 raise_on_error=raise_on_error,

@@ -31,7 +31,7 @@ from pgsieve.pipelines.commands.validation_results import (
     ValidationReport,
 )
 from pgsieve.pipelines.config.model import Config, parse_config
-from pgsieve.pipelines.project import project
+from pgsieve.pipelines.project import build_project
 from pgsieve.resources.postgres.capture import CREATED
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.errors import UntestedServerError
@@ -356,7 +356,7 @@ def role_statements(survey: Survey, choice: Choice, config: Config, validation: 
 
 def _replicated(survey: Survey, choice: Choice, config: Config) -> list[tuple[str, str]]:
     """The tables that the copy reads."""
-    subscription = project(config).subscriptions[choice.subscription]
+    subscription = build_project(config).subscriptions[choice.subscription]
     return sorted(subscription.tables(subscription.feed.with_defined(survey.catalog)))
 
 

@@ -7,32 +7,32 @@ from pgsieve.pipelines.commands.dagster_runs import delete_old_runs
 from pgsieve.pipelines.commands.in_process import NAMING, instance, materialize
 from pgsieve.pipelines.commands.results import MaintainedFolder, Progress
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig
-from pgsieve.pipelines.project import project
+from pgsieve.pipelines.project import build_project
 
 
 def maintain(
     config: Config, selected: Sequence[SubscriptionConfig], progress: Progress
 ) -> tuple[MaintainedFolder, ...]:
     """Maintain the selected subscriptions, then their feeds. Raises PgsieveError; finished deletions stay."""
-    declared = project(config)
-    subscriptions = [declared.subscriptions[s.name] for s in selected]
+    project = build_project(config)
+    subscriptions = [project.subscriptions[s.name] for s in selected]
     assets = [
         *(
             (
                 s.name,
-                subscription_maintenance_asset(s, declared.retention, NAMING, names=declared.names),
+                subscription_maintenance_asset(s, project.retention, NAMING, names=project.names),
             )
             for s in subscriptions
         ),
         *(
-            (feed.name, feed_maintenance_asset(feed, declared.reading(feed), declared.retention, NAMING))
-            for feed in declared.feeds_of(subscriptions)
+            (feed.name, feed_maintenance_asset(feed, project.reading(feed), project.retention, NAMING))
+            for feed in project.feeds_of(subscriptions)
         ),
     ]
     results = []
     with instance(config) as dagster:
         for name, asset in assets:
-            result = materialize(dagster, declared, [asset], progress, f"maintain {name}")
+            result = materialize(dagster, project, [asset], progress, f"maintain {name}")
             assert result is not None
             (event,) = result.get_asset_materialization_events()
             rows, files = (
@@ -40,7 +40,7 @@ def maintain(
                 for key in ("rows deleted", "files compacted")
             )
             results.append(MaintainedFolder("/".join(asset.key.path), rows, files))
-        retention = declared.retention
+        retention = project.retention
         delete_old_runs(
             dagster, None if retention.changes is None else max(retention.changes, retention.versions)
         )

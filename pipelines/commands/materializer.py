@@ -60,19 +60,19 @@ class Materializer:
 
     def __init__(
         self,
-        declared: Project,
+        project: Project,
         subscription: Subscription,
         dagster: dg.DagsterInstance,
         progress: Progress,
         awaiting: dict[Name, tuple[str, ...]] | None = None,
     ) -> None:
-        self.declared, self.subscription, self.dagster, self.progress = (
-            declared,
+        self.project, self.subscription, self.dagster, self.progress = (
+            project,
             subscription,
             dagster,
             progress,
         )
-        self.lake: Lake = declared.lake.open()
+        self.lake: Lake = project.lake.open()
         self.before = Cuts(self.lake, subscription.name).last()
         self.noticed = SubscriptionRecord(self.lake, subscription.name).state().notice
         self.copied: list[CopiedTable] = []
@@ -122,7 +122,7 @@ class Materializer:
         for stretch in stretches(order, keys):
             task = f"copy {counted(len(stretch), 'table')} of {self.subscription.name}"
             materialize(
-                self.dagster, self.declared, [asset], self.progress, task, range_tags(stretch) | lacking
+                self.dagster, self.project, [asset], self.progress, task, range_tags(stretch) | lacking
             )
 
     def _tables_to_copy(self) -> list[Name]:
@@ -247,8 +247,8 @@ class Materializer:
 
     def register(self) -> None:
         """Register the replicas in Spark's catalog, if the configuration has a template for names."""
-        if self.declared.names is not None and self.enabled:
-            Registration(self.subscription, self.lake, self.declared.names).register()
+        if self.project.names is not None and self.enabled:
+            Registration(self.subscription, self.lake, self.project.names).register()
 
     def unfinished(self) -> bool:
         """Whether a table must be copied again, as its columns have changed meanwhile.

@@ -19,7 +19,7 @@ from pgsieve.pipelines.commands.moment_results import MomentReport, TableOfMomen
 from pgsieve.pipelines.config.file import name_hint
 from pgsieve.pipelines.config.identifiers import table_name
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig
-from pgsieve.pipelines.project import project
+from pgsieve.pipelines.project import build_project
 
 
 def read(config: Config, selected: SubscriptionConfig, moment: str | None) -> MomentReport:
@@ -43,8 +43,8 @@ def read_table(config: Config, selected: SubscriptionConfig, moment: str | None,
 
 def moment_of(config: Config, selected: SubscriptionConfig, moment: str | None) -> Moment:
     """The moment of an LSN or a time; for None, that of the newest cut."""
-    declared = project(config)
-    lake, subscription = declared.lake.open(), declared.subscriptions[selected.name]
+    project = build_project(config)
+    lake, subscription = project.lake.open(), project.subscriptions[selected.name]
     if moment is None:
         chosen = Moment(lake, selected.name, Cuts(lake, selected.name).newest().lsn)
     else:

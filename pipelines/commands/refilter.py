@@ -23,7 +23,7 @@ from pgsieve.pipelines.commands.results import Progress
 from pgsieve.pipelines.config.file import name_hint
 from pgsieve.pipelines.config.identifiers import table_name
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig
-from pgsieve.pipelines.project import Project, project
+from pgsieve.pipelines.project import Project, build_project
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.present_catalog import present_catalog
 
@@ -41,10 +41,10 @@ def refilter(
 
     With `planning` only report the subscriptions that they would be made from.
     """
-    declared = project(config)
-    subscription, lake = declared.subscriptions[selected.name], declared.lake.open()
+    project = build_project(config)
+    subscription, lake = project.subscriptions[selected.name], project.lake.open()
     names = [table_name(text) for text in tables]
-    sources = possible_sources(declared, subscription, lake, source)
+    sources = possible_sources(project, subscription, lake, source)
     lake.access.check_writable()
     SubscriptionRecord(lake, subscription.name).refuse_disabled()
     refiltering = _refiltering(subscription, sources, lake)
@@ -82,12 +82,12 @@ def _refiltering(subscription: Subscription, sources: Sequence[Subscription], la
 
 
 def possible_sources(
-    declared: Project, subscription: Subscription, lake: Lake, named: str | None = None
+    project: Project, subscription: Subscription, lake: Lake, named: str | None = None
 ) -> list[Subscription]:
     """The subscriptions with replicas of the same source, this one first; with `named` only that one."""
     same = {
         name: each
-        for name, each in declared.subscriptions.items()
+        for name, each in project.subscriptions.items()
         if each.feed.source.name == subscription.feed.source.name
     }
     if named is not None:

@@ -22,7 +22,7 @@ from pgsieve.pipelines.commands.run import run_feed
 from pgsieve.pipelines.commands.run import take_over as take_slots_over
 from pgsieve.pipelines.config.identifiers import table_name
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig
-from pgsieve.pipelines.project import project
+from pgsieve.pipelines.project import build_project
 from pgsieve.resources.lake.delta.errors import LakeError
 from pgsieve.resources.postgres.slot import slot_state
 
@@ -42,8 +42,8 @@ def resync(
     """
     if take_over:
         take_slots_over(config, [selected])
-    declared = project(config)
-    subscription, lake = declared.subscriptions[selected.name], declared.lake.open()
+    project = build_project(config)
+    subscription, lake = project.subscriptions[selected.name], project.lake.open()
     feed, names = subscription.feed, [table_name(text) for text in tables]
     feed.source.check_ready()
     lake.access.check_writable()
@@ -66,7 +66,7 @@ def resync(
         # A copy that died has left its table's definition of that time.
         states.leave_to_next_copy(wanted)
         with instance(config) as dagster:
-            result = Materializer(declared, subscription, dagster, progress)
+            result = Materializer(project, subscription, dagster, progress)
             result.copy(wanted)
             failures = Failures()
             run_feed(feed, [result], failures)

@@ -40,7 +40,7 @@ from pgsieve.pipelines.commands.materializer import Materializer
 from pgsieve.pipelines.commands.prefetched_work import prefetched_work
 from pgsieve.pipelines.commands.results import Progress, RunSummary, SubscriptionRun
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig
-from pgsieve.pipelines.project import Project, project
+from pgsieve.pipelines.project import Project, build_project
 from pgsieve.pipelines.published import published_tables
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.shared_jobs import jobs_shared
@@ -60,10 +60,10 @@ def take_over(config: Config, selected: Sequence[SubscriptionConfig]) -> None:
 
     Raises PgsieveError if the lake has replicas of another database.
     """
-    declared = project(config)
-    lake = declared.lake.open()
+    project = build_project(config)
+    lake = project.lake.open()
     lake.access.check_writable()
-    for feed in declared.feeds_of([declared.subscriptions[s.name] for s in selected]):
+    for feed in project.feeds_of([project.subscriptions[s.name] for s in selected]):
         with feed.exclusively(), feed.source.connect() as connection:
             claim_slot(connection, feed, lake)
 
@@ -74,15 +74,15 @@ def run(config: Config, selected: Sequence[SubscriptionConfig], progress: Progre
     Disabled subscriptions do not run; the summary names them. Raises SubscriptionDisabledError if all are
     disabled.
     """
-    declared = project(config)
-    subscriptions, failures = [declared.subscriptions[s.name] for s in selected], Failures()
-    lake = declared.lake.open()
+    project = build_project(config)
+    subscriptions, failures = [project.subscriptions[s.name] for s in selected], Failures()
+    lake = project.lake.open()
     with lake.consistent_read(*_first_reads(lake, subscriptions)):
-        enabled = enabled_ones(declared, subscriptions, failures)
+        enabled = enabled_ones(project, subscriptions, failures)
     with instance(config) as dagster, sessions_kept():
         with lake.consistent_read(*_subscription_records(lake, subscriptions)):
-            results = failures.each(subscriptions, lambda s: Materializer(declared, s, dagster, progress))
-        for feed in declared.feeds_of(enabled):
+            results = failures.each(subscriptions, lambda s: Materializer(project, s, dagster, progress))
+        for feed in project.feeds_of(enabled):
             run_feed(feed, [r for r in results if r.subscription.feed.name == feed.name], failures)
         failures.each(results, Materializer.register)
         return RunSummary(summaries(results, failures), failures.listed())
@@ -107,10 +107,10 @@ def _first_reads(lake: Lake, subscriptions: Sequence[Subscription]) -> list[str]
 
 
 def enabled_ones(
-    declared: Project, subscriptions: Sequence[Subscription], failures: Failures
+    project: Project, subscriptions: Sequence[Subscription], failures: Failures
 ) -> list[Subscription]:
     """The enabled subscriptions; raises SubscriptionDisabledError if none is enabled."""
-    lake = declared.lake.open()
+    lake = project.lake.open()
     states = failures.each(
         subscriptions, lambda s: (s, SubscriptionRecord(lake, s.name).refuse_other_folders())
     )
@@ -145,8 +145,8 @@ def _run_round(feed: Feed, reading: Sequence[Materializer], failures: Failures) 
         return False
     first = active[0]
     with failures.of(*(result.name for result in active)):
-        assets = [change_log_asset(feed, first.declared.reading(feed), NAMING)]
-        materialize(first.dagster, first.declared, assets, first.progress, f"drain {feed.slot}")
+        assets = [change_log_asset(feed, first.project.reading(feed), NAMING)]
+        materialize(first.dagster, first.project, assets, first.progress, f"drain {feed.slot}")
     apply_together(reading, failures)
     return True
 
@@ -176,7 +176,7 @@ def apply_together(
 
     @cache
     def published() -> Mapping[str, Tables]:
-        return published_tables(active[0].declared, [m.subscription for m in active])
+        return published_tables(active[0].project, [m.subscription for m in active])
 
     changes = dict(failures.each(active, lambda m: (m, m.tables_to_report(published)), unless=unless))
     applying = {m: partial(m.replica_tables, *tables) for m, tables in changes.items() if tables[0]}
@@ -209,7 +209,7 @@ def _materialize_each(
     ):
         result = materialize(
             first.dagster,
-            first.declared,
+            first.project,
             [asset(partial(errors.__setitem__, m.name), done.get(m)) for m, asset in assets.items()],
             first.progress,
             f"{what} {', '.join(names) if len(names) <= _NAMED else counted(len(names), 'subscription')}",

@@ -8,7 +8,7 @@ from pgsieve.assets.steps.slot_consumption.slot import refuse_other_publisher_if
 from pgsieve.assets.steps.update_transformation.skip import Skip
 from pgsieve.decoding.lsn import format_lsn, parse_lsn
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig
-from pgsieve.pipelines.project import project
+from pgsieve.pipelines.project import build_project
 
 
 def skip(config: Config, selected: SubscriptionConfig, lsn: str) -> str | None:
@@ -16,8 +16,8 @@ def skip(config: Config, selected: SubscriptionConfig, lsn: str) -> str | None:
 
     Returns the LSN as PostgreSQL writes it.
     """
-    declared = project(config)
-    subscription, lake = declared.subscriptions[selected.name], declared.lake.open()
+    project = build_project(config)
+    subscription, lake = project.subscriptions[selected.name], project.lake.open()
     refuse_other_publisher_if_it_answers(subscription.feed, lake)
     chosen = None if lsn.lower() == "none" else parse_lsn(lsn)
     Skip(subscription, lake).choose(chosen)
@@ -26,7 +26,7 @@ def skip(config: Config, selected: SubscriptionConfig, lsn: str) -> str | None:
 
 def enable(config: Config, selected: SubscriptionConfig) -> bool:
     """Enable a subscription; returns False if it was enabled already."""
-    declared = project(config)
-    subscription, lake = declared.subscriptions[selected.name], declared.lake.open()
+    project = build_project(config)
+    subscription, lake = project.subscriptions[selected.name], project.lake.open()
     refuse_other_publisher_if_it_answers(subscription.feed, lake)
     return SubscriptionRecord(lake, subscription.name).enable()

@@ -37,7 +37,7 @@ from pgsieve.pipelines.commands.results import (
 from pgsieve.pipelines.commands.sequences import listed
 from pgsieve.pipelines.commands.ui import dagster_home
 from pgsieve.pipelines.config.model import Config
-from pgsieve.pipelines.project import Project, project
+from pgsieve.pipelines.project import Project, build_project
 from pgsieve.resources.lake.delta.errors import LakeError
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.catalog import read_catalog
@@ -71,9 +71,9 @@ def status(config: Config) -> StatusReport:
 
     For a source that does not answer, the report has the lake's records, and the problem.
     """
-    declared = project(config)
-    lake = declared.lake.open()
-    return _report(declared, lake, _last_transformations(config, declared.subscriptions.values()))
+    project = build_project(config)
+    lake = project.lake.open()
+    return _report(project, lake, _last_transformations(config, project.subscriptions.values()))
 
 
 def brief_status(config: Config) -> Callable[[], StatusReport]:
@@ -81,16 +81,16 @@ def brief_status(config: Config) -> Callable[[], StatusReport]:
 
     It has a lake object of its own, so one thread may call it while others work.
     """
-    declared = project(config)
-    lake = declared.lake.open()
-    return lambda: _report(declared, lake, None)
+    project = build_project(config)
+    lake = project.lake.open()
+    return lambda: _report(project, lake, None)
 
 
-def _report(declared: Project, lake: Lake, ran: Mapping[str, datetime] | None) -> StatusReport:
+def _report(project: Project, lake: Lake, ran: Mapping[str, datetime] | None) -> StatusReport:
     """The report. `ran` has the time of each subscription's last run; without it the report is brief."""
     slots, subscriptions = [], []
     brief, ran = ran is None, ran or {}
-    for feed in declared.feeds.values():
+    for feed in project.feeds.values():
         answers, position = _answers(lake, feed, peeking=not brief), ChangeLog(lake, feed).position()
         state = answers.state
         slots.append(
@@ -111,7 +111,7 @@ def _report(declared: Project, lake: Lake, ran: Mapping[str, datetime] | None) -
                 decoding=_DECODED.get(answers.switched),
             )
         )
-        for subscription in declared.reading(feed):
+        for subscription in project.reading(feed):
             try:
                 entry = _subscription_status(lake, feed, subscription, answers.examined, counting=not brief)
                 progress = _progress(lake, subscription, answers, ran.get(subscription.name))

@@ -58,7 +58,7 @@ from pgsieve.pipelines.commands.validation_results import (
     ValidationReport,
 )
 from pgsieve.pipelines.config.model import Config
-from pgsieve.pipelines.project import Project, project
+from pgsieve.pipelines.project import Project, build_project
 from pgsieve.resources.lake.delta.errors import LakeUnavailableError, SparkUnavailableError
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.capture import capture_statements, preparing
@@ -74,12 +74,12 @@ def validate(config: Config, *, rights: bool = True) -> ValidationReport:
     It creates objects in the store for this, and removes them. With `rights` it also checks the rights of the
     source's role.
     """
-    declared = project(config)
-    declared.lake.engine.check_store()
-    declared.lake.open().access.check_commits_are_kept(record=False)
-    findings = _Findings(declared, rights=rights)
+    project = build_project(config)
+    project.lake.engine.check_store()
+    project.lake.open().access.check_commits_are_kept(record=False)
+    findings = _Findings(project, rights=rights)
     findings.look_at_lake()
-    for feed in declared.feeds.values():
+    for feed in project.feeds.values():
         findings.look_at_feed(feed)
     return findings.report()
 
@@ -97,8 +97,8 @@ class _Source:
 class _Findings:
     """Collects the findings of `pgsieve validate`, one feed after the other."""
 
-    def __init__(self, declared: Project, *, rights: bool) -> None:
-        self._declared, self._rights = declared, rights
+    def __init__(self, project: Project, *, rights: bool) -> None:
+        self._project, self._rights = project, rights
         self._pictures: dict[tuple[str, str], PublicationPicture] = {}
         self._received: list[ReceivedTables] = []
         self._problems: list[ValidationProblem] = []
@@ -117,7 +117,7 @@ class _Findings:
 
     def look_at_lake(self) -> None:
         """Record whether the lake can be written, and whether Spark can run."""
-        lake = self._declared.lake
+        lake = self._project.lake
         try:
             # Only a warning: small tables and few changes need no Java.
             lake.engine.check_java()
@@ -141,7 +141,7 @@ class _Findings:
         self._problems += [_problem(name, error) for error in examined.refused]
         if examined.unchecked is not None:
             self._problems.append(_problem(name, examined.unchecked))
-        sound = [self._look_at_subscription(each, source) for each in self._declared.reading(feed)]
+        sound = [self._look_at_subscription(each, source) for each in self._project.reading(feed)]
         if all(sound):
             catalog = examined.catalog
             self._statements += _statements(feed, catalog, source.server, source.version)
@@ -154,8 +154,8 @@ class _Findings:
             server = read_catalog(connection)
             examined = Examination(connection, feed, server)
             catalog = examined.catalog
-            lacking = list(_lacking(connection, self._declared, feed, catalog)) if self._rights else []
-            lacking += _replicas_of_others(connection, self._declared, feed)
+            lacking = list(_lacking(connection, self._project, feed, catalog)) if self._rights else []
+            lacking += _replicas_of_others(connection, self._project, feed)
             lacking += _failing_triggers(connection, feed, catalog, server)
             sequences = {s: received_sequences(connection, feed, s) for s in feed.subscriptions}
             if decoding_is_switched(connection):
@@ -176,8 +176,8 @@ class _Findings:
             for replicated in subscription.tables(catalog).values():
                 if (problem := subscription.metadata_problem(replicated)) is not None:
                     self._problems.append(_problem(name, problem))
-            lake = self._declared.lake.open()
-            sources = partial(possible_sources, self._declared, subscription, lake)
+            lake = self._project.lake.open()
+            sources = partial(possible_sources, self._project, subscription, lake)
             self._received.append(_received(subscription, catalog, lake, source.sequences, sources))
             of_layout = layout_problems(subscription, subscription.tables(catalog))
             self._problems += [_problem(name, error) for error in of_layout]
@@ -198,21 +198,21 @@ def _is_mapped(lake: Lake, subscription: str, table: Name) -> bool:
 
 
 def _lacking(
-    connection: psycopg.Connection[Any], declared: Project, feed: Feed, catalog: Catalog
+    connection: psycopg.Connection[Any], project: Project, feed: Feed, catalog: Catalog
 ) -> Iterator[PgsieveError]:
     """The errors about rights that the role lacks for a feed's slot and copies."""
     tables = list[ReplicatedTable]()
-    for subscription in declared.reading(feed):
+    for subscription in project.reading(feed):
         with suppress(PublicationError):  # The examination reports it.
             tables += subscription.tables(catalog).values()
     yield from missing_rights(connection, tables)
 
 
 def _replicas_of_others(
-    connection: psycopg.Connection[Any], declared: Project, feed: Feed
+    connection: psycopg.Connection[Any], project: Project, feed: Feed
 ) -> Iterator[PgsieveError]:
     """The error if the lake's data of this feed came from another cluster or database."""
-    lake = declared.lake.open()
+    lake = project.lake.open()
     try:
         refuse_other_publisher(connection, feed, lake)
     except PgsieveError as error:

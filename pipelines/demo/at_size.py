@@ -21,7 +21,7 @@ from pgsieve.pipelines.commands.results import Progress, SizedReport, SizedStep
 from pgsieve.pipelines.commands.run import run
 from pgsieve.pipelines.config.model import Config, load_config
 from pgsieve.pipelines.demo.servers import executed, session
-from pgsieve.pipelines.project import project
+from pgsieve.pipelines.project import build_project
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.source import literal
 
@@ -64,7 +64,7 @@ def at_size(
         executed(source, "analyze orders; checkpoint")
         progress.finish(task)
         config = _configuration(home, publisher, spark, store)
-        engine = project(config).lake.engine
+        engine = build_project(config).lake.engine
         if engine.threads is None:
             # Once on a machine, and no part of a copy.
             engine.fetch_jars()

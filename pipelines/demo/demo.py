@@ -23,7 +23,7 @@ from pgsieve.pipelines.commands.run import run
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig, load_config
 from pgsieve.pipelines.demo.at_size import at_size
 from pgsieve.pipelines.demo.servers import executed, new_folder, session, starting
-from pgsieve.pipelines.project import project
+from pgsieve.pipelines.project import build_project
 from pgsieve.resources.lake.delta.errors import SparkUnavailableError
 from pgsieve.resources.lake.session import SparkEngine
 from pgsieve.resources.lake.stores.embedded_s3 import BUCKET, REGION, embedded_s3
@@ -277,7 +277,7 @@ def _compare(
     def rows(connection: psycopg.Connection[Any]) -> tuple[tuple[str, ...], ...]:
         return tuple(tuple(str(value) for value in row) for row in connection.execute(query))
 
-    lake = project(config).lake.open()
+    lake = build_project(config).lake.open()
     compared = []
     for mode in _MODES:
         path = lake.paths.replica(f"{_OWNER[table]}_{mode}", "public", table)

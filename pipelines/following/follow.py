@@ -45,7 +45,7 @@ from pgsieve.pipelines.config.model import Config, SubscriptionConfig
 from pgsieve.pipelines.following.follow_report import FollowReport
 from pgsieve.pipelines.following.metrics import FollowMetrics
 from pgsieve.pipelines.following.watch import BrokenOffError, Pulse, StalledError, Watch, serving
-from pgsieve.pipelines.project import Project, project
+from pgsieve.pipelines.project import Project, build_project
 from pgsieve.resources.lake.delta.errors import SparkLostError
 from pgsieve.resources.postgres.awaited import are_open
 from pgsieve.resources.postgres.foreign_servers import refuse_unanswering
@@ -102,11 +102,11 @@ def follow(
     time after a signal. After the last two, threads may still be running, so the caller has to end the
     process.
     """
-    declared = project(config)
+    project = build_project(config)
     # The metrics server starts below before the feeds: an address that is not available is refused before any
     # work.
     metrics = FollowMetrics(brief_status(config)) if metrics_at else None
-    feeds_by_slot = {(f.source.name, f.slot): f for f in declared.feeds.values()}
+    feeds_by_slot = {(f.source.name, f.slot): f for f in project.feeds.values()}
     watch = Watch(stall_limit, lambda pulse: _is_behind(feeds_by_slot[pulse.source, pulse.slot], pulse))
 
     def fail(failure: Failure) -> None:
@@ -115,14 +115,14 @@ def follow(
         tell(RunSummary((), (failure,)))
 
     failures = Failures(fail)
-    subscriptions = enabled_ones(declared, [declared.subscriptions[s.name] for s in selected], failures)
-    feeds, names = declared.feeds_of(subscriptions), {s.name for s in subscriptions}
+    subscriptions = enabled_ones(project, [project.subscriptions[s.name] for s in selected], failures)
+    feeds, names = project.feeds_of(subscriptions), {s.name for s in subscriptions}
     with ExitStack() as opened:
         if metrics_at and metrics:
             port = opened.enter_context(serving(*metrics_at, metrics.registry, watch))
             progress.tell(f"metrics at http://{metrics_at[0]}:{port}/metrics, health at /healthz")
         dagster = opened.enter_context(instance(config))
-        following = _Following(declared, dagster, progress, tell, failures, watch, metrics)
+        following = _Following(project, dagster, progress, tell, failures, watch, metrics)
         followers = [_Follower(following, feed, names) for feed in feeds]
         stopping = opened.enter_context(_stopped_by_signals(followers))
         # Feeds do not run in the main thread: there Dagster would end a run in progress on the signal. The
@@ -191,7 +191,7 @@ def _stopped_by_signals(followers: Sequence["_Follower"]) -> Iterator[_Stopping]
 class _Following:
     """The objects that all followers share: the project, Dagster's records, and the receivers of results."""
 
-    declared: Project
+    project: Project
     dagster: dg.DagsterInstance
     progress: Progress
     tell: Tell
@@ -208,12 +208,12 @@ class _Follower:
     _turn = threading.Lock()
 
     def __init__(self, following: _Following, feed: Feed, names: Container[str]) -> None:
-        self._declared, self._feed, self._dagster = following.declared, feed, following.dagster
+        self._project, self._feed, self._dagster = following.project, feed, following.dagster
         self._progress, self._tell, self._failures = following.progress, following.tell, following.failures
-        self._subscriptions = [s for s in self._declared.reading(feed) if s.name in names]
+        self._subscriptions = [s for s in self._project.reading(feed) if s.name in names]
         self._stopped = threading.Event()
         self._streamed: StreamedFeed | None = None
-        self._report = FollowReport(self._declared, feed, self._subscriptions, self._dagster, self._progress)
+        self._report = FollowReport(self._project, feed, self._subscriptions, self._dagster, self._progress)
         self._slices, self._written = 0, {s.name: set[Name]() for s in self._subscriptions}
         #: By subscription, the tables whose copy waits for other transactions, with the ids of these.
         self._awaiting = {s.name: dict[Name, tuple[str, ...]]() for s in self._subscriptions}
@@ -306,7 +306,7 @@ class _Follower:
     def _read(self) -> None:
         """Append and apply slices until a table has to be copied, or no subscription is left."""
         with (
-            StreamedFeed(self._feed, self._declared.lake.open(), self._note_progress) as streamed,
+            StreamedFeed(self._feed, self._project.lake.open(), self._note_progress) as streamed,
             self._pulse.watched(streamed),
         ):
             self._streamed = streamed
@@ -391,14 +391,14 @@ class _Follower:
 
         After a failure, it is tried again as many slices later.
         """
-        lake, retention = self._declared.lake.open(), self._declared.retention
+        lake, retention = self._project.lake.open(), self._project.retention
         self._slices = 0
         try:
             for subscription in self._subscriptions:
                 written = self._written[subscription.name]
                 maintain_subscription(subscription, lake, retention, quiet, written)
                 written.clear()
-            maintain_feed(self._feed, lake, self._declared.reading(self._feed), retention, quiet)
+            maintain_feed(self._feed, lake, self._project.reading(self._feed), retention, quiet)
         except Exception:
             _logger.exception("maintenance of the followed tables has failed; it is tried again later")
         self._register(self._materializers())
@@ -423,7 +423,7 @@ class _Follower:
                     if subscription.name in self._failures:
                         continue
                     try:
-                        lake = self._declared.lake.open()
+                        lake = self._project.lake.open()
                         report_cut(self._dagster, subscription, lake, NAMING, behind)
                     except Exception:
                         _logger.exception("the cut of %s could not be reported to Dagster", subscription.name)
@@ -431,7 +431,7 @@ class _Follower:
     def _materializers(self) -> list[Materializer]:
         return self._each(
             self._subscriptions,
-            lambda s: Materializer(self._declared, s, self._dagster, self._progress, self._awaiting[s.name]),
+            lambda s: Materializer(self._project, s, self._dagster, self._progress, self._awaiting[s.name]),
         )
 
     def _tell_of(self, materializers: Sequence[Materializer]) -> None:

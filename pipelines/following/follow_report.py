@@ -42,13 +42,13 @@ class FollowReport:
 
     def __init__(
         self,
-        declared: Project,
+        project: Project,
         feed: Feed,
         subscriptions: Sequence[Subscription],
         dagster: dg.DagsterInstance,
         progress: Progress,
     ) -> None:
-        self._declared, self._feed, self._subscriptions = declared, feed, subscriptions
+        self._project, self._feed, self._subscriptions = project, feed, subscriptions
         self._dagster, self._progress = dagster, progress
         self._drained: Drained | None = None
         self._changes: dict[str, dict[Name, TableChanges]] = {}
@@ -94,7 +94,7 @@ class FollowReport:
                     continue
                 transformed: Sequence[TableChanges] = list(changes[subscription.name].values())
                 assets.append(table_changes_asset(subscription, NAMING, done=done_before(transformed)))
-                published = published_tables(self._declared, [subscription])[subscription.name]
+                published = published_tables(self._project, [subscription])[subscription.name]
                 tables, unchanged = partitioned(published, result.tables)
                 if tables:
                     assets.append(
@@ -109,7 +109,7 @@ class FollowReport:
             task = f"follow {self._feed.slot}"
             # A failed step for one subscription does not stop the report of the others.
             run = materialize(
-                self._dagster, self._declared, assets, self._progress, task, raise_on_error=False
+                self._dagster, self._project, assets, self._progress, task, raise_on_error=False
             )
         except Exception:
             _logger.exception(_UNREPORTED)

@@ -10,7 +10,7 @@ from pgsieve.assets.partition_roots import replica_tables_asset
 from pgsieve.assets.published import PublishedTable
 from pgsieve.assets.translator import Naming, of_source_table
 from pgsieve.pipelines.config.model import parse_config
-from pgsieve.pipelines.project import project
+from pgsieve.pipelines.project import build_project
 
 LEAST = """
 lake: ./lake
@@ -20,7 +20,7 @@ subscriptions: {sales: {source: shop, publications: [p]}}
 
 
 def test_tables_with_the_same_dagster_name_keep_their_own_upstream_tables(tmp_path: Path) -> None:
-    subscription = project(parse_config(LEAST, tmp_path / "pgsieve.yaml", {})).subscriptions["sales"]
+    subscription = build_project(parse_config(LEAST, tmp_path / "pgsieve.yaml", {})).subscriptions["sales"]
     names = [("a_b", "c"), ("a", "b_c"), ("a__b", "c"), ("a", "b__c"), ("a-", "b"), ("A", "b_c")]
     tables = {name: PublishedTable(*name, ("p",), None) for name in names}
     asset = replica_tables_asset(subscription, tables, Naming())

@@ -18,7 +18,7 @@ from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.pipelines.commands.results import RunSummary
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.following.follow import follow
-from pgsieve.pipelines.project import project
+from pgsieve.pipelines.project import build_project
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.oracle import wait_until
 from tests.fixtures.servers import TEST_SETTINGS
@@ -48,8 +48,8 @@ class _Pair:
 
     def synchronize(self) -> None:
         """Wait until the standby has the failover slot. This does the work of its slot synchronization worker."""
-        declared = project(load_config(self.shop.path))
-        subscription = declared.subscriptions["one"]
+        project = build_project(load_config(self.shop.path))
+        subscription = project.subscriptions["one"]
         ready = "select count(*) from pg_replication_slots where synced and not temporary"
         # One session for all attempts: a slot that is not ready yet belongs to its session.
         with psycopg.connect(self.standby.conninfo(), autocommit=True) as session:
@@ -58,7 +58,7 @@ class _Pair:
                 # The standby accepts a slot only if no running transaction is older than its catalog_xmin.
                 self.on_primary("insert into beats default values")
                 self.on_primary("select pg_log_standby_snapshot()")
-                drain(subscription.feed, declared.lake.open(), [subscription], lambda _: None)
+                drain(subscription.feed, project.lake.open(), [subscription], lambda _: None)
                 # The standby must also have replayed restart_lsn. A second advance moves it on.
                 self.on_primary(
                     "select pg_replication_slot_advance(slot_name, confirmed_flush_lsn) from pg_replication_slots"

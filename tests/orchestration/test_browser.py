@@ -19,7 +19,7 @@ from playwright.sync_api import Page, expect
 
 from pgsieve.assets.steps.records.table_states import TableStates
 from pgsieve.pipelines.config.model import load_config
-from pgsieve.pipelines.project import project
+from pgsieve.pipelines.project import build_project
 from tests.fixtures import commands
 from tests.fixtures.browser import PATIENCE_SECONDS, Web, page, served, web
 
@@ -114,7 +114,7 @@ def test_a_run_that_is_cancelled_loses_nothing(web: Web, page: Page) -> None:
     config = load_config(web.path)
     _run(web)
     before = _rows(web, "orders")
-    source = project(config).subscriptions["sales"].feed.source
+    source = build_project(config).subscriptions["sales"].feed.source
     with source.exclusively("sales"):
         web.database.execute("insert into orders values (112, 'EMEA')")
         run = _materialize_all(web, page)
@@ -147,7 +147,7 @@ def test_a_run_that_fails_says_what_to_do(web: Web, page: Page) -> None:
 def test_a_table_that_is_set_aside_is_red_and_the_others_are_not(web: Web, page: Page) -> None:
     """It takes half a minute: two runs of Dagster, and the pages of both tables."""
     _run(web)
-    states = TableStates(project(load_config(web.path)).lake.open(), "sales")
+    states = TableStates(build_project(load_config(web.path)).lake.open(), "sales")
     ready = states.newest()["public", "customers"]
     states.append([ready.with_problem("sales", "a value")])
     web.database.execute("insert into orders values (200, 'EMEA')")
@@ -211,7 +211,7 @@ def test_a_signal_ends_a_run_in_progress_and_the_next_one_continues(
     """It takes long: a web interface of its own starts, with a code server and a run."""
     with served(publisher_server, tmp_path, f"browser_{number.name.lower()}") as web:
         _run(web)
-        source = project(load_config(web.path)).subscriptions["sales"].feed.source
+        source = build_project(load_config(web.path)).subscriptions["sales"].feed.source
         with source.exclusively("sales"):
             web.database.execute("insert into orders values (112, 'EMEA')")
             run = _materialize_all(web, page)

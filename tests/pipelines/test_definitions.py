@@ -24,7 +24,7 @@ from pgsieve.assets.translator import AssetKind, Naming, PgsieveAsset
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.definitions import definitions
-from pgsieve.pipelines.project import project
+from pgsieve.pipelines.project import build_project
 from tests.fixtures.shop import Shop
 
 #: An address that neither answers nor refuses: a connection would wait until its timeout.
@@ -364,7 +364,7 @@ def test_a_copy_that_leaves_a_table_out_fails_after_the_others(
     tables = ["public.odd", "public.stock"]
     dagster.add_dynamic_partitions("two_tables", tables)
     config = load_config(shop.path)
-    asset = initial_sync_asset(project(config).subscriptions["two"], Naming())
+    asset = initial_sync_asset(build_project(config).subscriptions["two"], Naming())
     result = dg.materialize(
         [asset],
         instance=dagster,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pgsieve.pipelines.config.model import parse_config
-from pgsieve.pipelines.project import project
+from pgsieve.pipelines.project import build_project
 from pgsieve.pipelines.published import (
     Published,
     kept_published,
@@ -44,16 +44,16 @@ def test_a_silent_source_keeps_its_part_and_a_removed_one_does_not(tmp_path: Pat
     config = parse_config(SILENT, tmp_path / "pgsieve.yaml", {})
     comments = {("public", "t"): "a comment"}
     before = Published({"shop": (7, "{}"), "gone": (9, "{}")}, {"shop": comments, "gone": comments})
-    read, (error,) = read_feeds(project(config), before)
+    read, (error,) = read_feeds(build_project(config), before)
     assert read == Published({"shop": (7, "{}")}, {"shop": comments})
     assert "no connection" in error.message
     # A catalog that this version does not understand hides nothing else.
-    assert recorded_tables(project(config), read) == {"sales": {}}
+    assert recorded_tables(build_project(config), read) == {"sales": {}}
 
 
 def test_an_unwritable_folder_is_reported(tmp_path: Path) -> None:
     config = parse_config(SILENT, tmp_path / "pgsieve.yaml", {})
     (tmp_path / ".pgsieve").write_text("a file")
-    *_, error = refresh_published(config, project(config))
+    *_, error = refresh_published(config, build_project(config))
     assert error.message.startswith(f"{state_file(config)} cannot be written")
     assert kept_published(config) == Published()

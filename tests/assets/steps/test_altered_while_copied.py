@@ -9,7 +9,7 @@ from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.assets.steps.records.table_states import SyncState, TableStates
 from pgsieve.pipelines.config.model import load_config
-from pgsieve.pipelines.project import project
+from pgsieve.pipelines.project import build_project
 from tests.fixtures.shop import Shop
 
 ALTERATIONS = {
@@ -34,8 +34,8 @@ def test_a_copy_has_the_table_as_altered(shop: Shop, alteration: str) -> None:
             shop.database.execute(statements)
         lines.append(line)
 
-    declared = project(load_config(shop.path))
-    two, lake = declared.subscriptions["two"], declared.lake.open()
+    project = build_project(load_config(shop.path))
+    two, lake = project.subscriptions["two"], project.lake.open()
     (copied,) = copy_tables(two, lake, tables_to_copy(two, lake), altering)
     assert copied.problem is None
     assert any(line.endswith("to be copied again: 1 table") for line in lines), lines

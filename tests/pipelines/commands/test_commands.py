@@ -27,7 +27,7 @@ from pgsieve.pipelines.commands.status import status
 from pgsieve.pipelines.commands.validate import validate
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.definitions import definitions
-from pgsieve.pipelines.project import project
+from pgsieve.pipelines.project import build_project
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.errors import SourceUnreachableError
 from pgsieve.resources.postgres.slot import SlotAheadError, SlotError, SlotInUseError, SlotMissingError
@@ -101,8 +101,8 @@ def test_a_table_that_comes_back_during_a_run_is_copied_by_the_next(shop: Shop) 
     shop.database.execute("delete from notes where id = 1; alter publication p add table notes")
     shop.database.execute("insert into notes values (1, 5)")
     # Simulates a run that looked for tables to copy before the table came back.
-    declared = project(load_config(shop.path))
-    one, lake = declared.subscriptions["one"], declared.lake.open()
+    project = build_project(load_config(shop.path))
+    one, lake = project.subscriptions["one"], project.lake.open()
     drain(one.feed, lake, [one], quiet)
     transform(one, lake, quiet)
     assert "insert_exists" in str(apply(one, lake, quiet).tables["public", "notes"].problem)

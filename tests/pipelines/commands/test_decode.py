@@ -17,7 +17,7 @@ from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.slot_consumption.ready import ready_slot
 from pgsieve.pipelines.command_line import cli
 from pgsieve.pipelines.config.model import load_config
-from pgsieve.pipelines.project import project
+from pgsieve.pipelines.project import build_project
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 
 pytestmark = pytest.mark.slow
@@ -82,9 +82,9 @@ def decode(config: Path) -> Decode:
 @pytest.fixture
 def worked(config: Path, conninfo: str) -> None:
     """Make a slot as `pgsieve run` creates it, and a second one with test_decoding, and write changes."""
-    declared = project(load_config(config))
+    project = build_project(load_config(config))
     with psycopg.connect(conninfo, autocommit=True) as connection:
-        ready_slot(connection, declared.feeds[SLOT], declared.lake.open())
+        ready_slot(connection, project.feeds[SLOT], project.lake.open())
         connection.execute("SELECT pg_create_logical_replication_slot('theirs', 'test_decoding')")
         for statement in WORKLOAD:
             connection.execute(statement)
@@ -146,9 +146,9 @@ def test_decode_prints_the_same_from_the_change_log_as_from_the_slot(
     config: Path, decode: Decode, conninfo: str
 ) -> None:
     waiting = decode()
-    declared = project(load_config(config))
-    feed = declared.feeds[SLOT]
-    drain(feed, declared.lake.open(), [], lambda _: None)
+    project = build_project(load_config(config))
+    feed = project.feeds[SLOT]
+    drain(feed, project.lake.open(), [], lambda _: None)
     assert decode().stdout == ""
     recorded = decode("--from-change-log")
     assert (recorded.exit_code, recorded.stderr) == (0, "")
@@ -156,7 +156,7 @@ def test_decode_prints_the_same_from_the_change_log_as_from_the_slot(
     assert recorded.stdout == waiting.stdout.replace("[public.positive]", "[int4]")
     with psycopg.connect(conninfo, autocommit=True) as connection:
         connection.execute("INSERT INTO t VALUES (9)")
-    drain(feed, declared.lake.open(), [], lambda _: None)
+    drain(feed, project.lake.open(), [], lambda _: None)
     assert decode("--from-change-log").stdout.startswith(recorded.stdout)
     assert len(decode("--from-change-log").stdout) > len(recorded.stdout)
 

@@ -11,7 +11,7 @@ from pgsieve.assets.steps.records import table_states
 from pgsieve.assets.steps.records.feed import FeedRecord
 from pgsieve.assets.steps.records.table_states import TableStates
 from pgsieve.pipelines.config.model import load_config
-from pgsieve.pipelines.project import project
+from pgsieve.pipelines.project import build_project
 from pgsieve.resources.lake.delta.tables import shared_tables
 from pgsieve.resources.lake.lake import Lake
 from tests.fixtures.shop import Shop
@@ -85,6 +85,6 @@ def test_a_change_log_without_its_clusters_record_is_refused_until_everything_is
         assert "`pgsieve resync one` and `pgsieve resync two`" in output
     assert _pgsieve(shop, "resync", "one")[0] == 0
     assert _pgsieve(shop, "run")[0] == 0
-    feed = project(load_config(shop.path)).subscriptions["one"].feed
+    feed = build_project(load_config(shop.path)).subscriptions["one"].feed
     assert FeedRecord(shop.lake, feed).newest()["system_identifier"]
     _is_equal(shop)

@@ -20,7 +20,7 @@ from pgsieve.assets.steps.records.table_states import SyncState, TableStates
 from pgsieve.pipelines.command_line import cli
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.definitions import definitions
-from pgsieve.pipelines.project import project
+from pgsieve.pipelines.project import build_project
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.servers import drop_slots
 from tests.fixtures.shop import Shop
@@ -136,8 +136,8 @@ def test_old_files_of_a_running_copy_are_kept(shop: Shop) -> None:
 @pytest.mark.drawn
 def test_a_maintenance_waits_for_another_of_the_same_tables(shop: Shop) -> None:
     shop.copy()
-    declared = project(load_config(shop.path))
-    feed = declared.subscriptions["one"].feed
+    project = build_project(load_config(shop.path))
+    feed = project.subscriptions["one"].feed
     with feed.source.exclusively("maintenance of one"):
         maintaining = threading.Thread(target=shop.cli, args=("maintain",))
         maintaining.start()

@@ -9,7 +9,7 @@ import pytest
 from pgsieve.assets.steps.checks.conformity import check_conformity
 from pgsieve.decoding.publications.replica_names import snake
 from pgsieve.pipelines.config.model import load_config
-from pgsieve.pipelines.project import project
+from pgsieve.pipelines.project import build_project
 from tests.fixtures.shop import Shop
 
 
@@ -97,7 +97,7 @@ def test_columns_have_plain_names_through_changes_and_alterations(shop: Shop) ->
     assert {row["line_no"]: row["_operation"] for row in rows}[2] == "update"
     assert {tuple(row) for row in _rows(shop, "Log")} == {("at_time", "n", "more_of")}
     assert _rows(shop, "tree") == [{"id_no": 2, "r": "a"}]
-    subscription = project(load_config(shop.path)).subscriptions["one"]
+    subscription = build_project(load_config(shop.path)).subscriptions["one"]
     conformity = check_conformity(subscription, shop.lake, ("public", "lines"))
     assert (conformity.rows, conformity.failing) == (len(rows), 0)
 

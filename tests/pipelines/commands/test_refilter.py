@@ -23,7 +23,7 @@ from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.update_transformation.transform import transform
 from pgsieve.pipelines.command_line import cli
 from pgsieve.pipelines.config.model import load_config
-from pgsieve.pipelines.project import project
+from pgsieve.pipelines.project import build_project
 from pgsieve.resources.lake.delta.queries import queried
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.embedded import EmbeddedServer
@@ -63,8 +63,8 @@ class Views:
         self.path.write_text(yaml.safe_dump(self.written))
 
     def run(self, name: str) -> None:
-        declared = project(load_config(self.path))
-        subscription, lake = declared.subscriptions[name], declared.lake.open()
+        project = build_project(load_config(self.path))
+        subscription, lake = project.subscriptions[name], project.lake.open()
         copy_tables(subscription, lake, tables_to_copy(subscription, lake), _quiet)
         drain(subscription.feed, lake, [subscription], _quiet)
         transform(subscription, lake, _quiet)
@@ -88,7 +88,7 @@ class Views:
         ]
 
     def rows(self, name: str, table: str = "orders") -> list[tuple[Any, ...]]:
-        lake = project(load_config(self.path)).lake.open()
+        lake = build_project(load_config(self.path)).lake.open()
         rows = queried(
             lake.local.table_at(lake.paths.replica(name, "public", table)), "select * from t order by 1"
         )

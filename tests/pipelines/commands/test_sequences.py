@@ -15,7 +15,7 @@ from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.slot_consumption.follow import StreamedFeed
 from pgsieve.pipelines.commands.status import status
 from pgsieve.pipelines.config.model import load_config
-from pgsieve.pipelines.project import project
+from pgsieve.pipelines.project import build_project
 from pgsieve.resources.postgres.sequences import SequenceValue
 from pgsieve.resources.postgres.wal import flushed_lsn
 from tests.fixtures.shop import Shop
@@ -65,8 +65,8 @@ def test_sequences_of_the_file_are_recorded_refreshed_and_compared(shop: Shop) -
     assert recorded(shop, "alone") == recorded(shop, "beside") == {"one": (42, False), "Two": (8, True)}
     assert not shop.lake.records.exists(Sequences(shop.lake, "none").path)
     # Unchanged values are not written again.
-    version, declared = Sequences(shop.lake, "alone").version(), project(load_config(shop.path))
-    drain(declared.subscriptions["alone"].feed, shop.lake, [], print)
+    version, project = Sequences(shop.lake, "alone").version(), build_project(load_config(shop.path))
+    drain(project.subscriptions["alone"].feed, shop.lake, [], print)
     assert Sequences(shop.lake, "alone").version() == version
     # A sequence that moved on does not differ, and is refreshed; a sequence that was never recorded differs.
     shop.database.execute("SELECT nextval('one')")
@@ -101,8 +101,8 @@ def test_sequences_of_the_file_are_recorded_refreshed_and_compared(shop: Shop) -
 def test_a_follower_refreshes_sequences_even_if_no_table_is_published(shop: Shop) -> None:
     shop.database.execute('CREATE SEQUENCE one; CREATE SEQUENCE "Two"')
     subscribed(shop, alone=["some"])
-    declared = project(load_config(shop.path))
-    feed, lake = declared.subscriptions["alone"].feed, shop.lake
+    project = build_project(load_config(shop.path))
+    feed, lake = project.subscriptions["alone"].feed, shop.lake
     with StreamedFeed(feed, lake, print) as streamed, ThreadPoolExecutor(1) as pool:
         assert recorded(shop, "alone") == {"one": (1, False), "Two": (1, False)}
         shop.database.execute("SELECT setval('one', 100)")

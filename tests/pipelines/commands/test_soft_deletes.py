@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 
 from pgsieve.assets.steps.checks.conformity import check_conformity
 from pgsieve.pipelines.config.model import load_config
-from pgsieve.pipelines.project import project
+from pgsieve.pipelines.project import build_project
 from tests.fixtures.shop import Shop
 
 
@@ -105,7 +105,7 @@ def test_row_filters_are_checked_on_living_rows(shop: Shop) -> None:
     shop.database.execute("alter publication p set table orders where (id > 2), notes")
     assert shop.cli("run")[0] == 0
     assert shop.ids("one", "orders") == [2, 3, 4]
-    subscription = project(load_config(shop.path)).subscriptions["one"]
+    subscription = build_project(load_config(shop.path)).subscriptions["one"]
     conformity = check_conformity(subscription, shop.lake, ("public", "orders"))
     assert (conformity.rows, conformity.failing, conformity.problem) == (2, 0, None)
 

@@ -18,7 +18,7 @@ from pgsieve.pipelines.component import PgsieveComponent
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.definitions import definitions, register_tables
 from pgsieve.pipelines.jobs import problem_of_slot
-from pgsieve.pipelines.project import project
+from pgsieve.pipelines.project import build_project
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.errors import UntestedServerError
 from pgsieve.resources.postgres.source import Source, _warn_once
@@ -107,7 +107,7 @@ def test_assets_definitions_and_sensors_refuse_an_untested_server(shop: Shop, ne
         assert any(REFUSED in str(failure.error) for failure in failures)
     with pytest.raises(UntestedServerError, match="is newer than"):
         PgsieveComponent(shop.path).write_state_to_path(shop.path.with_name("state.json"))
-    (feed,) = project(config).feeds.values()
+    (feed,) = build_project(config).feeds.values()
     problem = problem_of_slot(feed, shop.lake)
     assert problem is not None
     assert (problem.text, WAY_OUT in problem.way_out) == (REFUSED, True)

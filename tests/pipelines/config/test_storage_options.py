@@ -9,7 +9,7 @@ import pytest
 
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.config.model import Config, ConfigError, parse_config
-from pgsieve.pipelines.project import project
+from pgsieve.pipelines.project import build_project
 from pgsieve.resources.lake.stores import log_store
 from pgsieve.resources.lake.stores.storage import storage_of
 from pgsieve.resources.passwords import concealed
@@ -29,7 +29,7 @@ def read(lake: str, storage: str, spark: str = "", **environ: str) -> Config:
 def test_options_come_from_the_environment_and_reach_both_engines() -> None:
     options = "{endpoint: 'http://minio:9000', access_key_id: AKIA7, secret_access_key: '${KEY}', path_style: false}"
     config = read("s3://bucket/lake", options, KEY=SECRET)
-    lake = project(config).lake
+    lake = build_project(config).lake
     assert lake.uri == lake.engine.lake == "s3a://bucket/lake"
     storage = storage_of(lake.uri)
     assert storage.delta_rs_options()["aws_secret_access_key"] == SECRET
@@ -39,7 +39,7 @@ def test_options_come_from_the_environment_and_reach_both_engines() -> None:
 
 def test_secrets_are_in_no_repr_and_no_text() -> None:
     config = read("s3://bucket/lake", f"{{access_key_id: AKIA7, secret_access_key: '{SECRET}'}}")
-    lake = project(config).lake
+    lake = build_project(config).lake
     assert SECRET not in repr(config) + repr(lake) + repr(storage_of(lake.uri)) + config.model_dump_json()
     # Dagster shows and records this of a resource.
     assert SECRET not in str(lake.get_resource_definition().config_schema.default_value)
@@ -53,7 +53,7 @@ def test_secrets_among_the_settings_of_spark_are_in_no_repr_and_no_text() -> Non
         "spark.hadoop.hadoop.security.token.enabled": "true",
     }
     config = read("s3://bucket/lake", "{}", f"spark: {{conf: {json.dumps(settings)}}}\n")
-    lake = project(config).lake
+    lake = build_project(config).lake
     for secret in (SECRET, SECRET[::-1]):
         assert secret not in repr(config) + repr(lake)
         assert secret not in concealed(f"403 Forbidden: {secret}")
@@ -150,20 +150,20 @@ def test_an_address_that_engines_read_as_different_places_is_refused(lake: str, 
 )
 def test_a_store_that_may_lose_commits_is_refused_unless_only_spark_writes(lake: str) -> None:
     with pytest.raises(PgsieveError, match="a commit could be lost") as caught:
-        project(read(lake, "{}"))
+        build_project(read(lake, "{}"))
     assert "storage: {only_writer: spark}" in str(caught.value.hint)
-    assert project(read(lake, "{only_writer: spark}")).lake.uri == lake
+    assert build_project(read(lake, "{only_writer: spark}")).lake.uri == lake
 
 
 @pytest.mark.parametrize(
     "lake", ["hdfs://name:8020/lake", "gs://b/l", "abfss://l@a.dfs.core.windows.net", "file:///lakes/shop"]
 )
 def test_a_store_that_keeps_the_first_of_two_commits_is_accepted(lake: str) -> None:
-    assert project(read(lake, "{}")).lake.uri == lake
+    assert build_project(read(lake, "{}")).lake.uri == lake
 
 
 def test_another_log_store_on_s3_is_refused_unless_only_spark_writes() -> None:
     spark = f"spark: {{conf: {{{log_store.SETTING}: io.delta.storage.S3SingleDriverLogStore}}}}\n"
     with pytest.raises(PgsieveError, match=log_store.SETTING):
-        project(read("s3://bucket/lake", "{}", spark))
-    assert project(read("s3://bucket/lake", "{only_writer: spark}", spark))
+        build_project(read("s3://bucket/lake", "{}", spark))
+    assert build_project(read("s3://bucket/lake", "{only_writer: spark}", spark))

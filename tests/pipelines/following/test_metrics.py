@@ -22,7 +22,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pgsieve.pipelines.config.model import load_config
-from pgsieve.pipelines.project import project
+from pgsieve.pipelines.project import build_project
 from tests.fixtures.oracle import wait_until
 from tests.fixtures.shop import Shop
 
@@ -184,7 +184,7 @@ def test_a_follower_ends_if_changes_wait_but_nothing_moves(shop: Shop) -> None:
         assert json.loads(body)["feeds"][0]["state"] == "following"
         assert follower.get("/")[0] == 404
 
-        source = project(load_config(shop.path)).subscriptions["two"].feed.source
+        source = build_project(load_config(shop.path)).subscriptions["two"].feed.source
         with source.exclusively("two"):
             shop.database.execute("insert into stock values (20, 0)")
             waiting = sample("pgsieve_follower_waiting_seconds", "shop", slot)

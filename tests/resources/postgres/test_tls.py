@@ -14,7 +14,7 @@ from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.pipelines.commands.validate import validate
 from pgsieve.pipelines.config.model import Config, load_config
-from pgsieve.pipelines.project import project
+from pgsieve.pipelines.project import build_project
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.errors import SourceError, SourcePermissionError, SourceUnreachableError
 from pgsieve.resources.postgres.sessions import Conninfo
@@ -56,8 +56,8 @@ def _config(tls_server: TlsServer, folder: Path) -> Config:
 
 def test_replication_and_select_suffice_after_the_printed_sql(tls_server: TlsServer, tmp_path: Path) -> None:
     config = _config(tls_server, tmp_path)
-    declared = project(config)
-    subscription, lake = declared.subscriptions["sales"], declared.lake.open()
+    project = build_project(config)
+    subscription, lake = project.subscriptions["sales"], project.lake.open()
     with pytest.raises(SourcePermissionError):
         drain(subscription.feed, lake, [subscription], print)
     with tls_server.admin() as admin:

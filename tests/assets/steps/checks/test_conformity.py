@@ -13,7 +13,7 @@ from pgsieve.assets.steps.checks.conformity import TableConformity, check_confor
 from pgsieve.assets.steps.checks.freshness import check_freshness
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.definitions import definitions
-from pgsieve.pipelines.project import project
+from pgsieve.pipelines.project import build_project
 from tests.fixtures.shop import Shop
 
 pytestmark = pytest.mark.spark
@@ -22,8 +22,8 @@ _CHECKS = ("row_filter_conformity", "freshness")
 
 
 def _conformity(shop: Shop, table: str) -> TableConformity:
-    declared = project(load_config(shop.path))
-    return check_conformity(declared.subscriptions["one"], declared.lake.open(), ("public", table))
+    project = build_project(load_config(shop.path))
+    return check_conformity(project.subscriptions["one"], project.lake.open(), ("public", table))
 
 
 @pytest.mark.drawn
@@ -85,13 +85,13 @@ def test_only_rows_that_no_filter_could_let_in_are_a_failure(shop: Shop) -> None
 
 @pytest.mark.drawn
 def test_a_replicas_age_is_that_of_its_oldest_waiting_commit(shop: Shop) -> None:
-    declared = project(load_config(shop.path))
-    lake = declared.lake.open()
+    project = build_project(load_config(shop.path))
+    lake = project.lake.open()
 
     def behind(name: str) -> float:
-        return check_freshness(declared.subscriptions[name], lake).seconds
+        return check_freshness(project.subscriptions[name], lake).seconds
 
-    assert check_freshness(declared.subscriptions["two"], lake).problem
+    assert check_freshness(project.subscriptions["two"], lake).problem
     shop.copy()
     # Changes that are not published make no replica stale.
     shop.database.execute("create table noise (a text); insert into noise values ('x')")

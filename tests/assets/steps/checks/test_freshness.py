@@ -12,7 +12,7 @@ from pgsieve.assets.steps.checks import freshness
 from pgsieve.assets.steps.checks.freshness import check_freshness
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.pipelines.config.model import load_config
-from pgsieve.pipelines.project import project
+from pgsieve.pipelines.project import build_project
 from tests.fixtures.shop import Shop
 
 
@@ -26,14 +26,14 @@ def test_one_decoding_answers_for_all_subscriptions_of_a_slot(
         freshness, "first_message", lambda *query: asked.append(query) or first_message(*query)
     )
     shop.run()
-    declared = project(load_config(shop.path))
-    lake = declared.lake.open()
+    project = build_project(load_config(shop.path))
+    lake = project.lake.open()
 
     def waiting() -> tuple[list[bool], int]:
         """For each subscription, asked twice, whether changes wait; and how often the server decoded."""
         asked.clear()
         each = [
-            check_freshness(s, lake).seconds > 0 for _ in range(2) for s in declared.subscriptions.values()
+            check_freshness(s, lake).seconds > 0 for _ in range(2) for s in project.subscriptions.values()
         ]
         return each, len(asked)
 
@@ -57,12 +57,12 @@ def test_one_decoding_answers_for_all_subscriptions_of_a_slot(
 def test_a_freshness_check_keeps_no_process_from_reading_the_slot(shop: Shop) -> None:
     """A check of the web interface once blocked a run: a look decodes everything that a long transaction holds back."""
     shop.run()
-    declared = project(load_config(shop.path))
-    subscription = declared.subscriptions["one"]
+    project = build_project(load_config(shop.path))
+    subscription = project.subscriptions["one"]
     ended = threading.Event()
 
     def look() -> None:
-        own = project(load_config(shop.path))
+        own = build_project(load_config(shop.path))
         while not ended.is_set():
             freshness._FIRST.clear()
             assert check_freshness(own.subscriptions["one"], own.lake.open()).problem is None
@@ -76,7 +76,7 @@ def test_a_freshness_check_keeps_no_process_from_reading_the_slot(shop: Shop) ->
             until, number = time.monotonic() + 4, 100_000
             while time.monotonic() < until:
                 shop.database.execute("insert into orders values (%s, 0)", [(number := number + 1)])
-                drain(subscription.feed, declared.lake.open(), [subscription], lambda _: None)
+                drain(subscription.feed, project.lake.open(), [subscription], lambda _: None)
         finally:
             ended.set()
             looking.join()
@@ -88,13 +88,13 @@ def test_a_freshness_check_does_not_wait_for_another_processs_turn(
 ) -> None:
     monkeypatch.setattr(freshness, "_TURN_SECONDS", 0.2)
     shop.run()
-    declared = project(load_config(shop.path))
-    subscription = declared.subscriptions["one"]
+    project = build_project(load_config(shop.path))
+    subscription = project.subscriptions["one"]
     freshness._FIRST.clear()
     shop.database.execute("insert into orders values (5, 5)")
     lock_statement = "select pg_advisory_lock(hashtextextended(%s, 0))"
     with psycopg.connect(shop.written["sources"]["shop"]["conninfo"], autocommit=True) as other:
         other.execute(lock_statement, [f"pgsieve slot {subscription.feed.slot}"])
         # If it waited for its turn, it would wait forever.
-        assert check_freshness(subscription, declared.lake.open()).seconds > 0
+        assert check_freshness(subscription, project.lake.open()).seconds > 0
     assert not freshness._FIRST, "the slot was read"

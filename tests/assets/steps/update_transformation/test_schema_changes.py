@@ -10,7 +10,7 @@ from pgsieve.assets.steps.records.transformed import Transformed
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.update_transformation.transform import Transformation, transform
 from pgsieve.pipelines.config.model import load_config
-from pgsieve.pipelines.project import project
+from pgsieve.pipelines.project import build_project
 from pgsieve.resources import failpoints
 from pgsieve.resources.failpoints import VARIABLE, Failpoint
 from tests.fixtures.shop import Shop
@@ -91,8 +91,8 @@ def test_changes_that_another_process_transforms_during_an_alteration_are_not_lo
     """The other process has no lock, which may get lost without an error. It leaves the altered table out, because its columns are unclear."""
     shop.copy()
     shop.run()
-    declared = project(load_config(shop.path))
-    one, lake = declared.subscriptions["one"], declared.lake.open()
+    project = build_project(load_config(shop.path))
+    one, lake = project.subscriptions["one"], project.lake.open()
     shop.database.execute("update notes set n = n + 10 where id = 2; insert into notes values (5, 5)")
     drain(one.feed, lake, [one], quiet)
     shop.database.execute(_ALTERATIONS["a column is renamed"])
@@ -101,10 +101,10 @@ def test_changes_that_another_process_transforms_during_an_alteration_are_not_lo
     def by_another_process(record: Transformed) -> int:
         fences.append(["first", "second"][len(fences)])
         if moment == f"before the {fences[-1]}":
-            Transformation(one, project(load_config(shop.path)).lake.open(), quiet).run([])
+            Transformation(one, build_project(load_config(shop.path)).lake.open(), quiet).run([])
         position = fence(record)
         if moment == f"after the {fences[-1]}":
-            Transformation(one, project(load_config(shop.path)).lake.open(), quiet).run([])
+            Transformation(one, build_project(load_config(shop.path)).lake.open(), quiet).run([])
         return position
 
     monkeypatch.setattr(Transformed, "fence", by_another_process)

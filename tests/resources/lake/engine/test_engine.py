@@ -103,10 +103,10 @@ def ended(shop: Shop) -> Iterator[None]:
 _LOSES = """
 import os, signal
 from pgsieve.pipelines.config.model import load_config
-from pgsieve.pipelines.project import project
+from pgsieve.pipelines.project import build_project
 from pathlib import Path
 
-lake = project(load_config(Path({path!r}))).lake.open()
+lake = build_project(load_config(Path({path!r}))).lake.open()
 lake.spark.range(1).collect()
 os.kill({pid}, signal.SIGKILL)
 try:
