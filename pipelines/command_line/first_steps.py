@@ -1,4 +1,4 @@
-"""Commands for the first hour: a demo, and a first pgsieve.yaml. `console` prints their results."""
+"""Commands for the first steps: `demo`, and `init`, which writes a first pgsieve.yaml."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -12,13 +12,13 @@ import typer
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.command_line import console, reports
 from pgsieve.pipelines.command_line.app import (
-    FOUND,
+    EXIT_FINDINGS,
     AsJson,
     ConfigFile,
     UiHost,
     UiPort,
     command,
-    ignore,
+    ignore_step,
 )
 from pgsieve.pipelines.command_line.extras import require_extra
 from pgsieve.pipelines.commands.results import Progress, RunSummary
@@ -54,12 +54,12 @@ Rows = Annotated[
 
 
 @contextmanager
-def _logged(file: Path) -> Iterator[tuple[Progress, Callable[[RunSummary], None]]]:
-    """Progress and reports of runs that go into a file, as the terminal shows the demo's own lines."""
+def _open_run_log(file: Path) -> Iterator[tuple[Progress, Callable[[RunSummary], None]]]:
+    """A progress and a printer of results that write into a file; the terminal shows the demo's own lines."""
     with file.open("w", encoding="utf-8") as log:
 
         def show(summary: RunSummary) -> None:
-            with console.printed_into(log):
+            with console.redirect_output(log):
                 reports.print_run(summary)
 
         yield console.LineProgress(log), show
@@ -108,18 +108,18 @@ def demo(
         from pgsieve.pipelines.demo.live_demo import live_demo
 
         with console.progress() as progress:
-            live_demo(keep, host, port, progress, reports.print_live_demo, _logged)
+            live_demo(keep, host, port, progress, reports.print_live_demo, _open_run_log)
         return
     from pgsieve.pipelines.demo.demo import demo as run_demo
 
     with console.progress() as progress:
-        show = ignore if as_json else reports.print_demo_step
+        show = ignore_step if as_json else reports.print_demo_step
         report = run_demo(
             keep, progress, show, on_s3=lake == _DemoLake.S3, rows=rows, without_spark=without_spark
         )
     console.print_result(report, reports.print_demo, in_json=as_json)
     if not report.equal:
-        raise typer.Exit(FOUND)
+        raise typer.Exit(EXIT_FINDINGS)
 
 
 Conninfo = Annotated[
@@ -212,8 +212,8 @@ def init(
     table without a replica identity is published with its INSERTs only. If validate finds a problem, no SQL
     is written, and the exit code is 1.
     """
-    from pgsieve.pipelines.command_line.interview import Options, chosen, connected
-    from pgsieve.pipelines.commands.init import initialise, refuse_existing
+    from pgsieve.pipelines.command_line.interview import Options, choose, connect_and_survey
+    from pgsieve.pipelines.commands.init import refuse_existing, write_configuration
 
     file = config or ctx.obj or Path(os.environ.get(FILE_VARIABLE) or DEFAULT_FILE)
     refuse_existing(file, force=force)
@@ -229,8 +229,8 @@ def init(
         role=role,
         via_root=via_root,
     )
-    connection, survey = connected(options)
-    report = initialise(file, connection, survey, chosen(survey, options), force=force)
+    connection, survey = connect_and_survey(options)
+    report = write_configuration(file, connection, survey, choose(survey, options), force=force)
     console.print_result(report, reports.print_init, in_json=as_json)
     if report.validation.problems:
-        raise typer.Exit(FOUND)
+        raise typer.Exit(EXIT_FINDINGS)

@@ -1,7 +1,7 @@
 """The questions of `pgsieve init`: on a terminal it asks for missing options.
 
 In: options. Out: the connection, a survey of its database, and the user's choice. Questions go to stderr.
-Raises PgsieveError if an option is missing and there is no terminal, or if an option names an object that
+Raises PgsieveError if an option is missing and stdin is no terminal, or if an option names an object that
 does not exist.
 """
 
@@ -20,22 +20,22 @@ from pgsieve.pipelines.commands.init import (
     proposed_role,
     safe_name,
     survey,
-    unknown,
+    unknown_name_error,
 )
 from pgsieve.pipelines.commands.results import SurveyedTable
 from pgsieve.pipelines.config.identifiers import parse_qualified
 from pgsieve.resources.postgres.errors import SourceUnreachableError
 
 
-def _is_asked() -> bool:
+def _is_interactive() -> bool:
     return sys.stdin.isatty()
 
 
-def _answer(question: str, default: str | None = None, *, hidden: bool = False) -> str:
+def _ask(question: str, default: str | None = None, *, hidden: bool = False) -> str:
     return str(typer.prompt(question, default=default, hide_input=hidden, err=True))
 
 
-def _confirmed(question: str) -> bool:
+def _ask_yes_no(question: str) -> bool:
     return bool(typer.confirm(question, default=True, err=True))
 
 
@@ -55,18 +55,18 @@ class Options:
     via_root: bool | None
 
 
-def connected(options: Options) -> tuple[Connection, Survey]:
-    """The connection, and a survey of its database; asks for the password if the server requires one.
+def connect_and_survey(options: Options) -> tuple[Connection, Survey]:
+    """Connect to the database and survey it; asks for the password if the server requires one.
 
     Raises `SourceUnreachableError`, with the source's name.
     """
     conninfo, source = options.conninfo, options.source
     if conninfo is None:
-        if not _is_asked():
+        if not _is_interactive():
             raise PgsieveError(
                 "--conninfo is missing", hint="e.g. --conninfo 'host=db dbname=shop user=pgsieve'"
             )
-        conninfo = _answer("conninfo (e.g. host=db dbname=shop user=pgsieve, or a postgresql:// URI)")
+        conninfo = _ask("conninfo (e.g. host=db dbname=shop user=pgsieve, or a postgresql:// URI)")
     connection = Connection.of(
         conninfo, options.password_command, allow_untested_server=options.allow_untested_server
     )
@@ -74,14 +74,14 @@ def connected(options: Options) -> tuple[Connection, Survey]:
         return connection, survey(connection, source)
     except SourceUnreachableError as error:
         has_password = connection.password is not None or connection.password_command
-        if has_password or "password" not in error.message or not _is_asked():
+        if has_password or "password" not in error.message or not _is_interactive():
             raise
-    connection = replace(connection, password=_answer("password", hidden=True))
+    connection = replace(connection, password=_ask("password", hidden=True))
     return connection, survey(connection, source)
 
 
-def chosen(survey: Survey, options: Options) -> Choice:
-    """What to replicate, and the names for it; a partition tree is replicated as its root by default."""
+def choose(survey: Survey, options: Options) -> Choice:
+    """What to replicate, and under which names; a partition tree is replicated as its root by default."""
     publications, tables, via_root = options.publications, options.tables, options.via_root
     if publications and tables:
         raise PgsieveError(
@@ -89,15 +89,15 @@ def chosen(survey: Survey, options: Options) -> Choice:
             hint="name publications of the server, or tables for a publication that pgsieve.yaml defines",
         )
     if not publications and not tables:
-        publications, tables = _asked_for(survey)
+        publications, tables = _ask_what_to_replicate(survey)
     names = [each.name for each in survey.publications]
     for name in publications:
         if name not in names:
-            raise unknown("publication", name, names)
-    selected = tuple(_table(survey, table) for table in tables)
+            raise unknown_name_error("publication", name, names)
+    selected = tuple(_find_table(survey, table) for table in tables)
     trees = [f"{each.schema}.{each.name}" for each in selected if each.partitioned]
-    if via_root is None and trees and _is_asked():
-        via_root = _confirmed(f"publish {', '.join(trees)} as one table each, not as its partitions")
+    if via_root is None and trees and _is_interactive():
+        via_root = _ask_yes_no(f"publish {', '.join(trees)} as one table each, not as its partitions")
     source_name = options.source or safe_name(survey.database)
     proposed = safe_name(publications[0] if publications else f"{source_name}_replica")
     return Choice(
@@ -111,11 +111,14 @@ def chosen(survey: Survey, options: Options) -> Choice:
     )
 
 
-def _asked_for(survey: Survey) -> tuple[list[str], list[str]]:
-    """The publications or tables of the user's answer; without a terminal, every publication with tables."""
+def _ask_what_to_replicate(survey: Survey) -> tuple[list[str], list[str]]:
+    """Ask for publications, or for tables; without a terminal, take every publication that has tables.
+
+    Returns both lists, one of them empty.
+    """
     published = [each.name for each in survey.publications if each.tables]
     everything = [f'"{table.schema}"."{table.name}"' for table in survey.tables]
-    if not _is_asked():
+    if not _is_interactive():
         if not published:
             raise PgsieveError(
                 f'database "{survey.database}" has no publication with tables',
@@ -124,10 +127,10 @@ def _asked_for(survey: Survey) -> tuple[list[str], list[str]]:
         return published, []
     reports.print_survey(survey.publications, survey.tables)
     if published:
-        return _split(_answer("publications, separated by commas", ", ".join(published))), []
+        return _split(_ask("publications, separated by commas", ", ".join(published))), []
     if not everything:
         raise PgsieveError(f'database "{survey.database}" has no tables', hint="name another database")
-    answer = _answer("no publication yet; tables to publish by pgsieve.yaml, separated by commas", "all")
+    answer = _ask("no publication yet; tables to publish by pgsieve.yaml, separated by commas", "all")
     return [], everything if answer == "all" else _split(answer)
 
 
@@ -135,7 +138,7 @@ def _split(answer: str) -> list[str]:
     return [part.strip() for part in answer.split(",") if part.strip()]
 
 
-def _table(survey: Survey, name: str) -> SurveyedTable:
+def _find_table(survey: Survey, name: str) -> SurveyedTable:
     try:
         schema, table = parse_qualified(name, 2)
     except ValueError as error:
@@ -144,5 +147,5 @@ def _table(survey: Survey, name: str) -> SurveyedTable:
         ) from None
     tables = {(each.schema, each.name): each for each in survey.tables}
     if (schema, table) not in tables:
-        raise unknown("table", name, [f"{s}.{t}" for s, t in list(tables)[:20]])
+        raise unknown_name_error("table", name, [f"{s}.{t}" for s, t in list(tables)[:20]])
     return tables[schema, table]

@@ -1,7 +1,7 @@
 """stderr as JSON: each line is an object, whichever part of the process writes it.
 
-In: progress, errors, Python's log records and warnings, and lines that the JVM or a C library writes to the
-file descriptor. Out: lines on the original stderr. docs/monitoring.md has the keys. Raises nothing.
+In: progress, errors, Python's log records and warnings, and lines that the JVM or a C library writes to file
+descriptor 2. Out: lines on the original stderr. docs/monitoring.md has the keys. Raises nothing.
 """
 
 import atexit
@@ -19,21 +19,21 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.visible import visible_json
 from pgsieve.resources.passwords import concealed
 
-#: A mark that ends the reading thread. The end of the pipe would not do: a child process may keep it open.
-_END = b"\0end of pgsieve's stderr\n"
+#: Bytes that end the reading thread. A child process may keep the pipe open, so its end is no sign.
+_END_MARK = b"\0end of pgsieve's stderr\n"
 _STDERR = 2
 
 
 class JsonLog:
-    """Takes over file descriptor 2 until `close`: each line that other code writes becomes an object."""
+    """Replaces file descriptor 2 until `close`: each line that other code writes there becomes an object."""
 
     def __init__(self) -> None:
         sys.stderr.flush()
         self._out, self._lock = os.dup(_STDERR), threading.Lock()
-        reading, writing = os.pipe()
-        self._writing: int | None = writing
-        os.dup2(writing, _STDERR)
-        self._reader = threading.Thread(target=self._wrap, args=(reading,), name="stderr", daemon=True)
+        read_end, write_end = os.pipe()
+        self._write_end: int | None = write_end
+        os.dup2(write_end, _STDERR)
+        self._reader = threading.Thread(target=self._copy_lines, args=(read_end,), name="stderr", daemon=True)
         self._reader.start()
         self._handler = _Handler(self)
         logging.getLogger().addHandler(self._handler)
@@ -55,57 +55,57 @@ class JsonLog:
     def error(
         self, error: BaseException, *, subscriptions: tuple[str, ...] = (), verbose: bool = False
     ) -> None:
-        """Write an error; for a fault of pgsieve only its type, and with `verbose` the traceback."""
-        concerned = list(subscriptions) or None
+        """Write an error; a fault of pgsieve only as its type, with `verbose` also as a traceback."""
+        names = list(subscriptions) or None
         if isinstance(error, PgsieveError):
             self.write(
                 "error",
                 message=error.message,
                 hint=error.hint,
                 sqlstate=error.sqlstate,
-                subscriptions=concerned,
+                subscriptions=names,
             )
             return
         trace = concealed("".join(traceback.format_exception(error))) if verbose else None
         hint = None if verbose else "run `pgsieve --verbose …` for the traceback"
         message = f"unexpected {type(error).__name__}"
-        self.write("error", message=message, hint=hint, subscriptions=concerned, traceback=trace)
+        self.write("error", message=message, hint=hint, subscriptions=names, traceback=trace)
 
-    def log_from(self, level: int) -> None:
+    def set_log_level(self, level: int) -> None:
         """Write log records from this level on."""
         self._handler.setLevel(level)
 
     def close(self) -> None:
         """Restore stderr, after the last line was written."""
         atexit.unregister(self.close)
-        if self._writing is None:
+        if self._write_end is None:
             return
         logging.getLogger().removeHandler(self._handler)
         logging.captureWarnings(capture=False)
         sys.stderr.flush()
-        os.write(self._writing, _END)
+        os.write(self._write_end, _END_MARK)
         os.dup2(self._out, _STDERR)
-        os.close(self._writing)
-        self._writing = None
+        os.close(self._write_end)
+        self._write_end = None
         self._reader.join(2)
 
-    def _wrap(self, reading: int) -> None:
-        with os.fdopen(reading, "rb") as lines:
+    def _copy_lines(self, read_end: int) -> None:
+        with os.fdopen(read_end, "rb") as lines:
             for line in lines:
-                if line.endswith(_END):
-                    line = line[: -len(_END)]  # noqa: PLW2901 - text before the mark, without a line break
+                if line.endswith(_END_MARK):
+                    line = line[: -len(_END_MARK)]  # noqa: PLW2901 - text before the mark, without a line break
                     if line:
-                        self._foreign(line)
+                        self._write_foreign_line(line)
                     return
-                self._foreign(line)
+                self._write_foreign_line(line)
 
-    def _foreign(self, line: bytes) -> None:
+    def _write_foreign_line(self, line: bytes) -> None:
         if text := concealed(line.decode(errors="replace").rstrip()):
             self.write("info", logger="stderr", message=text)
 
 
 class _Handler(logging.Handler):
-    """Writes Python's log records from the level of `log_from` on, by default from warnings on."""
+    """Writes Python's log records from the level of `set_log_level` on, by default from warnings on."""
 
     def __init__(self, log: JsonLog) -> None:
         super().__init__(logging.WARNING)
@@ -123,7 +123,7 @@ class _Handler(logging.Handler):
 
 
 class JsonProgress:
-    """Progress as JSON: a line when a task starts, and one with its seconds when it ends."""
+    """Progress as JSON: an object when a task starts, and another with its seconds when it ends."""
 
     def __init__(self, log: JsonLog) -> None:
         self._log, self._lock = log, threading.Lock()
@@ -146,17 +146,17 @@ class JsonProgress:
         self._log.write("info", message=line)
 
 
-def plain(value: object) -> object:
+def to_json_value(value: object) -> object:
     """A result as JSON: dataclasses by their fields, an error by its message."""
     if isinstance(value, PgsieveError):
         return {"message": value.message, "hint": value.hint, "sqlstate": value.sqlstate}
     if isinstance(value, BaseException):
         return {"message": f"unexpected {type(value).__name__}", "hint": None, "sqlstate": None}
     if isinstance(value, Mapping):
-        return {str(key): plain(each) for key, each in value.items()}
+        return {str(key): to_json_value(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(each) for each in value]
+        return [to_json_value(each) for each in value]
     fields = getattr(value, "__dataclass_fields__", None)
     if fields is not None:
-        return {name: plain(getattr(value, name)) for name in fields}
+        return {name: to_json_value(getattr(value, name)) for name in fields}
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)

@@ -1,4 +1,4 @@
-"""Commands about replicas at other moments, or made from replicas: `read`, `restore`, `refilter`."""
+"""Commands that read replicas as of a moment, or make replicas from them: `read`, `restore`, `refilter`."""
 
 from typing import Annotated
 
@@ -6,10 +6,10 @@ import typer
 
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.pipelines.command_line import console
-from pgsieve.pipelines.command_line.app import FOUND, AsJson, ConfigFile, Subscription, command, load
+from pgsieve.pipelines.command_line.app import EXIT_FINDINGS, AsJson, ConfigFile, Subscription, command, load
 from pgsieve.pipelines.commands.moment_results import MomentReport, RefilterReport
 
-_PANEL = "Look"
+_PANEL = "Inspect"
 
 At = Annotated[
     str | None,
@@ -38,9 +38,9 @@ def read(
     """Read the replicas of a subscription as they were at one moment, the same for all tables.
 
     The rows are those of all commits before an LSN, or up to a time; without --at, those of the newest cut.
-    If a table changed between the last cut and the moment, it is copied to a temporary folder, and the
-    changes are applied there; the replica stays as it is. The rows are exact: if `retention` has removed
-    versions or changes that are needed, the command refuses and says why. The publisher is not asked.
+    If a table changed between the last cut and the moment, the changes are applied to a copy in a temporary
+    folder. The rows are exact: if `retention` has removed versions or changes that are needed, the command
+    refuses and says why. The publisher is not asked.
 
     With SCHEMA.TABLE, prints its rows as CSV, as COPY does: NULL is empty, texts are quoted, arrays are JSON.
     With --json, prints one JSON object per row.
@@ -73,8 +73,8 @@ def restore(
     """Copy the replicas as they were at one moment into another folder, as Delta tables.
 
     The tables are in FOLDER/SUBSCRIPTION/SCHEMA/TABLE. On the lake's own file system, their files are hard
-    links and take no room. No run continues these tables, as a slot never moves back. The replicas, the lake
-    and the publisher stay as they are. --at means the same as for `pgsieve read`.
+    links and take no room. Runs do not continue these tables, as a slot never moves back. The lake and the
+    publisher stay as they are. --at means the same as for `pgsieve read`.
     """
     settings = load(ctx, config)
     (selected,) = settings.selected([subscription])
@@ -116,8 +116,8 @@ def refilter(
     replicas from the LSN that is printed, as after a copy.
 
     A table is made only if its rows are certain: the other replica has all of its columns, in the same types,
-    and all of its rows, and its publications did not change since it was copied. Otherwise the table stays as
-    it is, the reason is printed, and the exit code is 1; `pgsieve resync` copies it.
+    and all of its rows, and the other replica's publications have not changed since its copy. Otherwise the
+    table stays as it is, the reason is printed, and the exit code is 1; `pgsieve resync` copies the table.
     """
     settings = load(ctx, config)
     (selected,) = settings.selected([subscription])
@@ -126,12 +126,12 @@ def refilter(
     with console.progress() as progress:
         report = filter_again(settings, selected, tables or [], source, progress, planning=planning)
     console.print_result(report, print_refiltered, in_json=as_json)
-    if report.lacking:
-        raise typer.Exit(FOUND)
+    if report.has_missing_tables:
+        raise typer.Exit(EXIT_FINDINGS)
 
 
 def print_refiltered(report: RefilterReport) -> None:
-    """Print the replica that each table is made from, or why it is not made."""
+    """Print for each table the replica that it is made from, or the reason against it."""
     what = (
         "would be made"
         if report.planned
@@ -144,7 +144,7 @@ def print_refiltered(report: RefilterReport) -> None:
     for each in report.tables:
         console.add_row(listed, quote_qualified(each.schema, each.name), each.source, each.rows, each.reason)
     console.print_out(listed)
-    if report.lacking:
+    if report.has_missing_tables:
         copies = f"`pgsieve resync {report.subscription} SCHEMA.TABLE` copies it, `pgsieve run` one that has no replica yet"
         console.print_out(
             console.Text.assemble(("hint: ", "bold"), f"where no replica has the rows, {copies}")

@@ -7,8 +7,8 @@ import typer
 
 from pgsieve.pipelines.command_line import console, reports
 from pgsieve.pipelines.command_line.app import (
-    FOUND,
-    REFUSED,
+    EXIT_FINDINGS,
+    EXIT_REFUSED,
     AsJson,
     ConfigFile,
     Group,
@@ -59,14 +59,14 @@ def ui(
     """
     require_extra("ui")
     settings = load(ctx, config)
-    from pgsieve.pipelines.commands.engine import keep_for_this_process
+    from pgsieve.pipelines.commands.engine import start_for_this_process
     from pgsieve.pipelines.commands.in_process import instance
     from pgsieve.pipelines.commands.ui import serve
     from pgsieve.pipelines.definitions import register_tables
 
     with instance(settings) as dagster:
         register_tables(settings, dagster)
-    keep_for_this_process(settings)
+    start_for_this_process(settings)
     options = ["--log-format", "json"] if console.log_as_text() else []
     if code := serve(settings, host, port, *options):
         raise typer.Exit(code)
@@ -87,7 +87,7 @@ def refresh_defs_state(ctx: typer.Context, config: ConfigFile = None) -> None:
     for error in errors:
         console.print_error(error)
     if errors:
-        raise typer.Exit(REFUSED)
+        raise typer.Exit(EXIT_REFUSED)
 
 
 @command("Example: pgsieve jars ./jars", panel=_PANEL)
@@ -149,7 +149,7 @@ def print_engine_status(
     report = engine_status(settings)
     console.print_result(report, reports.print_engine, in_json=as_json)
     if not report.serving:
-        raise typer.Exit(FOUND)
+        raise typer.Exit(EXIT_FINDINGS)
 
 
 @command("Example: pgsieve engine stop", "stop", engine)

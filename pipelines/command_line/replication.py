@@ -1,7 +1,4 @@
-"""Commands that replicate: run, resync, skip, enable, drop.
-
-`console` prints their results.
-"""
+"""Commands that replicate: `run`, `resync`, `skip`, `enable`, `drop`."""
 
 import os
 import sys
@@ -14,17 +11,17 @@ import typer
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.command_line import console, reports
 from pgsieve.pipelines.command_line.app import (
-    FOUND,
-    REFUSED,
+    EXIT_FINDINGS,
+    EXIT_REFUSED,
     AsJson,
     ConfigFile,
     Subscription,
     Subscriptions,
     command,
-    end,
+    exit_with,
     is_verbose,
     load,
-    refuse,
+    report_error,
 )
 from pgsieve.pipelines.commands.results import EnableReport, Failure, RunSummary, SkipReport
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig
@@ -109,9 +106,9 @@ def run(
     if follow:
         tell = console.print_json_line if as_json else partial(reports.print_run, verbose=is_verbose(ctx))
         metrics_at = None if metrics_port is None else (metrics_host, metrics_port)
-        failures = _followed(ctx, settings, selected, tell, metrics_at, stall_limit or None)
+        failures = _follow(ctx, settings, selected, tell, metrics_at, stall_limit or None)
         console.print_failures(failures, verbose=is_verbose(ctx))
-        end(failures)
+        exit_with(failures)
         return
     if metrics_port is not None:
         raise PgsieveError(
@@ -127,10 +124,10 @@ def run(
         console.print_failures(summary.failures, verbose=is_verbose(ctx))
     else:
         reports.print_run(summary, verbose=is_verbose(ctx))
-    end(summary.failures, problems=summary.problems)
+    exit_with(summary.failures, problems=summary.problems)
 
 
-def _followed(
+def _follow(
     ctx: typer.Context,
     settings: Config,
     selected: Sequence[SubscriptionConfig],
@@ -138,10 +135,7 @@ def _followed(
     metrics_at: tuple[str, int] | None,
     stall_limit: float | None,
 ) -> tuple[Failure, ...]:
-    """Follow the subscriptions; returns the failures.
-
-    If threads cannot be stopped, it ends the whole process.
-    """
+    """Follow the subscriptions; returns the failures. If threads do not end in time, ends the process."""
     from pgsieve.pipelines.following.follow import follow
     from pgsieve.pipelines.following.watch import BrokenOffError, StalledError
 
@@ -155,11 +149,11 @@ def _followed(
                 progress.tell(error.message)
                 code = 0
     except StalledError as error:
-        refuse(ctx, error)
-        code = REFUSED
+        report_error(ctx, error)
+        code = EXIT_REFUSED
     console.log_as_text()
     sys.stdout.flush()
-    os._exit(code)  # sys.exit would wait for these threads.
+    os._exit(code)  # sys.exit would wait for the threads.
 
 
 def _explain(settings: Config, selected: Sequence[SubscriptionConfig], *, as_json: bool) -> None:
@@ -196,7 +190,7 @@ def resync(
         report = copy_again(settings, selected, tables or [], progress, take_over=take_over)
     console.print_result(report, reports.print_resync, in_json=as_json)
     if report.run and report.run.problems:
-        raise typer.Exit(FOUND)
+        raise typer.Exit(EXIT_FINDINGS)
 
 
 @command("Example: pgsieve skip sales 0/14C0A38", panel=_PANEL)

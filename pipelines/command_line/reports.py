@@ -16,13 +16,13 @@ from pgsieve.pipelines.command_line.console import (
     Text,
     add_row,
     cell,
+    format_bytes,
     print_failures,
     print_out,
-    size_of,
     table_of,
     to_stderr,
 )
-from pgsieve.pipelines.command_line.sequences import print_checked, print_listed
+from pgsieve.pipelines.command_line.sequences import print_compared_sequences, print_sequences
 from pgsieve.pipelines.command_line.validation_report import print_since_copy, print_validation
 from pgsieve.pipelines.commands.explanation import Explanation
 from pgsieve.pipelines.commands.results import (
@@ -37,11 +37,11 @@ from pgsieve.pipelines.commands.results import (
     EngineStopReport,
     InitReport,
     JarsReport,
+    LargeTableReport,
     LiveDemo,
     MaintainedFolder,
     ResyncReport,
     RunSummary,
-    SizedReport,
     SkipReport,
     StatusReport,
     SubscriptionRun,
@@ -90,12 +90,12 @@ def _print_changes(run: SubscriptionRun) -> None:
             )
         print_out(applied)
     if run.spent is not None:
-        tasks, size = counted(run.spent.tasks, "task"), size_of(run.spent.bytes)
+        tasks, size = counted(run.spent.tasks, "task"), format_bytes(run.spent.bytes)
         print_out(Text(f"run by: {run.spent.engine}, {tasks}, {size} written, {run.spent.seconds:.1f} s"))
 
 
 def _print_transformed(tables: Sequence[TransformedTable]) -> None:
-    """Print how UPDATEs were sent: a row filter, or partitions, may turn them into INSERT or DELETE."""
+    """Print the operations that UPDATEs became: a row filter, or partitions, may make INSERT or DELETE of them."""
     numbers = ("UPDATEs", "as INSERT", "as UPDATE", "as DELETE", "not sent")
     listed = table_of("transformed", "through", *numbers, "row filter", right=numbers)
     for each in tables:
@@ -118,19 +118,19 @@ def _print_transformed(tables: Sequence[TransformedTable]) -> None:
 
 def print_explanation(explained: Explanation) -> None:
     """Print what a run would do for each table."""
-    limit = size_of(explained.small_bytes)
+    limit = format_bytes(explained.small_bytes)
     table = table_of("table", "would", "bytes", f"up to {limit}", "more", "because", right=("bytes",))
     for each in explained.tables:
         name = f"{each.subscription}: {quote_qualified(each.schema, each.name)}"
-        add_row(table, name, each.work, size_of(each.bytes), each.few, each.many, each.because)
+        add_row(table, name, each.work, format_bytes(each.bytes), each.few, each.many, each.because)
     print_out(table)
     for feed, waiting in explained.waiting_bytes.items():
-        slot = "no slot yet" if waiting is None else f"{size_of(waiting)} of WAL wait in the slot"
+        slot = "no slot yet" if waiting is None else f"{format_bytes(waiting)} of WAL wait in the slot"
         print_out(Text(f"{feed}: {slot}"))
 
 
 def print_resync(report: ResyncReport) -> None:
-    """Print the tables that were copied again, what had changed in each, and the run's result."""
+    """Print the tables that were copied again, the changes of their publications, and the run's result."""
     name = report.subscription
     if report.lost:
         print_out(Text.assemble(("slot replaced: ", "bold"), report.lost))
@@ -162,7 +162,7 @@ def print_skip(report: SkipReport) -> None:
 
 
 def print_drop(report: DropReport) -> None:
-    """Print what was removed, and what is left."""
+    """Print the objects that were removed, and those that remain."""
     removed = [
         *([f"replication slot {report.slot}"] if report.slot else []),
         *(f"publication {name}" for name in report.publications),
@@ -209,7 +209,7 @@ def print_status(report: StatusReport) -> None:
             cell(slot.wal_status, "bold red" if at_risk else ""),
             slot.confirmed_lsn,
             slot.change_log_lsn,
-            size_of(slot.lag_bytes),
+            format_bytes(slot.lag_bytes),
         )
     print_out(slots)
     for slot in report.slots:
@@ -230,7 +230,7 @@ def print_status(report: StatusReport) -> None:
                 tables, quote_qualified(table.schema, table.name), state_text, *position, table.row_filter
             )
         print_out("", tables)
-        print_listed(subscription.sequences)
+        print_sequences(subscription.sequences)
         if progress := _progress_of(subscription):
             print_out(Text(progress))
         if subscription.problem:
@@ -257,7 +257,7 @@ def _print_problem(name: str, problem: str) -> None:
 
 
 def _progress_of(subscription: SubscriptionStatus) -> str:
-    """How far a subscription is behind, and when it was last up to date; empty before the first run."""
+    """How long a subscription is behind, and when it was last up to date; empty before the first run."""
     parts = []
     if subscription.seconds_behind is not None:
         waiting = timedelta(seconds=round(subscription.seconds_behind))
@@ -288,9 +288,9 @@ def print_check(report: CheckReport) -> None:
         if table.repaired:
             written, removed = table.repaired
             print_out(Text(f"{name}repaired, {counted(written, 'row')} written and {removed:,} removed"))
-    print_checked(report.sequences)
+    print_compared_sequences(report.sequences)
     _print_warnings(report.warnings)
-    print_out(_outcome(report.tables))
+    print_out(_summary_of(report.tables))
 
 
 _NOT_COMPARED = "not compared"
@@ -300,7 +300,7 @@ def _unequal(table: CheckedTable) -> str:
     return "differs" if table.compared else _NOT_COMPARED
 
 
-def _outcome(tables: Sequence[CheckedTable]) -> Text:
+def _summary_of(tables: Sequence[CheckedTable]) -> Text:
     """How many tables differ, and how many could not be compared."""
     differing = sum(table.compared and not table.equal for table in tables)
     unknown, total = sum(not table.compared for table in tables), counted(len(tables), "table")
@@ -341,17 +341,19 @@ def print_init(report: InitReport) -> None:
             )
         )
     password = f"; the password of {report.role} is expected in {report.variable}" if report.variable else ""
-    look = f"look at {report.config}{password}" + (": export it, or use password_command" if password else "")
+    review_file = f"look at {report.config}{password}" + (
+        ": export it, or use password_command" if password else ""
+    )
     if report.statements is None:
         steps = [
-            look,
+            review_file,
             "solve the problems above: until then no SQL is written",
             "pgsieve init --force, again",
         ]
     else:
         steps = [
             f"run {report.statements} as the owner of the tables; its role is {report.role}",
-            look,
+            review_file,
             "pgsieve validate, then pgsieve run",
         ]
     numbered = [f"{number}. {step}" for number, step in enumerate(steps, 1)]
@@ -407,8 +409,8 @@ def print_demo_step(title: str, tables: Sequence[ComparedTable]) -> None:
         print_out(table)
 
 
-def _print_sized(sized: SizedReport) -> None:
-    """Print how long both took for the large table, in rows per second, and the result of `check`."""
+def _print_sized(sized: LargeTableReport) -> None:
+    """Print the seconds and rows per second of both for the large table, and the result of `check`."""
     table = table_of(
         *("at size", "rows or changes", "CREATE SUBSCRIPTION", "pgsieve", "run by"),
         right=("rows or changes", "CREATE SUBSCRIPTION", "pgsieve"),
@@ -424,7 +426,7 @@ def _print_sized(sized: SizedReport) -> None:
 
 
 def print_demo(report: DemoReport) -> None:
-    """Print the verdict, and the paths."""
+    """Print whether all replicas are equal, and the paths of the demo's files."""
     if report.sized is not None:
         _print_sized(report.sized)
     verdict = (
@@ -448,7 +450,7 @@ def print_jars(report: JarsReport) -> None:
     """Print the jars, and how a machine without network uses the copy."""
     table = table_of("package", "files", "size", right=("files", "size"))
     for each in report.packages:
-        add_row(table, each.package, each.files, size_of(each.bytes))
+        add_row(table, each.package, each.files, format_bytes(each.bytes))
     print_out(table)
     if report.folder is not None:
         print_out(Text(f"copied; on a machine without Maven repository: export PGSIEVE_JARS={report.folder}"))
@@ -461,7 +463,7 @@ def print_engine(report: EngineReport) -> None:
         return
     use = "in use" if report.used else "not in use"
     print_out(
-        f"the engine serves at {report.address} (process {report.pid}, {size_of(report.resident_bytes)}) since"
+        f"the engine serves at {report.address} (process {report.pid}, {format_bytes(report.resident_bytes)}) since"
         f" {timedelta(seconds=report.seconds)}, {use}"
     )
     if not report.current:

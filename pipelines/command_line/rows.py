@@ -1,6 +1,6 @@
-"""Prints the rows of a replica on stdout: batches of Arrow -> CSV, or one JSON object a line.
+"""Prints the rows of a replica on stdout, from Arrow batches: as CSV, or as one JSON object a line.
 
-The command line imports this module only to print rows, as it imports pyarrow: help stays fast.
+Only `pgsieve read` imports this module: it imports pyarrow, which would slow down `--help`.
 """
 
 import json
@@ -12,32 +12,32 @@ import pyarrow.csv as pacsv
 
 
 def print_rows(batches: Iterator[pa.RecordBatch], schema: pa.Schema, *, as_json: bool) -> None:
-    """Print rows on stdout: as CSV with a line of names, or one JSON object a line."""
+    """Print rows on stdout: as CSV with a header line, or one JSON object a line."""
     flat = pa.schema(
-        [(name, _printed_type(kind)) for name, kind in zip(schema.names, schema.types, strict=True)]
+        [(name, _text_or_number_type(kind)) for name, kind in zip(schema.names, schema.types, strict=True)]
     )
     if as_json:
         for batch in batches:
-            for row in _flat(batch, flat).to_pylist():
+            for row in _flatten(batch, flat).to_pylist():
                 sys.stdout.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
         return
     with pacsv.CSVWriter(sys.stdout.buffer, flat) as writer:
         for batch in batches:
-            writer.write_batch(_flat(batch, flat))
+            writer.write_batch(_flatten(batch, flat))
 
 
-def _printed_type(kind: pa.DataType) -> pa.DataType:
+def _text_or_number_type(kind: pa.DataType) -> pa.DataType:
     """The type for printing: numbers and booleans as they are, all others as text."""
     plain = pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_floating(kind)
     return kind if plain else pa.string()
 
 
-def _flat(batch: pa.RecordBatch, flat: pa.Schema) -> pa.RecordBatch:
-    columns = [_printed(column, kind) for column, kind in zip(batch.columns, flat.types, strict=True)]
+def _flatten(batch: pa.RecordBatch, flat: pa.Schema) -> pa.RecordBatch:
+    columns = [_convert(column, kind) for column, kind in zip(batch.columns, flat.types, strict=True)]
     return pa.RecordBatch.from_arrays(columns, schema=flat)
 
 
-def _printed(column: pa.Array, kind: pa.DataType) -> pa.Array:
+def _convert(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if column.type.equals(kind):
         return column
     if pa.types.is_nested(column.type):

@@ -1,7 +1,4 @@
-"""Reports of sequences for a person: results (`pgsieve.pipelines.commands.sequences`) in, lines out.
-
-Nothing here raises.
-"""
+"""Prints the sequences in a command's result (`pgsieve.pipelines.commands.sequences`). Raises nothing."""
 
 from collections.abc import Sequence
 
@@ -10,7 +7,7 @@ from pgsieve.pipelines.command_line.console import Text, print_out
 from pgsieve.pipelines.commands.sequences import CheckedSequence, ListedSequence
 
 
-def print_listed(sequences: Sequence[ListedSequence]) -> None:
+def print_sequences(sequences: Sequence[ListedSequence]) -> None:
     """Print a line for each sequence of a subscription."""
     for each in sequences:
         value = "not read yet" if each.last_value is None else f"{each.last_value}"
@@ -19,7 +16,7 @@ def print_listed(sequences: Sequence[ListedSequence]) -> None:
         print_out(Text(f"sequence {quote_qualified(each.schema, each.name)}: {value}{called}{problem}"))
 
 
-def print_checked(sequences: Sequence[CheckedSequence]) -> None:
+def print_compared_sequences(sequences: Sequence[CheckedSequence]) -> None:
     """Print a line for each sequence: whether the recorded value equals the publisher's."""
     for each in sequences:
         result = "moved on" if each.moved else "equal" if each.equal else "differs"

@@ -10,10 +10,10 @@ from pgsieve.decoding.publications.catalog import OPERATIONS
 from pgsieve.decoding.values.quoting import quote_identifier, quote_qualified
 from pgsieve.decoding.wording import counted
 from pgsieve.pipelines.command_line.console import Text, cell, print_out
-from pgsieve.pipelines.command_line.sequences import print_listed
+from pgsieve.pipelines.command_line.sequences import print_sequences
 from pgsieve.pipelines.commands.results import TableStatus
 from pgsieve.pipelines.commands.validation_results import (
-    PublicationPicture,
+    PublicationDescription,
     ReceivedChanges,
     ReceivedTable,
     ReceivedTables,
@@ -34,7 +34,7 @@ def print_validation(report: ValidationReport) -> None:
             for line in table.histories:
                 print_out(Text(f"{quote_qualified(table.schema, table.name)}: {line}"))
             _print_refilter(subscription.subscription, table)
-        print_listed(subscription.sequences)
+        print_sequences(subscription.sequences)
         _print_moments(subscription)
         print_out("")
     for problem in report.problems:
@@ -58,7 +58,7 @@ def _print_problem(kind: str, style: str, problem: ValidationProblem) -> None:
         print_out(Text.assemble(("hint: ", "bold"), problem.hint))
 
 
-def _print_publication(publication: PublicationPicture) -> None:
+def _print_publication(publication: PublicationDescription) -> None:
     r"""Print the contents of psql's `\dRp+`, in lines that fit any width."""
     origin = "pgsieve.yaml" if publication.owner is None else f"owner {publication.owner}"
     print_out(
@@ -109,7 +109,7 @@ def _print_received(table: ReceivedTable) -> None:
 
 
 def _print_updates(changes: ReceivedChanges) -> None:
-    """Print what a row filter may make of UPDATEs, as each run counts them."""
+    """Print the operations that a row filter may turn UPDATEs into; each run counts these."""
     sent = [name.upper() for name in changes.updates_sent_as if name != "nothing"]
     if len(sent) > 1:
         described = f"sent as {', '.join(sent)}, or not sent, by {changes.row_filters['update']}; each run counts which"

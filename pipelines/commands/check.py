@@ -27,41 +27,41 @@ from pgsieve.resources.lake.lake import Lake
 def check(
     config: Config, selected: Sequence[SubscriptionConfig], progress: Progress, *, repairing: bool = False
 ) -> CheckReport:
-    """Bring the selected subscriptions up to one LSN each and compare all their tables there.
+    """Bring each selected subscription up to one LSN, and compare all of its tables at that LSN.
 
     With `repairing` the publisher's rows replace the rows that differ, at a later LSN. A subscription that
     cannot be checked does not stop the others.
     """
     project = build_project(config)
     failures, warnings = Failures(), list[str]()
-    checked = failures.each(
+    checked = failures.for_each(
         [project.subscriptions[s.name] for s in selected],
-        lambda s: _checked(s, project.lake.open(), progress, warnings.append, repairing=repairing),
+        lambda s: _check_subscription(s, project.lake.open(), progress, warnings.append, repairing=repairing),
     )
     tables, sequences = (
         ([*chain.from_iterable(part)] for part in zip(*checked, strict=True)) if checked else ((), ())
     )
-    return CheckReport(tuple(tables), failures.listed(), tuple(sequences), tuple(warnings))
+    return CheckReport(tuple(tables), failures.grouped(), tuple(sequences), tuple(warnings))
 
 
-def _checked(
+def _check_subscription(
     subscription: Subscription, lake: Lake, progress: Progress, warn: Log, *, repairing: bool
 ) -> tuple[list[CheckedTable], list[CheckedSequence]]:
-    with _shown(progress, f"check {subscription.name}") as log:
-        # Sequences come first: reading the slot would bring them up to date.
-        sequences = _checked_sequences(subscription, lake)
+    with _log_as_tasks(progress, f"check {subscription.name}") as log:
+        # Sequences come first: the comparison of tables reads the slot, which updates recorded sequences.
+        sequences = _check_sequences(subscription, lake)
         results = check_consistency(
             subscription, lake, log, warn=lambda warning: warn(f"{subscription.name}: {warning}")
         )
         if repairing:
-            results = _with_copied(subscription, lake, results, log)
+            results = _copy_and_compare_again(subscription, lake, results, log)
         differing = [(c.schema, c.table) for c in results if c.differing]
         repairs = repair(subscription, lake, differing, log) if repairing and differing else []
     repaired = {(r.schema, r.table): r for r in repairs}
     tables = []
     for compared in results:
-        mended = repaired.get((compared.schema, compared.table))
-        problems = [p for p in (compared.problem, mended and mended.problem) if p]
+        fix = repaired.get((compared.schema, compared.table))
+        problems = [p for p in (compared.problem, fix and fix.problem) if p]
         tables.append(
             CheckedTable(
                 subscription=subscription.name,
@@ -72,14 +72,14 @@ def _checked(
                 equal=compared.equal,
                 differing_keys=compared.keys,
                 lsn=format_lsn(compared.lsn),
-                repaired=(mended.inserted, mended.deleted) if mended and not mended.problem else None,
+                repaired=(fix.inserted, fix.deleted) if fix and not fix.problem else None,
                 problem="; ".join(problems) or None,
             )
         )
     return tables, sequences
 
 
-def _checked_sequences(subscription: Subscription, lake: Lake) -> list[CheckedSequence]:
+def _check_sequences(subscription: Subscription, lake: Lake) -> list[CheckedSequence]:
     return [
         CheckedSequence(
             subscription=subscription.name,
@@ -95,12 +95,12 @@ def _checked_sequences(subscription: Subscription, lake: Lake) -> list[CheckedSe
     ]
 
 
-def _with_copied(
+def _copy_and_compare_again(
     subscription: Subscription, lake: Lake, results: Sequence[TableConsistency], log: Log
 ) -> list[TableConsistency]:
-    """Copy tables whose definition has changed, as the next run would, and compare these again.
+    """Copy the tables whose definition has changed, as the next run would, and compare them again.
 
-    Returns all results.
+    Returns the results of all tables.
     """
     compared = {(c.schema, c.table): c for c in results}
     waiting = {name for name, c in compared.items() if c.problem}
@@ -112,8 +112,8 @@ def _with_copied(
 
 
 @contextmanager
-def _shown(progress: Progress, task: str) -> Iterator[Log]:
-    """Show each logged line as a task that runs until the next one."""
+def _log_as_tasks(progress: Progress, task: str) -> Iterator[Log]:
+    """Show the task, then each logged line as a task that lasts until the next line."""
     current = task
     progress.start(current)
 

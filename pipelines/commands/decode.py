@@ -1,4 +1,4 @@
-"""`pgsieve decode`: the messages of a source's slot, or of its change log, through an output plugin.
+"""`pgsieve decode`: the changes in a source's slot, or in its change log, as an output plugin prints them.
 
 In: the configuration, a plugin and its options. Out: the plugin's output, as bytes. It peeks at the slot and
 confirms nothing. Raises PgsieveError for a source, slot, plugin or option that does not exist.
@@ -10,7 +10,7 @@ from itertools import chain, islice
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.decoding.errors import PgsieveError
-from pgsieve.decoding.plugins import plugin as plugin_of
+from pgsieve.decoding.plugins import plugin as find_plugin
 from pgsieve.decoding.plugins.driver import PluginDriver, binary_changes
 from pgsieve.pipelines.config.file import name_hint
 from pgsieve.pipelines.config.model import Config
@@ -42,14 +42,14 @@ def decode(
     *,
     from_change_log: bool = False,
 ) -> Iterator[bytes]:
-    """The plugin's output, one item per write; `options` are NAME or NAME=VALUE."""
-    init = plugin_of(plugin)
+    """The plugin's output, an item for each write of the plugin; `options` are NAME or NAME=VALUE."""
+    init = find_plugin(plugin)
     plugin_options = [_option(text) for text in options]
     project = build_project(config)
     feed = _feed(project, source, slot)
     if from_change_log:
         with PluginDriver(init, plugin_options) as driver:
-            yield from binary_changes(driver, _recorded(project, feed))
+            yield from binary_changes(driver, _change_log_messages(project, feed))
         return
     version = feed.source.check_ready()
     with feed.source.connect() as connection:
@@ -58,7 +58,7 @@ def decode(
     with PluginDriver(
         init, plugin_options, parallel=parallel, server_version=version, type_names=names
     ) as driver:
-        yield from binary_changes(driver, _waiting(feed, version, streaming=driver.streaming))
+        yield from binary_changes(driver, _slot_messages(feed, version, streaming=driver.streaming))
 
 
 def _option(text: str) -> tuple[str, str | None]:
@@ -67,7 +67,7 @@ def _option(text: str) -> tuple[str, str | None]:
 
 
 def _feed(project: Project, source: str, slot: str | None) -> Feed:
-    """The feed of a source's slot; the slot must be named only if the source has several."""
+    """The feed of a source's slot; a source with several slots needs the slot's name."""
     feeds = {f.slot: f for f in project.feeds.values() if f.source.name == source}
     if not feeds:
         sources = tuple(dict.fromkeys(f.source.name for f in project.feeds.values()))
@@ -82,7 +82,7 @@ def _feed(project: Project, source: str, slot: str | None) -> Feed:
     return feeds[chosen]
 
 
-def _recorded(project: Project, feed: Feed) -> Iterator[bytes]:
+def _change_log_messages(project: Project, feed: Feed) -> Iterator[bytes]:
     """The messages of the change log, a slice at a time."""
     lake = project.lake.open()
     path = ChangeLog(lake, feed).path
@@ -103,8 +103,8 @@ def _recorded(project: Project, feed: Feed) -> Iterator[bytes]:
             yield from slices.messages(end)
 
 
-def _waiting(feed: Feed, version: int, *, streaming: bool) -> Iterator[bytes]:
-    """The messages that the slot has up to the current LSN."""
+def _slot_messages(feed: Feed, version: int, *, streaming: bool) -> Iterator[bytes]:
+    """The messages that wait in the slot, up to the current LSN."""
     source, slot = feed.source, feed.slot
     with source.connect() as connection:
         state = slot_state(connection, slot)
@@ -137,10 +137,10 @@ def _waiting(feed: Feed, version: int, *, streaming: bool) -> Iterator[bytes]:
             if not has_changes(connection, source.name, slot, first):
                 return
             batches = read_messages(source.executor_conninfo(), peek_query(slot, upto, options, version))
-            # The server decodes the whole slot before it sends a row. So after the first batch the lock is
-            # released, and other processes need not wait for the printing.
+            # The server decodes the whole slot before it sends the first row. The lock is released after the
+            # first batch, so that other processes do not wait for the printing.
             with refusing_slot(source.name, slot, "read"):
-                begun = list(islice(batches, 1))
+                first_batch = list(islice(batches, 1))
     with refusing_slot(source.name, slot, "read"):
-        for batch in chain(begun, batches):
+        for batch in chain(first_batch, batches):
             yield from batch.column("data").to_pylist()

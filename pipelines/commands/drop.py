@@ -1,4 +1,4 @@
-"""`pgsieve drop`: remove a subscription from the server, and on request from the lake.
+"""`pgsieve drop`: removes a subscription from the server, and on request from the lake.
 
 In: the configuration and the subscription's name. Out: a `DropReport`. Raises PgsieveError.
 """

@@ -1,4 +1,4 @@
-"""`pgsieve engine`: a Spark that keeps running for the runs of a configuration, the warm engine.
+"""`pgsieve engine`: the warm engine, a Spark that keeps running for the runs of a configuration.
 
 In: the configuration. Out: an `EngineReport`. Raises PgsieveError if the configuration has no engine, or the
 engine does not start.
@@ -21,7 +21,7 @@ from pgsieve.resources.lake.session import SparkEngine
 
 
 def start(config: Config, progress: Progress) -> EngineReport:
-    """Start the engine, and wait until it serves."""
+    """Start the engine, unless it runs already, and wait until it serves."""
     engine = _engine(config)
     task = "start the engine"
     engine.fetch_jars()
@@ -50,17 +50,14 @@ def status(config: Config) -> EngineReport:
 
 
 def stop(config: Config) -> bool:
-    """End the engine; returns whether one ran.
-
-    An engine is also ended if the configuration has switched it off since.
-    """
+    """End the engine; returns whether one ran. It ends even if the configuration now has `engine: off`."""
     return control.stop(EngineFolder(config.state_folder / "engine"))
 
 
-def keep_for_this_process(config: Config) -> None:
-    """Start the engine, and keep it as long as this process lives.
+def start_for_this_process(config: Config) -> None:
+    """Start the engine for the life of this process.
 
-    An error is ignored: runs start a Spark of their own.
+    Errors are ignored: without an engine, runs start a Spark of their own.
     """
     engine = build_project(config).lake.engine
     if engine.is_warmed:
@@ -84,7 +81,7 @@ def _engine(config: Config) -> SparkEngine:
 
 
 def _resident_bytes(pid: int) -> int:
-    """The memory of a process; 0 if the system does not show it."""
+    """The resident memory of a process in bytes; 0 if the system does not show it."""
     with suppress(OSError, ValueError, IndexError):
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")

@@ -3,10 +3,12 @@
 In: Dagster's own event log storage. Out: the same storage, with the same files. Raises its errors.
 
 Dagster opens a connection for each statement. When the last connection closes, SQLite checkpoints its log,
-which is most of the cost of an event; a run with changes in 200 tables has some thousand events. Here the
-connections stay open, and the events that plan a run's steps are stored in one transaction. Dagster also
-creates a database for each run by its migrations. Here only the first run does so; later runs copy its file.
-Many steps read the records of the same inputs. Here they are read again only after a change.
+which is most of the cost of an event; a run with changes in 200 tables has some thousand events. Three changes
+make it faster:
+
+- Connections stay open, and the events that plan a run's steps are stored in one transaction.
+- Only the first run creates its database by Dagster's migrations; later runs copy the file.
+- Many steps read the records of the same inputs; they are read again only after a change.
 """
 
 import os
@@ -28,41 +30,36 @@ from sqlalchemy.event import listen
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import QueuePool
 
-#: The largest number of open databases: one for all runs, one for events without a run, and the newest run's
-#: own.
-_KEPT = 3
+#: The largest number of open databases: of all runs, of events without a run, and of the newest run.
+_MAX_OPEN = 3
 #: How long a statement waits for another process, as in Dagster.
 _BUSY_SECONDS = 30
 #: Dagster's environment variable for the number of events in a batch, and the value for it.
-_BATCH, _BATCH_EVENTS = "DAGSTER_EVENT_BATCH_SIZE", "1000"
+_BATCH_VARIABLE, _BATCH_EVENTS = "DAGSTER_EVENT_BATCH_SIZE", "1000"
 
 
-class KeptEventLog(SqliteEventLogStorage):
-    """An event log storage whose connections stay open.
+class CachedEventLog(SqliteEventLogStorage):
+    """An event log storage whose connections stay open; `cache_event_log` makes it from Dagster's storage."""
 
-    `connections_kept` makes it from Dagster's storage.
-    """
-
-    #: One connection for each database.
-    _open: OrderedDict[str, Connection]
-    _turn: RLock
+    #: The open connections, one for each database.
+    _connections: OrderedDict[str, Connection]
+    _lock: RLock
     #: The connections of a batch, each in a transaction.
-    _batch: dict[str, Connection]
-    #: The file of a run's database without events, which later runs copy.
-    _pattern: bytes | None
-    #: Tables, columns and migrations that exist. Dagster looks for them with each event, and never removes
-    #: one.
+    _batch_connections: dict[str, Connection]
+    #: The contents of a run's database file without events, which later runs copy.
+    _template: bytes | None
+    #: Tables, columns and migrations that exist. Dagster looks for them at each event, and never removes any.
     _existing: set[tuple[str, ...]]
-    #: Records of assets (None: there is none) as they were after these changes to the database of all runs: a
-    #: number that other processes' commits change (sqlite.org/pragma.html#pragma_data_version), and how many
-    #: rows this one has changed.
+    #: The records of assets (None: an asset has none), and the state of the database of all runs to which they
+    #: belong: `data_version`, which the commits of other processes change
+    #: (sqlite.org/pragma.html#pragma_data_version), and the number of rows that this process has changed.
     _records: dict[dg.AssetKey, AssetRecord | None]
     _changes: tuple[int, int]
 
     @contextmanager
     def _connect(self, shard: str) -> Iterator[Connection]:
-        with self._turn:  # The lock makes one connection per database enough.
-            if (connection := self._batch.get(shard)) is not None:
+        with self._lock:  # Threads share the one connection of a database.
+            if (connection := self._batch_connections.get(shard)) is not None:
                 yield connection
                 return
             with (connection := self._connection(shard)).begin():
@@ -70,15 +67,15 @@ class KeptEventLog(SqliteEventLogStorage):
 
     def store_event_batch(self, events: Sequence[EventLogEntry]) -> None:
         """Store events in one transaction of each database; if this fails, Dagster stores them one by one."""
-        with self._turn, ExitStack() as stack:
-            stack.callback(self._batch.clear)
+        with self._lock, ExitStack() as stack:
+            stack.callback(self._batch_connections.clear)
             for shard in {INDEX_SHARD_NAME, *(event.run_id for event in events)}:
-                self._batch[shard] = stack.enter_context(self._connect(shard))
+                self._batch_connections[shard] = stack.enter_context(self._connect(shard))
             super().store_event_batch(events)
 
     def store_event(self, event: EventLogEntry) -> None:
-        """Store an event; the record of its asset is read again."""
-        with self._turn:
+        """Store an event, and forget the record of its asset."""
+        with self._lock:
             before = self._own_changes()
             super().store_event(event)
             if event.dagster_event is not None and event.dagster_event.asset_key is not None:
@@ -87,10 +84,10 @@ class KeptEventLog(SqliteEventLogStorage):
                 self._changes = self._changes[0], self._own_changes()
 
     def get_asset_records(self, asset_keys: Sequence[dg.AssetKey] | None = None) -> Sequence[AssetRecord]:
-        """The records of assets, which are read only where something may have changed since."""
+        """The records of assets; one is read again only if it may have changed."""
         if asset_keys is None:
             return super().get_asset_records()
-        with self._turn:
+        with self._lock:
             with self._connect(INDEX_SHARD_NAME) as connection:
                 number = connection.exec_driver_sql("PRAGMA data_version").scalar_one()
             if (changes := (number, self._own_changes())) != self._changes:
@@ -104,32 +101,32 @@ class KeptEventLog(SqliteEventLogStorage):
 
     def _own_changes(self) -> int:
         """The number of rows that this process has changed (sqlite.org/c3ref/total_changes.html)."""
-        connection = self._open.get(INDEX_SHARD_NAME)
+        connection = self._connections.get(INDEX_SHARD_NAME)
         driver: Any = connection and connection.connection.driver_connection
         return driver.total_changes if driver else 0
 
-    def _make(self, engine: Engine, path: Path) -> None:
+    def _make_database(self, engine: Engine, path: Path) -> None:
         """Create a database's tables."""
         if path.exists():
-            if not _is_made(engine):
+            if not _is_migrated(engine):
                 self._initdb(engine)
-        elif self._pattern is None:
+        elif self._template is None:
             self._initdb(engine)
             engine.dispose()  # Closing moves all pages from SQLite's log into the one file.
-            self._pattern = path.read_bytes()
+            self._template = path.read_bytes()
         else:
-            made = path.with_suffix(".making")
-            made.write_bytes(self._pattern)
+            copy = path.with_suffix(".making")
+            copy.write_bytes(self._template)
             try:
-                path.hardlink_to(made)
+                path.hardlink_to(copy)
             except OSError:  # Another process has created the file, or the file system has no hard links.
                 self._initdb(engine)
             finally:
-                made.unlink()
+                copy.unlink()
 
-    def has_table(self, table_name: str) -> bool:
+    def has_table(self, parse_table_name: str) -> bool:
         """Whether the database of all runs has a table."""
-        return self._has((table_name,), lambda: super(KeptEventLog, self).has_table(table_name))
+        return self._has((parse_table_name,), lambda: super(CachedEventLog, self).has_table(parse_table_name))
 
     def _has_asset_key_col_on_connection(self, conn: Connection, column_name: str) -> bool:
         has_column = super()._has_asset_key_col_on_connection
@@ -137,15 +134,15 @@ class KeptEventLog(SqliteEventLogStorage):
 
     def has_secondary_index(self, name: str) -> bool:
         """Whether a data migration was applied to the database of all runs."""
-        return self._has(("migration", name), lambda: super(KeptEventLog, self).has_secondary_index(name))
+        return self._has(("migration", name), lambda: super(CachedEventLog, self).has_secondary_index(name))
 
-    def _has(self, entry: tuple[str, ...], look: Callable[[], bool]) -> bool:
-        if entry not in self._existing and look():
+    def _has(self, entry: tuple[str, ...], exists: Callable[[], bool]) -> bool:
+        if entry not in self._existing and exists():
             self._existing.add(entry)
         return entry in self._existing
 
     def _connection(self, shard: str) -> Connection:
-        connection, path = self._open.pop(shard, None), self.path_for_shard(shard)
+        connection, path = self._connections.pop(shard, None), self.path_for_shard(shard)
         if connection is not None and not os.path.exists(path):  # noqa: PTH110 - faster, and called for each event
             _close(connection)  # The file has been removed.
             connection = None
@@ -156,22 +153,22 @@ class KeptEventLog(SqliteEventLogStorage):
                 pool_size=1,
                 connect_args={"timeout": _BUSY_SECONDS},
             )
-            listen(engine, "connect", _write_soon)
+            listen(engine, "connect", _relax_sync)
             if shard not in self._initialized_dbs:
-                self._make(engine, Path(path))
+                self._make_database(engine, Path(path))
                 self._initialized_dbs.add(shard)
             connection = engine.connect()
             if shard == INDEX_SHARD_NAME:
-                self._records = {}  # A new connection counts anew.
-        self._open[shard] = connection
-        while len(self._open) > _KEPT:
-            _close(self._open.popitem(last=False)[1])
+                self._records = {}  # A new connection counts its changes from 0.
+        self._connections[shard] = connection
+        while len(self._connections) > _MAX_OPEN:
+            _close(self._connections.popitem(last=False)[1])
         return connection
 
     def close(self) -> None:
         """Close the connections."""
-        while self._open:
-            _close(self._open.popitem()[1])
+        while self._connections:
+            _close(self._connections.popitem()[1])
 
 
 def _close(connection: Connection) -> None:
@@ -179,7 +176,7 @@ def _close(connection: Connection) -> None:
     connection.engine.dispose()
 
 
-def _is_made(engine: Engine) -> bool:
+def _is_migrated(engine: Engine) -> bool:
     """Whether a database's migrations were applied; otherwise Dagster has to read and apply all of them."""
     try:
         with engine.connect() as connection:
@@ -188,8 +185,8 @@ def _is_made(engine: Engine) -> bool:
         return False  # Another process is about to create it.
 
 
-def _write_soon(connection: DBAPIConnection, _record: object) -> None:
-    """Do not wait for the disk after each event.
+def _relax_sync(connection: DBAPIConnection, _record: object) -> None:
+    """Do not wait for the disk at each commit.
 
     A power cut may lose the last events, but does not damage the database (sqlite.org/wal.html).
     """
@@ -197,27 +194,24 @@ def _write_soon(connection: DBAPIConnection, _record: object) -> None:
 
 
 @contextmanager
-def connections_kept(storage: EventLogStorage) -> Iterator[None]:
-    """Within the block, keep the connections of Dagster's storage in SQLite open.
-
-    Other storages stay as they are.
-    """
+def cache_event_log(storage: EventLogStorage) -> Iterator[None]:
+    """Within the block, make Dagster's storage a `CachedEventLog`, if it is in SQLite."""
     if type(storage) is not SqliteEventLogStorage:
         yield
         return
-    # Dagster has passed this object on already, so its class is changed instead of the object.
-    kept: EventLogStorage = storage
-    storage.__class__ = KeptEventLog
-    assert isinstance(kept, KeptEventLog)
-    kept._open, kept._turn, kept._batch = OrderedDict(), RLock(), {}  # noqa: SLF001 - see above
-    kept._pattern, kept._existing = None, set()  # noqa: SLF001
-    kept._records, kept._changes = {}, (0, 0)  # noqa: SLF001
-    ours = _BATCH not in os.environ
-    os.environ.setdefault(_BATCH, _BATCH_EVENTS)
+    # Other parts of Dagster have this object already, so its class is replaced.
+    cached: EventLogStorage = storage
+    storage.__class__ = CachedEventLog
+    assert isinstance(cached, CachedEventLog)
+    cached._connections, cached._lock, cached._batch_connections = OrderedDict(), RLock(), {}  # noqa: SLF001 - see above
+    cached._template, cached._existing = None, set()  # noqa: SLF001
+    cached._records, cached._changes = {}, (0, 0)  # noqa: SLF001
+    is_ours = _BATCH_VARIABLE not in os.environ
+    os.environ.setdefault(_BATCH_VARIABLE, _BATCH_EVENTS)
     try:
         yield
     finally:
-        kept.close()
-        if ours:
-            del os.environ[_BATCH]
+        cached.close()
+        if is_ours:
+            del os.environ[_BATCH_VARIABLE]
         storage.__class__ = SqliteEventLogStorage

@@ -47,7 +47,7 @@ def explain(config: Config, selected: Sequence[SubscriptionConfig]) -> Explanati
 
 @dataclass(frozen=True)
 class _Explaining:
-    """Explains the tables of one subscription; `engine` is the one for large results."""
+    """Explains the tables of one subscription; `engine` writes results above the small limit."""
 
     subscription: Subscription
     lake: Lake
@@ -90,10 +90,7 @@ class _Explaining:
         return ExplainedTable(self.subscription.name, *name, "copy", f"{why}; {how}", size, few=by, many=by)
 
     def _apply(self, name: Name, replicated: ReplicatedTable) -> ExplainedTable:
-        """Explain an apply: which engine for few changes, and which for many.
-
-        The policy decides as in a run.
-        """
+        """Explain an apply by the policy of a run: the engine for few changes, and the one for many."""
         schema, policy = self._schema(replicated), self.lake.policy
         path = self.lake.paths.replica(self.subscription.name, *name)
         types = self.subscription.column_types(replicated)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 class ExplainedTable:
     """The work of a run for a table: `copy` its `bytes`, `apply` its changes, `wait`, or none (`set aside`).
 
-    `few` is the engine for rows up to the small limit, `many` the engine for more: `driver` (this process),
-    `threads` or `Spark`; None if nothing is written. `because` is the reason for the engine or for the state.
+    `few` is the engine for rows up to the small limit, `many` the one for more: `driver` (this process),
+    `threads` or `Spark`; None if nothing is written. `because` is the reason for the engine or the state.
     """
 
     subscription: str
@@ -24,7 +24,7 @@ class ExplainedTable:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The tables, and by feed how many bytes of WAL wait in the slot (None: no slot yet).
+    """The tables, and the bytes of WAL that wait in each feed's slot (None: no slot yet).
 
     `small_bytes` is the small limit.
     """

@@ -1,8 +1,8 @@
 """Errors that end a command's work for some subscriptions, while the others go on.
 
 In: blocks of work, each for some subscriptions. Out: the errors, as `Failure`s. An error about a slot or a
-change log concerns every subscription that reads it; an error about a subscription's own tables concerns only
-this subscription. Raises only what `unless` names, and what ends the process.
+change log concerns every subscription that reads it; an error about a subscription's tables concerns only
+this subscription. Raises only errors that `unless` selects, and exceptions that end the process.
 """
 
 import os
@@ -24,12 +24,12 @@ class _Named(Protocol):
         """The subscription's name."""
 
 
-Part = TypeVar("Part", bound=_Named)
+Item = TypeVar("Item", bound=_Named)
 Result = TypeVar("Result")
 
 
 def _ignore(_: Failure) -> None:
-    """Ignore a failure: the caller reads `listed` at the end."""
+    """Ignore a failure: the caller reads `grouped` at the end."""
 
 
 def never(_: Exception) -> bool:
@@ -38,21 +38,20 @@ def never(_: Exception) -> bool:
 
 
 class Failures:
-    """The first error of each subscription that has failed; `tell` is called with each new failure."""
+    """The first error of each subscription that has failed; `on_failure` is called with each new failure."""
 
-    def __init__(self, tell: Callable[[Failure], None] = _ignore) -> None:
+    def __init__(self, on_failure: Callable[[Failure], None] = _ignore) -> None:
         self._errors: dict[str, Exception] = {}
-        self._tell = tell
+        self._on_failure = on_failure
 
     def __contains__(self, subscription: object) -> bool:
         return subscription in self._errors
 
     @contextmanager
-    def of(self, *subscriptions: str, unless: Callable[[Exception], bool] = never) -> Iterator[None]:
-        """End the block at an error, and record the error for the subscriptions.
+    def catch(self, *subscriptions: str, unless: Callable[[Exception], bool] = never) -> Iterator[None]:
+        """Record the block's error for the subscriptions; a subscription that failed before keeps its first error.
 
-        A subscription that failed before keeps its first error. An error for which `unless` is true is raised
-        instead.
+        An error for which `unless` is true is raised instead.
         """
         try:
             yield
@@ -61,39 +60,39 @@ class Failures:
             if unless(error):
                 raise
             reported = as_refusal(error) or error
-            concerned = tuple(name for name in subscriptions if name not in self)
-            self._errors |= dict.fromkeys(concerned, reported)
-            if concerned:
-                self._tell(Failure(concerned, reported))
+            names = tuple(name for name in subscriptions if name not in self)
+            self._errors |= dict.fromkeys(names, reported)
+            if names:
+                self._on_failure(Failure(names, reported))
 
-    def each(
+    def for_each(
         self,
-        parts: Iterable[Part],
-        step: Callable[[Part], Result],
+        items: Iterable[Item],
+        step: Callable[[Item], Result],
         *,
         unless: Callable[[Exception], bool] = never,
     ) -> list[Result]:
-        """The results of a step for each subscription that has not failed; an error does not stop the others.
+        """Run a step for each subscription that has not failed; returns the results of those that succeed.
 
         Raises an error for which `unless` is true.
         """
         results = []
-        for part in parts:
-            if part.name not in self:
-                with self.of(part.name, unless=unless):
-                    results.append(step(part))
+        for item in items:
+            if item.name not in self:
+                with self.catch(item.name, unless=unless):
+                    results.append(step(item))
         return results
 
-    def listed(self) -> tuple[Failure, ...]:
-        """The failures; the same error of several subscriptions is one failure with their names."""
-        concerned: dict[tuple[type, str], list[str]] = {}
+    def grouped(self) -> tuple[Failure, ...]:
+        """The failures; subscriptions with the same error share one."""
+        groups: dict[tuple[type, str], list[str]] = {}
         for name, error in self._errors.items():
-            concerned.setdefault((type(error), str(error)), []).append(name)
-        return tuple(Failure(tuple(sorted(names)), self._errors[names[0]]) for names in concerned.values())
+            groups.setdefault((type(error), str(error)), []).append(name)
+        return tuple(Failure(tuple(sorted(names)), self._errors[names[0]]) for names in groups.values())
 
 
 def as_refusal(error: Exception) -> PgsieveError | None:
-    """A `PgsieveError` that says what to do, if a disk or store refused, or Spark was lost; else None.
+    """A `PgsieveError` with a hint, if a disk or store refused an operation, or Spark was lost; else None.
 
     The disk may be that of the lake, of Dagster's records, or of temporary files.
     """

@@ -1,7 +1,8 @@
 """Dagster in this process: its instance, and runs that materialise assets for a command.
 
 In: a configuration, or assets and a name for the task. Out: a run in Dagster's records, which `pgsieve ui`
-shows. Raises the run's errors as errors of pgsieve, and KeyboardInterrupt if the run was interrupted.
+shows. Raises the error of a failed step instead of Dagster's error about it, and KeyboardInterrupt if the run
+was interrupted.
 """
 
 import fcntl
@@ -18,8 +19,8 @@ from pgsieve.assets.lake import resources
 from pgsieve.assets.outcome import IncompleteError, StepFailedError
 from pgsieve.assets.translator import Naming
 from pgsieve.decoding.errors import PgsieveError
-from pgsieve.pipelines.commands.dagster_runs import keep_one_idle, tagged
-from pgsieve.pipelines.commands.event_log import connections_kept
+from pgsieve.pipelines.commands.dagster_runs import delete_earlier_idle_runs, run_tags
+from pgsieve.pipelines.commands.event_log import cache_event_log
 from pgsieve.pipelines.commands.results import Progress
 from pgsieve.pipelines.commands.ui import dagster_home
 from pgsieve.pipelines.config.model import Config
@@ -29,23 +30,23 @@ from pgsieve.resources.tracing import finished_span, is_traced, span
 _logger = logging.getLogger(__name__)
 
 _STEP_ENDS = {dg.DagsterEventType.STEP_SUCCESS, dg.DagsterEventType.STEP_FAILURE}
-_INTERRUPTS = {dg.DagsterExecutionInterruptedError.__name__, KeyboardInterrupt.__name__}
-_QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
-#: How many records of assets are read at a time.
-_RECORDS = 100
+_INTERRUPT_ERRORS = {dg.DagsterExecutionInterruptedError.__name__, KeyboardInterrupt.__name__}
+_NO_CONSOLE_LOG = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
+#: The number of asset records per query.
+_RECORDS_PER_QUERY = 100
 #: Asset keys in the commands' runs: those of a project without a translator of its own.
 NAMING = Naming()
 
 
 @contextmanager
 def instance(config: Config) -> Iterator[dg.DagsterInstance]:
-    """The Dagster instance that records the runs: of DAGSTER_HOME, else the one of `pgsieve ui`."""
+    """The Dagster instance that records the runs: that of DAGSTER_HOME, else that of `pgsieve ui`."""
     home = dagster_home(config)
     home.mkdir(parents=True, exist_ok=True)
     former_home = os.environ.get("DAGSTER_HOME")
     os.environ["DAGSTER_HOME"] = str(home)
     try:
-        with _opened(home) as dagster:
+        with _open_instance(home) as dagster:
             yield dagster
     finally:
         if former_home is None:
@@ -55,8 +56,8 @@ def instance(config: Config) -> Iterator[dg.DagsterInstance]:
 
 
 @contextmanager
-def _opened(home: Path) -> Iterator[dg.DagsterInstance]:
-    """Open Dagster's instance; one process creates its databases, and other processes wait.
+def _open_instance(home: Path) -> Iterator[dg.DagsterInstance]:
+    """Open Dagster's instance. Its databases are created under a lock, by one process.
 
     If two processes created them at the same time, Dagster's migrations would fail in one of them, or record
     a version with which the next run fails.
@@ -69,7 +70,7 @@ def _opened(home: Path) -> Iterator[dg.DagsterInstance]:
             dagster.get_runs_count()
             dagster.has_asset_key(dg.AssetKey("any"))
             dagster.all_instigator_state()
-        stack.enter_context(connections_kept(dagster.event_log_storage))
+        stack.enter_context(cache_event_log(dagster.event_log_storage))
         yield dagster
 
 
@@ -83,22 +84,22 @@ def materialize(
     *,
     raise_on_error: bool = True,
 ) -> dg.ExecuteInProcessResult | None:
-    """Materialise assets in this process; raises PgsieveError for any error.
+    """Materialise assets in this process; raises the error of a failed step.
 
-    A table that is set aside, or a disabled subscription, makes the run fail in Dagster's record, but the run
-    has done all the rest. Then None is returned, and the command's result names the table or subscription.
+    A table that is set aside, or a disabled subscription, makes Dagster's run fail although all other work is
+    done. Then None is returned, and the command's result names the table or subscription.
     """
     progress.start(task)
     result = None
     try:
-        with span(task), refused_by_dagster():
+        with span(task), unwrap_step_errors():
             _read_inputs(dagster, assets)
             result = dg.materialize(
                 list(assets),
                 instance=dagster,
                 resources=resources(project.lake, NAMING),
-                run_config=_QUIET,
-                tags=tagged(task, tags),
+                run_config=_NO_CONSOLE_LOG,
+                tags=run_tags(task, tags),
                 raise_on_error=raise_on_error,
             )
             if is_traced():
@@ -107,27 +108,24 @@ def materialize(
         progress.finish(task)
     if result is None:
         return None
-    if any(error.cls_name in _INTERRUPTS for error in _errors(result)):
+    if any(error.cls_name in _INTERRUPT_ERRORS for error in _errors(result)):
         raise KeyboardInterrupt
-    keep_one_idle(dagster, result)
+    delete_earlier_idle_runs(dagster, result)
     return result
 
 
 def _read_inputs(dagster: dg.DagsterInstance, assets: Sequence[dg.AssetsDefinition]) -> None:
-    """Read the records of all inputs together, where some steps would read them one after the other (`event_log`)."""
+    """Read the records of all inputs together; otherwise the steps read them one by one (`event_log`)."""
     if len(assets) < 2:
         return
     inputs = sorted({key for each in assets for key in set(each.dependency_keys) - each.keys})
-    for first in range(0, len(inputs), _RECORDS):
-        dagster.get_asset_records(inputs[first : first + _RECORDS])
+    for first in range(0, len(inputs), _RECORDS_PER_QUERY):
+        dagster.get_asset_records(inputs[first : first + _RECORDS_PER_QUERY])
 
 
 @contextmanager
-def refused_by_dagster() -> Iterator[None]:
-    """Raise the error of a step instead of Dagster's error about the step.
-
-    `IncompleteError` is only logged: the run has done all that it can.
-    """
+def unwrap_step_errors() -> Iterator[None]:
+    """Raise the error of a step instead of Dagster's error about it; only log `IncompleteError`."""
     error = None
     try:
         yield
@@ -139,12 +137,12 @@ def refused_by_dagster() -> Iterator[None]:
         error = failed.error
     except dg.Failure as failure:
         raise PgsieveError(failure.description or str(failure)) from failure
-    if error is not None:  # Raised here, so that Dagster's error about it does not become its context.
+    if error is not None:  # Raised outside of the handler, where Dagster's error would become its context.
         raise error
 
 
 def run_failure(result: dg.ExecuteInProcessResult) -> PgsieveError:
-    """The error for a failed run in which no step of pgsieve has failed: Dagster's last message."""
+    """The error for a run that failed without a failed step of pgsieve: Dagster's last message."""
     messages = [" ".join(error.message.split()) for error in _errors(result)]
     return PgsieveError(messages[-1] if messages else f"Dagster's run {result.run_id} failed")
 

@@ -1,4 +1,4 @@
-"""`pgsieve init`: a first pgsieve.yaml, and the SQL for its role.
+"""`pgsieve init`: writes a first pgsieve.yaml, and the SQL for its role.
 
 In: a conninfo, then the user's choice of publications or tables. Out: a `Survey` to choose from, then two
 files and an `InitReport`. No password is written: pgsieve.yaml names an environment variable instead. Nothing
@@ -38,7 +38,7 @@ from pgsieve.resources.postgres.errors import UntestedServerError
 from pgsieve.resources.postgres.sessions import parameters_of
 from pgsieve.resources.postgres.source import Source
 
-_HEAD = (
+_HEADER = (
     "# Written by `pgsieve init`; `pgsieve validate` looks for problems. All keys: pgsieve's documentation,"
     ' "Configuration: pgsieve.yaml".\n'
 )
@@ -48,8 +48,8 @@ _HEAD = (
 class Connection:
     """The access to the database: the conninfo without secrets, and the password.
 
-    The password is None if libpq finds it itself. `password_command` is a program with its arguments that
-    prints the password. With `allow_untested_server` the server may be newer than the tested versions.
+    The password is None if libpq finds it itself. `password_command` is a program that prints the password,
+    with its arguments. With `allow_untested_server` the server may be newer than the tested versions.
     """
 
     conninfo: str
@@ -92,7 +92,7 @@ class Connection:
 
     @property
     def database(self) -> str:
-        """The database's name; libpq's default is the user's name (section 32.1.2)."""
+        """The database's name; libpq's default is the user's name (PostgreSQL documentation, 32.1.2)."""
         parameters = parameters_of(self.conninfo)
         return str(
             parameters.get("dbname") or os.environ.get("PGDATABASE") or parameters.get("user") or "database"
@@ -103,7 +103,7 @@ class Connection:
 class Survey:
     """The contents of a database, and the session's role.
 
-    `managed` is a cloud provider's role that grants REPLICATION.
+    `managed` is the provider's role that grants replication, if the server has one (`rds_replication`).
     """
 
     database: str
@@ -117,7 +117,7 @@ class Survey:
 
 
 def survey(connection: Connection, source_name: str | None = None) -> Survey:
-    """Examine a database; changes nothing. Errors name the source, or else the database."""
+    """Examine a database; changes nothing. Errors name the source, by default the database."""
     name = source_name or safe_name(connection.database)
     source = Source(
         name,
@@ -146,31 +146,38 @@ def survey(connection: Connection, source_name: str | None = None) -> Survey:
             "select pubname from pg_publication where obj_description(oid, 'pg_publication') = %s", [CREATED]
         ).fetchall()
     assert row is not None
-    captures = {name for (name,) in comments}
+    capture_names = {name for (name,) in comments}
     publications = [
         SurveyedPublication(
             name,
-            tuple(quote_qualified(*table) for table in _published(publication, catalog)),
+            tuple(quote_qualified(*table) for table in _published_tables(publication, catalog)),
             tuple(o for o in OPERATIONS if o in publication.operations),
         )
         for name, publication in sorted(catalog.publications.items())
-        if name not in captures
+        if name not in capture_names
     ]
     database, user, superuser, replication, managed = row
     return Survey(
-        database, user, superuser, replication, managed, tuple(publications), _tables(catalog), catalog
+        database,
+        user,
+        superuser,
+        replication,
+        managed,
+        tuple(publications),
+        _surveyed_tables(catalog),
+        catalog,
     )
 
 
-def _published(publication: Publication, catalog: Catalog) -> list[tuple[str, str]]:
-    """The tables of a publication; empty if it cannot be subscribed to. `validate` reports the reason."""
+def _published_tables(publication: Publication, catalog: Catalog) -> list[tuple[str, str]]:
+    """The tables of a publication; empty if it has an error, which `validate` reports."""
     try:
         return sorted(replicated_tables([publication], catalog))
     except PublicationError:
         return []
 
 
-def _tables(catalog: Catalog) -> tuple[SurveyedTable, ...]:
+def _surveyed_tables(catalog: Catalog) -> tuple[SurveyedTable, ...]:
     """The tables to choose from: all except partitions of another table."""
     return tuple(
         SurveyedTable(t.schema, t.name, _has_identity(t, catalog), t.kind == "p")
@@ -180,16 +187,15 @@ def _tables(catalog: Catalog) -> tuple[SurveyedTable, ...]:
 
 
 def _has_identity(table: Table, catalog: Catalog) -> bool:
-    """Whether UPDATE and DELETE still work once they are published.
+    """Whether UPDATE and DELETE of a table can be published.
 
-    The server checks the partition that has the row.
-
-    See CheckCmdReplicaIdentity() in src/backend/executor/execReplication.c.
+    The server checks the partition that has the row: CheckCmdReplicaIdentity() in
+    src/backend/executor/execReplication.c.
     """
-    changed = (
+    leaves = (
         [table] if table.kind != "p" else [catalog.tables[o] for o in table.leaves if o in catalog.tables]
     )
-    return all(bool(each.identity) or each.replica_identity == "f" for each in [table, *changed])
+    return all(bool(each.identity) or each.replica_identity == "f" for each in [table, *leaves])
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,30 +215,30 @@ class Choice:
 
     @property
     def inserts_only(self) -> tuple[str, ...]:
-        """The tables without a replica identity: only their INSERTs are published.
+        """The tables without a replica identity.
 
-        The server would refuse UPDATE and DELETE on them otherwise.
+        Only their INSERTs are published, as otherwise the server would refuse UPDATE and DELETE on them.
         """
         return tuple(quote_qualified(t.schema, t.name) for t in self.tables if not t.has_identity)
 
 
 def safe_name(text: str) -> str:
-    """A valid name for a source or a subscription, made from another one."""
+    """A valid name for a source or a subscription, made from any text."""
     name = re.sub(r"[^a-z0-9_]", "_", text.lower()).strip("_")
     return name[:40] or "replica"
 
 
 def proposed_role(survey: Survey) -> str:
-    """The role that replicates: the session's, unless that is a superuser or the server is one of RDS."""
+    """The role that replicates: the session's, or `pgsieve` for a superuser's session or a server of RDS."""
     return "pgsieve" if survey.superuser or survey.managed == "rds_replication" else survey.user
 
 
-def initialise(
+def write_configuration(
     file: Path, connection: Connection, survey: Survey, choice: Choice, *, force: bool = False
 ) -> InitReport:
     """Write pgsieve.yaml and, unless validate finds a problem, the SQL for the role beside it.
 
-    Both name the role that replicates. This role may not exist yet, so validate runs as the session's role.
+    Both files name the role that replicates. It may not exist yet, so validate runs as the session's role.
     """
     statements = file.with_name(f"{file.stem}-role.sql")
     for each in (file, statements):
@@ -287,7 +293,7 @@ def _configuration(connection: Connection, choice: Choice, variable: str | None)
         # pgsieve.yaml would replace `${NAME}`; it has no other syntax of the shell.
         source["password_command"] = [part.replace("${", "$${") for part in connection.password_command]
     if choice.tables:
-        defined = _publications(choice)
+        defined = _defined_publications(choice)
         source["publications"] = defined
         publications = tuple(defined)
     subscription = {"source": choice.source, "publications": list(publications)}
@@ -296,12 +302,12 @@ def _configuration(connection: Connection, choice: Choice, variable: str | None)
         "sources": {choice.source: source},
         "subscriptions": {choice.subscription: subscription},
     }
-    return _HEAD + yaml.safe_dump(
+    return _HEADER + yaml.safe_dump(
         written, sort_keys=False, allow_unicode=True, width=1000, default_flow_style=None
     )
 
 
-def _publications(choice: Choice) -> dict[str, object]:
+def _defined_publications(choice: Choice) -> dict[str, object]:
     """The publications for pgsieve.yaml; tables without a replica identity get one of INSERTs only."""
     defined: dict[str, object] = {}
     for has_identity, name in ((True, choice.subscription), (False, f"{choice.subscription}_inserts")):
@@ -319,12 +325,9 @@ def _publications(choice: Choice) -> dict[str, object]:
 
 
 def role_statements(survey: Survey, choice: Choice, config: Config, validation: ValidationReport) -> str:
-    """The SQL that gives the role exactly the rights in docs/operations.md.
-
-    It creates the capture publications too.
-    """
+    """The SQL that grants the role exactly the rights in docs/operations.md, and makes capture publications."""
     role, subscription = quote_identifier(choice.role), config.subscriptions[choice.subscription]
-    tables = _replicated(survey, choice, config)
+    tables = _replicated_tables(survey, choice, config)
     sequences = [(s.schema, s.name) for received in validation.subscriptions for s in received.sequences]
     schemas = sorted({schema for schema, _ in (*tables, *sequences)})
     lines = [
@@ -354,13 +357,13 @@ def role_statements(survey: Survey, choice: Choice, config: Config, validation: 
     return "\n".join(lines) + "\n"
 
 
-def _replicated(survey: Survey, choice: Choice, config: Config) -> list[tuple[str, str]]:
+def _replicated_tables(survey: Survey, choice: Choice, config: Config) -> list[tuple[str, str]]:
     """The tables that the copy reads."""
     subscription = build_project(config).subscriptions[choice.subscription]
     return sorted(subscription.tables(subscription.feed.with_defined(survey.catalog)))
 
 
-def unknown(kind: str, name: str, names: Sequence[str]) -> PgsieveError:
+def unknown_name_error(kind: str, name: str, names: Sequence[str]) -> PgsieveError:
     """The error for a name that the database does not have."""
     listed = ", ".join(names) or "none"
     return PgsieveError(f'{kind} "{name}" does not exist', hint=f"there are: {listed}", sqlstate="42704")

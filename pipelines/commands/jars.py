@@ -1,7 +1,7 @@
-"""`pgsieve jars`: prepares Spark's start, by jars for Delta and S3, and by an archive of classes.
+"""`pgsieve jars`: fetches the jars for Delta and S3, and makes an archive of classes for Spark's start.
 
-In: a folder to copy the jars to, or none. Out: a `JarsReport`. Raises JarsUnavailableError if they cannot be
-fetched, and PgsieveError if the folder cannot be written.
+In: a folder to copy the jars to, or None. Out: a `JarsReport`. Raises JarsUnavailableError if the jars cannot
+be fetched, and PgsieveError if the folder cannot be written.
 """
 
 import os
@@ -21,10 +21,7 @@ from pgsieve.resources.lake.java.class_archive import FOLDER_VARIABLE, make_arch
 
 
 def jars(folder: Path | None, progress: Progress) -> JarsReport:
-    """Fetch missing jars, and make the archive of classes if it is missing.
-
-    Copy the jars if a folder is given.
-    """
+    """Fetch missing jars, make a missing archive of classes, and copy the jars to the folder, if it is given."""
     if folder is not None and os.environ.get(FOLDER_VARIABLE):
         raise PgsieveError(
             f"{FOLDER_VARIABLE} is set, so no jars are fetched for another folder",
@@ -35,8 +32,8 @@ def jars(folder: Path | None, progress: Progress) -> JarsReport:
     progress.start("fetch jars")
     answers = answers_file()
     settings: dict[str, str] = {}
-    is_lacking = any(kept_jars(each.name) is None for each in packages)
-    if is_lacking and not os.environ.get(FOLDER_VARIABLE) and not os.access(answers.parent, os.W_OK):
+    has_missing_jars = any(kept_jars(each.name) is None for each in packages)
+    if has_missing_jars and not os.environ.get(FOLDER_VARIABLE) and not os.access(answers.parent, os.W_OK):
         if folder is None:
             raise PgsieveError(
                 f"jars cannot be kept in {answers.parent}, as this user cannot write there",

@@ -1,4 +1,4 @@
-"""`pgsieve maintain`: materialise the maintenance of subscriptions and of the feeds that they read."""
+"""`pgsieve maintain`: materialises the maintenance assets of subscriptions and of the feeds that they read."""
 
 from collections.abc import Sequence
 
@@ -25,7 +25,10 @@ def maintain(
             for s in subscriptions
         ),
         *(
-            (feed.name, feed_maintenance_asset(feed, project.reading(feed), project.retention, NAMING))
+            (
+                feed.name,
+                feed_maintenance_asset(feed, project.subscriptions_of(feed), project.retention, NAMING),
+            )
             for feed in project.feeds_of(subscriptions)
         ),
     ]

@@ -1,4 +1,4 @@
-"""The work of a run for one subscription: its assets, the work of their steps, and the result.
+"""A run's work for one subscription: its assets, their steps, and the result.
 
 In: a subscription of a project. Out: materialised assets, by runs of Dagster in this process, and a
 `SubscriptionRun`.
@@ -42,9 +42,9 @@ from pgsieve.pipelines.commands.results import (
     AppliedTable,
     CopiedTable,
     Progress,
-    Spent,
     SubscriptionRun,
     TransformedTable,
+    WorkCost,
 )
 from pgsieve.pipelines.project import Project
 from pgsieve.resources.lake.lake import Lake
@@ -56,7 +56,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Materializer:
-    """Does the work of a run for one subscription, and collects its result."""
+    """Does a run's work for one subscription, and collects its results for `summary`."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Materializer:
         subscription: Subscription,
         dagster: dg.DagsterInstance,
         progress: Progress,
-        awaiting: dict[Name, tuple[str, ...]] | None = None,
+        waiting_tables: dict[Name, tuple[str, ...]] | None = None,
     ) -> None:
         self.project, self.subscription, self.dagster, self.progress = (
             project,
@@ -73,20 +73,20 @@ class Materializer:
             progress,
         )
         self.lake: Lake = project.lake.open()
-        self.before = Cuts(self.lake, subscription.name).last()
-        self.noticed = SubscriptionRecord(self.lake, subscription.name).state().notice
+        self.cut_before = Cuts(self.lake, subscription.name).last()
+        self.notice_before = SubscriptionRecord(self.lake, subscription.name).state().notice
         self.copied: list[CopiedTable] = []
         self.applied: dict[tuple[str, str], AppliedTable] = {}
-        #: Warnings of the last examination of the publications.
+        #: The warnings of the newest examination of the publications.
         self.warnings: list[str] = []
         self.sent_as: dict[Name, SentCounts] = {}
-        #: The costs of copies, transformations and applies.
+        #: The costs of copies, transformations and applies so far.
         self.work = Work()
-        #: The tables whose copy waits for other transactions, with the ids of these, or for a foreign server,
-        #: without ids. They are not tried again meanwhile.
-        self.awaiting: dict[Name, tuple[str, ...]] = {} if awaiting is None else awaiting
-        #: Whether a copy may wait long for these transactions.
-        self.patient = False
+        #: The tables whose copy waits, which `copy` leaves out: with the ids of the transactions that they
+        #: wait for, or without ids if they wait for a foreign server.
+        self.waiting_tables: dict[Name, tuple[str, ...]] = {} if waiting_tables is None else waiting_tables
+        #: Whether a copy may wait long for other transactions.
+        self.is_patient = False
 
     @property
     def name(self) -> str:
@@ -94,24 +94,24 @@ class Materializer:
         return self.subscription.name
 
     @property
-    def enabled(self) -> bool:
+    def is_enabled(self) -> bool:
         """Whether the subscription is enabled; an error may just have disabled it."""
         return SubscriptionRecord(self.lake, self.subscription.name).state().enabled
 
     def copy(self, chosen: Sequence[tuple[str, str]] = ()) -> None:
-        """Materialise the initial sync of the chosen tables, or of those that need one."""
-        if not self.enabled:
+        """Materialise the initial sync of the chosen tables; by default, of all tables that need it."""
+        if not self.is_enabled:
             return
         names = chosen or self._tables_to_copy()
         if not names:
             return
-        seconds = PATIENT_SECONDS if self.patient else BRIEF_SECONDS
+        seconds = PATIENT_SECONDS if self.is_patient else BRIEF_SECONDS
         asset = initial_sync_asset(
             self.subscription,
             NAMING,
             tell=self.progress.tell,
             seconds=seconds,
-            callbacks=StepCallbacks(report=self._copied, spend=self.work.add),
+            callbacks=StepCallbacks(report=self._record_copies, spend=self.work.add),
         )
         lacking = {} if chosen else {LACKING: "true"}
         partitions = tables_partitions(self.subscription.name)
@@ -128,38 +128,35 @@ class Materializer:
     def _tables_to_copy(self) -> list[Name]:
         self.warnings.clear()
         needed = tables_to_copy(self.subscription, self.lake, self.warnings.append)
-        return [name for name in needed if name not in self.awaiting]
+        return [name for name in needed if name not in self.waiting_tables]
 
-    def _copied(self, copied: Sequence[Copied]) -> None:
-        self.awaiting |= {(c.schema, c.table): c.awaits for c in copied if c.awaits or c.again}
+    def _record_copies(self, copied: Sequence[Copied]) -> None:
+        self.waiting_tables |= {(c.schema, c.table): c.awaits for c in copied if c.awaits or c.again}
         self.copied += [CopiedTable(c.schema, c.table, c.rows, c.seconds) for c in copied if not c.problem]
 
-    def try_again(self, names: Sequence[Name]) -> None:
-        """Let the next copy try these waiting tables again, and wait longer for other transactions."""
+    def retry(self, names: Sequence[Name]) -> None:
+        """Let the next copy include these waiting tables, and wait longer for other transactions."""
         for name in names:
-            del self.awaiting[name]
-        self.patient |= bool(names)
+            del self.waiting_tables[name]
+        self.is_patient |= bool(names)
 
     def has_to_copy(self) -> bool:
-        """Whether a table needs a copy, and does not wait."""
-        return self.enabled and bool(self._tables_to_copy())
+        """Whether a table needs a copy that does not have to wait."""
+        return self.is_enabled and bool(self._tables_to_copy())
 
     def if_enabled(self) -> "Materializer | None":
         """The materializer; None if its subscription is disabled."""
-        return self if self.enabled else None
+        return self if self.is_enabled else None
 
     def table_changes(
         self, fail: Callable[[Exception], None], done: Done[Sequence[TableChanges]] | None
     ) -> dg.AssetsDefinition:
-        """The asset of the transformed changes.
-
-        With `done`, its step takes the result of work done elsewhere.
-        """
-        callbacks = StepCallbacks(report=self._transformed, spend=self.work.add, fail=fail)
+        """The asset of the transformed changes; with `done`, its step takes the result of prefetched work."""
+        callbacks = StepCallbacks(report=self._record_transformed, spend=self.work.add, fail=fail)
         return table_changes_asset(self.subscription, NAMING, done=done, callbacks=callbacks)
 
-    def transformed(self, log: Log) -> Sequence[TableChanges]:
-        """The work of `table_changes`."""
+    def transform_changes(self, log: Log) -> Sequence[TableChanges]:
+        """The work of the asset `table_changes`."""
         return transform(self.subscription, self.lake, log)
 
     def replica_tables(
@@ -169,25 +166,25 @@ class Materializer:
         fail: Callable[[Exception], None],
         done: Done[tuple[Cut | None, ApplyResult]] | None,
     ) -> dg.AssetsDefinition:
-        """The assets of some replica tables, and of the cut, which also includes the `unchanged` tables."""
+        """The assets of the cut and of the changed replica tables; the cut includes `unchanged` tables, too."""
         return replica_tables_asset(
             self.subscription,
             tables,
             NAMING,
             unchanged=unchanged,
             done=done,
-            callbacks=StepCallbacks(report=self._applied, spend=self.work.add, fail=fail),
+            callbacks=StepCallbacks(report=self._record_applied, spend=self.work.add, fail=fail),
         )
 
-    def brought_up_to_date(self, log: Log) -> tuple[Cut | None, ApplyResult]:
-        """The work of `replica_tables`; returns also the cut before."""
+    def apply_changes(self, log: Log) -> tuple[Cut | None, ApplyResult]:
+        """The work of the asset `replica_tables`; returns also the cut before it."""
         return Cuts(self.lake, self.name).last(), apply(self.subscription, self.lake, log)
 
     def tables_to_report(self, published: Callable[[], Mapping[str, Tables]]) -> tuple[Tables, Tables]:
-        """The replica tables with changes to report, and the others; both empty without changes.
+        """The replica tables with changes to report, and the other ones; both are empty without changes.
 
         `published` returns the tables of each subscription; it is called only if there are changes. A
-        subscription that an error has just disabled may have changes too: its earlier commits are applied. A
+        subscription that an error has just disabled may have changes, too: its earlier commits are applied. A
         table that is set aside counts as changed once, so that exactly one run fails for it.
         """
         name = self.subscription.name
@@ -201,7 +198,7 @@ class Materializer:
         return partitioned(published()[self.subscription.name], stale)
 
     def _newly_set_aside(self) -> set[Name]:
-        """The tables that are set aside, and for which no run has failed yet."""
+        """The tables that are set aside without a failed run that reports it."""
         states, whole = TableStates(self.lake, self.name).newest(), SubscriptionRecord(self.lake, self.name)
         problems = problems_of(self.name, self.lake, states, whole.state())
         key = NAMING.key(of_subscription(self.subscription, AssetKind.CUT))
@@ -209,29 +206,29 @@ class Materializer:
         return {name for name, problem in problems.items() if name is not None and problem not in reported}
 
     def report(self) -> None:
-        """Apply and report the cut, although no table has changes: a dropped table leaves the cut."""
-        self._applied(apply(self.subscription, self.lake, _logger.info))
+        """Apply and report the cut even without changed tables: it no longer has tables that were dropped."""
+        self._record_applied(apply(self.subscription, self.lake, _logger.info))
         report_cut(self.dagster, self.subscription, self.lake, NAMING)
 
     def apply_slice(self) -> tuple[Sequence[TableChanges], ApplyResult] | None:
-        """Transform and apply without a run of Dagster; returns None for a disabled subscription."""
-        if not self.enabled:
+        """Transform and apply a slice without a run of Dagster; None for a disabled subscription."""
+        if not self.is_enabled:
             return None
         with measured() as work:
             with span("transform", subscription=self.name):
-                changes = self.transformed(_logger.info)
+                changes = self.transform_changes(_logger.info)
             with span("apply", subscription=self.name):
                 result = apply(self.subscription, self.lake, _logger.info)
         self.work.add(work)
-        self._transformed(changes)
-        self._applied(result)
+        self._record_transformed(changes)
+        self._record_applied(result)
         return changes, result
 
-    def _transformed(self, changes: Sequence[TableChanges]) -> None:
+    def _record_transformed(self, changes: Sequence[TableChanges]) -> None:
         for change in changes:
             self.sent_as[change.name] = added(self.sent_as.get(change.name, {}), change.sent_as)
 
-    def _applied(self, result: ApplyResult) -> None:
+    def _record_applied(self, result: ApplyResult) -> None:
         for name, done in result.tables.items():
             if not (done.inserted or done.updated or done.deleted or done.truncated):
                 continue
@@ -247,11 +244,11 @@ class Materializer:
 
     def register(self) -> None:
         """Register the replicas in Spark's catalog, if the configuration has a template for names."""
-        if self.project.names is not None and self.enabled:
+        if self.project.names is not None and self.is_enabled:
             Registration(self.subscription, self.lake, self.project.names).register()
 
-    def unfinished(self) -> bool:
-        """Whether a table must be copied again, as its columns have changed meanwhile.
+    def needs_another_copy(self) -> bool:
+        """Whether the columns of a table have changed during the run, so that it has to be copied again.
 
         Waiting tables do not count.
         """
@@ -286,14 +283,14 @@ class Materializer:
             name=self.subscription.name,
             copied=tuple(self.copied),
             tables=tuple(self.applied.values()),
-            from_lsn=format_lsn(self.before.lsn if self.before else 0),
+            from_lsn=format_lsn(self.cut_before.lsn if self.cut_before else 0),
             to_lsn=format_lsn(max(position, cut.lsn if cut else 0)),
             cut_version=cut_version,
             changed=bool(self.copied or self.applied),
             problems=problems,
             warnings=tuple(self.warnings),
-            notice=state.notice if state.notice != self.noticed else None,
-            spent=Spent(work.engine, work.tasks, work.bytes, work.seconds),
+            notice=state.notice if state.notice != self.notice_before else None,
+            spent=WorkCost(work.engine, work.tasks, work.bytes, work.seconds),
             transformed=tuple(
                 _transformed_table(name, *origin, counts)
                 for name, of_table in sorted(self.sent_as.items())

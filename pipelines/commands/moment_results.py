@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TableOfMoment:
-    """A table as of a moment: the number of its rows, and the Delta table and version that contain them.
+    """A table as of a moment: its number of rows, and the Delta table and version that contain them.
 
-    `changes` is the number of changes that were applied to the last earlier version of its replica.
+    `changes` is the number of changes that were applied to the replica's last version before the moment.
     """
 
     schema: str
@@ -20,20 +20,20 @@ class TableOfMoment:
 
 @dataclass(frozen=True, slots=True)
 class MomentReport:
-    """The tables of a subscription with all transactions that committed before an LSN, and no later ones."""
+    """The tables of a subscription with exactly the transactions that committed before an LSN."""
 
     subscription: str
     lsn: str
     tables: tuple[TableOfMoment, ...]
-    #: The folder that they were restored to.
+    #: The folder that the tables were restored to.
     folder: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RefilteredTable:
-    """A table that can be, or was, made from the replica of another subscription (`source`).
+    """A table that was or could be made from the replica of another subscription (`source`).
 
-    `reason` says why it cannot be made. `rows` is the number of its rows; None if it was not made.
+    `source` is None for a table that cannot be made; `reason` says why. `rows` is None unless it was made.
     """
 
     schema: str
@@ -47,7 +47,7 @@ class RefilteredTable:
 class RefilterReport:
     """The tables that `pgsieve refilter` made, or with `planned` would make.
 
-    Runs continue the tables from `lsn`; None if none was made.
+    Runs continue the tables from `lsn`; it is None if none was made.
     """
 
     subscription: str
@@ -56,6 +56,6 @@ class RefilterReport:
     tables: tuple[RefilteredTable, ...]
 
     @property
-    def lacking(self) -> bool:
+    def has_missing_tables(self) -> bool:
         """Whether a table has to be copied from the publisher."""
         return any(table.source is None for table in self.tables)

@@ -1,12 +1,12 @@
-"""Prefetches the work of steps, in order, while Dagster records the steps before them.
+"""Does the work of steps in advance, in order, while Dagster records the steps before them.
 
-In: the work of each step. Out: for each step a function that waits for its result (`Done`), and raises the
-error of the work.
+In: the work of each step. Out: for each step a function (`Done`) that waits for the result of its work, or
+raises its error.
 
 Dagster takes as long to record a small step as the step works. Most of the work waits for a server, or runs
-without Python's lock, so one thread does it meanwhile. If subscriptions share jobs of Spark, more threads
-wait for these jobs, but only one works at a time: this needs no more memory, and no more sessions of the
-publisher.
+without Python's lock, so a second thread can do it at the same time. If subscriptions share jobs of Spark,
+several threads wait for these jobs, but only one works at a time. So the memory and the number of the
+publisher's sessions stay the same.
 """
 
 import logging
@@ -25,8 +25,8 @@ from pgsieve.resources.postgres.kept_sessions import kept_sessions
 from pgsieve.resources.strands import Strand, TicketLock
 from pgsieve.resources.work import Work, measured
 
-#: Seconds after which the work in progress is asked again to end.
-_LOOK_SECONDS = 0.2
+#: The time between two requests that the work in progress ends.
+_POLL_SECONDS = 0.2
 
 Key = TypeVar("Key", bound=Hashable)
 T = TypeVar("T")
@@ -34,39 +34,39 @@ T = TypeVar("T")
 
 @contextmanager
 def prefetched_work(lake: Lake, work: Mapping[Key, Callable[[Log], T]]) -> Iterator[Mapping[Key, Done[T]]]:
-    """Do the work of each step in threads, in this order.
+    """Within the block, do the work of the steps in threads, in this order; yields their `Done`s.
 
-    A single step gets no thread, and does its work itself. The threads end with the block. If the block
-    fails, the work in progress ends soon, and no further work begins.
+    A single step has no `Done`: it does its work itself. If the block fails, the work in progress is asked to
+    end, and no further work begins.
     """
     if len(work) < 2:
         yield {}
         return
     lake.release_tables()
     threads, lock = lake.executors.callers if shared_jobs() is not None else 1, TicketLock()
-    with receiving_records(_PrefetchedRecords()), ThreadPoolExecutor(threads, "pgsieve-work") as pool:
-        done = {key: _Prefetched(pool, lake, act, Strand(lock)) for key, act in work.items()}
+    with receiving_records(_PrefetchLogHandler()), ThreadPoolExecutor(threads, "pgsieve-work") as pool:
+        done = {key: _PrefetchedStep(pool, lake, act, Strand(lock)) for key, act in work.items()}
         try:
             yield done
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
-            while any(not each.ended(_LOOK_SECONDS) for each in done.values()):
-                # Repeated, as the work may begin to wait only after a call.
+            while any(not each.ends_within(_POLL_SECONDS) for each in done.values()):
+                # Repeated, as the work may start to wait after the first request.
                 lake.executors.stop()
                 if (sessions := kept_sessions()) is not None:
                     sessions.cancel()
             raise
 
 
-class _PrefetchedRecords(logging.Handler):
-    """Keeps the log records of a step's work until the step runs: meanwhile they would go to another step."""
+class _PrefetchLogHandler(logging.Handler):
+    """Keeps the log records of a step's work until the step runs; Dagster would add them to another step."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if (keep := PREFETCH_LOG.get()) is not None:
             keep(record)
 
 
-class _Prefetched(Generic[T]):
+class _PrefetchedStep(Generic[T]):
     """The work of one step, and its log until the step runs."""
 
     def __init__(self, pool: ThreadPoolExecutor, lake: Lake, act: Callable[[Log], T], strand: Strand) -> None:
@@ -83,7 +83,7 @@ class _Prefetched(Generic[T]):
 
         self._result: Future[tuple[T, Work]] = pool.submit(copy_context().run, work)
 
-    def ended(self, seconds: float) -> bool:
+    def ends_within(self, seconds: float) -> bool:
         """Whether the work ends within this many seconds, or will never begin."""
         return self._result.cancelled() or not wait([self._result], seconds).not_done
 

@@ -1,4 +1,4 @@
-"""`pgsieve read`: the replicas of a subscription as they were at a moment.
+"""`pgsieve read`: reads the replicas of a subscription as they were at a moment.
 
 In: the configuration and a moment (None: the newest cut). Out: the list of tables, or the rows of one. Raises
 MomentError if the lake no longer has the versions and changes that are needed.
@@ -17,7 +17,7 @@ from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.pipelines.commands.moment_results import MomentReport, TableOfMoment
 from pgsieve.pipelines.config.file import name_hint
-from pgsieve.pipelines.config.identifiers import table_name
+from pgsieve.pipelines.config.identifiers import parse_table_name
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig
 from pgsieve.pipelines.project import build_project
 
@@ -25,13 +25,13 @@ from pgsieve.pipelines.project import build_project
 def read(config: Config, selected: SubscriptionConfig, moment: str | None) -> MomentReport:
     """The tables that a subscription had at a moment."""
     chosen = moment_of(config, selected, moment)
-    return report(chosen, tables_at(chosen))
+    return moment_report(chosen, tables_at(chosen))
 
 
 def read_table(config: Config, selected: SubscriptionConfig, moment: str | None, table: str) -> TableAt:
     """One table as it was at a moment."""
     chosen = moment_of(config, selected, moment)
-    for each in tables_at(chosen, only=table_name(table)):
+    for each in tables_at(chosen, only=parse_table_name(table)):
         return each
     names = tuple(quote_qualified(*base.name) for base in bases(chosen))
     raise PgsieveError(
@@ -53,8 +53,8 @@ def moment_of(config: Config, selected: SubscriptionConfig, moment: str | None) 
     return replace(chosen, complete=progress.complete_up_to(progress.transformed_up_to()))
 
 
-def report(moment: Moment, tables: Sequence[TableAt], folder: str | None = None) -> MomentReport:
-    """The result about these tables."""
+def moment_report(moment: Moment, tables: Sequence[TableAt], folder: str | None = None) -> MomentReport:
+    """The result of `read` or `restore` for these tables."""
     return MomentReport(
         moment.subscription,
         format_lsn(moment.lsn),

@@ -1,7 +1,7 @@
 """`pgsieve refilter`: makes replicas from other replicas, without reading the publisher's tables.
 
 In: the configuration, a subscription, tables, and optionally the subscription to make them from. Out: a
-`RefilterReport`. It reads the publisher's catalog and the slot. Raises PgsieveError.
+`RefilterReport`. The command reads the publisher's catalog and the slot. Raises PgsieveError.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from pgsieve.decoding.lsn import format_lsn
 from pgsieve.pipelines.commands.moment_results import RefilteredTable, RefilterReport
 from pgsieve.pipelines.commands.results import Progress
 from pgsieve.pipelines.config.file import name_hint
-from pgsieve.pipelines.config.identifiers import table_name
+from pgsieve.pipelines.config.identifiers import parse_table_name
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig
 from pgsieve.pipelines.project import Project, build_project
 from pgsieve.resources.lake.lake import Lake
@@ -37,42 +37,39 @@ def refilter(
     *,
     planning: bool,
 ) -> RefilterReport:
-    """Make the tables, by default all.
-
-    With `planning` only report the subscriptions that they would be made from.
-    """
+    """Make the tables, by default all; with `planning` only report from which subscriptions."""
     project = build_project(config)
     subscription, lake = project.subscriptions[selected.name], project.lake.open()
-    names = [table_name(text) for text in tables]
+    names = [parse_table_name(text) for text in tables]
     sources = possible_sources(project, subscription, lake, source)
     lake.access.check_writable()
     SubscriptionRecord(lake, subscription.name).refuse_disabled()
-    refiltering = _refiltering(subscription, sources, lake)
+    refiltering = _prepare_refilter(subscription, sources, lake)
     plans = refiltering.planned(names)
     lsn, possible = None, [plan.name for plan in plans if plan.source is not None]
     if possible and not planning:
         chosen = [each for each in sources if each.name in {plan.source for plan in plans}]
         for each in chosen:
             if each.name != subscription.name:
-                _bring_up(each, lake, progress)
+                _bring_up_to_date(each, lake, progress)
         with ExitStack() as locked:
             for name in sorted({subscription.name, *(each.name for each in chosen)}):
                 locked.enter_context(subscription.feed.source.exclusively(name))
             SubscriptionRecord(lake, subscription.name).keep_folders()
             # `done` plans again, as the catalog may have changed before the locks were taken.
-            made = {plan.name: plan for plan in _refiltering(subscription, chosen, lake).done(possible)}
+            made = {plan.name: plan for plan in _prepare_refilter(subscription, chosen, lake).done(possible)}
             plans = [made.get(plan.name, plan) for plan in plans]
             lsn = max(moment_of(lake, each) for each in chosen)
     return RefilterReport(
         subscription.name,
         planning,
         None if lsn is None else format_lsn(lsn),
-        tuple(_table(plan) for plan in plans),
+        tuple(_result_of(plan) for plan in plans),
     )
 
 
-def _refiltering(subscription: Subscription, sources: Sequence[Subscription], lake: Lake) -> Refilter:
-    """A `Refilter` for a subscription, by the publisher's current catalog."""
+def _prepare_refilter(subscription: Subscription, sources: Sequence[Subscription], lake: Lake) -> Refilter:
+    """The `Refilter` of a subscription by the publisher's current catalog."""
     with subscription.feed.source.connect() as connection:
         refuse_other_publisher(connection, subscription.feed, lake)
         server = present_catalog(connection)
@@ -84,7 +81,7 @@ def _refiltering(subscription: Subscription, sources: Sequence[Subscription], la
 def possible_sources(
     project: Project, subscription: Subscription, lake: Lake, named: str | None = None
 ) -> list[Subscription]:
-    """The subscriptions with replicas of the same source, this one first; with `named` only that one."""
+    """The subscriptions with replicas of the same source, this one first; with `named` only the named one."""
     same = {
         name: each
         for name, each in project.subscriptions.items()
@@ -102,8 +99,8 @@ def possible_sources(
     return [each for each in [subscription, *others] if TableStates(lake, each.name).may_have_replicas()]
 
 
-def _bring_up(source: Subscription, lake: Lake, progress: Progress) -> None:
-    """Bring replicas up to date, and so beyond every ALTER that the catalog already shows."""
+def _bring_up_to_date(source: Subscription, lake: Lake, progress: Progress) -> None:
+    """Bring replicas up to date, so that they are as new as the catalog with its latest ALTER."""
     task = f"bring {source.name} up to date"
     progress.start(task)
     try:
@@ -114,5 +111,5 @@ def _bring_up(source: Subscription, lake: Lake, progress: Progress) -> None:
         progress.finish(task)
 
 
-def _table(plan: Refiltering) -> RefilteredTable:
+def _result_of(plan: Refiltering) -> RefilteredTable:
     return RefilteredTable(*plan.name, plan.source, plan.reason, plan.rows)

@@ -6,11 +6,11 @@ MomentError.
 
 from pgsieve.assets.steps.moments.restore import restore as restore_tables
 from pgsieve.pipelines.commands.moment_results import MomentReport
-from pgsieve.pipelines.commands.read import moment_of, report
+from pgsieve.pipelines.commands.read import moment_of, moment_report
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig
 
 
 def restore(config: Config, selected: SubscriptionConfig, moment: str | None, folder: str) -> MomentReport:
     """Copy the tables of a subscription as of a moment into a folder."""
     chosen = moment_of(config, selected, moment)
-    return report(chosen, restore_tables(chosen, folder), folder)
+    return moment_report(chosen, restore_tables(chosen, folder), folder)

@@ -1,7 +1,7 @@
 """The commands' results: frozen dataclasses of plain values, for the terminal, for JSON and for tests.
 
-LSNs are text as PostgreSQL writes them (`16/B374D848`). No field contains a cell value, except keys of rows
-that differ. Fields with errors contain the exceptions. Nothing here raises.
+LSNs are text as PostgreSQL writes them (`16/B374D848`). No field contains cell values except the keys of rows
+that differ. An error is the exception itself. Nothing here raises.
 """
 
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ from typing import Literal, Protocol
 from pgsieve.pipelines.commands.sequences import CheckedSequence, ListedSequence
 from pgsieve.pipelines.commands.validation_results import ValidationReport
 
-#: The value of a field that only a source knows, if the source does not answer.
+#: The value of a field that comes from a source, if the source does not answer.
 UNKNOWN: Literal["unknown"] = "unknown"
 
 
 class Progress(Protocol):
-    """Reports the progress of long work; a task is named by its work (`copy public.orders`).
+    """Reports the progress of long work. A task is the text about it (`copy public.orders`).
 
-    Implementations may be called from several threads.
+    Several threads may call an implementation.
     """
 
     def start(self, task: str) -> None:
@@ -28,7 +28,7 @@ class Progress(Protocol):
         """End the task, done or not."""
 
     def tell(self, line: str) -> None:
-        """Report the progress of a long task."""
+        """Print a line about a long task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +91,8 @@ class TransformedTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
-    """The costs of work: engine (`driver`, `threads`, `Spark, local`), tasks, bytes written, seconds."""
+class WorkCost:
+    """What work cost: engine (`driver`, `threads`, `Spark, local`), tasks, bytes written, seconds."""
 
     engine: str
     tasks: int
@@ -102,11 +102,11 @@ class Spent:
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionRun:
-    """The result of a run for one subscription, from the LSN before it to the LSN of its cut.
+    """The result of a run for one subscription, from the LSN of the last cut to the LSN of the new one.
 
     - `changed`: false if nothing was copied or applied
-    - `problems`: tables that are set aside or wait, sequences that cannot be read, and the disabled
-      subscription; each with the reason
+    - `problems`: tables that are set aside or wait, sequences that cannot be read, and a subscription that is
+      disabled; each with the reason
     - `notice`: whether the transaction to skip was skipped
     - `spent`: the costs of all steps except reading the slot
     - `warnings`: partitions whose changes are not sent, and the effect on their rows
@@ -122,14 +122,14 @@ class SubscriptionRun:
     changed: bool
     problems: tuple[str, ...] = ()
     notice: str | None = None
-    spent: Spent | None = None
+    spent: WorkCost | None = None
     warnings: tuple[str, ...] = ()
     transformed: tuple[TransformedTable, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class MaintainedFolder:
-    """The rows that maintenance deleted, and the files that it compacted; `name` is that of its asset."""
+    """The numbers of rows that maintenance deleted and of files that it compacted; `name` is that of its asset."""
 
     name: str
     rows: int
@@ -168,9 +168,9 @@ class ResyncedTable:
 class ResyncReport:
     """The work of `pgsieve resync`.
 
-    `lost` is the problem of a slot that was replaced. `damaged` are pgsieve's own tables that could not be
-    read. `run` is None if nothing had to be copied, or if the process that follows the slot copies the tables
-    (`followed`).
+    `lost` is the reason for which the slot was replaced. `damaged` are pgsieve's own tables that could not be
+    read. `run` is None if nothing had to be copied, or if another process follows the slot, and copies the
+    tables (`followed`).
     """
 
     subscription: str
@@ -199,9 +199,9 @@ class EnableReport:
 
 @dataclass(frozen=True, slots=True)
 class DropReport:
-    """The objects that `pgsieve drop` removed, and those left.
+    """The objects that `pgsieve drop` removed; `left` are objects that it left on the server.
 
-    `kept_for` are the subscriptions that need the slot.
+    `kept_for` are the other subscriptions that need the slot.
     """
 
     subscription: str
@@ -219,14 +219,13 @@ class DropReport:
 class SlotStatus:
     """A replication slot (`pg_replication_slots`) and how far the lake has read it.
 
-    `subscription` is set for a slot of one subscription's own (mode `publisher`).
+    `subscription` is set if the slot belongs to one subscription (mode `publisher`).
 
     - `lag_bytes` is the WAL between the confirmed LSN and the server's current one.
     - `lag_seconds` is how long the oldest commit that the change log lacks has been waiting.
-    - `retained_bytes` is the WAL that the slot keeps.
+    - `retained_bytes` is the WAL that the slot retains.
     - `safe_wal_bytes` is how much WAL may still be written before the slot can be lost (None: any amount).
-    - `problem` says why the source could not be asked. Then it is unknown whether the slot exists, and
-      whether a process reads it.
+    - `problem` says why the source did not answer. Then `exists` and `active` are unknown.
     - `decoding` is `always`, or `while a slot exists`: then dropping the last logical slot switches logical
       decoding off.
     """
@@ -269,8 +268,10 @@ class TableStatus:
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionStatus:
-    """A subscription and its tables; whether it is enabled and why not, and the finish LSN that it will skip.
+    """A subscription and its tables.
 
+    - `reason`: why it is not `enabled`
+    - `skip_lsn`: the finish LSN of the transaction that it will skip
     - `problem`: the obstacle for the whole subscription
     - `seconds_behind`: how long the oldest commit that the replicas lack has been waiting (0: none; None:
       unknown)
@@ -331,7 +332,7 @@ class CheckedTable:
 class CheckReport:
     """The findings of `pgsieve check`, and the subscriptions that it could not check.
 
-    `warnings` name partitions whose changes are not sent, so that tables differ or rows were not compared.
+    `warnings` name partitions whose changes are not sent: their rows differ, or were not compared.
     """
 
     tables: tuple[CheckedTable, ...]
@@ -347,7 +348,7 @@ class CheckReport:
 
 @dataclass(frozen=True, slots=True)
 class ComparedTable:
-    """One table of the demo in the publisher, in pgsieve in one mode, and in the built-in subscriber."""
+    """The rows of a table of the demo: of the publisher, of pgsieve in one mode, of the built-in subscriber."""
 
     table: str
     row_filter: str
@@ -363,21 +364,21 @@ class ComparedTable:
 
 
 @dataclass(frozen=True, slots=True)
-class SizedStep:
-    """How long CREATE SUBSCRIPTION and pgsieve took for this many rows or changes of the large table."""
+class LargeTableStep:
+    """The seconds that CREATE SUBSCRIPTION and pgsieve took for some rows or changes of the large table."""
 
     title: str
     rows: int
     subscriber: float
     pgsieve: float
-    spent: Spent | None
+    spent: WorkCost | None
 
 
 @dataclass(frozen=True, slots=True)
-class SizedReport:
-    """The demo's large table: its copy and its changes, and whether `check` found the replica equal."""
+class LargeTableReport:
+    """The demo's large table: the steps (its copy, its changes), and whether `check` found no difference."""
 
-    steps: tuple[SizedStep, ...]
+    steps: tuple[LargeTableStep, ...]
     equal: bool
 
 
@@ -385,18 +386,18 @@ class SizedReport:
 class DemoReport:
     """The result of `pgsieve demo`: its configuration file, its lake, every comparison, and its seconds.
 
-    `sized` is the result for the large table; None if it was left out.
+    `sized` is the result for the large table; None without a large table.
     """
 
     config: Path
     lake: str
     tables: tuple[ComparedTable, ...]
     seconds: float
-    sized: SizedReport | None = None
+    sized: LargeTableReport | None = None
 
     @property
     def equal(self) -> bool:
-        """Whether every replica had the built-in subscriber's rows, and `check` found the large table equal."""
+        """Whether every replica had the built-in subscriber's rows, and the large table no difference."""
         return all(table.equal for table in self.tables) and (self.sized is None or self.sized.equal)
 
 
@@ -421,7 +422,7 @@ class JarsReport:
 class EngineReport:
     """The warm engine: whether it serves, its address, uptime and memory, and whether a run uses it.
 
-    `current` is true if it has this configuration's settings and this version; otherwise runs do not use it.
+    `current` is true for an engine with this configuration's settings and this version; runs use no other one.
     """
 
     serving: bool
@@ -462,9 +463,9 @@ class SurveyedPublication:
 
 @dataclass(frozen=True, slots=True)
 class SurveyedTable:
-    """A table that may be published; without a replica identity only its INSERTs.
+    """A table to choose; without a replica identity only its INSERTs can be published.
 
-    A partition tree is listed by its root, which has an identity if all its leaves have one.
+    A partition tree is represented by its root, which has an identity if the root and all leaves have one.
     """
 
     schema: str
@@ -478,8 +479,7 @@ class InitReport:
     """The files that `pgsieve init` wrote, the role in them, and the findings of validate.
 
     `variable` is the environment variable for the password; None if libpq finds the password itself.
-    `statements` is None if validate finds a problem. Of the tables in `inserts_only` only INSERTs are
-    published.
+    `statements` is None if validate finds a problem. `inserts_only` are the tables that publish only INSERTs.
     """
 
     config: Path

@@ -1,4 +1,4 @@
-"""`pgsieve resync`: copies tables again by the same asset as a run, and brings the subscription up to date.
+"""`pgsieve resync`: copies tables again by the asset of a run, and brings the subscription up to date.
 
 In: the configuration, a subscription, and tables as `schema.table`. Out: a `ResyncReport`. Raises
 PgsieveError.
@@ -20,7 +20,7 @@ from pgsieve.pipelines.commands.materializer import Materializer
 from pgsieve.pipelines.commands.results import Progress, ResyncedTable, ResyncReport
 from pgsieve.pipelines.commands.run import run_feed
 from pgsieve.pipelines.commands.run import take_over as take_slots_over
-from pgsieve.pipelines.config.identifiers import table_name
+from pgsieve.pipelines.config.identifiers import parse_table_name
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig
 from pgsieve.pipelines.project import build_project
 from pgsieve.resources.lake.delta.errors import LakeError
@@ -37,51 +37,56 @@ def resync(
 ) -> ResyncReport:
     """Copy the named tables again; without names, all tables that need it.
 
-    Without names it also replaces a lost slot, and damaged tables of pgsieve's own. A slot that another lake
-    may have read is taken only with `take_over`.
+    Without names it also replaces a lost slot, and damaged records (pgsieve's own tables). A slot that another
+    lake may have read is taken only with `take_over`.
     """
     if take_over:
         take_slots_over(config, [selected])
     project = build_project(config)
     subscription, lake = project.subscriptions[selected.name], project.lake.open()
-    feed, names = subscription.feed, [table_name(text) for text in tables]
+    feed, names = subscription.feed, [parse_table_name(text) for text in tables]
     feed.source.check_ready()
     lake.access.check_writable()
-    with feed.source.connect() as connection, ExitStack() as attempted:
+    with feed.source.connect() as connection, ExitStack() as stack:
         if not names:
             # A damaged record is replaced below.
-            attempted.enter_context(suppress(LakeError))
+            stack.enter_context(suppress(LakeError))
         refuse_other_publisher(connection, feed, lake)
     damaged = [] if names else replace_damaged_records(subscription, lake)
     SubscriptionRecord(lake, subscription.name).refuse_disabled()
-    lost = None if names else replace_lost_slot(feed, lake, take_over=take_over)
+    slot_loss = None if names else replace_lost_slot(feed, lake, take_over=take_over)
     states = TableStates(lake, subscription.name)
-    outdated = tables_to_resync(subscription, states.newest(), names)
-    wanted = [each.name for each in outdated]
-    resynced = tuple(ResyncedTable(*each.name, each.state, each.changes) for each in outdated)
-    done, followed = None, False
-    if wanted and (followed := _is_read(feed)):
-        states.leave_to_next_copy(wanted)
-    elif wanted:
-        # A copy that died has left its table's definition of that time.
-        states.leave_to_next_copy(wanted)
+    tables_to_copy = tables_to_resync(subscription, states.newest(), names)
+    names_to_copy = [each.name for each in tables_to_copy]
+    resynced = tuple(ResyncedTable(*each.name, each.state, each.changes) for each in tables_to_copy)
+    summary, is_followed = None, False
+    if names_to_copy and (is_followed := _is_slot_in_use(feed)):
+        states.leave_to_next_copy(names_to_copy)
+    elif names_to_copy:
+        # A copy that was killed may have recorded an old definition of its table.
+        states.leave_to_next_copy(names_to_copy)
         with instance(config) as dagster:
-            result = Materializer(project, subscription, dagster, progress)
-            result.copy(wanted)
+            materializer = Materializer(project, subscription, dagster, progress)
+            materializer.copy(names_to_copy)
             failures = Failures()
-            run_feed(feed, [result], failures)
-            for failure in failures.listed():
+            run_feed(feed, [materializer], failures)
+            for failure in failures.grouped():
                 raise failure.error
-            done = result.summary()
+            summary = materializer.summary()
     else:
         with feed.source.connect() as connection:
             refresh_sequences(connection, feed, lake)
     return ResyncReport(
-        subscription.name, resynced, lost.message if lost else None, done, followed, tuple(damaged)
+        subscription.name,
+        resynced,
+        slot_loss.message if slot_loss else None,
+        summary,
+        is_followed,
+        tuple(damaged),
     )
 
 
-def _is_read(feed: Feed) -> bool:
+def _is_slot_in_use(feed: Feed) -> bool:
     """Whether another process reads the slot."""
     with feed.source.connect() as connection:
         state = slot_state(connection, feed.slot)

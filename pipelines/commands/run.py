@@ -1,9 +1,8 @@
-"""`pgsieve run`: materialise the assets of subscriptions up to the source's current LSN.
+"""`pgsieve run`: materialises the assets of subscriptions up to the source's current LSN.
 
-In: the configuration. Out: a `RunSummary`. These are the assets of the web interface, which also shows the
-runs; Dagster materialises them in this process. First come the copies of tables that need one, then the
-change log, the transformed changes and the replicas. An error ends only the work for the subscriptions that
-it concerns.
+In: the configuration. Out: a `RunSummary`. Dagster materialises the assets in this process; the web interface
+shows the same assets, and these runs. The order is: copies of tables that need one, the change log, the
+transformed changes, the replicas. An error ends the work only for the subscriptions that it concerns.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,8 +32,8 @@ from pgsieve.pipelines.commands.in_process import (
     NAMING,
     instance,
     materialize,
-    refused_by_dagster,
     run_failure,
+    unwrap_step_errors,
 )
 from pgsieve.pipelines.commands.materializer import Materializer
 from pgsieve.pipelines.commands.prefetched_work import prefetched_work
@@ -49,16 +48,16 @@ from pgsieve.resources.postgres.kept_sessions import sessions_kept
 
 T = TypeVar("T")
 
-#: A run copies, drains and applies at most this often: again if a table's columns changed meanwhile.
-_ROUNDS = 3
-#: A line of progress names at most this many subscriptions.
-_NAMED = 3
+#: The largest number of rounds (copy, drain, apply); another one follows if a table's columns have changed.
+_MAX_ROUNDS = 3
+#: The largest number of subscriptions that a line of progress names.
+_MAX_NAMES = 3
 
 
 def take_over(config: Config, selected: Sequence[SubscriptionConfig]) -> None:
-    """Claim the slots of the selected subscriptions for this lake, also if another lake has read them.
+    """Claim the slots of the selected subscriptions for this lake, even if another lake has read them.
 
-    Raises PgsieveError if the lake has replicas of another database.
+    Raises PgsieveError if this lake has replicas of another database.
     """
     project = build_project(config)
     lake = project.lake.open()
@@ -69,7 +68,7 @@ def take_over(config: Config, selected: Sequence[SubscriptionConfig]) -> None:
 
 
 def run(config: Config, selected: Sequence[SubscriptionConfig], progress: Progress) -> RunSummary:
-    """Run the selected subscriptions; if one fails, the others go on, and its durable work stays.
+    """Run the selected subscriptions; if one fails, its durable work stays, and the others go on.
 
     Disabled subscriptions do not run; the summary names them. Raises SubscriptionDisabledError if all are
     disabled.
@@ -78,14 +77,14 @@ def run(config: Config, selected: Sequence[SubscriptionConfig], progress: Progre
     subscriptions, failures = [project.subscriptions[s.name] for s in selected], Failures()
     lake = project.lake.open()
     with lake.consistent_read(*_first_reads(lake, subscriptions)):
-        enabled = enabled_ones(project, subscriptions, failures)
+        enabled = enabled_subscriptions(project, subscriptions, failures)
     with instance(config) as dagster, sessions_kept():
         with lake.consistent_read(*_subscription_records(lake, subscriptions)):
-            results = failures.each(subscriptions, lambda s: Materializer(project, s, dagster, progress))
+            results = failures.for_each(subscriptions, lambda s: Materializer(project, s, dagster, progress))
         for feed in project.feeds_of(enabled):
             run_feed(feed, [r for r in results if r.subscription.feed.name == feed.name], failures)
-        failures.each(results, Materializer.register)
-        return RunSummary(summaries(results, failures), failures.listed())
+        failures.for_each(results, Materializer.register)
+        return RunSummary(summaries(results, failures), failures.grouped())
 
 
 def _subscription_records(lake: Lake, subscriptions: Sequence[Subscription]) -> list[str]:
@@ -96,7 +95,7 @@ def _subscription_records(lake: Lake, subscriptions: Sequence[Subscription]) -> 
 
 
 def _first_reads(lake: Lake, subscriptions: Sequence[Subscription]) -> list[str]:
-    """The paths of pgsieve's own tables that every run reads first, so that they are opened in parallel."""
+    """The paths of pgsieve's own tables that every run reads first; they are opened together, in parallel."""
     states = [each(lake, s.name).path for s in subscriptions for each in (TableStates, Transformed)]
     feeds = {s.feed.name: s.feed for s in subscriptions}.values()
     return [
@@ -106,12 +105,12 @@ def _first_reads(lake: Lake, subscriptions: Sequence[Subscription]) -> list[str]
     ]
 
 
-def enabled_ones(
+def enabled_subscriptions(
     project: Project, subscriptions: Sequence[Subscription], failures: Failures
 ) -> list[Subscription]:
     """The enabled subscriptions; raises SubscriptionDisabledError if none is enabled."""
     lake = project.lake.open()
-    states = failures.each(
+    states = failures.for_each(
         subscriptions, lambda s: (s, SubscriptionRecord(lake, s.name).refuse_other_folders())
     )
     enabled = [subscription for subscription, state in states if state.enabled]
@@ -121,33 +120,35 @@ def enabled_ones(
     return enabled
 
 
-def run_feed(feed: Feed, reading: Sequence[Materializer], failures: Failures) -> None:
+def run_feed(feed: Feed, materializers: Sequence[Materializer], failures: Failures) -> None:
     """Copy tables that need it, drain the feed's slot, and apply, until no table has to be copied again.
 
-    A copy that waits for other transactions is tried once more after the changes of the other tables were
+    A copy that waits for other transactions is tried once more, after the changes of other tables were
     applied.
     """
-    for _ in range(_ROUNDS):
-        if not _run_round(feed, reading, failures):
+    for _ in range(_MAX_ROUNDS):
+        if not _run_round(feed, materializers, failures):
             return
-        if not any(failures.each(reading, lambda each: each.unfinished())):
+        if not any(failures.for_each(materializers, lambda each: each.needs_another_copy())):
             break
-    if waiting := [each for each in reading if any(each.awaiting.values()) and each.name not in failures]:
+    if waiting := [
+        each for each in materializers if any(each.waiting_tables.values()) and each.name not in failures
+    ]:
         for each in waiting:
-            each.try_again(list(each.awaiting))
-        _run_round(feed, reading, failures)
+            each.retry(list(each.waiting_tables))
+        _run_round(feed, materializers, failures)
 
 
-def _run_round(feed: Feed, reading: Sequence[Materializer], failures: Failures) -> bool:
+def _run_round(feed: Feed, materializers: Sequence[Materializer], failures: Failures) -> bool:
     """Copy, drain and apply once; returns False if all subscriptions have failed."""
-    failures.each(reading, lambda each: each.copy())
-    if not (active := [r for r in reading if r.name not in failures]):
+    failures.for_each(materializers, lambda each: each.copy())
+    if not (active := [r for r in materializers if r.name not in failures]):
         return False
     first = active[0]
-    with failures.of(*(result.name for result in active)):
-        assets = [change_log_asset(feed, first.project.reading(feed), NAMING)]
+    with failures.catch(*(result.name for result in active)):
+        assets = [change_log_asset(feed, first.project.subscriptions_of(feed), NAMING)]
         materialize(first.dagster, first.project, assets, first.progress, f"drain {feed.slot}")
-    apply_together(reading, failures)
+    apply_together(materializers, failures)
     return True
 
 
@@ -159,12 +160,11 @@ def apply_together(
 ) -> None:
     """Materialise the transformed changes, then the replicas that have new changes or a new copy.
 
-    All subscriptions share one run of Dagster for the first, and one for the second, since a run costs more
-    than most steps. An error of one subscription does not end the others. Raises an error for which `unless`
-    is true.
+    Dagster does each of the two in one run for all subscriptions, as a run costs more than most steps. An error
+    of one subscription does not end the others. Raises an error for which `unless` is true.
     """
     active = [
-        m for m in failures.each(materializers, Materializer.if_enabled, unless=unless) if m is not None
+        m for m in failures.for_each(materializers, Materializer.if_enabled, unless=unless) if m is not None
     ]
     with ExitStack() as shared:
         if len(active) > 1:
@@ -172,20 +172,20 @@ def apply_together(
             shared.enter_context(jobs_shared())
             shared.enter_context(active[0].subscription.feed.source.locks_shared())
         assets = {m: m.table_changes for m in active}
-        _materialize_each("transform for", assets, Materializer.transformed, failures, unless)
+        _materialize_each("transform for", assets, Materializer.transform_changes, failures, unless)
 
     @cache
     def published() -> Mapping[str, Tables]:
         return published_tables(active[0].project, [m.subscription for m in active])
 
-    changes = dict(failures.each(active, lambda m: (m, m.tables_to_report(published)), unless=unless))
+    changes = dict(failures.for_each(active, lambda m: (m, m.tables_to_report(published)), unless=unless))
     applying = {m: partial(m.replica_tables, *tables) for m, tables in changes.items() if tables[0]}
-    _materialize_each("apply to", applying, Materializer.brought_up_to_date, failures, unless)
-    failures.each([m for m in changes if m not in applying], Materializer.report, unless=unless)
+    _materialize_each("apply to", applying, Materializer.apply_changes, failures, unless)
+    failures.for_each([m for m in changes if m not in applying], Materializer.report, unless=unless)
 
 
 #: Makes an asset of a subscription. Parameters: a function that takes the step's error, and the result of
-#: work that was done outside of the step.
+#: prefetched work.
 _Asset = Callable[[Callable[[Exception], None], Done[T] | None], dg.AssetsDefinition]
 
 
@@ -196,15 +196,15 @@ def _materialize_each(
     failures: Failures,
     unless: Callable[[Exception], bool],
 ) -> None:
-    """Materialise an asset of each subscription, in one run; `what` names the work in messages.
+    """Materialise an asset of each subscription, in one run of Dagster; `what` names the work in messages.
 
-    The `work` of a step runs while Dagster records the steps before it.
+    The `work` of a step is done while Dagster records the steps before it.
     """
     if not assets:
         return
     first, names, errors = next(iter(assets)), [m.name for m in assets], dict[str, Exception]()
     with (
-        failures.of(*names, unless=unless),
+        failures.catch(*names, unless=unless),
         prefetched_work(first.lake, {m: partial(work, m) for m in assets}) as done,
     ):
         result = materialize(
@@ -212,22 +212,22 @@ def _materialize_each(
             first.project,
             [asset(partial(errors.__setitem__, m.name), done.get(m)) for m, asset in assets.items()],
             first.progress,
-            f"{what} {', '.join(names) if len(names) <= _NAMED else counted(len(names), 'subscription')}",
+            f"{what} {', '.join(names) if len(names) <= _MAX_NAMES else counted(len(names), 'subscription')}",
             {COMMAND: f"{what} {', '.join(names)}"},
             raise_on_error=False,
         )
         if result is not None and not result.success and not errors:
             raise run_failure(result)
     for name, error in errors.items():
-        with failures.of(name, unless=unless), refused_by_dagster():
+        with failures.catch(name, unless=unless), unwrap_step_errors():
             raise error
 
 
 def summaries(materializers: Sequence[Materializer], failures: Failures) -> tuple[SubscriptionRun, ...]:
-    """The results of the subscriptions that have not failed, and of failed ones that have changed."""
+    """The results of the subscriptions that have not failed, and of failed ones with changes."""
     results = []
     for each in materializers:
-        with failures.of(each.name):
+        with failures.catch(each.name):
             summary = each.summary()
             if summary.changed or each.name not in failures:
                 results.append(summary)

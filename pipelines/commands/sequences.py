@@ -1,7 +1,4 @@
-"""Results about a subscription's sequences: their list, and their comparison with the publisher's.
-
-In: values from the lake or from the publisher. Out: dataclasses, for people and as JSON.
-"""
+"""Results about a subscription's sequences: their list, and their comparison with the publisher's sequences."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,7 +10,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ListedSequence:
-    """A sequence that a subscription receives, with its value; None if it was never read."""
+    """A sequence that a subscription receives; its value is None if it was never read."""
 
     schema: str
     name: str
@@ -26,7 +23,7 @@ class ListedSequence:
 class CheckedSequence:
     """A sequence's recorded value, and the publisher's.
 
-    `moved` is true if the publisher's value has moved on, which is no difference.
+    If the publisher's value has only moved on, `moved` is true, and the two count as equal.
     """
 
     subscription: str
@@ -39,7 +36,7 @@ class CheckedSequence:
     problem: str | None = None
 
 
-def listed(values: Iterable["SequenceValue"]) -> tuple[ListedSequence, ...]:
-    """Sequences in order of their names."""
+def listed_sequences(values: Iterable["SequenceValue"]) -> tuple[ListedSequence, ...]:
+    """The sequences with these values, ordered by name."""
     sequences = (ListedSequence(v.schema, v.name, v.last_value, v.is_called, v.problem) for v in values)
     return tuple(sorted(sequences, key=lambda each: (each.schema, each.name)))

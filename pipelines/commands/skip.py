@@ -1,4 +1,4 @@
-"""`pgsieve skip` and `pgsieve enable`: change the state of a subscription, which is in the lake.
+"""`pgsieve skip` and `pgsieve enable`: change a subscription's state, which is recorded in the lake.
 
 In: the configuration and a subscription. Out: the new state. Raises PgsieveError.
 """
@@ -12,7 +12,7 @@ from pgsieve.pipelines.project import build_project
 
 
 def skip(config: Config, selected: SubscriptionConfig, lsn: str) -> str | None:
-    """Record the finish LSN of the transaction to skip, or `none`.
+    """Record the finish LSN of the transaction to skip; `none` cancels an earlier skip.
 
     Returns the LSN as PostgreSQL writes it.
     """

@@ -1,4 +1,7 @@
-"""`pgsieve status`: the state of slots and replica tables. In: the configuration. Out: a `StatusReport`."""
+"""`pgsieve status`: reads the state of slots and replica tables.
+
+In: the configuration. Out: a `StatusReport`.
+"""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
@@ -34,7 +37,7 @@ from pgsieve.pipelines.commands.results import (
     SubscriptionStatus,
     TableStatus,
 )
-from pgsieve.pipelines.commands.sequences import listed
+from pgsieve.pipelines.commands.sequences import listed_sequences
 from pgsieve.pipelines.commands.ui import dagster_home
 from pgsieve.pipelines.config.model import Config
 from pgsieve.pipelines.project import Project, build_project
@@ -48,15 +51,17 @@ from pgsieve.resources.postgres.source import decoding_is_switched
 _logger = logging.getLogger(__name__)
 
 #: How long the server may decode WAL to find the commit time of the first waiting transaction.
-_DECODING = "10s"
-_DECODED: Mapping[bool | None, str] = {True: "while a slot exists", False: "always"}
+_DECODE_TIMEOUT = "10s"
+#: The values of `SlotStatus.decoding`, by whether logical slots switch logical decoding on and off.
+_DECODING_MODES: Mapping[bool | None, str] = {True: "while a slot exists", False: "always"}
 
 
 @dataclass(frozen=True, slots=True)
-class _Answers:
-    """A source's answers: its publications, its slot, and how long the first transaction has been waiting.
+class _SourceState:
+    """A source's publications, its slot, and for how many seconds the first transaction has been waiting.
 
-    If the source does not answer, only the problem.
+    For a source that does not answer, only `problem` is set. `switched` says whether slots switch logical
+    decoding on and off.
     """
 
     examined: Examination | None = None
@@ -69,7 +74,7 @@ class _Answers:
 def status(config: Config) -> StatusReport:
     """Read slots from the sources and table states from the lake; changes nothing.
 
-    For a source that does not answer, the report has the lake's records, and the problem.
+    If a source does not answer, the report has the lake's records about it, and the problem.
     """
     project = build_project(config)
     lake = project.lake.open()
@@ -79,62 +84,66 @@ def status(config: Config) -> StatusReport:
 def brief_status(config: Config) -> Callable[[], StatusReport]:
     """A function that reads the status at little cost: it counts no rows, and decodes no WAL.
 
-    It has a lake object of its own, so one thread may call it while others work.
+    It uses its own lake object, so that a thread may call it while others work.
     """
     project = build_project(config)
     lake = project.lake.open()
     return lambda: _report(project, lake, None)
 
 
-def _report(project: Project, lake: Lake, ran: Mapping[str, datetime] | None) -> StatusReport:
-    """The report. `ran` has the time of each subscription's last run; without it the report is brief."""
+def _report(project: Project, lake: Lake, last_runs: Mapping[str, datetime] | None) -> StatusReport:
+    """The report; `last_runs` has the time of each subscription's last run, None makes a brief report."""
     slots, subscriptions = [], []
-    brief, ran = ran is None, ran or {}
+    brief, last_runs = last_runs is None, last_runs or {}
     for feed in project.feeds.values():
-        answers, position = _answers(lake, feed, peeking=not brief), ChangeLog(lake, feed).position()
-        state = answers.state
+        source_state, position = _read_source(lake, feed, peeking=not brief), ChangeLog(lake, feed).position()
+        state = source_state.state
         slots.append(
             SlotStatus(
                 source=feed.source.name,
                 subscription=next(iter(feed.subscriptions)) if feed.filtered else None,
                 slot=feed.slot,
-                exists=UNKNOWN if answers.problem else state is not None,
-                active=UNKNOWN if answers.problem else state is not None and state.active,
+                exists=UNKNOWN if source_state.problem else state is not None,
+                active=UNKNOWN if source_state.problem else state is not None and state.active,
                 wal_status=state.wal_status if state else None,
                 confirmed_lsn=format_lsn(state.confirmed_lsn) if state else None,
                 lag_bytes=state.lag if state else None,
                 change_log_lsn=None if position is None else format_lsn(position),
-                problem=answers.problem,
-                lag_seconds=answers.seconds,
+                problem=source_state.problem,
+                lag_seconds=source_state.seconds,
                 retained_bytes=state.retained if state else None,
                 safe_wal_bytes=state.safe if state else None,
-                decoding=_DECODED.get(answers.switched),
+                decoding=_DECODING_MODES.get(source_state.switched),
             )
         )
-        for subscription in project.reading(feed):
+        for subscription in project.subscriptions_of(feed):
             try:
-                entry = _subscription_status(lake, feed, subscription, answers.examined, counting=not brief)
-                progress = _progress(lake, subscription, answers, ran.get(subscription.name))
+                entry = _subscription_status(
+                    lake, feed, subscription, source_state.examined, counting=not brief
+                )
+                progress = _progress_of(lake, subscription, source_state, last_runs.get(subscription.name))
             except LakeError as error:
                 reason(lake, error)  # Raises if the whole lake fails.
-                entry, progress = replace(_named(feed, subscription), problem=str(error)), (None, None)
+                entry, progress = (
+                    replace(_configured_status(feed, subscription), problem=str(error)),
+                    (None, None),
+                )
             subscriptions.append(replace(entry, seconds_behind=progress[0], last_success=progress[1]))
     return StatusReport(tuple(slots), tuple(subscriptions))
 
 
-def _answers(lake: Lake, feed: Feed, *, peeking: bool) -> _Answers:
-    """The source's answers."""
+def _read_source(lake: Lake, feed: Feed, *, peeking: bool) -> _SourceState:
     try:
         with feed.source.connect() as connection:
             examined = Examination(connection, feed, read_catalog(connection))
             state = slot_state(connection, feed.slot)
-            # A `LakeError` is about pgsieve's own tables; other parts of the report show it.
+            # Other parts of the report show a `LakeError`, which is about pgsieve's own tables.
             with suppress(LakeError):
                 refuse_other_publisher(connection, feed, lake)
             seconds = None if state is None else _seconds_unread(connection, lake, feed, state, peeking)
-            return _Answers(examined, state, seconds, switched=decoding_is_switched(connection))
+            return _SourceState(examined, state, seconds, switched=decoding_is_switched(connection))
     except (SourceError, OtherClusterError, OtherDatabaseError) as error:
-        return _Answers(problem=str(error))
+        return _SourceState(problem=str(error))
 
 
 def _seconds_unread(
@@ -144,14 +153,14 @@ def _seconds_unread(
     state: SlotState,
     peeking: bool,
 ) -> float | None:
-    """How long the first transaction has been waiting in the slot.
+    """For how many seconds the first transaction has been waiting in the slot.
 
-    It is None if the server does not answer in time.
+    None before the first drain, and if the server does not answer in time.
     """
     if ChangeLog(lake, feed).position() is None:
         return None
     try:
-        connection.execute(f"set statement_timeout = '{_DECODING}'")
+        connection.execute(f"set statement_timeout = '{_DECODE_TIMEOUT}'")
         return round(
             seconds_since(connection, unread_since(connection, lake, feed, state, peeking=peeking)), 3
         )
@@ -162,10 +171,10 @@ def _seconds_unread(
         connection.execute("set statement_timeout = 0")
 
 
-def _progress(
-    lake: Lake, subscription: Subscription, answers: _Answers, ran: datetime | None
+def _progress_of(
+    lake: Lake, subscription: Subscription, source_state: _SourceState, last_run: datetime | None
 ) -> tuple[float | None, str | None]:
-    """How many seconds a subscription has been behind, and when all changes were last applied."""
+    """For how many seconds a subscription has been behind, and when all changes were last applied."""
     cut, durable = Cuts(lake, subscription.name).last(), ChangeLog(lake, subscription.feed).position()
     success = cut.at if cut else None
     if durable is None:
@@ -174,14 +183,16 @@ def _progress(
         applied, since = unapplied_since(ReplicaProgress(subscription, lake), durable)
     except PgsieveError:  # The lake is damaged; other parts of the report show where.
         return None, None if success is None else _iso(success)
-    seconds = answers.seconds
+    seconds = source_state.seconds
     if applied < durable:
         now = datetime.now(UTC)
         seconds = max(seconds or 0.0, round((now - since).total_seconds(), 3) if since else 0.0)
     else:
-        # A run without changes leaves a trace only in Dagster's records.
-        follows = answers.state is not None and answers.state.active and seconds == 0
-        success = max((t for t in (success, ran, datetime.now(UTC) if follows else None) if t), default=None)
+        # Only Dagster's records have the time of a run without changes.
+        follows = source_state.state is not None and source_state.state.active and seconds == 0
+        success = max(
+            (t for t in (success, last_run, datetime.now(UTC) if follows else None) if t), default=None
+        )
     return seconds, None if success is None else _iso(success)
 
 
@@ -190,24 +201,21 @@ def _iso(time: datetime) -> str:
 
 
 def _last_transformations(config: Config, subscriptions: Iterable[Subscription]) -> Mapping[str, datetime]:
-    """When a run last transformed the changes of each subscription, from Dagster's records.
-
-    The mapping is empty without records.
-    """
+    """When a run last transformed the changes of each subscription; empty without records of Dagster."""
     if not dagster_home(config, make=False).exists():
         return {}
     names = {of_subscription(s, AssetKind.TABLE_CHANGES).key: s.name for s in subscriptions}
     try:
         with instance(config) as dagster:
             events = dagster.get_latest_materialization_events(list(names))
-    except Exception as error:  # noqa: BLE001 - an error of Dagster, or of any database that keeps its records
+    except Exception as error:  # noqa: BLE001 - from Dagster, or from any kind of database with its records
         _logger.warning("Dagster's records cannot be read: %s", type(error).__name__)
         return {}
     return {names[key]: datetime.fromtimestamp(e.timestamp, UTC) for key, e in events.items() if e}
 
 
 def _rows(lake: Lake, subscription: Subscription, name: Name) -> tuple[int | None, str | None]:
-    """The number of a replica's rows, None without a replica; and the reason if they cannot be counted."""
+    """The number of a replica's rows (None: no replica), and the reason if they cannot be counted."""
     path = lake.paths.replica(subscription.name, *name)
     try:
         return lake.count(path) if lake.records.exists(path) else None, None
@@ -218,19 +226,19 @@ def _rows(lake: Lake, subscription: Subscription, name: Name) -> tuple[int | Non
 def _subscription_status(
     lake: Lake, feed: Feed, subscription: Subscription, examined: Examination | None, *, counting: bool
 ) -> SubscriptionStatus:
-    """A subscription's state from its source and the lake; only from the lake if it cannot be replicated."""
+    """A subscription's state from its source and the lake; only from the lake if replication is impossible."""
     obstacle = examined.obstacle(subscription.name) if examined else None
     catalog = examined.catalog if examined and obstacle is None else None
-    entry = _subscription(lake, feed, subscription, catalog, counting=counting)
+    entry = _read_subscription(lake, feed, subscription, catalog, counting=counting)
     return entry if obstacle is None else replace(entry, problem=str(obstacle))
 
 
-def _subscription(
+def _read_subscription(
     lake: Lake, feed: Feed, subscription: Subscription, catalog: Catalog | None, *, counting: bool
 ) -> SubscriptionStatus:
     states = TableStates(lake, subscription.name).newest()
     published = subscription.tables(catalog) if catalog else {}
-    cut, whole = Cuts(lake, subscription.name).last(), SubscriptionRecord(lake, subscription.name).state()
+    cut, record = Cuts(lake, subscription.name).last(), SubscriptionRecord(lake, subscription.name).state()
     tables = []
     for name in sorted(published.keys() | states.keys()):
         state, table = states.get(name), published.get(name)
@@ -257,20 +265,20 @@ def _subscription(
             )
         )
     return replace(
-        _named(feed, subscription),
+        _configured_status(feed, subscription),
         tables=tuple(tables),
-        enabled=whole.enabled,
-        reason=whole.reason,
-        skip_lsn=None if whole.skip_lsn is None else format_lsn(whole.skip_lsn),
-        notice=whole.notice,
-        sequences=listed(Sequences(lake, subscription.name).newest().values()),
+        enabled=record.enabled,
+        reason=record.reason,
+        skip_lsn=None if record.skip_lsn is None else format_lsn(record.skip_lsn),
+        notice=record.notice,
+        sequences=listed_sequences(Sequences(lake, subscription.name).newest().values()),
         warnings=tuple(warning.message for warning in unsent_leaves(subscription, catalog))
         if catalog
         else (),
     )
 
 
-def _named(feed: Feed, subscription: Subscription) -> SubscriptionStatus:
-    """A subscription as pgsieve.yaml describes it."""
+def _configured_status(feed: Feed, subscription: Subscription) -> SubscriptionStatus:
+    """The status with only the facts from pgsieve.yaml."""
     row_filter = "publisher" if feed.filtered else "pipeline"
     return SubscriptionStatus(subscription.name, feed.source.name, row_filter, tables=())

@@ -1,7 +1,7 @@
-"""Dagster's web server and daemon with pgsieve's definitions, as one command.
+"""Runs Dagster's web server and daemon with pgsieve's definitions.
 
-In: the configuration, an address. Out: `dagster dev` and its child processes, including runs: a session of
-processes that ends with the block that started it. Raises PgsieveError if Dagster's folder cannot be made.
+In: the configuration, an address. Out: `dagster dev` and its child processes, including runs, in a session
+(setsid) that ends with the block that started it. Raises PgsieveError if Dagster's folder cannot be made.
 """
 
 import os
@@ -23,19 +23,18 @@ from pgsieve.resources.processes import end_with_parent
 #: Dagster's settings in a folder that pgsieve makes: no telemetry, and no offer of a newsletter.
 _INSTANCE_SETTINGS = "telemetry:\n  enabled: false\nnux:\n  enabled: false\n"
 #: The settings that earlier versions of pgsieve wrote.
-_FORMER_SETTINGS = "telemetry:\n  enabled: false\n"
-#: How long a run in progress may take to end; service managers kill it after 90 s (systemd) or 30 s
-#: (Kubernetes).
+_OLD_INSTANCE_SETTINGS = "telemetry:\n  enabled: false\n"
+#: How long a run in progress may take to end. systemd kills a service after 90 s, Kubernetes after 30 s.
 _STOP_SECONDS = 20.0
-#: How long the system may take to remove killed processes.
-_KILLED_SECONDS = 5.0
+#: How long killed processes may take to disappear.
+_KILL_SECONDS = 5.0
 
 
 def dagster_home(config: Config, environ: Mapping[str, str] = os.environ, *, make: bool = True) -> Path:
     """The folder of Dagster's records: DAGSTER_HOME, else `.pgsieve/dagster` beside the configuration file.
 
-    Unless `make` is false, the second is made, with settings; a folder that DAGSTER_HOME names stays as it
-    is.
+    With `make`, the folder beside the configuration file is made, with settings; that of DAGSTER_HOME stays as
+    it is.
     """
     configured = environ.get("DAGSTER_HOME")
     if configured:
@@ -46,7 +45,7 @@ def dagster_home(config: Config, environ: Mapping[str, str] = os.environ, *, mak
     settings = home / "dagster.yaml"
     try:
         home.mkdir(parents=True, exist_ok=True)
-        if not settings.exists() or settings.read_text(encoding="utf-8") == _FORMER_SETTINGS:
+        if not settings.exists() or settings.read_text(encoding="utf-8") == _OLD_INSTANCE_SETTINGS:
             settings.write_text(_INSTANCE_SETTINGS, encoding="utf-8")
     except OSError as error:
         raise PgsieveError(
@@ -56,8 +55,8 @@ def dagster_home(config: Config, environ: Mapping[str, str] = os.environ, *, mak
     return home
 
 
-def command(host: str, port: int) -> list[str]:
-    """The server's command.
+def server_command(host: str, port: int) -> list[str]:
+    """The command that starts the server.
 
     `-d` makes Dagster import the installed pgsieve, even if the current folder has a module of this name. The
     ignored warning recommends `dg dev`, which works only inside a project folder.
@@ -98,9 +97,9 @@ class Stop(threading.Event):
                 signal.signal(number, handler)
 
     def wait_awake(self, seconds: float) -> bool:
-        """Wait in short steps, as Python runs handlers of signals only in an awake main thread.
+        """Wait until the event is set, or for these seconds; returns whether it is set.
 
-        Returns whether it is set.
+        It waits in short steps, as Python runs handlers of signals only in an awake main thread.
         """
         until = time.monotonic() + seconds
         while not self.is_set() and time.monotonic() < until:
@@ -114,18 +113,18 @@ def dagster(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Dagster's web server, its daemon, and their runs; all of them end with the block.
 
-    A run in progress is interrupted; it loses nothing. Processes that do not end in time are killed; with
-    `at_once`, immediately. Their output goes to the file `log`, else where this process writes.
+    A run in progress is interrupted, which loses nothing. Processes that do not end in time are killed; after
+    `stop.at_once`, immediately. Their output goes to the file `log`, by default to that of this process.
     """
     with ExitStack() as opened:
         output = opened.enter_context(log.open("wb")) if log else None
         process = subprocess.Popen(  # noqa: S603 - our own interpreter, no shell
-            [*command(host, port), *options],
+            [*server_command(host, port), *options],
             env=environment(config),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            # Then Ctrl-C in a terminal reaches only this process, which ends the others in order.
+            # Ctrl-C in a terminal then reaches only this process, which ends the others in order.
             start_new_session=True,
             preexec_fn=end_with_parent,  # noqa: PLW1509 - one call of the system, which needs no lock
         )
@@ -137,7 +136,7 @@ def dagster(
 
 def _end_session(process: subprocess.Popen[bytes], stop: Stop) -> None:
     """End a process, and all others of its session."""
-    for number, seconds in ((signal.SIGINT, _STOP_SECONDS), (signal.SIGKILL, _KILLED_SECONDS)):
+    for number, seconds in ((signal.SIGINT, _STOP_SECONDS), (signal.SIGKILL, _KILL_SECONDS)):
         until = time.monotonic() + seconds
         with suppress(ProcessLookupError):
             os.killpg(process.pid, number)
@@ -149,7 +148,7 @@ def _end_session(process: subprocess.Popen[bytes], stop: Stop) -> None:
 
 
 def _reap(group: int) -> None:
-    """Collect ended processes of a group: without an init process they are all children of this process."""
+    """Collect ended processes of a group; in a container without an init process, all are this one's children."""
     with suppress(ChildProcessError):
         while os.waitpid(-group, os.WNOHANG)[0]:
             pass

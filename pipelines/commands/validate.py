@@ -1,7 +1,7 @@
 """`pgsieve validate`: finds problems before anything is created.
 
 In: the configuration. Out: a `ValidationReport`: the publications, the tables of each subscription, problems
-with PostgreSQL's SQLSTATE, and the SQL that a role with more rights has to run.
+with PostgreSQL's SQLSTATE, warnings, and the SQL for the first run.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -47,10 +47,10 @@ from pgsieve.decoding.publications.routing import changed_relations
 from pgsieve.decoding.publications.update_transformation import UPDATE_TRANSFORMATION
 from pgsieve.decoding.values.quoting import quote_identifier, quote_qualified
 from pgsieve.pipelines.commands.refilter import possible_sources
-from pgsieve.pipelines.commands.sequences import listed
+from pgsieve.pipelines.commands.sequences import listed_sequences
 from pgsieve.pipelines.commands.validation_results import (
     ListedTable,
-    PublicationPicture,
+    PublicationDescription,
     ReceivedChanges,
     ReceivedTable,
     ReceivedTables,
@@ -69,24 +69,24 @@ from pgsieve.resources.postgres.source import decoding_is_switched
 
 
 def validate(config: Config, *, rights: bool = True) -> ValidationReport:
-    """Examine the lake's store, every source and subscription.
+    """Examine the lake's store, every source and every subscription.
 
-    It creates objects in the store for this, and removes them. With `rights` it also checks the rights of the
-    source's role.
+    The test of the store creates objects there, and removes them. With `rights` it also checks the rights of
+    the source's role.
     """
     project = build_project(config)
     project.lake.engine.check_store()
     project.lake.open().access.check_commits_are_kept(record=False)
     findings = _Findings(project, rights=rights)
-    findings.look_at_lake()
+    findings.examine_lake()
     for feed in project.feeds.values():
-        findings.look_at_feed(feed)
+        findings.examine_feed(feed)
     return findings.report()
 
 
 @dataclass(frozen=True)
-class _Source:
-    """A feed's publisher: its examination, current catalog, version, and sequences by subscription."""
+class _PublisherState:
+    """A feed's publisher: the examination, the server's catalog and version, and sequences by subscription."""
 
     examination: Examination
     server: Catalog
@@ -99,8 +99,8 @@ class _Findings:
 
     def __init__(self, project: Project, *, rights: bool) -> None:
         self._project, self._rights = project, rights
-        self._pictures: dict[tuple[str, str], PublicationPicture] = {}
-        self._received: list[ReceivedTables] = []
+        self._publications: dict[tuple[str, str], PublicationDescription] = {}
+        self._received_tables: list[ReceivedTables] = []
         self._problems: list[ValidationProblem] = []
         self._statements: list[str] = []
         self._warnings: list[ValidationProblem] = []
@@ -108,18 +108,18 @@ class _Findings:
     def report(self) -> ValidationReport:
         """All findings."""
         return ValidationReport(
-            tuple(self._pictures.values()),
-            tuple(self._received),
+            tuple(self._publications.values()),
+            tuple(self._received_tables),
             tuple(self._problems),
             tuple(self._statements),
             tuple(self._warnings),
         )
 
-    def look_at_lake(self) -> None:
+    def examine_lake(self) -> None:
         """Record whether the lake can be written, and whether Spark can run."""
         lake = self._project.lake
         try:
-            # Only a warning: small tables and few changes need no Java.
+            # Only a warning, as small tables and few changes need no Java.
             lake.engine.check_java()
         except SparkUnavailableError as error:
             self._warnings.append(_problem("spark", error))
@@ -128,57 +128,63 @@ class _Findings:
         except LakeUnavailableError as error:
             self._problems.append(_problem("lake", error))
 
-    def look_at_feed(self, feed: Feed) -> None:
-        """Record what a feed's subscriptions will receive, and all obstacles."""
+    def examine_feed(self, feed: Feed) -> None:
+        """Record what the subscriptions of a feed will receive, and all problems."""
         name = feed.source.name
         try:
-            source, lacking = self._asked(feed)
+            publisher, errors = self._examine_source(feed)
         except PgsieveError as error:
             self._problems.append(_problem(name, error))
             return
-        self._problems += [p for p in (_problem(name, e) for e in lacking) if p not in self._problems]
-        examined = source.examination
+        self._problems += [p for p in (_problem(name, e) for e in errors) if p not in self._problems]
+        examined = publisher.examination
         self._problems += [_problem(name, error) for error in examined.refused]
         if examined.unchecked is not None:
             self._problems.append(_problem(name, examined.unchecked))
-        sound = [self._look_at_subscription(each, source) for each in self._project.reading(feed)]
-        if all(sound):
+        are_sound = [
+            self._examine_subscription(each, publisher) for each in self._project.subscriptions_of(feed)
+        ]
+        if all(are_sound):
             catalog = examined.catalog
-            self._statements += _statements(feed, catalog, source.server, source.version)
+            self._statements += _statements(feed, catalog, publisher.server, publisher.version)
             self._warnings += [_problem(name, error) for error in warnings_of_feed(feed, catalog)]
 
-    def _asked(self, feed: Feed) -> tuple[_Source, list[PgsieveError]]:
-        """The publisher's state; errors about missing rights, other publishers' replicas, event triggers."""
+    def _examine_source(self, feed: Feed) -> tuple[_PublisherState, list[PgsieveError]]:
+        """The publisher's state; and errors about missing rights, another publisher, and event triggers."""
         version = feed.source.check_ready()
         with feed.source.connect() as connection:
             server = read_catalog(connection)
             examined = Examination(connection, feed, server)
             catalog = examined.catalog
-            lacking = list(_lacking(connection, self._project, feed, catalog)) if self._rights else []
-            lacking += _replicas_of_others(connection, self._project, feed)
-            lacking += _failing_triggers(connection, feed, catalog, server)
+            errors = list(_rights_errors(connection, self._project, feed, catalog)) if self._rights else []
+            errors += _other_publisher_errors(connection, self._project, feed)
+            errors += _trigger_errors(connection, feed, catalog, server)
             sequences = {s: received_sequences(connection, feed, s) for s in feed.subscriptions}
             if decoding_is_switched(connection):
                 self._warnings.append(_problem(feed.source.name, warning_of_switched_decoding(feed)))
-        return _Source(examined, server, version, sequences), lacking
+        return _PublisherState(examined, server, version, sequences), errors
 
-    def _look_at_subscription(self, subscription: Subscription, source: _Source) -> bool:
-        """Record what a subscription will receive; returns False if an error prevents that."""
-        name, feed, catalog = subscription.name, subscription.feed, source.examination.catalog
-        unread = map(PgsieveError, unread_sequences(source.sequences[name]) if self._rights else ())
-        errors = (*source.examination.problems(name), *unread)
+    def _examine_subscription(self, subscription: Subscription, publisher: _PublisherState) -> bool:
+        """Record what a subscription will receive; returns False if an error prevents this."""
+        name, feed, catalog = subscription.name, subscription.feed, publisher.examination.catalog
+        unread = map(PgsieveError, unread_sequences(publisher.sequences[name]) if self._rights else ())
+        errors = (*publisher.examination.problems(name), *unread)
         self._problems += [_problem(name, error) for error in errors]
         for publication in feed.subscriptions[name]:
             if publication in catalog.publications:
-                picture = _picture(feed.source.name, catalog.publications[publication], catalog)
-                self._pictures[feed.source.name, publication] = picture
+                description = _describe_publication(
+                    feed.source.name, catalog.publications[publication], catalog
+                )
+                self._publications[feed.source.name, publication] = description
         try:
             for replicated in subscription.tables(catalog).values():
                 if (problem := subscription.metadata_problem(replicated)) is not None:
                     self._problems.append(_problem(name, problem))
             lake = self._project.lake.open()
             sources = partial(possible_sources, self._project, subscription, lake)
-            self._received.append(_received(subscription, catalog, lake, source.sequences, sources))
+            self._received_tables.append(
+                _received_tables(subscription, catalog, lake, publisher.sequences, sources)
+            )
             of_layout = layout_problems(subscription, subscription.tables(catalog))
             self._problems += [_problem(name, error) for error in of_layout]
             of_rows = warnings_of_subscription(subscription, catalog)
@@ -197,21 +203,21 @@ def _is_mapped(lake: Lake, subscription: str, table: Name) -> bool:
     return lake.policy.reached(lake.paths.replica(subscription, *table)) is None
 
 
-def _lacking(
+def _rights_errors(
     connection: psycopg.Connection[Any], project: Project, feed: Feed, catalog: Catalog
 ) -> Iterator[PgsieveError]:
-    """The errors about rights that the role lacks for a feed's slot and copies."""
+    """The errors about missing rights of the role, for a feed's slot and copies."""
     tables = list[ReplicatedTable]()
-    for subscription in project.reading(feed):
+    for subscription in project.subscriptions_of(feed):
         with suppress(PublicationError):  # The examination reports it.
             tables += subscription.tables(catalog).values()
     yield from missing_rights(connection, tables)
 
 
-def _replicas_of_others(
+def _other_publisher_errors(
     connection: psycopg.Connection[Any], project: Project, feed: Feed
 ) -> Iterator[PgsieveError]:
-    """The error if the lake's data of this feed came from another cluster or database."""
+    """The error if the lake's data of this feed are from another cluster or database."""
     lake = project.lake.open()
     try:
         refuse_other_publisher(connection, feed, lake)
@@ -219,7 +225,7 @@ def _replicas_of_others(
         yield error
 
 
-def _failing_triggers(
+def _trigger_errors(
     connection: psycopg.Connection[Any], feed: Feed, catalog: Catalog, server: Catalog
 ) -> Iterator[PgsieveError]:
     """The errors about event triggers that would make the statements of capture publications fail."""
@@ -237,14 +243,14 @@ def _problem(about: str, error: PgsieveError) -> ValidationProblem:
 
 
 def _statements(feed: Feed, catalog: Catalog, server: Catalog, version: int) -> Iterator[str]:
-    """The statements that the first run will execute; if the role may not, an administrator has to."""
+    """The statements that the first run executes, or an administrator if the role lacks the rights."""
     for planned in feed.planned_capture(catalog):
         yield from (
             s + ";" for s in capture_statements(feed.capture + planned.suffix, planned, server, version)
         )
 
 
-def _received(
+def _received_tables(
     subscription: Subscription,
     catalog: Catalog,
     lake: Lake,
@@ -256,11 +262,13 @@ def _received(
     tables, cuts = subscription.tables(catalog), Cuts(lake, subscription.name).kept()
     definitions = {name: subscription.definition(each, catalog) for name, each in tables.items()}
     since_copy = {name: changes_since_copy(states.get(name), each) for name, each in definitions.items()}
-    lacking = [name for name in tables if since_copy[name] or name not in states or not states[name].applies]
+    names_to_copy = [
+        name for name in tables if since_copy[name] or name not in states or not states[name].applies
+    ]
     refilter_from = dict[Name, str | None]()
-    if lacking:
+    if names_to_copy:
         refilter = Refilter(subscription, [(each, catalog) for each in sources()], lake, catalog)
-        refilter_from = {plan.name: plan.source for plan in refilter.planned(lacking)}
+        refilter_from = {plan.name: plan.source for plan in refilter.planned(names_to_copy)}
 
     def received(table: Name, replicated: ReplicatedTable) -> ReceivedTable:
         renamed = {name: subscription.replica_name(name) for name in replicated.columns}
@@ -270,7 +278,7 @@ def _received(
         return ReceivedTable(
             *table,
             columns=replicated.columns,
-            row_filter=_any_of(replicated.row_filters),
+            row_filter=_join_filters(replicated.row_filters),
             changes=tuple(changes.get(replicated.table.oid, ())),
             since_copy=since_copy[table],
             metadata=subscription.metadata(replicated.table),
@@ -282,13 +290,16 @@ def _received(
     return ReceivedTables(
         subscription.name,
         tuple(starmap(received, tables.items())),
-        listed(sequences[subscription.name]),
+        listed_sequences(sequences[subscription.name]),
         format_lsn(cuts[0].lsn) if cuts else None,
     )
 
 
 def _received_changes(subscription: Subscription, catalog: Catalog) -> dict[int, list[ReceivedChanges]]:
-    """The changes that a subscription will receive, by the oid of the replicated table; relations of equal changes are one."""
+    """The changes that a subscription will receive, by the oid of the replicated table.
+
+    Relations with the same row filters and the same replica identity share an entry.
+    """
     publications = subscription.feed.publications(catalog, subscription.name)
     changes: dict[int, dict[tuple[object, ...], ReceivedChanges]] = {}
     for table in sorted(changed_relations(catalog), key=lambda table: (table.schema, table.name)):
@@ -305,13 +316,13 @@ def _received_changes(subscription: Subscription, catalog: Catalog) -> dict[int,
 
 
 def _effective_filters(sent: PublishedRelation) -> dict[str, str | None]:
-    return {o: _any_of(sent.filters.get(o)) for o in OPERATIONS if o in sent.operations}
+    return {o: _join_filters(sent.filters.get(o)) for o in OPERATIONS if o in sent.operations}
 
 
 def _updates_sent_as(filters: Mapping[str, str | None], feed: Feed) -> tuple[str, ...]:
-    """What an UPDATE may become for the subscription.
+    """The operations that an UPDATE may become for the subscription.
 
-    If the publisher filters, the UPDATEs that arrive have already passed.
+    If the publisher filters, it has already transformed the UPDATEs.
     """
     if "update" not in filters:
         return () if feed.filtered else ("nothing",)
@@ -320,7 +331,7 @@ def _updates_sent_as(filters: Mapping[str, str | None], feed: Feed) -> tuple[str
     return (*sorted(sent for sent in UPDATE_TRANSFORMATION.values() if sent is not None), "nothing")
 
 
-def _any_of(row_filters: Sequence[str] | None) -> str | None:
+def _join_filters(row_filters: Sequence[str] | None) -> str | None:
     return " OR ".join(row_filters) if row_filters is not None else None
 
 
@@ -334,7 +345,7 @@ def _identity(table: Table) -> str:
     return f"{'INDEX' if table.replica_identity == 'i' else 'PRIMARY KEY'} ({columns})"
 
 
-def _picture(source: str, publication: Publication, catalog: Catalog) -> PublicationPicture:
+def _describe_publication(source: str, publication: Publication, catalog: Catalog) -> PublicationDescription:
     entries = [
         (entry, catalog.tables[entry.oid]) for entry in publication.tables if entry.oid in catalog.tables
     ]
@@ -349,7 +360,7 @@ def _picture(source: str, publication: Publication, catalog: Catalog) -> Publica
         )
         for entry, table in entries
     ]
-    return PublicationPicture(
+    return PublicationDescription(
         source=source,
         name=publication.name,
         owner=publication.owner,

@@ -11,10 +11,7 @@ from pgsieve.pipelines.commands.sequences import ListedSequence
 
 @dataclass(frozen=True, slots=True)
 class ListedTable:
-    """A table in a publication.
-
-    Without a column list `columns` is None, without a row filter `where` is None.
-    """
+    """A table in a publication; `columns` is None without a column list, `where` without a row filter."""
 
     schema: str
     name: str
@@ -23,7 +20,7 @@ class ListedTable:
 
 
 @dataclass(frozen=True, slots=True)
-class PublicationPicture:
+class PublicationDescription:
     r"""A publication as psql's `\dRp+` describes it; `owner` is None for one that pgsieve.yaml defines.
 
     `excluded` are the tables that ALL TABLES leaves out, by schema and name.
@@ -45,8 +42,8 @@ class PublicationPicture:
 class ReceivedChanges:
     """The replicated changes of some relations: row filters by operation, and the replica identity.
 
-    `relations` are the table itself or its partitions. A row filter of None means every row. `updates_sent_as` is what pgsieve may
-    send an UPDATE as, in the words of a run's counts: `insert`, `update`, `delete`, `nothing`.
+    `relations` are the table itself or its partitions. A row filter of None means every row. `updates_sent_as`
+    are the operations that an UPDATE may become: `insert`, `update`, `delete`, `nothing`.
     """
 
     relations: tuple[str, ...]
@@ -62,10 +59,10 @@ class ReceivedTable:
     - `row_filter`: that of the initial copy; None copies every row
     - `since_copy`: how its publications changed since it was copied
     - `metadata`: the names of metadata columns, by kind
-    - `renamed`: the names of columns in the replica, by the publisher's names, where they differ
-    - `histories`: the histories of its rows that are kept, a sentence each
-    - `refilter_from`: for a table that must be copied, or copied again: a subscription whose replica has all
-      of its rows; None if there is none, or no copy is needed
+    - `renamed`: by the publisher's name of a column, its name in the replica if this differs
+    - `histories`: the retained histories of its rows, a sentence each
+    - `refilter_from`: a subscription from whose replica the table can be made instead of a copy; None if there
+      is none, or no copy is needed
     """
 
     schema: str
@@ -107,11 +104,11 @@ class ValidationProblem:
 class ValidationReport:
     """The findings of `pgsieve validate`; `statements` is SQL for a role that may run it.
 
-    A warning does not stop replication. It is about rows that come or go unexpectedly, as with any
+    A warning does not stop replication. It is about rows that appear or disappear unexpectedly, as with any
     subscriber, or about statements that the publisher will refuse during replication.
     """
 
-    publications: tuple[PublicationPicture, ...]
+    publications: tuple[PublicationDescription, ...]
     subscriptions: tuple[ReceivedTables, ...]
     problems: tuple[ValidationProblem, ...]
     statements: tuple[str, ...]

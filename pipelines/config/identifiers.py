@@ -60,7 +60,7 @@ def quote(*parts: str) -> str:
     )
 
 
-def table_name(text: str) -> tuple[str, str]:
+def parse_table_name(text: str) -> tuple[str, str]:
     """The schema and name of a table in a command's arguments; raises PgsieveError."""
     try:
         schema, table = parse_qualified(text, 2)

@@ -17,7 +17,7 @@ import yaml
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.wording import counted
 from pgsieve.pipelines.commands.check import check
-from pgsieve.pipelines.commands.results import Progress, SizedReport, SizedStep
+from pgsieve.pipelines.commands.results import LargeTableReport, LargeTableStep, Progress
 from pgsieve.pipelines.commands.run import run
 from pgsieve.pipelines.config.model import Config, load_config
 from pgsieve.pipelines.demo.servers import executed, session
@@ -48,7 +48,7 @@ def at_size(
     store: Mapping[str, Any],
     rows: int,
     progress: Progress,
-) -> SizedReport:
+) -> LargeTableReport:
     """Let both copy `rows` rows, and apply half as many changes.
 
     `store` is the lake's store, empty for the folder.
@@ -84,7 +84,7 @@ def at_size(
         for failure in report.failures:
             raise failure.error
         target.execute(f"drop subscription {_NAME}")
-    return SizedReport((copied, applied), report.equal)
+    return LargeTableReport((copied, applied), report.equal)
 
 
 def _database(server: EmbeddedServer) -> psycopg.Connection[Any]:
@@ -128,14 +128,14 @@ def _change(source: psycopg.Connection[Any], rows: int) -> int:
     return 100 * (inserts + updates + deletes)
 
 
-def _step(title: str, rows: int, subscriber: float, config: Config, progress: Progress) -> SizedStep:
+def _step(title: str, rows: int, subscriber: float, config: Config, progress: Progress) -> LargeTableStep:
     """Run pgsieve for the same work, for which the built-in subscription took `subscriber` seconds."""
     began = monotonic()
     summary = run(config, config.selected([]), progress)
     for failure in summary.failures:
         raise failure.error
     (spent,) = (each.spent for each in summary.subscriptions)
-    return SizedStep(title, rows, subscriber, monotonic() - began, spent)
+    return LargeTableStep(title, rows, subscriber, monotonic() - began, spent)
 
 
 def _wait(source: psycopg.Connection[Any], target: psycopg.Connection[Any]) -> None:

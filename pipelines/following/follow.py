@@ -35,11 +35,11 @@ from pgsieve.assets.steps.slot_consumption.follow import StreamedFeed
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.assets.unrun_events import report_cut
 from pgsieve.decoding.errors import PgsieveError
-from pgsieve.pipelines.commands.failures import Failures, Part, Result
+from pgsieve.pipelines.commands.failures import Failures, Item, Result
 from pgsieve.pipelines.commands.in_process import NAMING, instance
 from pgsieve.pipelines.commands.materializer import Materializer
 from pgsieve.pipelines.commands.results import Failure, Progress, RunSummary
-from pgsieve.pipelines.commands.run import apply_together, enabled_ones, summaries
+from pgsieve.pipelines.commands.run import apply_together, enabled_subscriptions, summaries
 from pgsieve.pipelines.commands.status import brief_status
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig
 from pgsieve.pipelines.following.follow_report import FollowReport
@@ -115,7 +115,9 @@ def follow(
         tell(RunSummary((), (failure,)))
 
     failures = Failures(fail)
-    subscriptions = enabled_ones(project, [project.subscriptions[s.name] for s in selected], failures)
+    subscriptions = enabled_subscriptions(
+        project, [project.subscriptions[s.name] for s in selected], failures
+    )
     feeds, names = project.feeds_of(subscriptions), {s.name for s in subscriptions}
     with ExitStack() as opened:
         if metrics_at and metrics:
@@ -139,7 +141,7 @@ def follow(
                 follower.stop()
             _are_working(threads, _GRACE_SECONDS)
             raise
-    return failures.listed()
+    return failures.grouped()
 
 
 def _are_working(threads: Sequence[threading.Thread], seconds: float) -> bool:
@@ -210,13 +212,13 @@ class _Follower:
     def __init__(self, following: _Following, feed: Feed, names: Container[str]) -> None:
         self._project, self._feed, self._dagster = following.project, feed, following.dagster
         self._progress, self._tell, self._failures = following.progress, following.tell, following.failures
-        self._subscriptions = [s for s in self._project.reading(feed) if s.name in names]
+        self._subscriptions = [s for s in self._project.subscriptions_of(feed) if s.name in names]
         self._stopped = threading.Event()
         self._streamed: StreamedFeed | None = None
         self._report = FollowReport(self._project, feed, self._subscriptions, self._dagster, self._progress)
         self._slices, self._written = 0, {s.name: set[Name]() for s in self._subscriptions}
         #: By subscription, the tables whose copy waits for other transactions, with the ids of these.
-        self._awaiting = {s.name: dict[Name, tuple[str, ...]]() for s in self._subscriptions}
+        self._waiting_tables = {s.name: dict[Name, tuple[str, ...]]() for s in self._subscriptions}
         self._has_followed, self._pause = False, _PAUSE_SECONDS
         self._pulse, self._metrics = Pulse(feed.source.name, feed.slot), following.metrics
         following.watch.add(self._pulse)
@@ -243,7 +245,7 @@ class _Follower:
 
     def _follow_on(self) -> None:
         with (
-            self._failures.of(*(s.name for s in self._subscriptions)),
+            self._failures.catch(*(s.name for s in self._subscriptions)),
             # The lock of the slot passes to a waiting process between slices. Without this lock, two
             # followers would take turns for ever.
             self._feed.source.exclusively(f"following the slot {self._feed.slot}", _OTHER_FOLLOWER_SECONDS),
@@ -263,8 +265,8 @@ class _Follower:
         with self._turn:
             started = self._materializers()
             for each in started:
-                awaits = {ids: self._awaits(ids) for ids in set(each.awaiting.values())}
-                each.try_again([name for name, ids in each.awaiting.items() if not awaits[ids]])
+                awaits = {ids: self._awaits(ids) for ids in set(each.waiting_tables.values())}
+                each.retry([name for name, ids in each.waiting_tables.items() if not awaits[ids]])
             self._each(started, Materializer.copy)
             apply_together(started, self._failures, unless=self._tries_again)
             self._tell_of(started)
@@ -296,9 +298,9 @@ class _Follower:
         """
         return self._has_followed and passes(error) and not isinstance(error, SparkLostError)
 
-    def _each(self, parts: Sequence[Part], step: Callable[[Part], Result]) -> list[Result]:
-        """As `Failures.each`; raises a passing fault."""
-        return self._failures.each(parts, step, unless=self._tries_again)
+    def _each(self, items: Sequence[Item], step: Callable[[Item], Result]) -> list[Result]:
+        """As `Failures.for_each`; raises a passing fault."""
+        return self._failures.for_each(items, step, unless=self._tries_again)
 
     def _going_on(self) -> bool:
         return any(s.name not in self._failures for s in self._subscriptions)
@@ -325,7 +327,7 @@ class _Follower:
 
     def _copy_later(self, streamed: StreamedFeed) -> None:
         """End the stream once a copy no longer has to wait: `_follow` then copies the tables."""
-        awaiting = list(chain.from_iterable(tables.items() for tables in self._awaiting.values()))
+        awaiting = list(chain.from_iterable(tables.items() for tables in self._waiting_tables.values()))
         transactions = {ids for _, ids in awaiting if ids}
         foreign, asked_at = {name for name, ids in awaiting if not ids}, time.monotonic()
         while awaiting and self._streamed is streamed and not self._stopped.wait(_AWAITED_SECONDS):
@@ -398,7 +400,7 @@ class _Follower:
                 written = self._written[subscription.name]
                 maintain_subscription(subscription, lake, retention, quiet, written)
                 written.clear()
-            maintain_feed(self._feed, lake, self._project.reading(self._feed), retention, quiet)
+            maintain_feed(self._feed, lake, self._project.subscriptions_of(self._feed), retention, quiet)
         except Exception:
             _logger.exception("maintenance of the followed tables has failed; it is tried again later")
         self._register(self._materializers())
@@ -431,7 +433,9 @@ class _Follower:
     def _materializers(self) -> list[Materializer]:
         return self._each(
             self._subscriptions,
-            lambda s: Materializer(self._project, s, self._dagster, self._progress, self._awaiting[s.name]),
+            lambda s: Materializer(
+                self._project, s, self._dagster, self._progress, self._waiting_tables[s.name]
+            ),
         )
 
     def _tell_of(self, materializers: Sequence[Materializer]) -> None:

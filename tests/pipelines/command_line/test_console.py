@@ -19,7 +19,7 @@ from tests.fixtures.terminal import shown_on_a_terminal
     ],
 )
 def test_sizes_are_written_as_pg_size_pretty_does(count, text):
-    assert console.size_of(count) == text
+    assert console.format_bytes(count) == text
 
 
 def test_progress_off_a_terminal_is_a_line_at_each_end(capsys):

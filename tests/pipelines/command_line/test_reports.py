@@ -20,15 +20,15 @@ from pgsieve.pipelines.commands.results import (
     ResyncReport,
     RunSummary,
     SlotStatus,
-    Spent,
     StatusReport,
     SubscriptionRun,
     SubscriptionStatus,
     TableStatus,
+    WorkCost,
 )
 from pgsieve.pipelines.commands.validation_results import (
     ListedTable,
-    PublicationPicture,
+    PublicationDescription,
     ReceivedChanges,
     ReceivedTable,
     ReceivedTables,
@@ -78,7 +78,7 @@ def test_a_run_shows_what_was_copied_and_applied(capsys):
 
 
 def test_a_run_shows_its_runner_its_tasks_and_what_they_wrote(capsys):
-    spent = Spent("driver + Spark, local", 12, 34_000_000, 5.25)
+    spent = WorkCost("driver + Spark, local", 12, 34_000_000, 5.25)
     reports.print_run(RunSummary((replace(CHANGED, spent=spent),)))
     assert (
         capsys.readouterr().out.splitlines()[-1]
@@ -297,8 +297,8 @@ def test_validate_shows_publications_tables_problems_and_statements(capsys):
         ListedTable("public", "t", None, None),
     )
     pictures = (
-        PublicationPicture("shop", "p1", "ann", False, both, "none", True, entries, ("sales",)),
-        PublicationPicture("shop", "Mine", None, True, both, "stored", False, (), ()),
+        PublicationDescription("shop", "p1", "ann", False, both, "none", True, entries, ("sales",)),
+        PublicationDescription("shop", "Mine", None, True, both, "stored", False, (), ()),
     )
     filters = {"insert": "(id > 5)", "update": None, "truncate": None}
     filtered, sent_as = {"update": "(a > 5)"}, ("delete", "insert", "update", "nothing")

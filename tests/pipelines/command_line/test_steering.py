@@ -13,7 +13,7 @@ from rich.text import Text as RichText
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.values.quoting import quote_identifier
 from pgsieve.decoding.visible import _CONTROLS, visible, visible_json
-from pgsieve.pipelines.command_line.console import Text, show_warnings
+from pgsieve.pipelines.command_line.console import Text, install_warning_formatter
 from tests.fixtures.shop import Shop
 
 HOSTILE = "a\x1b[31mred\x07\r\b\u202egpj\x9b2J\nerror: no\u2028z"
@@ -47,7 +47,7 @@ def test_every_kind_of_output_escapes(capsys: pytest.CaptureFixture[str]) -> Non
     assert Text(HOSTILE).append(HOSTILE).append(RichText("plain")).plain == SHOWN * 2 + "plain"
     error = PgsieveError(HOSTILE, hint=HOSTILE)
     assert (error.message, error.hint, str(error)) == (SHOWN, SHOWN, f"{SHOWN}\nhint: {SHOWN}")
-    show_warnings()
+    install_warning_formatter()
     assert logging.lastResort is not None
     record = logging.LogRecord("pgsieve", logging.WARNING, __file__, 1, "held by %s", (HOSTILE,), None)
     assert logging.lastResort.format(record) == f"held by {SHOWN}"

@@ -7,7 +7,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from pgsieve.pipelines.commands.dagster_runs import IDLE, delete_old_runs, keep_one_idle, tagged
+from pgsieve.pipelines.commands.dagster_runs import IDLE, delete_earlier_idle_runs, delete_old_runs, run_tags
 from pgsieve.pipelines.commands.in_process import instance
 from pgsieve.pipelines.config.model import load_config
 from tests.fixtures import commands
@@ -63,16 +63,16 @@ def change_log(context: dg.AssetExecutionContext) -> dg.MaterializeResult[None]:
 
 def _run(dagster: dg.DagsterInstance, slices: int, tags: dict[str, str]) -> str:
     result = dg.materialize([change_log], instance=dagster, tags={"slices": str(slices), **tags})
-    keep_one_idle(dagster, result)
+    delete_earlier_idle_runs(dagster, result)
     return result.run_id
 
 
 def test_young_runs_with_work_are_kept() -> None:
     with dg.DagsterInstance.ephemeral() as dagster:
-        copy = _run(dagster, 1, tagged("copy", {"dagster/partition": "public.t"}))
+        copy = _run(dagster, 1, run_tags("copy", {"dagster/partition": "public.t"}))
         foreign = _run(dagster, 0, {})
-        runs = [_run(dagster, slices, tagged("drain", None)) for slices in (0, 2, 0, 0, 3, 0)]
-        other = _run(dagster, 0, tagged("another drain", None))
+        runs = [_run(dagster, slices, run_tags("drain", None)) for slices in (0, 2, 0, 0, 3, 0)]
+        other = _run(dagster, 0, run_tags("another drain", None))
         kept = {copy, foreign, runs[1], runs[4], runs[5], other}
         assert {run.run_id for run in dagster.get_runs()} == kept
         assert delete_old_runs(dagster, None) == delete_old_runs(dagster, timedelta(days=1)) == 0

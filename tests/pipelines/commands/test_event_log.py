@@ -14,7 +14,7 @@ from dagster._core.storage.event_log.base import AssetRecord
 from sqlalchemy import Connection
 
 from pgsieve.pipelines.commands import event_log
-from pgsieve.pipelines.commands.event_log import connections_kept
+from pgsieve.pipelines.commands.event_log import cache_event_log
 
 pytestmark = pytest.mark.slow
 
@@ -35,15 +35,15 @@ def test_other_processes_see_the_records_and_few_databases_stay_open(
     )
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
     with dg.DagsterInstance.get() as instance, dg.DagsterInstance.get() as other:
-        with connections_kept(instance.event_log_storage):
+        with cache_event_log(instance.event_log_storage):
             storage = instance.event_log_storage
-            assert isinstance(storage, event_log.KeptEventLog)
+            assert isinstance(storage, event_log.CachedEventLog)
             for number in range(5):
                 instance.report_runless_asset_event(dg.AssetMaterialization(KEY, metadata={"n": number}))
             runs = [dg.materialize([a], instance=instance).run_id for _ in range(3)]
             initialised = []
             monkeypatch.setattr(
-                event_log.KeptEventLog, "_initdb", lambda _, engine: initialised.append(engine)
+                event_log.CachedEventLog, "_initdb", lambda _, engine: initialised.append(engine)
             )
             runs.append(dg.materialize([a], instance=instance).run_id)
             assert not initialised, "a later run's database is not copied from the first"
@@ -66,23 +66,23 @@ def test_a_batch_is_stored_completely_and_no_event_twice(
 ) -> None:
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
     stored, batches = list[str](), list[int]()
-    store, store_batch = event_log.KeptEventLog.store_event, event_log.KeptEventLog.store_event_batch
+    store, store_batch = event_log.CachedEventLog.store_event, event_log.CachedEventLog.store_event_batch
 
-    def failing_once(storage: event_log.KeptEventLog, event: EventLogEntry) -> None:
+    def failing_once(storage: event_log.CachedEventLog, event: EventLogEntry) -> None:
         store(storage, event)
         stored.append(event.run_id)
         if len(stored) == 2:
             raise OSError("no room for the second")
 
-    def counted(storage: event_log.KeptEventLog, events: Sequence[EventLogEntry]) -> None:
+    def counted(storage: event_log.CachedEventLog, events: Sequence[EventLogEntry]) -> None:
         batches.append(len(events))
         store_batch(storage, events)
 
-    monkeypatch.setattr(event_log.KeptEventLog, "store_event", failing_once)
-    monkeypatch.setattr(event_log.KeptEventLog, "store_event_batch", counted)
+    monkeypatch.setattr(event_log.CachedEventLog, "store_event", failing_once)
+    monkeypatch.setattr(event_log.CachedEventLog, "store_event_batch", counted)
     planned = dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED
     with dg.DagsterInstance.get() as instance, dg.DagsterInstance.get() as other:
-        with connections_kept(instance.event_log_storage):
+        with cache_event_log(instance.event_log_storage):
             for _ in range(2):
                 run = dg.materialize([a, b], instance=instance)
                 assert len(other.all_logs(run.run_id, of_type=planned)) == 2
@@ -97,25 +97,25 @@ def test_a_batch_whose_second_database_cannot_be_opened_leaves_no_transaction_op
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
-    store_batch, connection = event_log.KeptEventLog.store_event_batch, event_log.KeptEventLog._connection
+    store_batch, connection = event_log.CachedEventLog.store_event_batch, event_log.CachedEventLog._connection
     opened = list[str]()
 
-    def counted(storage: event_log.KeptEventLog, events: Sequence[EventLogEntry]) -> None:
+    def counted(storage: event_log.CachedEventLog, events: Sequence[EventLogEntry]) -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(event_log.KeptEventLog, "_connection", failing_second)
+            patch.setattr(event_log.CachedEventLog, "_connection", failing_second)
             store_batch(storage, events)
 
-    def failing_second(storage: event_log.KeptEventLog, shard: str) -> Connection:
+    def failing_second(storage: event_log.CachedEventLog, shard: str) -> Connection:
         opened.append(shard)
         if len(opened) == 2:
             raise OSError("no file can be opened")
         return connection(storage, shard)
 
-    monkeypatch.setattr(event_log.KeptEventLog, "store_event_batch", counted)
+    monkeypatch.setattr(event_log.CachedEventLog, "store_event_batch", counted)
     with (
         dg.DagsterInstance.get() as instance,
         dg.DagsterInstance.get() as other,
-        connections_kept(instance.event_log_storage),
+        cache_event_log(instance.event_log_storage),
     ):
         run = dg.materialize([a, b], instance=instance)
         planned = dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED
@@ -141,7 +141,7 @@ def test_a_record_is_read_again_once_anybody_has_changed_it(
     with (
         dg.DagsterInstance.get() as instance,
         dg.DagsterInstance.get() as other,
-        connections_kept(instance.event_log_storage),
+        cache_event_log(instance.event_log_storage),
     ):
 
         def numbers() -> dict[dg.AssetKey, object]:

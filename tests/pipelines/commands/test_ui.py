@@ -73,7 +73,7 @@ def test_the_definitions_read_the_same_file(config, tmp_path):
 @pytest.mark.slow
 def test_dagster_knows_the_options_of_the_command():
     """Parse the options with Dagster's own parser: with --help it starts nothing."""
-    command = ui.command("127.0.0.1", 3999)
+    command = ui.server_command("127.0.0.1", 3999)
     assert command[command.index("-d") + 1] == str(ROOT / "src")
     result = subprocess.run([*command, "--help"], capture_output=True, text=True, check=False, timeout=120)
     assert result.returncode == 0, result.stderr
@@ -107,7 +107,7 @@ def test_the_server_gets_its_arguments_and_variables_and_its_exit_code_is_the_co
     out, _ = process.communicate(timeout=60)
     arguments, path = json.loads(out)
     assert path == str(tmp_path / "pgsieve.yaml")
-    assert arguments == ui.command("127.0.0.1", 3999)[1:]
+    assert arguments == ui.server_command("127.0.0.1", 3999)[1:]
     assert process.returncode == 7
 
 
