@@ -1,9 +1,8 @@
 """Schedules and sensors: off until a user switches them on, or on with `dagster.automation` in pgsieve.yaml.
 
 Increments and maintenance run on schedules. One sensor copies tables that have no replica yet, or whose
-definition changed. Another sensor watches a slot: if it is missing, has lost WAL or retains too much of it,
-the sensor starts a run that fails. Alerts for failed runs then report it; Dagster sends no alert for a failed
-tick.
+definition changed. Another sensor watches a slot: if the slot is missing, has lost WAL or retains too much of
+it, the sensor starts a run that fails, as Dagster sends alerts for failed runs, but not for failed ticks.
 """
 
 from collections.abc import Collection, Mapping
@@ -20,11 +19,11 @@ from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.translator import Naming
 from pgsieve.pipelines.jobs import problem_of_slot
 
-#: The sensor waits at most this long for a copy that it requested: Dagster may never notice that a run was
-#: killed. A run that was requested in vain finds nothing to copy.
-_WAITING = timedelta(hours=1)
+#: How long the sensor waits for a copy that it requested, as Dagster may never notice that a run was killed. If
+#: the run goes on after all, the next one finds nothing to copy.
+_MAX_COPY_WAIT = timedelta(hours=1)
 #: The time between two runs that fail for the same slot.
-_SILENCE = timedelta(hours=1)
+_ALARM_INTERVAL = timedelta(hours=1)
 
 
 def increments_schedule(job: UnresolvedAssetJobDefinition, *, running: bool = False) -> dg.ScheduleDefinition:
@@ -57,8 +56,8 @@ def _status(*, running: bool) -> dg.DefaultSensorStatus:
 def published_sensor(tables: Mapping[str, Collection[Name]], naming: Naming) -> dg.SensorDefinition:
     """List the published tables of each subscription as partitions of its initial sync.
 
-    They are those that were published when Dagster loaded the code. The sensor is always on, as it starts no
-    run and reads only Dagster's records.
+    `tables` are those that were published when Dagster loaded the code. The sensor is always on, as it starts
+    no run and reads only Dagster's records.
     """
 
     @dg.sensor(
@@ -99,21 +98,25 @@ def copy_sensor(
         description="Starts the initial sync of tables that have no replica, or whose columns changed.",
     )
     def new_tables(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
-        opened = getattr(context.resources, naming.lake).open()
-        if not SubscriptionRecord(opened, subscription.name).state().enabled:
+        lake = getattr(context.resources, naming.lake).open()
+        if not SubscriptionRecord(lake, subscription.name).state().enabled:
             return dg.SkipReason("the subscription is disabled")
-        keys = [table_partition(name) for name in tables_to_copy(subscription, opened)]
+        keys = [table_partition(name) for name in tables_to_copy(subscription, lake)]
         if not keys:
             return dg.SkipReason("every published table has its replica")
-        last = _last_copy(context.instance, subscription)
-        if last and not last.dagster_run.is_finished and datetime.now(UTC) - last.create_timestamp < _WAITING:
+        last = _last_copy_run(context.instance, subscription)
+        if (
+            last
+            and not last.dagster_run.is_finished
+            and datetime.now(UTC) - last.create_timestamp < _MAX_COPY_WAIT
+        ):
             return dg.SkipReason(f"run {last.dagster_run.run_id} is copying tables")
         partitions = tables_partitions(subscription.name)
         present = partitions.get_partition_keys(dynamic_partitions_store=context.instance)
         new = sorted(set(keys) - set(present))
         order = [*present, *new]
-        # Dagster starts one run for a run key. The key contains the last copying run, so repeated requests
-        # before the next one are the same.
+        # Dagster starts one run for a run key. The key contains the id of the last copying run, so it changes
+        # only when a run has started.
         number = last.dagster_run.run_id if last else "first"
         return dg.SensorResult(
             run_requests=[
@@ -128,7 +131,7 @@ def copy_sensor(
     return new_tables
 
 
-def _last_copy(dagster: dg.DagsterInstance, subscription: Subscription) -> dg.RunRecord | None:
+def _last_copy_run(dagster: dg.DagsterInstance, subscription: Subscription) -> dg.RunRecord | None:
     """The newest run that the sensor of a subscription has started."""
     records = dagster.get_run_records(dg.RunsFilter(tags={LACKING: subscription.name}), limit=1)
     return records[0] if records else None
@@ -153,7 +156,7 @@ def slot_lag_sensor(
         if problem is None:
             context.update_cursor("")
             return dg.SkipReason(f"replication slot {feed.slot} is healthy")
-        if context.cursor and now - datetime.fromisoformat(context.cursor) < _SILENCE:
+        if context.cursor and now - datetime.fromisoformat(context.cursor) < _ALARM_INTERVAL:
             return dg.SkipReason(f"{problem.text}; a run has failed for it at {context.cursor}")
         context.update_cursor(now.isoformat())
         return dg.RunRequest()

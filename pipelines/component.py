@@ -30,7 +30,7 @@ from pgsieve.assets.translator import Naming, PgsieveAsset, PgsieveTranslator
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.definitions import assemble
 from pgsieve.pipelines.project import build_project
-from pgsieve.pipelines.published import Published, kept_published, read_feeds
+from pgsieve.pipelines.published import Published, fetch_published, load_published
 
 _EXAMPLE = """\
 # All keys: pgsieve's documentation, "Configuration: pgsieve.yaml". ${{NAME}} is an environment variable.
@@ -46,20 +46,22 @@ subscriptions:
 """
 
 #: The line of a defs.yaml that names this component.
-_OWN_TYPE = re.compile(r"^type: *['\"]?pgsieve\.(\w+\.)*PgsieveComponent\b", re.MULTILINE)
+_COMPONENT_TYPE = re.compile(r"^type: *['\"]?pgsieve\.(\w+\.)*PgsieveComponent\b", re.MULTILINE)
 
 
 class PgsieveScaffolder(Scaffolder[Any]):
     """Writes a defs.yaml, and beside it a pgsieve.yaml to be filled in.
 
-    The lake is outside of the project's package. Each further component of a project gets a prefix of its
-    own.
+    The lake is outside of the project's package. In a project with another such component, the new one gets a
+    prefix of its own.
     """
 
     def scaffold(self, request: ScaffoldRequest[Any]) -> None:
         """Write both files."""
         folder = request.target_path
-        prefix = {"prefix": re.sub(r"[^A-Za-z0-9_]", "_", folder.name)} if _has_another(folder) else {}
+        prefix = (
+            {"prefix": re.sub(r"[^A-Za-z0-9_]", "_", folder.name)} if _has_other_component(folder) else {}
+        )
         scaffold_component(request, {"config": "pgsieve.yaml", **prefix})
         file = folder / "pgsieve.yaml"
         if not file.exists():
@@ -70,10 +72,10 @@ class PgsieveScaffolder(Scaffolder[Any]):
             )
 
 
-def _has_another(folder: Path) -> bool:
+def _has_other_component(folder: Path) -> bool:
     """Whether a folder beside this one already has such a component."""
     return any(
-        file.parent != folder and _OWN_TYPE.search(file.read_text(encoding="utf-8", errors="replace"))
+        file.parent != folder and _COMPONENT_TYPE.search(file.read_text(encoding="utf-8", errors="replace"))
         for file in folder.parent.rglob("defs.yaml")
     )
 
@@ -95,7 +97,7 @@ class PgsieveComponent(dg.StateBackedComponent, dg.Resolvable):
 
     `config` is the configuration file. The names of jobs, schedules, sensors, ops and of the resources
     `<prefix>_lake` and `<prefix>_spark` begin with `prefix`. `spark` is the project's own resource of
-    dagster-pyspark, in YAML a template variable. `translation` changes the assets; in it, `data` is a
+    dagster-pyspark (in YAML, a template variable). `translation` changes the assets; its `data` is a
     `PgsieveAsset`. Subclasses may override `get_asset_spec`.
     """
 
@@ -124,7 +126,7 @@ class PgsieveComponent(dg.StateBackedComponent, dg.Resolvable):
         """
         config = load_config(self.config)
         former = Published.from_json(state_path.read_text(encoding="utf-8")) if state_path.is_file() else None
-        read, errors = read_feeds(build_project(config), former or kept_published(config))
+        read, errors = fetch_published(build_project(config), former or load_published(config))
         state_path.write_text(read.to_json(), encoding="utf-8")
         for error in errors:
             if not os.environ.get("DAGSTER_IS_DEV_CLI"):
@@ -134,14 +136,11 @@ class PgsieveComponent(dg.StateBackedComponent, dg.Resolvable):
     def build_defs_from_state(
         self, context: dg.ComponentLoadContext, state_path: Path | None
     ) -> dg.Definitions:
-        """The definitions for the state's tables.
-
-        Without a state, for those of published.json and the lake.
-        """
+        """The definitions for the tables of the state; without a state, of published.json and the lake."""
         del context
         config = load_config(self.config)
         if state_path is None:
-            published = kept_published(config)
+            published = load_published(config)
         else:
             published = Published.from_json(state_path.read_text(encoding="utf-8"))
         naming = Naming(self.prefix, _ComponentTranslator(self))

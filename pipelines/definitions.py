@@ -1,8 +1,8 @@
 """Dagster's definitions: the assets, checks, jobs, schedules and sensors of one configuration file.
 
 In: the file that PGSIEVE_CONFIG names, or ./pgsieve.yaml; without a file there are no definitions. Loading
-asks no source, but reads the published tables from a file (`pipelines/published.py`): a source that does not
-answer makes a code location neither slow nor empty. `build_definitions` is for the user's own code location.
+asks no source, but reads the published tables from a file (`pipelines/published.py`), so that a code location
+loads fast and complete even if a source does not answer. `build_definitions` is for a user's code location.
 """
 
 from collections import defaultdict
@@ -44,7 +44,7 @@ from pgsieve.pipelines.automation import (
 from pgsieve.pipelines.config.model import Config, ConfigError, load_config
 from pgsieve.pipelines.jobs import jobs_of
 from pgsieve.pipelines.project import build_project
-from pgsieve.pipelines.published import Published, kept_published, recorded_tables, refresh_published
+from pgsieve.pipelines.published import Published, load_published, recorded_tables, refresh_published
 from pgsieve.resources.lake.pyspark_resource import pyspark_resource
 
 
@@ -67,12 +67,12 @@ def build_definitions(
     translator: PgsieveTranslator | None = None,
     spark: PySparkResource | LazyPySparkResource | None = None,
 ) -> dg.Definitions:
-    """The definitions of a configuration file, to be merged into a code location's own.
+    """The definitions of a configuration file, to be merged with a code location's other definitions.
 
     - `file`: by default the file that PGSIEVE_CONFIG names, or ./pgsieve.yaml
     - `prefix`: begins the names of jobs, schedules, sensors, ops and of the resources `<prefix>_lake` and
       `<prefix>_spark`; two files in one code location need two prefixes
-    - `translator`: decides asset keys, groups and the like
+    - `translator`: decides asset keys, groups and other attributes of the assets
     - `spark`: the project's own resource; the steps use its Spark application instead of the file's `spark`,
       and start it when they need it
 
@@ -81,12 +81,12 @@ def build_definitions(
     """
     config = load_config(None if file is None else Path(file))
     naming = Naming(prefix, translator or PgsieveTranslator())
-    return assemble(config, kept_published(config), naming, spark=spark)
+    return assemble(config, load_published(config), naming, spark=spark)
 
 
 def definitions(config: Config) -> dg.Definitions:
-    """The definitions for `pgsieve ui`, which has no other ones."""
-    own = assemble(config, kept_published(config), Naming())
+    """The definitions for `pgsieve ui`."""
+    own = assemble(config, load_published(config), Naming())
     # A run in one process needs only one Spark session.
     return dg.Definitions.merge(own, dg.Definitions(executor=dg.in_process_executor))
 
@@ -104,7 +104,7 @@ def assemble(
     lake = project.lake
     lake = PgsieveLake(uri=lake.uri, engine=pyspark_resource(lake.engine, spark), folders=lake.folders)
     tables = recorded_tables(project, published, authoritative=authoritative)
-    automated = config.dagster.automation
+    is_automated = config.dagster.automation
     subscriptions, feeds = list(project.subscriptions.values()), list(project.feeds.values())
     jobs = jobs_of(project, naming)
     return dg.Definitions(
@@ -115,7 +115,7 @@ def assemble(
             *(table_changes_asset(s, naming) for s in subscriptions),
             *(
                 replica_tables_asset(
-                    s, tables[s.name], naming, freshness_policy=_freshness(s) if automated else None
+                    s, tables[s.name], naming, freshness_policy=_freshness_policy(s) if is_automated else None
                 )
                 for s in subscriptions
             ),
@@ -136,17 +136,17 @@ def assemble(
         ],
         jobs=jobs.all,
         schedules=[
-            *(increments_schedule(job, running=automated) for job in jobs.increments),
-            *(maintenance_schedule(job, running=automated) for job in jobs.maintenance),
+            *(increments_schedule(job, running=is_automated) for job in jobs.increments),
+            *(maintenance_schedule(job, running=is_automated) for job in jobs.maintenance),
         ],
         sensors=[
             published_sensor(tables, naming),
             *(
-                copy_sensor(s, job, naming, running=automated)
+                copy_sensor(s, job, naming, running=is_automated)
                 for s, job in zip(subscriptions, jobs.copies, strict=True)
             ),
             *(
-                slot_lag_sensor(f, job, naming, running=automated)
+                slot_lag_sensor(f, job, naming, running=is_automated)
                 for f, job in zip(feeds, jobs.alarms, strict=True)
             ),
         ],
@@ -167,8 +167,8 @@ def _source_tables(
             yield naming.spec(of_source_table(source, name, path, published[name]))
 
 
-def _freshness(subscription: Subscription) -> dg.FreshnessPolicy:
-    """The policy that each table is brought up to date within the subscription's `freshness`."""
+def _freshness_policy(subscription: Subscription) -> dg.FreshnessPolicy:
+    """The policy that each table is up to date within the subscription's `freshness`."""
     return dg.FreshnessPolicy.time_window(fail_window=subscription.freshness)
 
 
@@ -180,7 +180,7 @@ def register_tables(config: Config, dagster: dg.DagsterInstance) -> None:
     project = build_project(config)
     for error in refresh_published(config, project):
         get_dagster_logger().warning(str(error))
-    for name, tables in recorded_tables(project, kept_published(config)).items():
+    for name, tables in recorded_tables(project, load_published(config)).items():
         partitions = tables_partitions(name)
         assert partitions.name is not None
         dagster.add_dynamic_partitions(partitions.name, sorted(table_partition(table) for table in tables))

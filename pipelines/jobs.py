@@ -1,7 +1,7 @@
 """Dagster's jobs, by feed or by subscription.
 
-In: the configured feeds and subscriptions. Out: jobs. Schedules, sensors (`pgsieve.pipelines.automation`) and
-people start them.
+In: the feeds and subscriptions of a project. Out: jobs, for schedules, sensors (`pgsieve.pipelines.automation`)
+and people to start.
 """
 
 from collections.abc import Sequence
@@ -26,12 +26,12 @@ from pgsieve.resources.postgres.slot import resynchronisation, slot_state
 class Jobs:
     """The jobs of a project, in the order of its feeds and subscriptions.
 
-    `increments`, `maintenance` and `alarms` are by feed, `copies` by subscription. `of_one` are for people:
-    the increments of one subscription, if its feed has several.
+    `increments`, `maintenance` and `alarms` have a job for each feed, `copies` one for each subscription.
+    `of_single` are increments of a single subscription, if its feed has several; only people start them.
     """
 
     increments: list[UnresolvedAssetJobDefinition]
-    of_one: list[UnresolvedAssetJobDefinition]
+    of_single: list[UnresolvedAssetJobDefinition]
     copies: list[UnresolvedAssetJobDefinition]
     maintenance: list[UnresolvedAssetJobDefinition]
     alarms: list[dg.JobDefinition]
@@ -39,7 +39,7 @@ class Jobs:
     @property
     def all(self) -> list[UnresolvedAssetJobDefinition | dg.JobDefinition]:
         """All jobs."""
-        return [*self.increments, *self.of_one, *self.copies, *self.maintenance, *self.alarms]
+        return [*self.increments, *self.of_single, *self.copies, *self.maintenance, *self.alarms]
 
 
 def jobs_of(project: Project, naming: Naming) -> Jobs:
@@ -47,7 +47,7 @@ def jobs_of(project: Project, naming: Naming) -> Jobs:
     feeds = list(project.feeds.values())
     return Jobs(
         increments=[_increments_job(feed, project.subscriptions_of(feed), naming) for feed in feeds],
-        of_one=[
+        of_single=[
             _increments_job(feed, [each], naming, f"_{each.name}")
             for feed in feeds
             if len(project.subscriptions_of(feed)) > 1
@@ -60,11 +60,11 @@ def jobs_of(project: Project, naming: Naming) -> Jobs:
 
 
 def _increments_job(
-    feed: Feed, subscriptions: Sequence[Subscription], naming: Naming, of_one: str = ""
+    feed: Feed, subscriptions: Sequence[Subscription], naming: Naming, of_single: str = ""
 ) -> UnresolvedAssetJobDefinition:
     names = ", ".join(subscription.name for subscription in subscriptions)
     return dg.define_asset_job(
-        naming.name(f"{feed.name}_{of_one}_increments" if of_one else f"{feed.name}_increments"),
+        naming.name(f"{feed.name}_{of_single}_increments" if of_single else f"{feed.name}_increments"),
         _increments(feed, subscriptions, naming),
         description=f"Reads slot {feed.slot}, and applies the changes to the replicas of {names}.",
     )
@@ -73,8 +73,8 @@ def _increments_job(
 def _increments(feed: Feed, subscriptions: Sequence[Subscription], naming: Naming) -> dg.AssetSelection:
     """The assets and checks of an increment of these subscriptions.
 
-    Replicas are not among them, as Dagster would show all of them as failed after a failed run. The run
-    records those that it has changed.
+    Replicas are not selected, as Dagster would show all of them as failed after a failed run. The run reports
+    the replicas that it has changed.
     """
     log = naming.key(of_feed(feed, AssetKind.CHANGE_LOG))
     keys, checks = [log], [dg.AssetCheckKey(log, "slot_health")]
@@ -145,7 +145,7 @@ class SlotProblem:
 
 
 def problem_of_slot(feed: Feed, lake: Lake) -> SlotProblem | None:
-    """The problem of a slot, or None; a missing slot is no problem before the first run, which creates it."""
+    """The problem of a slot, or None; before the first run, which creates it, a missing slot is no problem."""
     try:
         with feed.source.connect() as connection:
             state = slot_state(connection, feed.slot)

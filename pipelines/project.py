@@ -1,7 +1,7 @@
 """Turns the configuration into the objects of the steps: sources, feeds, subscriptions, and the lake.
 
-Subscriptions of a source with `row_filter: pipeline` share its slot; each with `row_filter: publisher` has a
-slot of its own. Raises PgsieveError for options that are not supported.
+The subscriptions of a source with `row_filter: pipeline` share a slot; each one with `row_filter: publisher`
+has its own. Raises PgsieveError for options that are not supported.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +22,7 @@ from pgsieve.resources.postgres.source import Source
 
 @dataclass(frozen=True)
 class Project:
-    """The objects that a configuration file declares."""
+    """The objects of a configuration file: feeds by name, subscriptions by name, and the lake."""
 
     feeds: Mapping[str, Feed]
     subscriptions: Mapping[str, Subscription]
@@ -42,8 +42,8 @@ class Project:
 
 def build_project(config: Config) -> Project:
     """The feeds and subscriptions of a configuration."""
-    storage = config.storage.of(config.lake)
-    _refuse_unsafe(storage, config.spark.conf)
+    storage = config.storage.storage_of(config.lake)
+    _refuse_unsafe_store(storage, config.spark.conf)
     declare(storage)
     conceal_settings(config.spark.conf)
     feeds: dict[str, Feed] = {}
@@ -57,38 +57,40 @@ def build_project(config: Config) -> Project:
             feeds[name] = _feed(name, name, source, source.slot, sharing)
     subscriptions = {}
     for subscription in config.subscriptions.values():
-        _refuse_unbuilt(subscription, storage)
-        owner = subscription.source
+        _refuse_unsupported(subscription, storage)
+        feed_name = subscription.source
         if subscription.row_filter == "publisher":
-            owner = subscription.slot
+            feed_name = subscription.slot
             reading = {subscription.name: subscription}
             source = config.sources[subscription.source]
-            feeds[owner] = _feed(owner, subscription.source, source, owner, reading, filtered=True)
+            feeds[feed_name] = _feed(
+                feed_name, subscription.source, source, feed_name, reading, filtered=True
+            )
         subscriptions[subscription.name] = Subscription(
             name=subscription.name,
-            feed=feeds[owner],
+            feed=feeds[feed_name],
             copy_data=subscription.copy_data,
             disable_on_error=subscription.disable_on_error,
             freshness=subscription.freshness,
             types=subscription.type_overrides,
-            layout=subscription.layout.of_subscription(),
-            histories=subscription.history.of_subscription(),
+            layout=subscription.layout.subscription_layout(),
+            histories=subscription.history.subscription_histories(),
         )
-    engine = engine_of(config)
-    config_times = config.retention
-    retention = Retention(config_times.change_log, config_times.changes, config_times.versions)
+    engine = spark_engine_of(config)
+    durations = config.retention
+    retention = Retention(durations.change_log, durations.changes, durations.versions)
     names = config.catalog.names if config.catalog else None
     folders = {name: subscription.layout.folders for name, subscription in subscriptions.items()}
     lake = PgsieveLake(uri=storage.address, engine=engine, folders=folders)
     return Project(feeds, subscriptions, lake, retention, names)
 
 
-def engine_of(config: Config) -> SparkEngine:
+def spark_engine_of(config: Config) -> SparkEngine:
     """The Spark engine of a configuration; call it after `declare` of the storage."""
     return SparkEngine(
         master=config.spark.master,
         spark_config=config.spark.conf,
-        lake=config.storage.of(config.lake).address,
+        lake=config.storage.storage_of(config.lake).address,
         engine=config.spark.engine,
         engine_folder=str(config.state_folder / "engine"),
         engine_idle=config.spark.engine_idle.total_seconds(),
@@ -135,21 +137,18 @@ def _feed(
         filtered=filtered,
         subscriptions={name: s.publications for name, s in subscriptions.items()},
         defined={} if filtered else defined,
-        options=_options(source_name, list(subscriptions.values())),
+        options=_pgoutput_options(source_name, list(subscriptions.values())),
         failover=any(s.failover for s in subscriptions.values()),
     )
 
 
-_OPTIONS = ("origin", "binary", "streaming", "two_phase", "failover")
+_SHARED_OPTIONS = ("origin", "binary", "streaming", "two_phase", "failover")
 
 
-def _options(source: str, sharing: Sequence[SubscriptionConfig]) -> PgoutputOptions:
-    """The options for reading a slot.
-
-    Raises PgsieveError if the subscriptions that share it differ in one.
-    """
+def _pgoutput_options(source: str, sharing: Sequence[SubscriptionConfig]) -> PgoutputOptions:
+    """The options for reading a slot; raises PgsieveError if subscriptions that share the slot differ in one."""
     first = sharing[0]
-    for other, option in product(sharing[1:], _OPTIONS):
+    for other, option in product(sharing[1:], _SHARED_OPTIONS):
         if getattr(other, option) != getattr(first, option):
             raise PgsieveError(
                 f'subscriptions "{first.name}" and "{other.name}" share the replication slot of source "{source}",'
@@ -160,8 +159,8 @@ def _options(source: str, sharing: Sequence[SubscriptionConfig]) -> PgoutputOpti
     return PgoutputOptions((), first.binary, first.streaming, first.two_phase, first.origin)
 
 
-def _refuse_unsafe(storage: Storage, conf: Mapping[str, str]) -> None:
-    """Refuse a lake whose store may lose a commit, unless a Spark session is the only writer there."""
+def _refuse_unsafe_store(storage: Storage, conf: Mapping[str, str]) -> None:
+    """Refuse a lake whose store may lose a commit, unless a single Spark session is the only writer."""
     if storage.only_spark:
         return
     if not storage.is_safe:
@@ -175,15 +174,15 @@ def _refuse_unsafe(storage: Storage, conf: Mapping[str, str]) -> None:
     refuse_other_log_store(storage, conf)
 
 
-def _refuse_unbuilt(subscription: SubscriptionConfig, storage: Storage) -> None:
+def _refuse_unsupported(subscription: SubscriptionConfig, storage: Storage) -> None:
     """Raise PgsieveError for an option that would have no effect."""
-    unbuilt = {
+    unsupported = {
         "two_phase: true": (
             subscription.two_phase and not storage.by_delta_rs,
             "in a lake that only Spark reaches transactions arrive at their commit, and the replica's rows are the same",
         ),
     }
-    for option, (requested, instead) in unbuilt.items():
+    for option, (requested, instead) in unsupported.items():
         if requested:
             raise PgsieveError(
                 f'subscription "{subscription.name}": `{option}` is not supported yet',

@@ -1,8 +1,8 @@
-"""The published tables for Dagster's definitions, recorded in a file, so that loading code asks no source.
+"""Records the published tables in a file, so that Dagster's definitions load without asking a source.
 
-In: the catalogs of the sources, at deploy time or on request (`read_feeds`). Out: text (`to_json`), and from
-it the tables of each subscription (`recorded_tables`). For a feed that is not in the file, the lake's records
-are used: the last recorded catalog, then the states of the tables. Missing information is no error.
+In: the catalogs of the sources, at deploy time or on request (`fetch_published`). Out: text (`to_json`), and
+from it the tables of each subscription (`recorded_tables`). A feed that is not in the file has the tables of
+the lake's records: of the last catalog there, else of the table states. Missing information is no error.
 """
 
 import json
@@ -28,13 +28,13 @@ from pgsieve.resources.postgres.present_catalog import present_catalog
 from pgsieve.resources.postgres.wal import current_lsn
 
 _FORMAT = 1
-#: The errors of reading another version's text.
-_OTHER_VERSION = (AttributeError, KeyError, TypeError, ValueError)
+#: The errors that parsing the text of another version may raise.
+_OTHER_VERSION_ERRORS = (AttributeError, KeyError, TypeError, ValueError)
 
 
 @dataclass(frozen=True)
 class Published:
-    """By feed: an LSN, and the part of the catalog at this LSN that its subscriptions need, as text.
+    """By feed: an LSN, and the part of the catalog at this LSN that its subscriptions need, as JSON.
 
     `comments` has the comments on tables, by feed.
     """
@@ -56,7 +56,7 @@ class Published:
 
     @classmethod
     def from_json(cls, text: str) -> "Published":
-        """Read a text of `to_json`; empty if another version of pgsieve wrote it."""
+        """Parse a text of `to_json`; empty if another version of pgsieve wrote it."""
         try:
             read = json.loads(text)
             if read["format"] != _FORMAT:
@@ -66,11 +66,11 @@ class Published:
                 {n: (int(f["lsn"]), json.dumps(f["catalog"], ensure_ascii=False)) for n, f in feeds},
                 {n: {(schema, name): text for schema, name, text in f.get("comments", ())} for n, f in feeds},
             )
-        except _OTHER_VERSION:
+        except _OTHER_VERSION_ERRORS:
             return cls()
 
 
-def _read(feed: Feed) -> tuple[tuple[int, str], dict[Name, str]]:
+def _fetch_feed(feed: Feed) -> tuple[tuple[int, str], dict[Name, str]]:
     """The LSN and catalog of a feed, and the comments on its tables."""
     with feed.source.connect() as connection:
         lsn, catalog = current_lsn(connection), feed.with_defined(present_catalog(connection))
@@ -84,24 +84,24 @@ def state_file(config: Config) -> Path:
     return config.state_folder / "published.json"
 
 
-def kept_published(config: Config) -> Published:
-    """The contents of the file; empty without a file."""
+def load_published(config: Config) -> Published:
+    """Read the file; empty if it does not exist."""
     try:
         return Published.from_json(state_file(config).read_text(encoding="utf-8"))
     except OSError:
         return Published()
 
 
-def read_feeds(project: Project, former: Published) -> tuple[Published, list[PgsieveError]]:
-    """Ask the sources for their publications; a source with an error keeps its former entry.
+def fetch_published(project: Project, earlier: Published) -> tuple[Published, list[PgsieveError]]:
+    """Ask the sources for their publications; also returns the errors.
 
-    Returns the errors, too.
+    The feed of a source with an error keeps its earlier entry.
     """
-    catalogs = {n: c for n, c in former.catalogs.items() if n in project.feeds}
-    comments, errors = {n: c for n, c in former.comments.items() if n in project.feeds}, []
+    catalogs = {n: c for n, c in earlier.catalogs.items() if n in project.feeds}
+    comments, errors = {n: c for n, c in earlier.comments.items() if n in project.feeds}, []
     for feed in project.feeds.values():
         try:
-            catalogs[feed.name], comments[feed.name] = _read(feed)
+            catalogs[feed.name], comments[feed.name] = _fetch_feed(feed)
         except PgsieveError as error:
             errors.append(error)
     return Published(catalogs, comments), errors
@@ -110,9 +110,9 @@ def read_feeds(project: Project, former: Published) -> tuple[Published, list[Pgs
 def refresh_published(config: Config, project: Project) -> list[PgsieveError]:
     """Ask the sources for their publications, and write the file; returns the errors.
 
-    These keep former entries.
+    The feed of a source with an error keeps its earlier entry.
     """
-    published, errors = read_feeds(project, kept_published(config))
+    published, errors = fetch_published(project, load_published(config))
     file = state_file(config)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -134,7 +134,7 @@ def recorded_tables(
 ) -> dict[str, Tables]:
     """The tables of each subscription, without asking a source; raises nothing.
 
-    They are those of `published`, or of the lake if its catalog is newer. With `authoritative` the catalog of
+    The newer catalog decides: that of `published`, or that of the lake. With `authoritative` the catalog of
     the lake is read only for feeds that `published` lacks.
     """
     by_subscription: dict[str, Tables] = {}
@@ -142,12 +142,16 @@ def recorded_tables(
     for subscription in project.subscriptions.values():
         feed = subscription.feed
         if feed.name not in recorded:
-            recorded[feed.name] = list(_catalogs(project, feed, published, authoritative=authoritative))
+            recorded[feed.name] = list(
+                _recorded_catalogs(project, feed, published, authoritative=authoritative)
+            )
         comments = published.comments.get(feed.name, {})
-        candidates = (_tables(subscription, catalog, comments) for _, catalog in recorded[feed.name])
+        candidates = (
+            _tables_of_catalog(subscription, catalog, comments) for _, catalog in recorded[feed.name]
+        )
         tables = next((each for each in candidates if each is not None), None)
         by_subscription[subscription.name] = (
-            _replicas(project, subscription, at_once=True) if tables is None else tables
+            _replica_tables(project, subscription, without_spark=True) if tables is None else tables
         )
     return by_subscription
 
@@ -155,22 +159,22 @@ def recorded_tables(
 def published_tables(project: Project, subscriptions: Iterable[Subscription]) -> dict[str, Tables]:
     """The tables that each subscription replicates, by the current catalog of its source.
 
-    If the source does not answer or a publication is missing, they are the tables with replicas. The run then
-    reports the problem, without an effect on other subscriptions.
+    If the source does not answer or a publication is missing, the tables with replicas are returned. The run
+    then reports the problem, which has no effect on other subscriptions.
     """
     catalogs: dict[str, Catalog | None] = {}
     tables: dict[str, Tables] = {}
     for subscription in subscriptions:
         feed = subscription.feed
         if feed.source.name not in catalogs:
-            catalogs[feed.source.name] = _present(feed)
+            catalogs[feed.source.name] = _current_catalog(feed)
         catalog = catalogs[feed.source.name]
-        now = None if catalog is None else _tables(subscription, catalog, {})
-        tables[subscription.name] = _replicas(project, subscription) if now is None else now
+        now = None if catalog is None else _tables_of_catalog(subscription, catalog, {})
+        tables[subscription.name] = _replica_tables(project, subscription) if now is None else now
     return tables
 
 
-def _present(feed: Feed) -> Catalog | None:
+def _current_catalog(feed: Feed) -> Catalog | None:
     try:
         with feed.source.connect() as connection:
             return present_catalog(connection)
@@ -179,7 +183,7 @@ def _present(feed: Feed) -> Catalog | None:
         return None
 
 
-def _catalogs(
+def _recorded_catalogs(
     project: Project, feed: Feed, published: Published, *, authoritative: bool
 ) -> Iterator[tuple[int, Catalog]]:
     """The recorded catalogs of a feed's publications, the newest first."""
@@ -187,34 +191,33 @@ def _catalogs(
     if (recorded := published.catalogs.get(feed.name)) is not None:
         try:
             catalogs.append((recorded[0], catalog_from_json(recorded[1])))
-        except _OTHER_VERSION:
+        except _OTHER_VERSION_ERRORS:
             get_dagster_logger().warning(
                 f"{feed.name}: another version of pgsieve has recorded its publications"
             )
     if not (authoritative and catalogs):
-        catalogs += _recorded(project, feed)
+        catalogs += _lake_catalog(project, feed)
     yield from sorted(catalogs, key=lambda each: each[0], reverse=True)
 
 
-def _recorded(project: Project, feed: Feed) -> list[tuple[int, Catalog]]:
-    """The last recorded catalog of a feed in the lake.
-
-    None if only Spark reads the lake, as that takes long.
-    """
+def _lake_catalog(project: Project, feed: Feed) -> list[tuple[int, Catalog]]:
+    """The last recorded catalog of a feed in the lake; empty if only Spark can read the lake, which takes long."""
     try:
         lake = project.lake.open()
         newest = None if lake.local is None else Catalogs(lake, feed).newest()
     except PgsieveError as error:
         get_dagster_logger().warning(f"{feed.name}: {error}")
         return []
-    except _OTHER_VERSION:
+    except _OTHER_VERSION_ERRORS:
         get_dagster_logger().warning(f"{feed.name}: the catalog in the lake is of another version")
         return []
     return [] if newest is None else [newest]
 
 
-def _tables(subscription: Subscription, catalog: Catalog, comments: Mapping[Name, str]) -> Tables | None:
-    """The tables that a catalog publishes to a subscription; None if the catalog lacks something for this."""
+def _tables_of_catalog(
+    subscription: Subscription, catalog: Catalog, comments: Mapping[Name, str]
+) -> Tables | None:
+    """The tables that a catalog publishes to a subscription; None if its publications have an error."""
     try:
         published = subscription.tables(subscription.feed.with_defined(catalog))
     except PgsieveError as error:
@@ -223,15 +226,15 @@ def _tables(subscription: Subscription, catalog: Catalog, comments: Mapping[Name
     return {name: PublishedTable.of_catalog(table, comments.get(name)) for name, table in published.items()}
 
 
-def _replicas(project: Project, subscription: Subscription, *, at_once: bool = False) -> Tables:
+def _replica_tables(project: Project, subscription: Subscription, *, without_spark: bool = False) -> Tables:
     """The tables with a replica, from the lake.
 
-    With `at_once` none if only Spark reads the lake, as that takes long.
+    With `without_spark`, empty if only Spark can read the lake, which takes long.
     """
     publications = subscription.feed.subscriptions[subscription.name]
     try:
         lake = project.lake.open()
-        states = {} if at_once and lake.local is None else TableStates(lake, subscription.name).newest()
+        states = {} if without_spark and lake.local is None else TableStates(lake, subscription.name).newest()
     except PgsieveError as error:
         get_dagster_logger().warning(f"{subscription.name}: {error}")
         return {}

@@ -1,6 +1,6 @@
 """`catalog` of pgsieve.yaml: the names of the replicas in the Spark session's catalog.
 
-In: the template in the file. Out: the same template, if it is valid. Raises errors that pydantic turns into a
+In: the template in the file. Out: the same template. Raises errors for an invalid template, which become a
 ConfigError.
 """
 
@@ -9,11 +9,11 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
-from pgsieve.pipelines.config.values import Filled, refusal
+from pgsieve.pipelines.config.values import NonEmptyText, refusal
 from pgsieve.resources.lake.catalog_names import FIELDS
 
 
-def _template(text: str) -> str:
+def _check_template(text: str) -> str:
     try:
         fields = [field for _, field, spec, conversion in Formatter().parse(text) if field is not None]
         plain = not any(spec or conversion for _, _, spec, conversion in Formatter().parse(text))
@@ -33,4 +33,4 @@ class CatalogConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
-    names: Annotated[Filled, AfterValidator(_template)] = "{subscription}.{table}"
+    names: Annotated[NonEmptyText, AfterValidator(_check_template)] = "{subscription}.{table}"

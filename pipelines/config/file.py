@@ -1,10 +1,10 @@
-"""A YAML file as text: scalars as they are written, with their lines, and `${VAR}` from the environment.
+"""Parses a YAML file whose scalars all stay text, and replaces `${VAR}` from the environment.
 
-In: a file and the environment. Out: a `Document`: nested dicts and lists whose leaves are all str, and the
-line of each key. Raises only ConfigError, without values, as these may be passwords.
+In: a file and the environment. Out: a `Document`: nested dicts and lists with str as leaves, and the line of
+each key. Raises only ConfigError, without values, as these may be passwords.
 
-YAML 1.1 reads `on`, `off`, `no` as booleans, `010` as eight and `12:30` as 750. Here a scalar stays text, and
-the model decides what it means. So `streaming: off` and a column named `no` work.
+YAML 1.1 reads `on`, `off`, `no` as booleans, `010` as eight and `12:30` as 750. Here the model decides the
+type of each scalar, so that `streaming: off` and a column named `no` work.
 """
 
 import json
@@ -25,15 +25,12 @@ Location = tuple[str | int, ...]
 _NULL = "tag:yaml.org,2002:null"
 _STR = "tag:yaml.org,2002:str"
 _STRUCTURES = {"tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"}
-_REFERENCE = re.compile(r"\$\$\{|\$\{([A-Za-z_][A-Za-z0-9_]*)\}|\$\{")
+_VARIABLE_REFERENCE = re.compile(r"\$\$\{|\$\{([A-Za-z_][A-Za-z0-9_]*)\}|\$\{")
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A problem at one place of the file.
-
-    `key` is the dotted path ("" is the file), `allowed` are the names allowed there.
-    """
+    """A problem in the file: `key` is the dotted path ("" is the file), `allowed` are the allowed names."""
 
     key: str
     line: int | None
@@ -55,17 +52,17 @@ class ConfigError(PgsieveError):
         if len(self.problems) == 1:
             super().__init__(self.describe(first), hint=first.hint)
         else:
-            lines = [f"{self.describe(each)}{_in_brackets(each)}" for each in self.problems]
+            lines = [f"{self.describe(each)}{_hint_in_brackets(each)}" for each in self.problems]
             super().__init__("; ".join(lines))
             self.message = "\n".join(map(visible, lines))
 
     def describe(self, problem: Problem) -> str:
-        """`file:line: key: message`: editors and terminals turn this form into a link."""
+        """`file:line: key: message`, which editors and terminals turn into a link."""
         place = f"{self.file}:{problem.line}" if problem.line else str(self.file)
         return ": ".join(part for part in (place, problem.key, problem.message) if part)
 
 
-def _in_brackets(problem: Problem) -> str:
+def _hint_in_brackets(problem: Problem) -> str:
     return f" ({problem.hint})" if problem.hint else ""
 
 
@@ -76,7 +73,7 @@ def name_hint(name: str | None, allowed: Sequence[str]) -> str:
     return f"{meant}allowed here: {', '.join(allowed)}" if allowed else "nothing may stand here"
 
 
-def dotted(location: Location) -> str:
+def dotted_path(location: Location) -> str:
     """`sources.shop.publications.emea.tables[0].where`; keys with other characters are quoted."""
     text = ""
     for part in location:
@@ -97,17 +94,17 @@ class Document:
     root: yaml.Node = field(repr=False)
 
     def line(self, location: Location) -> int:
-        """The line of this key; if it does not exist, that of the nearest mapping or list around it."""
+        """The line of this key; if the key does not exist, the line of the nearest mapping or list around it."""
         key, node = self._walk(location)
         return int((key or node).start_mark.line) + 1
 
     def text(self, location: Location) -> str | None:
-        """The scalar as it is written, before `${VAR}` is replaced; only for suggestions."""
+        """The scalar before `${VAR}` is replaced; only for suggestions."""
         _, node = self._walk(location)
         return str(node.value) if isinstance(node, yaml.ScalarNode) else None
 
     def _walk(self, location: Location) -> tuple[yaml.Node | None, yaml.Node]:
-        """The node of the path's last existing key (None for items of lists), and the node of its value."""
+        """The nodes of the path's last existing key (None for a list's item), and of its value."""
         key: yaml.Node | None = None
         node = self.root
         for part in location:
@@ -124,7 +121,7 @@ class Document:
 
 
 class _TextLoader(yaml.SafeLoader):
-    """YAML's grammar with two kinds of scalar: null and text."""
+    """YAML's grammar, with null and text as the only kinds of scalar."""
 
     yaml_implicit_resolvers = {}  # noqa: RUF012 - PyYAML's own class attribute
 
@@ -133,27 +130,24 @@ _TextLoader.add_implicit_resolver(_NULL, re.compile(r"^(?:~|null|Null|NULL|)$"),
 
 
 class _Reader:
-    """Turns the tree of nodes into dicts, lists and str.
-
-    Collects every problem instead of stopping at the first.
-    """
+    """Turns the tree of nodes into dicts, lists and str; collects all problems."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
-        self._done: dict[int, object] = {}  # By node: an alias is the same node as its anchor.
-        self._open: set[int] = set()
+        self._values: dict[int, object] = {}  # By node: an alias is the same node as its anchor.
+        self._unfinished: set[int] = set()
         self.problems: list[Problem] = []
 
     def _problem(self, location: Location, node: yaml.Node, message: str, hint: str | None = None) -> None:
-        self.problems.append(Problem(dotted(location), node.start_mark.line + 1, message, hint))
+        self.problems.append(Problem(dotted_path(location), node.start_mark.line + 1, message, hint))
 
     def value(self, node: yaml.Node, location: Location) -> object:
-        if id(node) in self._done:
-            return self._done[id(node)]
-        if id(node) in self._open:
+        if id(node) in self._values:
+            return self._values[id(node)]
+        if id(node) in self._unfinished:
             self._problem(location, node, "is an alias of something that contains it")
             return ""
-        self._open.add(id(node))
+        self._unfinished.add(id(node))
         if node.tag not in {_STR, _NULL} | _STRUCTURES:
             self._problem(
                 location, node, "has a YAML tag", "leave the tag (!name) out: the key says what it is"
@@ -164,8 +158,8 @@ class _Reader:
             result = [self.value(item, (*location, at)) for at, item in enumerate(node.value)]
         else:
             result = self._scalar(node, location)
-        self._open.discard(id(node))
-        self._done[id(node)] = result
+        self._unfinished.discard(id(node))
+        self._values[id(node)] = result
         return result
 
     def _mapping(self, node: yaml.MappingNode, location: Location) -> dict[str, object]:
@@ -211,7 +205,7 @@ class _Reader:
                 )
             return self._environ.get(name, "") if name else ""
 
-        text = _REFERENCE.sub(replacement, str(node.value))
+        text = _VARIABLE_REFERENCE.sub(replacement, str(node.value))
         if not _is_text(text):
             self._problem(location, node, "has a character that is no text (NUL, or not valid Unicode)")
             return ""
@@ -265,7 +259,7 @@ def parse(text: str, file: Path, environ: Mapping[str, str]) -> Document:
         raise ConfigError(file, [_syntax_problem(error)]) from None
     except RecursionError:
         raise ConfigError(file, [Problem("", None, "not valid YAML: nested too deeply")]) from None
-    # PyYAML does not catch errors of chr() for an escape, and of int() for a version.
+    # PyYAML does not catch the errors of chr() for an escape, nor of int() for a version.
     except (ValueError, OverflowError):
         raise ConfigError(
             file, [Problem("", None, "not valid YAML: an escape or number out of range")]

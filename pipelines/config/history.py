@@ -1,7 +1,6 @@
-"""`history` of a subscription in pgsieve.yaml: the histories of rows that are kept.
+"""`history` of a subscription in pgsieve.yaml: which histories of rows the lake retains.
 
-In: the section of the file. Out: the choice for each table. Raises errors that pydantic turns into a
-ConfigError.
+In: the section of the file. Out: the histories of each table. Raises errors that become a ConfigError.
 """
 
 from typing import Annotated
@@ -10,11 +9,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, field_validator
 
 from pgsieve.assets.steps.kept_histories import KeptHistories, KeptHistory
 from pgsieve.pipelines.config.identifiers import parse_qualified
-from pgsieve.pipelines.config.values import distinct, qualified
+from pgsieve.pipelines.config.values import name_parts, refuse_duplicates
 
 
-def in_full(section: object) -> object:
-    """The section for its short forms: `scd2` keeps the versions of rows, `off` keeps no history."""
+def expand_short_form(section: object) -> object:
+    """The section for a short form: `scd2` retains the versions of rows, `off` retains no history."""
     if section == "scd2":
         return {"scd2": True}
     return {"initial": False, "scd2": False} if section == "off" else section
@@ -28,23 +27,25 @@ class TableHistoryConfig(BaseModel):
     initial: bool | None = None
     scd2: bool | None = None
 
-    def kept(self) -> KeptHistory:
-        """The choice in the form of the steps."""
+    def table_history(self) -> KeptHistory:
+        """The histories in the form of the steps."""
         return KeptHistory(self.initial, self.scd2)
 
 
 class HistoryConfig(TableHistoryConfig):
     """The histories of the tables of a subscription."""
 
-    tables: dict[str, Annotated[TableHistoryConfig, BeforeValidator(in_full)]] = {}
+    tables: dict[str, Annotated[TableHistoryConfig, BeforeValidator(expand_short_form)]] = {}
 
     @field_validator("tables")
     @classmethod
     def _tables_once(cls, tables: dict[str, TableHistoryConfig]) -> dict[str, TableHistoryConfig]:
-        distinct((qualified(name, 2, 'public.orders, "Sales"."Order Lines"') for name in tables), "table")
+        refuse_duplicates(
+            (name_parts(name, 2, 'public.orders, "Sales"."Order Lines"') for name in tables), "table"
+        )
         return tables
 
-    def of_subscription(self) -> KeptHistories:
-        """The choice in the form of the steps."""
-        tables = {parse_qualified(name, 2): each.kept() for name, each in self.tables.items()}
-        return KeptHistories(self.kept(), {(s, t): each for (s, t), each in tables.items()})
+    def subscription_histories(self) -> KeptHistories:
+        """The histories in the form of the steps."""
+        tables = {parse_qualified(name, 2): each.table_history() for name, each in self.tables.items()}
+        return KeptHistories(self.table_history(), {(s, t): each for (s, t), each in tables.items()})

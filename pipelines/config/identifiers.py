@@ -1,7 +1,7 @@
 """Parses names as SQL writes them.
 
-In: `public.orders`, `"Sales"."Order Lines"`. Out: the parts, as in the catalog. Raises ValueError with the
-problem, without the text itself.
+In: `public.orders`, `"Sales"."Order Lines"`. Out: the parts, as in the catalog. Raises ValueError, whose
+message does not contain the name.
 """
 
 import re
@@ -10,7 +10,7 @@ import string
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.values.quoting import MAX_BYTES
 
-_FOLD = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
+_ASCII_LOWER_CASE = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 _PART = re.compile(
     r"""(?: "(?P<quoted>(?:[^"]|"")*)" | (?P<plain>[A-Za-z_\u0080-\U0010ffff][\w$\u0080-\U0010ffff]*) )""",
     re.VERBOSE | re.ASCII,
@@ -20,9 +20,9 @@ _PART = re.compile(
 def parse_qualified(text: str, parts: int) -> tuple[str, ...]:
     """Split a qualified name into exactly this many parts.
 
-    Without quotes a name is folded to lower case. Within double quotes it stays as it is, and `""` is one
-    quote (PostgreSQL documentation, section 4.1.1). Only ASCII letters are folded, as in PostgreSQL with a
-    multi-byte encoding (`src/backend/parser/scansup.c`).
+    A name without quotes is folded to lower case. A name within double quotes stays as it is, and `""` is one
+    quote (PostgreSQL documentation, 4.1.1). Only ASCII letters are folded, as in PostgreSQL with a multi-byte
+    encoding (`src/backend/parser/scansup.c`).
     """
     names: list[str] = []
     at = 0
@@ -33,7 +33,7 @@ def parse_qualified(text: str, parts: int) -> tuple[str, ...]:
                 "is not a name as SQL writes it (double quotes around names with other characters)"
             )
         quoted = part["quoted"]
-        name = part["plain"].translate(_FOLD) if quoted is None else quoted.replace('""', '"')
+        name = part["plain"].translate(_ASCII_LOWER_CASE) if quoted is None else quoted.replace('""', '"')
         if not name:
             raise ValueError("has an empty name between double quotes")
         if len(name.encode()) > MAX_BYTES:
@@ -53,7 +53,7 @@ def parse_qualified(text: str, parts: int) -> tuple[str, ...]:
 
 
 def quote(*parts: str) -> str:
-    """Write a qualified name so that `parse_qualified` and PostgreSQL read it back as these parts."""
+    """A qualified name that `parse_qualified` and PostgreSQL parse into these parts."""
     return ".".join(
         part if re.fullmatch(r"[a-z_][a-z0-9_$]*", part) else '"' + part.replace('"', '""') + '"'
         for part in parts
@@ -61,7 +61,7 @@ def quote(*parts: str) -> str:
 
 
 def parse_table_name(text: str) -> tuple[str, str]:
-    """The schema and name of a table in a command's arguments; raises PgsieveError."""
+    """Parse a command's argument into a table's schema and name; raises PgsieveError."""
     try:
         schema, table = parse_qualified(text, 2)
     except ValueError as error:

@@ -1,7 +1,7 @@
 """`layout` of a subscription in pgsieve.yaml: the layout of its replicas in the lake.
 
-In: the section of the file. Out: the layout of the subscription's tables. Raises errors that pydantic turns
-into a ConfigError.
+In: the section of the file. Out: the layout of the subscription's tables. Raises errors that become a
+ConfigError.
 """
 
 import re
@@ -13,7 +13,14 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, fie
 
 from pgsieve.decoding.changes.deleted_rows import OF_KEPT
 from pgsieve.pipelines.config.identifiers import parse_qualified
-from pgsieve.pipelines.config.values import Filled, Metadata, PlainName, distinct, qualified, refusal
+from pgsieve.pipelines.config.values import (
+    Metadata,
+    NonEmptyText,
+    PlainName,
+    name_parts,
+    refusal,
+    refuse_duplicates,
+)
 from pgsieve.resources.lake.delta.layout import (
     FOLDER_FIELDS,
     FOLDERS,
@@ -22,10 +29,10 @@ from pgsieve.resources.lake.delta.layout import (
     TableLayout,
 )
 
-_UNITS = {"kB": 1024, "MB": 1024**2, "GB": 1024**3}
+_BYTES_BY_UNIT = {"kB": 1024, "MB": 1024**2, "GB": 1024**3}
 _SIZE = re.compile(r"(\d+) ?(kB|MB|GB)")
-_LEAST_BYTES = 64 * 1024
-_HINTS = {
+_MIN_FILE_BYTES = 64 * 1024
+_PROPERTY_HINTS = {
     "delta.appendOnly": "a replica's rows are updated and deleted",
     "delta.enableDeletionVectors": "pgsieve enables them in tables of 64 MB and more, unless `spark: {conf: {…}}` says no",
     "delta.deletedFileRetentionDuration": "`retention: {versions: …}` says how long old versions are kept",
@@ -36,7 +43,7 @@ _HINTS = {
 }
 
 
-def _folders(text: str) -> str:
+def _check_folders(text: str) -> str:
     """Refuse a template that could give two tables the same folder, or a folder that Spark ignores."""
     try:
         parsed = list(Formatter().parse(text))
@@ -56,26 +63,26 @@ def _folders(text: str) -> str:
     return text
 
 
-def _bytes(text: object) -> object:
+def _parse_size(text: object) -> object:
     match = _SIZE.fullmatch(str(text))
-    if match is None or (size := int(match[1]) * _UNITS[match[2]]) < _LEAST_BYTES:
+    if match is None or (size := int(match[1]) * _BYTES_BY_UNIT[match[2]]) < _MIN_FILE_BYTES:
         raise refusal("is not a size for files", "a number of kB, MB or GB, 64 kB at least: 256 MB")
     return size
 
 
-def _columns(names: tuple[str, ...]) -> tuple[str, ...]:
-    columns = tuple(qualified(name, 1, 'region, "Unit Price"')[0] for name in names)
-    distinct(columns, "column")
+def _parse_columns(names: tuple[str, ...]) -> tuple[str, ...]:
+    columns = tuple(name_parts(name, 1, 'region, "Unit Price"')[0] for name in names)
+    refuse_duplicates(columns, "column")
     return columns
 
 
-def _names_once(columns: dict[str, str]) -> dict[str, str]:
-    distinct((name.lower() for name in columns.values()), "column")
+def _refuse_duplicate_names(columns: dict[str, str]) -> dict[str, str]:
+    refuse_duplicates((name.lower() for name in columns.values()), "column")
     return columns
 
 
-def _as_text(properties: object) -> object:
-    """Properties as text, as in Delta; a `Config` made in Python may have booleans and numbers."""
+def _values_as_text(properties: object) -> object:
+    """Properties with text as values, as in Delta; a `Config` made in Python may have booleans and numbers."""
     if not isinstance(properties, Mapping):
         return properties
     return {
@@ -84,11 +91,11 @@ def _as_text(properties: object) -> object:
     }
 
 
-def _properties(properties: dict[str, str]) -> dict[str, str]:
+def _check_properties(properties: dict[str, str]) -> dict[str, str]:
     for name, value in properties.items():
         if (pattern := PROPERTIES.get(name)) is None:
             allowed = ", ".join(PROPERTIES)
-            why = f"{_HINTS[name]}; " if name in _HINTS else ""
+            why = f"{_PROPERTY_HINTS[name]}; " if name in _PROPERTY_HINTS else ""
             raise refusal(
                 f"has {name}, which a layout cannot set",
                 f"{why}allowed here: {allowed}",
@@ -99,17 +106,19 @@ def _properties(properties: dict[str, str]) -> dict[str, str]:
 
 
 class TableLayoutConfig(BaseModel):
-    """The layout of one replica; the subscription's values replace missing ones."""
+    """The layout of one replica; a missing value is that of the subscription."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
-    cluster_by: Annotated[tuple[str, ...], AfterValidator(_columns)] | None = None
-    properties: Annotated[dict[str, str], BeforeValidator(_as_text), AfterValidator(_properties)] = {}
-    target_file_size: Annotated[int, BeforeValidator(_bytes)] | None = None
-    columns: Annotated[dict[Metadata, PlainName], AfterValidator(_names_once)] | None = None
+    cluster_by: Annotated[tuple[str, ...], AfterValidator(_parse_columns)] | None = None
+    properties: Annotated[
+        dict[str, str], BeforeValidator(_values_as_text), AfterValidator(_check_properties)
+    ] = {}
+    target_file_size: Annotated[int, BeforeValidator(_parse_size)] | None = None
+    columns: Annotated[dict[Metadata, PlainName], AfterValidator(_refuse_duplicate_names)] | None = None
     deletes: Literal["soft", "hard"] | None = None
 
-    def layout(self) -> TableLayout:
+    def table_layout(self) -> TableLayout:
         """The layout in the form of the steps."""
         columns = None if self.columns is None else dict[str, str](sorted(self.columns.items()))
         keeps = None if self.deletes is None else self.deletes == "soft"
@@ -119,14 +128,16 @@ class TableLayoutConfig(BaseModel):
 class LayoutConfig(TableLayoutConfig):
     """The layout of a subscription's replicas."""
 
-    folders: Annotated[Filled, AfterValidator(_folders)] = FOLDERS
+    folders: Annotated[NonEmptyText, AfterValidator(_check_folders)] = FOLDERS
     names: Literal["published", "snake"] = "published"
     tables: dict[str, TableLayoutConfig] = {}
 
     @field_validator("tables")
     @classmethod
     def _tables_once(cls, tables: dict[str, TableLayoutConfig]) -> dict[str, TableLayoutConfig]:
-        distinct((qualified(name, 2, 'public.orders, "Sales"."Order Lines"') for name in tables), "table")
+        refuse_duplicates(
+            (name_parts(name, 2, 'public.orders, "Sales"."Order Lines"') for name in tables), "table"
+        )
         return tables
 
     @model_validator(mode="after")
@@ -140,8 +151,10 @@ class LayoutConfig(TableLayoutConfig):
             )
         return self
 
-    def of_subscription(self) -> SubscriptionLayout:
+    def subscription_layout(self) -> SubscriptionLayout:
         """The layout in the form of the steps."""
-        tables = {parse_qualified(name, 2): each.layout() for name, each in self.tables.items()}
+        tables = {parse_qualified(name, 2): each.table_layout() for name, each in self.tables.items()}
         by_name = {(s, t): v for (s, t), v in tables.items()}
-        return SubscriptionLayout(self.folders, self.layout(), by_name, plain_names=self.names == "snake")
+        return SubscriptionLayout(
+            self.folders, self.table_layout(), by_name, plain_names=self.names == "snake"
+        )

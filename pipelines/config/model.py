@@ -38,12 +38,12 @@ from pgsieve.pipelines.config.file import (
     Document,
     Location,
     Problem,
-    dotted,
+    dotted_path,
     name_hint,
     parse,
     read_file,
 )
-from pgsieve.pipelines.config.history import HistoryConfig, TableHistoryConfig, in_full
+from pgsieve.pipelines.config.history import HistoryConfig, TableHistoryConfig, expand_short_form
 from pgsieve.pipelines.config.identifiers import parse_qualified
 from pgsieve.pipelines.config.layout import LayoutConfig, TableLayoutConfig
 from pgsieve.pipelines.config.publications import Operation, PublicationConfig, PublishedTableConfig
@@ -53,21 +53,21 @@ from pgsieve.pipelines.config.values import (
     CAPTURE_BYTES,
     CaptureName,
     ColumnName,
-    Filled,
     FolderName,
+    NonEmptyText,
     ObjectName,
-    distinct,
-    filled_secret,
+    add_names,
+    false_to_off,
     has_password,
-    lower,
-    named_by_key,
-    not_empty,
-    readable_conninfo,
+    normalise_streaming,
     refusal,
-    runnable,
+    refuse_duplicates,
+    refuse_empty,
+    refuse_empty_command,
+    refuse_empty_secret,
+    refuse_unreadable_conninfo,
     slot_name,
-    streaming_mode,
-    switch,
+    to_lower_case,
 )
 from pgsieve.resources.lake.masters import threads_of
 from pgsieve.resources.lake.stores.storage import is_uri, misread
@@ -94,17 +94,17 @@ class _Section(BaseModel):
 
 
 class SparkConfig(_Section):
-    """Where Spark runs: `master` is any Spark master URL or a Spark Connect address; `conf` is passed on.
+    """Where Spark runs: `master` is a Spark master URL or a Spark Connect address; `conf` are Spark's settings.
 
     With `threads[N]`, N threads of pgsieve replace Spark. If the master is local, `engine` decides whether
     runs use the warm engine: `use` uses a running one, `start` starts one if none runs, `off` uses none. An
     engine ends after `engine_idle` without use.
     """
 
-    master: Filled = "local[*]"
+    master: NonEmptyText = "local[*]"
     #: The address may contain credentials.
     conf: dict[str, str] = Field(default={}, repr=False)
-    engine: Annotated[Literal["off", "use", "start"], BeforeValidator(switch)] = "use"
+    engine: Annotated[Literal["off", "use", "start"], BeforeValidator(false_to_off)] = "use"
     engine_idle: Wait = timedelta(minutes=15)
 
     @field_validator("master")
@@ -129,9 +129,9 @@ class SourceConfig(_Section):
     """One database and the replication slot that reads it."""
 
     name: str = ""
-    conninfo: Annotated[SecretStr, AfterValidator(readable_conninfo)]
-    password: Annotated[SecretStr, AfterValidator(filled_secret)] | None = None
-    password_command: Annotated[tuple[SecretStr, ...], AfterValidator(runnable)] | None = None
+    conninfo: Annotated[SecretStr, AfterValidator(refuse_unreadable_conninfo)]
+    password: Annotated[SecretStr, AfterValidator(refuse_empty_secret)] | None = None
+    password_command: Annotated[tuple[SecretStr, ...], AfterValidator(refuse_empty_command)] | None = None
     standby: bool = False
     allow_untested_server: bool = False
     slot: str
@@ -170,35 +170,35 @@ class SubscriptionConfig(_Section):
 
     name: str = ""
     source: str
-    publications: Annotated[tuple[ObjectName, ...], AfterValidator(not_empty)]
+    publications: Annotated[tuple[ObjectName, ...], AfterValidator(refuse_empty)]
     row_filter: Literal["pipeline", "publisher"] = "pipeline"
     copy_data: bool = True
-    origin: Annotated[Literal["any", "none"], BeforeValidator(lower)] = "any"
+    origin: Annotated[Literal["any", "none"], BeforeValidator(to_lower_case)] = "any"
     binary: bool = False
-    streaming: Annotated[Literal["off", "on", "parallel"], BeforeValidator(streaming_mode)] = "parallel"
+    streaming: Annotated[Literal["off", "on", "parallel"], BeforeValidator(normalise_streaming)] = "parallel"
     two_phase: bool = False
     failover: bool = False
     disable_on_error: bool = False
     freshness: Wait = timedelta(minutes=15)
-    types: dict[ColumnName, Filled] = {}
+    types: dict[ColumnName, NonEmptyText] = {}
     layout: LayoutConfig = LayoutConfig()
-    history: Annotated[HistoryConfig, BeforeValidator(in_full)] = HistoryConfig()
+    history: Annotated[HistoryConfig, BeforeValidator(expand_short_form)] = HistoryConfig()
 
     @field_validator("publications")
     @classmethod
     def _publications_once(cls, publications: tuple[str, ...]) -> tuple[str, ...]:
-        distinct(publications, "publication")
+        refuse_duplicates(publications, "publication")
         return publications
 
     @field_validator("types")
     @classmethod
     def _columns_once(cls, types: dict[str, str]) -> dict[str, str]:
-        distinct((parse_qualified(key, 3) for key in types), "column")
+        refuse_duplicates((parse_qualified(key, 3) for key in types), "column")
         return types
 
     @property
     def slot(self) -> str:
-        """The name of the subscription's own slot, in mode `publisher`."""
+        """The name of the subscription's slot in mode `publisher`."""
         return slot_name(self.source, self.name)
 
     @property
@@ -215,19 +215,19 @@ class Config(_Section):
     """A whole configuration file; `lake` is a URI or an absolute path, `path` the file, absolute."""
 
     path: Path
-    lake: Filled
+    lake: NonEmptyText
     storage: StorageConfig = StorageConfig()
     spark: SparkConfig = SparkConfig()
     catalog: CatalogConfig | None = None
     retention: RetentionConfig = RetentionConfig()
     dagster: DagsterConfig = DagsterConfig()
-    sources: Annotated[dict[FolderName, SourceConfig], AfterValidator(not_empty)]
+    sources: Annotated[dict[FolderName, SourceConfig], AfterValidator(refuse_empty)]
     subscriptions: dict[FolderName, SubscriptionConfig] = {}
 
     @field_validator("sources", "subscriptions", mode="before")
     @classmethod
     def _named_by_key(cls, entries: object) -> object:
-        return named_by_key(entries)
+        return add_names(entries)
 
     @field_validator("path")
     @classmethod
@@ -254,10 +254,7 @@ class Config(_Section):
 
     @property
     def state_folder(self) -> Path:
-        """The folder of records that stay on this machine, such as those of the web interface.
-
-        All others are in the lake.
-        """
+        """The folder of records that stay on this machine, such as those of the web interface."""
         return self.path.parent / ".pgsieve"
 
     def selected(self, names: Sequence[str]) -> tuple[SubscriptionConfig, ...]:
@@ -277,24 +274,24 @@ class Config(_Section):
 
 
 class _BrokenReferencesError(PgsieveError):
-    """Sections that contradict each other, each with its place; an error of pydantic has only one."""
+    """Sections that contradict each other, with their locations; an error of pydantic has only one location."""
 
     def __init__(self, broken: Sequence[tuple[Location, str, str]]) -> None:
         self.broken = tuple(broken)
         location, message, hint = self.broken[0]
-        super().__init__(f"{dotted(location)}: {message}", hint=hint)
+        super().__init__(f"{dotted_path(location)}: {message}", hint=hint)
 
 
-_NO_SOURCE = "is not a source of this file"
+_UNKNOWN_SOURCE = "is not a source of this file"
 
 
 def _broken_references(config: Config) -> Iterator[tuple[Location, str, str]]:
-    """Contradictions between sections that are valid by themselves: place, message, hint."""
-    for name, message, hint in config.storage.misplaced(config.lake):
+    """The contradictions between sections that are valid by themselves: location, message, hint."""
+    for name, message, hint in config.storage.option_problems(config.lake):
         yield ("storage", name), message, hint
-    yield from _same_but_for_case("sources", config.sources)
-    yield from _same_but_for_case("subscriptions", config.subscriptions)
-    logs = {name.lower(): f"source {name}" for name in config.sources}
+    yield from _names_differing_in_case("sources", config.sources)
+    yield from _names_differing_in_case("subscriptions", config.subscriptions)
+    folder_owners = {name.lower(): f"source {name}" for name in config.sources}
     slots: dict[tuple[str, str], str] = {}
     for name, source in config.sources.items():
         place: Location = ("sources", name, "slot")
@@ -311,33 +308,33 @@ def _broken_references(config: Config) -> Iterator[tuple[Location, str, str]]:
         subscribed = config.sources.get(subscription.source)
         if subscribed is None:
             hint = name_hint(subscription.source, tuple(config.sources))
-            yield (*place, "source"), _NO_SOURCE, hint
+            yield (*place, "source"), _UNKNOWN_SOURCE, hint
             continue
         if subscription.row_filter != "publisher":
             continue
-        for at_list, publication in enumerate(subscription.publications):
+        for position, publication in enumerate(subscription.publications):
             if publication in subscribed.publications:
                 yield (
-                    (*place, "publications", at_list),
+                    (*place, "publications", position),
                     "is defined in this file, so the publisher cannot filter by it",
                     "use row_filter: pipeline, or create the publication on the server",
                 )
-        own = subscription.slot
-        if own in logs or (subscribed.conninfo.get_secret_value(), own) in slots:
-            other = logs.get(own) or f"source {slots[subscribed.conninfo.get_secret_value(), own]}"
+        slot = subscription.slot
+        if slot in folder_owners or (subscribed.conninfo.get_secret_value(), slot) in slots:
+            other = folder_owners.get(slot) or f"source {slots[subscribed.conninfo.get_secret_value(), slot]}"
             yield (
                 place,
-                f"needs the slot and folder {own}, which {other} has",
+                f"needs the slot and folder {slot}, which {other} has",
                 "give one of them another name",
             )
-        logs.setdefault(own, f"subscription {name}")
+        folder_owners.setdefault(slot, f"subscription {name}")
 
 
-def _same_but_for_case(section: str, names: Iterable[str]) -> Iterator[tuple[Location, str, str]]:
+def _names_differing_in_case(section: str, names: Iterable[str]) -> Iterator[tuple[Location, str, str]]:
     """Names that differ only in case: slots are lower case, and some file systems ignore case."""
-    firsts: dict[str, str] = {}
+    seen: dict[str, str] = {}
     for name in names:
-        first = firsts.setdefault(name.lower(), name)
+        first = seen.setdefault(name.lower(), name)
         if first != name:
             yield (section, name), f"differs from {first} only in case", "give one of them another name"
 
@@ -377,7 +374,7 @@ _MESSAGES = {
 _HINTS = dict.fromkeys(("tuple_type", "frozen_set_type"), "in brackets, also a single entry: `[…]`")
 
 
-def _allowed(location: Location) -> tuple[str, ...]:
+def _allowed_keys(location: Location) -> tuple[str, ...]:
     """The keys that are allowed in the mapping at this place."""
     for pattern, model in _MODELS.items():
         if len(pattern) == len(location) and all(
@@ -392,9 +389,9 @@ def _problem(details: ErrorDetails, document: Document) -> Problem:
     kind, location, context = details["type"], details["loc"], details.get("ctx", {})
     if location and location[-1] == "[key]" and kind != "extra_forbidden":
         location = location[:-1]
-    key, line = dotted(location), document.line(location)
+    key, line = dotted_path(location), document.line(location)
     if kind == "extra_forbidden":
-        allowed = _allowed(location[:-1])
+        allowed = _allowed_keys(location[:-1])
         return Problem(key, line, "unknown key", name_hint(str(location[-1]), allowed), allowed)
     if kind == "literal_error":
         allowed = tuple(re.findall(r"'([^']*)'", str(context.get("expected"))))
@@ -406,7 +403,10 @@ def _problem(details: ErrorDetails, document: Document) -> Problem:
 
 
 def _missing_sources(document: Document) -> Iterator[Problem]:
-    """Problems of subscriptions whose source the file lacks; for a file that has other problems, too."""
+    """The problems of subscriptions whose source the file lacks.
+
+    `_broken_references` finds them only in a file without other problems.
+    """
     sources, subscriptions = (document.content.get(section) for section in ("sources", "subscriptions"))
     if not isinstance(sources, dict) or not isinstance(subscriptions, dict):
         return
@@ -414,11 +414,13 @@ def _missing_sources(document: Document) -> Iterator[Problem]:
         source = subscription.get("source") if isinstance(subscription, dict) else None
         if isinstance(source, str) and source not in sources:
             place = ("subscriptions", name, "source")
-            yield Problem(dotted(place), document.line(place), _NO_SOURCE, name_hint(source, tuple(sources)))
+            yield Problem(
+                dotted_path(place), document.line(place), _UNKNOWN_SOURCE, name_hint(source, tuple(sources))
+            )
 
 
-def _without_own_fields(document: Document, file: Path) -> dict[str, Any]:
-    """The content; raises ConfigError for keys that are fields of the models, but not keys of the file."""
+def _refuse_model_fields(document: Document, file: Path) -> dict[str, Any]:
+    """Return the content; raise ConfigError for fields of the models that are not keys of the file."""
     content = document.content
     places: list[tuple[Location, object, str]] = [((), content, "path")]
     for section in ("sources", "subscriptions"):
@@ -426,15 +428,15 @@ def _without_own_fields(document: Document, file: Path) -> dict[str, Any]:
         if isinstance(entries, dict):
             places += [((section, name), each, "name") for name, each in entries.items()]
     problems = []
-    for location, mapping, stray in places:
-        if isinstance(mapping, dict) and stray in mapping:
-            place, allowed = (*location, stray), _allowed(location)
+    for location, mapping, field_name in places:
+        if isinstance(mapping, dict) and field_name in mapping:
+            place, allowed = (*location, field_name), _allowed_keys(location)
             hint = (
                 f"the key above it is its name; {name_hint(None, allowed)}"
                 if location
                 else name_hint(None, allowed)
             )
-            problems.append(Problem(dotted(place), document.line(place), "unknown key", hint, allowed))
+            problems.append(Problem(dotted_path(place), document.line(place), "unknown key", hint, allowed))
     if problems:
         raise ConfigError(file, problems)
     return content
@@ -446,7 +448,7 @@ def parse_config(text: str, path: Path, environ: Mapping[str, str] = os.environ)
     Raises ConfigError.
     """
     document = parse(text, path, environ)
-    content = _without_own_fields(document, path)
+    content = _refuse_model_fields(document, path)
     try:
         return Config.model_validate({**content, "path": path})
     except ValidationError as error:
@@ -459,10 +461,10 @@ def parse_config(text: str, path: Path, environ: Mapping[str, str] = os.environ)
         ]
     except _BrokenReferencesError as error:
         problems = [
-            Problem(dotted(place), document.line(place), message, hint)
+            Problem(dotted_path(place), document.line(place), message, hint)
             for place, message, hint in error.broken
         ]
-    # Raised here, outside of the handlers: their exceptions contain values, and would become the context.
+    # Raised outside of the handlers, whose exceptions contain values and would become the context.
     raise ConfigError(path, problems)
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self, get_args
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from pgsieve.pipelines.config.identifiers import parse_qualified
-from pgsieve.pipelines.config.values import Filled, distinct, not_empty, qualified, refusal
+from pgsieve.pipelines.config.values import NonEmptyText, name_parts, refusal, refuse_duplicates, refuse_empty
 
 Operation = Literal["insert", "update", "delete", "truncate"]
 OPERATIONS: tuple[Operation, ...] = get_args(Operation)
@@ -19,45 +19,45 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
-def _relation(name: str) -> str:
-    qualified(name, 2, 'public.orders, "Sales"."Order Lines"')
+def _check_relation_name(name: str) -> str:
+    name_parts(name, 2, 'public.orders, "Sales"."Order Lines"')
     return name
 
 
 #: Schema and name as SQL writes them.
-RelationName = Annotated[str, AfterValidator(_relation)]
+RelationName = Annotated[str, AfterValidator(_check_relation_name)]
 
 
 class PublishedTableConfig(_Section):
     """A table of a publication, optionally with a row filter (`where`, in SQL) and a column list."""
 
     table: RelationName
-    where: Filled | None = None
-    columns: Annotated[tuple[str, ...] | None, AfterValidator(not_empty)] = None
+    where: NonEmptyText | None = None
+    columns: Annotated[tuple[str, ...] | None, AfterValidator(refuse_empty)] = None
 
     @field_validator("columns")
     @classmethod
     def _columns_are_names(cls, columns: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        """Change the names of columns to those in the catalog."""
+        """Change the names of columns from SQL's notation to the names in the catalog."""
         if columns is None:
             return None
-        names = tuple(qualified(column, 1, 'region, "Unit Price"')[0] for column in columns)
-        distinct(names, "column")
+        names = tuple(name_parts(column, 1, 'region, "Unit Price"')[0] for column in columns)
+        refuse_duplicates(names, "column")
         return names
 
     @property
     def relation(self) -> tuple[str, str]:
         """Schema and name, as in the catalog."""
-        return _parsed(self.table)
+        return _schema_and_name(self.table)
 
 
 class PublicationConfig(_Section):
-    """A publication that exists in this file instead of on the server; see CREATE PUBLICATION."""
+    """A publication that pgsieve.yaml defines instead of the server; see CREATE PUBLICATION."""
 
-    tables: Annotated[tuple[PublishedTableConfig, ...], AfterValidator(not_empty)] = ()
+    tables: Annotated[tuple[PublishedTableConfig, ...], AfterValidator(refuse_empty)] = ()
     all_tables: bool = False
     excepted: tuple[RelationName, ...] = Field(default=(), alias="except")
-    sequences: Annotated[tuple[RelationName, ...], AfterValidator(not_empty)] = ()
+    sequences: Annotated[tuple[RelationName, ...], AfterValidator(refuse_empty)] = ()
     all_sequences: bool = False
     publish: frozenset[Operation] = frozenset(OPERATIONS)
     publish_via_partition_root: bool = False
@@ -66,13 +66,13 @@ class PublicationConfig(_Section):
     @field_validator("tables")
     @classmethod
     def _tables_once(cls, tables: tuple[PublishedTableConfig, ...]) -> tuple[PublishedTableConfig, ...]:
-        distinct((table.relation for table in tables), "table")
+        refuse_duplicates((table.relation for table in tables), "table")
         return tables
 
     @field_validator("sequences")
     @classmethod
     def _sequences_once(cls, sequences: tuple[RelationName, ...]) -> tuple[RelationName, ...]:
-        distinct(map(_parsed, sequences), "sequence")
+        refuse_duplicates(map(_schema_and_name, sequences), "sequence")
         return sequences
 
     @model_validator(mode="after")
@@ -94,14 +94,14 @@ class PublicationConfig(_Section):
     @property
     def published_sequences(self) -> tuple[tuple[str, str], ...]:
         """The listed sequences, with names as in the catalog."""
-        return tuple(map(_parsed, self.sequences))
+        return tuple(map(_schema_and_name, self.sequences))
 
     @property
     def excluded(self) -> tuple[tuple[str, str], ...]:
         """The tables that ALL TABLES leaves out, with names as in the catalog."""
-        return tuple(map(_parsed, self.excepted))
+        return tuple(map(_schema_and_name, self.excepted))
 
 
-def _parsed(name: str) -> tuple[str, str]:
+def _schema_and_name(name: str) -> tuple[str, str]:
     schema, relation = parse_qualified(name, 2)
     return schema, relation

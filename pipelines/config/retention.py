@@ -1,6 +1,7 @@
-"""Times of pgsieve.yaml: how long changes and versions are kept, and how long to wait.
+"""Durations of pgsieve.yaml: the retention of changes and versions, and times to wait.
 
-In: text (`7 days`, `off`, `forever`). Out: times. Raises errors that pydantic turns into a ConfigError.
+In: text (`7 days`, `off`, `forever`). Out: timedelta, or None for ever. Raises errors that become a
+ConfigError.
 """
 
 import re
@@ -10,56 +11,56 @@ from typing import Annotated
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 from pydantic_core import PydanticCustomError
 
-_UNITS = {"hour": timedelta(hours=1), "day": timedelta(days=1), "week": timedelta(weeks=1)}
-_WORDS = {"off": timedelta(), "forever": None}
-#: Readers and runs that go on need the files of recent versions, although newer ones exist.
-_LEAST = timedelta(hours=2)
+_DURATIONS_BY_UNIT = {"hour": timedelta(hours=1), "day": timedelta(days=1), "week": timedelta(weeks=1)}
+_RETENTIONS_BY_WORD = {"off": timedelta(), "forever": None}
+#: Readers and runs in progress need the files of recent versions, although newer ones exist.
+_MIN_VERSIONS_RETENTION = timedelta(hours=2)
 
 
-def _refused(message: str, hint: str) -> PydanticCustomError:
+def _refusal(message: str, hint: str) -> PydanticCustomError:
     return PydanticCustomError("refused", "{message}", {"message": message, "hint": hint})
 
 
-def _time(value: object) -> timedelta | None:
+def _parse_retention(value: object) -> timedelta | None:
     if isinstance(value, timedelta) or value is None:
         return value
-    if value in _WORDS:
-        return _WORDS[str(value)]
+    if value in _RETENTIONS_BY_WORD:
+        return _RETENTIONS_BY_WORD[str(value)]
     match = re.fullmatch(r"([1-9][0-9]{0,4}) (hour|day|week)s?", str(value))
     if not match:
-        raise _refused("is not a time", "a number of hours, days or weeks, as in `7 days`; `off`; `forever`")
-    return int(match[1]) * _UNITS[match[2]]
+        raise _refusal("is not a time", "a number of hours, days or weeks, as in `7 days`; `off`; `forever`")
+    return int(match[1]) * _DURATIONS_BY_UNIT[match[2]]
 
 
-def _wait(value: object) -> timedelta:
+def _parse_wait(value: object) -> timedelta:
     if isinstance(value, timedelta):
         return value
     match = re.fullmatch(r"([1-9][0-9]{0,4}) (minute|hour|day|week)s?", str(value))
     if not match:
-        raise _refused(
+        raise _refusal(
             "is not a time to wait for", "a number of minutes, hours, days or weeks, as in `15 minutes`"
         )
-    return int(match[1]) * _UNITS.get(match[2], timedelta(minutes=1))
+    return int(match[1]) * _DURATIONS_BY_UNIT.get(match[2], timedelta(minutes=1))
 
 
 #: A time to wait.
-Wait = Annotated[timedelta, BeforeValidator(_wait)]
+Wait = Annotated[timedelta, BeforeValidator(_parse_wait)]
 
 
-def _versions(value: object) -> timedelta:
-    time = _time(value)
-    if time is None or time < _LEAST:
-        raise _refused(
+def _parse_versions_retention(value: object) -> timedelta:
+    time = _parse_retention(value)
+    if time is None or time < _MIN_VERSIONS_RETENTION:
+        raise _refusal(
             "should be a time of 2 hours at least", "old versions cannot be kept for ever, nor not at all"
         )
     return time
 
 
 class RetentionConfig(BaseModel):
-    """How long applied changes and old versions of tables are kept; None is for ever."""
+    """How long applied changes and old versions of tables are retained; None is for ever."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
-    change_log: Annotated[timedelta | None, BeforeValidator(_time)] = timedelta(days=7)
-    changes: Annotated[timedelta | None, BeforeValidator(_time)] = timedelta(days=30)
-    versions: Annotated[timedelta, BeforeValidator(_versions)] = timedelta(days=7)
+    change_log: Annotated[timedelta | None, BeforeValidator(_parse_retention)] = timedelta(days=7)
+    changes: Annotated[timedelta | None, BeforeValidator(_parse_retention)] = timedelta(days=30)
+    versions: Annotated[timedelta, BeforeValidator(_parse_versions_retention)] = timedelta(days=7)

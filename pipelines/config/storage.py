@@ -1,6 +1,6 @@
 """`storage` of pgsieve.yaml: the access to the lake's store, and which programs write there.
 
-In: the options of the file. Out: a `Storage` of the lake. Options of another platform are refused. No repr
+In: the options of the file. Out: the `Storage` of the lake. Options of another platform are refused. No repr
 and no message contains a secret.
 """
 
@@ -9,10 +9,10 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, SecretStr
 
-from pgsieve.pipelines.config.values import Filled, filled_secret, lower
+from pgsieve.pipelines.config.values import NonEmptyText, refuse_empty_secret, to_lower_case
 from pgsieve.resources.lake.stores.storage import OPTIONS, Storage, is_uri, misread_endpoint
 
-_Secret = Annotated[SecretStr, AfterValidator(filled_secret)]
+_Secret = Annotated[SecretStr, AfterValidator(refuse_empty_secret)]
 
 
 class StorageConfig(BaseModel):
@@ -23,32 +23,32 @@ class StorageConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
-    endpoint: Filled | None = None
-    region: Filled | None = None
-    access_key_id: Filled | None = None
+    endpoint: NonEmptyText | None = None
+    region: NonEmptyText | None = None
+    access_key_id: NonEmptyText | None = None
     secret_access_key: _Secret | None = None
     session_token: _Secret | None = None
     path_style: bool | None = None
     account_key: _Secret | None = None
     sas_token: _Secret | None = None
-    tenant_id: Filled | None = None
-    client_id: Filled | None = None
+    tenant_id: NonEmptyText | None = None
+    client_id: NonEmptyText | None = None
     client_secret: _Secret | None = None
-    service_account: Filled | None = None
-    only_writer: Annotated[Literal["spark"] | None, BeforeValidator(lower)] = None
+    service_account: NonEmptyText | None = None
+    only_writer: Annotated[Literal["spark"] | None, BeforeValidator(to_lower_case)] = None
 
     @property
     def options(self) -> dict[str, str]:
-        """The given options, as text."""
+        """The options with a value, as text."""
         values = {name: getattr(self, name) for names in OPTIONS.values() for name in names}
         return {name: _text(value) for name, value in values.items() if value is not None}
 
-    def of(self, lake: str) -> Storage:
+    def storage_of(self, lake: str) -> Storage:
         """The storage of a lake."""
         return Storage.of(lake, self.options, only_spark=self.only_writer == "spark")
 
-    def misplaced(self, lake: str) -> Iterator[tuple[str, str, str]]:
-        """Problems of options that the lake's platform lacks, or refuses: name, message, hint."""
+    def option_problems(self, lake: str) -> Iterator[tuple[str, str, str]]:
+        """The problems of options that the lake's platform lacks or refuses: name, message, hint."""
         storage = Storage.of(lake)
         allowed = OPTIONS.get(storage.platform or "", ())
         where = f"a lake at {storage.scheme}://" if is_uri(lake) else "a lake in a folder"

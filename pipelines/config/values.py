@@ -1,7 +1,7 @@
-"""Allowed values of the configuration's keys: names, connection strings, options as PostgreSQL reads them.
+"""Checks the values of the configuration's keys: names, connection strings, options as PostgreSQL reads them.
 
-In: a value of the file. Out: the value for a `Config`. Any other value is refused with a hint, but not shown,
-since it may be a password.
+In: a value of the file. Out: the value for a `Config`. An invalid value is refused with a hint. The message
+does not contain the value, since it may be a password.
 """
 
 import re
@@ -22,10 +22,10 @@ CAPTURE_BYTES = MAX_BYTES - len("_iud_root")
 
 
 def slot_name(*parts: str, longest: int = MAX_BYTES) -> str:
-    """A name for a replication slot, made from these parts: at most `longest` of a-z, 0-9 and _.
+    """A name for a replication slot, made from these parts: at most `longest` characters of a-z, 0-9 and _.
 
     The rule is `ReplicationSlotValidateName` (`src/backend/replication/slot.c`). A longer name is cut, and
-    gets a digest of all parts, so that two long names do not become the same slot.
+    ends with a digest of all parts, so that two long names do not become the same slot.
     """
     name = re.sub(r"[^a-z0-9_]", "_", "_".join(("pgsieve", *parts)).lower())
     return cut_name(name, longest, "_".join(parts))
@@ -36,7 +36,7 @@ def refusal(message: str, hint: str | None = None) -> PydanticCustomError:
     return PydanticCustomError("refused", "{message}", {"message": message, "hint": hint})
 
 
-def _folder_name(name: str) -> str:
+def _check_folder_name(name: str) -> str:
     """Refuse a name that cannot be a folder of the lake and a part of a Dagster asset key."""
     if not re.fullmatch(r"[A-Za-z0-9_]+", name) or name.startswith("_") or len(name) > MAX_BYTES:
         raise refusal(
@@ -47,7 +47,7 @@ def _folder_name(name: str) -> str:
     return name
 
 
-def _object_name(name: str, longest: int = MAX_BYTES) -> str:
+def _check_object_name(name: str, longest: int = MAX_BYTES) -> str:
     if not name or len(name.encode()) > longest:
         raise refusal(
             f"should be a name of 1 to {longest} bytes", "write it as it is on the server, unquoted"
@@ -55,47 +55,47 @@ def _object_name(name: str, longest: int = MAX_BYTES) -> str:
     return name
 
 
-def _capture_name(name: str) -> str:
-    """Refuse a name that the server would cut once pgsieve has added a suffix to it."""
-    return _object_name(name, CAPTURE_BYTES)
+def _check_capture_name(name: str) -> str:
+    """Refuse a name that is too long for the suffixes of capture publications."""
+    return _check_object_name(name, CAPTURE_BYTES)
 
 
-def _filled(text: str) -> str:
+def _refuse_blank(text: str) -> str:
     if not text.strip():
         raise refusal("is empty", "leave the key out for its default")
     return text
 
 
-def qualified(text: str, parts: int, example: str) -> tuple[str, ...]:
-    """The parts of a name as SQL reads it; `example` is a valid one."""
+def name_parts(text: str, parts: int, example: str) -> tuple[str, ...]:
+    """Split a qualified name into this many parts, as SQL does; `example` is for the hint."""
     try:
         return parse_qualified(text, parts)
     except ValueError as error:
         raise refusal(str(error), f"write it as in SQL: {example}") from None
 
 
-def not_empty(entries: Collection[object] | None) -> Collection[object] | None:
+def refuse_empty(entries: Collection[object] | None) -> Collection[object] | None:
     """Refuse an empty list or mapping.
 
-    Pydantic's `min_length` would also refuse one whose only entry is invalid.
+    Pydantic's `min_length` would add this problem to a list whose only entry is invalid.
     """
     if entries is not None and not entries:
         raise refusal("should have at least one entry")
     return entries
 
 
-def distinct(items: Iterable[Hashable], what: str) -> None:
-    """Refuse a list that contains an item twice."""
+def refuse_duplicates(items: Iterable[Hashable], what: str) -> None:
+    """Refuse a list that contains an item twice; `what` names the kind of item."""
     if any(times > 1 for times in Counter(items).values()):
         raise refusal(f"names a {what} twice", "keep one of them")
 
 
-def readable_conninfo(conninfo: SecretStr) -> SecretStr:
+def refuse_unreadable_conninfo(conninfo: SecretStr) -> SecretStr:
     """Refuse a conninfo that libpq cannot read, without showing any of it."""
     try:
         conninfo_to_dict(conninfo.get_secret_value())
     except psycopg.Error:
-        # libpq's message quotes a part of the string, which may be a part of a password.
+        # libpq's message quotes a part of the string, which may be from a password.
         raise refusal(
             "is not a connection string that libpq can read",
             "keyword=value pairs, values with spaces in single quotes; or postgresql://user@host/dbname, "
@@ -109,14 +109,14 @@ def has_password(conninfo: SecretStr) -> bool:
     return bool(conninfo_to_dict(conninfo.get_secret_value()).get("password"))
 
 
-def filled_secret(secret: SecretStr) -> SecretStr:
-    """Refuse an empty password, for which libpq would look for another one."""
+def refuse_empty_secret(secret: SecretStr) -> SecretStr:
+    """Refuse an empty secret; for an empty password libpq would use that of PGPASSWORD or .pgpass."""
     if not secret.get_secret_value():
         raise refusal("is empty", "leave the key out for none, or for that of PGPASSWORD or .pgpass")
     return secret
 
 
-def runnable(command: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
+def refuse_empty_command(command: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
     """Refuse a command without a program."""
     if not command or not command[0].get_secret_value():
         raise refusal(
@@ -125,18 +125,18 @@ def runnable(command: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
     return command
 
 
-def _column_name(text: str) -> str:
-    qualified(text, 3, 'public.orders.amount, "Sales".lines."Unit Price"')
+def _check_column_name(text: str) -> str:
+    name_parts(text, 3, 'public.orders.amount, "Sales".lines."Unit Price"')
     return text
 
 
-def lower(value: object) -> object:
+def to_lower_case(value: object) -> object:
     """The value in lower case: PostgreSQL ignores the case of these options."""
     return value.lower() if isinstance(value, str) else value
 
 
-def streaming_mode(value: object) -> object:
-    """The text of `streaming`, which takes a boolean or `parallel`.
+def normalise_streaming(value: object) -> object:
+    """The value of `streaming`: a boolean becomes `on` or `off`.
 
     As in `defGetStreamingMode` (`src/backend/commands/subscriptioncmds.c`).
     """
@@ -145,12 +145,12 @@ def streaming_mode(value: object) -> object:
     return booleans.get(text, text) if isinstance(text, str) else text
 
 
-def switch(value: object) -> object:
-    """The text of an option that may be `off`; a `Config` made in Python may have False instead."""
+def false_to_off(value: object) -> object:
+    """The value of an option that may be `off`; a `Config` made in Python may have False instead."""
     return "off" if value is False else value
 
 
-def named_by_key(entries: object) -> object:
+def add_names(entries: object) -> object:
     """Add to each entry of a mapping its key as `name`."""
     if not isinstance(entries, Mapping):
         return entries
@@ -159,7 +159,7 @@ def named_by_key(entries: object) -> object:
     }
 
 
-def _plain_name(name: str) -> str:
+def _check_plain_name(name: str) -> str:
     """Refuse a column name that an engine would have to map or to quote."""
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or len(name) > MAX_BYTES:
         raise refusal(
@@ -182,9 +182,9 @@ Metadata = Literal[
     "filtered",
     "deleted_at",
 ]
-PlainName = Annotated[str, AfterValidator(_plain_name)]
-FolderName = Annotated[str, AfterValidator(_folder_name)]
-ObjectName = Annotated[str, AfterValidator(_object_name)]
-CaptureName = Annotated[str, AfterValidator(_capture_name)]
-ColumnName = Annotated[str, AfterValidator(_column_name)]
-Filled = Annotated[str, AfterValidator(_filled)]
+PlainName = Annotated[str, AfterValidator(_check_plain_name)]
+FolderName = Annotated[str, AfterValidator(_check_folder_name)]
+ObjectName = Annotated[str, AfterValidator(_check_object_name)]
+CaptureName = Annotated[str, AfterValidator(_check_capture_name)]
+ColumnName = Annotated[str, AfterValidator(_check_column_name)]
+NonEmptyText = Annotated[str, AfterValidator(_refuse_blank)]

@@ -10,8 +10,8 @@ from pgsieve.pipelines.config.model import parse_config
 from pgsieve.pipelines.project import build_project
 from pgsieve.pipelines.published import (
     Published,
-    kept_published,
-    read_feeds,
+    fetch_published,
+    load_published,
     recorded_tables,
     refresh_published,
     state_file,
@@ -44,7 +44,7 @@ def test_a_silent_source_keeps_its_part_and_a_removed_one_does_not(tmp_path: Pat
     config = parse_config(SILENT, tmp_path / "pgsieve.yaml", {})
     comments = {("public", "t"): "a comment"}
     before = Published({"shop": (7, "{}"), "gone": (9, "{}")}, {"shop": comments, "gone": comments})
-    read, (error,) = read_feeds(build_project(config), before)
+    read, (error,) = fetch_published(build_project(config), before)
     assert read == Published({"shop": (7, "{}")}, {"shop": comments})
     assert "no connection" in error.message
     # A catalog that this version does not understand hides nothing else.
@@ -56,4 +56,4 @@ def test_an_unwritable_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / ".pgsieve").write_text("a file")
     *_, error = refresh_published(config, build_project(config))
     assert error.message.startswith(f"{state_file(config)} cannot be written")
-    assert kept_published(config) == Published()
+    assert load_published(config) == Published()

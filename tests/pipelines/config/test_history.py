@@ -16,7 +16,7 @@ def read(history: object) -> KeptHistories:
     subscription = {"source": "s", "publications": ["p"], "history": history}
     written = {"lake": "./lake", "sources": {"s": {"conninfo": ""}}, "subscriptions": {"a": subscription}}
     config = parse_config(yaml.safe_dump(written), Path("pgsieve.yaml"), {})
-    return config.subscriptions["a"].history.of_subscription()
+    return config.subscriptions["a"].history.subscription_histories()
 
 
 def test_one_word_keeps_versions_of_all_tables() -> None:

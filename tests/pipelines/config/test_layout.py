@@ -36,7 +36,7 @@ def test_a_table_overrides_the_default() -> None:
                 '"Sales".lines': {"target_file_size": "64kB"},
             },
         }
-    ).of_subscription()
+    ).subscription_layout()
     every = {"delta.enableChangeDataFeed": "true", "delta.checkpointInterval": "20"}
     assert layout.of(("public", "other")) == TableLayout(("region", "Day"), every, 256 * 1024**2)
     own = {**every, "delta.enableChangeDataFeed": "false"}
@@ -48,13 +48,13 @@ def test_a_table_has_its_own_metadata_columns_in_place_of_the_others() -> None:
     layout = read(
         {"columns": {"operation": "op", "applied_at": "at"}, "tables": {"public.t": {"columns": {}}}}
     )
-    assert layout.of_subscription().of(("public", "u")).columns == {"applied_at": "at", "operation": "op"}
-    assert layout.of_subscription().of(("public", "t")).columns == {}
+    assert layout.subscription_layout().of(("public", "u")).columns == {"applied_at": "at", "operation": "op"}
+    assert layout.subscription_layout().of(("public", "t")).columns == {}
     assert set(get_args(Metadata)) == METADATA.keys()
 
 
 def test_the_default_layout_is_empty() -> None:
-    assert LayoutConfig().of_subscription() == SubscriptionLayout()
+    assert LayoutConfig().subscription_layout() == SubscriptionLayout()
     assert SubscriptionLayout().delta_json() is None
 
 
