@@ -3,7 +3,6 @@
 A message names the object, what is wrong and what to do; it never contains a cell value or a password.
 
     PgsieveError
-        BrokenOffError                pipelines.following.watch
         CatalogNameError              assets.steps.operations.registration
         ClusteringError               assets.steps.validation.layouts
         ConfigError                   pipelines.config.file
@@ -71,6 +70,7 @@ A message names the object, what is wrong and what to do; it never contains a ce
             JarsUnavailableError      resources.lake.jars
             UnsafeLogStoreError       resources.lake.session
         StalledError                  pipelines.following.watch
+        StopTimeoutError              pipelines.following.watch
         SubscriptionDisabledError     assets.steps.records.subscription_state
         UncheckedFilterError          resources.postgres.filter_analysis
         UndefinedColumnError

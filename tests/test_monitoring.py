@@ -36,15 +36,15 @@ def exported() -> dict[str, set[str]]:
         "sales", "shop", "pipeline", (table,), seconds_behind=1.0, last_success="2026-11-23T08:40:11Z"
     )
     metrics = FollowMetrics(lambda: StatusReport((slot,), (sales,)))
-    metrics.follows("shop", "pgsieve_shop", lambda: True, lambda: 0.0)
+    metrics.add_feed("shop", "pgsieve_shop", lambda: True, lambda: 0.0)
     name = ("public", "orders")
-    metrics.applied(
+    metrics.count_changes(
         "sales",
         [TableChanges(1, *name, sent_as={SentAs("public.orders", None, "insert", "insert"): 1})],
         ApplyResult({name: Applied(*name)}),
     )
-    metrics.failed(["sales"])
-    with metrics.timed("apply"):
+    metrics.count_failures(["sales"])
+    with metrics.time_step("apply"):
         pass
     labels: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(generate_latest(metrics.registry).decode()):

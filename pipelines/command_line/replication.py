@@ -104,9 +104,11 @@ def run(
 
         take_slots_over(settings, selected)
     if follow:
-        tell = console.print_json_line if as_json else partial(reports.print_run, verbose=is_verbose(ctx))
+        print_result = (
+            console.print_json_line if as_json else partial(reports.print_run, verbose=is_verbose(ctx))
+        )
         metrics_at = None if metrics_port is None else (metrics_host, metrics_port)
-        failures = _follow(ctx, settings, selected, tell, metrics_at, stall_limit or None)
+        failures = _follow(ctx, settings, selected, print_result, metrics_at, stall_limit or None)
         console.print_failures(failures, verbose=is_verbose(ctx))
         exit_with(failures)
         return
@@ -131,21 +133,21 @@ def _follow(
     ctx: typer.Context,
     settings: Config,
     selected: Sequence[SubscriptionConfig],
-    tell: Callable[[RunSummary], None],
+    print_result: Callable[[RunSummary], None],
     metrics_at: tuple[str, int] | None,
     stall_limit: float | None,
 ) -> tuple[Failure, ...]:
     """Follow the subscriptions; returns the failures. If threads do not end in time, ends the process."""
     from pgsieve.pipelines.following.follow import follow
-    from pgsieve.pipelines.following.watch import BrokenOffError, StalledError
+    from pgsieve.pipelines.following.watch import StalledError, StopTimeoutError
 
     try:
         with console.progress() as progress:
             try:
                 return follow(
-                    settings, selected, progress, tell, metrics_at=metrics_at, stall_limit=stall_limit
+                    settings, selected, progress, print_result, metrics_at=metrics_at, stall_limit=stall_limit
                 )
-            except BrokenOffError as error:
+            except StopTimeoutError as error:
                 progress.tell(error.message)
                 code = 0
     except StalledError as error:

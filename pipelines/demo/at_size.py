@@ -1,8 +1,7 @@
-"""The demo's large table, with a row filter and a partition root: a first copy and a catch-up, on Spark.
+"""The demo's large table, with a row filter and a partition root: a first copy and a catch-up.
 
 In: two servers, a folder, and a number of rows. Out: the seconds that CREATE SUBSCRIPTION and pgsieve take
-for the copy and for the catch-up, and whether `check` finds the replica equal. Raises the error of a failed
-run.
+for the copy and for the catch-up, and whether `check` finds no difference. Raises the error of a failed run.
 """
 
 from collections.abc import Mapping
@@ -20,13 +19,13 @@ from pgsieve.pipelines.commands.check import check
 from pgsieve.pipelines.commands.results import LargeTableReport, LargeTableStep, Progress
 from pgsieve.pipelines.commands.run import run
 from pgsieve.pipelines.config.model import Config, load_config
-from pgsieve.pipelines.demo.servers import executed, session
+from pgsieve.pipelines.demo.servers import execute_all, session
 from pgsieve.pipelines.project import build_project
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.source import literal
 
-_NAME = "at_size"
-_PATIENCE = 600.0
+_DATABASE = "at_size"
+_MAX_WAIT_SECONDS = 600.0
 
 _TABLE = """
 create table orders(id bigint, region text, customer int, amount numeric(12,2), at timestamptz, note text,
@@ -49,50 +48,50 @@ def at_size(
     rows: int,
     progress: Progress,
 ) -> LargeTableReport:
-    """Let both copy `rows` rows, and apply half as many changes.
+    """Let CREATE SUBSCRIPTION and pgsieve copy `rows` rows, and apply half as many changes.
 
-    `store` is the lake's store, empty for the folder.
+    `store` are the keys `lake` and `storage` of pgsieve.yaml, empty for a lake in the folder.
     """
     publisher, _ = servers
     with ExitStack() as stack:
         source, target = (stack.enter_context(_database(server)) for server in servers)
         task = f"make {counted(rows, 'row')}"
         progress.start(task)
-        executed(
+        execute_all(
             source, f"insert into orders select {_ROW} from generate_series(1, {rows}) i; {_PUBLICATION}"
         )
-        executed(source, "analyze orders; checkpoint")
+        execute_all(source, "analyze orders; checkpoint")
         progress.finish(task)
         config = _configuration(home, publisher, spark, store)
         engine = build_project(config).lake.engine
         if engine.threads is None:
-            # Once on a machine, and no part of a copy.
+            # Not measured, as a machine needs it only once.
             engine.fetch_jars()
-        conninfo = literal(publisher.conninfo(dbname=_NAME))
+        conninfo = literal(publisher.conninfo(dbname=_DATABASE))
         began = monotonic()
-        target.execute(f"create subscription {_NAME} connection {conninfo} publication {_NAME}")
-        _wait(source, target)
-        copied = _step("first copy", rows, monotonic() - began, config, progress)
-        target.execute(f"alter subscription {_NAME} disable")
-        _until(source, f"select not active from pg_replication_slots where slot_name = '{_NAME}'")
-        changes = _change(source, rows)
+        target.execute(f"create subscription {_DATABASE} connection {conninfo} publication {_DATABASE}")
+        _wait_for_subscriber(source, target)
+        copied = _measure_step("first copy", rows, monotonic() - began, config, progress)
+        target.execute(f"alter subscription {_DATABASE} disable")
+        _wait_until(source, f"select not active from pg_replication_slots where slot_name = '{_DATABASE}'")
+        changes = _commit_changes(source, rows)
         began = monotonic()
-        target.execute(f"alter subscription {_NAME} enable")
-        _wait(source, target)
-        applied = _step("catch-up", changes, monotonic() - began, config, progress)
+        target.execute(f"alter subscription {_DATABASE} enable")
+        _wait_for_subscriber(source, target)
+        applied = _measure_step("catch-up", changes, monotonic() - began, config, progress)
         report = check(config, config.selected([]), progress)
         for failure in report.failures:
             raise failure.error
-        target.execute(f"drop subscription {_NAME}")
+        target.execute(f"drop subscription {_DATABASE}")
     return LargeTableReport((copied, applied), report.equal)
 
 
 def _database(server: EmbeddedServer) -> psycopg.Connection[Any]:
     """Make a database with the table; returns a session there."""
     with session(server) as connection:
-        connection.execute(f"create database {_NAME}")
-    connection = session(server, dbname=_NAME)
-    executed(connection, _TABLE)
+        connection.execute(f"create database {_DATABASE}")
+    connection = session(server, dbname=_DATABASE)
+    execute_all(connection, _TABLE)
     return connection
 
 
@@ -100,22 +99,22 @@ def _configuration(
     home: Path, publisher: EmbeddedServer, spark: Mapping[str, Any], store: Mapping[str, Any]
 ) -> Config:
     written = {
-        "lake": f"./lake_{_NAME}",
+        "lake": f"./lake_{_DATABASE}",
         "spark": dict(spark),
-        "sources": {_NAME: {"conninfo": publisher.conninfo(dbname=_NAME)}},
-        "subscriptions": {"orders": {"source": _NAME, "publications": [_NAME]}},
-        **({**store, "lake": f"{store['lake']}_{_NAME}"} if store else {}),
+        "sources": {_DATABASE: {"conninfo": publisher.conninfo(dbname=_DATABASE)}},
+        "subscriptions": {"orders": {"source": _DATABASE, "publications": [_DATABASE]}},
+        **({**store, "lake": f"{store['lake']}_{_DATABASE}"} if store else {}),
     }
-    # In the folder of the demo's pgsieve.yaml, so that both share Dagster's records.
-    path = home / f"{_NAME}.yaml"
+    # Beside the demo's pgsieve.yaml, so that both share Dagster's records.
+    path = home / f"{_DATABASE}.yaml"
     path.write_text(yaml.safe_dump(written, sort_keys=False), encoding="utf-8")
     return load_config(path)
 
 
-def _change(source: psycopg.Connection[Any], rows: int) -> int:
+def _commit_changes(source: psycopg.Connection[Any], rows: int) -> int:
     """Commit half as many changes as there are rows, in a hundred transactions; returns their number.
 
-    Half of them are INSERTs. Some of the others move a row across the row filter, and one in ten is a DELETE.
+    Half of the changes are INSERTs, one in ten is a DELETE, and some UPDATEs move a row across the row filter.
     """
     inserts, updates, deletes = rows // 400, rows // 500, rows // 2000
     source.execute(
@@ -128,8 +127,10 @@ def _change(source: psycopg.Connection[Any], rows: int) -> int:
     return 100 * (inserts + updates + deletes)
 
 
-def _step(title: str, rows: int, subscriber: float, config: Config, progress: Progress) -> LargeTableStep:
-    """Run pgsieve for the same work, for which the built-in subscription took `subscriber` seconds."""
+def _measure_step(
+    title: str, rows: int, subscriber: float, config: Config, progress: Progress
+) -> LargeTableStep:
+    """Measure pgsieve with the work for which the built-in subscription took `subscriber` seconds."""
     began = monotonic()
     summary = run(config, config.selected([]), progress)
     for failure in summary.failures:
@@ -138,20 +139,20 @@ def _step(title: str, rows: int, subscriber: float, config: Config, progress: Pr
     return LargeTableStep(title, rows, subscriber, monotonic() - began, spent)
 
 
-def _wait(source: psycopg.Connection[Any], target: psycopg.Connection[Any]) -> None:
+def _wait_for_subscriber(source: psycopg.Connection[Any], target: psycopg.Connection[Any]) -> None:
     """Wait until the built-in subscription has copied its table and applied all changes."""
-    _until(target, "select bool_and(srsubstate = 'r') from pg_subscription_rel")
+    _wait_until(target, "select bool_and(srsubstate = 'r') from pg_subscription_rel")
     row = source.execute("select pg_current_wal_lsn()::text").fetchone()
     assert row is not None
-    _until(
+    _wait_until(
         source,
         "select coalesce(bool_or(replay_lsn >= pg_lsn "
-        f"'{row[0]}'), false) from pg_stat_replication where application_name = '{_NAME}'",
+        f"'{row[0]}'), false) from pg_stat_replication where application_name = '{_DATABASE}'",
     )
 
 
-def _until(connection: psycopg.Connection[Any], query: str) -> None:
-    deadline = monotonic() + _PATIENCE
+def _wait_until(connection: psycopg.Connection[Any], query: str) -> None:
+    deadline = monotonic() + _MAX_WAIT_SECONDS
     while (row := connection.execute(query).fetchone()) is None or not row[0]:
         if monotonic() > deadline:
             raise PgsieveError("the built-in subscription did not catch up", hint="run the demo again")

@@ -1,9 +1,9 @@
-"""`pgsieve demo`: the manual's row filter examples on an embedded PostgreSQL 18; then a large table.
+"""`pgsieve demo`: replays the manual's row filter examples on an embedded PostgreSQL 18; then a large table.
 
 In: a folder, or None for a temporary one. Out: a `DemoReport`. One embedded server publishes, a second one
 subscribes with CREATE SUBSCRIPTION, and pgsieve replicates the same publications into Delta with `row_filter:
-pipeline` and `row_filter: publisher`. After each step the three results are compared. The statements are
-those of section 29.4.7. The large table (`at_size`) comes last.
+pipeline` and `row_filter: publisher`. After each step the three results are compared. The statements are from
+the PostgreSQL documentation, 29.4.7. The large table (`at_size`) comes last.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ from pgsieve.pipelines.commands.results import ComparedTable, DemoReport, Progre
 from pgsieve.pipelines.commands.run import run
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig, load_config
 from pgsieve.pipelines.demo.at_size import at_size
-from pgsieve.pipelines.demo.servers import executed, new_folder, session, starting
+from pgsieve.pipelines.demo.servers import execute_all, make_demo_folder, session, start_servers
 from pgsieve.pipelines.project import build_project
 from pgsieve.resources.lake.delta.errors import SparkUnavailableError
 from pgsieve.resources.lake.session import SparkEngine
@@ -55,7 +55,7 @@ insert into parent values (1), (8)
 
 @dataclass(frozen=True)
 class Step:
-    """Statements, and the tables to show after them; `publications` changes those of s1 before."""
+    """Statements, and the tables to show after them; `publications` are statements that come first."""
 
     title: str
     statements: str
@@ -88,9 +88,10 @@ STEPS = (
     ),
 )
 
-#: The manual's subscriptions, and the one whose table is shown; t1 is in p2 too, without a filter.
+#: The publications of each subscription.
 _SUBSCRIPTIONS = {"s1": ("p1", "p4"), "s23": ("p2", "p3")}
-_OWNER = {"t1": "s1", "parent": "s1", "child": "s1", "t2": "s23", "t3": "s23"}
+#: The subscription whose table is shown; s23 has t1, too, without a row filter.
+_SUBSCRIPTION_OF = {"t1": "s1", "parent": "s1", "child": "s1", "t2": "s23", "t3": "s23"}
 _MODES = ("pipeline", "publisher")
 
 #: Settings of Spark for tables with few rows, where compiling code takes longer than reading the rows.
@@ -98,20 +99,22 @@ SMALL_DATA = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.shuffle.partitions": "1",
-    # The JVM compiles only once, quickly. Its default code cache would then be 48 MB, which is too small.
+    # With its first compiler only, the JVM's default code cache would be 48 MB, which is too small.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m",
 }
 
+#: How long the built-in subscriptions may take to catch up.
+_MAX_WAIT_SECONDS = 60.0
 #: The rows of the large table; half as many changes follow its copy.
 ROWS = 1_000_000
 
-Show = Callable[[str, Sequence[ComparedTable]], None]
+ShowStep = Callable[[str, Sequence[ComparedTable]], None]
 
 
 def demo(
     folder: Path | None,
     progress: Progress,
-    show: Show,
+    show: ShowStep,
     *,
     on_s3: bool = False,
     rows: int = ROWS,
@@ -119,23 +122,23 @@ def demo(
 ) -> DemoReport:
     """Run the demo; all files are in `folder`, or in a temporary folder that stays for inspection.
 
-    `on_s3` puts the lake on an embedded S3 server. The large table has `rows`; 0 leaves it out;
-    `without_spark` uses threads for it. Raises SparkUnavailableError if Java is missing, EmbeddedS3Error if
-    the S3 server is not installed, and the error of a failed run.
+    With `on_s3` the lake is on an embedded S3 server. `rows` is the size of the large table; 0 leaves it out.
+    With `without_spark` threads replace Spark for this table. Raises SparkUnavailableError if Java is missing,
+    EmbeddedS3Error if the S3 server is not installed, and the error of a failed run.
     """
     started = monotonic()
     spark = {"master": "threads[*]" if without_spark else "local[*]"}
     if rows and not without_spark:
-        _refuse_without_java()
-    home = new_folder(folder)
+        _check_java()
+    home = make_demo_folder(folder)
     with ExitStack() as stack:
         progress.start("start two PostgreSQL servers")
         publisher, subscriber = EmbeddedServer(home / "publisher"), EmbeddedServer(home / "subscriber")
-        stack.enter_context(starting(publisher, subscriber))()
+        stack.enter_context(start_servers(publisher, subscriber))()
         progress.finish("start two PostgreSQL servers")
         store = stack.enter_context(_s3_server(home)) if on_s3 else {}
         config = _configuration(home, publisher, store)
-        compared = _compared_steps(config, publisher, subscriber, progress, show)
+        compared = _replay_steps(config, publisher, subscriber, progress, show)
         sized = at_size(home, (publisher, subscriber), spark, store, rows, progress) if rows else None
     return DemoReport(
         config=config.path,
@@ -146,29 +149,31 @@ def demo(
     )
 
 
-def _compared_steps(
-    config: Config, publisher: EmbeddedServer, subscriber: EmbeddedServer, progress: Progress, show: Show
+def _replay_steps(
+    config: Config, publisher: EmbeddedServer, subscriber: EmbeddedServer, progress: Progress, show: ShowStep
 ) -> tuple[ComparedTable, ...]:
     """Replay the manual's examples step by step; returns the tables of all sides after each step."""
     compared: list[ComparedTable] = []
     with ExitStack() as opened:
         source = opened.enter_context(session(publisher))
-        executed(source, _TABLES + ";" + _PUBLICATIONS)
+        execute_all(source, _TABLES + ";" + _PUBLICATIONS)
         targets = {name: opened.enter_context(_database(subscriber, name)) for name in _SUBSCRIPTIONS}
         for number, step in enumerate(STEPS):
             if step.publications:
-                executed(source, step.publications)
+                execute_all(source, step.publications)
                 targets["s1"].execute("alter subscription s1 refresh publication")
-                _wait(source, targets["s1"])
-            executed(source, step.statements)
+                _wait_for_subscriber(source, targets["s1"])
+            execute_all(source, step.statements)
             if number == 0:
                 _subscribe(targets, publisher)
-            if failures := run(config, _changing(config, step), progress).failures:
+            if failures := run(config, _changed_subscriptions(config, step), progress).failures:
                 raise failures[0].error
             for target in targets.values():
-                _wait(source, target)
+                _wait_for_subscriber(source, target)
             tables = [
-                c for table in step.tables for c in _compare(config, table, source, targets[_OWNER[table]])
+                c
+                for table in step.tables
+                for c in _compare(config, table, source, targets[_SUBSCRIPTION_OF[table]])
             ]
             show(step.title, tables)
             compared += tables
@@ -177,8 +182,8 @@ def _compared_steps(
     return tuple(compared)
 
 
-def _refuse_without_java() -> None:
-    """Raise SparkUnavailableError before any file is made, with a hint for the demo."""
+def _check_java() -> None:
+    """Raise SparkUnavailableError without Java, with a hint for the demo."""
     try:
         SparkEngine().check_java()
     except SparkUnavailableError as error:
@@ -216,22 +221,19 @@ def _configuration(home: Path, publisher: EmbeddedServer, store: Mapping[str, An
     return load_config(path)
 
 
-def _changing(config: Config, step: Step) -> Sequence[SubscriptionConfig]:
+def _changed_subscriptions(config: Config, step: Step) -> Sequence[SubscriptionConfig]:
     """The subscriptions whose tables a step changes."""
-    owners = {_OWNER[table] for table in step.tables}
-    return config.selected([f"{owner}_{mode}" for owner in sorted(owners) for mode in _MODES])
+    owners = {_SUBSCRIPTION_OF[table] for table in step.tables}
+    return config.selected([f"{name}_{mode}" for name in sorted(owners) for mode in _MODES])
 
 
 @contextmanager
 def _database(subscriber: EmbeddedServer, name: str) -> Iterator[psycopg.Connection[Any]]:
-    """Make a database for a built-in subscription.
-
-    Two of them have t1, and a database with both would get its rows twice.
-    """
+    """Make a database for a built-in subscription; with both in one database, t1 would get its rows twice."""
     with session(subscriber) as connection:
         connection.execute(f"create database {quote(name)}")
     with session(subscriber, dbname=name) as connection:
-        executed(connection, _TABLES)
+        execute_all(connection, _TABLES)
         yield connection
 
 
@@ -244,11 +246,11 @@ def _subscribe(targets: Mapping[str, psycopg.Connection[Any]], publisher: Embedd
         )
 
 
-def _wait(source: psycopg.Connection[Any], target: psycopg.Connection[Any]) -> None:
+def _wait_for_subscriber(source: psycopg.Connection[Any], target: psycopg.Connection[Any]) -> None:
     """Wait until the built-in subscriptions have copied their tables and applied all changes."""
     row = source.execute("select pg_current_wal_lsn()::text").fetchone()
     assert row is not None
-    deadline = monotonic() + _PATIENCE
+    deadline = monotonic() + _MAX_WAIT_SECONDS
     while True:
         synced = target.execute(
             "select bool_and(srsubstate in ('r', 's')) from pg_subscription_rel"
@@ -264,9 +266,6 @@ def _wait(source: psycopg.Connection[Any], target: psycopg.Connection[Any]) -> N
         sleep(0.05)
 
 
-_PATIENCE = 60.0
-
-
 def _compare(
     config: Config, table: str, source: psycopg.Connection[Any], target: psycopg.Connection[Any]
 ) -> list[ComparedTable]:
@@ -280,7 +279,7 @@ def _compare(
     lake = build_project(config).lake.open()
     compared = []
     for mode in _MODES:
-        path = lake.paths.replica(f"{_OWNER[table]}_{mode}", "public", table)
+        path = lake.paths.replica(f"{_SUBSCRIPTION_OF[table]}_{mode}", "public", table)
         replica_rows = sorted(tuple(row.values()) for row in lake.records.rows(path))
         replica = tuple(tuple(str(value) for value in row) for row in replica_rows)
         compared.append(ComparedTable(table, mode, names, rows(source), replica, rows(target)))

@@ -1,7 +1,7 @@
 """`pgsieve demo --ui`: a server with invented traffic, its replicas, and Dagster's web interface.
 
 In: a folder, or None for a temporary one; an address for the web interface. Out: a `LiveDemo` for the caller,
-who prints the pages to open. The results of runs go to a log file, so that these lines stay in sight. A run
+which prints the pages to open. The results of runs go to a log file, so that these lines stay in sight. A run
 every few seconds applies the changes, as a schedule would; Dagster records it. SIGINT and SIGTERM end the
 demo with all processes that it started. Raises PgsieveError if a process does not start, or ends.
 """
@@ -24,19 +24,18 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.commands.results import LiveDemo, Progress, RunSummary
 from pgsieve.pipelines.commands.ui import Stop, dagster
 from pgsieve.pipelines.config.model import Config, load_config
-from pgsieve.pipelines.demo.servers import new_folder, starting
+from pgsieve.pipelines.demo.servers import make_demo_folder, start_servers
 from pgsieve.pipelines.demo.traffic import make_tables, traffic
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.sessions import Conninfo
 
-#: The time between two runs, in which a person can see the result and click.
+#: The time between two runs, long enough to see a result and click.
 RUN_SECONDS = 10.0
 #: How long Dagster's processes may take to start, on a busy machine.
 _START_SECONDS = 300.0
 _STOP_SECONDS = 20.0
 
-#: Opens a log file; returns a progress that writes there, and a function that writes the result of a run
-#: there.
+#: Opens a log file; its block has a progress, and a printer of runs' results, that write there.
 RunLog = Callable[[Path], AbstractContextManager[tuple[Progress, Callable[[RunSummary], None]]]]
 
 
@@ -46,27 +45,24 @@ def live_demo(
     port: int,
     progress: Progress,
     ready: Callable[[LiveDemo], None],
-    logged: RunLog,
+    open_run_log: RunLog,
 ) -> None:
-    """Run the demo until a signal ends it.
-
-    `ready` is called once the web interface answers, `logged` opens the log file.
-    """
-    home = new_folder(folder)
-    # The demo has its own records of Dagster, apart from this user's.
+    """Run the demo until a signal ends it; `ready` is called once the web interface answers."""
+    home = make_demo_folder(folder)
+    # The demo's Dagster records are apart from the user's.
     os.environ.pop("DAGSTER_HOME", None)
     stop = Stop()
     with ExitStack() as opened:
         opened.enter_context(stop.by_signals())
         progress.start("start PostgreSQL")
         server = EmbeddedServer(home / "publisher")
-        started = opened.enter_context(starting(server))
-        # These imports take seconds, while the server starts.
+        wait_until_started = opened.enter_context(start_servers(server))
+        # The server starts during these imports, which take seconds.
         from pgsieve.pipelines.commands import engine
         from pgsieve.pipelines.commands.in_process import instance
         from pgsieve.pipelines.definitions import register_tables
 
-        started()
+        wait_until_started()
         with Conninfo(server.conninfo()).connect() as connection:
             make_tables(connection)
         progress.finish("start PostgreSQL")
@@ -84,16 +80,17 @@ def live_demo(
         if not stop.is_set():
             group = f"{url}/locations/pgsieve.pipelines.definitions/asset-groups/sales"
             ready(LiveDemo(group, config.path, server.conninfo(), log))
-        # Runs begin only now: the first one starts Spark, and would compete with Dagster's start for the
-        # processor.
+        # Runs begin only now, as the first one starts Spark, which would slow down Dagster's start.
         opened.enter_context(traffic(server.conninfo()))
-        log_line, show = opened.enter_context(logged(log))
-        runs = threading.Thread(target=_runs, args=(config, log_line, show, stop), name="runs", daemon=True)
+        log_line, show = opened.enter_context(open_run_log(log))
+        runs = threading.Thread(
+            target=_run_repeatedly, args=(config, log_line, show, stop), name="runs", daemon=True
+        )
         runs.start()
         opened.callback(runs.join, _STOP_SECONDS)
         while not stop.wait_awake(1.0):
             if dagster_server.poll() is not None:
-                raise _ended(home)
+                raise _dagster_error(home)
             if not runs.is_alive():
                 raise PgsieveError(
                     "the runs of the demo have ended", hint=f"{log} shows the reason; start the demo again"
@@ -124,13 +121,15 @@ def _configuration(home: Path, server: EmbeddedServer) -> Config:
     return load_config(path)
 
 
-def _runs(config: Config, progress: Progress, show: Callable[[RunSummary], None], stop: Stop) -> None:
-    """Run every few seconds; if a run of the web interface reads the slot, try again at the next time."""
+def _run_repeatedly(
+    config: Config, progress: Progress, show: Callable[[RunSummary], None], stop: Stop
+) -> None:
+    """Run every few seconds; if a run from the web interface reads the slot, try again at the next time."""
     from pgsieve.pipelines.commands.run import run
 
-    # Ctrl-C in a terminal reaches all processes of this group. Dagster starts processes for each step
-    # (`tail`, and `watch_orphans`, which would show a traceback). They inherit this thread's mask, and end
-    # with their step.
+    # Ctrl-C in a terminal reaches all processes of this group. Among them are those that Dagster starts for
+    # each step: `tail`, and `watch_orphans`, which would show a traceback. With this thread's mask they ignore
+    # the signal, and end with their step.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     while not stop.is_set():
         try:
@@ -147,7 +146,7 @@ def _wait_for(url: str, process: subprocess.Popen[bytes], stop: Stop, home: Path
     until = monotonic() + _START_SECONDS
     while not stop.wait_awake(0.5):
         if process.poll() is not None or monotonic() > until:
-            raise _ended(home)
+            raise _dagster_error(home)
         try:
             with urlopen(f"{url}/server_info", timeout=5) as answer:  # noqa: S310 - our own address
                 if answer.status == HTTPStatus.OK:
@@ -156,7 +155,7 @@ def _wait_for(url: str, process: subprocess.Popen[bytes], stop: Stop, home: Path
             continue
 
 
-def _ended(home: Path) -> PgsieveError:
+def _dagster_error(home: Path) -> PgsieveError:
     lines = (home / "dagster.log").read_text(encoding="utf-8", errors="replace").splitlines()
     last = next((line.strip() for line in reversed(lines) if line.strip()), "nothing in its log")
     return PgsieveError(

@@ -14,7 +14,7 @@ from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.sessions import Conninfo
 
 
-def new_folder(folder: Path | None) -> Path:
+def make_demo_folder(folder: Path | None) -> Path:
     """Make the folder of a demo; raises PgsieveError if it exists and is not empty."""
     home = (folder or Path(tempfile.mkdtemp(prefix="pgsieve-demo-"))).resolve()
     if home.exists() and any(home.iterdir()):
@@ -24,10 +24,10 @@ def new_folder(folder: Path | None) -> Path:
 
 
 @contextmanager
-def starting(*servers: EmbeddedServer) -> Iterator[Callable[[], None]]:
-    """Start servers in parallel, while the block goes on; yields a function that waits until they run.
+def start_servers(*servers: EmbeddedServer) -> Iterator[Callable[[], None]]:
+    """Start servers in parallel to the block, and stop them at its end.
 
-    They stop with the block. The function raises EmbeddedServerError.
+    Yields a function that waits until they run, or raises EmbeddedServerError.
     """
     with ExitStack() as opened:
         for server in servers:
@@ -43,14 +43,14 @@ def starting(*servers: EmbeddedServer) -> Iterator[Callable[[], None]]:
 
 
 def session(server: EmbeddedServer, **extra: str) -> psycopg.Connection[Any]:
-    """A session of the demo's user, whose table names need no schema."""
+    """A session of the demo's user, in which names of tables need no schema."""
     connection = Conninfo(server.conninfo(**extra)).connect()
     connection.execute("set search_path = public")
     return connection
 
 
-def executed(connection: psycopg.Connection[Any], statements: str) -> None:
-    """Execute statements that are separated by semicolons."""
+def execute_all(connection: psycopg.Connection[Any], statements: str) -> None:
+    """Execute statements, which semicolons separate."""
     for statement in statements.split(";"):
         if statement.strip():
             connection.execute(statement)

@@ -1,8 +1,7 @@
 """Invented traffic of a shop: tables, publications, and a writer that changes some rows a second.
 
-In: an empty database. Out: committed transactions with INSERT, UPDATE and DELETE, with rows that move into a
-row filter and out of it, and with changes of a partitioned table. The writer continues after an error of the
-server.
+In: an empty database. Out: committed transactions with INSERT, UPDATE and DELETE. Some move rows into a row
+filter or out of it, and some change a partitioned table. The writer continues after an error of the server.
 """
 
 import random
@@ -40,7 +39,7 @@ create publication everything for tables in schema shop with (publish_via_partit
 
 _REGIONS = ("EMEA", "AMER", "APAC")
 
-#: The statements, of which one is executed at a time, with their weights.
+#: The statements with their weights; each transaction executes one of them at random.
 _WRITES: tuple[tuple[int, str], ...] = (
     (
         6,
@@ -84,16 +83,16 @@ def traffic(conninfo: str, seconds: float = 0.5) -> Iterator[Callable[[], int]]:
 
     Yields a function that returns their number so far.
     """
-    stopped, written = threading.Event(), 0
+    stop_event, written = threading.Event(), 0
 
     def write() -> None:
         nonlocal written
         choice = random.Random(0)  # noqa: S311 - invented traffic
         weights, statements = zip(*_WRITES, strict=True)
-        while not stopped.is_set():
+        while not stop_event.is_set():
             try:
                 with Conninfo(conninfo).connect(application_name="traffic") as connection:
-                    while not stopped.wait(seconds):
+                    while not stop_event.wait(seconds):
                         connection.execute(
                             choice.choices(statements, weights)[0],
                             {
@@ -104,12 +103,12 @@ def traffic(conninfo: str, seconds: float = 0.5) -> Iterator[Callable[[], int]]:
                         )
                         written += 1
             except psycopg.Error:
-                stopped.wait(1)
+                stop_event.wait(1)
 
     writer = threading.Thread(target=write, name="traffic", daemon=True)
     writer.start()
     try:
         yield lambda: written
     finally:
-        stopped.set()
+        stop_event.set()
         writer.join(10)

@@ -3,13 +3,14 @@
 In: the configuration. Out: the results of each slice, by a callback. A thread for each feed reads the slot by
 streaming replication, and applies the changes of a slice before it appends the next slice.
 
-- SIGTERM and SIGINT end it at a commit boundary; if a step takes too long for that, within the step.
-- A subscription that fails is left out until the command is started again. The others go on. A feed without
-  subscriptions is not read any more.
-- A passing fault of the server or the network is no failure: a feed that was followed once is followed again.
+- SIGTERM and SIGINT end the process at a commit boundary; if a step takes too long for that, within the step.
+- A subscription that fails is left out until the command is started again. The others go on. A feed whose
+  subscriptions have all failed is not read any more.
+- After a transient error of the server or the network, a feed that was followed once is followed again.
 - Copies are runs of Dagster. Slices are reported to Dagster every few minutes (`follow_report`).
-- Every few hundred slices it maintains their tables, as each slice leaves a few more files and commits.
-- It registers a table in Spark's catalog after the copy. A name that is taken is reported, and ends nothing.
+- After every few hundred slices their tables are maintained, as each slice adds a few files and commits.
+- A table is registered in Spark's catalog after its copy. If its name is taken, this is reported, and the
+  work goes on.
 - If changes wait and a feed makes no progress, the process ends with an error, so that its supervisor starts
   it again (`watch`).
 """
@@ -44,7 +45,7 @@ from pgsieve.pipelines.commands.status import brief_status
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig
 from pgsieve.pipelines.following.follow_report import FollowReport
 from pgsieve.pipelines.following.metrics import FollowMetrics
-from pgsieve.pipelines.following.watch import BrokenOffError, Pulse, StalledError, Watch, serving
+from pgsieve.pipelines.following.watch import Pulse, StalledError, StopTimeoutError, Watch, serve_metrics
 from pgsieve.pipelines.project import Project, build_project
 from pgsieve.resources.lake.delta.errors import SparkLostError
 from pgsieve.resources.postgres.awaited import are_open
@@ -53,22 +54,22 @@ from pgsieve.resources.postgres.kept_sessions import sessions_kept
 from pgsieve.resources.postgres.wal import current_lsn
 from pgsieve.resources.tracing import span
 
-Tell = Callable[[RunSummary], None]
+OnResult = Callable[[RunSummary], None]
 
-#: How often the main thread wakes up: only there, and only awake, does Python run the handler of a signal.
+#: The time between two wake-ups of the main thread, in which Python runs the handlers of signals.
 _AWAKE_SECONDS = 1.0
-#: The pause after a passing fault; doubled each time, until a slice is applied.
-_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 30.0
+#: The pause after a transient error; it doubles with each error, until a slice is applied.
+_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.5, 30.0
 
-#: How long another follower of the same slot may take to end.
+#: How long to wait for the end of another follower of the same slot.
 _OTHER_FOLLOWER_SECONDS = 10.0
 
-#: How often to check whether a cut must be reported; more often if `freshness` is short.
+#: The time between two checks whether a cut must be reported; less if `freshness` is short.
 _CUT_SECONDS = 60.0
 
-#: How often to check whether the transactions that a copy waits for have ended.
-_AWAITED_SECONDS = 2.0
-#: How often to ask a foreign server that a copy waits for.
+#: The time between two checks whether the transactions that a copy waits for have ended.
+_TRANSACTIONS_SECONDS = 2.0
+#: The time between two requests to a foreign server that a copy waits for.
 _FOREIGN_SECONDS = 60.0
 
 #: Tables are maintained after this many slices.
@@ -77,9 +78,9 @@ MAINTAIN_SLICES = 500
 _logger = logging.getLogger(__name__)
 
 
-#: How long a feed may make no progress while changes wait: the largest slice is applied in less.
+#: How long a feed may make no progress while changes wait; the largest slice takes less.
 STALL_SECONDS = 1800.0
-#: How long the other feeds may take to reach a commit boundary when one has stalled.
+#: How long the other feeds may take to reach a commit boundary after one has stalled.
 _GRACE_SECONDS = 10.0
 #: How long all feeds may take to reach a commit boundary after a signal. Kubernetes kills after 30 seconds.
 STOP_SECONDS = 20.0
@@ -89,30 +90,29 @@ def follow(
     config: Config,
     selected: Sequence[SubscriptionConfig],
     progress: Progress,
-    tell: Tell,
+    on_result: OnResult,
     *,
     metrics_at: tuple[str, int] | None = None,
     stall_limit: float | None = STALL_SECONDS,
 ) -> tuple[Failure, ...]:
     """Follow the selected subscriptions until stopped, or until all have failed; returns the failures.
 
-    `tell` gets the results of each slice, and each failure when it happens. `metrics_at` is a host and a port
+    `on_result` gets the results of each slice, and each failure when it happens. `metrics_at` is a host and a port
     for metrics. `stall_limit` is in seconds; None is no limit. Raises SubscriptionDisabledError if every
-    subscription is disabled, StalledError if a feed has stalled, and BrokenOffError if a feed does not end in
+    subscription is disabled, StalledError if a feed has stalled, and StopTimeoutError if a feed does not end in
     time after a signal. After the last two, threads may still be running, so the caller has to end the
     process.
     """
     project = build_project(config)
-    # The metrics server starts below before the feeds: an address that is not available is refused before any
-    # work.
+    # The metrics server starts before the feeds, so that an unavailable address is refused before any work.
     metrics = FollowMetrics(brief_status(config)) if metrics_at else None
     feeds_by_slot = {(f.source.name, f.slot): f for f in project.feeds.values()}
     watch = Watch(stall_limit, lambda pulse: _is_behind(feeds_by_slot[pulse.source, pulse.slot], pulse))
 
     def fail(failure: Failure) -> None:
         if metrics is not None:
-            metrics.failed(failure.subscriptions)
-        tell(RunSummary((), (failure,)))
+            metrics.count_failures(failure.subscriptions)
+        on_result(RunSummary((), (failure,)))
 
     failures = Failures(fail)
     subscriptions = enabled_subscriptions(
@@ -121,14 +121,14 @@ def follow(
     feeds, names = project.feeds_of(subscriptions), {s.name for s in subscriptions}
     with ExitStack() as opened:
         if metrics_at and metrics:
-            port = opened.enter_context(serving(*metrics_at, metrics.registry, watch))
+            port = opened.enter_context(serve_metrics(*metrics_at, metrics.registry, watch))
             progress.tell(f"metrics at http://{metrics_at[0]}:{port}/metrics, health at /healthz")
         dagster = opened.enter_context(instance(config))
-        following = _Following(project, dagster, progress, tell, failures, watch, metrics)
+        following = _Following(project, dagster, progress, on_result, failures, watch, metrics)
         followers = [_Follower(following, feed, names) for feed in feeds]
-        stopping = opened.enter_context(_stopped_by_signals(followers))
-        # Feeds do not run in the main thread: there Dagster would end a run in progress on the signal. The
-        # threads are daemons, as a stalled one would keep the process from ending.
+        stopping = opened.enter_context(_stop_on_signals(followers))
+        # Feeds do not run in the main thread, where Dagster would end a run in progress on the signal. The
+        # threads are daemons, so that a stalled one does not keep the process from ending.
         threads = [threading.Thread(target=follower.follow, daemon=True) for follower in followers]
         for thread in threads:
             thread.start()
@@ -145,7 +145,7 @@ def follow(
 
 
 def _are_working(threads: Sequence[threading.Thread], seconds: float) -> bool:
-    """Whether a thread still works after this many seconds; returns False as soon as none does."""
+    """Wait this many seconds for the threads to end; returns whether one still works."""
     until = time.monotonic() + seconds
     for thread in threads:
         thread.join(max(0.0, until - time.monotonic()))
@@ -160,20 +160,20 @@ def _is_behind(feed: Feed, pulse: Pulse) -> bool:
 
 @dataclass
 class _Stopping:
-    """The time of the signal that ends the process; None before."""
+    """The time of the signal that ends the process; None before a signal."""
 
     since: float | None = None
 
     def check(self) -> None:
-        """Raise BrokenOffError if the feeds have not ended in time: they may wait for ever."""
+        """Raise StopTimeoutError if the feeds have not ended in time, as they may wait for ever."""
         if self.since is not None and time.monotonic() - self.since >= STOP_SECONDS:
-            raise BrokenOffError(
+            raise StopTimeoutError(
                 f"ended after {STOP_SECONDS:g} s in the middle of a slice or a copy; nothing is lost, and the next run continues"
             )
 
 
 @contextmanager
-def _stopped_by_signals(followers: Sequence["_Follower"]) -> Iterator[_Stopping]:
+def _stop_on_signals(followers: Sequence["_Follower"]) -> Iterator[_Stopping]:
     stopping = _Stopping()
 
     def stop(_number: int, _frame: FrameType | None) -> None:
@@ -191,12 +191,12 @@ def _stopped_by_signals(followers: Sequence["_Follower"]) -> Iterator[_Stopping]
 
 @dataclass(frozen=True)
 class _Following:
-    """The objects that all followers share: the project, Dagster's records, and the receivers of results."""
+    """The objects that all followers share: the project, Dagster's instance, and the receivers of results."""
 
     project: Project
     dagster: dg.DagsterInstance
     progress: Progress
-    tell: Tell
+    on_result: OnResult
     failures: Failures
     watch: Watch
     metrics: FollowMetrics | None
@@ -205,28 +205,32 @@ class _Following:
 class _Follower:
     """Follows one feed for the subscriptions that read it."""
 
-    #: Only one feed is copied, applied or maintained at a time: the Spark session's settings identify the
+    #: Only one feed is copied, applied or maintained at a time, as the Spark session's settings identify the
     #: writer.
     _turn = threading.Lock()
 
     def __init__(self, following: _Following, feed: Feed, names: Container[str]) -> None:
         self._project, self._feed, self._dagster = following.project, feed, following.dagster
-        self._progress, self._tell, self._failures = following.progress, following.tell, following.failures
+        self._progress, self._on_result, self._failures = (
+            following.progress,
+            following.on_result,
+            following.failures,
+        )
         self._subscriptions = [s for s in self._project.subscriptions_of(feed) if s.name in names]
         self._stopped = threading.Event()
         self._streamed: StreamedFeed | None = None
         self._report = FollowReport(self._project, feed, self._subscriptions, self._dagster, self._progress)
         self._slices, self._written = 0, {s.name: set[Name]() for s in self._subscriptions}
-        #: By subscription, the tables whose copy waits for other transactions, with the ids of these.
+        #: By subscription, the tables whose copy waits; see `Materializer`.
         self._waiting_tables = {s.name: dict[Name, tuple[str, ...]]() for s in self._subscriptions}
-        self._has_followed, self._pause = False, _PAUSE_SECONDS
+        self._has_followed, self._pause = False, _MIN_PAUSE_SECONDS
         self._pulse, self._metrics = Pulse(feed.source.name, feed.slot), following.metrics
         following.watch.add(self._pulse)
         if (metrics := following.metrics) is not None:
             pulse = self._pulse
-            metrics.follows(pulse.source, pulse.slot, lambda: pulse.connected, lambda: pulse.waiting_seconds)
+            metrics.add_feed(pulse.source, pulse.slot, lambda: pulse.connected, lambda: pulse.waiting_seconds)
             for subscription in self._subscriptions:
-                metrics.subscribes(subscription.name)
+                metrics.add_subscription(subscription.name)
 
     def stop(self) -> None:
         """End at the next commit boundary."""
@@ -239,70 +243,66 @@ class _Follower:
         threading.Thread(target=self._report_cuts, daemon=True).start()
         try:
             with sessions_kept():
-                self._follow_on()
+                self._follow_with_retries()
         finally:
             self._pulse.ended = True
 
-    def _follow_on(self) -> None:
+    def _follow_with_retries(self) -> None:
         with (
             self._failures.catch(*(s.name for s in self._subscriptions)),
-            # The lock of the slot passes to a waiting process between slices. Without this lock, two
-            # followers would take turns for ever.
+            # Between two slices, the lock of the slot is free for other processes. Without this second lock,
+            # two followers would take turns for ever.
             self._feed.source.exclusively(f"following the slot {self._feed.slot}", _OTHER_FOLLOWER_SECONDS),
         ):
-            while not self._stopped.is_set() and self._going_on():
+            while not self._stopped.is_set() and self._has_subscriptions():
                 try:
                     self._follow()
                 except PgsieveError as fault:
-                    if not self._tries_again(fault):
+                    if not self._can_retry(fault):
                         raise
                     self._progress.tell(f"{fault.message}; tried again in {self._pause:g} s")
                     self._stopped.wait(self._pause)
-                    self._pause = min(2 * self._pause, _LONGEST_PAUSE_SECONDS)
+                    self._pause = min(2 * self._pause, _MAX_PAUSE_SECONDS)
 
     def _follow(self) -> None:
         """Copy tables that need it, then apply slice by slice until a table needs a copy again."""
         with self._turn:
             started = self._materializers()
             for each in started:
-                awaits = {ids: self._awaits(ids) for ids in set(each.waiting_tables.values())}
+                awaits = {ids: self._are_open(ids) for ids in set(each.waiting_tables.values())}
                 each.retry([name for name, ids in each.waiting_tables.items() if not awaits[ids]])
-            self._each(started, Materializer.copy)
-            apply_together(started, self._failures, unless=self._tries_again)
-            self._tell_of(started)
+            self._for_each(started, Materializer.copy)
+            apply_together(started, self._failures, unless=self._can_retry)
+            self._report_results(started)
             self._register(started)
-        if self._going_on():
+        if self._has_subscriptions():
             try:
                 self._read()
             finally:
                 self._send_report()
 
     def _register(self, materializers: Sequence[Materializer]) -> None:
-        """Register new replicas in Spark's catalog.
-
-        After a failure, the next copy or maintenance tries again.
-        """
+        """Register new replicas in Spark's catalog; after a failure, the next copy or maintenance tries again."""
         for materializer in materializers:
             if materializer.name in self._failures:
                 continue
             try:
                 materializer.register()
             except PgsieveError as error:
-                self._tell(RunSummary((), (Failure((materializer.name,), error),)))
+                self._on_result(RunSummary((), (Failure((materializer.name,), error),)))
 
-    def _tries_again(self, error: Exception) -> bool:
-        """Whether another attempt may succeed.
+    def _can_retry(self, error: Exception) -> bool:
+        """Whether the feed is followed again after this error.
 
-        It may not for a feed that has never been followed, as its configuration may be wrong, or after Spark
-        was lost.
+        It is not if it has never been followed, as its configuration may be wrong, nor after a loss of Spark.
         """
         return self._has_followed and passes(error) and not isinstance(error, SparkLostError)
 
-    def _each(self, items: Sequence[Item], step: Callable[[Item], Result]) -> list[Result]:
-        """As `Failures.for_each`; raises a passing fault."""
-        return self._failures.for_each(items, step, unless=self._tries_again)
+    def _for_each(self, items: Sequence[Item], step: Callable[[Item], Result]) -> list[Result]:
+        """As `Failures.for_each`; raises a transient error."""
+        return self._failures.for_each(items, step, unless=self._can_retry)
 
-    def _going_on(self) -> bool:
+    def _has_subscriptions(self) -> bool:
         return any(s.name not in self._failures for s in self._subscriptions)
 
     def _read(self) -> None:
@@ -313,38 +313,38 @@ class _Follower:
         ):
             self._streamed = streamed
             self._has_followed = True
-            threading.Thread(target=self._copy_later, args=[streamed], daemon=True).start()
+            threading.Thread(target=self._stop_once_copies_can_start, args=[streamed], daemon=True).start()
             if self._stopped.is_set():
                 return
             for _ in streamed.slices():
                 with self._turn:
-                    if self._apply(streamed) or not self._going_on():
+                    if self._apply(streamed) or not self._has_subscriptions():
                         return
                     self._slices += 1
                     if self._slices >= MAINTAIN_SLICES:
                         with self._pulse.paused():
                             self._maintain()
 
-    def _copy_later(self, streamed: StreamedFeed) -> None:
-        """End the stream once a copy no longer has to wait: `_follow` then copies the tables."""
+    def _stop_once_copies_can_start(self, streamed: StreamedFeed) -> None:
+        """End the stream once a copy no longer has to wait; `_follow` then copies the table."""
         awaiting = list(chain.from_iterable(tables.items() for tables in self._waiting_tables.values()))
         transactions = {ids for _, ids in awaiting if ids}
         foreign, asked_at = {name for name, ids in awaiting if not ids}, time.monotonic()
-        while awaiting and self._streamed is streamed and not self._stopped.wait(_AWAITED_SECONDS):
-            over = not all(map(self._awaits, transactions))
+        while awaiting and self._streamed is streamed and not self._stopped.wait(_TRANSACTIONS_SECONDS):
+            over = not all(map(self._are_open, transactions))
             if foreign and time.monotonic() - asked_at >= _FOREIGN_SECONDS:
-                over, asked_at = over or any(map(self._answers, foreign)), time.monotonic()
+                over, asked_at = over or any(map(self._can_answer, foreign)), time.monotonic()
             if over:
                 streamed.stop()
                 return
 
-    def _awaits(self, transactions: tuple[str, ...]) -> bool:
+    def _are_open(self, transactions: tuple[str, ...]) -> bool:
         """Whether some of these transactions are still open; true if the server does not answer."""
-        with suppress(PgsieveError):  # The stream meets the same error.
+        with suppress(PgsieveError):  # The stream gets the same error.
             return are_open(self._feed.source, transactions)
         return True
 
-    def _answers(self, name: Name) -> bool:
+    def _can_answer(self, name: Name) -> bool:
         """Whether the foreign servers that have rows of a table answer now."""
         with suppress(PgsieveError):
             refuse_unanswering(self._feed.source, name)
@@ -353,7 +353,7 @@ class _Follower:
 
     def _note_progress(self, _: str) -> None:
         """Record that the stream makes progress."""
-        self._pulse.step()
+        self._pulse.note_progress()
 
     def _apply(self, streamed: StreamedFeed) -> bool:
         """Append and apply the next slice; returns whether a table has to be copied."""
@@ -361,37 +361,37 @@ class _Follower:
         self._progress.start(task)
         try:
             with self._pulse.applying(), span("slice", source=self._pulse.source, slot=self._pulse.slot):
-                with self._timed("append"), span("append"):
+                with self._time_step("append"), span("append"):
                     drained = streamed.append()
                 if self._metrics is not None:
-                    self._metrics.appended(self._pulse.source, self._pulse.slot, drained.slices)
-                self._report.appended(drained, self._send_report)
-                self._pulse.step()
+                    self._metrics.count_slices(self._pulse.source, self._pulse.slot, drained.slices)
+                self._report.add_slice(drained, self._send_report)
+                self._pulse.note_progress()
                 applied = self._materializers()
-                self._each(applied, self._apply_slice)
-                self._pause = _PAUSE_SECONDS
+                self._for_each(applied, self._apply_slice)
+                self._pause = _MIN_PAUSE_SECONDS
         finally:
             self._progress.finish(task)
-        self._tell_of(applied)
-        return any(self._each(applied, Materializer.has_to_copy))
+        self._report_results(applied)
+        return any(self._for_each(applied, Materializer.has_to_copy))
 
     def _apply_slice(self, materializer: Materializer) -> None:
-        with self._timed("apply"):
+        with self._time_step("apply"):
             results = materializer.apply_slice()
-        self._pulse.step()
+        self._pulse.note_progress()
         if results is not None:
             if self._metrics is not None:
-                self._metrics.applied(materializer.name, *results)
-            self._report.applied(materializer.name, *results)
+                self._metrics.count_changes(materializer.name, *results)
+            self._report.add_changes(materializer.name, *results)
             self._written[materializer.name] |= results[1].tables.keys()
 
-    def _timed(self, step: str) -> AbstractContextManager[None]:
-        return nullcontext() if self._metrics is None else self._metrics.timed(step)
+    def _time_step(self, step: str) -> AbstractContextManager[None]:
+        return nullcontext() if self._metrics is None else self._metrics.time_step(step)
 
     def _maintain(self) -> None:
-        """Maintain the tables that changed since the last time.
+        """Maintain the tables that have changed since the last maintenance.
 
-        After a failure, it is tried again as many slices later.
+        After a failure, the next attempt is after as many slices again.
         """
         lake, retention = self._project.lake.open(), self._project.retention
         self._slices = 0
@@ -410,15 +410,12 @@ class _Follower:
             self._report.send()
 
     def _report_cuts(self) -> None:
-        """Report cuts that stay as they are to Dagster now and then.
-
-        The report of the slices has the new cuts.
-        """
+        """Report unchanged cuts to Dagster now and then; new cuts are in the report of the slices."""
         soonest = min((s.freshness.total_seconds() / 8 for s in self._subscriptions), default=_CUT_SECONDS)
         while not self._stopped.wait(min(_CUT_SECONDS, soonest)) and not self._pulse.ended:
             with self._turn:
                 streamed = self._streamed
-                if streamed is None or not self._pulse.connected or self._report.waits:
+                if streamed is None or not self._pulse.connected or self._report.is_waiting:
                     continue
                 behind = Freshness(self._pulse.waiting_seconds, streamed.position)
                 for subscription in self._subscriptions:
@@ -431,14 +428,14 @@ class _Follower:
                         _logger.exception("the cut of %s could not be reported to Dagster", subscription.name)
 
     def _materializers(self) -> list[Materializer]:
-        return self._each(
+        return self._for_each(
             self._subscriptions,
             lambda s: Materializer(
                 self._project, s, self._dagster, self._progress, self._waiting_tables[s.name]
             ),
         )
 
-    def _tell_of(self, materializers: Sequence[Materializer]) -> None:
+    def _report_results(self, materializers: Sequence[Materializer]) -> None:
         results = summaries(materializers, self._failures)
         if changed := tuple(each for each in results if each.changed or each.problems or each.warnings):
-            self._tell(RunSummary(changed))
+            self._on_result(RunSummary(changed))

@@ -1,7 +1,7 @@
 """Reports the work of `run --follow` to Dagster: one run every few minutes, for all slices since the last.
 
 In: the results of each slice. Out: materializations of the assets that a run would have materialised, with
-the sums of their changes. A report that fails is only logged: the tables in the lake are complete.
+the sums of their changes. The failure of a report is only logged, as the tables in the lake are complete.
 """
 
 import logging
@@ -29,10 +29,10 @@ from pgsieve.pipelines.commands.results import Progress
 from pgsieve.pipelines.project import Project
 from pgsieve.pipelines.published import published_tables
 
-#: A report is due this long after the first slice since the last report.
+#: The time from the first slice after a report to the next report.
 REPORT_SECONDS = 300.0
 
-_UNREPORTED = "the followed changes are in the tables, but not in Dagster's records"
+_NOT_REPORTED = "the followed changes are in the tables, but not in Dagster's records"
 
 _logger = logging.getLogger(__name__)
 
@@ -56,31 +56,33 @@ class FollowReport:
         self._timer: threading.Timer | None = None
 
     @property
-    def waits(self) -> bool:
+    def is_waiting(self) -> bool:
         """Whether results are waiting for a report."""
         return self._drained is not None
 
-    def appended(self, drained: Drained, tell: Callable[[], None]) -> None:
-        """Add an appended slice; `tell` is called when the report is due, in a thread of its own."""
+    def add_slice(self, drained: Drained, on_due: Callable[[], None]) -> None:
+        """Add an appended slice; `on_due` is called when the report is due, in a thread of its own."""
         earlier = self._drained
         self._drained = drained
         if earlier:
             slices = earlier.slices + drained.slices
             self._drained = Drained(earlier.from_lsn, drained.to_lsn, slices, drained.lag)
         if self._timer is None:
-            self._timer = threading.Timer(REPORT_SECONDS, tell)
+            self._timer = threading.Timer(REPORT_SECONDS, on_due)
             self._timer.daemon = True
             self._timer.start()
 
-    def applied(self, subscription: str, changes: Sequence[TableChanges], result: ApplyResult) -> None:
+    def add_changes(self, subscription: str, changes: Sequence[TableChanges], result: ApplyResult) -> None:
         """Add the changes of a subscription's tables."""
         tables = self._changes.setdefault(subscription, {})
         for change in changes:
-            tables[change.name] = _summed(tables[change.name], change) if change.name in tables else change
+            tables[change.name] = (
+                _sum_changes(tables[change.name], change) if change.name in tables else change
+            )
         self._applied[subscription] = total(self._applied.get(subscription, ApplyResult()), result)
 
     def send(self) -> None:
-        """Materialise the collected results, and forget them."""
+        """Report the collected results as materializations, and forget them."""
         if self._timer is not None:
             self._timer.cancel()
         drained, changes, applied = self._drained, self._changes, self._applied
@@ -112,24 +114,24 @@ class FollowReport:
                 self._dagster, self._project, assets, self._progress, task, raise_on_error=False
             )
         except Exception:
-            _logger.exception(_UNREPORTED)
+            _logger.exception(_NOT_REPORTED)
             return
         for event in run.get_step_failure_events() if run else ():
             error = event.step_failure_data.error
             if error is not None and error.cls_name != IncompleteError.__name__:
-                _logger.error("%s: %s", _UNREPORTED, error.message.strip())
+                _logger.error("%s: %s", _NOT_REPORTED, error.message.strip())
 
 
-def _summed(first: TableChanges, second: TableChanges) -> TableChanges:
+def _sum_changes(first: TableChanges, second: TableChanges) -> TableChanges:
     """The sum of a table's changes in two slices."""
     return replace(
         second,
         sent_as=added(first.sent_as, second.sent_as),
-        sent=_added(first.sent, second.sent),
+        sent=_sum_counts(first.sent, second.sent),
         truncates=first.truncates + second.truncates,
         problem=second.problem or first.problem,
     )
 
 
-def _added(*counts: Mapping[str, int]) -> Mapping[str, int]:
+def _sum_counts(*counts: Mapping[str, int]) -> Mapping[str, int]:
     return reduce(lambda a, b: {o: a.get(o, 0) + b.get(o, 0) for o in {*a, *b}}, counts)

@@ -1,8 +1,8 @@
 """Metrics for Prometheus: the state of slots, subscriptions and tables, and the work of a follower.
 
-In: a `StatusReport`, and the results of each slice. Out: metrics in Prometheus' text format, by the client
-library of Prometheus. Names and units follow https://prometheus.io/docs/practices/naming; docs/monitoring.md
-lists them. No label contains a cell value.
+In: a `StatusReport`, and the results of each slice. Out: metrics in Prometheus' text format. Names and units
+follow https://prometheus.io/docs/practices/naming; docs/monitoring.md lists the metrics. No label contains a
+cell value.
 """
 
 import threading
@@ -27,65 +27,64 @@ from pgsieve.assets.steps.records.transformed import TableChanges
 from pgsieve.decoding.changes.sent_as import became
 from pgsieve.pipelines.commands.results import UNKNOWN, StatusReport, SubscriptionStatus
 
-_SLOT = ("source", "slot")
-_TABLE = ("subscription", "schema", "table")
+_SLOT_LABELS = ("source", "slot")
+_TABLE_LABELS = ("subscription", "schema", "table")
 
-#: For how long later scrapes get the same report.
-_FRESH_SECONDS = 5.0
+#: The age up to which scrapes get the same report.
+_MAX_AGE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Figure:
-    """A gauge, and the function that reads its value from the status of a slot or subscription.
-
-    If it returns None, there is no sample.
-    """
+class _StatusGauge:
+    """A gauge; `read` takes the status of a slot or subscription, and returns the value or None (no sample)."""
 
     name: str
     help: str
     read: Callable[..., float | None]
 
 
-_SLOT_FIGURES: Sequence[_Figure] = (
-    _Figure("pgsieve_source_up", "Whether the source answered.", lambda s: s.problem is None),
-    _Figure("pgsieve_slot_exists", "Whether the replication slot exists.", lambda s: _if_known(s.exists)),
-    _Figure("pgsieve_slot_active", "Whether a process reads the slot.", lambda s: _if_known(s.active)),
-    _Figure(
+_SLOT_GAUGES: Sequence[_StatusGauge] = (
+    _StatusGauge("pgsieve_source_up", "Whether the source answered.", lambda s: s.problem is None),
+    _StatusGauge(
+        "pgsieve_slot_exists", "Whether the replication slot exists.", lambda s: _if_known(s.exists)
+    ),
+    _StatusGauge("pgsieve_slot_active", "Whether a process reads the slot.", lambda s: _if_known(s.active)),
+    _StatusGauge(
         "pgsieve_slot_wal_at_risk",
         "Whether the server may remove, or has removed, WAL that the slot needs (wal_status unreserved or lost).",
         lambda s: None if s.exists == UNKNOWN else s.wal_status in {"unreserved", "lost"},
     ),
-    _Figure(
+    _StatusGauge(
         "pgsieve_slot_lag_bytes",
         "WAL between the LSN that the slot has confirmed and the server's current one.",
         lambda s: s.lag_bytes,
     ),
-    _Figure(
+    _StatusGauge(
         "pgsieve_slot_lag_seconds",
         "How long the oldest commit that the change log lacks has been waiting; 0 if none waits.",
         lambda s: s.lag_seconds,
     ),
-    _Figure("pgsieve_slot_retained_wal_bytes", "WAL that the slot retains.", lambda s: s.retained_bytes),
-    _Figure(
+    _StatusGauge("pgsieve_slot_retained_wal_bytes", "WAL that the slot retains.", lambda s: s.retained_bytes),
+    _StatusGauge(
         "pgsieve_slot_safe_wal_bytes",
         "WAL that may still be written before the slot can be lost; absent if max_slot_wal_keep_size sets no limit.",
         lambda s: s.safe_wal_bytes,
     ),
 )
 
-_SUBSCRIPTION_FIGURES: Sequence[_Figure] = (
-    _Figure(
+_SUBSCRIPTION_GAUGES: Sequence[_StatusGauge] = (
+    _StatusGauge(
         "pgsieve_subscription_up",
         "Whether the whole subscription can be replicated.",
         lambda s: s.problem is None,
     ),
-    _Figure("pgsieve_subscription_enabled", "Whether the subscription is enabled.", lambda s: s.enabled),
-    _Figure(
+    _StatusGauge("pgsieve_subscription_enabled", "Whether the subscription is enabled.", lambda s: s.enabled),
+    _StatusGauge(
         "pgsieve_subscription_seconds_behind",
         "How long the oldest commit that the replicas lack has been waiting; 0 if none waits.",
         lambda s: s.seconds_behind,
     ),
-    _Figure(
+    _StatusGauge(
         "pgsieve_subscription_last_success_timestamp_seconds",
         "The last time at which all changes were applied.",
         lambda s: None if s.last_success is None else datetime.fromisoformat(s.last_success).timestamp(),
@@ -97,48 +96,47 @@ def _if_known(value: bool | Literal["unknown"]) -> bool | None:
     return None if value == UNKNOWN else value
 
 
-def _gauge(figure: _Figure, labels: Sequence[str], rows: Iterable[tuple[Sequence[str], object]]) -> Metric:
-    family = GaugeMetricFamily(figure.name, figure.help, labels=labels)
+def _gauge(
+    gauge: _StatusGauge, labels: Sequence[str], rows: Iterable[tuple[Sequence[str], object]]
+) -> Metric:
+    family = GaugeMetricFamily(gauge.name, gauge.help, labels=labels)
     for values, row in rows:
-        if (value := figure.read(row)) is not None:
+        if (value := gauge.read(row)) is not None:
             family.add_metric(values, float(value))
     return family
 
 
 class StatusCollector(Collector):
-    """Collects the metrics of a report, which `read` makes at a scrape.
-
-    A problem of a source is part of the report.
-    """
+    """Collects the metrics of the report that `read` returns at a scrape."""
 
     def __init__(self, read: Callable[[], StatusReport]) -> None:
         self._read, self._lock = read, threading.Lock()
         self._report: tuple[float, StatusReport] | None = None
 
     def describe(self) -> Iterable[Metric]:
-        """Describes no metric in advance: they depend on the report."""
+        """No metric is described in advance, as the metrics depend on the report."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
         """The samples of each gauge."""
-        report = self._fresh()
+        report = self._current_report()
         slots = [((s.source, s.slot), s) for s in report.slots]
         subscriptions = [((s.name,), s) for s in report.subscriptions]
-        yield from (_gauge(figure, _SLOT, slots) for figure in _SLOT_FIGURES)
-        yield from (_gauge(figure, ("subscription",), subscriptions) for figure in _SUBSCRIPTION_FIGURES)
+        yield from (_gauge(gauge, _SLOT_LABELS, slots) for gauge in _SLOT_GAUGES)
+        yield from (_gauge(gauge, ("subscription",), subscriptions) for gauge in _SUBSCRIPTION_GAUGES)
         yield _tables_by_state(report.subscriptions)
         yield from _table_families(report.subscriptions)
 
-    def _fresh(self) -> StatusReport:
+    def _current_report(self) -> StatusReport:
         with self._lock:
             now = time.monotonic()
-            if self._report is None or now - self._report[0] > _FRESH_SECONDS:
+            if self._report is None or now - self._report[0] > _MAX_AGE_SECONDS:
                 self._report = (time.monotonic(), self._read())
             return self._report[1]
 
 
 def _tables_by_state(subscriptions: Iterable[SubscriptionStatus]) -> Metric:
-    """The number of tables in each state; also 0, so that an alert has a value to compare."""
+    """The number of tables in each state; also of 0, so that alerts have a value to compare."""
     family = GaugeMetricFamily(
         "pgsieve_tables", "Tables of the subscription in this sync state.", labels=("subscription", "state")
     )
@@ -151,9 +149,9 @@ def _tables_by_state(subscriptions: Iterable[SubscriptionStatus]) -> Metric:
 
 def _table_families(subscriptions: Iterable[SubscriptionStatus]) -> Iterator[Metric]:
     state = GaugeMetricFamily(
-        "pgsieve_table_state", "1 for the table's current sync state.", labels=(*_TABLE, "state")
+        "pgsieve_table_state", "1 for the table's current sync state.", labels=(*_TABLE_LABELS, "state")
     )
-    rows = GaugeMetricFamily("pgsieve_table_rows", "Rows of the replica.", labels=_TABLE)
+    rows = GaugeMetricFamily("pgsieve_table_rows", "Rows of the replica.", labels=_TABLE_LABELS)
     for subscription in subscriptions:
         for table in subscription.tables:
             labels = (subscription.name, table.schema, table.name)
@@ -168,63 +166,66 @@ def status_metrics(report: StatusReport) -> bytes:
     """A report in Prometheus' text format, with the version."""
     registry = CollectorRegistry()
     registry.register(StatusCollector(lambda: report))
-    _build_info(registry)
+    _add_build_info(registry)
     return bytes(generate_latest(registry))
 
 
-def _build_info(registry: CollectorRegistry) -> None:
+def _add_build_info(registry: CollectorRegistry) -> None:
     build = Gauge("pgsieve_build_info", "1; the label is the version.", ("version",), registry=registry)
     build.labels(__version__).set(1)
 
 
 class FollowMetrics:
-    """Metrics of a process that follows feeds: its own work, and at each scrape the status."""
+    """The metrics of a process that follows feeds: its work, and at each scrape the status."""
 
     def __init__(self, read: Callable[[], StatusReport]) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(StatusCollector(read))
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
-        # The JVM of Spark; without samples before it has been started.
-        ProcessCollector("pgsieve_jvm", pid=_java_child, registry=self.registry)
-        _build_info(self.registry)
+        # Spark's JVM; no samples before its start.
+        ProcessCollector("pgsieve_jvm", pid=_jvm_pid, registry=self.registry)
+        _add_build_info(self.registry)
         self._connected = Gauge(
             "pgsieve_follower_connected",
             "Whether this process reads the slot.",
-            _SLOT,
+            _SLOT_LABELS,
             registry=self.registry,
         )
         self._behind = Gauge(
             "pgsieve_follower_waiting_seconds",
             "How long changes that arrived have been waiting for this process to apply them; 0 if none wait.",
-            _SLOT,
+            _SLOT_LABELS,
             registry=self.registry,
         )
         self._slices = Counter(
-            "pgsieve_slices", "Slices that were appended to the change log.", _SLOT, registry=self.registry
+            "pgsieve_slices",
+            "Slices that were appended to the change log.",
+            _SLOT_LABELS,
+            registry=self.registry,
         )
         self._changes = Counter(
             "pgsieve_changes",
             "Rows of the replica that changes inserted, updated or deleted, by kind; each truncate of the table counts once.",
-            (*_TABLE, "kind"),
+            (*_TABLE_LABELS, "kind"),
             registry=self.registry,
         )
         self._received = Counter(
             "pgsieve_received_changes",
             "Changes that the publisher sent for the table, before row filters.",
-            (*_TABLE, "kind"),
+            (*_TABLE_LABELS, "kind"),
             registry=self.registry,
         )
         self._updates = Counter(
             "pgsieve_transformed_updates",
             "UPDATEs that the publisher sent for the table, by the operation that the row filter turned them into.",
-            (*_TABLE, "sent_as"),
+            (*_TABLE_LABELS, "sent_as"),
             registry=self.registry,
         )
         self._conflicts = Counter(
             "pgsieve_conflicts",
             "Changes whose key already had a row, or that found no row, as in pg_stat_subscription_stats.",
-            (*_TABLE, "conflict"),
+            (*_TABLE_LABELS, "conflict"),
             registry=self.registry,
         )
         self._steps = Summary(
@@ -240,23 +241,23 @@ class FollowMetrics:
             registry=self.registry,
         )
 
-    def follows(
+    def add_feed(
         self, source: str, slot: str, connected: Callable[[], bool], waiting: Callable[[], float]
     ) -> None:
-        """Add a feed: each scrape asks whether it is connected, and how long changes have been waiting."""
+        """Add a feed; each scrape calls `connected`, and `waiting` for the seconds that changes have waited."""
         self._connected.labels(source, slot).set_function(lambda: float(connected()))
         self._behind.labels(source, slot).set_function(waiting)
         self._slices.labels(source, slot)
 
-    def subscribes(self, subscription: str) -> None:
-        """Add a subscription, with 0 errors: Prometheus' `increase` ignores a counter's first value."""
+    def add_subscription(self, subscription: str) -> None:
+        """Add a subscription, with 0 errors, as Prometheus' `increase` ignores the first value of a counter."""
         self._failures.labels(subscription)
 
-    def appended(self, source: str, slot: str, slices: int) -> None:
+    def count_slices(self, source: str, slot: str, slices: int) -> None:
         """Count slices that were appended to the change log."""
         self._slices.labels(source, slot).inc(slices)
 
-    def applied(self, subscription: str, changes: Sequence[TableChanges], result: ApplyResult) -> None:
+    def count_changes(self, subscription: str, changes: Sequence[TableChanges], result: ApplyResult) -> None:
         """Count the changes of a slice that was applied to a subscription's tables."""
         for change in changes:
             for kind, count in change.received.items():
@@ -280,20 +281,20 @@ class FollowMetrics:
             for conflict, count in conflicts.items():
                 self._conflicts.labels(subscription, *name, conflict).inc(count)
 
-    def failed(self, subscriptions: Iterable[str]) -> None:
+    def count_failures(self, subscriptions: Iterable[str]) -> None:
         """Count an error that ended the work for some subscriptions."""
         for subscription in subscriptions:
             self._failures.labels(subscription).inc()
 
     @contextmanager
-    def timed(self, step: str) -> Iterator[None]:
+    def time_step(self, step: str) -> Iterator[None]:
         """Measure how long the block takes."""
         with self._steps.labels(step).time():
             yield
 
 
-def _java_child() -> str:
-    """The id of the JVM that this process has started; "none" without one."""
+def _jvm_pid() -> str:
+    """The process id of the JVM that this process has started; "none" without one."""
     try:
         for entry in Path("/proc/self/task").iterdir():
             for child in (entry / "children").read_text(encoding="ascii").split():

@@ -1,9 +1,9 @@
 """Watches a process that follows feeds: answers `/healthz`, and ends a stalled process.
 
 In: the progress of each feed, from the threads that do the work. Out: `Health`, and a StalledError if changes
-waited and a feed made no progress for longer than a limit. Causes are a lock of another session, a connected
-server that sends nothing, or a disk that does not answer. A feed whose server cannot be reached is not
-stalled: it connects again.
+wait and a feed makes no progress for longer than a limit. Possible causes are a lock of another session, a
+connected server that sends nothing, and a disk that does not answer. A feed whose server cannot be reached
+is not stalled: it connects again.
 """
 
 import json
@@ -25,34 +25,34 @@ from pgsieve.decoding.errors import PgsieveError
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment
 
-#: A connection counts as lost if no message has arrived for this long.
-_SILENCE_SECONDS = 30.0
+#: A connection without a message for this long counts as lost.
+_MAX_SILENCE_SECONDS = 30.0
 
 
 class StalledError(PgsieveError):
     """Changes wait, and a feed makes no progress."""
 
 
-class BrokenOffError(PgsieveError):
+class StopTimeoutError(PgsieveError):
     """The process has to end, but a feed has not reached a commit boundary in time."""
 
 
 @dataclass
 class Pulse:
-    """The activity of one feed's thread; written by that thread, read by others.
+    """The activity of one feed's thread, which writes it; other threads read it.
 
-    `moved` is the time of the last progress. While `unwatched`, the thread does work that may take long, such
+    `progressed_at` is the time of the last progress. `is_exempt` is true during work that may take long, such
     as a copy or maintenance.
     """
 
     source: str
     slot: str
     streamed: StreamedFeed | None = None
-    unwatched: bool = True
+    is_exempt: bool = True
     ended: bool = False
     steps: int = 0
     applying_since: float | None = None
-    moved: float = field(default_factory=time.monotonic)
+    progressed_at: float = field(default_factory=time.monotonic)
     _progress: tuple[int, ...] = ()
 
     @contextmanager
@@ -68,22 +68,22 @@ class Pulse:
     @contextmanager
     def watched(self, streamed: StreamedFeed) -> Iterator[None]:
         """A block in which the thread reads the slot by streaming replication."""
-        self.streamed, self.unwatched, self.moved = streamed, False, time.monotonic()
+        self.streamed, self.is_exempt, self.progressed_at = streamed, False, time.monotonic()
         try:
             yield
         finally:
-            self.streamed, self.unwatched = None, True
+            self.streamed, self.is_exempt = None, True
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """A block of work that may take long, in which the thread does not count as stalled."""
-        self.unwatched = True
+        self.is_exempt = True
         try:
             yield
         finally:
-            self.unwatched, self.moved = False, time.monotonic()
+            self.is_exempt, self.progressed_at = False, time.monotonic()
 
-    def step(self) -> None:
+    def note_progress(self) -> None:
         """Record progress that the stream does not show."""
         self.steps += 1
 
@@ -95,7 +95,7 @@ class Pulse:
         """
         last = self.streamed.last_message_at if self.streamed else None
         return last is not None and (
-            self.applying_since is not None or time.monotonic() - last < _SILENCE_SECONDS
+            self.applying_since is not None or time.monotonic() - last < _MAX_SILENCE_SECONDS
         )
 
     @property
@@ -106,32 +106,32 @@ class Pulse:
             since = self.streamed.waiting_since
         return 0.0 if since is None else time.monotonic() - since
 
-    def still_seconds(self) -> float:
-        """How long the feed has made no progress."""
+    def seconds_without_progress(self) -> float:
+        """How long the feed has made no progress; 0 while it is exempt."""
         streamed = self.streamed
         progress = (self.steps, streamed.position if streamed else 0, streamed.received if streamed else 0)
-        if progress != self._progress or self.unwatched:
-            self._progress, self.moved = progress, time.monotonic()
-        return time.monotonic() - self.moved
+        if progress != self._progress or self.is_exempt:
+            self._progress, self.progressed_at = progress, time.monotonic()
+        return time.monotonic() - self.progressed_at
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """The answer of `/healthz`: whether no feed has stalled, and the state of each feed."""
+    """The answer of `/healthz`: the state of each feed; `is_healthy` if none has stalled."""
 
-    well: bool
+    is_healthy: bool
     feeds: Sequence[dict[str, object]]
 
 
 class Watch:
     """Watches the feeds of a process, from one thread.
 
-    `behind` says whether the server has WAL that the feed has not received; it raises PgsieveError if the
+    `is_behind` says whether the server has WAL that the feed has not received; it raises PgsieveError if the
     server does not answer.
     """
 
-    def __init__(self, limit: float | None, behind: Callable[[Pulse], bool]) -> None:
-        self._limit, self._behind, self._lock = limit, behind, threading.Lock()
+    def __init__(self, limit: float | None, is_behind: Callable[[Pulse], bool]) -> None:
+        self._limit, self._is_behind, self._lock = limit, is_behind, threading.Lock()
         self._pulses: list[Pulse] = []
 
     def add(self, pulse: Pulse) -> None:
@@ -141,49 +141,49 @@ class Watch:
     def check(self) -> None:
         """Raise StalledError if a feed has stalled."""
         for pulse in self._pulses:
-            still = self._still_seconds(pulse)
-            if self._limit is None or pulse.ended or still < self._limit:
+            idle_seconds = self._seconds_without_progress(pulse)
+            if self._limit is None or pulse.ended or idle_seconds < self._limit:
                 continue
-            if waiting := self._waiting(pulse):
+            if waiting := self._waiting_changes(pulse):
                 raise StalledError(
-                    f'source "{pulse.source}": following the slot "{pulse.slot}" has made no progress for {still:.0f} s,'
+                    f'source "{pulse.source}": following the slot "{pulse.slot}" has made no progress for {idle_seconds:.0f} s,'
                     f" though {waiting}",
                     hint="the log and pg_stat_activity show the cause; start the command again, nothing is lost;"
                     " --stall-limit is the time that it waits",
                 )
 
-    def _still_seconds(self, pulse: Pulse) -> float:
+    def _seconds_without_progress(self, pulse: Pulse) -> float:
         with self._lock:
-            return pulse.still_seconds()
+            return pulse.seconds_without_progress()
 
-    def _waiting(self, pulse: Pulse) -> str | None:
-        """The changes that wait, as the end of a sentence; None if none wait, or that is unknown."""
+    def _waiting_changes(self, pulse: Pulse) -> str | None:
+        """Which changes wait, as the end of a sentence; None if none wait, or this is unknown."""
         if pulse.waiting_seconds:
             return "changes that arrived wait to be applied"
         if not pulse.connected:
             return None
         try:
-            return "the server has WAL that it does not send" if self._behind(pulse) else None
+            return "the server has WAL that it does not send" if self._is_behind(pulse) else None
         except PgsieveError:
             return None
 
     def health(self) -> Health:
         """The state of each feed."""
-        feeds, well = [], True
+        feeds, is_healthy = [], True
         for pulse in self._pulses:
-            still = self._still_seconds(pulse)
-            stalled = self._limit is not None and pulse.waiting_seconds > 0 and still >= self._limit
-            well = well and not stalled
+            idle_seconds = self._seconds_without_progress(pulse)
+            stalled = self._limit is not None and pulse.waiting_seconds > 0 and idle_seconds >= self._limit
+            is_healthy = is_healthy and not stalled
             feeds.append(
                 {
                     "source": pulse.source,
                     "slot": pulse.slot,
                     "state": _state(pulse, stalled=stalled),
                     "waiting_seconds": round(pulse.waiting_seconds, 1),
-                    "still_seconds": round(still, 1),
+                    "still_seconds": round(idle_seconds, 1),
                 }
             )
-        return Health(well, feeds)
+        return Health(is_healthy, feeds)
 
 
 def _state(pulse: Pulse, *, stalled: bool) -> str:
@@ -193,19 +193,19 @@ def _state(pulse: Pulse, *, stalled: bool) -> str:
         return "stalled"
     if pulse.streamed is None:
         return "copying or connecting"
-    return "following" if pulse.connected or pulse.unwatched else "connecting"
+    return "following" if pulse.connected or pulse.is_exempt else "connecting"
 
 
 class _Server(ThreadingMixIn, WSGIServer):
     """An HTTP server that can answer a probe during a scrape; `server_close` waits for all answers.
 
-    Otherwise a thread could be in a driver's code at the interpreter's exit, which crashes the process.
+    A thread in a driver's code at the interpreter's exit would crash the process.
     """
 
     daemon_threads = False
 
 
-class _Quiet(WSGIRequestHandler):
+class _QuietHandler(WSGIRequestHandler):
     #: Seconds that a client has to send its request.
     timeout = 10
 
@@ -214,8 +214,8 @@ class _Quiet(WSGIRequestHandler):
 
 
 @contextmanager
-def serving(host: str, port: int, registry: CollectorRegistry, watch: Watch) -> Iterator[int]:
-    """Serve /metrics and /healthz in the block; yields the port, which the system chooses for 0.
+def serve_metrics(host: str, port: int, registry: CollectorRegistry, watch: Watch) -> Iterator[int]:
+    """Serve /metrics and /healthz during the block; yields the port. For port 0 the system chooses one.
 
     Raises PgsieveError if the address is not available.
     """
@@ -229,13 +229,13 @@ def serving(host: str, port: int, registry: CollectorRegistry, watch: Watch) -> 
         status, body = HTTPStatus.NOT_FOUND, '{"error": "there are /metrics and /healthz"}'
         if path == "/healthz":
             health = watch.health()
-            status = HTTPStatus.OK if health.well else HTTPStatus.SERVICE_UNAVAILABLE
-            body = json.dumps({"status": "ok" if health.well else "stalled", "feeds": health.feeds})
+            status = HTTPStatus.OK if health.is_healthy else HTTPStatus.SERVICE_UNAVAILABLE
+            body = json.dumps({"status": "ok" if health.is_healthy else "stalled", "feeds": health.feeds})
         start_response(f"{status.value} {status.phrase}", [("Content-Type", "application/json")])
         return [body.encode() + b"\n"]
 
     try:
-        server = make_server(host, port, answer, _Server, _Quiet)
+        server = make_server(host, port, answer, _Server, _QuietHandler)
     except OSError as error:
         raise PgsieveError(
             f"{host}:{port} cannot be listened on: {error.strerror}",

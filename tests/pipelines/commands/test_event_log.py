@@ -49,7 +49,7 @@ def test_other_processes_see_the_records_and_few_databases_stay_open(
             assert not initialised, "a later run's database is not copied from the first"
             assert not list(tmp_path.rglob("*.making"))
             assert len(engines) <= 2 + 2 * len(runs), "a connection was opened for each event"
-            assert len(storage._open) <= event_log._KEPT
+            assert len(storage._connections) <= event_log._MAX_OPEN
             assert len(other.fetch_materializations(KEY, limit=100).records) == 5 + len(runs)
             instance.delete_run(runs[0])
             assert not other.all_logs(runs[0])
@@ -167,7 +167,7 @@ def test_a_record_is_read_again_once_anybody_has_changed_it(
         change(instance, keys[1], 2)
         assert numbers() == {KEY: 2, keys[1]: 2}
         assert read == [3, 1, 1, 3, 1]
-        for number in range(event_log._KEPT):  # Until the database of all runs is opened anew.
+        for number in range(event_log._MAX_OPEN):  # Until the database of all runs is opened anew.
             with instance.event_log_storage.run_connection(f"run {number}"):
                 pass
         change(other, KEY, 3)
