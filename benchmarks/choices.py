@@ -1,10 +1,11 @@
-"""What each choice for a replica's readers costs: `python benchmarks/choices.py 500000 --changes 100000`.
+"""Measures the cost of each option of a replica: `python benchmarks/choices.py 500000 --changes 100000`.
 
-In: a number of rows. Out: processor time of a plain replica, and for each choice its ratio to that: metadata columns, soft deletes,
-a history from the first row (`initial`), versions of rows (`scd2`), a row filter, and the same filter without counts of what
-became of UPDATEs. It measures the copy, and transformation and apply of appends, updates that lie evenly apart, and a mix of both
-with deletes. All subscriptions read one slot. In each round they take turns in another order; a ratio is the median of those of
-`--rounds`. Needs no Java: threads write what is much.
+In: a number of rows. Out: the processor time of a plain replica, and the ratio of each option to it: metadata
+columns, soft deletes, a history from the first row (`initial`), versions of rows (`scd2`), a row filter, and
+the same filter without counts of the operations that UPDATEs become. The steps are the copy, the
+transformation and the apply; the changes are appends, evenly spaced updates, and a mix of both with deletes.
+All subscriptions read one slot. In each of `--rounds` rounds they take turns in another order; a ratio is the
+median of all rounds. Needs no Java: threads do the large writes.
 """
 
 import argparse
@@ -36,9 +37,9 @@ from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.project import Project, build_project
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 
-#: The first copy of a process is not measured: it takes longer.
+#: The subscription of the process's first copy, which takes longer and is not measured.
 _FIRST = "first"
-_PLAIN, _UNCOUNTED = "plain", "filter_uncounted"
+_PLAIN, _FILTER_WITHOUT_COUNTS = "plain", "filter_uncounted"
 _METADATA = (
     "commit_lsn",
     "ordinal",
@@ -50,7 +51,7 @@ _METADATA = (
     "copy_time",
 )
 _FILTERED: Mapping[str, Any] = {"publications": ["filtered"]}
-#: What each subscription says besides its source.
+#: By choice: the options of its subscription.
 _CHOICES: Mapping[str, Mapping[str, Any]] = {
     _PLAIN: {},
     "metadata": {"layout": {"columns": {kind: f"_{kind}" for kind in _METADATA}}},
@@ -58,14 +59,14 @@ _CHOICES: Mapping[str, Mapping[str, Any]] = {
     "initial": {"history": {"initial": True}},
     "scd2": {"history": "scd2"},
     "filter": _FILTERED,
-    _UNCOUNTED: _FILTERED,
+    _FILTER_WITHOUT_COUNTS: _FILTERED,
 }
-#: Seconds of processor time, by the step.
+#: Seconds of processor time by step.
 _Seconds = dict[str, float]
 
 
 def _statements(rows: int, changes: int, number: int) -> Mapping[str, list[str]]:
-    """What is done to the table in a round, by kind."""
+    """The statements of a round, by the kind of change."""
     first, step = rows + 1 + number * 2 * changes, max(rows // changes, 1)
     append = f"insert into t select {ROW} from generate_series({first}, {first + changes - 1}) i"
     later = f"insert into t select {ROW} from generate_series({first + changes}, {first + changes + changes // 2}) i"
@@ -74,28 +75,28 @@ def _statements(rows: int, changes: int, number: int) -> Mapping[str, list[str]]
     return {"appends": [append], "updates": [update], "mixed": [later, update, delete]}
 
 
-def _timed(work: Callable[[], object]) -> float:
+def _cpu_seconds_of(work: Callable[[], object]) -> float:
     began = time.process_time()
     work()
     return time.process_time() - began
 
 
-def _copied(subscription: Subscription, project: Project) -> _Seconds:
+def _copy_seconds(subscription: Subscription, project: Project) -> _Seconds:
     lake = project.lake.open()
     tables = tables_to_copy(subscription, lake)
-    return {"copy": _timed(lambda: copy_tables(subscription, lake, tables, quiet))}
+    return {"copy": _cpu_seconds_of(lambda: copy_tables(subscription, lake, tables, quiet))}
 
 
-def _applied(subscription: Subscription, project: Project) -> _Seconds:
+def _apply_seconds(subscription: Subscription, project: Project) -> _Seconds:
     lake = project.lake.open()
-    with patch.object(Origin, "count") if subscription.name == _UNCOUNTED else nullcontext():
-        transformed = _timed(lambda: transform(subscription, lake, quiet))
-    return {"transform": transformed, "apply": _timed(lambda: apply(subscription, lake, quiet))}
+    with patch.object(Origin, "count") if subscription.name == _FILTER_WITHOUT_COUNTS else nullcontext():
+        transformed = _cpu_seconds_of(lambda: transform(subscription, lake, quiet))
+    return {"transform": transformed, "apply": _cpu_seconds_of(lambda: apply(subscription, lake, quiet))}
 
 
 @contextmanager
-def _project(options: argparse.Namespace) -> Iterator[tuple[psycopg.Connection, Project]]:
-    """A table of so many rows, and the subscriptions of it."""
+def _database_and_project(options: argparse.Namespace) -> Iterator[tuple[psycopg.Connection, Project]]:
+    """A database with the table, and a project with a subscription for each choice."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pgsieve-benchmark-")))
         server = stack.enter_context(EmbeddedServer(folder / "data", settings={**SETTINGS, "fsync": "off"}))
@@ -123,9 +124,9 @@ def _project(options: argparse.Namespace) -> Iterator[tuple[psycopg.Connection, 
 
 
 def main(options: argparse.Namespace) -> None:
-    """Measure a table of so many rows."""
+    """Measure, and print the ratios."""
     measured = defaultdict[str, dict[str, list[_Seconds]]](lambda: defaultdict(list))
-    with _project(options) as (database, project):
+    with _database_and_project(options) as (database, project):
         (feed,) = project.feeds.values()
         names = [_PLAIN, *options.choices]
 
@@ -134,17 +135,17 @@ def main(options: argparse.Namespace) -> None:
             for name in names:
                 measured[kind][name].append(work(project.subscriptions[name], project))
 
-        _copied(project.subscriptions[_FIRST], project)
-        measure("copy", _copied)
+        _copy_seconds(project.subscriptions[_FIRST], project)
+        measure("copy", _copy_seconds)
         drain(feed, project.lake.open(), list(project.subscriptions.values()), quiet)
         for name in names:
-            _applied(project.subscriptions[name], project)
+            _apply_seconds(project.subscriptions[name], project)
         for number in range(options.rounds):
             for kind, statements in _statements(options.rows, options.changes, number).items():
                 for statement in statements:
                     database.execute(statement)
                 drain(feed, project.lake.open(), list(project.subscriptions.values()), quiet)
-                measure(kind, _applied)
+                measure(kind, _apply_seconds)
     for kind, by_name in measured.items():
         for step in by_name[_PLAIN][0]:
             plain = [each[step] for each in by_name[_PLAIN]]

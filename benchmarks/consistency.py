@@ -1,8 +1,8 @@
-"""The consistency check: seconds and memory for a large table, compared with a check of all rows.
+"""Measures the consistency check of a large table, compared with a check of all rows.
 
 The table is that of `benchmarks/replication.py`, with `--rows` rows. It is copied and checked. Then another
-writer changes one cell of the replica, and the check must find and name this cell. The check of all rows
-compares every row of both sides by Spark, as the check does if segments do not help. Prints the seconds and
+writer changes one cell of the replica, and the check must name the key of its row. The check of all rows
+compares every row of both sides in Spark, as the check does if segments do not help. Prints the seconds and
 this process's peak RSS of each. Needs about 4 GB of disk at the full 10,000,000 rows.
 
     python benchmarks/consistency.py --rows 10000000
@@ -38,7 +38,7 @@ from pgsieve.resources.postgres.embedded import EmbeddedServer
 
 
 @contextmanager
-def measured(results: dict[str, tuple[float, int]], name: str) -> Iterator[None]:
+def measure(results: dict[str, tuple[float, int]], name: str) -> Iterator[None]:
     """Add the seconds of a block and this process's peak memory during the block, without Spark's."""
     ended, peak = threading.Event(), [0]
 
@@ -57,9 +57,9 @@ def measured(results: dict[str, tuple[float, int]], name: str) -> Iterator[None]
     print(f"{name}: {seconds:.1f} s, {peak[0] / 2**20:.0f} MiB", flush=True)
 
 
-def copy(configured: Path) -> None:
+def copy_without_spark(path: Path) -> None:
     """Copy the table without Spark, in a process of its own, because the copy has all rows in memory."""
-    project = build_project(load_config(configured))
+    project = build_project(load_config(path))
     lake = Lake(project.lake.uri, lambda: project.lake.engine.session, LakeSettings(sys.maxsize))
     subscription = project.subscriptions["s_checked"]
     (copied,) = copy_tables(subscription, lake, tables_to_copy(subscription, lake), quiet)
@@ -67,7 +67,7 @@ def copy(configured: Path) -> None:
 
 
 def main() -> None:
-    """Run it."""
+    """Copy, check, and print a table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -83,28 +83,28 @@ def main() -> None:
                 source.execute(f"insert into checked select {ROW} from generate_series(1, {options.rows}) i")
                 source.execute("vacuum (freeze, analyze) checked")
                 source.execute("create publication checked for table checked")
-            configured = configuration(folder, publisher, "checked")
-            copying = multiprocessing.get_context("spawn").Process(target=copy, args=(configured,))
+            path = configuration(folder, publisher, "checked", {})
+            copying = multiprocessing.get_context("spawn").Process(target=copy_without_spark, args=(path,))
             copying.start()
             copying.join()
             assert copying.exitcode == 0
-            project = build_project(load_config(configured))
+            project = build_project(load_config(path))
             subscription, lake = project.subscriptions["s_checked"], project.lake.open()
             print(f"{options.rows:,} rows, load average {os.getloadavg()[0]:.1f}", flush=True)
-            with measured(results, "by segments, equal"):
+            with measure(results, "by segments, equal"):
                 (check,) = check_consistency(subscription, lake, quiet)
             assert check.equal
             assert check.replica_rows == options.rows
             replica = DeltaTable(lake.paths.replica("s_checked", "public", "checked"))
             replica.update(updates={"note": "'corrupt'"}, predicate=f"id = {options.rows // 3}")
-            with measured(results, "by segments, one cell differs"):
+            with measure(results, "by segments, one cell differs"):
                 (check,) = check_consistency(subscription, lake, quiet)
             key = f"(id)=({options.rows // 3})"
             assert set(check.keys) == {f"{key} missing from the replica", f"{key} only in the replica"}
             if not options.skip_peer:
                 with at_one_lsn(subscription, lake, quiet) as moment:
                     sides = replace(moment.sides(("public", "checked")), row_hash=None)
-                    with measured(results, "all rows, by Spark"):
+                    with measure(results, "all rows, by Spark"):
                         assert sides.difference().rows == 2
     table = Table("what", "seconds", "peak RSS, MiB", "ratio to all rows")
     peer = results.get("all rows, by Spark")

@@ -1,11 +1,11 @@
-"""The changes per second that one core decodes: raw pgoutput messages in, typed Arrow columns out.
+"""Measures how many changes per second one core decodes, from raw pgoutput messages to typed Arrow columns.
 
     python benchmarks/decode.py [--rows 400000] [--runs 5] [--case ten ...]
 
 The benchmark makes the messages itself, so that it measures only decoding: batches of 16 MB of Insert and
 Update messages, as a peek of a slot returns them, with values in text and in binary format. Prints for each
-case the best of the runs by processor time, which other work on the machine changes least, and the ratio of
-the rates of binary and text.
+case the best run by processor time, which other work on the machine changes least, and the ratio of the rates
+of binary and text.
 """
 
 import argparse
@@ -37,7 +37,7 @@ from pgsieve.decoding.values.types import column_type
 
 RELATION = 16_384
 BATCH_BYTES = 16 << 20
-PREPARED = 20_000  # rows made one by one; longer workloads repeat them
+PREPARED = 20_000  # The number of distinct rows; longer workloads repeat them.
 
 INT4, INT8, FLOAT8, TEXT, BOOL, TIMESTAMPTZ, NUMERIC, UUID, INT4_ARRAY = (
     23,
@@ -202,7 +202,7 @@ def measure(run: Callable[[], None], runs: int) -> float:
     return min(seconds)
 
 
-def decoded(case: Case, runs: int, *, binary: bool) -> tuple[float, float]:
+def measure_decoding(case: Case, runs: int, *, binary: bool) -> tuple[float, float]:
     """Return rows and megabytes per second, with values in one of the formats."""
     batches = messages(case, binary=binary)
     columns = RelationColumns(
@@ -234,7 +234,7 @@ def main() -> None:
     print(f"{'on one core':42}{'text, rows/s':>14}{'MB/s':>8}{'binary, rows/s':>18}{'MB/s':>8}{'ratio':>8}")
     for name, case in cases(options.rows).items():
         if name.startswith(tuple(options.case)):
-            rates = [decoded(case, options.runs, binary=binary) for binary in (False, True)]
+            rates = [measure_decoding(case, options.runs, binary=binary) for binary in (False, True)]
             (in_text, text_bytes), (in_binary, binary_bytes) = rates
             print(
                 f"{name:42}{in_text:14,.0f}{text_bytes:8,.0f}{in_binary:18,.0f}{binary_bytes:8,.0f}"

@@ -1,11 +1,11 @@
-"""The time from a commit to the replica: `python benchmarks/follow_latency.py 120 --filtered`.
+"""Measures the time from a commit to the replica: `python benchmarks/follow_latency.py 120 --filtered`.
 
 In: seconds, and options: `--filtered` publishes with a row filter, `--load 1000` lets pgbench commit so many
 other transactions per second. The benchmark commits ten transactions per second, each with an INSERT, an
 UPDATE and sometimes a DELETE. Out: the time from COMMIT until the replica's Delta log has a version with the
-transaction (median, 95th percentile and worst, in the first minute and later); the follower's CPU per slice,
-which other work on the machine changes less; and the seconds by which pgbench's newest commit is behind at
-the end. The follower is a process of its own, and its start is measured too.
+transaction (median, 95th percentile and worst: in the first minute, after it, and in the last ten seconds);
+and the follower's CPU per version, which other work on the machine changes less, and its peak memory. The
+follower is a process of its own.
 """
 
 import argparse
@@ -196,9 +196,9 @@ def _peak(pid: int) -> float:
 
 
 if __name__ == "__main__":
-    arguments = argparse.ArgumentParser()
-    arguments.add_argument("seconds", type=int, nargs="?", default=120)
-    arguments.add_argument("--load", type=int, default=0)
-    arguments.add_argument("--filtered", action="store_true")
-    given = arguments.parse_args()
-    main(given.seconds, given.load, filtered=given.filtered)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("seconds", type=int, nargs="?", default=120)
+    parser.add_argument("--load", type=int, default=0)
+    parser.add_argument("--filtered", action="store_true")
+    options = parser.parse_args()
+    main(options.seconds, options.load, filtered=options.filtered)

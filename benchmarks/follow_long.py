@@ -1,10 +1,10 @@
-"""The cost of a followed slice after many others: `python benchmarks/follow_long.py 1000 100`.
+"""Measures whether followed slices become slower after many: `python benchmarks/follow_long.py 1000 100`.
 
 In: the number of slices, and the number after which the follower maintains its tables. Out, for each tenth of
-the slices: the time of a slice, from the commit to the replica, and the number and bytes of files of
-pgsieve's records. Time is compressed: a slice ends at once, the next change follows when the slice is
-applied, and files that are usually kept for hours (old versions, logs, applied changes) are deleted at once.
-So 86400 slices with 500 are a day of one slice per second. All tenths should give the same figures.
+the slices: the time of a slice, from the commit to the replica, and the number and bytes of the lake's files.
+Time is compressed: a slice ends at once, the next change follows when the slice is applied, and files that
+are usually retained for hours (old versions, logs, applied changes) are deleted at once. So `86400 500` is a
+day of one slice per second. All tenths should have the same figures.
 """
 
 import os
@@ -27,14 +27,14 @@ from pgsieve.assets.steps.slot_consumption import follow as consumption
 from pgsieve.pipelines.commands.results import RunSummary
 from pgsieve.pipelines.commands.run import run
 from pgsieve.pipelines.config.model import Config, load_config
-from pgsieve.pipelines.following import follow as command
+from pgsieve.pipelines.following import follow as following
 from pgsieve.pipelines.project import Project, build_project
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 
 TENTHS = 10
 
 
-class _Quiet:
+class _NoProgress:
     def start(self, task: str) -> None: ...
 
     def tell(self, line: str) -> None: ...
@@ -42,9 +42,9 @@ class _Quiet:
     def finish(self, task: str) -> None: ...
 
 
-def main(slices: int, maintained: int) -> None:
+def main(slices: int, maintain_after: int) -> None:
     """Follow this many slices."""
-    _compress(maintained)
+    _compress(maintain_after)
     with (
         tempfile.TemporaryDirectory() as folder,
         EmbeddedServer(Path(folder) / "data", settings={"fsync": "off"}) as server,
@@ -53,7 +53,7 @@ def main(slices: int, maintained: int) -> None:
         database.execute("create table t (id int primary key, n int)")
         database.execute("create publication p for table t")
         config = _config(Path(folder), server.conninfo())
-        run(config, config.selected([]), _Quiet())
+        run(config, config.selected([]), _NoProgress())
         seconds = _follow(config, database, Path(folder) / "lake", slices)
     first, last = (statistics.median(part) for part in (seconds[0], seconds[-1]))
     print(
@@ -61,16 +61,16 @@ def main(slices: int, maintained: int) -> None:
     )
 
 
-def _compress(maintained: int) -> None:
-    """Let nothing wait."""
+def _compress(maintain_after: int) -> None:
+    """Set all waits and retentions to zero."""
     consumption.SLICE_SECONDS = 0.0
-    command.MAINTAIN_SLICES = maintained
+    following.MAINTAIN_SLICES = maintain_after
     maintenance.RECORD_VERSIONS = timedelta()
 
-    def compressed(config: Config) -> Project:
+    def project_without_retention(config: Config) -> Project:
         return replace(build_project(config), retention=Retention(timedelta(), timedelta(), timedelta()))
 
-    vars(command)["build_project"] = compressed
+    vars(following)["build_project"] = project_without_retention
 
 
 def _config(folder: Path, conninfo: str) -> Config:
@@ -87,7 +87,7 @@ def _config(folder: Path, conninfo: str) -> Config:
 def _follow(
     config: Config, database: psycopg.Connection[tuple[object, ...]], lake: Path, slices: int
 ) -> list[list[float]]:
-    """The seconds of each slice, in tenths; each tenth is printed at its end."""
+    """The seconds of each slice, by tenths; prints each tenth at its end."""
     tenths: list[list[float]] = [[]]
     began = [0.0]
 
@@ -109,7 +109,7 @@ def _follow(
         change()
 
     change()
-    command.follow(config, config.selected([]), _Quiet(), print_tenth)
+    following.follow(config, config.selected([]), _NoProgress(), print_tenth)
     return tenths
 
 

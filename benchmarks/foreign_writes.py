@@ -1,13 +1,13 @@
-"""The WAL that a slot retains during an hour in which only unpublished tables are written.
+"""Measures the WAL that a slot retains during an hour without published changes.
 
-A database writes `--megabytes` of WAL per minute to a table that is not published, and to a table of which a
-row filter rejects all rows. The slot is read by a run every five minutes, or followed, in both row_filter
-modes. Prints, every five minutes, the WAL that the slot retains (from restart_lsn on) and the WAL that is not
-confirmed. A minute takes `--seconds`; every 15 seconds of this time the server logs its running transactions,
-which lets restart_lsn move.
+A database writes `--megabytes` of WAL per minute, half of it to a table that is not published, half of it to a
+table whose row filter rejects all rows. The slot is read by a run every five minutes, or followed, in both
+row_filter modes. Prints, every five minutes, the WAL that the slot retains (from restart_lsn on) and the WAL
+that is not confirmed. A minute takes `--seconds`; four times in it the server logs its running transactions,
+which lets restart_lsn advance.
 
     python benchmarks/foreign_writes.py --megabytes 20 --seconds 0.5
-    python benchmarks/foreign_writes.py --megabytes 10 --seconds 60 --minutes 15 --way "run --follow"
+    python benchmarks/foreign_writes.py --megabytes 10 --seconds 60 --minutes 15 --reader "run --follow"
 """
 
 import argparse
@@ -39,7 +39,7 @@ RETAINED = (
 
 
 def quiet(_: str) -> None:
-    """Nobody listens."""
+    """A log without output."""
 
 
 @contextmanager
@@ -69,25 +69,28 @@ def followed(feed: Feed, lake: Lake) -> Iterator[Callable[[int], None]]:
         following.result()
 
 
-WAYS = {"run": every_five_minutes, "run --follow": followed}
+READERS = {"run": every_five_minutes, "run --follow": followed}
 
 
 def measure(
-    server: EmbeddedServer, folder: Path, filtered: bool, way: str, given: argparse.Namespace
+    server: EmbeddedServer, folder: Path, filtered: bool, reader: str, options: argparse.Namespace
 ) -> list[str]:
     """The retained MiB, and in brackets those that are not confirmed, every five minutes."""
-    name = f"{'publisher' if filtered else 'pipeline'}_{way.replace(' --', '_')}"
+    name = f"{'publisher' if filtered else 'pipeline'}_{reader.replace(' --', '_')}"
     feed = Feed(name, Source("shop", server.conninfo()), name, name, filtered, {"sub": ("p",)})
     lake = Lake(str(folder / name), lambda: None)  # type: ignore[arg-type, return-value]
     figures = []
-    with psycopg.connect(server.conninfo(), autocommit=True) as connection, WAYS[way](feed, lake) as minute:
-        for number in range(1, given.minutes + 1):
+    with (
+        psycopg.connect(server.conninfo(), autocommit=True) as connection,
+        READERS[reader](feed, lake) as minute,
+    ):
+        for number in range(1, options.minutes + 1):
             for _ in range(4):
-                begun = time.monotonic()
+                started = time.monotonic()
                 for table in ("foreign_rows", "filtered_rows"):
-                    connection.execute(WRITE.format(table), [given.megabytes * 1000 // 8])
+                    connection.execute(WRITE.format(table), [options.megabytes * 1000 // 8])
                 connection.execute("select pg_log_standby_snapshot()")
-                time.sleep(max(0, given.seconds / 4 - (time.monotonic() - begun)))
+                time.sleep(max(0, options.seconds / 4 - (time.monotonic() - started)))
             minute(number)
             if number % 5 == 0:
                 row = connection.execute(RETAINED, [name]).fetchone()
@@ -101,13 +104,13 @@ def measure(
 
 def main() -> None:
     """Measure all cases and print a table."""
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    arguments.add_argument("--megabytes", type=int, default=20)
-    arguments.add_argument("--seconds", type=float, default=0.5)
-    arguments.add_argument("--minutes", type=int, default=60)
-    arguments.add_argument("--way", choices=WAYS, action="append")
-    given = arguments.parse_args()
-    minutes = map(str, range(5, given.minutes + 1, 5))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--megabytes", type=int, default=20)
+    parser.add_argument("--seconds", type=float, default=0.5)
+    parser.add_argument("--minutes", type=int, default=60)
+    parser.add_argument("--reader", choices=READERS, action="append")
+    options = parser.parse_args()
+    minutes = map(str, range(5, options.minutes + 1, 5))
     results = Table("minute", *minutes, title="MiB retained (not confirmed)")
     with tempfile.TemporaryDirectory(prefix="pgsieve-") as name:
         folder = Path(name)
@@ -119,9 +122,9 @@ def main() -> None:
                     "create publication p for table filtered_rows where (a > 0) with (publish = 'insert')"
                 )
             for filtered in (False, True):
-                for way in given.way or WAYS:
-                    figures = measure(server, folder, filtered, way, given)
-                    results.add_row(f"{'publisher' if filtered else 'pipeline'}, {way}", *figures)
+                for reader in options.reader or READERS:
+                    figures = measure(server, folder, filtered, reader, options)
+                    results.add_row(f"{'publisher' if filtered else 'pipeline'}, {reader}", *figures)
     Console(width=160).print(results)
 
 

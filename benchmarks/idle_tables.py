@@ -1,7 +1,7 @@
-"""The cost of a run without changes, by published tables: `python benchmarks/idle_tables.py 1 100`.
+"""Measures a run without changes, by the number of tables: `python benchmarks/idle_tables.py 1 100`.
 
-In: numbers of tables. Out: for each number the median of some runs as processes of their own, and the
-difference to the first number. The tables are empty, so this is the fixed cost of a run.
+In: numbers of tables. Out: for each number the median time of some runs, each a process of its own, and the
+difference to the smallest number. The tables are empty, so this is the fixed cost of a run.
 """
 
 import statistics
@@ -27,13 +27,13 @@ def main(numbers: list[int]) -> None:
             Path(folder) / "data", settings={"fsync": "off", "max_locks_per_transaction": "1024"}
         ) as server,
     ):
-        measured = {number: _nothing_to_do(server, Path(folder), number) for number in numbers}
+        measured = {number: _idle_seconds(server, Path(folder), number) for number in numbers}
     least = measured[min(measured)]
     for number, seconds in measured.items():
         print(f"{number:6d} tables: {seconds:5.2f} s, {seconds - least:+.2f} s")
 
 
-def _nothing_to_do(server: EmbeddedServer, folder: Path, number: int) -> float:
+def _idle_seconds(server: EmbeddedServer, folder: Path, number: int) -> float:
     name = f"tables_{number}"
     with psycopg.connect(server.conninfo(), autocommit=True) as admin:
         admin.execute(f"create database {name}")

@@ -1,9 +1,9 @@
-"""The cost of the check that no INSERT conflicts with a row of its key, as a part of an apply.
+"""Measures the part of an apply that checks whether the key of an INSERT already has a row.
 
 A replica of `--rows` rows, whose files executors wrote, gets batches of inserts: with growing keys, which no
-file can have, and with keys in between (`random`), for which the key columns of all files are read. Keys are
-bigint, and uuid as text. Each batch is applied with the check and without it, in turn, on copies of the same
-replica. Prints the median seconds of both, and their ratio.
+file can contain, and with keys in between (`random`), for which the key columns of all files are read. Keys
+are bigint, and uuid as text. Each batch is applied with the check and without it, in turn, on copies of the
+same replica. Prints the median seconds of both, and their ratio.
 
     python benchmarks/key_conflicts.py --rows 2000000
 """
@@ -41,9 +41,9 @@ SETTINGS = {
     "autovacuum": "off",
     "synchronous_commit": "off",
 }
-#: Batches: the number of their rows, and the kind of their keys.
+#: The batches, by the number of their rows.
 BATCHES = {"small": 1_000, "large": 200_000}
-#: The key of the n-th row; only every tenth number is used, so that there are free keys in between.
+#: The key of row n. Only every tenth number is used, so that there are free keys in between.
 KEYS = {"bigint": "n::bigint", "uuid": "lpad(to_hex(n), 12, '0') || '-0000-0000-0000-000000000000'"}
 
 
@@ -64,13 +64,13 @@ def subscriptions(folder: Path, publisher: EmbeddedServer) -> tuple[Subscription
     return project.subscriptions["s"], project.lake.open()
 
 
-def seconds(subscription: Subscription, lake: Lake, *, look: bool) -> float:
+def seconds(subscription: Subscription, lake: Lake, *, with_check: bool) -> float:
     """Apply the pending changes in a copy of the lake, with the check or without it."""
     copy = Path(f"{lake.uri}_copy")
     shutil.copytree(lake.uri, copy)
     copied = Lake(str(copy), lambda: lake.spark)
     started = time.monotonic()
-    with nullcontext() if look else mock.patch.object(ConflictSearch, "refuse"):
+    with nullcontext() if with_check else mock.patch.object(ConflictSearch, "refuse"):
         result = apply(subscription, copied, quiet)
     taken = time.monotonic() - started
     assert not any(applied.problem for applied in result.tables.values()), result
@@ -91,14 +91,14 @@ def make_tables(source: psycopg.Connection[Any], rows: int) -> None:
 
 
 def main() -> None:
-    """Run it."""
+    """Measure each kind of key and of batch, and print a table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rows", type=int, default=2_000_000)
     parser.add_argument("--times", type=int, default=5)
     options = parser.parse_args()
-    shown = Table("key", "batch", "keys", "without", "with the look", "ratio")
+    shown = Table("key", "batch", "keys", "without", "with the check", "ratio")
     with tempfile.TemporaryDirectory(prefix="pgsieve-benchmark-") as name:
         folder = Path(name)
         with EmbeddedServer(folder / "publisher", settings=SETTINGS) as publisher:
@@ -121,26 +121,28 @@ def main() -> None:
                         end += rows if where == "growing" else 0
                         drain(subscription.feed, lake, [subscription], quiet)
                         transform(subscription, lake, quiet)
-                        seconds(subscription, lake, look=True)
+                        seconds(subscription, lake, with_check=True)
                         taken = {True: [], False: []}
                         for _ in range(options.times):
-                            for look in (False, True):
-                                taken[look].append(seconds(subscription, lake, look=look))
+                            for with_check in (False, True):
+                                taken[with_check].append(seconds(subscription, lake, with_check=with_check))
                         apply(subscription, lake, quiet)
-                        without, looked = (statistics.median(taken[look]) for look in (False, True))
+                        without, checked = (
+                            statistics.median(taken[with_check]) for with_check in (False, True)
+                        )
                         shown.add_row(
                             table,
                             f"{batch} ({rows:,})",
                             where,
                             f"{without:.3f}",
-                            f"{looked:.3f}",
-                            f"{looked / without:.2f}",
+                            f"{checked:.3f}",
+                            f"{checked / without:.2f}",
                         )
                         print(
                             table,
                             batch,
                             where,
-                            f"{without:.3f} {looked:.3f} {looked / without:.2f}",
+                            f"{without:.3f} {checked:.3f} {checked / without:.2f}",
                             flush=True,
                         )
             source.close()

@@ -1,10 +1,10 @@
-"""One transaction larger than memory: the memory and the time that pgsieve's process needs for it.
+"""Measures the memory and time of pgsieve's process for one transaction that is larger than memory.
 
 A transaction inserts `--rows` rows of ten columns. `pgsieve run` applies it, and `pgsieve run --follow` with
 each setting of `streaming`. Prints the seconds until the replica has the rows, and the process's peak
 resident memory (VmHWM of Linux, without Spark's JVM and its workers). Needs about 1 KB of disk per row.
 
-    python benchmarks/large_transaction.py --rows 10000000 [--ways run parallel]
+    python benchmarks/large_transaction.py --rows 10000000 [--modes run parallel]
 """
 
 import argparse
@@ -27,10 +27,10 @@ from pgsieve.resources.postgres.embedded import EmbeddedServer
 
 MIB = 1024
 #: `pgsieve run`, or `pgsieve run --follow` with a setting of `streaming`.
-WAYS = ["run", "off", "on", "parallel"]
+MODES = ["run", "off", "on", "parallel"]
 
 
-def resident(pid: int) -> int:
+def peak_resident_mib(pid: int) -> int:
     """The peak resident memory of a process so far, in MiB."""
     status = Path(f"/proc/{pid}/status").read_text()
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) // MIB
@@ -47,13 +47,13 @@ def configuration(folder: Path, publisher: EmbeddedServer, name: str, streaming:
     return path
 
 
-def applied(path: Path, rows: int) -> bool:
+def is_applied(path: Path, rows: int) -> bool:
     """Whether the replica has this number of rows."""
     return DeltaTable(path.parent / "lake" / "sub" / "public" / "t").count() == rows
 
 
 def start(path: Path, *more: str) -> subprocess.Popen[bytes]:
-    """`pgsieve run` as a process of its own."""
+    """Start `pgsieve run` as a process."""
     command = [
         sys.executable,
         "-m",
@@ -66,19 +66,21 @@ def start(path: Path, *more: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdout=subprocess.DEVNULL)
 
 
-def measured(process: subprocess.Popen[bytes], path: Path, rows: int, *, follows: bool) -> tuple[float, int]:
+def measure_process(
+    process: subprocess.Popen[bytes], path: Path, rows: int, *, follows: bool
+) -> tuple[float, int]:
     """The seconds until the replica has the rows or the process ends, and the process's peak memory."""
-    begun, greatest = time.monotonic(), 0
+    started, greatest = time.monotonic(), 0
     while process.poll() is None:
-        greatest = max(greatest, resident(process.pid))
-        if applied(path, rows):
+        greatest = max(greatest, peak_resident_mib(process.pid))
+        if is_applied(path, rows):
             break
         time.sleep(0.2)
-    seconds = time.monotonic() - begun
+    seconds = time.monotonic() - started
     if follows:
         process.send_signal(signal.SIGTERM)
     process.wait()
-    if not applied(path, rows):
+    if not is_applied(path, rows):
         raise SystemExit(
             f"{path}: the process ended with {process.returncode} before the replica had the rows"
         )
@@ -95,7 +97,7 @@ def measure(publisher: EmbeddedServer, folder: Path, rows: int, streaming: str |
         start(path).wait()  # the copy of the empty table
         process = start(path, *follow) if follow else None
         connection.execute(insert)
-        figures = measured(process or start(path), path, rows, follows=process is not None)
+        figures = measure_process(process or start(path), path, rows, follows=process is not None)
         connection.execute("select pg_drop_replication_slot(slot_name) from pg_replication_slots")
     shutil.rmtree(path.parent)
     return figures
@@ -103,20 +105,20 @@ def measure(publisher: EmbeddedServer, folder: Path, rows: int, streaming: str |
 
 def main() -> None:
     """Measure all cases and print a table."""
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    arguments.add_argument("--rows", type=int, default=10_000_000)
-    arguments.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
-    given = arguments.parse_args()
-    rows = given.rows
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--rows", type=int, default=10_000_000)
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
+    options = parser.parse_args()
+    rows = options.rows
     results = Table("pgsieve", "seconds", "MiB", title=f"one transaction of {rows:,} rows")
     with tempfile.TemporaryDirectory(prefix="pgsieve-") as name:
         folder = Path(name)
         with EmbeddedServer(folder / "publisher", settings=SETTINGS) as publisher:
             with psycopg.connect(publisher.conninfo(), autocommit=True) as connection:
                 connection.execute(f"create table t {COLUMNS}; create publication pub for table t")
-            for way in given.ways:
-                seconds, greatest = measure(publisher, folder, rows, None if way == "run" else way)
-                what = way if way == "run" else f"run --follow, streaming: {way}"
+            for mode in options.modes:
+                seconds, greatest = measure(publisher, folder, rows, None if mode == "run" else mode)
+                what = mode if mode == "run" else f"run --follow, streaming: {mode}"
                 results.add_row(what, f"{seconds:.1f}", str(greatest))
     Console().print(results)
 

@@ -1,9 +1,9 @@
-"""The cost of special changes, compared with plain updates of the same size in the same run.
+"""Measures special kinds of changes, compared with plain updates of the same size in the same run.
 
 Each kind has a table of `--rows` rows, of which `--changes` are changed. Slot consumption, UPDATE
-transformation and apply are measured together, `--times` times after a warm-up; the least time counts. TOAST
-has an eighth of the rows, with a large value that is not sent; it is compared with updates that send the
-value. No kind should take twice the time of its comparison.
+transformation and apply are measured `--times` times after a warm-up; the shortest time counts. The tables
+with large (TOAST) values have an eighth of the rows; updates that do not send the value are compared with
+updates that do. No kind should take twice the time of the kind that it is compared with.
 
     python benchmarks/no_cliff.py --rows 1000000 --changes 100000 --master local[2]
 """
@@ -51,10 +51,10 @@ _BODY = "repeat(md5(i::text), 100)"
 
 @dataclass(frozen=True)
 class Kind:
-    """A table's key and one more column, each with its declaration and its value for row `i`.
+    """A kind of change: a table, the statement that changes it, and the kind to compare with (`peer`).
 
-    `change` changes the table, and `peer` is the kind with which it is compared. `layout` is its replica's,
-    as in pgsieve.yaml.
+    The table has a key and one more column, each with its declaration and its value for row `i`. `share`
+    divides the numbers of rows and changes. `layout` is the replica's, as in pgsieve.yaml.
     """
 
     key: str = "id bigint primary key"
@@ -90,12 +90,12 @@ KINDS = {
 }
 
 
-def _quiet(_: str) -> None:
+def _ignore_line(_: str) -> None:
     """A log without output."""
 
 
-class Site:
-    """A kind's table, its subscription and its lake."""
+class TableOfKind:
+    """The table of a kind, its subscription and its lake."""
 
     def __init__(
         self, kind: Kind, number: int, folder: Path, publisher: EmbeddedServer, options: argparse.Namespace
@@ -106,18 +106,20 @@ class Site:
         self._change = kind.change.format(
             table=self._table, rows=rows, every=max(1, rows // changes), first=row.format(changes)
         )
-        with self._connected() as source:
+        with self._connect() as source:
             source.execute(f"create table {self._table} ({kind.key}, n int, amount numeric, {kind.more})")
             source.execute(f"insert into {self._table} {row.format(rows)}")
             source.execute(f"alter table {self._table} {kind.alter}")
             source.execute(f"create publication {self._table} for table {self._table}")
-        self._subscription, self._lake = self._opened(folder, options.master)
-        copy_tables(self._subscription, self._lake, tables_to_copy(self._subscription, self._lake), _quiet)
+        self._subscription, self._lake = self._open_lake(folder, options.master)
+        copy_tables(
+            self._subscription, self._lake, tables_to_copy(self._subscription, self._lake), _ignore_line
+        )
 
-    def _connected(self) -> psycopg.Connection:
+    def _connect(self) -> psycopg.Connection:
         return psycopg.connect(self._publisher.conninfo(), autocommit=True)
 
-    def _opened(self, folder: Path, master: str) -> tuple[Subscription, Lake]:
+    def _open_lake(self, folder: Path, master: str) -> tuple[Subscription, Lake]:
         path, name = folder / f"{self._table}.yaml", self._table
         written = {
             "lake": f"./lake_{name}",
@@ -130,17 +132,14 @@ class Site:
         return project.subscriptions[name], project.lake.open()
 
     def seconds(self) -> tuple[list[float], str]:
-        """Change the table, and replicate the changes.
-
-        Return the seconds of the three steps, and the engine of the apply.
-        """
-        with self._connected() as source:
+        """Change the table, and replicate the changes; the seconds of the three steps, and the apply's engine."""
+        with self._connect() as source:
             source.execute(self._change)
         subscription, lake, took = self._subscription, self._lake, []
         for step in (
-            lambda: drain(subscription.feed, lake, [subscription], _quiet),
-            lambda: transform(subscription, lake, _quiet),
-            lambda: apply(subscription, lake, _quiet),
+            lambda: drain(subscription.feed, lake, [subscription], _ignore_line),
+            lambda: transform(subscription, lake, _ignore_line),
+            lambda: apply(subscription, lake, _ignore_line),
         ):
             began = time.monotonic()
             with measured() as work:
@@ -152,7 +151,7 @@ class Site:
 
 
 def main() -> None:
-    """Run it."""
+    """Measure the kinds in turn, and print a table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -168,7 +167,7 @@ def main() -> None:
         with EmbeddedServer(folder / "publisher", settings=_SETTINGS) as publisher:
             wanted = [kind for kind in KINDS if kind in options.kinds or kind in _peers(options.kinds)]
             sites = {
-                kind: Site(KINDS[kind], number, folder, publisher, options)
+                kind: TableOfKind(KINDS[kind], number, folder, publisher, options)
                 for number, kind in enumerate(wanted)
             }
             taken = {kind: list[tuple[list[float], str]]() for kind in wanted}

@@ -1,11 +1,11 @@
-"""The cost of a lake on S3, as ratios to the same lake in a folder, in the same run.
+"""Measures a lake on S3, compared with the same lake in a folder in the same run.
 
 In: the number of tables without changes, the number of rows of the initial sync and the catch-up, and the
 milliseconds that each request waits. Out: the seconds in a folder, on a local S3 server, and on this server
 with the wait, and their ratios; the processor time of the runs with their JVM, which other work on the
 machine changes less; and with the wait also the number of requests. The server is SeaweedFS; a proxy adds the
-wait. Each command is a process of its own. The lakes take turns, also in being the first. Each run is printed
-to stderr at its end, with the load average.
+wait. Each command is a process of its own. The lakes take turns, and alternate in being the first. Each run is
+printed to stderr at its end, with the load average.
 
     python benchmarks/object_store.py --tables 50 --rows 2000000 --wait 30
 """
@@ -35,7 +35,7 @@ from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.s3_proxy import S3Proxy, s3_proxy
 from tests.fixtures.s3_server import BUCKET, S3Server, new_s3_server
 
-FOLDER, FAR = "folder", "far"
+FOLDER, DISTANT = "folder", "far"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Lakes:
             (self._folder / f"{source}.yaml").write_text(yaml.safe_dump(written))
 
     def run(self, name: str, what: str | None) -> None:
-        """Execute `pgsieve run` on each lake in turn; `what` names the measurement, None: it does not count.
+        """Execute `pgsieve run` on each lake in turn; `what` names the measurement, None measures nothing.
 
         The order alternates, because the first run finds less in the caches.
         """
@@ -96,25 +96,25 @@ class Lakes:
 def run_as_process(configuration: Path) -> tuple[float, float]:
     """The seconds of a `pgsieve run` as a process, and its processor seconds, with its JVMs."""
     command = [sys.executable, "-m", "pgsieve", "-c", str(configuration), "run"]
-    began, used = time.perf_counter(), _used()
+    began, used = time.perf_counter(), _ended_cpu_seconds()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    # A JVM outlives the run that started it by a moment, so its time is not in `_used`.
+    # A JVM ends a moment after the run that started it, so its time is not in `_ended_cpu_seconds`.
     jvms = dict[int, float]()
     while process.poll() is None:
-        jvms |= _used_by_jvms(process.pid)
+        jvms |= _jvm_cpu_seconds(process.pid)
         time.sleep(0.2)
     if process.returncode:
         raise subprocess.CalledProcessError(process.returncode, command)
-    return time.perf_counter() - began, _used() - used + sum(jvms.values())
+    return time.perf_counter() - began, _ended_cpu_seconds() - used + sum(jvms.values())
 
 
-def _used() -> float:
+def _ended_cpu_seconds() -> float:
     """Processor time of the processes that have ended."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
 
-def _used_by_jvms(pid: int) -> dict[int, float]:
+def _jvm_cpu_seconds(pid: int) -> dict[int, float]:
     """Processor time, until now, of the JVMs that a process has started."""
     used = dict[int, float]()
     with suppress(psutil.Error):
@@ -126,7 +126,7 @@ def _used_by_jvms(pid: int) -> dict[int, float]:
 
 
 def small(lakes: Lakes, server: EmbeddedServer, tables: int, rounds: int) -> None:
-    """The initial copy of small tables, a run without changes, and a small change in one table."""
+    """Measure the initial copy of small tables, runs without changes, and small changes in one table."""
     with psycopg.connect(server.conninfo(), autocommit=True) as admin:
         admin.execute("create database small")
     with psycopg.connect(server.conninfo(dbname="small"), autocommit=True) as database:
@@ -145,10 +145,10 @@ def small(lakes: Lakes, server: EmbeddedServer, tables: int, rounds: int) -> Non
 
 
 def large(lakes: Lakes, server: EmbeddedServer, rows: int, rounds: int) -> None:
-    """Initial sync and catch-up of the workload of `benchmarks/replication.py`, in existing lakes.
+    """Measure initial sync and catch-up of the workload of `benchmarks/replication.py`, in existing lakes.
 
-    The first run of a lake also tests a server that is not AWS's S3, so it copies another table. Each round
-    has a table of its own.
+    A lake's first run tests a server that is not AWS's S3, so that run copies another table. Each round has a
+    table of its own.
     """
     with psycopg.connect(server.conninfo(), autocommit=True) as admin:
         admin.execute("create database large")
@@ -170,7 +170,7 @@ def large(lakes: Lakes, server: EmbeddedServer, rows: int, rounds: int) -> None:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, and print a table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -193,7 +193,7 @@ def main() -> None:
         if options.wait:
             proxy = stack.enter_context(s3_proxy(store.url))
             proxy.delay = options.wait / 1000
-            stores[FAR] = S3Server(proxy.url)
+            stores[DISTANT] = S3Server(proxy.url)
         server = stack.enter_context(
             EmbeddedServer(folder / "data", settings={**SETTINGS, "max_replication_slots": "20"})
         )
@@ -214,7 +214,7 @@ def main() -> None:
         processor = {
             place: statistics.median(run.processor for run in runs) for place, runs in places.items()
         }
-        requests = statistics.median(run.requests for run in places[FAR]) if FAR in places else None
+        requests = statistics.median(run.requests for run in places[DISTANT]) if DISTANT in places else None
         table.add_row(
             what,
             *(f"{wall[place]:.2f} ({processor[place]:.2f})" for place in stores),

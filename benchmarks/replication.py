@@ -1,14 +1,14 @@
-"""Initial sync and catch-up, compared with PostgreSQL's own subscription in the same run.
+"""Measures initial sync and catch-up, compared with PostgreSQL's own subscription in the same run.
 
 The workload is a table of ten columns, with about 100 bytes of text per row. Initial sync copies `--rows`
 rows. Catch-up applies changes that wait in the slot: half as many inserts, in 100 transactions, and a quarter
-as many updates, in 50. A peek of the slot alone is measured too. pgsieve is measured warm (in a session that
-has done the same twice, with half the rows) and cold (the whole process, `pgsieve run`). The peer is CREATE
-SUBSCRIPTION with default options on a second embedded server. Prints wall clock seconds, and the ratio to the
-peer. Needs about 3 GB of disk at the full 2,000,000 rows.
+as many updates, in 50. A peek of the slot alone is measured, too. pgsieve is measured warm (in a session that
+has done the same twice, with half the rows) and cold (the whole process, `pgsieve run`). The built-in
+subscription is CREATE SUBSCRIPTION with default options on a second embedded server. Prints wall clock
+seconds, and their ratio to the built-in subscription's. Needs about 3 GB of disk at the full 2,000,000 rows.
 
-`--master` is Spark's, as in pgsieve.yaml: local, with `--engine start` that of the warm engine, or a
-standalone cluster that runs already. `threads[N]` is for comparison: the same functions in threads of the
+`--master` is Spark's, as in pgsieve.yaml: local, or a standalone cluster that runs already. With `--engine
+start` the runs use a warm engine. `threads[N]` is for comparison: the same functions in threads of the
 process, without Spark.
 
     python benchmarks/replication.py --rows 2000000 --master local[*] --engine start
@@ -77,7 +77,7 @@ def changes(connection: psycopg.Connection, table: str, rows: int, after: int | 
 
 
 def wait(done: Callable[[], bool]) -> None:
-    """Poll until the built-in subscription has caught up."""
+    """Poll until the built-in subscription is `done`."""
     while not done():
         time.sleep(0.02)
 
@@ -94,7 +94,7 @@ def timed(results: dict[str, float], name: str) -> Iterator[None]:
 def builtin(
     publisher: EmbeddedServer, subscriber: EmbeddedServer, rows: int, results: dict[str, float]
 ) -> None:
-    """PostgreSQL's own subscription."""
+    """Measure PostgreSQL's own subscription."""
     with (
         psycopg.connect(publisher.conninfo(), autocommit=True) as source,
         psycopg.connect(subscriber.conninfo(), autocommit=True) as target,
@@ -119,7 +119,7 @@ def builtin(
 
 
 def peek(subscription: Subscription, results: dict[str, float], phase: str) -> None:
-    """Read the changes of the slot and drop them: the slot's own speed."""
+    """Measure the slot alone: read its changes, and drop them."""
     feed = subscription.feed
     with feed.source.connect() as connection:
         options, end = at_once(feed, [feed.slot]), current_lsn(connection)
@@ -130,7 +130,7 @@ def peek(subscription: Subscription, results: dict[str, float], phase: str) -> N
 
 
 def steps(subscription: Subscription, lake: object, results: dict[str, float], phase: str) -> None:
-    """One catch-up, step by step, after an extra peek of the slot."""
+    """Measure the steps of a catch-up, after an extra peek of the slot."""
     peek(subscription, results, phase)
     with timed(results, f"pgsieve {phase}: catch-up"):
         with timed(results, f"pgsieve {phase}:   change_log"):
@@ -157,7 +157,7 @@ def configuration(folder: Path, publisher: EmbeddedServer, name: str, spark: Map
 def warm(
     folder: Path, publisher: EmbeddedServer, rows: int, results: dict[str, float], spark: Mapping[str, str]
 ) -> None:
-    """The steps in one session, the third time."""
+    """Measure the steps in a session that has done them twice."""
     for name, size, measured in (
         ("warmup1", rows // 2, {}),
         ("warmup2", rows // 2, {}),
@@ -180,7 +180,7 @@ def warm(
 def cold(
     folder: Path, publisher: EmbeddedServer, rows: int, results: dict[str, float], spark: Mapping[str, str]
 ) -> None:
-    """`pgsieve run` as a process: for the rows, for the changes, and without changes."""
+    """Measure `pgsieve run` as a process: for the rows, for the changes, and without changes."""
     path = configuration(folder, publisher, "cold", spark)
     command = [sys.executable, "-m", "pgsieve.pipelines.command_line.cli", "run", "-c", str(path)]
 
@@ -204,7 +204,7 @@ def cold(
 
 
 def main() -> None:
-    """Run it."""
+    """Measure all three, and print a table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

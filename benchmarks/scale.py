@@ -1,8 +1,8 @@
-"""The cost of a copy and a catch-up for the driver and the executors of a cluster, step by step.
+"""Measures what a copy and a catch-up cost the driver and the executors of a cluster, step by step.
 
 The workload is that of `replication.py`: a table of `--rows` rows is copied, then `--changes` wait in the
-slot, two thirds of them INSERTs. The cluster is a standalone one of Spark's, by default with two workers of
-one core each next to the driver; `--master` may name another one on this machine. `--lose` kills that many
+slot, two thirds of them INSERTs. The cluster is Spark's standalone one, by default with two workers of one
+core each beside the driver; `--master` may name another one on this machine. `--lose` kills that many
 executors during the transformation and the apply of the changes. At the end each row is compared with the
 publisher's.
 
@@ -52,7 +52,7 @@ _EXECUTOR = b"CoarseGrainedExecutorBackend"
 
 @dataclass(frozen=True)
 class Process:
-    """A process of the machine: its parent, its name, and its CPU seconds with its waited-for children's."""
+    """A process: its parent's id, its command line, and its CPU seconds with those of its ended children."""
 
     parent: int
     command: bytes
@@ -83,10 +83,7 @@ def executors() -> list[int]:
 
 
 class Clock:
-    """CPU of the driver's Python, its JVM, and the executors.
-
-    An ended process counts with its last known CPU.
-    """
+    """The CPU of the driver's Python, of its JVM, and of the executors; that of ended processes is included."""
 
     def __init__(self) -> None:
         self._seen = dict[int, tuple[str, float]]()
@@ -95,9 +92,9 @@ class Clock:
 
     def _watch(self) -> None:
         while not self._ended.wait(0.5):
-            self.look()
+            self.seconds()
 
-    def look(self) -> Counter[str]:
+    def seconds(self) -> Counter[str]:
         """The seconds so far."""
         running = processes()
         for number, process in running.items():
@@ -109,7 +106,7 @@ class Clock:
         return seconds
 
     def stop(self) -> None:
-        """Look no more."""
+        """End the thread that watches the processes."""
         self._ended.set()
 
 
@@ -127,7 +124,7 @@ def _kind(number: int, running: Mapping[int, Process]) -> str | None:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a step took."""
+    """The cost of a step: seconds, CPU seconds by kind of process, Spark's work, and the time of its end."""
 
     seconds: float
     cpu: Counter[str]
@@ -136,11 +133,8 @@ class Cost:
 
 
 @contextmanager
-def losing(number: int) -> Iterator[None]:
-    """Kill this many executors during the block.
-
-    Each is killed after it has started Python, and two seconds after the previous one.
-    """
+def kill_executors(number: int) -> Iterator[None]:
+    """Kill this many executors during the block, one every two seconds."""
     ended, lost = Event(), list[int]()
 
     def kill() -> None:
@@ -169,9 +163,9 @@ def results(log: Path, costs: Mapping[str, Cost]) -> dict[str, Counter[str]]:
             event = json.loads(line)
             kind = event["Event"]
             if kind == "SparkListenerJobStart":
-                _counted(counts_of, costs, event["Submission Time"])["jobs"] += 1
+                _counts_at(counts_of, costs, event["Submission Time"])["jobs"] += 1
             elif kind == "SparkListenerTaskEnd":
-                counts = _counted(counts_of, costs, event["Task Info"]["Finish Time"])
+                counts = _counts_at(counts_of, costs, event["Task Info"]["Finish Time"])
                 counts["tasks"] += 1
                 counts["failed"] += event["Task End Reason"]["Reason"] != "Success"
                 metrics = event.get("Task Metrics") or {}
@@ -179,7 +173,7 @@ def results(log: Path, costs: Mapping[str, Cost]) -> dict[str, Counter[str]]:
     return counts_of
 
 
-def _counted(
+def _counts_at(
     counts_of: Mapping[str, Counter[str]], costs: Mapping[str, Cost], milliseconds: int
 ) -> Counter[str]:
     step = next((name for name, cost in costs.items() if milliseconds <= cost.until * 1000), None)
@@ -194,14 +188,14 @@ def run(folder: Path, publisher: EmbeddedServer, options: argparse.Namespace) ->
         source.execute(f"insert into scale select {ROW} from generate_series(1, {options.rows}) i")
         source.execute("vacuum (freeze, analyze) scale")
         source.execute("create publication scale for table scale where (id % 16 < 15)")
-        subscription, lake = opened(folder, publisher, options.master, events)
+        subscription, lake = open_lake(folder, publisher, options.master, events)
         costs, clock = dict[str, Cost](), Clock()
 
         def step(name: str, act: Callable[[], object], lost: int = 0) -> None:
-            before, began = clock.look(), time.monotonic()
-            with measured() as work, losing(lost):
+            before, began = clock.seconds(), time.monotonic()
+            with measured() as work, kill_executors(lost):
                 act()
-            costs[name] = Cost(time.monotonic() - began, clock.look() - before, work, time.time())
+            costs[name] = Cost(time.monotonic() - began, clock.seconds() - before, work, time.time())
             print(f"{name}: {costs[name].seconds:.1f} s", flush=True)
 
         step("Spark's start", lambda: lake.spark.range(1).collect())
@@ -218,7 +212,9 @@ def run(folder: Path, publisher: EmbeddedServer, options: argparse.Namespace) ->
     show(costs, results(events, costs))
 
 
-def opened(folder: Path, publisher: EmbeddedServer, master: str, events: Path) -> tuple[Subscription, Lake]:
+def open_lake(
+    folder: Path, publisher: EmbeddedServer, master: str, events: Path
+) -> tuple[Subscription, Lake]:
     """A subscription with a row filter, and its lake, on a cluster with an event log.
 
     Spark runs even small work.
@@ -265,7 +261,7 @@ def show(costs: Mapping[str, Cost], counts_of: Mapping[str, Counter[str]]) -> No
 
 
 def main() -> None:
-    """Run it."""
+    """Measure on an embedded server."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

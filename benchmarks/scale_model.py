@@ -1,10 +1,10 @@
-"""The changes that slots and cores can carry: a simulation of runs, with the rates of docs/scale.md.
+"""Simulates runs, to see how many changes slots and cores can carry, with the rates of docs/scale.md.
 
 A publisher commits a number of changes per second, spread evenly over the slots. Each slot has a driver,
-whose runs follow one another. A run takes the changes that wait at its start. It reads them from its slot
-alone, at the slot's rate; then tasks process them, on cores that all drivers share. Out: for each number of
-slots and of cores the greatest seconds from a commit to the replica in the second half of `--minutes`, or
-`grows` if more changes come than slots and cores carry.
+whose runs follow one another. A run takes the changes that wait at its start. The driver reads them from the
+slot, at the slot's rate; then tasks process them, on cores that all drivers share. Out: for each number of
+slots and of cores the longest time from a commit to the replica in the second half of `--minutes`, or `grows`
+if more changes come than slots and cores carry.
 
     python benchmarks/scale_model.py --changes 50000 200000 500000 --slots 1 2 4 --cores 2 8 32
 """
@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
-_STEP = 0.05
+_STEP_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Changes per second of a slot, core seconds of a change, and fixed seconds of a run."""
+    """Changes per second of a slot, core seconds per change, and the fixed seconds of a run."""
 
     slot: float
     core: float
@@ -31,7 +31,7 @@ class Rates:
 class Driver:
     """The runs of one slot.
 
-    `waiting` changes came since `since`, and the present run's first change at `oldest`.
+    `waiting` changes have been committed since `since`; the first change of the current run at `oldest`.
     """
 
     waiting: float = 0.0
@@ -48,20 +48,20 @@ class Driver:
         self.oldest, self.since, self.waiting, self.runs = self.since, now, 0.0, True
 
 
-def simulated(changes: float, slots: int, cores: int, minutes: float, rates: Rates) -> float | None:
-    """The greatest delay of a change in the second half, None if it still grows."""
+def simulate(changes: float, slots: int, cores: int, minutes: float, rates: Rates) -> float | None:
+    """The longest delay of a change in the second half; None if delays still grow."""
     drivers, delays = [Driver() for _ in range(slots)], list[tuple[float, float]]()
-    for number in range(int(minutes * 60 / _STEP)):
-        now = number * _STEP
+    for number in range(int(minutes * 60 / _STEP_SECONDS)):
+        now = number * _STEP_SECONDS
         sharing = sum(d.runs and d.reading <= 0 for d in drivers)
         for driver in drivers:
-            driver.waiting += changes / slots * _STEP
+            driver.waiting += changes / slots * _STEP_SECONDS
             if not driver.runs:
                 driver.begin(now, rates)
             elif driver.reading > 0:
-                driver.reading -= _STEP
+                driver.reading -= _STEP_SECONDS
             elif driver.work > 0:
-                driver.work -= _STEP * cores / max(sharing, 1)
+                driver.work -= _STEP_SECONDS * cores / max(sharing, 1)
             else:
                 delays.append((now, now - driver.oldest))
                 driver.runs = False
@@ -73,7 +73,7 @@ def simulated(changes: float, slots: int, cores: int, minutes: float, rates: Rat
 
 
 def main() -> None:
-    """Run it."""
+    """Simulate all combinations, and print a table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -93,7 +93,7 @@ def main() -> None:
     )
     for changes in options.changes:
         delays = [
-            simulated(changes, slots, cores, options.minutes, rates)
+            simulate(changes, slots, cores, options.minutes, rates)
             for slots in options.slots
             for cores in options.cores
         ]

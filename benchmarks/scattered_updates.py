@@ -1,15 +1,15 @@
-"""The cost of updates that are scattered over a table, by the table's size.
+"""Measures updates that are scattered over a table, by the table's size.
 
     python benchmarks/scattered_updates.py 1000000 8000000
 
-In: numbers of rows. Out: for each table the median of `--rounds` runs as processes of their own, each after
+In: numbers of rows. Out: for each table the median of `--rounds` runs, each a process of its own after
 `--updates` updates of evenly spaced keys: wall clock, in brackets processor time with the JVM, and the ratio
-to the first table. The tables take turns, and are those of `benchmarks/replication.py`. Needs about 0.3 KB of
-disk per row.
+to the first table. The tables take turns; their columns are those of `benchmarks/replication.py`. Needs about
+0.3 KB of disk per row.
 
 With `--store` the lakes are on a local S3 server, behind a proxy that delays each request by `--wait`
-milliseconds. Then the requests of a run, and the bytes that it downloads and uploads, are printed too.
-`--rewritten` are values of `spark.pgsieve.rewrittenBytes`: each table is measured with each of them.
+milliseconds, and the requests, downloads and uploads of a run are printed, too. `--rewritten` are values of
+`spark.pgsieve.rewrittenBytes`: each table is measured with each of them.
 """
 
 import argparse
@@ -36,13 +36,13 @@ from tests.fixtures.s3_proxy import S3Proxy, s3_proxy
 from tests.fixtures.s3_server import BUCKET, S3Server, new_s3_server
 
 #: The number of rows that one statement inserts.
-_STATEMENT = 1_000_000
+_ROWS_PER_STATEMENT = 1_000_000
 
 
 def _fill(database: psycopg.Connection, table: str, rows: int) -> None:
     database.execute(f"create table {table} {COLUMNS}")
-    for first in range(1, rows + 1, _STATEMENT):
-        last = min(first + _STATEMENT - 1, rows)
+    for first in range(1, rows + 1, _ROWS_PER_STATEMENT):
+        last = min(first + _ROWS_PER_STATEMENT - 1, rows)
         database.execute(f"insert into {table} select {ROW} from generate_series({first}, {last}) i")
     database.execute(f"vacuum (freeze, analyze) {table}")
     database.execute(f"create publication {table} for table {table}")
@@ -53,7 +53,7 @@ class Case:
     """A table with this many rows, and the setting with which it is replicated (None: the default)."""
 
     rows: int
-    rewritten: int | None
+    rewritten_bytes: int | None
 
     @property
     def table(self) -> str:
@@ -61,14 +61,16 @@ class Case:
         return f"rows_{self.rows}"
 
     def __str__(self) -> str:
-        """As it is shown."""
+        """The text in the output."""
         return f"{self.rows:,} rows" + (
-            "" if self.rewritten is None else f", {REWRITTEN_BYTES} {self.rewritten}"
+            "" if self.rewritten_bytes is None else f", {REWRITTEN_BYTES} {self.rewritten_bytes}"
         )
 
     def configuration(self, folder: Path, server: EmbeddedServer, proxy: S3Proxy | None) -> Path:
         """A pgsieve.yaml with one subscription to the table, on a store behind a proxy or in a folder."""
-        name = f"{self.table}_{'default' if self.rewritten is None else self.rewritten}".replace("-", "_")
+        name = f"{self.table}_{'default' if self.rewritten_bytes is None else self.rewritten_bytes}".replace(
+            "-", "_"
+        )
         written: dict[str, object] = {
             "lake": f"s3://{BUCKET}/{name}" if proxy else f"./lake_{name}",
             "sources": {name: {"conninfo": server.conninfo()}},
@@ -76,8 +78,8 @@ class Case:
         }
         if proxy:
             written["storage"] = dict(S3Server(proxy.url).storage)
-        if self.rewritten is not None:
-            written["spark"] = {"conf": {REWRITTEN_BYTES: str(self.rewritten)}}
+        if self.rewritten_bytes is not None:
+            written["spark"] = {"conf": {REWRITTEN_BYTES: str(self.rewritten_bytes)}}
         path = folder / f"{name}.yaml"
         path.write_text(yaml.safe_dump(written))
         return path
@@ -96,7 +98,7 @@ def _run(path: Path, proxy: S3Proxy | None) -> tuple[float, ...]:
     return *took, requests - before[0], (down - before[1]) / 1e6, (up - before[2]) / 1e6
 
 
-def _shown(run: Sequence[float]) -> str:
+def _format(run: Sequence[float]) -> str:
     shown = f"{run[0]:.2f} s ({run[1]:.2f})"
     if len(run) > 2:
         shown += f", {run[2]:.0f} requests, {run[3]:.1f} MB down, {run[4]:.1f} MB up"
@@ -105,7 +107,11 @@ def _shown(run: Sequence[float]) -> str:
 
 def main(options: argparse.Namespace) -> None:
     """Measure tables with these numbers of rows."""
-    cases = [Case(rows, rewritten) for rows in options.numbers for rewritten in options.rewritten or [None]]
+    cases = [
+        Case(rows, rewritten_bytes)
+        for rows in options.numbers
+        for rewritten_bytes in options.rewritten_bytes or [None]
+    ]
     measured = defaultdict[Case, list[tuple[float, ...]]](list)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pgsieve-benchmark-")))
@@ -121,19 +127,19 @@ def main(options: argparse.Namespace) -> None:
         for case in {case.rows: case for case in cases}.values():
             _fill(database, case.table, case.rows)
         for case, path in paths.items():
-            print(f"{case}: copied in {_shown(_run(path, proxy))}", flush=True)
+            print(f"{case}: copied in {_format(_run(path, proxy))}", flush=True)
         for number in range(options.rounds):
             for rows in options.numbers:
                 step = max(rows // options.updates, 1)
                 database.execute(f"update rows_{rows} set qty = qty + 1 where id % {step} = {number % step}")
                 for case in (case for case in cases if case.rows == rows):
                     measured[case].append(_run(paths[case], proxy))
-                    shown = _shown(measured[case][-1])
+                    shown = _format(measured[case][-1])
                     print(f"{case}: {shown}, load average {os.getloadavg()[0]:.1f}", flush=True)
     medians = {case: [*map(statistics.median, zip(*runs, strict=True))] for case, runs in measured.items()}
     first = medians[cases[0]][0]
     for case, median in medians.items():
-        print(f"{options.updates:,} updates, {case}: {_shown(median)}, {median[0] / first:.2f}x")
+        print(f"{options.updates:,} updates, {case}: {_format(median)}, {median[0] / first:.2f}x")
 
 
 if __name__ == "__main__":
@@ -145,5 +151,7 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--store", action="store_true", help="the lakes are on S3, not in a folder")
     parser.add_argument("--wait", type=float, default=0.0, help="milliseconds that each request waits")
-    parser.add_argument("--rewritten", type=int, nargs="+", help=f"values of {REWRITTEN_BYTES}")
+    parser.add_argument(
+        "--rewritten", dest="rewritten_bytes", type=int, nargs="+", help=f"values of {REWRITTEN_BYTES}"
+    )
     main(parser.parse_args())

@@ -1,7 +1,7 @@
-"""Slot consumption, compared with the speed at which a server reads a slot.
+"""Measures slot consumption, compared with reading the slot and dropping the messages.
 
 The changes of the catch-up in `benchmarks/replication.py` (1,000,000 inserts and 500,000 updates at the
-default size) wait in `--rounds` slots, and in one more. In each round, one session peeks the extra slot and
+default size) wait in `--rounds` slots, and in one more. In each round, one session peeks at the extra slot and
 drops the messages, and another slot is drained into a change log and confirmed. The order of the two
 alternates. Prints the seconds of both, their ratio, and the medians.
 
@@ -31,33 +31,34 @@ from pgsieve.resources.postgres.wal import current_lsn
 
 def peek(feed: Feed, upto: int) -> float:
     """The seconds in which one session reads the slot's changes and drops them."""
-    begun = time.monotonic()
+    started = time.monotonic()
     with feed.source.connect() as connection:
         query = peek_query(feed.slot, upto, at_once(feed, ["p"]), connection.info.server_version)
     for _ in read_messages(feed.source.executor_conninfo(), query):
         pass
-    return time.monotonic() - begun
+    return time.monotonic() - started
 
 
 def consume(feed: Feed, lake: Lake) -> float:
-    """The seconds in which the slot's changes get into the change log and are confirmed."""
-    begun = time.monotonic()
+    """The seconds in which the slot's changes are appended to the change log and confirmed."""
+    started = time.monotonic()
     drain(feed, lake, [], quiet)
-    return time.monotonic() - begun
+    return time.monotonic() - started
 
 
 def main() -> None:
     """Measure and print a table."""
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    arguments.add_argument("--rows", type=int, default=2_000_000)
-    arguments.add_argument("--rounds", type=int, default=12)
-    given = arguments.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--rows", type=int, default=2_000_000)
+    parser.add_argument("--rounds", type=int, default=12)
+    options = parser.parse_args()
     pairs: list[tuple[float, float]] = []
     results = Table("peek", "drain", "peek / drain", title="slot consumption, in seconds")
     with (
         tempfile.TemporaryDirectory(prefix="pgsieve-") as folder,
         EmbeddedServer(
-            Path(folder) / "publisher", settings={**SETTINGS, "max_replication_slots": str(given.rounds + 4)}
+            Path(folder) / "publisher",
+            settings={**SETTINGS, "max_replication_slots": str(options.rounds + 4)},
         ) as server,
         psycopg.connect(server.conninfo(), autocommit=True) as connection,
     ):
@@ -65,11 +66,11 @@ def main() -> None:
         lake = Lake(f"{folder}/lake", lambda: None)  # type: ignore[arg-type, return-value]
         feeds = [
             Feed(name, Source("shop", server.conninfo()), name, name, True, {"sub": ("p",)})
-            for name in ("peeked", *(f"drained_{number}" for number in range(given.rounds)))
+            for name in ("peeked", *(f"drained_{number}" for number in range(options.rounds)))
         ]
         for feed in feeds:
             drain(feed, lake, [], quiet)
-        changes(connection, "t", given.rows, 0)
+        changes(connection, "t", options.rows, 0)
         upto = current_lsn(connection)
         whole, *others = feeds
         for number, feed in enumerate(others):

@@ -1,9 +1,9 @@
-"""The cost of a run with few changes, by changed tables: `python benchmarks/small_changes.py 1 5 200`.
+"""Measures a run with few changes, by the number of tables: `python benchmarks/small_changes.py 1 5 200`.
 
-In: numbers of tables. Out: for each number the median of some runs as processes of their own, each with an
-update, a delete and an insert in every table, in turn with runs without changes: wall clock, in brackets CPU,
-which other work on the machine changes less, and the peak memory of a process. Without `--java` a run that
-starts a JVM fails, as so few changes should need none.
+In: numbers of tables. Out: for each number the medians of some runs, each a process of its own. Runs with an
+update, a delete and an insert in every table alternate with runs without changes. Printed are wall clock, in
+brackets CPU, which other work on the machine changes less, and the peak memory of a process. Without `--java`
+a run that starts a JVM fails, as so few changes should need none.
 """
 
 import os
@@ -33,7 +33,7 @@ def main(numbers: list[int], *, java: bool) -> None:
         ) as server,
     ):
         for number in numbers:
-            few, nothing = _measured(server, Path(folder), number, java=java)
+            few, nothing = _measure(server, Path(folder), number, java=java)
             peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
             wall, cpu = (few[i] - nothing[i] for i in range(2))
             print(
@@ -47,7 +47,7 @@ def main(numbers: list[int], *, java: bool) -> None:
 Seconds = tuple[float, float]
 
 
-def _measured(server: EmbeddedServer, folder: Path, number: int, *, java: bool) -> tuple[Seconds, Seconds]:
+def _measure(server: EmbeddedServer, folder: Path, number: int, *, java: bool) -> tuple[Seconds, Seconds]:
     name = f"tables_{number}"
     with psycopg.connect(server.conninfo(), autocommit=True) as admin:
         admin.execute(f"create database {name}")

@@ -1,10 +1,11 @@
-"""Where the driver is faster than Spark, and what memory it takes: `python benchmarks/small_limit.py 1 2 4 8 16 32 64`.
+"""Measures up to which size the driver is faster than Spark: `python benchmarks/small_limit.py 1 2 4 8 16 32 64`.
 
-In: sizes in MiB. Of each a table is copied, and then gets as many bytes of changes, two thirds of them INSERTs, as pgoutput sends
-them. `pgsieve run` as a process does either three times, into lakes of their own: in its own thread, with a session of Spark's that
-it starts, and with one of a warm engine. Out, as medians of `--rounds`: wall clock and, in brackets, CPU of the process, with the
-JVM that it starts (a warm engine's is none of it); the most memory of the process; and from which size on Spark takes less time, or
-the driver more than 600 MB.
+In: sizes in MiB. For each size a table of this size is copied; then it gets as many bytes of changes, measured
+as pgoutput sends them, two thirds of them INSERTs. Three engines do both, each by a process of `pgsieve run`
+with a lake of its own: the driver, a Spark that the process starts, and the warm engine. Out, as medians of
+`--rounds` rounds: wall clock; in brackets CPU of the process and of a JVM that it starts (not of the warm
+engine); the peak memory of the process; and the size from which on Spark takes less time, or the driver more
+than 600 MB.
 """
 
 import argparse
@@ -27,11 +28,11 @@ from rich.table import Table
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 
 MIB = 1024**2
-#: The bytes of a row and of a change as pgoutput sends them, about.
-_ROW = 170
-_MEMORY = 600_000_000
-#: The ways that a run may go, with their settings: the small limit, and whether a warm engine is used.
-WAYS: Mapping[str, tuple[int, str]] = {
+#: About the bytes of a row or change as pgoutput sends it.
+_ROW_BYTES = 170
+_MEMORY_LIMIT_BYTES = 600_000_000
+#: The engines, with their settings: the small limit, and whether a warm engine is used.
+ENGINES: Mapping[str, tuple[int, str]] = {
     "driver": (1024 * MIB, "off"),
     "Spark, cold": (-1, "off"),
     "Spark, warm": (-1, "start"),
@@ -40,7 +41,7 @@ WAYS: Mapping[str, tuple[int, str]] = {
 
 @dataclass(frozen=True)
 class Cost:
-    """What a run took: wall clock, CPU of its process and of the JVM that it started, memory of the process."""
+    """The cost of a run: wall clock, CPU of its process and of the JVM that it started, and peak memory in bytes."""
 
     seconds: float
     cpu: float
@@ -51,14 +52,14 @@ class Cost:
 
 
 class Site:
-    """A table, and a lake for each way."""
+    """A table, and a lake for each engine."""
 
     def __init__(self, server: EmbeddedServer, folder: Path, name: str) -> None:
         self._server, self._folder, self._name = server, folder, name
         self._conninfo = server.conninfo(dbname=name)
         with psycopg.connect(server.conninfo(), autocommit=True) as admin:
             admin.execute(f"create database {name}")
-        for number, (small, engine) in enumerate(WAYS.values()):
+        for number, (small, engine) in enumerate(ENGINES.values()):
             written = {
                 "lake": f"./lake_{name}_{number}",
                 "spark": {
@@ -74,23 +75,23 @@ class Site:
         return self._folder / f"{self._name}_{number}.yaml"
 
     def costs(self, mebibytes: int) -> dict[str, Mapping[str, Cost]]:
-        """Of the copy of so much, and of as many changes."""
-        rows = mebibytes * MIB // _ROW
+        """The costs by engine, of a copy of this size and of as many bytes of changes."""
+        rows = mebibytes * MIB // _ROW_BYTES
         with psycopg.connect(self._conninfo, autocommit=True) as database:
             database.execute(f"create table t {COLUMNS}")
             database.execute(f"insert into t select {ROW} from generate_series(1, {rows}) i")
             database.execute("vacuum (freeze, analyze) t")
             database.execute("create publication p for table t")
-            copy = self._each_way()
+            copy = self._run_each()
             changes(database, "t", rows * 4 // 3, after=rows)
-            return {"copy": copy, "changes": self._each_way()}
+            return {"copy": copy, "changes": self._run_each()}
 
-    def _each_way(self) -> dict[str, Cost]:
-        return {way: run(self._path(number)) for number, way in enumerate(WAYS)}
+    def _run_each(self) -> dict[str, Cost]:
+        return {engine: run(self._path(number)) for number, engine in enumerate(ENGINES)}
 
     def end(self) -> None:
-        """End the warm engine."""
-        path = self._path(list(WAYS).index("Spark, warm"))
+        """Stop the warm engine."""
+        path = self._path(list(ENGINES).index("Spark, warm"))
         subprocess.run([*_COMMAND, "-c", path, "engine", "stop"], check=True, stdout=subprocess.DEVNULL)
 
 
@@ -115,7 +116,7 @@ def run(path: Path) -> Cost:
 
 
 def _memory(pid: int) -> int:
-    """The most memory that a process has had; 0 once it has ended."""
+    """The peak memory of a process in bytes; 0 once it has ended."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
@@ -123,7 +124,7 @@ def _memory(pid: int) -> int:
 
 
 def median(costs: Sequence[Cost]) -> Cost:
-    """The medians of runs, and the most memory of all."""
+    """The median times of runs, and the largest of their peak memories."""
     return Cost(
         statistics.median(c.seconds for c in costs),
         statistics.median(c.cpu for c in costs),
@@ -131,10 +132,10 @@ def median(costs: Sequence[Cost]) -> Cost:
     )
 
 
-def show(found: Mapping[tuple[int, str], Mapping[str, Cost]], work: str) -> None:
-    """Print what each way took of the copies, or of the changes, and where they cross."""
-    of_work = {size: costs for (size, done), costs in sorted(found.items()) if done == work}
-    table = Table(f"{work}, MiB", *WAYS, "memory: driver", *list(WAYS)[1:])
+def show(medians: Mapping[tuple[int, str], Mapping[str, Cost]], work: str) -> None:
+    """Print each engine's costs of the copies, or of the changes, and the sizes from which on Spark wins."""
+    of_work = {size: costs for (size, done), costs in sorted(medians.items()) if done == work}
+    table = Table(f"{work}, MiB", *ENGINES, "memory: driver", *list(ENGINES)[1:])
     for size, costs in of_work.items():
         table.add_row(
             str(size),
@@ -142,40 +143,45 @@ def show(found: Mapping[tuple[int, str], Mapping[str, Cost]], work: str) -> None
             *(f"{cost.memory / 1e6:.0f} MB" for cost in costs.values()),
         )
     Console(width=130).print(table)
-    for way in list(WAYS)[1:]:
+    for engine in list(ENGINES)[1:]:
         first = next(
-            (size for size, costs in of_work.items() if costs["driver"].seconds > costs[way].seconds), None
+            (size for size, costs in of_work.items() if costs["driver"].seconds > costs[engine].seconds), None
         )
         print(
-            f"{way}: less time than the driver's from {first} MiB on" if first else f"{way}: never less time"
+            f"{engine}: less time than the driver's from {first} MiB on"
+            if first
+            else f"{engine}: never less time"
         )
-    first = next((size for size, costs in of_work.items() if costs["driver"].memory > _MEMORY), None)
+    first = next(
+        (size for size, costs in of_work.items() if costs["driver"].memory > _MEMORY_LIMIT_BYTES), None
+    )
     print(
         f"the driver: more than 600 MB from {first} MiB on" if first else "the driver: never more than 600 MB"
     )
 
 
 def main(sizes: Sequence[int], rounds: int) -> None:
-    """Measure with these sizes."""
+    """Measure these sizes, and print two tables."""
     taken = dict[tuple[int, str], list[Mapping[str, Cost]]]()
     with (
         tempfile.TemporaryDirectory(prefix="pgsieve-benchmark-") as folder,
         EmbeddedServer(Path(folder) / "data", settings={**SETTINGS, "fsync": "off"}) as server,
     ):
-        Site(server, Path(folder), "first").costs(1)  # The warm engine starts.
+        Site(server, Path(folder), "first").costs(1)  # Starts the warm engine.
         for each in range(rounds):
             for size in sizes:
                 site = Site(server, Path(folder), f"s{size}_{each}")
                 for work, costs in site.costs(size).items():
                     taken.setdefault((size, work), []).append(costs)
-                    shown = "; ".join(f"{way} {cost}" for way, cost in costs.items())
+                    shown = "; ".join(f"{engine} {cost}" for engine, cost in costs.items())
                     print(f"{work} of {size} MiB: {shown}; load {os.getloadavg()[0]:.1f}", flush=True)
         site.end()
-    found = {
-        key: {way: median([costs[way] for costs in each]) for way in WAYS} for key, each in taken.items()
+    medians = {
+        key: {engine: median([costs[engine] for costs in each]) for engine in ENGINES}
+        for key, each in taken.items()
     }
     for work in ("copy", "changes"):
-        show(found, work)
+        show(medians, work)
 
 
 if __name__ == "__main__":

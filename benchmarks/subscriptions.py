@@ -1,13 +1,13 @@
-"""The cost of filtered subscriptions of one slot, by their number.
+"""Measures filtered subscriptions that share a slot, by their number.
 
     python benchmarks/subscriptions.py 1 16 64 --rows 500000
 
-In: numbers of subscriptions. Each subscription has a row filter that pgsieve evaluates; together they get
-every row once. `--rows` INSERTs wait in the slot, in 50 transactions; then one `pgsieve run` as a process
-brings all subscriptions up to date. Out: the medians of `--rounds`, in which the numbers take turns: wall
-clock, and in brackets CPU of the run; CPU of the publisher's sessions; the ratios to the first number; and
-the peak memory of a run. `--master` is Spark's, as in pgsieve.yaml; with `--engine start` all runs share a
-warm engine, whose CPU is not counted.
+In: numbers of subscriptions. Each subscription has a row filter that pgsieve evaluates; together they receive
+every row once. `--rows` INSERTs wait in the slot, in 50 transactions; then one process of `pgsieve run` brings
+all subscriptions up to date. In each of `--rounds` rounds the numbers take turns. Out, as medians: wall clock;
+in brackets CPU of the run; CPU of the publisher's sessions; the ratios to the first number; and the peak
+memory of a run. `--master` is Spark's, as in pgsieve.yaml; with `--engine start` all runs share a warm engine,
+whose CPU is not counted.
 """
 
 import argparse
@@ -34,7 +34,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass
 class Site:
-    """A number of subscriptions with a database of their own, and the measurements of their runs."""
+    """Some subscriptions with a database of their own, and the measurements of their runs."""
 
     server: EmbeddedServer
     folder: Path
@@ -51,7 +51,7 @@ class Site:
         return f"subscriptions_{self.number}"
 
     def begin(self) -> None:
-        """Make the table, the publications and the replicas, which are empty."""
+        """Make the empty table, its publications and its replicas."""
         with psycopg.connect(self.server.conninfo(), autocommit=True) as admin:
             admin.execute(f"create database {self.name}")
         with psycopg.connect(self.server.conninfo(dbname=self.name), autocommit=True) as database:

@@ -1,4 +1,4 @@
-"""Messages per second from one slot by its two transports: peeks through SQL, and streaming replication.
+"""Measures the messages per second from a slot by two transports: peeks through SQL, and streaming replication.
 
     python benchmarks/transports.py [--rows 500000] [--runs 3]
 
@@ -52,10 +52,10 @@ def measure(
     read: Callable[[Source, int, int], Iterator[pa.RecordBatch]], source: Source, start: int, end: int
 ) -> tuple[float, float, int]:
     """Wall seconds, this process's processor seconds, and messages of one reading."""
-    begun, processor, messages = time.perf_counter(), time.process_time(), 0
+    started, processor, messages = time.perf_counter(), time.process_time(), 0
     for batch in read(source, start, end):
         messages += batch.num_rows
-    return time.perf_counter() - begun, time.process_time() - processor, messages
+    return time.perf_counter() - started, time.process_time() - processor, messages
 
 
 def main() -> None:
@@ -80,7 +80,7 @@ def main() -> None:
                 f" n * {PER_TRANSACTION} + i, 'some text' from generate_series(1, {PER_TRANSACTION}) i;"
                 " commit; end loop; end $$".encode()
             )
-            # A last commit, so that both readings end with a commit and wait for no idle server.
+            # After this commit beyond `end`, no transport waits for an idle server.
             end = current_lsn(connection)
             connection.execute("insert into public.t values (0, 'last')")
         print(f"{'':24}{'messages/s':>14}{'cpu us/message':>16}{'ratio':>8}   slot from {format_lsn(start)}")

@@ -1,11 +1,11 @@
-"""The cost of reading at an earlier moment, and of filtering a replica again.
+"""Measures reading a replica as of an earlier moment, and filtering a replica again.
 
     python benchmarks/views.py 1000000 --changes 100000
 
 In: a number of rows, and of changes. Out, as wall clock and in brackets processor time: a copy; an apply of
 the changes; all rows as of a cut before the changes, and as of a moment in their middle, for which half of
-them are applied to a clone; the rows that a new filter lets through, once from the change log and the
-replica, and once by a copy. Needs no Java: threads do the large writes.
+the changes are applied to a clone; the rows that a new filter accepts, made from the replica, and by a copy.
+Needs no Java: threads do the large writes.
 """
 
 import argparse
@@ -38,11 +38,11 @@ from pgsieve.resources.postgres.embedded import EmbeddedServer
 _WHERE = "status <> 'new'"
 
 
-def _quiet(_: str) -> None:
+def _ignore_line(_: str) -> None:
     pass
 
 
-class _Quiet:
+class _NoProgress:
     """Progress without output."""
 
     def start(self, task: str) -> None: ...
@@ -59,20 +59,20 @@ def _timed(what: str) -> Iterator[None]:
     print(f"{what}: {time.perf_counter() - wall:.2f} s ({time.process_time() - cpu:.2f})")
 
 
-def _step(project: Project, name: str) -> Callable[[], object]:
-    """The apply of the new changes; the steps before it are done here."""
+def _prepare_apply(project: Project, name: str) -> Callable[[], object]:
+    """Drain and transform the new changes; returns a function that applies them."""
     subscription, lake = project.subscriptions[name], project.lake.open()
-    drain(subscription.feed, lake, [subscription], _quiet)
-    transform(subscription, lake, _quiet)
-    return lambda: apply(subscription, lake, _quiet)
+    drain(subscription.feed, lake, [subscription], _ignore_line)
+    transform(subscription, lake, _ignore_line)
+    return lambda: apply(subscription, lake, _ignore_line)
 
 
 def _copy(project: Project, name: str) -> None:
     subscription, lake = project.subscriptions[name], project.lake.open()
-    copy_tables(subscription, lake, tables_to_copy(subscription, lake), _quiet)
+    copy_tables(subscription, lake, tables_to_copy(subscription, lake), _ignore_line)
 
 
-def _written(folder: Path, conninfo: str, *views: str) -> Path:
+def _write_configuration(folder: Path, conninfo: str, *views: str) -> Path:
     """A pgsieve.yaml with a subscription of all rows, and filtered views."""
     of_all = {"all": {"tables": [{"table": "public.t"}]}}
     filtered = {view: {"tables": [{"table": "public.t", "where": _WHERE}]} for view in views}
@@ -108,15 +108,15 @@ def main(options: argparse.Namespace) -> None:
         database.execute(f"create table t {COLUMNS}")
         database.execute("alter table t replica identity full")
         database.execute(f"insert into t select {ROW} from generate_series(1, {options.rows}) i")
-        config = load_config(_written(folder, server.conninfo()))
+        config = load_config(_write_configuration(folder, server.conninfo()))
         with _timed("a copy"):
             _copy(build_project(config), "all")
-        _step(build_project(config), "all")()
+        _prepare_apply(build_project(config), "all")()
         before, every = _lsn(database), max(options.rows // options.changes, 1)
         database.execute(f"update t set qty = qty + 1 where id % {2 * every} = 0")
         amid = _lsn(database)
         database.execute(f"update t set qty = qty + 1 where id % {2 * every} = {every}")
-        apply_all = _step(build_project(config), "all")
+        apply_all = _prepare_apply(build_project(config), "all")
         with _timed("an apply of the changes"):
             apply_all()
         lake = build_project(config).lake.open()
@@ -125,10 +125,10 @@ def main(options: argparse.Namespace) -> None:
                 (table,) = tables_at(Moment(lake, "all", lsn))
                 rows = sum(batch.num_rows for batch in table.batches())
             assert rows == options.rows
-        config = load_config(_written(folder, server.conninfo(), "filtered", "copied"))
+        config = load_config(_write_configuration(folder, server.conninfo(), "filtered", "copied"))
         with _timed("a view, filtered again"):
             (done,) = refilter(
-                config, config.subscriptions["filtered"], (), None, _Quiet(), planning=False
+                config, config.subscriptions["filtered"], (), None, _NoProgress(), planning=False
             ).tables
         assert done.source == "all", done.reason
         with _timed("a view, copied"):
