@@ -201,7 +201,7 @@ def _recorded_catalogs(
 
 
 def _lake_catalog(project: Project, feed: Feed) -> list[tuple[int, Catalog]]:
-    """The last recorded catalog of a feed in the lake; empty if only Spark can read the lake, which takes long."""
+    """The lake's last catalog of a feed; empty if only Spark can read the lake, as that takes long."""
     try:
         lake = project.lake.open()
         newest = None if lake.local is None else Catalogs(lake, feed).newest()

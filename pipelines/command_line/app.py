@@ -329,7 +329,7 @@ def _log_level_of_environment() -> str | None:
 
 
 def load(ctx: typer.Context, config: Path | None) -> Config:
-    """Read the configuration: `--config` after the command, else `--config` before it, else the default file."""
+    """Read the configuration of `--config` after the command, else before it, else the default file."""
     settings = load_config(config or ctx.obj)
     from pgsieve.resources.data_frames import spare_data_frames
 
@@ -347,7 +347,7 @@ def ignore_step(*_: object) -> None:
 
 
 def exit_with(failures: Sequence[Failure], *, problems: bool = False) -> None:
-    """Exit with the greatest code of the failures; without a failure, with 1 if there are problems, else with 0."""
+    """Exit with the greatest code of the failures; without a failure, with 1 if there are problems, else 0."""
     codes = [EXIT_REFUSED if isinstance(failure.error, PgsieveError) else EXIT_FAULT for failure in failures]
     if code := max(codes, default=EXIT_FINDINGS if problems else 0):
         raise typer.Exit(code)

@@ -140,7 +140,7 @@ def print_refiltered(report: RefilterReport) -> None:
         else "nothing made"
     )
     console.print_out(console.Text(f"{report.subscription}: {what}", style="bold"))
-    listed = console.table_of("table", "made of", "rows", "or why not", right=("rows",))
+    listed = console.table_of("table", "made of", "rows", "reason", right=("rows",))
     for each in report.tables:
         console.add_row(listed, quote_qualified(each.schema, each.name), each.source, each.rows, each.reason)
     console.print_out(listed)

@@ -95,7 +95,7 @@ def _print_changes(run: SubscriptionRun) -> None:
 
 
 def _print_transformed(tables: Sequence[TransformedTable]) -> None:
-    """Print the operations that UPDATEs became: a row filter, or partitions, may make INSERT or DELETE of them."""
+    """Print what UPDATEs became: a row filter, or partitions, may turn them into INSERT or DELETE."""
     numbers = ("UPDATEs", "as INSERT", "as UPDATE", "as DELETE", "not sent")
     listed = table_of("transformed", "through", *numbers, "row filter", right=numbers)
     for each in tables:
@@ -263,7 +263,7 @@ def _progress_of(subscription: SubscriptionStatus) -> str:
         waiting = timedelta(seconds=round(subscription.seconds_behind))
         parts.append(f"{waiting} behind" if subscription.seconds_behind else "up to date")
     if subscription.last_success is not None:
-        parts.append(f"everything was last found applied at {subscription.last_success}")
+        parts.append(f"all changes were last applied at {subscription.last_success}")
     return "; ".join(parts)
 
 

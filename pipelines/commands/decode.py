@@ -44,9 +44,9 @@ def decode(
 ) -> Iterator[bytes]:
     """The plugin's output, an item for each write of the plugin; `options` are NAME or NAME=VALUE."""
     init = find_plugin(plugin)
-    plugin_options = [_option(text) for text in options]
+    plugin_options = [_parse_option(text) for text in options]
     project = build_project(config)
-    feed = _feed(project, source, slot)
+    feed = _find_feed(project, source, slot)
     if from_change_log:
         with PluginDriver(init, plugin_options) as driver:
             yield from binary_changes(driver, _change_log_messages(project, feed))
@@ -61,12 +61,12 @@ def decode(
         yield from binary_changes(driver, _slot_messages(feed, version, streaming=driver.streaming))
 
 
-def _option(text: str) -> tuple[str, str | None]:
+def _parse_option(text: str) -> tuple[str, str | None]:
     name, separator, value = text.partition("=")
     return name, value if separator else None
 
 
-def _feed(project: Project, source: str, slot: str | None) -> Feed:
+def _find_feed(project: Project, source: str, slot: str | None) -> Feed:
     """The feed of a source's slot; a source with several slots needs the slot's name."""
     feeds = {f.slot: f for f in project.feeds.values() if f.source.name == source}
     if not feeds:

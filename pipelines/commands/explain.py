@@ -39,14 +39,14 @@ def explain(config: Config, selected: Sequence[SubscriptionConfig]) -> Explanati
         feed = subscription.feed
         with feed.source.connect() as connection:
             catalog = sound_catalog(connection, subscription, read_catalog(connection))
-            tables += _Explaining(subscription, lake, engine).tables(connection, catalog)
+            tables += _TableExplainer(subscription, lake, engine).tables(connection, catalog)
             state = slot_state(connection, feed.slot)
             waiting[feed.name] = state.lag if state else None
     return Explanation(tuple(tables), waiting, lake.policy.small_bytes)
 
 
 @dataclass(frozen=True)
-class _Explaining:
+class _TableExplainer:
     """Explains the tables of one subscription; `engine` writes results above the small limit."""
 
     subscription: Subscription
@@ -67,11 +67,11 @@ class _Explaining:
             elif name in problems:
                 yield ExplainedTable(subscription.name, *name, "wait", waiting_for(problems[name]))
             elif name in copied:
-                yield self._copy(name, replicated, sizes[name], state)
+                yield self._explain_copy(name, replicated, sizes[name], state)
             else:
-                yield self._apply(name, replicated)
+                yield self._explain_apply(name, replicated)
 
-    def _copy(
+    def _explain_copy(
         self, name: Name, replicated: ReplicatedTable, size: int, state: TableState | None
     ) -> ExplainedTable:
         schema, path = self._schema(replicated), self.lake.paths.replica(self.subscription.name, *name)
@@ -81,15 +81,17 @@ class _Explaining:
         )
         match committer:
             case BySpark():
-                by, how = _SPARK, f"Delta in Spark commits it: {reason}"
+                engine, how = _SPARK, f"Delta in Spark commits it: {reason}"
             case InProcess() | ByFiles():
-                by, how = (
+                engine, how = (
                     DRIVER if self.lake.policy.is_small(size) else self.engine,
                     "this process commits it",
                 )
-        return ExplainedTable(self.subscription.name, *name, "copy", f"{why}; {how}", size, few=by, many=by)
+        return ExplainedTable(
+            self.subscription.name, *name, "copy", f"{why}; {how}", size, few=engine, many=engine
+        )
 
-    def _apply(self, name: Name, replicated: ReplicatedTable) -> ExplainedTable:
+    def _explain_apply(self, name: Name, replicated: ReplicatedTable) -> ExplainedTable:
         """Explain an apply by the policy of a run: the engine for few changes, and the one for many."""
         schema, policy = self._schema(replicated), self.lake.policy
         path = self.lake.paths.replica(self.subscription.name, *name)
@@ -97,18 +99,18 @@ class _Explaining:
         many, reason = policy.explained(path, schema.names, None, lambda: schema)
         if isinstance(many, ByFiles):
             because = "its files are written anew, and this process commits them"
-            return self._applied(name, because, DRIVER, self.engine)
+            return self._apply_entry(name, because, DRIVER, self.engine)
         key = [types[column].spark for column in replicated.key]
         few, why_not = policy.explained(path, schema.names, 0, key=key)
         if isinstance(few, InProcess) and key:
-            return self._applied(
+            return self._apply_entry(
                 name, f"rows are merged, as the table takes no files: {reason}", DRIVER, _SPARK
             )
-        return self._applied(
+        return self._apply_entry(
             name, f"Delta in Spark merges rows: {why_not if key else reason}", _SPARK, _SPARK
         )
 
-    def _applied(self, name: Name, because: str, few: str, many: str) -> ExplainedTable:
+    def _apply_entry(self, name: Name, because: str, few: str, many: str) -> ExplainedTable:
         return ExplainedTable(self.subscription.name, *name, "apply", because, few=few, many=many)
 
     def _schema(self, replicated: ReplicatedTable) -> pa.Schema:

@@ -49,7 +49,7 @@ class Failures:
 
     @contextmanager
     def catch(self, *subscriptions: str, unless: Callable[[Exception], bool] = never) -> Iterator[None]:
-        """Record the block's error for the subscriptions; a subscription that failed before keeps its first error.
+        """Record the block's error for the subscriptions; one that failed before keeps its first error.
 
         An error for which `unless` is true is raised instead.
         """

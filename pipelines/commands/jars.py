@@ -21,7 +21,7 @@ from pgsieve.resources.lake.java.class_archive import FOLDER_VARIABLE, make_arch
 
 
 def jars(folder: Path | None, progress: Progress) -> JarsReport:
-    """Fetch missing jars, make a missing archive of classes, and copy the jars to the folder, if it is given."""
+    """Fetch missing jars, make a missing archive of classes, and copy the jars if a folder is given."""
     if folder is not None and os.environ.get(FOLDER_VARIABLE):
         raise PgsieveError(
             f"{FOLDER_VARIABLE} is set, so no jars are fetched for another folder",

@@ -129,7 +129,7 @@ class SubscriptionRun:
 
 @dataclass(frozen=True, slots=True)
 class MaintainedFolder:
-    """The numbers of rows that maintenance deleted and of files that it compacted; `name` is that of its asset."""
+    """The rows that maintenance deleted, and the files that it compacted; `name` is its asset's."""
 
     name: str
     rows: int

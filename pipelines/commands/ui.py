@@ -148,7 +148,7 @@ def _end_session(process: subprocess.Popen[bytes], stop: Stop) -> None:
 
 
 def _reap(group: int) -> None:
-    """Collect ended processes of a group; in a container without an init process, all are this one's children."""
+    """Collect ended processes of a group: in a container without init, they are this process's children."""
     with suppress(ChildProcessError):
         while os.waitpid(-group, os.WNOHANG)[0]:
             pass

@@ -70,7 +70,7 @@ def name_hint(name: str | None, allowed: Sequence[str]) -> str:
     """A hint with the allowed names, and a suggestion if one is similar to `name`."""
     near = get_close_matches(name, allowed, n=1) if name else []
     meant = f"did you mean {near[0]!r}? " if near else ""
-    return f"{meant}allowed here: {', '.join(allowed)}" if allowed else "nothing may stand here"
+    return f"{meant}allowed here: {', '.join(allowed)}" if allowed else "no name is allowed here"
 
 
 def dotted_path(location: Location) -> str:
@@ -94,7 +94,7 @@ class Document:
     root: yaml.Node = field(repr=False)
 
     def line(self, location: Location) -> int:
-        """The line of this key; if the key does not exist, the line of the nearest mapping or list around it."""
+        """The line of this key, or else of the nearest mapping or list around it."""
         key, node = self._walk(location)
         return int((key or node).start_mark.line) + 1
 
@@ -145,7 +145,7 @@ class _Reader:
         if id(node) in self._values:
             return self._values[id(node)]
         if id(node) in self._unfinished:
-            self._problem(location, node, "is an alias of something that contains it")
+            self._problem(location, node, "is an alias of a value that contains it")
             return ""
         self._unfinished.add(id(node))
         if node.tag not in {_STR, _NULL} | _STRUCTURES:
@@ -193,7 +193,7 @@ class _Reader:
                 self._problem(
                     location,
                     node,
-                    "has a '${' that no variable's name and '}' follow",
+                    "has a '${' without a variable's name and a '}'",
                     "write ${NAME} for an environment variable, $${ for the two characters themselves",
                 )
             elif name not in self._environ:
@@ -207,7 +207,7 @@ class _Reader:
 
         text = _VARIABLE_REFERENCE.sub(replacement, str(node.value))
         if not _is_text(text):
-            self._problem(location, node, "has a character that is no text (NUL, or not valid Unicode)")
+            self._problem(location, node, "contains NUL or invalid Unicode")
             return ""
         return text
 

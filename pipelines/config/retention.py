@@ -51,7 +51,7 @@ def _parse_versions_retention(value: object) -> timedelta:
     time = _parse_retention(value)
     if time is None or time < _MIN_VERSIONS_RETENTION:
         raise _refusal(
-            "should be a time of 2 hours at least", "old versions cannot be kept for ever, nor not at all"
+            "should be a time of 2 hours at least", "readers need recent versions; `forever` is not possible"
         )
     return time
 

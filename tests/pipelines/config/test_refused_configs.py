@@ -180,17 +180,17 @@ REFUSED = {
     ),
     "a cycle": (
         LEAST + "spark: &s {conf: *s}\n",
-        (6, "spark.conf", "is an alias of something that contains it"),
+        (6, "spark.conf", "is an alias of a value that contains it"),
         None,
     ),
     "a NUL": (
         LEAST.replace("./lake", '"a\\0b"'),
-        (1, "lake", "has a character that is no text (NUL, or not valid Unicode)"),
+        (1, "lake", "contains NUL or invalid Unicode"),
         None,
     ),
     "a lone surrogate": (
         LEAST.replace("./lake", '"\\uD800"'),
-        (1, "lake", "has a character that is no text (NUL, or not valid Unicode)"),
+        (1, "lake", "contains NUL or invalid Unicode"),
         None,
     ),
     # the environment
@@ -201,7 +201,7 @@ REFUSED = {
     ),
     "no variable's name": (
         LEAST.replace("./lake", "'a${1}'"),
-        (1, "lake", "has a '${' that no variable's name and '}' follow"),
+        (1, "lake", "has a '${' without a variable's name and a '}'"),
         "write ${NAME} for an environment variable, $${ for the two characters themselves",
     ),
     # YAML
