@@ -68,13 +68,13 @@ def main(seconds: int, load: int, *, filtered: bool) -> None:
 
 
 def _command(folder: Path, conninfo: str) -> list[str]:
-    written = {
+    content = {
         "lake": "./lake",
         "sources": {"shop": {"conninfo": conninfo}},
         "subscriptions": {"sub": {"source": "shop", "publications": ["p"]}},
     }
     path = folder / "pgsieve.yaml"
-    path.write_text(yaml.safe_dump(written))
+    path.write_text(yaml.safe_dump(content))
     return [sys.executable, "-m", "pgsieve.pipelines.command_line.cli", "-c", str(path), "run"]
 
 

@@ -74,13 +74,13 @@ def _compress(maintain_after: int) -> None:
 
 
 def _config(folder: Path, conninfo: str) -> Config:
-    written = {
+    content = {
         "lake": "./lake",
         "sources": {"shop": {"conninfo": conninfo}},
         "subscriptions": {"sub": {"source": "shop", "publications": ["p"]}},
     }
     path = folder / "pgsieve.yaml"
-    path.write_text(yaml.safe_dump(written))
+    path.write_text(yaml.safe_dump(content))
     return load_config(path)
 
 

@@ -54,12 +54,12 @@ def quiet(_: str) -> None:
 def subscriptions(folder: Path, publisher: EmbeddedServer) -> tuple[Subscription, Lake]:
     """One subscription to all tables."""
     path = folder / "pgsieve.yaml"
-    written = {
+    content = {
         "lake": "./lake",
         "sources": {"bench": {"conninfo": publisher.conninfo()}},
         "subscriptions": {"s": {"source": "bench", "publications": ["pub"]}},
     }
-    path.write_text(yaml.safe_dump(written))
+    path.write_text(yaml.safe_dump(content))
     project = build_project(load_config(path))
     return project.subscriptions["s"], project.lake.open()
 

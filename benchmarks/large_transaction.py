@@ -42,8 +42,8 @@ def configuration(folder: Path, publisher: EmbeddedServer, name: str, streaming:
     path.parent.mkdir()
     subscription = {"source": "shop", "publications": ["pub"], "streaming": streaming}
     source = {"conninfo": publisher.conninfo(), "slot": name, "capture": name}
-    written = {"lake": "./lake", "sources": {"shop": source}, "subscriptions": {"sub": subscription}}
-    path.write_text(yaml.safe_dump(written))
+    content = {"lake": "./lake", "sources": {"shop": source}, "subscriptions": {"sub": subscription}}
+    path.write_text(yaml.safe_dump(content))
     return path
 
 

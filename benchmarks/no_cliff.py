@@ -121,13 +121,13 @@ class TableOfKind:
 
     def _open_lake(self, folder: Path, master: str) -> tuple[Subscription, Lake]:
         path, name = folder / f"{self._table}.yaml", self._table
-        written = {
+        content = {
             "lake": f"./lake_{name}",
             "sources": {name: {"conninfo": self._publisher.conninfo()}},
             "subscriptions": {name: {"source": name, "publications": [name], "layout": self._kind.layout}},
             "spark": {"master": master},
         }
-        path.write_text(yaml.safe_dump(written))
+        path.write_text(yaml.safe_dump(content))
         project = build_project(load_config(path))
         return project.subscriptions[name], project.lake.open()
 

@@ -60,14 +60,14 @@ class Lakes:
         """Write a pgsieve.yaml for each lake, with a subscription to the database's publication."""
         for place, store in self._stores.items():
             source = f"{name}_{place}"
-            written = {
+            content = {
                 "lake": f"s3://{BUCKET}/{source}" if store else f"./lake_{source}",
                 "sources": {source: {"conninfo": self._server.conninfo(dbname=name)}},
                 "subscriptions": {"sub": {"source": source, "publications": ["p"]}},
             }
             if store:
-                written["storage"] = dict(store.storage)
-            (self._folder / f"{source}.yaml").write_text(yaml.safe_dump(written))
+                content["storage"] = dict(store.storage)
+            (self._folder / f"{source}.yaml").write_text(yaml.safe_dump(content))
 
     def run(self, name: str, what: str | None) -> None:
         """Execute `pgsieve run` on each lake in turn; `what` names the measurement, None measures nothing.

@@ -144,13 +144,13 @@ def steps(subscription: Subscription, lake: object, results: dict[str, float], p
 def configuration(folder: Path, publisher: EmbeddedServer, name: str, spark: Mapping[str, str]) -> Path:
     """A pgsieve.yaml with one subscription to the publication of the same name."""
     path = folder / f"{name}.yaml"
-    written = {
+    content = {
         "lake": f"./lake_{name}",
         "spark": dict(spark),
         "sources": {name: {"conninfo": publisher.conninfo()}},
         "subscriptions": {f"s_{name}": {"source": name, "publications": [name]}},
     }
-    path.write_text(yaml.safe_dump(written))
+    path.write_text(yaml.safe_dump(content))
     return path
 
 

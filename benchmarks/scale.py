@@ -219,7 +219,7 @@ def open_lake(
 
     Spark runs even small work.
     """
-    written = {
+    content = {
         "lake": "./lake",
         "sources": {"scale": {"conninfo": publisher.conninfo()}},
         "subscriptions": {"scale": {"source": "scale", "publications": ["scale"]}},
@@ -236,7 +236,7 @@ def open_lake(
             },
         },
     }
-    (path := folder / "pgsieve.yaml").write_text(yaml.safe_dump(written))
+    (path := folder / "pgsieve.yaml").write_text(yaml.safe_dump(content))
     project = build_project(load_config(path))
     return project.subscriptions["scale"], project.lake.open()
 

@@ -71,17 +71,17 @@ class Case:
         name = f"{self.table}_{'default' if self.rewritten_bytes is None else self.rewritten_bytes}".replace(
             "-", "_"
         )
-        written: dict[str, object] = {
+        content: dict[str, object] = {
             "lake": f"s3://{BUCKET}/{name}" if proxy else f"./lake_{name}",
             "sources": {name: {"conninfo": server.conninfo()}},
             "subscriptions": {f"s_{name}": {"source": name, "publications": [self.table]}},
         }
         if proxy:
-            written["storage"] = dict(S3Server(proxy.url).storage)
+            content["storage"] = dict(S3Server(proxy.url).storage)
         if self.rewritten_bytes is not None:
-            written["spark"] = {"conf": {REWRITTEN_BYTES: str(self.rewritten_bytes)}}
+            content["spark"] = {"conf": {REWRITTEN_BYTES: str(self.rewritten_bytes)}}
         path = folder / f"{name}.yaml"
-        path.write_text(yaml.safe_dump(written))
+        path.write_text(yaml.safe_dump(content))
         return path
 
 

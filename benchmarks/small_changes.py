@@ -61,12 +61,12 @@ def _measure(server: EmbeddedServer, folder: Path, number: int, *, java: bool) -
         database.execute("create publication p for all tables")
         path = folder / name / "pgsieve.yaml"
         path.parent.mkdir()
-        written = {
+        content = {
             "lake": "./lake",
             "sources": {name: {"conninfo": conninfo}},
             "subscriptions": {"sub": {"source": name, "publications": ["p"]}},
         }
-        path.write_text(yaml.safe_dump(written))
+        path.write_text(yaml.safe_dump(content))
         for _ in range(2):  # the copies, then their cut
             _run(path, java=java)
         few, nothing = [], []

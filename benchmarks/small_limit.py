@@ -60,7 +60,7 @@ class Site:
         with psycopg.connect(server.conninfo(), autocommit=True) as admin:
             admin.execute(f"create database {name}")
         for number, (small, engine) in enumerate(ENGINES.values()):
-            written = {
+            content = {
                 "lake": f"./lake_{name}_{number}",
                 "spark": {
                     "engine": engine,
@@ -69,7 +69,7 @@ class Site:
                 "sources": {f"{name}_{number}": {"conninfo": self._conninfo}},
                 "subscriptions": {"sub": {"source": f"{name}_{number}", "publications": ["p"]}},
             }
-            self._path(number).write_text(yaml.safe_dump(written))
+            self._path(number).write_text(yaml.safe_dump(content))
 
     def _path(self, number: int) -> Path:
         return self._folder / f"{self._name}_{number}.yaml"

@@ -60,7 +60,7 @@ class Site:
                 database.execute(
                     f"create publication p{n} for table orders where (id % {self.number} = {n}) with (publish = 'insert')"
                 )
-        written = {
+        content = {
             "lake": f"./lake_{self.number}",
             "spark": dict(self.spark),
             "sources": {self.name: {"conninfo": self.server.conninfo(dbname=self.name)}},
@@ -68,7 +68,7 @@ class Site:
                 f"s{n}": {"source": self.name, "publications": [f"p{n}"]} for n in range(self.number)
             },
         }
-        self._configuration.write_text(yaml.safe_dump(written))
+        self._configuration.write_text(yaml.safe_dump(content))
         self._run()
 
     def measure(self, rows: int) -> None:

@@ -116,9 +116,9 @@ def refresh_published(config: Config, project: Project) -> list[PgsieveError]:
     file = state_file(config)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        written = file.with_suffix(".new")
-        written.write_text(published.to_json(), encoding="utf-8")
-        written.replace(file)
+        temporary = file.with_suffix(".new")
+        temporary.write_text(published.to_json(), encoding="utf-8")
+        temporary.replace(file)
     except OSError as error:
         errors.append(
             PgsieveError(

@@ -252,12 +252,12 @@ def write_configuration(
     if choice.role != survey.user:
         access = replace(connection, conninfo=make_conninfo(connection.conninfo, user=choice.role))
     _write(file, _configuration(access, choice, variable), force=force)
-    written = None
+    statements_path = None
     if not validation.problems:
         granted = role_statements(survey, choice, config, validation)
         _write(statements, granted, force=force)
-        written = statements.absolute()
-    return InitReport(config.path, written, variable, choice.role, validation, choice.inserts_only)
+        statements_path = statements.absolute()
+    return InitReport(config.path, statements_path, variable, choice.role, validation, choice.inserts_only)
 
 
 def refuse_existing(file: Path, *, force: bool) -> None:
@@ -271,8 +271,8 @@ def refuse_existing(file: Path, *, force: bool) -> None:
 def _write(file: Path, text: str, *, force: bool) -> None:
     try:
         # "x" fails if another init has created the file in the meantime.
-        with file.open("w" if force else "x", encoding="utf-8") as written:
-            written.write(text)
+        with file.open("w" if force else "x", encoding="utf-8") as stream:
+            stream.write(text)
     except FileExistsError:
         refuse_existing(file, force=False)
     except OSError as error:
@@ -297,13 +297,13 @@ def _configuration(connection: Connection, choice: Choice, variable: str | None)
         source["publications"] = defined
         publications = tuple(defined)
     subscription = {"source": choice.source, "publications": list(publications)}
-    written = {
+    content = {
         "lake": choice.lake,
         "sources": {choice.source: source},
         "subscriptions": {choice.subscription: subscription},
     }
     return _HEADER + yaml.safe_dump(
-        written, sort_keys=False, allow_unicode=True, width=1000, default_flow_style=None
+        content, sort_keys=False, allow_unicode=True, width=1000, default_flow_style=None
     )
 
 

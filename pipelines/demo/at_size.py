@@ -98,7 +98,7 @@ def _database(server: EmbeddedServer) -> psycopg.Connection[Any]:
 def _configuration(
     home: Path, publisher: EmbeddedServer, spark: Mapping[str, Any], store: Mapping[str, Any]
 ) -> Config:
-    written = {
+    content = {
         "lake": f"./lake_{_DATABASE}",
         "spark": dict(spark),
         "sources": {_DATABASE: {"conninfo": publisher.conninfo(dbname=_DATABASE)}},
@@ -107,7 +107,7 @@ def _configuration(
     }
     # Beside the demo's pgsieve.yaml, so that both share Dagster's records.
     path = home / f"{_DATABASE}.yaml"
-    path.write_text(yaml.safe_dump(written, sort_keys=False), encoding="utf-8")
+    path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
     return load_config(path)
 
 

@@ -209,7 +209,7 @@ def _configuration(home: Path, publisher: EmbeddedServer, store: Mapping[str, An
         for name, publications in _SUBSCRIPTIONS.items()
         for mode in _MODES
     }
-    written = {
+    content = {
         "lake": "./lake",
         "spark": {"master": "local[*]", "conf": SMALL_DATA},
         "sources": {"demo": {"conninfo": publisher.conninfo()}},
@@ -217,7 +217,7 @@ def _configuration(home: Path, publisher: EmbeddedServer, store: Mapping[str, An
         **store,
     }
     path = home / "pgsieve.yaml"
-    path.write_text(yaml.safe_dump(written, sort_keys=False), encoding="utf-8")
+    path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
     return load_config(path)
 
 

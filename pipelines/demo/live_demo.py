@@ -103,7 +103,7 @@ def _configuration(home: Path, server: EmbeddedServer) -> Config:
     """Write pgsieve.yaml: one subscription with row filters and column lists, and one of whole tables."""
     from pgsieve.pipelines.demo.demo import SMALL_DATA
 
-    written = {
+    content = {
         "lake": "./lake",
         "spark": {
             "master": "local[2]",
@@ -117,7 +117,7 @@ def _configuration(home: Path, server: EmbeddedServer) -> Config:
         },
     }
     path = home / "pgsieve.yaml"
-    path.write_text(yaml.safe_dump(written, sort_keys=False), encoding="utf-8")
+    path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
     return load_config(path)
 
 

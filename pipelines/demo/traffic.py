@@ -83,10 +83,10 @@ def traffic(conninfo: str, seconds: float = 0.5) -> Iterator[Callable[[], int]]:
 
     Yields a function that returns their number so far.
     """
-    stop_event, written = threading.Event(), 0
+    stop_event, count = threading.Event(), 0
 
     def write() -> None:
-        nonlocal written
+        nonlocal count
         choice = random.Random(0)  # noqa: S311 - invented traffic
         weights, statements = zip(*_WRITES, strict=True)
         while not stop_event.is_set():
@@ -101,14 +101,14 @@ def traffic(conninfo: str, seconds: float = 0.5) -> Iterator[Callable[[], int]]:
                                 "amount": choice.randint(100, 50_000) / 100,
                             },
                         )
-                        written += 1
+                        count += 1
             except psycopg.Error:
                 stop_event.wait(1)
 
     writer = threading.Thread(target=write, name="traffic", daemon=True)
     writer.start()
     try:
-        yield lambda: written
+        yield lambda: count
     finally:
         stop_event.set()
         writer.join(10)
