@@ -43,7 +43,7 @@ def quiet(_: str) -> None:
 
 
 @contextmanager
-def every_five_minutes(feed: Feed, lake: Lake) -> Iterator[Callable[[int], None]]:
+def run_every_five_minutes(feed: Feed, lake: Lake) -> Iterator[Callable[[int], None]]:
     """`pgsieve run` on a schedule."""
 
     def minute(number: int) -> None:
@@ -55,7 +55,7 @@ def every_five_minutes(feed: Feed, lake: Lake) -> Iterator[Callable[[int], None]
 
 
 @contextmanager
-def followed(feed: Feed, lake: Lake) -> Iterator[Callable[[int], None]]:
+def follow_continuously(feed: Feed, lake: Lake) -> Iterator[Callable[[int], None]]:
     """`pgsieve run --follow`."""
     with StreamedFeed(feed, lake, quiet) as streamed, ThreadPoolExecutor(1) as pool:
 
@@ -69,7 +69,7 @@ def followed(feed: Feed, lake: Lake) -> Iterator[Callable[[int], None]]:
         following.result()
 
 
-READERS = {"run": every_five_minutes, "run --follow": followed}
+READERS = {"run": run_every_five_minutes, "run --follow": follow_continuously}
 
 
 def measure(

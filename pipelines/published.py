@@ -27,7 +27,7 @@ from pgsieve.resources.postgres.errors import SourceUnreachableError
 from pgsieve.resources.postgres.present_catalog import present_catalog
 from pgsieve.resources.postgres.wal import current_lsn
 
-_FORMAT = 1
+_FORMAT_VERSION = 1
 #: The errors that parsing the text of another version may raise.
 _OTHER_VERSION_ERRORS = (AttributeError, KeyError, TypeError, ValueError)
 
@@ -52,14 +52,14 @@ class Published:
             }
             for name, (lsn, text) in self.catalogs.items()
         }
-        return json.dumps({"format": _FORMAT, "feeds": feeds}, ensure_ascii=False)
+        return json.dumps({"format": _FORMAT_VERSION, "feeds": feeds}, ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str) -> "Published":
         """Parse a text of `to_json`; empty if another version of pgsieve wrote it."""
         try:
             read = json.loads(text)
-            if read["format"] != _FORMAT:
+            if read["format"] != _FORMAT_VERSION:
                 return cls()
             feeds = read["feeds"].items()
             return cls(

@@ -255,7 +255,7 @@ def command(
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
         @wraps(function)
-        def invoked(
+        def run_command(
             *arguments: Any,
             log_format: _LogFormat | None = None,
             log_level: _LogLevel | None = None,
@@ -270,18 +270,20 @@ def command(
 
                 leave_all()
 
-        declared = inspect.signature(function)
-        logged = {"log_format": LogFormat, "log_level": LogLevel}
-        added = [
+        signature = inspect.signature(function)
+        log_options = {"log_format": LogFormat, "log_level": LogLevel}
+        log_parameters = [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-            for name, annotation in logged.items()
+            for name, annotation in log_options.items()
         ]
-        signed: Any = invoked
+        typed_command: Any = run_command
         # Join the lines of each paragraph: typer would print the line breaks of the source.
-        signed.__doc__ = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.cleandoc(function.__doc__ or ""))
-        signed.__signature__ = declared.replace(parameters=[*declared.parameters.values(), *added])
-        signed.__annotations__ = {**function.__annotations__, **logged}
-        to.command(name, cls=Command, epilog=epilog, rich_help_panel=panel)(invoked)
+        typed_command.__doc__ = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.cleandoc(function.__doc__ or ""))
+        typed_command.__signature__ = signature.replace(
+            parameters=[*signature.parameters.values(), *log_parameters]
+        )
+        typed_command.__annotations__ = {**function.__annotations__, **log_options}
+        to.command(name, cls=Command, epilog=epilog, rich_help_panel=panel)(run_command)
         return function
 
     return register

@@ -272,7 +272,9 @@ def print_check(report: CheckReport) -> None:
     columns = ("subscription", "table", "publisher", "replica", "result", "LSN")
     tables = table_of(*columns, right=("publisher", "replica"))
     for table in report.tables:
-        result = Text("equal", style="green") if table.equal else Text(_unequal(table), style="bold red")
+        result = (
+            Text("equal", style="green") if table.equal else Text(_difference_label(table), style="bold red")
+        )
         rows = (table.rows_publisher, table.rows_replica) if table.compared else (None, None)
         add_row(
             tables, table.subscription, quote_qualified(table.schema, table.name), *rows, result, table.lsn
@@ -296,7 +298,7 @@ def print_check(report: CheckReport) -> None:
 _NOT_COMPARED = "not compared"
 
 
-def _unequal(table: CheckedTable) -> str:
+def _difference_label(table: CheckedTable) -> str:
     return "differs" if table.compared else _NOT_COMPARED
 
 

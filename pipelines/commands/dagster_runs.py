@@ -14,9 +14,9 @@ COMMAND = "pgsieve/command"
 #: The tag of runs without work.
 IDLE = "pgsieve/idle"
 #: Dagster's tags of a run of one partition (a table), or of several.
-_COPY = {"dagster/partition", "dagster/asset_partition_range_start"}
+_COPY_TAGS = {"dagster/partition", "dagster/asset_partition_range_start"}
 #: The number of runs per query.
-_PAGE = 100
+_RUNS_PER_QUERY = 100
 
 
 def run_tags(task: str, tags: Mapping[str, str] | None) -> dict[str, str]:
@@ -33,7 +33,7 @@ def delete_earlier_idle_runs(dagster: dg.DagsterInstance, result: dg.ExecuteInPr
     if task is None:
         return
     same = dg.RunsFilter(tags={COMMAND: task, IDLE: "true"})
-    for before in dagster.get_runs(same, limit=_PAGE):
+    for before in dagster.get_runs(same, limit=_RUNS_PER_QUERY):
         dagster.delete_run(before.run_id)
     dagster.add_run_tags(result.run_id, {IDLE: "true"})
 
@@ -56,12 +56,12 @@ def delete_old_runs(dagster: dg.DagsterInstance, retention: timedelta | None) ->
     latest = dagster.get_latest_materialization_events(dagster.all_asset_keys())
     newest = {event.run_id for event in latest.values() if event is not None}
     run_ids, cursor = list[str](), None
-    while runs := dagster.get_runs(old, cursor=cursor, limit=_PAGE):
+    while runs := dagster.get_runs(old, cursor=cursor, limit=_RUNS_PER_QUERY):
         cursor = runs[-1].run_id
         run_ids += [
             r.run_id
             for r in runs
-            if COMMAND in r.tags and not _COPY & r.tags.keys() and r.run_id not in newest
+            if COMMAND in r.tags and not _COPY_TAGS & r.tags.keys() and r.run_id not in newest
         ]
     for run_id in run_ids:
         dagster.delete_run(run_id)

@@ -30,7 +30,7 @@ from pgsieve.resources.postgres.slot import (
 from pgsieve.resources.postgres.wal import flushed_lsn
 
 #: The first protocol version whose Stream Abort messages have an LSN and a time, with streaming = parallel.
-_PARALLEL_PROTOCOL = 4
+_MIN_PARALLEL_PROTOCOL = 4
 
 
 def decode(
@@ -54,7 +54,7 @@ def decode(
     version = feed.source.check_ready()
     with feed.source.connect() as connection:
         names = type_names(connection)
-    parallel = protocol_version(version) >= _PARALLEL_PROTOCOL
+    parallel = protocol_version(version) >= _MIN_PARALLEL_PROTOCOL
     with PluginDriver(
         init, plugin_options, parallel=parallel, server_version=version, type_names=names
     ) as driver:

@@ -140,13 +140,15 @@ def _read_source(lake: Lake, feed: Feed, *, peeking: bool) -> _SourceState:
             # Other parts of the report show a `LakeError`, which is about pgsieve's own tables.
             with suppress(LakeError):
                 refuse_other_publisher(connection, feed, lake)
-            seconds = None if state is None else _seconds_unread(connection, lake, feed, state, peeking)
+            seconds = (
+                None if state is None else _seconds_waiting_in_slot(connection, lake, feed, state, peeking)
+            )
             return _SourceState(examined, state, seconds, switched=decoding_is_switched(connection))
     except (SourceError, OtherClusterError, OtherDatabaseError) as error:
         return _SourceState(problem=str(error))
 
 
-def _seconds_unread(
+def _seconds_waiting_in_slot(
     connection: psycopg.Connection[tuple[object, ...]],
     lake: Lake,
     feed: Feed,

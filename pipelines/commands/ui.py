@@ -108,7 +108,7 @@ class Stop(threading.Event):
 
 
 @contextmanager
-def dagster(
+def start_dagster(
     config: Config, host: str, port: int, *options: str, stop: Stop, log: Path | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Dagster's web server, its daemon, and their runs; all of them end with the block.
@@ -116,8 +116,8 @@ def dagster(
     A run in progress is interrupted, which loses nothing. Processes that do not end in time are killed; after
     `stop.at_once`, immediately. Their output goes to the file `log`, by default to that of this process.
     """
-    with ExitStack() as opened:
-        output = opened.enter_context(log.open("wb")) if log else None
+    with ExitStack() as stack:
+        output = stack.enter_context(log.open("wb")) if log else None
         process = subprocess.Popen(  # noqa: S603 - our own interpreter, no shell
             [*server_command(host, port), *options],
             env=environment(config),
@@ -160,7 +160,7 @@ def serve(config: Config, host: str, port: int, *options: str) -> int:
     `options` are those of `dagster dev`.
     """
     stop = Stop()
-    with stop.by_signals(), dagster(config, host, port, *options, stop=stop) as process:
+    with stop.by_signals(), start_dagster(config, host, port, *options, stop=stop) as process:
         while process.poll() is None and not stop.wait_awake(1.0):
             pass
         return 0 if stop.is_set() else process.returncode

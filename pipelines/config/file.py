@@ -22,9 +22,9 @@ from pgsieve.decoding.visible import visible
 #: The path to a value: keys and list positions from the top.
 Location = tuple[str | int, ...]
 
-_NULL = "tag:yaml.org,2002:null"
-_STR = "tag:yaml.org,2002:str"
-_STRUCTURES = {"tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"}
+_NULL_TAG = "tag:yaml.org,2002:null"
+_STR_TAG = "tag:yaml.org,2002:str"
+_COLLECTION_TAGS = {"tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"}
 _VARIABLE_REFERENCE = re.compile(r"\$\$\{|\$\{([A-Za-z_][A-Za-z0-9_]*)\}|\$\{")
 
 
@@ -126,7 +126,7 @@ class _TextLoader(yaml.SafeLoader):
     yaml_implicit_resolvers = {}  # noqa: RUF012 - PyYAML's own class attribute
 
 
-_TextLoader.add_implicit_resolver(_NULL, re.compile(r"^(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""])
+_TextLoader.add_implicit_resolver(_NULL_TAG, re.compile(r"^(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""])
 
 
 class _Reader:
@@ -148,7 +148,7 @@ class _Reader:
             self._problem(location, node, "is an alias of a value that contains it")
             return ""
         self._unfinished.add(id(node))
-        if node.tag not in {_STR, _NULL} | _STRUCTURES:
+        if node.tag not in {_STR_TAG, _NULL_TAG} | _COLLECTION_TAGS:
             self._problem(
                 location, node, "has a YAML tag", "leave the tag (!name) out: the key says what it is"
             )
@@ -181,7 +181,7 @@ class _Reader:
         return entries
 
     def _scalar(self, node: yaml.Node, location: Location) -> str:
-        if node.tag == _NULL:
+        if node.tag == _NULL_TAG:
             self._problem(location, node, "has no value", "write one, or leave the key out for its default")
             return ""
 

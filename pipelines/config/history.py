@@ -39,7 +39,7 @@ class HistoryConfig(TableHistoryConfig):
 
     @field_validator("tables")
     @classmethod
-    def _tables_once(cls, tables: dict[str, TableHistoryConfig]) -> dict[str, TableHistoryConfig]:
+    def _refuse_duplicate_tables(cls, tables: dict[str, TableHistoryConfig]) -> dict[str, TableHistoryConfig]:
         refuse_duplicates(
             (name_parts(name, 2, 'public.orders, "Sales"."Order Lines"') for name in tables), "table"
         )

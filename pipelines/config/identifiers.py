@@ -11,7 +11,7 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.values.quoting import MAX_BYTES
 
 _ASCII_LOWER_CASE = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
-_PART = re.compile(
+_NAME_PART = re.compile(
     r"""(?: "(?P<quoted>(?:[^"]|"")*)" | (?P<plain>[A-Za-z_\u0080-\U0010ffff][\w$\u0080-\U0010ffff]*) )""",
     re.VERBOSE | re.ASCII,
 )
@@ -27,7 +27,7 @@ def parse_qualified(text: str, parts: int) -> tuple[str, ...]:
     names: list[str] = []
     at = 0
     while True:
-        part = _PART.match(text, at)
+        part = _NAME_PART.match(text, at)
         if part is None:
             raise ValueError(
                 "is not a name as SQL writes it (double quotes around names with other characters)"

@@ -134,14 +134,14 @@ class LayoutConfig(TableLayoutConfig):
 
     @field_validator("tables")
     @classmethod
-    def _tables_once(cls, tables: dict[str, TableLayoutConfig]) -> dict[str, TableLayoutConfig]:
+    def _refuse_duplicate_tables(cls, tables: dict[str, TableLayoutConfig]) -> dict[str, TableLayoutConfig]:
         refuse_duplicates(
             (name_parts(name, 2, 'public.orders, "Sales"."Order Lines"') for name in tables), "table"
         )
         return tables
 
     @model_validator(mode="after")
-    def _marks_rows_that_are_kept(self) -> Self:
+    def _require_soft_deletes(self) -> Self:
         layouts: tuple[TableLayoutConfig, ...] = (self, *self.tables.values())
         kinds = {kind for each in layouts for kind in each.columns or {}} & OF_KEPT.keys()
         if kinds and not any(each.deletes == "soft" for each in layouts):

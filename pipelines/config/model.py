@@ -109,14 +109,14 @@ class SparkConfig(_Section):
 
     @field_validator("master")
     @classmethod
-    def _threads_are_counted(cls, master: str) -> str:
+    def _require_thread_count(cls, master: str) -> str:
         if master.startswith("threads") and threads_of(master) is None:
             raise refusal("does not say how many threads", "write threads[4], or threads[*] for one a core")
         return master
 
     @field_validator("conf", mode="before")
     @classmethod
-    def _scalars_as_text(cls, conf: object) -> object:
+    def _convert_scalars_to_text(cls, conf: object) -> object:
         """Spark's settings are text: true is `true`, 4 is `4`."""
         if not isinstance(conf, Mapping):
             return conf
@@ -140,14 +140,14 @@ class SourceConfig(_Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _defaults_from_name(cls, section: object) -> object:
+    def _derive_defaults(cls, section: object) -> object:
         if not isinstance(section, Mapping):
             return section
         name = str(section.get("name", ""))
         return {"slot": slot_name(name), "capture": slot_name(name, longest=CAPTURE_BYTES), **section}
 
     @model_validator(mode="after")
-    def _one_password(self) -> Self:
+    def _refuse_two_passwords(self) -> Self:
         keys = [
             "password in `conninfo`" if has_password(self.conninfo) else None,
             "`password`" if self.password is not None else None,
@@ -159,7 +159,7 @@ class SourceConfig(_Section):
 
     @field_validator("slot")
     @classmethod
-    def _slot_is_legal(cls, slot: str) -> str:
+    def _check_slot(cls, slot: str) -> str:
         if not re.fullmatch(r"[a-z0-9_]{1,63}", slot):
             raise refusal("is not a name for a replication slot", "a-z, 0-9 and _, 63 at most")
         return slot
@@ -186,13 +186,13 @@ class SubscriptionConfig(_Section):
 
     @field_validator("publications")
     @classmethod
-    def _publications_once(cls, publications: tuple[str, ...]) -> tuple[str, ...]:
+    def _refuse_duplicate_publications(cls, publications: tuple[str, ...]) -> tuple[str, ...]:
         refuse_duplicates(publications, "publication")
         return publications
 
     @field_validator("types")
     @classmethod
-    def _columns_once(cls, types: dict[str, str]) -> dict[str, str]:
+    def _refuse_duplicate_columns(cls, types: dict[str, str]) -> dict[str, str]:
         refuse_duplicates((parse_qualified(key, 3) for key in types), "column")
         return types
 
@@ -226,17 +226,17 @@ class Config(_Section):
 
     @field_validator("sources", "subscriptions", mode="before")
     @classmethod
-    def _named_by_key(cls, entries: object) -> object:
+    def _add_names(cls, entries: object) -> object:
         return add_names(entries)
 
     @field_validator("path")
     @classmethod
-    def _path_is_absolute(cls, path: Path) -> Path:
+    def _make_path_absolute(cls, path: Path) -> Path:
         return Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow a link to another folder
 
     @field_validator("lake")
     @classmethod
-    def _lake_is_absolute(cls, lake: str, info: ValidationInfo) -> str:
+    def _make_lake_absolute(cls, lake: str, info: ValidationInfo) -> str:
         if not is_uri(lake):
             folder = info.data["path"].parent if "path" in info.data else Path.cwd()
             lake = os.path.normpath(os.path.join(folder, os.path.expanduser(lake)))  # noqa: PTH111, PTH118
@@ -245,7 +245,7 @@ class Config(_Section):
         return lake.rstrip("/") or lake
 
     @model_validator(mode="after")
-    def _references_hold(self) -> Self:
+    def _check_references(self) -> Self:
         """Refuse sections that contradict each other, also in a `Config` that was made in Python."""
         broken = list(_broken_references(self))
         if broken:

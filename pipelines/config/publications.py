@@ -37,7 +37,7 @@ class PublishedTableConfig(_Section):
 
     @field_validator("columns")
     @classmethod
-    def _columns_are_names(cls, columns: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    def _resolve_columns(cls, columns: tuple[str, ...] | None) -> tuple[str, ...] | None:
         """Change the names of columns from SQL's notation to the names in the catalog."""
         if columns is None:
             return None
@@ -65,18 +65,20 @@ class PublicationConfig(_Section):
 
     @field_validator("tables")
     @classmethod
-    def _tables_once(cls, tables: tuple[PublishedTableConfig, ...]) -> tuple[PublishedTableConfig, ...]:
+    def _refuse_duplicate_tables(
+        cls, tables: tuple[PublishedTableConfig, ...]
+    ) -> tuple[PublishedTableConfig, ...]:
         refuse_duplicates((table.relation for table in tables), "table")
         return tables
 
     @field_validator("sequences")
     @classmethod
-    def _sequences_once(cls, sequences: tuple[RelationName, ...]) -> tuple[RelationName, ...]:
+    def _refuse_duplicate_sequences(cls, sequences: tuple[RelationName, ...]) -> tuple[RelationName, ...]:
         refuse_duplicates(map(_schema_and_name, sequences), "sequence")
         return sequences
 
     @model_validator(mode="after")
-    def _tables_or_all(self) -> Self:
+    def _require_tables(self) -> Self:
         if self.tables and self.all_tables:
             raise refusal("has `tables` and `all_tables`", "keep one of them")
         if self.sequences and self.all_sequences:

@@ -154,10 +154,10 @@ def _replay_steps(
 ) -> tuple[ComparedTable, ...]:
     """Replay the manual's examples step by step; returns the tables of all sides after each step."""
     compared: list[ComparedTable] = []
-    with ExitStack() as opened:
-        source = opened.enter_context(session(publisher))
+    with ExitStack() as stack:
+        source = stack.enter_context(session(publisher))
         execute_all(source, _TABLES + ";" + _PUBLICATIONS)
-        targets = {name: opened.enter_context(_database(subscriber, name)) for name in _SUBSCRIPTIONS}
+        targets = {name: stack.enter_context(_database(subscriber, name)) for name in _SUBSCRIPTIONS}
         for number, step in enumerate(STEPS):
             if step.publications:
                 execute_all(source, step.publications)

@@ -22,7 +22,7 @@ import yaml
 
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.commands.results import LiveDemo, Progress, RunSummary
-from pgsieve.pipelines.commands.ui import Stop, dagster
+from pgsieve.pipelines.commands.ui import Stop, start_dagster
 from pgsieve.pipelines.config.model import Config, load_config
 from pgsieve.pipelines.demo.servers import make_demo_folder, start_servers
 from pgsieve.pipelines.demo.traffic import make_tables, traffic
@@ -52,11 +52,11 @@ def live_demo(
     # The demo's Dagster records are apart from the user's.
     os.environ.pop("DAGSTER_HOME", None)
     stop = Stop()
-    with ExitStack() as opened:
-        opened.enter_context(stop.by_signals())
+    with ExitStack() as stack:
+        stack.enter_context(stop.by_signals())
         progress.start("start PostgreSQL")
         server = EmbeddedServer(home / "publisher")
-        wait_until_started = opened.enter_context(start_servers(server))
+        wait_until_started = stack.enter_context(start_servers(server))
         # The server starts during these imports, which take seconds.
         from pgsieve.pipelines.commands import engine
         from pgsieve.pipelines.commands.in_process import instance
@@ -67,11 +67,11 @@ def live_demo(
             make_tables(connection)
         progress.finish("start PostgreSQL")
         config = _configuration(home, server)
-        opened.callback(engine.stop, config)
+        stack.callback(engine.stop, config)
         with instance(config) as records:
             register_tables(config, records)
-        dagster_server = opened.enter_context(
-            dagster(config, host, port, stop=stop, log=home / "dagster.log")
+        dagster_server = stack.enter_context(
+            start_dagster(config, host, port, stop=stop, log=home / "dagster.log")
         )
         url, log = f"http://{host}:{port}", home / "demo.log"
         progress.start("start Dagster")
@@ -81,13 +81,13 @@ def live_demo(
             group = f"{url}/locations/pgsieve.pipelines.definitions/asset-groups/sales"
             ready(LiveDemo(group, config.path, server.conninfo(), log))
         # Runs begin only now, as the first one starts Spark, which would slow down Dagster's start.
-        opened.enter_context(traffic(server.conninfo()))
-        log_line, show = opened.enter_context(open_run_log(log))
+        stack.enter_context(traffic(server.conninfo()))
+        log_line, show = stack.enter_context(open_run_log(log))
         runs = threading.Thread(
             target=_run_repeatedly, args=(config, log_line, show, stop), name="runs", daemon=True
         )
         runs.start()
-        opened.callback(runs.join, _STOP_SECONDS)
+        stack.callback(runs.join, _STOP_SECONDS)
         while not stop.wait_awake(1.0):
             if dagster_server.poll() is not None:
                 raise _dagster_error(home)

@@ -29,10 +29,10 @@ def start_servers(*servers: EmbeddedServer) -> Iterator[Callable[[], None]]:
 
     Yields a function that waits until they run, or raises EmbeddedServerError.
     """
-    with ExitStack() as opened:
+    with ExitStack() as stack:
         for server in servers:
-            opened.callback(server.stop)
-        threads = opened.enter_context(ThreadPoolExecutor(len(servers)))
+            stack.callback(server.stop)
+        threads = stack.enter_context(ThreadPoolExecutor(len(servers)))
         started = [threads.submit(server.start) for server in servers]
 
         def wait() -> None:

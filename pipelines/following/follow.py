@@ -57,7 +57,7 @@ from pgsieve.resources.tracing import span
 OnResult = Callable[[RunSummary], None]
 
 #: The time between two wake-ups of the main thread, in which Python runs the handlers of signals.
-_AWAKE_SECONDS = 1.0
+_WAKE_UP_SECONDS = 1.0
 #: The pause after a transient error; it doubles with each error, until a slice is applied.
 _MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.5, 30.0
 
@@ -68,7 +68,7 @@ _OTHER_FOLLOWER_SECONDS = 10.0
 _CUT_SECONDS = 60.0
 
 #: The time between two checks whether the transactions that a copy waits for have ended.
-_TRANSACTIONS_SECONDS = 2.0
+_OPEN_TRANSACTIONS_SECONDS = 2.0
 #: The time between two requests to a foreign server that a copy waits for.
 _FOREIGN_SECONDS = 60.0
 
@@ -119,21 +119,21 @@ def follow(
         project, [project.subscriptions[s.name] for s in selected], failures
     )
     feeds, names = project.feeds_of(subscriptions), {s.name for s in subscriptions}
-    with ExitStack() as opened:
+    with ExitStack() as stack:
         if metrics_at and metrics:
-            port = opened.enter_context(serve_metrics(*metrics_at, metrics.registry, watch))
+            port = stack.enter_context(serve_metrics(*metrics_at, metrics.registry, watch))
             progress.tell(f"metrics at http://{metrics_at[0]}:{port}/metrics, health at /healthz")
-        dagster = opened.enter_context(instance(config))
+        dagster = stack.enter_context(instance(config))
         following = _Following(project, dagster, progress, on_result, failures, watch, metrics)
         followers = [_Follower(following, feed, names) for feed in feeds]
-        stopping = opened.enter_context(_stop_on_signals(followers))
+        stopping = stack.enter_context(_stop_on_signals(followers))
         # Feeds do not run in the main thread, where Dagster would end a run in progress on the signal. The
         # threads are daemons, so that a stalled one does not keep the process from ending.
         threads = [threading.Thread(target=follower.follow, daemon=True) for follower in followers]
         for thread in threads:
             thread.start()
         try:
-            while _are_working(threads, _AWAKE_SECONDS):
+            while _are_working(threads, _WAKE_UP_SECONDS):
                 watch.check()
                 stopping.check()
         except StalledError:
@@ -330,7 +330,7 @@ class _Follower:
         awaiting = list(chain.from_iterable(tables.items() for tables in self._waiting_tables.values()))
         transactions = {ids for _, ids in awaiting if ids}
         foreign, asked_at = {name for name, ids in awaiting if not ids}, time.monotonic()
-        while awaiting and self._streamed is streamed and not self._stopped.wait(_TRANSACTIONS_SECONDS):
+        while awaiting and self._streamed is streamed and not self._stopped.wait(_OPEN_TRANSACTIONS_SECONDS):
             over = not all(map(self._are_open, transactions))
             if foreign and time.monotonic() - asked_at >= _FOREIGN_SECONDS:
                 over, asked_at = over or any(map(self._can_answer, foreign)), time.monotonic()
