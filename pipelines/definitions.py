@@ -101,12 +101,12 @@ def assemble(
 ) -> dg.Definitions:
     """The definitions of a configuration, with the tables of `published` (see `recorded_tables`)."""
     project = build_project(config)
-    lake = project.lake
-    lake = PgsieveLake(uri=lake.uri, engine=pyspark_resource(lake.engine, spark), folders=lake.folders)
+    engine, folders = pyspark_resource(project.lake.engine, spark), project.lake.folders
+    lake = PgsieveLake(uri=project.lake.uri, engine=engine, folders=folders)
     tables = recorded_tables(project, published, authoritative=authoritative)
     is_automated = config.dagster.automation
     subscriptions, feeds = list(project.subscriptions.values()), list(project.feeds.values())
-    jobs = jobs_of(project, naming)
+    jobs, retention = jobs_of(project, naming), project.retention
     return dg.Definitions(
         assets=[
             *_source_tables(subscriptions, tables, naming),
@@ -119,12 +119,9 @@ def assemble(
                 )
                 for s in subscriptions
             ),
+            *(feed_maintenance_asset(f, project.subscriptions_of(f), retention, naming) for f in feeds),
             *(
-                feed_maintenance_asset(f, project.subscriptions_of(f), project.retention, naming)
-                for f in feeds
-            ),
-            *(
-                subscription_maintenance_asset(s, project.retention, naming, names=project.names)
+                subscription_maintenance_asset(s, retention, naming, names=project.names)
                 for s in subscriptions
             ),
         ],

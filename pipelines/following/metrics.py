@@ -27,8 +27,8 @@ from pgsieve.assets.steps.records.transformed import TableChanges
 from pgsieve.decoding.changes.sent_as import became
 from pgsieve.pipelines.commands.results import UNKNOWN, StatusReport, SubscriptionStatus
 
-_SLOT_LABELS = ("source", "slot")
-_TABLE_LABELS = ("subscription", "schema", "table")
+_BY_SLOT = ("source", "slot")
+_BY_TABLE = ("subscription", "schema", "table")
 
 #: The age up to which scrapes get the same report.
 _MAX_AGE_SECONDS = 5.0
@@ -122,7 +122,7 @@ class StatusCollector(Collector):
         report = self._current_report()
         slots = [((s.source, s.slot), s) for s in report.slots]
         subscriptions = [((s.name,), s) for s in report.subscriptions]
-        yield from (_gauge(gauge, _SLOT_LABELS, slots) for gauge in _SLOT_GAUGES)
+        yield from (_gauge(gauge, _BY_SLOT, slots) for gauge in _SLOT_GAUGES)
         yield from (_gauge(gauge, ("subscription",), subscriptions) for gauge in _SUBSCRIPTION_GAUGES)
         yield _tables_by_state(report.subscriptions)
         yield from _table_families(report.subscriptions)
@@ -149,9 +149,9 @@ def _tables_by_state(subscriptions: Iterable[SubscriptionStatus]) -> Metric:
 
 def _table_families(subscriptions: Iterable[SubscriptionStatus]) -> Iterator[Metric]:
     state = GaugeMetricFamily(
-        "pgsieve_table_state", "1 for the table's current sync state.", labels=(*_TABLE_LABELS, "state")
+        "pgsieve_table_state", "1 for the table's current sync state.", labels=(*_BY_TABLE, "state")
     )
-    rows = GaugeMetricFamily("pgsieve_table_rows", "Rows of the replica.", labels=_TABLE_LABELS)
+    rows = GaugeMetricFamily("pgsieve_table_rows", "Rows of the replica.", labels=_BY_TABLE)
     for subscription in subscriptions:
         for table in subscription.tables:
             labels = (subscription.name, table.schema, table.name)
@@ -189,50 +189,47 @@ class FollowMetrics:
         self._connected = Gauge(
             "pgsieve_follower_connected",
             "Whether this process reads the slot.",
-            _SLOT_LABELS,
+            _BY_SLOT,
             registry=self.registry,
         )
         self._behind = Gauge(
             "pgsieve_follower_waiting_seconds",
             "How long changes that arrived have been waiting for this process to apply them; 0 if none wait.",
-            _SLOT_LABELS,
+            _BY_SLOT,
             registry=self.registry,
         )
         self._slices = Counter(
             "pgsieve_slices",
             "Slices that were appended to the change log.",
-            _SLOT_LABELS,
+            _BY_SLOT,
             registry=self.registry,
         )
         self._changes = Counter(
             "pgsieve_changes",
             "Rows of the replica that changes inserted, updated or deleted, by kind; each truncate of the table counts once.",
-            (*_TABLE_LABELS, "kind"),
+            (*_BY_TABLE, "kind"),
             registry=self.registry,
         )
         self._received = Counter(
             "pgsieve_received_changes",
             "Changes that the publisher sent for the table, before row filters.",
-            (*_TABLE_LABELS, "kind"),
+            (*_BY_TABLE, "kind"),
             registry=self.registry,
         )
         self._updates = Counter(
             "pgsieve_transformed_updates",
             "UPDATEs that the publisher sent for the table, by the operation that the row filter turned them into.",
-            (*_TABLE_LABELS, "sent_as"),
+            (*_BY_TABLE, "sent_as"),
             registry=self.registry,
         )
         self._conflicts = Counter(
             "pgsieve_conflicts",
             "Changes whose key already had a row, or that found no row, as in pg_stat_subscription_stats.",
-            (*_TABLE_LABELS, "conflict"),
+            (*_BY_TABLE, "conflict"),
             registry=self.registry,
         )
         self._steps = Summary(
-            "pgsieve_step_duration_seconds",
-            "How long each step took.",
-            ("step",),
-            registry=self.registry,
+            "pgsieve_step_duration_seconds", "How long each step took.", ("step",), registry=self.registry
         )
         self._failures = Counter(
             "pgsieve_failures",
