@@ -1,7 +1,4 @@
-"""A Dagster automation condition that runs the user's own assets at each new cut.
-
-In: a subscription's name. Out: a Dagster automation condition. Nothing here raises.
-"""
+"""A Dagster automation condition that runs the user's own assets at each new cut."""
 
 from typing import Any
 
@@ -11,8 +8,8 @@ import dagster as dg
 def at_cut(subscription: str, *, key: dg.AssetKey | None = None) -> dg.AutomationCondition[dg.AssetKey]:
     """True once for each new cut of a subscription: all replicas agree, and at least one of them has changed.
 
-    It waits until the run that wrote the cut has ended, and the asset's own run too. Pass the key of the cut's asset
-    as `key` if a translator changed it. The asset's deps may leave out the cut and some of the replicas.
+    It waits until the run that wrote the cut has ended, and until no run of the asset itself is in progress. Pass the
+    key of the cut's asset as `key` if a translator changed it. The asset need not depend on the cut or on all replicas.
     """
     # Dagster's operators accept more types than their annotations say.
     condition: Any = dg.AutomationCondition

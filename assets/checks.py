@@ -1,8 +1,8 @@
 """Asset checks: consistency, row filters, freshness and state of replica tables, health of slots.
 
-One op evaluates a check for all tables of a subscription, or several ops where Dagster would give two tables the
-same name. Each run evaluates some checks in its steps (`assets/slot_consumption.py`, `assets/partition_roots.py`);
-functions here make their results.
+One op evaluates a check for all tables of a subscription. There are several ops if Dagster would give two tables the
+same name. Each run evaluates some checks within its steps (`assets/slot_consumption.py`,
+`assets/partition_roots.py`), which take the results from the functions here.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -31,12 +31,12 @@ from pgsieve.resources.postgres.slot import SlotState, slot_state
 
 Keys = Mapping[dg.AssetKey, Name]
 
-#: Checks that each run evaluates.
+#: The names of the checks that each run evaluates.
 SYNC_STATE, FRESHNESS = "sync_state", "freshness"
-#: Metadata of the check `sync_state` of a cut.
+#: The metadata entry of a cut's check `sync_state` with the problems for which runs have failed.
 _REPORTED = "runs have failed for"
 
-#: A slot that retains more WAL than this is reported by the slot-health check and the lag sensor.
+#: The check `slot_health` and the lag sensor report a slot that retains this many bytes of WAL.
 LAG_ALARM_BYTES = 1024 * 1024 * 1024
 
 
@@ -51,7 +51,7 @@ def _by_key(subscription: Subscription, tables: Tables, naming: Naming) -> Keys:
 def _in_ops(
     name: str, keys: Keys, checks: Callable[[str, Keys], dg.AssetChecksDefinition]
 ) -> list[dg.AssetChecksDefinition]:
-    """The checks of some tables, in ops called `name`, `<name>_2`, ...: Dagster can tell the tables of an op apart."""
+    """The checks of some tables, in ops called `name`, `<name>_2`, ..., each without two tables of the same Dagster name."""
     return [
         checks(name if number == 1 else f"{name}_{number}", group)
         for number, group in enumerate(groups_of_distinct_names(keys), 1)
@@ -118,7 +118,7 @@ def _result(key: dg.AssetKey, compared: TableConsistency) -> dg.AssetCheckResult
 
 
 def _difference(compared: TableConsistency) -> str | None:
-    """The differing rows, by the keys of some, and the command that mends them; None if no row differs."""
+    """The number of differing rows, the keys of some, and the command that repairs them; None if no row differs."""
     if compared.equal:
         return None
     keys = visible(", ".join(compared.keys))
@@ -160,7 +160,7 @@ def conformity_checks(
     return _in_ops(naming.name(f"{subscription.name}_conformity"), tables_by_key, checks)
 
 
-#: The reason why rows of a correct replica may fail.
+#: Why rows of a correct replica may fail its row filter.
 _ALTERED = (
     "the row filter or its publications were altered since the table was copied: earlier rows stay, as in"
     " PostgreSQL, until `pgsieve resync`"
@@ -182,7 +182,7 @@ def _conformity(key: dg.AssetKey, conformity: TableConformity) -> dg.AssetCheckR
 def freshness_checks(
     subscription: Subscription, tables: Tables, naming: Naming
 ) -> list[dg.AssetChecksDefinition]:
-    """`freshness`: how long the oldest commit that the replicas lack has been waiting; reads no replica."""
+    """`freshness`: how long the oldest commit that the replicas lack has been waiting. No replica is read."""
     tables_by_key = _by_key(subscription, tables, naming)
     limit = subscription.freshness.total_seconds()
 
@@ -216,7 +216,7 @@ def freshness_checks(
 def sync_state_checks(
     subscription: Subscription, tables: Tables, naming: Naming
 ) -> list[dg.AssetChecksDefinition]:
-    """`sync_state`: the table is ready, and the subscription enabled; reads no rows."""
+    """`sync_state`: the table is ready, and the subscription is enabled. No rows are read."""
     tables_by_key = _by_key(subscription, tables, naming)
 
     def checks(name: str, keys: Keys) -> dg.AssetChecksDefinition:
@@ -234,12 +234,10 @@ def sync_state_checks(
         ) -> Iterator[dg.AssetCheckResult]:
             with as_step(context):
                 lake = opened(context, naming)
-                states, whole = (
-                    TableStates(lake, subscription.name).newest(),
-                    SubscriptionRecord(lake, subscription.name).state(),
-                )
+                states = TableStates(lake, subscription.name).newest()
+                subscription_state = SubscriptionRecord(lake, subscription.name).state()
             for key in _selected(context):
-                yield check_of_state(key, states.get(keys[key]), whole)
+                yield check_of_state(key, states.get(keys[key]), subscription_state)
 
         return sync_state
 
@@ -247,15 +245,16 @@ def sync_state_checks(
 
 
 def check_of_state(
-    key: dg.AssetKey, state: TableState | None, whole: SubscriptionState | None = None
+    key: dg.AssetKey, state: TableState | None, subscription_state: SubscriptionState | None = None
 ) -> dg.AssetCheckResult:
-    """`sync_state` of one table; with `whole`, the subscription has to be enabled too."""
-    enabled = whole is None or whole.enabled
+    """`sync_state` of one table; with `subscription_state`, the subscription has to be enabled too."""
+    enabled = subscription_state is None or subscription_state.enabled
+    reason = subscription_state.reason if subscription_state else None
     return dg.AssetCheckResult(
         check_name=SYNC_STATE,
         asset_key=key,
         passed=enabled and state is not None and state.state == SyncState.READY,
-        description=(whole.reason if whole else None) or (state.reason if state else None),
+        description=reason or (state.reason if state else None),
         metadata={"state": (state.state if state else SyncState.INITIALIZE).meaning},
     )
 
@@ -263,16 +262,17 @@ def check_of_state(
 def check_of_states(
     key: dg.AssetKey,
     states: Mapping[Name, TableState],
-    whole: SubscriptionState,
+    subscription_state: SubscriptionState,
     reported: Iterable[str] = (),
 ) -> dg.AssetCheckResult:
-    """`sync_state` of all tables of a subscription together: a warning if tables only wait for a copy.
+    """`sync_state` of all tables of a subscription together; only a warning if tables merely wait for a copy.
 
-    `reported` are the problems that have failed a run before; see `reported_problems`.
+    `reported` are the problems for which a run has failed; see `reported_problems`.
     """
     waiting = {n: s for n, s in states.items() if s.state not in {SyncState.READY, SyncState.REMOVED}}
     aside = [n for n, s in waiting.items() if s.state == SyncState.SET_ASIDE]
-    reasons = [whole.reason] if whole.reason and not whole.enabled else []
+    enabled, reason = subscription_state.enabled, subscription_state.reason
+    reasons = [reason] if reason and not enabled else []
     reasons += [
         f"{quote_qualified(*name)} is {state.state.meaning}" + (f": {state.reason}" if state.reason else "")
         for name, state in sorted(waiting.items())
@@ -280,8 +280,8 @@ def check_of_states(
     return dg.AssetCheckResult(
         check_name=SYNC_STATE,
         asset_key=key,
-        passed=whole.enabled and not waiting,
-        severity=dg.AssetCheckSeverity.ERROR if aside or not whole.enabled else dg.AssetCheckSeverity.WARN,
+        passed=enabled and not waiting,
+        severity=dg.AssetCheckSeverity.ERROR if aside or not enabled else dg.AssetCheckSeverity.WARN,
         description="; ".join(reasons) or None,
         metadata={
             "tables ready": sum(s.state == SyncState.READY for s in states.values()),
@@ -293,22 +293,22 @@ def check_of_states(
 
 
 def reported_problems(dagster: dg.DagsterInstance, key: dg.AssetKey) -> set[str]:
-    """The problems for which an earlier run has failed, from the record of the check `sync_state` of a cut."""
+    """The problems for which an earlier run has failed, as the last result of the cut's check `sync_state` records them."""
     evaluated = {AssetCheckExecutionRecordStatus.SUCCEEDED, AssetCheckExecutionRecordStatus.FAILED}
     records = dagster.event_log_storage.get_asset_check_execution_history(
         dg.AssetCheckKey(key, SYNC_STATE), limit=1, status=evaluated
     )
     evaluation = records[0].evaluation if records else None
-    kept = evaluation.metadata.get(_REPORTED) if evaluation else None
-    return (
-        set(kept.value) if isinstance(kept, dg.JsonMetadataValue) and isinstance(kept.value, list) else set()
-    )
+    entry = evaluation.metadata.get(_REPORTED) if evaluation else None
+    if isinstance(entry, dg.JsonMetadataValue) and isinstance(entry.value, list):
+        return set(entry.value)
+    return set()
 
 
 def check_of_freshness(
     key: dg.AssetKey, subscription: Subscription, measured: Freshness | str
 ) -> dg.AssetCheckResult:
-    """The result of `freshness`; `measured` is the reason as text if it could not be measured."""
+    """The result of `freshness`; `measured` is a text with the reason if the freshness could not be measured."""
     passed, description = False, measured if isinstance(measured, str) else measured.problem
     metadata: dict[str, float | str] = {}
     if not isinstance(measured, str):
@@ -336,7 +336,7 @@ def check_of_table_freshness(
 
 
 def slot_problem(slot: str, state: SlotState | None) -> str | None:
-    """The problem of a replication slot: it is missing, has lost WAL, or lags too far behind; None without one."""
+    """The problem of a replication slot: it is missing, has lost WAL, or lags too far behind; None if it has none."""
     if state is None:
         return f'replication slot "{slot}" does not exist'
     if state.wal_status not in {"reserved", "extended"}:
@@ -347,7 +347,7 @@ def slot_problem(slot: str, state: SlotState | None) -> str | None:
 
 
 def slot_health_spec(feed: Feed, naming: Naming) -> dg.AssetCheckSpec:
-    """`slot_health`: the slot exists, its WAL is there, and it does not lag too far behind."""
+    """`slot_health`: the slot exists, has the WAL that it needs, and does not lag too far behind."""
     return dg.AssetCheckSpec(
         "slot_health",
         asset=naming.key(of_feed(feed, AssetKind.CHANGE_LOG)),
@@ -356,7 +356,7 @@ def slot_health_spec(feed: Feed, naming: Naming) -> dg.AssetCheckSpec:
 
 
 def slot_health(feed: Feed, naming: Naming) -> dg.AssetCheckResult:
-    """The check's result for the slot as it is now."""
+    """The result of `slot_health` for the slot as it is now."""
     with feed.source.connect() as connection:
         state = slot_state(connection, feed.slot)
     metadata: dict[str, Any] = (

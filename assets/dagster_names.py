@@ -1,9 +1,8 @@
 """PostgreSQL's names in Dagster: parts of asset keys, Dagster partition keys, names of inputs and outputs.
 
 In: names of schemas and tables as the catalog has them. Out: text that Dagster accepts everywhere, and that
-`identifier` turns back into the name. Dagster makes the names of inputs and outputs from asset keys. These names allow
-only `[A-Za-z0-9_]`, and `AssetKey.to_python_identifier` turns `-` into `_`. Only `identifier` raises, for
-text that `component` never writes.
+`decode_identifier` turns back into the name. Dagster makes the names of inputs and outputs from asset keys: they have
+only `[A-Za-z0-9_]`, and `AssetKey.to_python_identifier` turns `-` into `_`.
 """
 
 import re
@@ -44,7 +43,7 @@ def partition_table(key: str) -> Name:
 
 
 def output_names(keys: Iterable[dg.AssetKey]) -> dict[dg.AssetKey, str]:
-    """A name for the output of each asset of an op: Dagster's own name, with a number where another asset has that name."""
+    """A name for the output of each asset of an op: Dagster's name, with a number if another asset has the same name."""
     names: dict[str, dg.AssetKey] = {}
     for key in keys:
         name = base = key.to_python_identifier()

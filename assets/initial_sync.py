@@ -35,7 +35,7 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.awaited import PATIENT_SECONDS
 from pgsieve.resources.work import Work, measured
 
-#: Tag of a run that was started because tables lacked a copy. Another run may copy them before this run begins.
+#: The tag of a run that was started because tables lacked a copy. Another run may have copied them when this run begins.
 LACKING = "pgsieve/lacking"
 
 #: The events of the op.
@@ -48,12 +48,15 @@ def tables_partitions(subscription: str) -> dg.DynamicPartitionsDefinition:
 
 
 def stretches(order: Sequence[str], keys: Collection[str]) -> list[list[str]]:
-    """The Dagster partitions to copy, as ranges of the order of all partitions. Each range is copied by one run."""
+    """Divide the Dagster partitions `keys` into ranges without a gap in the order of all partitions.
+
+    One run copies a range.
+    """
     return [list(stretch) for wanted, stretch in groupby(order, key=set(keys).__contains__) if wanted]
 
 
 def range_tags(stretch: Sequence[str]) -> dict[str, str]:
-    """Tags of the run that copies a stretch."""
+    """The tags of the run that copies a range of partitions."""
     return {
         "dagster/asset_partition_range_start": stretch[0],
         "dagster/asset_partition_range_end": stretch[-1],
@@ -69,12 +72,12 @@ def initial_sync_asset(
     seconds: float = PATIENT_SECONDS,
     callbacks: StepCallbacks[Sequence[Copied]] = NO_CALLBACKS,
 ) -> dg.AssetsDefinition:
-    """The asset `<subscription>/initial_sync`: materialising a partition copies that table anew.
+    """The asset `<subscription>/initial_sync`: materialising a partition copies its table anew.
 
-    `tell` gets the progress of a long copy, which also goes to the run's log. The copy waits at most `seconds` for
-    other transactions. A run with the tag LACKING copies only the tables that still lack a copy when it begins. A
-    table that cannot be copied is not materialised, and fails the run after the others are copied. At the end the
-    replicas are registered in the catalog if `names`, the template of their names, is given.
+    `tell` gets the lines of progress, which also go to the run's log. The copy waits at most `seconds` for open
+    transactions. A run with the tag LACKING copies only tables that still lack a copy when it begins. A table that
+    cannot be copied is not materialised, and fails the run after the others are copied. With `names`, the template of
+    the replicas' names, the replicas are registered in the catalog at the end.
     """
     data = of_subscription(subscription, AssetKind.INITIAL_SYNC)
     key = naming.key(data)
@@ -123,7 +126,7 @@ def initial_sync_asset(
 def _materialised(
     key: dg.AssetKey, partitions: Sequence[str], copied: Sequence[Copied], work: Work
 ) -> Iterator[Event]:
-    """The Dagster partitions that a run has copied: all in one event, or one by one where a table failed."""
+    """The events for the Dagster partitions that a run has copied: one for all, or one for each if a table failed."""
     metadata = {**_metadata(copied), **spent(work)}
     failed = {table_partition(name) for name in _problems(copied)}
     if not failed:

@@ -1,8 +1,8 @@
-"""The lake as a resource: the steps write it, and the user's own assets read it at a cut or at any moment.
+"""The lake as a Dagster resource: the steps write it, and the user's own assets read replicas at a cut or at any moment.
 
 In: the key of the steps' resource, or a subscription's name. Out: the opened lake; a subscription's replicas
-as Spark DataFrames, or as delta-rs tables without a JVM. Raises LakeError where there is no cut, and MomentError
-where a moment cannot be read.
+as Spark DataFrames, or as delta-rs tables without a JVM. Raises LakeError if there is no cut, and MomentError
+if a moment cannot be read.
 """
 
 from collections.abc import Mapping
@@ -33,9 +33,9 @@ class PgsieveLake(LakeResource):
         return cuts.frames(cuts.newest(lsn))
 
     def tables_at_cut(self, subscription: str, lsn: str | None = None) -> dict[str, DeltaTable]:
-        """The same replicas as tables of the package `deltalake`, for DuckDB, Polars or Arrow. It needs no JVM.
+        """The same replicas as tables of the package `deltalake`, for DuckDB, Polars or Arrow; needs no JVM.
 
-        This works only for lakes that delta-rs can reach.
+        Only for lakes that delta-rs can reach.
         """
         cuts = Cuts(self.open(), subscription)
         return cuts.tables(cuts.newest(lsn))

@@ -1,4 +1,4 @@
-"""Retention, compaction and vacuum as assets of their own: one per feed, one per subscription.
+"""Retention, compaction and vacuum as assets: one per feed, one per subscription.
 
 The asset of a subscription also registers new replicas in the catalog, and updates comments.
 """
@@ -67,11 +67,11 @@ def subscription_maintenance_asset(
     return maintenance
 
 
-def _result(done: Sequence[MaintainedTable], begin: float) -> dg.MaterializeResult[None]:
-    tables = [{"path": t.path, "rows deleted": t.rows, "files compacted": t.files} for t in done]
+def _result(maintained: Sequence[MaintainedTable], begin: float) -> dg.MaterializeResult[None]:
+    tables = [{"path": t.path, "rows deleted": t.rows, "files compacted": t.files} for t in maintained]
     totals: dict[str, Any] = {
-        "rows deleted": sum(t.rows for t in done),
-        "files compacted": sum(t.files for t in done),
+        "rows deleted": sum(t.rows for t in maintained),
+        "files compacted": sum(t.files for t in maintained),
         "tables": dg.MetadataValue.json(tables),
         SECONDS: monotonic() - begin,
     }

@@ -1,4 +1,4 @@
-"""Asset metadata in Dagster's standard names; metadata that Dagster plots has the same name in every run."""
+"""Asset metadata under Dagster's standard names. Metadata that Dagster plots has the same name in every run."""
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
@@ -16,14 +16,14 @@ NO_COMMENTS = Comments()
 
 #: Shown for a table without a row filter.
 NO_FILTER = "none"
-#: At most this many relations are listed, those with the most changes: a partition tree may have thousands.
+#: The number of relations that are listed, those with the most changes: a partition tree may have thousands.
 SHOWN_RELATIONS = 100
-#: How long a step took, how far the replicas are behind, and how much WAL the slot retains.
+#: The names of: a step's duration, how far the replicas are behind, and how much WAL the slot retains.
 SECONDS, LAG_SECONDS, LAG_BYTES = "seconds", "lag in seconds", "lag in bytes"
 
 
 def replica_version(lsn: int, version: int | None) -> dg.DataVersion:
-    """The data version of a replica: it changes only if rows may have changed, so readers become stale only then."""
+    """The data version of a replica; it changes only if rows may have changed, so that only then readers become stale."""
     return dg.DataVersion(f"{format_lsn(lsn)} {version}")
 
 
@@ -84,9 +84,9 @@ def of_columns(
     comments: Comments,
     published: Mapping[str, str],
 ) -> dict[str, Any]:
-    """A replica's columns, the column of the `source` from which each comes, and the publisher's comments.
+    """A replica's columns with the publisher's comments, and for each the column of the asset `source` it comes from.
 
-    `published` has the publisher's name of each column of the table; metadata columns come from none.
+    `published` maps the replica's name of each table column to the publisher's name. It has no metadata columns.
     """
     of_column = {name: comments.columns[own] for name, own in published.items() if own in comments.columns}
     comment = {} if comments.table is None else {"comment": visible(comments.table)}
@@ -100,6 +100,6 @@ def of_columns(
 
 
 def standard(*, rows: int | None = None, table: str | None = None, uri: str | None = None) -> dict[str, Any]:
-    """Dagster's standard metadata entries, as far as they are known."""
+    """Dagster's standard metadata entries; a None is left out."""
     entries: Mapping[str, Any] = {"dagster/row_count": rows, "dagster/table_name": table, "dagster/uri": uri}
     return {key: value for key, value in entries.items() if value is not None}

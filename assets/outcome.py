@@ -1,10 +1,10 @@
-"""How an incomplete step ends: as a failure whose description gives the reason.
+"""The end of a step that is incomplete or has failed: an error of Dagster whose description gives the reason.
 
 In: the problems of a subscription, or the error of a step. Out: `IncompleteError`, raised after all other
-work is done, or `StepFailedError`. Both fail the run, so a sensor of failed runs sees it, and Dagster shows
-their descriptions before any traceback. Nothing is rolled back: applied changes stay applied. A new problem
-fails the run that finds it. Later runs succeed until there is another new problem, and the check `sync_state`
-keeps reporting the old one.
+work is done, or `StepFailedError`. Both fail the run, so sensors of failed runs see it, and Dagster shows
+their descriptions before any traceback. Nothing is rolled back: applied changes stay applied. A problem fails only
+the first run that finds it. Later runs succeed until there is another problem; the check `sync_state` keeps
+reporting the old one.
 """
 
 import logging
@@ -39,7 +39,7 @@ _SEQUENCES = ""
 class IncompleteError(dg.Failure):
     """Some tables are set aside, a sequence cannot be read, or the subscription is disabled.
 
-    All other tables are up to date. A retry changes nothing.
+    All other tables are up to date. A retry would not help.
     """
 
     def __init__(self, subscription: str, problems: Sequence[str]) -> None:
@@ -47,15 +47,15 @@ class IncompleteError(dg.Failure):
             description=f"subscription {subscription}: {'; '.join(problems)}",
             metadata={
                 "problems": dg.MetadataValue.md("\n".join(f"- {problem}" for problem in problems)),
-                "what to do": "remove the reason of each table that is set aside; then materialise its Dagster partition in"
-                f" {subscription}/initial_sync, or `pgsieve resync {subscription} TABLE`: both copy it again",
+                "what to do": "correct the reason for which each table is set aside; then copy it again: materialise its"
+                f" Dagster partition in {subscription}/initial_sync, or run `pgsieve resync {subscription} TABLE`",
             },
             allow_retries=False,
         )
 
 
 class StepFailedError(dg.Failure):
-    """An error of pgsieve that ends a step; `error` is that error. The user's retry policy applies to it."""
+    """A step ended with the error `error` of pgsieve. The user's retry policy applies."""
 
     def __init__(self, error: PgsieveError) -> None:
         entries = {"what to do": error.hint, "SQLSTATE": error.sqlstate}
@@ -66,7 +66,7 @@ class StepFailedError(dg.Failure):
 
 
 class _Forwards(logging.Handler):
-    """Passes the messages of pgsieve's own loggers on to a run's log."""
+    """Writes the records of pgsieve's own loggers to a run's log, except those of prefetched work."""
 
     def __init__(self, log: logging.Logger) -> None:
         super().__init__(logging.INFO)
@@ -88,21 +88,21 @@ def tell_step(record: logging.LogRecord) -> None:
 def receiving_records(handler: logging.Handler) -> Iterator[None]:
     """Let a handler receive the records of pgsieve's own loggers within the block."""
     logger = logging.getLogger(_LOGGERS)
-    # Without any handler Python prints warnings on stderr. Adding this handler alone would end that.
-    shown = None if logger.hasHandlers() else logging.lastResort
-    if shown is not None:
-        logger.addHandler(shown)
+    # Python prints warnings on stderr as long as there is no handler. With this one it would stop.
+    last_resort = None if logger.hasHandlers() else logging.lastResort
+    if last_resort is not None:
+        logger.addHandler(last_resort)
     logger.addHandler(handler)
     try:
         yield
     finally:
         logger.removeHandler(handler)
-        if shown is not None:
-            logger.removeHandler(shown)
+        if last_resort is not None:
+            logger.removeHandler(last_resort)
 
 
 class _Visible(logging.Filter):
-    """Removes characters that control a terminal from a record, which may contain names from a database."""
+    """Removes characters that control a terminal from records, since these may contain names from a database."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         record.msg, record.args = visible(record.getMessage()), ()
@@ -116,9 +116,9 @@ _VISIBLE = _Visible()
 def as_step(
     context: dg.OpExecutionContext | dg.AssetExecutionContext | dg.AssetCheckExecutionContext,
 ) -> Iterator[None]:
-    """The block is a step: pgsieve's messages go to the run's log, and an error becomes the run's own failure.
+    """Run the block as a step: pgsieve's messages go to the run's log, and a PgsieveError becomes a StepFailedError.
 
-    If the error is not a Failure, Dagster shows only "Error occurred while executing op", also to sensors.
+    Of any error but a Failure, Dagster shows only "Error occurred while executing op", also to sensors.
     """
     logger = logging.getLogger(_LOGGERS)
     level = logger.level
@@ -140,7 +140,7 @@ def _ignore(_: object) -> None:
 
 @dataclass(frozen=True)
 class StepCallbacks(Generic[T]):
-    """A command's functions for the outcome of a step in its own process.
+    """The functions by which a command follows a step that runs in the command's own process.
 
     `report` gets the step's results, `spend` the costs of its work, `fail` the error that ended it.
     """
@@ -151,7 +151,7 @@ class StepCallbacks(Generic[T]):
 
     @contextmanager
     def reporting_errors(self) -> Iterator[None]:
-        """Call `fail` with the error that fails the block: Dagster keeps only the text of an error."""
+        """Call `fail` with the error that ends the block: Dagster keeps only the text of an error."""
         try:
             yield
         except Exception as error:
@@ -166,9 +166,9 @@ NO_CALLBACKS: StepCallbacks[Any] = StepCallbacks()
 def problems_of(
     subscription: str, lake: Lake, states: Mapping[Name, TableState], whole: SubscriptionState
 ) -> dict[Name | None, str]:
-    """The problems of a subscription, by table; the key None has the problem that the subscription is disabled.
+    """The problems of a subscription by table. The key None is for a disabled subscription.
 
-    A sequence that cannot be read has a key that no table can have (`of_tables` leaves these keys out).
+    The problem of a sequence has a key that no table can have; `of_tables` leaves these keys out.
     """
     problems: dict[Name | None, str] = {
         name: visible(f"{quote_qualified(*name)} is set aside: {state.reason}")
@@ -182,8 +182,5 @@ def problems_of(
 
 
 def of_tables(problems: Mapping[Name | None, str]) -> set[Name | None]:
-    """The keys of problems with tables or with the whole subscription.
-
-    Without such a problem a cut is complete.
-    """
+    """The keys of the problems that make a cut incomplete: all but the problems of sequences."""
     return {name for name in problems if name is None or name[0] != _SEQUENCES}

@@ -1,17 +1,16 @@
 """Partition roots and other replica tables as assets: changes are applied to them in parallel, then a cut is written.
 
-Changes are already keyed by the published table. The UPDATE transformation has routed changes of partitions
-to their root (`pgsieve.assets.steps.update_transformation.slice_contents`,
-`pgsieve.decoding.publications.routing`).
+The UPDATE transformation has already routed changes of partitions to their root
+(`pgsieve.assets.steps.update_transformation.slice_contents`, `pgsieve.decoding.publications.routing`).
 
-If a run fails, Dagster shows every asset that the run was asked for as failed. So a run is asked for the cut only,
-and records the tables that it changed. A table that had nothing to do, or is set aside, keeps its record; the check
-`sync_state` distinguishes the two. Tables that a user selected are materialised if they are ready. Every run that
-has brought all tables up to date materialises the cut, whether or not there were changes.
+If a run fails, Dagster shows every asset that the run has planned as failed. So runs plan only the cut, and report the
+tables that they changed. A table without changes, or one that is set aside, keeps its last materialization; the check
+`sync_state` says which of the two it is. Tables that a user selects are materialised if they are ready. Every run that
+has brought all tables up to date materialises the cut, even without changes.
 
-The checks `sync_state` and `freshness` of the cut cover all tables, and are evaluated in each run. The checks of a
-single table are reported only if the run recorded the table, or if it has a new problem. A table that is set aside,
-or a disabled subscription, fails one run after everything else is done, and each later run in which a user selects it.
+Each run evaluates the checks `sync_state` and `freshness` of the cut, which cover all tables. It reports the checks of
+a single table only if it has materialised the table, or if the table has a new problem. A table that is set aside, or
+a disabled subscription, fails one run, at its end, and every later run in which a user selects it.
 """
 
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -86,8 +85,8 @@ def replica_tables_asset(
 ) -> dg.AssetsDefinition:
     """The assets `<subscription>/<schema>/<table>`, and `<subscription>/cut`: changes are applied to each replica.
 
-    `done` returns the result of an apply that ran outside of the step, and the cut before it: then the step only
-    reports. `unchanged` are tables of the cut without changes. `freshness_policy` is the cut's.
+    `done` returns the cut before an apply that ran before the step, and the result of that apply; the step then only
+    reports them. `unchanged` are the tables of the cut that are not among `tables`. `freshness_policy` is the cut's.
     """
     assets = _ReplicaAssets(subscription, tables, naming, unchanged, freshness_policy)
 
@@ -128,7 +127,7 @@ class _ReplicaAssets:
         freshness_policy: dg.FreshnessPolicy | None,
     ) -> None:
         self.subscription, self.tables, self.naming = subscription, tables, naming
-        #: The tables by key, and the keys of the tables without changes.
+        #: The tables by their assets' keys, and the keys of the assets of tables without changes.
         self.names = {naming.key(of_replica(subscription, table)): name for name, table in tables.items()}
         self.unchanged = {naming.key(of_replica(subscription, table)) for table in unchanged.values()}
         cut_data = of_subscription(subscription, AssetKind.CUT)
@@ -176,7 +175,7 @@ class _ReplicaAssets:
 
 
 class _Request:
-    """The assets that a run is asked for: some tables, the cut, or both."""
+    """The assets that a run has planned: some tables, the cut, or both."""
 
     def __init__(self, assets: _ReplicaAssets, context: dg.AssetExecutionContext) -> None:
         self.assets, self.context = assets, context
@@ -190,7 +189,7 @@ class _Request:
         self.tables = {name: key for key, name in assets.names.items()} if self.with_cut else self.chosen
 
     def applied(self, lake: Lake) -> tuple[tuple[Cut | None, ApplyResult], Work]:
-        """Apply the changes of the tables; returns the cut before that, the result, and its costs."""
+        """Apply the changes of the tables; returns the cut before the apply and its result, and the costs."""
         subscription = self.assets.subscription
         before, result = Cuts(lake, subscription.name).last(), ApplyResult()
         with measured() as work:
@@ -201,7 +200,7 @@ class _Request:
 
 
 class _Increment:
-    """A run after its changes are applied: its materializations, check results, and failure."""
+    """The report of a run whose changes are applied: materializations, check results, and a failure."""
 
     def __init__(
         self, request: _Request, lake: Lake, before: Cut | None, result: ApplyResult, work: Work
@@ -217,7 +216,7 @@ class _Increment:
         self._failing = _failing(self._problems, request.chosen, reported) if request.is_of_assets else {}
         self._new = self._materialised(before, tables_shown_failed(instance, set(request.tables.values())))
         self._behind = measured_freshness(self._subscription, lake)
-        #: Metadata that all assets of the run have.
+        #: Metadata of all assets of the run.
         self._run_metadata = {**spent(work), **lag(self._behind)}
 
     def _materialised(self, before: Cut | None, unwell: Container[dg.AssetKey]) -> dict[Name, TableState]:
@@ -252,7 +251,7 @@ class _Increment:
             raise IncompleteError(self._subscription.name, list(self._failing.values()))
 
     def _replicas(self) -> Iterator[Event]:
-        """The replicas that the run has materialised, also those that it was not asked for."""
+        """The materializations of replicas, with those that the run did not plan."""
         lake, assets, tables = self._lake, self._assets, self._request.tables
         comments = _comments(self._subscription, list(self._new))
         paths = {name: lake.paths.replica(self._subscription.name, *name) for name in self._new}
@@ -302,7 +301,7 @@ class _Increment:
             yield check_of_table_freshness(key, self._subscription, self._behind, state)
 
     def _cut(self, cut: Cut) -> Event:
-        """The cut, with the versions of inputs that this run has not materialised."""
+        """The materialization of the cut; its tags repeat the versions of inputs that this run has not materialised."""
         instance, key, request = self._context.instance, self._assets.cut, self._request
         others = [request.tables[name] for name in self._new if name not in request.chosen]
         return dg.MaterializeResult(
@@ -313,7 +312,7 @@ class _Increment:
         )
 
     def _checks_of_cut(self) -> Iterator[dg.AssetCheckResult]:
-        """The checks of the cut that the run is asked for."""
+        """The selected checks of the cut."""
         for check in sorted(self._context.selected_asset_check_keys):
             if check.name == SYNC_STATE:
                 reported = self._reported.intersection(self._problems.values()) | set(self._failing.values())
@@ -323,10 +322,7 @@ class _Increment:
 
 
 def _comments(subscription: Subscription, names: Sequence[Name]) -> Mapping[Name, Comments]:
-    """The publisher's comments on tables and their columns.
-
-    Empty if the publisher does not answer, since comments only explain.
-    """
+    """The publisher's comments on tables and their columns; empty if the publisher does not answer, as comments are optional."""
     if not names:
         return {}
     try:
@@ -339,10 +335,10 @@ def _comments(subscription: Subscription, names: Sequence[Name]) -> Mapping[Name
 def _failing(
     problems: Mapping[Name | None, str], chosen: Container[Name], reported: Container[str] | None
 ) -> dict[Name | None, str]:
-    """The problems for which a run fails: the problems of tables that a user selected, and all new ones.
+    """The problems for which a run fails: those of selected tables, and those that are not in `reported`.
 
-    A problem is new if no run has failed for it, so that it is not in `reported`. `reported` is None for a run of
-    selected tables: such a run fails for these tables and for problems of the whole subscription.
+    `reported` are the problems for which a run has failed. It is None for a run of selected tables, which fails only
+    for problems of these tables and of the subscription itself.
     """
     return {
         name: problem
@@ -357,27 +353,27 @@ def _ready(states: Mapping[Name, TableState]) -> set[Name | None]:
 
 
 def limit_of(subscription: Subscription) -> str:
-    """What the check `freshness` says if it passes."""
+    """The description of the check `freshness`."""
     limit = subscription.freshness.total_seconds()
     return f"No commit has been waiting for longer than {limit:.0f} s to be applied."
 
 
 def _totals(result: ApplyResult, cut: Cut) -> dict[str, Any]:
-    done = result.tables.values()
+    changed = result.tables.values()
     return {
         "LSN": format_lsn(cut.lsn),
         "tables": len(cut.tables),
-        "tables changed": len(done),
-        "inserted": sum(a.inserted for a in done),
-        "updated": sum(a.updated for a in done),
-        "deleted": sum(a.deleted for a in done),
-        "truncated": sum(a.truncated for a in done),
+        "tables changed": len(changed),
+        "inserted": sum(a.inserted for a in changed),
+        "updated": sum(a.updated for a in changed),
+        "deleted": sum(a.deleted for a in changed),
+        "truncated": sum(a.truncated for a in changed),
         **transformed(added(*result.sent_as.values())),
     }
 
 
 def is_changed(name: Name, result: ApplyResult, before: Cut | None) -> bool:
-    """Whether a table got changes, or another version by a copy or a new definition."""
+    """Whether a table got changes, or got another Delta version by a copy or a new definition."""
     version = before.tables.get(name) if before else None
     return name in result.tables or (result.cut is not None and result.cut.tables.get(name) != version)
 

@@ -1,7 +1,7 @@
-"""A published table as Dagster shows it: from a catalog, or from its replica if there is no catalog.
+"""A published table as Dagster shows it: read from a catalog, or from the lake if there is no catalog.
 
 In: a `ReplicatedTable` of a catalog, or a table's state in the lake. Out: names, publications and the row
-filter as text; an unknown filter stays unknown, and is never called "none".
+filter as text. An unknown filter is shown as unknown, never as "none".
 """
 
 from collections.abc import Container, Iterable, Mapping
@@ -12,15 +12,16 @@ from pgsieve.assets.metadata import NO_FILTER
 from pgsieve.assets.steps.records.table_states import TableState
 from pgsieve.decoding.publications.catalog import ReplicatedTable
 
-#: What stands for a row filter where it is not known.
+#: The text for a row filter that is not known.
 UNKNOWN_FILTER = "not known before the source has been read"
 
 
 @dataclass(frozen=True)
 class PublishedTable:
-    """A table that a subscription replicates; `row_filter` is None if it is unknown, `replicated` without a catalog.
+    """A table that a subscription replicates.
 
-    `comment` is the publisher's.
+    `row_filter` is None if it is unknown. `replicated` is None if there is no catalog. `comment` is the publisher's
+    comment on the table.
     """
 
     schema: str
@@ -39,7 +40,7 @@ class PublishedTable:
 
     @classmethod
     def of_replica(cls, state: TableState, publications: tuple[str, ...]) -> "PublishedTable":
-        """A table as it was when its replica was copied; `publications` are the subscription's."""
+        """A table as it was when it was copied; `publications` are the subscription's, for a table without a record."""
         published = state.definition.published if state.definition else None
         if published is None:
             return cls(state.schema, state.table, publications, None)
@@ -58,5 +59,5 @@ def partitioned(tables: Tables, names: Container[Name]) -> tuple[Tables, Tables]
 
 
 def written_filter(row_filters: Iterable[str] | None) -> str:
-    """Row filters that are ORed, as text; None lets every row pass."""
+    """The text of row filters that are ORed; None stands for no filter."""
     return NO_FILTER if row_filters is None else " OR ".join(row_filters)

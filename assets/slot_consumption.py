@@ -1,4 +1,4 @@
-"""Slot consumption as an asset: the raw, durable, replayable messages of one slot, and the check of the slot's health."""
+"""Slot consumption as an asset: the change log, with the undecoded messages of one slot; and the check of the slot's health."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -26,7 +26,7 @@ def change_log_asset(
 ) -> dg.AssetsDefinition:
     """The asset `<source>/change_log`: append committed transactions up to the current LSN, then confirm them.
 
-    A continuous run passes `append`, which appends the messages that it has received.
+    A continuous run passes `append`, which appends the messages that the run has received.
     """
     data = of_feed(feed, AssetKind.CHANGE_LOG)
     key = naming.key(data)

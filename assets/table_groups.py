@@ -1,8 +1,8 @@
-"""Groups for many tables in Dagster: below their group, each with some of the tables.
+"""Dagster groups for many tables, nested in the group of their source or subscription.
 
-Dagster's graph draws every asset of an expanded group in one column. In: the names of tables. Out: for each table the
-path of groups below the group of its source or subscription; a few tables need none. A path depends on the table's own
-name and on how other names begin, so it mostly stays when tables come and go.
+Dagster's graph draws every asset of an expanded group in one column, so a group should be small. In: the names of
+tables. Out: the path of nested groups of each table, which is empty if there are few tables. A path depends only on the
+prefixes of names, so few paths change when tables come and go.
 """
 
 import re
@@ -14,7 +14,7 @@ import dagster as dg
 
 from pgsieve.assets.dagster_names import Name
 
-#: This many tables fit on a screen.
+#: The most tables in a group: this many fit on a screen.
 _MOST = 30
 _SPECIAL = re.compile(r"[^A-Za-z0-9_]")
 
@@ -22,7 +22,7 @@ GroupPath = tuple[str, ...]
 
 
 def paths(names: Iterable[Name]) -> Mapping[Name, GroupPath]:
-    """The group path of each table: its schema if there are several, and the beginnings of its name."""
+    """The group path of each table: its schema if there are several schemas, then prefixes of its name."""
     tables = sorted(set(names))
     if len(tables) <= _MOST:
         return dict.fromkeys(tables, ())
@@ -37,7 +37,7 @@ def paths(names: Iterable[Name]) -> Mapping[Name, GroupPath]:
 
 
 def _by_beginning(tables: list[Name]) -> dict[Name, GroupPath]:
-    """Divide sorted tables of a schema by the first character that distinguishes names, until all groups are small."""
+    """Divide sorted tables of a schema by the first character in which names differ, until all groups are small."""
     if len(tables) <= _MOST:
         return dict.fromkeys(tables, ())
     first, last = tables[0][1], tables[-1][1]
@@ -58,7 +58,7 @@ def _label(text: str) -> str:
 
 
 def within(group: str, path: GroupPath) -> str:
-    """The name of the group at a path below a group; the group's own name if Dagster has no such groups."""
+    """The name of the group at a path within a group; the outer group's name if this Dagster has no nested groups."""
     return "/".join((group, *path)) if _NESTED else group
 
 

@@ -1,9 +1,8 @@
 """How replication appears in Dagster: the asset specs of its steps and tables, and the names of everything else.
 
-In: `PgsieveAsset`, which says what an asset stands for. Out: its `AssetSpec`. `PgsieveTranslator` is for
-users to subclass, like the translators of other integrations: keys, groups, tags, owners, kinds,
-descriptions, automation conditions and further deps. The deps among the steps are added afterwards, by the
-translated keys (`Naming.spec`).
+In: `PgsieveAsset`, which says what an asset stands for. Out: its `AssetSpec`. Users subclass `PgsieveTranslator`, like
+the translators of other integrations, to change keys, groups, tags, owners, kinds, descriptions and automation
+conditions, or to add deps. `Naming.spec` adds the deps between the steps afterwards, by the translated keys.
 """
 
 import re
@@ -41,10 +40,10 @@ class AssetKind(StrEnum):
 class PgsieveAsset:
     """What an asset stands for, with its names.
 
-    `name` is the feed's for the change log and its maintenance: the source's name, or the slot's if a subscription
-    has its own slot. `subscription`, `schema` and `table` are None where the asset has none. `row_filter` is None if
-    it is not known, and `none` if there is none. `path` groups many tables below their source or subscription.
-    `comment` is the publisher's comment on the table.
+    `name` is the subscription's name. For the change log and its maintenance it is the feed's: the source's name, or
+    the slot's if a subscription has its own slot. `subscription`, `schema` and `table` are None where the asset has
+    none. `row_filter` is None if it is not known, and the text `none` if there is no filter. `path` is the path of
+    groups within the group of the source or subscription. `comment` is the publisher's comment on the table.
     """
 
     kind: AssetKind
@@ -89,7 +88,7 @@ def of_subscription(subscription: Subscription, kind: AssetKind) -> PgsieveAsset
 
 
 def of_replica(subscription: Subscription, table: PublishedTable, path: GroupPath = ()) -> PgsieveAsset:
-    """A replica; its path and its comment matter to its spec only."""
+    """A replica; `path` and the table's comment are needed only for its spec, not for its key."""
     return PgsieveAsset(
         AssetKind.REPLICA,
         subscription.feed.source.name,
@@ -108,18 +107,18 @@ def of_replica(subscription: Subscription, table: PublishedTable, path: GroupPat
 def of_source_table(
     source: str, name: Name, path: GroupPath = (), comment: str | None = None
 ) -> PgsieveAsset:
-    """A table at the publisher; its path and its comment matter to its spec only."""
+    """A table at the publisher; `path` and `comment` are needed only for its spec, not for its key."""
     kind = AssetKind.SOURCE_TABLE
     return PgsieveAsset(kind, source, source, schema=name[0], table=name[1], path=path, comment=comment)
 
 
-#: The kinds that Dagster shows for an asset. Its materialisations say which engine made it.
+#: The kinds that Dagster shows for an asset. Its materialisations name the engine that made it.
 _KINDS = {
     AssetKind.SOURCE_TABLE: {"postgres", "table"},
     AssetKind.INITIAL_SYNC: {"postgres", "deltalake"},
     AssetKind.CHANGE_LOG: {"postgres", "deltalake"},
 }
-#: Tables have groups of their own, so that the groups of the steps stay small.
+#: The kinds of assets that are not in the group of the steps, so that it stays small.
 _TABLES = {AssetKind.SOURCE_TABLE, AssetKind.REPLICA, AssetKind.CUT}
 
 
@@ -136,7 +135,7 @@ class PgsieveTranslator:
     """
 
     def get_asset_spec(self, data: PgsieveAsset) -> dg.AssetSpec:
-        """The spec of an asset; its deps are only the user's."""
+        """The spec of an asset. Its deps are only those that a subclass adds."""
         return dg.AssetSpec(
             key=data.key,
             group_name=_group(data),
@@ -197,10 +196,10 @@ def _qualified(data: PgsieveAsset) -> str:
 
 @dataclass(frozen=True)
 class Naming:
-    """The names of everything that pgsieve declares; `prefix` begins the names of jobs, schedules, sensors, ops.
+    """The names of everything that pgsieve defines in Dagster. Names of jobs, schedules, sensors, ops begin with `prefix`.
 
-    Without one only the resources have a prefix, `pgsieve`. Raises PgsieveError for a prefix that is invalid
-    in Dagster's names, and where a translator gives two assets one key.
+    If it is empty, only resources have a prefix, `pgsieve`. Raises PgsieveError for a prefix that is invalid in
+    Dagster's names, and if a translator gives two assets the same key.
     """
 
     prefix: str = ""
@@ -223,7 +222,7 @@ class Naming:
 
     @property
     def spark(self) -> str:
-        """The key of the resource whose session the steps work in."""
+        """The key of the resource that has the steps' Spark session."""
         return f"{self.prefix or 'pgsieve'}_spark"
 
     @property
@@ -246,7 +245,7 @@ class Naming:
         return self._translated(data).key
 
     def _translated(self, data: PgsieveAsset) -> dg.AssetSpec:
-        """The spec as the translator makes it, once."""
+        """The translator's spec of an asset; the translator is asked once."""
         if (spec := self._specs.get(data)) is None:
             spec = self._specs[data] = self.translator.get_asset_spec(data)
             other = self._keys.setdefault(spec.key, data)
@@ -254,7 +253,7 @@ class Naming:
                 raise PgsieveError(
                     f"the translation gives {data.key.to_user_string()} and {other.key.to_user_string()} one key,"
                     f" {spec.key.to_user_string()}",
-                    hint="keep what tells them apart in the key: put a `key_prefix` before it",
+                    hint="give the two assets different keys: put a `key_prefix` before one",
                     sqlstate="42710",
                 )
         return spec

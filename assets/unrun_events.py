@@ -1,8 +1,8 @@
-"""Events in Dagster's records for assets that no run was asked for: changed tables, their checks, an unchanged cut.
+"""Events in Dagster's records for assets that no run has planned: changed tables, their checks, an unchanged cut.
 
-When a run fails, Dagster shows each asset that the run was asked for, and has not materialised, as failed. An
-increment knows only at its end which tables it has changed. So it is not asked for tables, and reports them
-here. A run of Dagster costs 0.2 s, an event without a run some milliseconds. In: results, or a subscription
+When a run fails, Dagster shows the assets that the run has planned, and not materialised, as failed. An increment
+knows only at its end which tables it has changed. So it plans no tables, and reports the changed ones by these
+events. A run of Dagster costs 0.2 s, an event without a run some milliseconds. In: results, or a subscription
 that has nothing to apply. Out: events in Dagster's records.
 """
 
@@ -46,10 +46,9 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.lake.lake import Lake
 
-#: An unchanged cut is reported this many times within a subscription's `freshness`, so that no freshness
-#: policy fails.
+#: How often an unchanged cut is reported within a subscription's `freshness`: so no freshness policy fails.
 _TIMES = 4
-#: A run repeats the recorded versions of inputs that it does not materialise, up to this number of inputs.
+#: A run repeats the recorded versions of inputs that it does not materialise, if they are no more than this.
 _MOST_INPUTS = 100
 
 
@@ -59,7 +58,7 @@ def data_version(cut: Cut) -> dg.DataVersion:
 
 
 def measured_freshness(subscription: Subscription, lake: Lake) -> Freshness | str:
-    """How far the replicas are behind; the reason as a text if they cannot be measured."""
+    """How far the replicas are behind; a text with the reason if that cannot be measured."""
     try:
         return check_freshness(subscription, lake)
     except PgsieveError as error:
@@ -67,16 +66,15 @@ def measured_freshness(subscription: Subscription, lake: Lake) -> Freshness | st
 
 
 def lag(behind: Freshness | str) -> dict[str, float]:
-    """The lag as metadata; empty where it is not known."""
+    """The lag as metadata; empty if it is not known."""
     return {} if isinstance(behind, str) or behind.problem else {LAG_SECONDS: round(behind.seconds, 2)}
 
 
 def report_checks(dagster: dg.DagsterInstance, results: Sequence[dg.AssetCheckResult]) -> None:
     """Record results of checks that are not part of a run.
 
-    Each result names the materialization that it checks. Without that Dagster compares times, and SQLite
-    keeps only whole seconds: Dagster would call a check "not evaluated" if it follows its table within a
-    second.
+    Each result names the materialization that it checks. Otherwise Dagster compares times, which SQLite stores in
+    whole seconds, and shows a check as "not evaluated" if it came within a second of its table.
     """
     keys = {result.asset_key for result in results if result.asset_key is not None}
     records = dagster.get_asset_records(sorted(keys)) if keys else ()
@@ -102,10 +100,7 @@ def report_checks(dagster: dg.DagsterInstance, results: Sequence[dg.AssetCheckRe
 
 
 def tables_shown_failed(dagster: dg.DagsterInstance, keys: Collection[dg.AssetKey]) -> set[dg.AssetKey]:
-    """The tables whose check `sync_state` failed the last time.
-
-    A run of another Dagster instance may have made some of them ready since.
-    """
+    """The tables whose last check `sync_state` failed; a run of another Dagster instance may have made some ready since."""
     checks = [dg.AssetCheckKey(key, SYNC_STATE) for key in sorted(keys)]
     last = dagster.event_log_storage.get_latest_asset_check_execution_by_key(checks) if checks else {}
     failed = AssetCheckExecutionRecordStatus.FAILED
@@ -121,9 +116,9 @@ def report_cut(
 ) -> None:
     """Report the cut and its checks for a subscription that has nothing to apply, as an increment's run does.
 
-    Each report makes Dagster's records grow. So the cut is reported only if a fourth of `freshness` has passed since
-    the last report, if the cut is another one, or if a table has another state. `behind` is how far the replicas are
-    behind, if the caller has measured it.
+    Each report makes Dagster's records grow. So nothing is reported unless a fourth of `freshness` has passed since
+    the last report, or the cut or a table's state has changed. `behind` is how far the replicas are behind, if the
+    caller has measured it.
     """
     cuts, states_of = Cuts(lake, subscription.name), TableStates(lake, subscription.name)
     record = SubscriptionRecord(lake, subscription.name)
@@ -131,13 +126,13 @@ def report_cut(
         cut = cuts.last()
         if cut is None:
             return
-        states, whole = states_of.newest(), record.state()
+        states, subscription_state = states_of.newest(), record.state()
     key = naming.key(of_subscription(subscription, AssetKind.CUT))
     version = data_version(cut)
-    problems = problems_of(subscription.name, lake, states, whole)
-    # A run has yet to fail for the other problems.
+    problems = problems_of(subscription.name, lake, states, subscription_state)
+    # Problems for which no run has failed are left out: the next run has to fail for them.
     reported = reported_problems(dagster, key).intersection(problems.values()) if problems else set()
-    state = check_of_states(key, states, whole, reported)
+    state = check_of_states(key, states, subscription_state, reported)
     if _is_reported(dagster, subscription, state, version):
         return
     measured = measured_freshness(subscription, lake) if behind is None else behind
@@ -160,29 +155,27 @@ def report_cut(
 def disabled_before(
     dagster: dg.DagsterInstance, subscription: Subscription, lake: Lake, naming: Naming
 ) -> bool:
-    """Whether a subscription is disabled and a run has failed for it.
-
-    If it is disabled, its check `sync_state` is reported.
-    """
-    whole = SubscriptionRecord(lake, subscription.name).state()
-    if whole.enabled:
+    """Report the check `sync_state` if a subscription is disabled; returns whether an earlier run has failed for that."""
+    subscription_state = SubscriptionRecord(lake, subscription.name).state()
+    if subscription_state.enabled:
         return False
     states = TableStates(lake, subscription.name).newest()
     key = naming.key(of_subscription(subscription, AssetKind.CUT))
-    problems, reported = problems_of(subscription.name, lake, states, whole), reported_problems(dagster, key)
+    problems = problems_of(subscription.name, lake, states, subscription_state)
+    reported = reported_problems(dagster, key)
     failed_for = reported.intersection(problems.values()) | {problems[None]}
-    report_checks(dagster, [check_of_states(key, states, whole, failed_for)])
+    report_checks(dagster, [check_of_states(key, states, subscription_state, failed_for)])
     return problems[None] in reported
 
 
 def recorded_inputs(
     dagster: dg.DagsterInstance, key: dg.AssetKey, inputs: Collection[dg.AssetKey]
 ) -> dict[str, str]:
-    """The versions of some inputs, as the asset's last materialization recorded them.
+    """The tags with the versions of some inputs from the asset's last materialization; none for too many inputs.
 
-    A run needs them for inputs that it does not materialise: without them Dagster calls the asset "unsynced",
-    as if these inputs were new. For more than `_MOST_INPUTS` inputs there are none, as Dagster keeps two tags
-    of each input with each materialization.
+    A materialization repeats them for inputs that its run does not materialise. Without them Dagster calls the asset
+    "unsynced", as if these inputs were new. Dagster stores two tags per input with each materialization, hence
+    `_MOST_INPUTS`.
     """
     if not 0 < len(inputs) <= _MOST_INPUTS:
         return {}
@@ -197,10 +190,7 @@ def recorded_inputs(
 def current_inputs(
     dagster: dg.DagsterInstance, inputs: Mapping[dg.AssetKey, dg.DataVersion] | Iterable[dg.AssetKey]
 ) -> dict[str, str]:
-    """A materialization's tags for the current versions of its inputs.
-
-    For an input that was never materialised, the given version is used.
-    """
+    """A materialization's tags with the current versions of its inputs; the given version if one was never materialised."""
     given = inputs if isinstance(inputs, Mapping) else dict.fromkeys(inputs, DEFAULT_DATA_VERSION)
     tags = {}
     for each, version in given.items():
@@ -212,10 +202,9 @@ def current_inputs(
 
 
 def _inputs(dagster: dg.DagsterInstance, key: dg.AssetKey) -> dict[str, str]:
-    """A materialization's tags for the asset's inputs as they are now; empty where no run has recorded any.
+    """A materialization's tags for the inputs of its asset's last materialization as they are now; empty if it had none.
 
-    Without them Dagster compares times, and calls the asset "unsynced" as soon as an input is materialised
-    again.
+    Without them Dagster compares times, and calls the asset "unsynced" once an input is materialised again.
     """
     newest = dagster.get_latest_data_version_record(key)
     before = newest and extract_data_provenance_from_entry(newest.event_log_entry)
@@ -231,10 +220,10 @@ def _provided(code_version: str) -> dict[str, str]:
 def unasked(
     context: dg.AssetExecutionContext, result: dg.MaterializeResult[None], inputs: Iterable[dg.AssetKey]
 ) -> dg.AssetMaterialization:
-    """The event for an asset that a step has materialised without being asked for it; `inputs` are the asset's inputs.
+    """The event for an asset that a step has materialised although its run did not plan it; `inputs` are its inputs.
 
-    Dagster shows an asset as failed until a run that planned it materialises it. So this run plans an asset that is
-    shown as failed.
+    An asset that Dagster shows as failed stays so until a run that has planned it materialises it. So this run plans
+    the asset in that case.
     """
     assert result.asset_key is not None
     assert result.data_version is not None
@@ -246,7 +235,7 @@ def unasked(
 
 
 def plan(context: dg.AssetExecutionContext, keys: Iterable[dg.AssetKey]) -> None:
-    """Have Dagster show these assets as planned by this run: as failed, if the run fails before it materialises them."""
+    """Plan these assets for this run: if it fails before it materialises them, Dagster shows them as failed."""
     step = context.get_step_execution_context().step.key
     for key in keys:
         planned = DagsterEvent.build_asset_materialization_planned_event(
@@ -269,7 +258,7 @@ def _is_reported(
     state: dg.AssetCheckResult,
     version: dg.DataVersion,
 ) -> bool:
-    """Whether Dagster's records of the cut are still true, and recent."""
+    """Whether Dagster's records of the cut are recent and still true."""
     assert state.asset_key is not None
     checks = [dg.AssetCheckKey(state.asset_key, name) for name in (SYNC_STATE, FRESHNESS)]
     last = dagster.event_log_storage.get_latest_asset_check_execution_by_key(checks)

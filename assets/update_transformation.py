@@ -1,4 +1,4 @@
-"""UPDATE transformation as an asset: a subscription's changes in the slices appended since the last time."""
+"""UPDATE transformation as an asset: a subscription's changes in the slices appended since the last run."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -19,8 +19,8 @@ from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.decoding.visible import visible
 from pgsieve.resources.work import measured
 
-#: The same in each run: changes are appended, and most are of other tables than a reader's. With a new version in each
-#: run, Dagster would call every replica without changes "unsynced". The check `freshness` knows what waits.
+#: The data version is the same in each run. With a new version, Dagster would call every replica "unsynced" whose table
+#: has no new changes. The check `freshness` reports changes that wait.
 _APPENDED = dg.DataVersion("appended")
 
 
@@ -33,9 +33,9 @@ def table_changes_asset(
 ) -> dg.AssetsDefinition:
     """The asset `<subscription>/table_changes`: decode, filter, transform.
 
-    `done` returns the changes that a command has transformed outside of the step: then the step only reports them. A
-    table's problem is only logged here: the step of the replicas, which comes later, fails the run. One run fails for a
-    disabled subscription; later runs leave it out.
+    `done` returns changes that a command has transformed before the step; the step then only reports them. The problem
+    of a table is only logged: the later step of the replicas fails the run. A disabled subscription fails one run, and
+    is left out by later runs.
     """
     data = of_subscription(subscription, AssetKind.TABLE_CHANGES)
     upstream = [naming.key(of_feed(subscription.feed, AssetKind.CHANGE_LOG))]

@@ -1,7 +1,7 @@
-"""A result with its log lines, for work that was done before its step began.
+"""Work that a command does before the step that reports it: its result and its log lines reach that step.
 
-In: a function that receives the log lines, one at a time. Out: the result, and the time it took. Raises the
-error of the work.
+The work is a function. In: the step's log, which receives the lines. Out: the result, and the costs. Raises the error
+of the work.
 """
 
 import logging
@@ -16,12 +16,12 @@ T = TypeVar("T")
 
 Done = Callable[[Log], tuple[T, Work]]
 
-#: Receives log records of work that is done for a later step; None in the step that is running.
+#: Receives the log records of work for a later step; None for the work of the step that is running.
 PREFETCH_LOG: ContextVar[Callable[[logging.LogRecord], None] | None] = ContextVar(
     "prefetch_log", default=None
 )
 
 
 def done_before(result: T) -> Done[T]:
-    """A result of earlier work, whose log lines were written at that time."""
+    """The result of work that has written its log lines itself."""
     return lambda _: (result, Work())

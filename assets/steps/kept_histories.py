@@ -1,4 +1,4 @@
-"""The histories of rows that `history` of pgsieve.yaml asks for, by table. Raises nothing."""
+"""The user's choice of histories of rows, by table: `history` in pgsieve.yaml."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,10 +8,10 @@ Name = tuple[str, str]
 
 @dataclass(frozen=True)
 class KeptHistory:
-    """The histories of one table. None means the subscription's choice, or no history.
+    """The choice for one table; a None leaves it to the subscription's choice, where None means no.
 
-    `initial`: the change history has the copied rows, too. `scd2`: a table has the versions of rows with their
-    validity.
+    `initial`: the change history begins with the copied rows. `scd2`: a table of its own has all versions of the rows,
+    with their validity.
     """
 
     initial: bool | None = None
@@ -19,11 +19,11 @@ class KeptHistory:
 
     @property
     def any(self) -> bool:
-        """Whether one of them is kept."""
+        """Whether one of the histories is kept."""
         return bool(self.initial or self.scd2)
 
     def over(self, other: "KeptHistory") -> "KeptHistory":
-        """The values of this choice, or of the other one where they are None."""
+        """The choice with each None replaced by the value of the other one."""
         return KeptHistory(
             other.initial if self.initial is None else self.initial,
             other.scd2 if self.scd2 is None else self.scd2,
@@ -32,7 +32,7 @@ class KeptHistory:
 
 @dataclass(frozen=True)
 class KeptHistories:
-    """The histories of a subscription's tables: the choice for all, and others for some."""
+    """The choices of a subscription: one for all tables (`every`), and others for single tables."""
 
     every: KeptHistory = field(default_factory=KeptHistory)
     tables: Mapping[Name, KeptHistory] = field(default_factory=dict)

@@ -9,10 +9,7 @@ from pgsieve.resources.lake.lake import Lake
 
 
 def observation_for(lake: Lake) -> Observation:
-    """An observation for queries of the lake's session.
-
-    The session is started first, as its kind decides the observation's kind.
-    """
+    """An observation for queries of the lake's session, which is started first: Observation() depends on its kind."""
     _ = lake.spark
     return Observation()
 
@@ -20,12 +17,10 @@ def observation_for(lake: Lake) -> Observation:
 def observed(
     observation: Observation, metrics: Sequence[Column], rows: Callable[[], DataFrame]
 ) -> Mapping[str, Any]:
-    """The observed metrics by name.
+    """The observed metrics by name; if Spark reports none, they are computed from `rows`, which are the same rows.
 
-    Where Spark reports none, they are computed from `rows`, which are the same rows.
-
-    A Spark Connect server waits a tenth of a second for a query's observations, and a busy server then leaves
-    them out (Observation.getRowOrEmpty in Spark's sql/api).
+    A Spark Connect server waits a tenth of a second for a query's observations. A busy server leaves them out
+    (Observation.getRowOrEmpty in Spark's sql/api).
     """
     return observation.get or aggregated(rows(), metrics)
 

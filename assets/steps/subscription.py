@@ -1,8 +1,8 @@
 """Subscriptions, the feeds that they read, and the definitions of their replicas.
 
-A feed is one replication slot and its change log: the source's, shared by all its subscriptions with
-`row_filter: pipeline`, or a subscription's own with `row_filter: publisher`. `pipelines` makes them from the
-configuration, and the steps use them.
+A feed is one replication slot and its change log. With `row_filter: pipeline` all subscriptions of a source share one
+feed. With `row_filter: publisher` each subscription has its own. `pipelines` makes feeds and subscriptions from the
+configuration; the steps use them.
 """
 
 import json
@@ -45,13 +45,18 @@ from pgsieve.resources.postgres.plugin_options import PgoutputOptions
 from pgsieve.resources.postgres.source import Source
 from pgsieve.resources.postgres.turns import Turn
 
-#: The name of the publication of tables whose row filter fails, after the slot's name.
-_ASIDE = "_aside"
+#: The end of the name of the publication of tables whose row filter fails; the name begins as the slot's.
+_UNFILTERED_SUFFIX = "_aside"
 
 
 @dataclass(frozen=True)
 class Feed:
-    """One slot and its change log; `subscriptions` has the publications of each subscription that reads it."""
+    """One slot and its change log; `subscriptions` has the names of the publications of each subscription of the feed.
+
+    `capture` is the beginning of the capture publications' names. `filtered` says that the publisher filters: the slot
+    is read with the subscription's own publications, and there is no capture. `defined` are the publications that
+    pgsieve.yaml defines.
+    """
 
     name: str
     source: Source
@@ -60,40 +65,42 @@ class Feed:
     filtered: bool
     subscriptions: Mapping[str, tuple[str, ...]]
     defined: Mapping[str, DefinedPublication] = field(default_factory=dict)
-    #: The options for reading the slot; the publications are chosen at each reading.
+    #: The options for reading the slot; each reading adds the publications.
     options: PgoutputOptions = field(default_factory=PgoutputOptions)
-    #: Whether the slot is to be synchronized to standbys.
+    #: Whether the slot is synchronized to standbys.
     failover: bool = False
 
     @property
     def unfiltered(self) -> str:
-        """The publication of pgsieve's own for tables whose row filter fails; see `past_filters`."""
-        return cut_name(self.slot, MAX_BYTES - len(_ASIDE), self.slot) + _ASIDE
+        """The name of pgsieve's own publication of tables whose row filter fails; see `past_filters`."""
+        return cut_name(self.slot, MAX_BYTES - len(_UNFILTERED_SUFFIX), self.slot) + _UNFILTERED_SUFFIX
 
     def exclusively(self, seconds: float | None = None) -> AbstractContextManager[Turn]:
-        """Read the slot alone in the block; exclusive work on a subscription begins with this too.
+        """Hold the lock for reading the slot during the block; exclusive work on a subscription takes this lock first.
 
-        Waits for its turn; raises LockHeldError after `seconds`.
+        Waits for the lock; raises LockHeldError after `seconds`.
         """
         return self.source.exclusively(f"slot {self.slot}", seconds)
 
     def with_defined(self, catalog: Catalog) -> Catalog:
-        """The catalog with the publications of pgsieve.yaml and of the server, as far as they are sound."""
-        own = {}
+        """The server's catalog with the publications that pgsieve.yaml defines, except those that cannot be resolved."""
+        resolved = {}
         for name, defined in self.defined.items():
-            with suppress(PublicationError):  # A subscription to it gets the error: see `publications`.
-                own[name] = defined.resolve(catalog)
-        return replace(catalog, publications={**catalog.publications, **own})
+            with suppress(
+                PublicationError
+            ):  # `publications` raises it for a subscription to this publication.
+                resolved[name] = defined.resolve(catalog)
+        return replace(catalog, publications={**catalog.publications, **resolved})
 
     def publications(self, catalog: Catalog, subscription: str) -> tuple[Publication, ...]:
-        """The publications of one subscription; raises PublicationError where one is missing, or refused."""
+        """The publications of one subscription; raises PublicationError if one is missing or cannot be resolved."""
         for name in self.subscriptions[subscription]:
             if name in self.defined and name not in catalog.publications:
                 self.defined[name].resolve(catalog)  # Raises the publication's error.
         return catalog.select(self.subscriptions[subscription])
 
     def published_part(self, catalog: Catalog) -> "Feed":
-        """The feed of the subscriptions whose publications exist."""
+        """The feed without the subscriptions whose publications are missing."""
         published = {}
         for name, publications in self.subscriptions.items():
             with suppress(PublicationError):
@@ -102,13 +109,13 @@ class Feed:
         return replace(self, subscriptions=published)
 
     def planned_capture(self, catalog: Catalog) -> tuple[CapturePublication, ...]:
-        """The capture publications that the slot needs; none if the publisher filters."""
+        """The capture publications that the slot needs now; none if the publisher filters."""
         if self.filtered:
             return ()
         return plan_capture(catalog, {name: self.publications(catalog, name) for name in self.subscriptions})
 
     def leaves_captured(self, catalog: Catalog) -> tuple[frozenset[int], ...]:
-        """The leaves of each root if the capture does not tell its TRUNCATE from a TRUNCATE of all leaves."""
+        """The leaves of each root whose TRUNCATE looks, as captured, like a TRUNCATE of all its leaves."""
         if self.filtered:
             return ()
         return leaves_captured(
@@ -116,14 +123,14 @@ class Feed:
         )
 
     def capture_names(self) -> list[str]:
-        """The possible names of capture publications; empty where the publisher filters."""
+        """The possible names of capture publications; empty if the publisher filters."""
         return [] if self.filtered else [self.capture + suffix for suffix in capture_suffixes()]
 
     def slot_publications(self, catalog: Catalog) -> tuple[str, ...]:
-        """The names of the publications with which the slot is read."""
+        """The names of the publications with which the slot is read: the planned ones, and captures that exist."""
         if self.filtered:
             return tuple(dict.fromkeys(p for names in self.subscriptions.values() for p in names))
-        # Former capture publications too: they have the changes from the time when they were planned.
+        # Former capture publications are read too: WAL from the time when they were planned needs them.
         existing = [name for name in self.capture_names() if name in catalog.publications]
         planned = [self.capture + publication.suffix for publication in self.planned_capture(catalog)]
         return tuple(dict.fromkeys([*planned, *existing])) if planned else ()
@@ -140,23 +147,23 @@ class Subscription:
     #: How long a commit may wait before the replicas are reported as stale.
     freshness: timedelta = timedelta(minutes=15)
     types: Mapping[tuple[str, str, str], str] = field(default_factory=dict)
-    #: The layout of the replicas; the template of their folders belongs to the lake.
+    #: The layout of the replicas; the lake has the template of their folders.
     layout: SubscriptionLayout = field(default_factory=SubscriptionLayout)
-    #: The histories of rows that are kept.
+    #: Which histories of rows are kept, by table.
     histories: KeptHistories = field(default_factory=KeptHistories)
 
     def tables(self, catalog: Catalog) -> dict[tuple[str, str], ReplicatedTable]:
-        """The tables this subscription replicates, by (schema, name)."""
+        """The tables that the subscription replicates, by (schema, name)."""
         return replicated_tables(self.feed.publications(catalog, self.name), catalog)
 
     def definition(self, replicated: ReplicatedTable, catalog: Catalog) -> "Definition":
-        """The definition of a replica that is made now; raises PgsieveError where there can be none."""
+        """The definition that a replica copied now would have; raises PgsieveError if the table cannot be replicated."""
         table = replicated.table
-        for part in (catalog.tables[oid] for oid in {table.oid, *table.leaves} & catalog.tables.keys()):
-            if not part.legible:
+        for each in (catalog.tables[oid] for oid in {table.oid, *table.leaves} & catalog.tables.keys()):
+            if not each.legible:
                 raise PgsieveError(
-                    f'table "{part.qualified}": its name, schema or a column has bytes that are no text in'
-                    f" {'UTF8' if part.encoding == 'SQL_ASCII' else part.encoding}",
+                    f'table "{each.qualified}": its name, schema or a column has bytes that are no text in'
+                    f" {'UTF8' if each.encoding == 'SQL_ASCII' else each.encoding}",
                     hint="rename it in a session with client_encoding = SQL_ASCII, or take it out of the publication",
                     sqlstate="22021",
                 )
@@ -176,14 +183,14 @@ class Subscription:
         )
 
     def metadata(self, table: Table) -> Mapping[str, str]:
-        """The metadata columns of a table's replica: the name of each kind of metadata."""
+        """The metadata columns of a table's replica: their names by kind of metadata."""
         layout = self.layout.of((table.schema, table.name))
         named = layout.columns or {}
-        kept = {kind: named.get(kind, name) for kind, name in OF_KEPT.items() if layout.keeps_deleted}
-        return {kind: name for kind, name in named.items() if kind not in OF_KEPT} | kept
+        of_deletes = {kind: named.get(kind, name) for kind, name in OF_KEPT.items() if layout.keeps_deleted}
+        return {kind: name for kind, name in named.items() if kind not in OF_KEPT} | of_deletes
 
     def metadata_problem(self, replicated: ReplicatedTable) -> PgsieveError | None:
-        """Why a table's replica cannot have the metadata columns; None where it can."""
+        """Why a table's replica cannot have the metadata columns; None if it can."""
         taken = {self.replica_name(name).lower(): name for name in replicated.columns}
         metadata = self.metadata(replicated.table)
         for name in metadata.values():
@@ -197,25 +204,25 @@ class Subscription:
             taken[name.lower()] = name
         if DELETED in metadata and not replicated.key and {"delete", "truncate"} & replicated.operations:
             return PgsieveError(
-                f'table "{replicated.table.qualified}" has no key, by which a row that is deleted could come back to life',
+                f'table "{replicated.table.qualified}" has no key, so an INSERT cannot find the deleted row that it revives',
                 hint="give it a key, publish INSERTs of it only, or say `deletes: hard` for it in `tables` of the layout in pgsieve.yaml",
                 sqlstate="0A000",
             )
         if metadata and not replicated.key and {"update", "delete"} & replicated.operations:
             return PgsieveError(
-                f'table "{replicated.table.qualified}" has no key, and rows that differ by their values alone have no'
-                " metadata of their own",
+                f'table "{replicated.table.qualified}" has no key, so an UPDATE or DELETE cannot choose among equal rows'
+                " with different metadata",
                 hint="give it a key, publish INSERTs of it only, or say `columns: {}` for it in `tables` of the layout in pgsieve.yaml",
                 sqlstate="0A000",
             )
         return None
 
     def replica_name(self, column: str) -> str:
-        """The name in the replica of a column, which is given by its name at the publisher or in the replica."""
+        """The replica's name of a column, from its name at the publisher; a name of the replica stays as it is."""
         return snake(column) if self.layout.plain_names else column
 
     def refuse_shared_names(self, table: Table) -> None:
-        """Raise PgsieveError where two columns of a table would be one in the replica."""
+        """Raise PgsieveError if two columns of a table would have the same name in the replica."""
         if self.layout.plain_names:
             refuse_shared_names(table.qualified, (a.name for a in table.attributes))
 
@@ -224,7 +231,7 @@ class Subscription:
         return {self.replica_name(a.name): a.name for a in table.attributes}
 
     def replica_types(self, replicated: ReplicatedTable) -> dict[str, ColumnType]:
-        """The columns of the replica and their types: the table's under their names in the replica, then metadata."""
+        """The replica's columns and their types, by the replica's names: the table's columns, then metadata columns."""
         columns = {self.replica_name(name): kind for name, kind in self.column_types(replicated).items()}
         metadata = {name: metadata_type(kind) for kind, name in self.metadata(replicated.table).items()}
         return {**columns, **metadata}
@@ -247,16 +254,16 @@ class Subscription:
         type_modifier: int,
         defined: DefinedTypes = NONE_DEFINED,
     ) -> ColumnType:
-        """The replica's type of one column, by the type mapping or the user's override.
+        """The replica's type of one column: the user's choice, else the default for its type.
 
-        `defined` are the catalog's types, for values in binary format.
+        `defined` are the types that users defined in the catalog; values in binary format need them.
         """
         return column_type(
             type_oid, type_modifier, self.override((table.schema, table.name), column), defined
         )
 
     def override(self, table: tuple[str, str], column: str) -> str | None:
-        """The Spark type that the user chose for a column, by its name at the publisher or in the replica."""
+        """The Spark type that the user chose for a column, which is named as at the publisher or as in the replica."""
         if not self.layout.plain_names:
             return self.types.get((*table, column))
         wanted = self.replica_name(column)
@@ -276,7 +283,7 @@ def _tree(table: Table) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Former:
-    """A former layout of a replica, with its key by number: changes that commit before `until` may still have it."""
+    """A former layout of a replica, and the column numbers of its key. Changes that commit before `until` may have it."""
 
     layout: Layout
     key: frozenset[int]
@@ -285,9 +292,9 @@ class Former:
 
 @dataclass(frozen=True)
 class History:
-    """A table's change history: the columns it has had, and how often it began anew because a column's type changed.
+    """A table's change history: the columns it has had, and how often it began anew (`generation`).
 
-    `whole`: it begins with the rows of the last copy.
+    `whole` says that it begins with the rows of the last copy.
     """
 
     generation: int = 0
@@ -295,10 +302,10 @@ class History:
     whole: bool = False
 
     def with_columns(self, columns: Iterable[tuple[str, str]]) -> "History":
-        """The history with these columns.
+        """The history with these columns added.
 
-        It begins anew if one of them has another type, or a name in other letter case, than a former column; or if
-        only one of the two sets of columns needs column mapping.
+        It begins anew if a column differs from a former one in its type or in the letter case of its name, or if only
+        the former or only the new columns need column mapping.
         """
         columns = tuple(columns)
         by_name = {name.lower(): (name, spark) for name, spark in self.columns}
@@ -312,9 +319,10 @@ class History:
 
 @dataclass(frozen=True)
 class Published:
-    """The publications of a table when it was copied: the row filters that were ORed, and their names.
+    """The publications of a table when it was copied: their names, and their row filters, which are ORed.
 
-    `at` is the publisher's time when the snapshot was asked for (ISO 8601); None if it was not recorded.
+    `row_filters` is None without a filter. `at` is the publisher's time at which the snapshot was requested (ISO 8601);
+    None if it was not recorded.
     """
 
     row_filters: tuple[str, ...] | None
@@ -323,7 +331,7 @@ class Published:
 
     @property
     def time(self) -> datetime | None:
-        """When the snapshot was asked for."""
+        """When the snapshot was requested."""
         return None if self.at is None else datetime.fromisoformat(self.at)
 
 
@@ -332,11 +340,11 @@ class Definition:
     """A replica's columns with their Spark types, its key, and the table's layout.
 
     - `listed`: a publication has a column list for the table.
-    - `former`: the definition before an evolution, while changes from before it may arrive.
-    - `published`: the row filters and publications of the copy. As in PostgreSQL, an altered row filter copies nothing.
-    - `unaltered`: since the copy neither `published` changed nor was a change skipped or left out. So the replica has
+    - `former`: the layout before the last change of the definition, as long as changes with that layout may arrive.
+    - `published`: the row filters and publications of the copy. As in PostgreSQL, altering a row filter copies nothing.
+    - `unaltered`: since the copy `published` stayed the same, and no change was skipped or left out. So the replica has
       exactly the rows of a new copy.
-    - `metadata`: the last columns, which are not the table's, and their kinds.
+    - `metadata`: the names and kinds of the metadata columns, which are the last of `columns`.
     """
 
     columns: tuple[tuple[str, str], ...]
@@ -372,7 +380,7 @@ class Definition:
                 tuple(published["publications"]),
                 published.get("at"),
             ),
-            # Unknown in a lake that did not record it.
+            # Lakes of earlier versions did not record it.
             unaltered=read.get("unaltered", False),
         )
 
@@ -385,21 +393,21 @@ class Definition:
 
     @property
     def table_columns(self) -> tuple[tuple[str, str], ...]:
-        """The columns that are the table's."""
+        """The columns without the metadata columns."""
         return self.columns[: len(self.columns) - len(self.metadata)]
 
     def metadata_column(self, kind: str) -> str | None:
-        """The name of the column that has a kind of metadata; None where there is none."""
+        """The name of the column with a kind of metadata; None if there is none."""
         return column_of(self.metadata, kind)
 
     @property
     def deleted(self) -> str | None:
-        """The column that says whether a row is deleted; None where deleted rows go."""
+        """The column that marks deleted rows; None if deleted rows are removed from the replica."""
         return self.metadata_column(DELETED)
 
     @property
     def kept(self) -> tuple[tuple[str, str], ...]:
-        """The metadata columns, where deleted rows are kept by their key; otherwise none."""
+        """The metadata columns of a replica that keeps deleted rows (`deletes: soft`) and has a key; otherwise none."""
         return self.metadata if self.key and self.deleted else ()
 
     @property
@@ -409,7 +417,7 @@ class Definition:
 
     @property
     def key_numbers(self) -> frozenset[int]:
-        """The key's columns by number, whatever their names are."""
+        """The column numbers (attnum) of the key."""
         return frozenset(c.number for c in self.layout.columns if c.name in self.key)
 
 
@@ -433,7 +441,7 @@ def _pairs(read: Iterable[Sequence[str]]) -> tuple[tuple[str, str], ...]:
 
 
 def planned_sources(former: Definition, present: Definition) -> tuple[ColumnSource, ...]:
-    """The sources of the present columns' values; raises SchemaChangedError where only a copy helps."""
+    """Where the values of the present columns come from; raises SchemaChangedError if the table has to be copied again."""
     if bool(column_mapping(former.names)) != bool(column_mapping(present.names)):
         raise SchemaChangedError("a column got or lost a name that Parquet forbids")
     planned = sources(
@@ -451,10 +459,10 @@ def planned_sources(former: Definition, present: Definition) -> tuple[ColumnSour
         raise SchemaChangedError("deleted rows are no longer kept")
     if present.kept and former.key_numbers != present.key_numbers:
         raise SchemaChangedError("its key changed, and rows that were deleted may share the new one")
-    # All former rows live.
-    lives = dict.fromkeys((kind for _, kind in present.metadata if kind in FLAGS), "f")
+    # No former row is deleted.
+    not_deleted = dict.fromkeys((kind for _, kind in present.metadata if kind in FLAGS), "f")
     metadata = (
-        ColumnSource(name, source, None if source else lives.get(kind))
+        ColumnSource(name, source, None if source else not_deleted.get(kind))
         for name, kind in present.metadata
         for source in (former.metadata_column(kind),)
     )
@@ -464,7 +472,7 @@ def planned_sources(former: Definition, present: Definition) -> tuple[ColumnSour
 def defined_types(
     subscription: Subscription, table: tuple[str, str], definition: Definition
 ) -> list[tuple[str, pa.DataType]]:
-    """The replica's columns with the types in which their values would arrive."""
+    """The replica's columns, each with the Arrow type in which its values arrive."""
     types = []
     for name, _ in definition.table_columns:
         column = definition.layout.named(name)
@@ -475,5 +483,5 @@ def defined_types(
 
 
 def metadata_types(definition: Definition) -> list[tuple[str, pa.DataType]]:
-    """The metadata columns of a replica with their types."""
+    """The metadata columns of a replica, each with its Arrow type."""
     return [(name, metadata_type(kind).arrow) for name, kind in definition.metadata]

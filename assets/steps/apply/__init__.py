@@ -1,6 +1,5 @@
-"""The fourth step: changes of a partition root or a table become one commit of its replica, then a cut.
+"""The fourth step: the changes of each table become one commit of its replica; then a cut is written.
 
-`pgsieve.decoding.changes.net_change` decides the outcome for each key, `multiset` for tables without a key.
-`by_files` writes the outcome as files. `in_process` and `writer` merge it into tables whose files pgsieve
-cannot write.
+`pgsieve.decoding.changes.net_change` computes the net change of each key, `multiset` that of a table without a key.
+`by_files` writes it as files. `in_process` and `writer` merge it into tables whose files pgsieve cannot write.
 """

@@ -1,4 +1,4 @@
-"""The input of a batch for one replica table (`Pending`), and the result (`Applied`), for every engine."""
+"""A batch's input for one replica table (`Pending`), and its result (`Applied`), whichever engine applies it."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,12 +12,13 @@ from pgsieve.resources.lake.lake import Lake
 
 @dataclass(frozen=True)
 class Applied:
-    """The result for one replica table: rows by kind, its Delta version with the position, and conflicts.
+    """The result for one replica table: numbers of rows, its Delta version and position (`head`), and conflicts.
 
-    `missing` counts rows that an UPDATE or DELETE expected and did not find (update_missing and delete_missing in
-    PostgreSQL's terms, section 29.8). `insert_exists` and `update_exists` count changes that met a row of their key;
-    the transaction of the first one ends at `conflict_lsn`. `damaged` says that a file is missing. `overrun` says
-    that another process works on the table, which may lack the batch. `through` are partitions, as in `TableChanges`.
+    `missing` counts UPDATEs and DELETEs that did not find their row: the conflicts update_missing and delete_missing
+    (PostgreSQL documentation, 29.8 Conflicts). `insert_exists` and `update_exists` count changes whose key the replica
+    has already; the transaction of the first one finishes at `conflict_lsn`. `damaged` says that the replica is
+    damaged, so that no change is the cause of `problem`. `overrun` says that another process works on the table, which
+    may lack the batch. `through` are partitions, as in `TableChanges`.
     """
 
     schema: str
@@ -46,7 +47,7 @@ class Applied:
 class Pending:
     """A table's changes in the slices that its replica lacks, oldest first.
 
-    `head` is the replica's head when they were planned.
+    `head` is the version and position of the replica from which they were planned.
     """
 
     slices: Sequence[TableChanges]
@@ -59,15 +60,12 @@ class Pending:
 
     @property
     def ends(self) -> Sequence[int]:
-        """The ends of the slices."""
+        """The LSNs at which the slices end."""
         return [c.slice for c in self.slices]
 
     @property
     def since(self) -> int:
-        """The LSN from which changes count: the copy has the earlier ones.
-
-        A slice that was transformed for an older copy may contain them too.
-        """
+        """The LSN from which changes count. A slice may have earlier ones, which the copy has already."""
         return self.head.position or 0
 
     @property
@@ -77,7 +75,7 @@ class Pending:
 
     @property
     def truncated_at(self) -> tuple[int, int] | None:
-        """The order key of the last TRUNCATE; changes before it have no effect."""
+        """The order key (commit LSN, ordinal) of the last TRUNCATE; changes before it have no effect."""
         since = (self.since, -1)
         return max(
             (c.truncated_at for c in self.slices if c.truncated_at and c.truncated_at > since), default=None
@@ -90,7 +88,7 @@ class Pending:
 
     @property
     def unchanged(self) -> frozenset[str]:
-        """The columns that some change did not send because they were unchanged."""
+        """The columns whose unchanged values some change did not send."""
         return frozenset(column for c in self.slices for column in c.unchanged)
 
     @property
@@ -99,27 +97,27 @@ class Pending:
         return tuple(sorted({partition for c in self.slices for partition in c.through}))
 
     def sent(self, *operations: str) -> int:
-        """How many changes of these kinds there are, including those before a TRUNCATE."""
+        """The number of changes with these operations, including those before a TRUNCATE."""
         return sum(c.sent.get(o, 0) for c in self.slices for o in operations)
 
     def counted(self, net: NetChange, before: Mask) -> dict[str, int]:
-        """The living rows by kind, as `NetChange.counts`; after a TRUNCATE no row is missing."""
+        """The rows by kind, as `NetChange.counts`, but after a TRUNCATE no row counts as missing."""
         return net.counts(before) | ({"missing": 0} if self.truncated_at is not None else {})
 
 
 def heads(lake: Lake, subscription: str, names: Iterable[Name]) -> dict[Name, TableHead]:
-    """The versions and positions of some replicas of a subscription, read together."""
+    """The versions and positions of some replicas of a subscription."""
     paths = {name: lake.paths.replica(subscription, *name) for name in names}
     return dict(zip(paths, lake.heads(list(paths.values())), strict=True))
 
 
 def outcome(lake: Lake, path: str, pending: Pending, end: int, **counts: int) -> Applied:
-    """The result of a batch that ends at `end` for a replica, and the replica's present head.
+    """The result of a batch that ends at `end`, with the replica's present head.
 
     `counts` are numbers of rows, by the fields of `Applied`.
     """
     head = lake.records.head(path)
-    # If the batch had nothing to write, a newer version is another process's.
+    # If the batch had nothing to write, another process has written a newer version.
     if (head.position or 0) < end:
         head = pending.head
     return Applied(
@@ -143,10 +141,11 @@ def merged(
     expected: int,
     kept: Mapping[str, int] | None = None,
 ) -> Applied:
-    """The result of a MERGE; `counts` are its rows by kind of change, none if the position was already reached.
+    """The result of a MERGE.
 
-    `expected` is how many rows it should change. `kept` are the rows by kind in a replica that keeps ended rows, since
-    a MERGE counts these as updated.
+    `counts` are its rows by kind; empty if the replica had reached the position already. `expected` is the number of
+    rows that it should update or delete. `kept` are the rows by kind for a replica that keeps deleted rows: there a
+    MERGE counts a deleted row as updated.
     """
     if kept is not None:
         return outcome(lake, path, pending, end, **(kept if counts else {}))

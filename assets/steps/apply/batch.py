@@ -1,7 +1,7 @@
-"""A batch of slices: the changes that each replica lacks, planned from one version, and applied to exactly that version.
+"""A batch of slices: each replica's lacking changes are planned from one version, and applied to exactly that version.
 
-In: a batch's changes by table. Out: `Applied` for each table, with the problem where one fails. Where another
-process was faster, the remaining changes are planned anew.
+In: a batch's changes by table. Out: `Applied` for each table, with the problem if the table fails. If another process
+has written to the replica meanwhile, the changes that are still lacking are planned anew.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -29,10 +29,10 @@ from pgsieve.resources.lake.delta.records import TableHead
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.work import called
 
-#: An apply of many changes has the keys of a whole batch in memory, and its threads keep all cores busy.
+#: Large applies run one at a time: each has the keys of a whole batch in memory, and keeps all cores busy.
 _ONE_AT_A_TIME = Lock()
 
-#: From this size on a MERGE marks rows in deletion vectors; smaller tables are rewritten faster than marked.
+#: From this size on a MERGE marks rows in deletion vectors. Smaller tables are rewritten faster than marked.
 LARGE_BYTES = 64 * 1024 * 1024
 
 
@@ -48,8 +48,8 @@ def lacking_changes(
 class Plan:
     """The changes of a batch that a replica lacks, and the state of its table.
 
-    `examined` says that no change meets a row of its key. `decided` are the changes as this examination decided them,
-    if they fit in memory.
+    `examined` says that the changes were examined, and have no key conflict. `decided` are the changes with the net
+    change that the examination has computed; None if it does not fit in memory.
     """
 
     pending: Pending
@@ -60,7 +60,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class DecidedKeys:
-    """The changes of some slices since an LSN by their keys, as the apply of a replica used them, and rows that it had."""
+    """The changes of some slices since an LSN, by key, as the apply of a replica used them; and rows that it read."""
 
     slices: Sequence[int]
     since: int
@@ -70,9 +70,10 @@ class DecidedKeys:
 
 @dataclass(frozen=True)
 class Batch:
-    """Consecutive slices up to `end`, as the changes of their tables, oldest first.
+    """The changes in consecutive slices up to `end`, by table, oldest first.
 
-    `decided` gets the changes of the `shared` tables by their keys, as far as they fit in memory: other steps use them.
+    The apply of a table in `shared` leaves its changes by key in `decided`, if they fit in memory: the versions of rows
+    use them too.
     """
 
     subscription: str
@@ -85,17 +86,16 @@ class Batch:
     def planned(
         self, only: Collection[Name] | None
     ) -> tuple[list[Plan], dict[Name, TableHead], dict[Name, TableState]]:
-        """The plans of the tables, the heads of tables that have some of the batch already, and all states.
+        """The plans of the tables, the heads of the tables that have a part of the batch already, and all states.
 
-        A table is ahead of the cut if a run died, was restricted to some tables, or still works. No cut names its
-        version.
+        A table has a part already if another run died, was restricted to some tables, or is still at work.
         """
         lake, name = self.lake, self.subscription
         tables: dict[Name, list[TableChanges]] = {}
         for change in self.changes:
             tables.setdefault(change.name, []).append(change)
-        # The heads are read first: a process that changes a state writes to the replica afterwards, and this plan
-        # is for no later version.
+        # The heads are read before the states: a process that changes a state writes to the replica afterwards, and
+        # then this plan fails, as it is for an earlier version.
         present_heads = heads(lake, name, tables)
         states = TableStates(lake, name).newest()
         todo, advanced = [], {}
@@ -111,7 +111,7 @@ class Batch:
         return todo, advanced, states
 
     def applied(self, todo: Sequence[Plan]) -> list[Applied]:
-        """Apply the plans; a table that fails has its problem in the result."""
+        """Apply the plans; the result of a table that fails has the problem."""
         if not todo:
             return []
         lake, applied = self.lake, list[Applied]()
@@ -134,7 +134,7 @@ class Batch:
         return [*self._applied_before_conflicts(applied), *applied]
 
     def _applied_before_conflicts(self, applied: Sequence[Applied]) -> list[Applied]:
-        """Apply the changes before the slice with a conflict: so it does not matter where batches end."""
+        """Apply the slices before the conflict of each table that has one, so that it does not matter where batches end."""
         earlier: list[Applied] = []
         for name, at in ((a.name, a.conflict_lsn) for a in applied):
             changes = [c for c in self.changes if at is not None and c.name == name and c.slice <= at]
@@ -144,20 +144,20 @@ class Batch:
         return earlier
 
     def examined(self, todo: Sequence[Plan]) -> tuple[list[Plan], tuple[KeyConflictError, Applied] | None]:
-        """The plans after an examination, and the first conflict of all tables with its result.
+        """Search the plans for key conflicts, and apply nothing.
 
-        Nothing is applied.
+        Returns the examined plans, and the first conflict of all tables with the result for its table.
         """
 
         def one(plan: Plan) -> tuple[Plan, KeyConflictError | None]:
             try:
                 decided = _refuse(_conflict_search(self.subscription, self.lake, plan))
             except KeyConflictError as conflict:
-                # The row may come from another process that has applied the same change.
+                # If another process has applied the same change, it has written the row.
                 path = self.lake.paths.replica(self.subscription, *plan.pending.name)
                 return plan, None if is_overrun(self.lake, path, plan.pending.head) else conflict
             except TABLE_ERRORS:
-                return plan, None  # A failure here occurs in the apply too, and is reported there.
+                return plan, None  # The apply fails too, and reports it.
             if decided is not None and decided.nbytes > KEY_BYTES // len(todo):
                 decided = None
             return replace(plan, examined=True, decided=decided), None
@@ -171,17 +171,17 @@ class Batch:
         return plans, (error, _conflicting(plan.pending.name, error))
 
     def _applied_in_process(self, plan: Plan) -> Applied | Plan:
-        """Apply a plan to its table, if this process commits to it; returns the plan where Spark has to."""
+        """Apply a plan by this process; returns the plan if only Spark can commit to the table."""
         return self._applied_to(plan, self._commit)
 
     def _applied_by_any(self, plan: Plan) -> Applied | Plan:
-        """Apply a plan to its table, by this process or by Spark."""
+        """Apply a plan by this process or by Spark."""
         return self._applied_to(plan, lambda *given: self._commit(*given) or _commit_by_spark(*given))
 
     def _applied_to(
         self, plan: Plan, commit: Callable[[ConflictSearch, Plan, int], Applied | None]
     ) -> Applied | Plan:
-        """Apply a plan to its table; returns the plan that nothing could commit.
+        """Apply a plan by the function `commit`; returns the plan if that function returns None.
 
         If another process was faster, the changes that are still lacking are planned and applied.
         """
@@ -192,7 +192,7 @@ class Batch:
             if not plans:
                 plans.extend(self.planned([name])[0])
             if not plans:
-                # Another process has applied it, or is about to copy the table.
+                # Another process has applied the changes, or is about to copy the table.
                 head = self.lake.records.head(path)
                 return Applied(*name, head=head, overrun=(head.position or 0) < self.end)
             current = plans.pop()
@@ -211,16 +211,13 @@ class Batch:
             return _conflicting(name, error)
         except TABLE_ERRORS as error:
             problem, lost = explained(self.lake, error, name), is_damage(error)
-            # The message names the columns: an engine's own message depends on the statement.
+            # Engines report missing columns in different words. This message names them.
             if not lost and definition and (altered := altered_columns(self.lake, path, definition)):
                 problem, lost = altered, True
             return Applied(*name, problem=problem, damaged=lost)
 
     def _commit(self, search: ConflictSearch, plan: Plan, end: int) -> Applied | None:
-        """Apply a plan by a commit of this process, of files or of few changes.
-
-        None where the table accepts neither.
-        """
+        """Apply a plan by a commit of this process: as files, or as a MERGE of few changes; None if neither is possible."""
         lake, path, definition, pending = search.lake, search.path, search.definition, plan.pending
         with _alone(search):
             many = plan.decided or many_changes(lake, path, search.log, definition, pending)
@@ -245,7 +242,7 @@ class Batch:
         return applied
 
     def _room(self, pending: Pending, many: ManyChanges) -> SharedRows | None:
-        """The room for rows of a table that others use, too."""
+        """Memory for the rows of a table that the versions of its rows use too; None if the table has no such versions."""
         if many.net is None or pending.name not in self.shared:
             return None
         return SharedRows(SHARED_BYTES - sum(each.rows.nbytes for each in self.decided.values()))
@@ -277,7 +274,7 @@ def _conflict_search(subscription: str, lake: Lake, plan: Plan) -> ConflictSearc
 
 
 def is_overrun(lake: Lake, path: str, head: TableHead) -> bool:
-    """Whether another process has written to a table since `head`; then it may have caused the failure."""
+    """Whether another process has written to a table since `head`, so that it may be the cause of a failure."""
     try:
         return lake.records.head(path).version != head.version
     except LakeError:
@@ -285,10 +282,7 @@ def is_overrun(lake: Lake, path: str, head: TableHead) -> bool:
 
 
 def _refuse(search: ConflictSearch) -> ManyChanges | None:
-    """Raise KeyConflictError if there is a conflict.
-
-    Otherwise returns the decided changes if they are applied by files.
-    """
+    """Raise KeyConflictError if there is a conflict; otherwise return the changes if they can be applied as files."""
     with _alone(search):
         many = many_changes(search.lake, search.path, search.log, search.definition, search.pending)
     if many is not None and many.net is not None:
@@ -299,7 +293,7 @@ def _refuse(search: ConflictSearch) -> ManyChanges | None:
 
 
 def _alone(search: ConflictSearch) -> AbstractContextManager[Any]:
-    """The lock for applies that keep all cores busy; few changes need none."""
+    """The lock for large applies; none for few changes."""
     return nullcontext() if search.lake.policy.is_small(search.pending.size) else _ONE_AT_A_TIME
 
 

@@ -1,9 +1,9 @@
-"""Apply to one replica table by files: a batch's transformed changes -> its net change, in one commit.
+"""Applies a batch to one replica table by writing its files: transformed changes -> one commit of their net change.
 
-In: a batch's changes in the files of the change history. Out: `Applied`. The outcome for each key is computed
-by columns (`pgsieve.decoding.changes.net_change`). Then the executors write the new rows from the row groups
-of the history. They also rewrite the replica's files that contain deleted rows. Where that would be too much,
-or rows of these files are marked already, deleted rows are marked in deletion vectors. Raises LakeError.
+In: a batch's changes in the files of the change history. Out: `Applied`. The net change of each key is computed on
+whole columns (`pgsieve.decoding.changes.net_change`). Then executors write the new rows from the row groups of the
+history, and rewrite the replica's files that contain deleted rows. If these files are too large, or have deletion
+vectors already, the deleted rows are marked in deletion vectors instead. Raises LakeError.
 """
 
 import json
@@ -44,18 +44,17 @@ from pgsieve.resources.lake.row_deletion import DeletedRows, RowDeletion
 from pgsieve.resources.lake.stores.store import Reader, RowGroup, Store, joined, parted
 from pgsieve.resources.parts import Guard
 
-#: The most bytes that the keys of a batch may have in memory. Spark also collects them in this process, in
-#: more memory.
+#: The most memory for the keys of a batch. If they need more, Spark applies the batch.
 KEY_BYTES = 1024 * 1024 * 1024
 
 
 @dataclass(frozen=True)
 class Net:
-    """The net change of a batch for a replica: new rows, deleted rows, and the first conflict.
+    """The net change of a batch for a replica: new rows (`come`), removed rows (`gone`), and the first conflict.
 
-    `counts` are the rows by kind, as in `outcome`. `changes` says whether there is anything to commit. `ended`
-    are the metadata of new rows that have ended, `kept` the deleted rows that are inserted again as ended ones.
-    `keyed` are the changes by their keys, from which the net change was made.
+    `counts` are the rows by kind, as in `outcome`. `changes` says whether there is anything to commit. In a replica
+    that keeps deleted rows, `ended` has the metadata of new rows that the batch deletes again, and `kept` the removed
+    rows that are written again, marked as deleted. `keyed` are the changes by key.
     """
 
     come: NetRows
@@ -76,10 +75,10 @@ class Net:
 
 @dataclass(frozen=True)
 class ManyChanges:
-    """A batch's changes as they are stored; `schema` has the columns of the rows. `net` is None if all are INSERTs.
+    """A batch's stored changes, and their net change; `net` is None if all changes of a table without a key are INSERTs.
 
-    `stamp` is the column that says when rows were applied, if there is one. `empties` says that the replica keeps none
-    of its rows.
+    `groups` are the row groups of the changes, `schema` the replica's columns. `stamp` is the column with the time of
+    the apply, if there is one. `empties` says that no row of the replica stays.
     """
 
     committer: ByFiles
@@ -98,9 +97,9 @@ class ManyChanges:
 def many_changes(
     lake: Lake, path: str, log: str, definition: Definition, pending: Pending
 ) -> ManyChanges | None:
-    """A batch's changes, if they are applied by files; None if Delta in Spark has to commit them.
+    """A batch's changes, if they can be applied by writing files; otherwise None.
 
-    `path` is the replica, `log` its transformed changes.
+    `path` is the replica, `log` its change history.
     """
     if may_be_of_other_key(definition, pending):
         return None
@@ -123,7 +122,7 @@ def many_changes(
 
 @dataclass(frozen=True)
 class _Deciding:
-    """Computes the net change of a batch; None where files can be neither rewritten nor marked."""
+    """Computes the net change of a batch; None if the replica's files can be neither rewritten nor marked."""
 
     lake: Lake
     committer: ByFiles
@@ -135,7 +134,7 @@ class _Deciding:
     schema: pa.Schema
 
     def keyed(self) -> Net | None:
-        """The outcome for the keys; None also if the keys have too many bytes."""
+        """The net change of a table with a key; None also if the keys need too much memory."""
         pending, lake, kept = self.pending, self.lake, self.definition.kept
         keys = pa.schema([self.schema.field(name) for name in self.definition.key])
         with lake.access.refusing(self.log):
@@ -153,7 +152,7 @@ class _Deciding:
         if _empties(self.definition, pending):
             before, matches = np.zeros_like(before), []
         remains = net.upserted | (net.updated & before[net.base])
-        # Where ended rows are kept, the row of a key leaves only if another row of the key comes.
+        # In a replica that keeps deleted rows, a row is replaced only if its key has a new row.
         concerned = np.zeros_like(before)
         concerned[net.keys[remains] if kept else net.keys] = True
         leaving = [match.of_keys(concerned) for match in matches if concerned[match.keys].any()]
@@ -170,18 +169,18 @@ class _Deciding:
         return Net(come, gone, totals, changes, conflict, ended, stays, keyed)
 
     def _living(self, matches: Sequence[FileMatches] | None) -> Sequence[FileMatches]:
-        """The living rows among some rows of the replica; None: among all."""
+        """The rows of the replica, among `matches` or all, that are not marked as deleted."""
         deleted = self.definition.deleted
         assert deleted is not None
         with self.lake.access.refusing(self.path):
             return self.committer.local.flagged(self.path, Flag(deleted, is_set=False), matches)
 
     def _emptied(self, keyed: KeyedChanges) -> Sequence[FileMatches]:
-        """All living rows of the replica, where a TRUNCATE ends them."""
+        """All rows of the replica that a TRUNCATE deletes; empty if the batch has none."""
         return () if keyed.emptied is None else self._living(None)
 
     def keyless(self) -> Net | None:
-        """The change of the multiset."""
+        """The net change of a table without a key."""
         lake, pending, matches = self.lake, self.pending, list[FileMatches]()
 
         def holds(sought: WantedDigests) -> Numbers:
@@ -207,7 +206,7 @@ class _Deciding:
         return Net(NetRows(come, {}, np.full(len(come), NONE)), gone, counts, is_changed)
 
     def _matches(self, keyed: KeyedChanges) -> Sequence[FileMatches] | None:
-        """The replica's rows of the keys; None where their files can be neither rewritten nor marked."""
+        """The replica's rows with these keys; None if their files can be neither rewritten nor marked."""
         with self.lake.access.refusing(self.path):
             most = None if self._deletion.takes_marks else self._deletion.most
             return self.committer.local.matches(self.path, keyed.keys, keyed.lookups, most)
@@ -218,12 +217,12 @@ class _Deciding:
 
 
 def _empties(definition: Definition, pending: Pending) -> bool:
-    """Whether a batch leaves none of the replica's rows."""
+    """Whether a batch removes all rows that the replica had."""
     return pending.truncated_at is not None and not definition.kept
 
 
 def may_be_of_other_key(definition: Definition, pending: Pending) -> bool:
-    """Whether some changes may have the table's former key: their rows may repeat a present key."""
+    """Whether some changes may be from before the table's key was altered: their rows may repeat a present key."""
     former = definition.former
     if former is None or former.key == definition.key_numbers:
         return False
@@ -234,7 +233,7 @@ def may_be_of_other_key(definition: Definition, pending: Pending) -> bool:
 class FilesWriter:
     """Writes the net change of a batch to one replica table, in one commit.
 
-    `shared` gets the rows that come and go, where this process writes the files.
+    `shared` gets the new and removed rows if this process writes the files.
     """
 
     lake: Lake
@@ -244,7 +243,7 @@ class FilesWriter:
     shared: SharedRows | None = None
 
     def apply(self, changes: ManyChanges) -> Applied | None:
-        """Apply changes without conflicts; None where deleted rows cannot be marked."""
+        """Apply changes that have no conflict; None if removed rows have to be marked and cannot be."""
         lake, path, pending, end, net = self.lake, self.path, self.pending, self.end, changes.net
         marked = None
         if net is not None and net.changes and net.gone.marked:
@@ -258,10 +257,9 @@ class FilesWriter:
         return outcome(lake, path, pending, end, **net.counts)
 
     def _commit(self, changes: ManyChanges, marked: Sequence[Marked] | None) -> int:
-        """Let the runner write the files, and commit them; returns their number of rows.
+        """Write the files and commit them; returns their number of rows.
 
-        `marked` are the replica's files in which rows are marked; None: files with deleted rows are
-        rewritten.
+        `marked` are the replica's files with their deletion vectors; None if files with removed rows are rewritten.
         """
         lake, path, committer, net = self.lake, self.path, changes.committer, changes.net
         base = self.pending.head.version
@@ -272,7 +270,7 @@ class FilesWriter:
 
         def written() -> pa.Table:
             files, again = [], rewritten
-            # Each part makes one file or more.
+            # Each part of the work writes one file or more.
             kept = [part for n in range(runner.number) if (part := stays[n :: runner.number])]
             for chosen in self._chosen(changes):
                 parts = parted(changes.groups, runner.number)
@@ -290,7 +288,7 @@ class FilesWriter:
         return sum(json.loads(file["stats"])["numRecords"] for file in files)
 
     def _chosen(self, changes: ManyChanges) -> Iterator["ChosenRows"]:
-        """The changes with the new rows; several parts where rows lack more values than fit in memory."""
+        """The changes with the new rows, in several parts if the values that rows lack do not fit in memory."""
         pending, net, stamp = self.pending, changes.net, Stamp(changes.stamp)
         if net is None:
             yield ChosenRows(pending.ends, pending.since, stamp, after=pending.truncated_at)
@@ -303,7 +301,7 @@ class FilesWriter:
 
 @dataclass(frozen=True)
 class Validity:
-    """The commits that begin and end versions of rows, by the ascending places of their changes (`row_versions`)."""
+    """The commits that begin and end the versions of rows, by the ascending places of the changes that begin them."""
 
     places: Numbers
     begun: Numbers
@@ -311,21 +309,21 @@ class Validity:
     commits: Commits
 
     def of(self, rows: pa.RecordBatch, places: Numbers) -> pa.RecordBatch:
-        """The rows at some places as versions."""
+        """Add their validity to the rows of the changes at some places."""
         at = np.searchsorted(self.places, places)
         return with_validity(rows, self.begun[at], self.until[at], self.commits)
 
     def batches(self, places: Numbers, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """The same, as batches that `WrittenRows` writes."""
+        """The same as an iterator of one batch, for `WrittenRows`."""
         yield self.of(rows, places)
 
 
 @dataclass(frozen=True)
 class ChosenRows:
-    """The changes whose rows come: those at the places `kept`, or all INSERTs since an LSN and after a TRUNCATE.
+    """The changes whose new rows are written: those at the places `kept`, or all INSERTs since an LSN and after a TRUNCATE.
 
-    `kept` is in ascending order. `completed` are values of columns that these changes left out. `stamp` is the time at
-    which the rows are applied. `validity` makes versions of the rows. `shared` gets the new rows, and the rows that they replace.
+    `kept` ascends. `completed` has values that these changes did not send. `stamp` sets the time of the apply.
+    `validity` makes versions of the rows. `shared` gets the new rows, and the rows that they replace.
     """
 
     slices: Sequence[int]
@@ -338,11 +336,11 @@ class ChosenRows:
     shared: SharedRows | None = None
 
     def schema(self, rows: pa.Schema) -> pa.Schema:
-        """The columns of the files for rows with these columns."""
+        """The columns of the files: those of the rows, and validity if versions are written."""
         return rows if self.validity is None else pa.schema([*rows, *VALIDITY])
 
     def rows(self, read: Reader, kind: pa.DataType) -> pa.RecordBatch | None:
-        """The new rows of these changes in a row group; None without any. `kind` is the rows' type."""
+        """The new rows of these changes in a row group, None if there are none; `kind` is the type of a row."""
         changes = read(["slice", "number", "commit_lsn", "ordinal", "operation"])
         places = places_of(changes, self.slices)
         chosen = self._inserted(changes, places) if self.kept is None else is_in(places, self.kept)
@@ -371,9 +369,10 @@ class ChosenRows:
 
 @dataclass(frozen=True)
 class RowsTask:
-    """Writes the files of a batch, part by part.
+    """Writes the files of a batch, part by part. It is sent to executors.
 
-    First the replica's files without deleted rows, then rows that are kept, then new rows.
+    The first parts are the replica's rewritten files without their removed rows (one each), then rows that are marked
+    as deleted (`kept`), then new rows (`parts`). `whole` are all columns of the replica.
     """
 
     store: Store
@@ -400,7 +399,7 @@ class RowsTask:
         return write_files(self.path, schema, guard(rows), store=self.store, size=self.size)
 
     def _left(self, match: FileMatches) -> Callable[[slice, pa.RecordBatch], None] | None:
-        """Shares the rows that go from a file."""
+        """A function that shares the rows removed from a file; None if nothing is shared."""
         if (shared := self.chosen.shared) is None:
             return None
         keys = match.keys[np.argsort(match.rows)]
@@ -419,7 +418,7 @@ class RowsTask:
 
 
 def is_in(places: Numbers, kept: Numbers) -> Mask:
-    """Which places are among the `kept` ones, which are in ascending order."""
+    """A mask of the places that are among `kept`, which ascend."""
     if not len(kept):
         return np.zeros(len(places), np.bool_)
     at = np.minimum(np.searchsorted(kept, places), len(kept) - 1)

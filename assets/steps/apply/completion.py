@@ -1,12 +1,12 @@
-"""Completes rows whose changes left values out: with the last value sent before, or with the replica's value.
+"""Completes rows whose changes lack values: with the last value that was sent before, or with the replica's value.
 
-A TOASTed value that an UPDATE did not touch is not sent (PostgreSQL documentation, section 54.9,
-`TupleData`). In: the new rows, by the places of their changes, and where each column's value is. Out: the
-missing values, in parts that fit in memory. Raises Arrow's errors.
+An UPDATE does not send a TOASTed value that it leaves unchanged (PostgreSQL documentation, 54.9 Logical Replication
+Message Formats, TupleData). In: the new rows, by the places of their changes, and where each lacking value is. Out: the
+lacking values, in parts that fit in memory. Raises Arrow's errors.
 
-    change       columns                  the row of place 9
-    place 3      id, note, body           note of place 9
-    place 7      id, note                 body of place 3, or of the replica's row where no change sent it
+    change       columns sent             completed row of place 9
+    place 3      id, note, body           id, note: of place 9
+    place 7      id, note                 body: of place 3; of the replica's row if no change sent it
     place 9      id, note
 """
 
@@ -23,17 +23,17 @@ from pgsieve.resources.lake.delta.conforming import conformed
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
 from pgsieve.resources.lake.stores.store import RowGroup, Store, joined
 
-#: Missing values up to this many bytes are kept in memory at once. For more, the changes are read again for
-#: each part.
+#: The most bytes of lacking values in memory. If there are more, the rows are completed in parts, and the changes are
+#: read again for each part.
 MEMORY_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True)
 class NetRows:
-    """New rows of the replica, by the places of their changes in ascending order.
+    """New rows of the replica, by the ascending places of the changes that made them.
 
-    For some columns, `sent` has the places of the changes that have the value, or `NONE` where no change has
-    it. Then the replica's row with the key `base` has it; without such a row (`base` is `NONE`) it is NULL.
+    `sent` is for columns that some change did not send: the place of the change that has the row's value, or `NONE` if
+    no change has it. Then the replica's row of the key number `base` has the value, or it is NULL if `base` is `NONE`.
     """
 
     places: Numbers
@@ -49,14 +49,14 @@ class NetRows:
         return sum(each.nbytes for each in (self.places, self.base, *self.sent.values()))
 
     def part(self, begin: int, end: int) -> "NetRows":
-        """The rows from `begin` to `end`, by their numbers."""
+        """The rows with the numbers from `begin` to before `end`."""
         part = slice(begin, end)
         sent = {name: places[part] for name, places in self.sent.items()}
         return NetRows(self.places[part], sent, self.base[part])
 
 
 def net_rows(places: Numbers, net: NetChange, remains: Mask) -> NetRows:
-    """The rows of the keys that remain; `places` are the places of the changes."""
+    """The new rows of the keys in the mask `remains`; `places` has the place of each change."""
     at = np.flatnonzero(remains)
     at = at[np.argsort(net.last[at])]
     sent = {name: np.where(of[at] == NONE, NONE, places[of[at]]) for name, of in net.sent.items()}
@@ -65,14 +65,14 @@ def net_rows(places: Numbers, net: NetChange, remains: Mask) -> NetRows:
 
 @dataclass(frozen=True)
 class Completion:
-    """The values of a column for the rows at some places, in ascending order."""
+    """The values of a column for the rows of the changes at some places, which ascend."""
 
     column: str
     places: Numbers
     values: pa.Array
 
     def of(self, rows: pa.RecordBatch, places: Numbers) -> pa.RecordBatch:
-        """The rows at some places, with these values instead of their own."""
+        """Set these values in the rows of the changes at `places`."""
         if not len(self.places):
             return rows
         at = np.minimum(np.searchsorted(self.places, places), len(self.places) - 1)
@@ -86,12 +86,12 @@ class Completion:
 
 
 class _TooManyError(Exception):
-    """The values have more bytes than may be in memory."""
+    """The values do not fit in the memory budget."""
 
 
 @dataclass
 class _Budget:
-    """How many more bytes may be in memory."""
+    """The bytes that may still be added to memory."""
 
     bytes: int
 
@@ -111,10 +111,10 @@ def completions(
     rows: NetRows,
     schema: pa.Schema,
 ) -> Iterator[tuple[Numbers, Sequence[Completion]]]:
-    """The places of rows, part by part, with the values that the rows lack.
+    """Yield parts of the rows: their places, and the values that they lack.
 
-    `groups` have the changes. `matches` say in which rows of the replica at `path` the keys are. `schema` has the
-    columns.
+    `groups` are the row groups of the changes in the slices that end at `slices`. `matches` are the rows of the replica
+    at `path` that have the keys. `schema` has the replica's columns.
     """
     lacking = _Lacking(store, path, groups, slices, matches, schema)
     waiting = [(0, len(rows))]
@@ -136,7 +136,7 @@ def completions(
 
 @dataclass(frozen=True)
 class _Lacking:
-    """Where lacking values are: in the row groups of the changes, and in the replica's files."""
+    """Reads lacking values from the row groups of the changes, and from the replica's files."""
 
     store: Store
     path: str
@@ -146,7 +146,7 @@ class _Lacking:
     schema: pa.Schema
 
     def completion(self, name: str, rows: NetRows, budget: _Budget) -> Completion:
-        """The values of a column for the rows whose own change left it out; raises _TooManyError."""
+        """The values of a column for the rows whose change did not send it; raises _TooManyError."""
         sent, only = rows.sent[name], pa.schema([self.schema.field(name)])
         lacks = np.flatnonzero(sent != rows.places)
         of_changes, of_replica = lacks[sent[lacks] != NONE], lacks[sent[lacks] == NONE]
@@ -164,7 +164,7 @@ class _Lacking:
     def _from_changes(
         self, only: pa.Schema, sent: Numbers, wanted: Numbers, budget: _Budget
     ) -> Iterator[tuple[Numbers, pa.Array]]:
-        """The numbers of rows, and their values from changes; several rows may take one change's value."""
+        """Numbers of rows, and their values from changes. Several rows may take the value of one change."""
         if not len(wanted):
             return
         wanted = wanted[np.argsort(sent[wanted], kind="stable")]
@@ -183,9 +183,9 @@ class _Lacking:
     def _from_replica(
         self, only: pa.Schema, base: Numbers, wanted: Numbers, budget: _Budget
     ) -> Iterator[tuple[Numbers, pa.Array]]:
-        """The numbers of rows, and their values from the replica's rows with the keys `base`.
+        """Numbers of rows, and their values from the replica's rows with the key numbers `base`.
 
-        Several rows may take one key's value: a row that moves has it in each tenure.
+        Several rows may take the value of one key: a row that moves keeps it under each of its keys.
         """
         if not len(wanted):
             return
@@ -210,7 +210,7 @@ class _Lacking:
 
 
 def _values(rows: pa.Table, only: pa.Schema) -> pa.Array:
-    """The only column of some rows, in the schema's type."""
+    """The only column of the rows, cast to the schema's type."""
     column = conformed(rows, only).column(0)
     return pa.concat_arrays(column.chunks) if column.num_chunks else pa.nulls(0, column.type)
 
@@ -220,5 +220,5 @@ def _parted(numbers: Numbers, chosen: Mask) -> tuple[Numbers, Numbers]:
 
 
 def _ranges(begin: Numbers, count: Numbers) -> Numbers:
-    """The numbers in ranges with these beginnings and lengths, one range after the other."""
+    """The numbers of several ranges with these begins and lengths, concatenated."""
     return np.repeat(begin - (np.cumsum(count) - count), count) + np.arange(int(count.sum()))

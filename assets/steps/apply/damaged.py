@@ -1,8 +1,7 @@
-"""Finds replicas that are not as pgsieve left them: gone, unreadable, or put back to an earlier version.
+"""Finds damaged replicas: deleted, unreadable, or put back to an earlier version (RESTORE, or a backup).
 
-The search comes before anything is applied. Changes must not go to a table that lacks earlier ones, and the
-position in a restored table says nothing about its rows. A damaged table is set aside; a requested copy makes
-it anew.
+The search comes before anything is applied: a damaged replica lacks earlier changes, whatever its position says. Its
+table is set aside until the user has it copied again.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -18,17 +17,17 @@ from pgsieve.resources.lake.delta.records import TableHead
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.storage import is_uri
 
-#: A table cannot be put back to before this version: a copy creates it empty, and then fills it.
+#: A replica at this version was never put back: its first copy created it empty (version 0), and then filled it.
 _FIRST = 1
 
 
 def states_without_damaged(
     subscription: Subscription, lake: Lake, cut: Cut | None, changed: Collection[Name]
 ) -> dict[Name, TableState]:
-    """Set aside the tables whose replica is damaged, and return the states.
+    """Set aside the tables whose replica is damaged, and return all states.
 
-    A table that is no longer published keeps its state. The search reads the whole log of the `changed` tables, which
-    are about to be written.
+    A table that is no longer published keeps its state. The search reads the log of the `changed` tables, which are
+    about to be written; of other tables it only looks for later versions.
     """
     record = TableStates(lake, subscription.name)
     if cut is not None:
@@ -41,7 +40,7 @@ def states_without_damaged(
         return _damage(subscription, lake, state, cut, read=state.name in changed)
 
     if is_uri(lake.uri) and lake.local:
-        # Each check of a replica waits for an answer of the store.
+        # Each check waits for the object store.
         problems = lake.in_parallel(damage, applied)
     else:
         problems = list(map(damage, applied))
@@ -56,12 +55,13 @@ def states_without_damaged(
 
 @dataclass
 class WholeVersions:
-    """For each table a version with all applied changes and without RESTORE: of a cut, a later copy, or an apply.
+    """For each table the last version that is known to have all applied changes: of a cut, a later copy, or an apply.
 
-    `path_of` is the path of a table's replica, or of the versions of its rows; `versions` are those in the cut.
+    `path_of` gives the path of a table's replica, or of the versions of its rows; `versions` are those in the cut.
 
-    The check at the start of a step holds for the version that it saw. An apply that continues from a later version
-    checks the commits in between: the next cut would name that version, and no later check would look before it.
+    The check at the start of a step is true for the version that it read. Before an apply continues from a later
+    version, it checks the commits in between for a RESTORE. Otherwise the next cut would name that version, and no
+    later check would look at earlier ones.
     """
 
     lake: Lake
@@ -71,15 +71,13 @@ class WholeVersions:
     _left: dict[tuple[Name, int], int] = field(default_factory=dict)
 
     def begin(self, state: TableState, version: int) -> None:
-        """Continue from a version that is known to be whole."""
+        """Record a version that has all applied changes."""
         self._left[state.name, state.version] = version
 
     def advance(self, state: TableState, before: TableHead | None, now: TableHead) -> bool:
-        """Continue from a later version; `before` is the table's head when the batch began.
+        """Check and record a later version; False if the table was put back. `before` is its head when the batch began.
 
-        Returns whether that is possible: False where the table was put back.
-
-        A single commit that moves the position is an apply's, and needs no check.
+        A single commit that advances the position is an apply's own, and needs no check.
         """
         applied = self._applied_version(state, before, now)
         if applied is not None and applied not in {-1, now.version}:
@@ -107,10 +105,10 @@ class WholeVersions:
 def is_put_back(
     lake: Lake, path: str, version: int | None, position: int | None, entry_bytes: int | None = None
 ) -> bool:
-    """Whether a table was put back to before its version in a cut, or to before a position that it has had.
+    """Whether a table was put back to before `version`, which a cut has, or to before `position`, which it has had.
 
-    `version` or `position` is None if it is unknown, or is not to be read. If there is no later commit, the check only
-    lists the table's folder twice.
+    Each of the two is None if it is not checked. If there is no later commit, the check only lists the table's folder
+    twice.
     """
     if version is not None and lake.records.is_restored(path, version, entry_bytes):
         return True
@@ -120,7 +118,7 @@ def is_put_back(
 def _damage(
     subscription: Subscription, lake: Lake, state: TableState, cut: Cut | None, *, read: bool
 ) -> str | None:
-    """What is wrong with a replica that was ready; None where nothing is."""
+    """The damage of a replica that was ready, as a text; None if there is none."""
     path = lake.paths.replica(subscription.name, *state.name)
     version = version_in(cut, cut.tables if cut is not None else {}, state)
     entry_bytes = cut.entries.get(state.name) if cut is not None else None
@@ -138,7 +136,7 @@ def _damage(
 
 
 def altered_columns(lake: Lake, path: str, definition: Definition) -> str | None:
-    """The replica's columns that another writer dropped or renamed; None if it has all."""
+    """A text that names the columns that another writer has dropped or renamed; None if the replica has all."""
     try:
         columns = lake.columns(path)
     except LakeError:
@@ -154,5 +152,5 @@ def _gone(path: str) -> str:
 
 
 def put_back(path: str) -> str:
-    """What is wrong with a replica that was put back."""
+    """The damage of a replica that was put back."""
     return f'its replica "{path}" was put back to an earlier version'

@@ -1,8 +1,7 @@
-"""Compares whole rows in Spark, for a MERGE and for grouping, with the equality of `pgsieve.decoding.changes.digests`.
+"""Compares whole rows in Spark, for a MERGE and for grouping, as `pgsieve.decoding.changes.digests` does.
 
-Rows are equal when all their values are the same, NULL and NaN included. Spark treats 0.0 and -0.0 as one
-value when it joins, groups or sorts, and may return either. So floating-point numbers are compared by their
-text.
+Rows are equal if all their values are the same; NULL equals NULL, NaN equals NaN, and 0.0 differs from -0.0. Spark
+treats 0.0 and -0.0 as one value when it joins, groups or sorts. So floating-point numbers are compared as text.
 """
 
 from pyspark.sql import Column, DataFrame
@@ -13,7 +12,7 @@ from pgsieve.resources.lake.delta.records import quoted
 
 
 def _compared_as(kind: DataType) -> str | None:
-    """The type to which values are cast for a comparison; None where they are compared as they are."""
+    """The type to which values are cast before they are compared; None if they are compared as they are."""
     if isinstance(kind, FloatType | DoubleType):
         return "string"
     if isinstance(kind, ArrayType) and _compared_as(kind.elementType):
@@ -22,7 +21,7 @@ def _compared_as(kind: DataType) -> str | None:
 
 
 def exact_values(rows: DataFrame, struct: str) -> list[Column]:
-    """The values of a struct column, to group and order by; they are equal where the rows are the same."""
+    """The fields of a struct column in the form for grouping and sorting: they are equal only if the rows are the same."""
     kind = rows.schema[struct].dataType
     assert isinstance(kind, StructType)
     return [_exact(struct, f.name, f.dataType).alias(f"exact_{i}") for i, f in enumerate(kind)]

@@ -1,7 +1,7 @@
-"""Apply to one replica table in this process: few transformed changes -> its net change, in one commit by delta-rs.
+"""Applies a batch of few changes to one replica table by delta-rs, in this process: one commit of their net change.
 
-In: a batch's changes as an Arrow table, in order. Out: `Applied`. It serves tables whose files `by_files` cannot
-write. `writer` does the same by Spark, with any number of changes. Raises LakeError.
+In: a batch's changes as an Arrow table, in order. Out: `Applied`. It is for tables whose files `by_files` cannot
+write. `writer` does the same by Spark, for any number of changes. Raises LakeError.
 """
 
 from collections.abc import Sequence
@@ -25,19 +25,19 @@ from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.work import DRIVER, note
 
-#: A replica with a key may have this many times the bytes of the changes that pass through this process.
+#: The limit for changes in this process also limits the replica of a MERGE, to this many times the bytes.
 MERGED = 4
 
 
 @dataclass(frozen=True)
 class FewChanges:
-    """A batch's changes in their order, and the committer of their net change."""
+    """A batch's changes in order, and the reader and writer of the replica."""
 
     rows: pa.Table
     local: LocalRecords
 
     def present_keys(self, path: str, keys: pa.Table, deleted: str | None) -> Numbers:
-        """The numbers of the keys that a living row of the replica has; the column `deleted` marks ended rows."""
+        """The numbers of the `keys` that the replica has in a row that is not marked as deleted in the column `deleted`."""
         if deleted is None:
             return self.local.rows_of(path, keys, keys.schema)[0]
         numbers, rows = self.local.rows_of(path, keys, keys.schema.append(pa.field(deleted, pa.bool_())))
@@ -50,7 +50,7 @@ def few_changes(
 ) -> FewChanges | None:
     """A batch's changes, if this process may merge them into the replica; None if Spark has to.
 
-    `path` is the replica, `log` its transformed changes.
+    `path` is the replica, `log` its change history.
     """
     finds_rows = bool(definition.kept or pending.sent("update", "delete"))
     if finds_rows and not definition.key:
@@ -87,7 +87,7 @@ class FewChangesWriter:
         return self.few.local
 
     def apply(self) -> Applied:
-        """Apply the changes after the last TRUNCATE: append rows that are surely new, else merge."""
+        """Apply the changes after the last TRUNCATE: an append if all are INSERTs, else a MERGE."""
         note(DRIVER, 1, self.few.rows.nbytes)
         changes = self._effective(self.few.rows)
         if not (self.pending.sent("update", "delete") or self.definition.kept):
@@ -95,7 +95,7 @@ class FewChangesWriter:
         return self._keyed(changes)
 
     def _effective(self, changes: pa.Table) -> pa.Table:
-        # A slice that was transformed for an older copy may contain changes that a later copy already has.
+        # A slice that was transformed for an earlier copy may have changes that a later copy contains.
         since = pc.greater_equal(changes["commit_lsn"], self.pending.since)
         changes = changes.filter(pc.and_(since, pc.not_equal(changes["operation"], "truncate")))
         if self.pending.truncated_at:
@@ -105,7 +105,7 @@ class FewChangesWriter:
         return changes
 
     def _keyed(self, changes: pa.Table) -> Applied:
-        """Merge the outcome of each key."""
+        """Merge the net change of each key."""
         key, columns, pending = self.definition.key, self.definition.names, self.pending
         schema = pa.schema([(name, field_of(changes["new"], name).type) for name in columns])
         of_key, slices = pa.schema([schema.field(name) for name in key]), pending.ends
@@ -127,7 +127,7 @@ class FewChangesWriter:
         )
 
     def _present(self, keyed: KeyedChanges) -> Mask:
-        """The keys that matter and that the replica has, as a mask."""
+        """A mask of the keys that the replica has, as far as the changes depend on them."""
         if self.pending.truncated_at:
             return np.zeros(keyed.keys.num_rows + 1, np.bool_)
         return keyed.present(lambda keys: self.few.present_keys(self.path, keys, self.definition.deleted))
@@ -137,7 +137,7 @@ class FewChangesWriter:
     ) -> pa.Table:
         """The net change as the source of a MERGE."""
         of = merge_source(net, keeps=keyed.ended is not None)
-        # A row that comes from another key takes its unsent values from the replica.
+        # A row that an UPDATE moved to another key takes values that were not sent from the replica's former row.
         bases = np.flatnonzero(of.base != NONE)
         numbers, base = self.local.rows_of(self.path, keyed.keys.take(pa.array(of.base[bases])), schema)
         base_of = np.full(len(of.keys), NONE)
@@ -172,7 +172,7 @@ class FewChangesWriter:
         return Stamp(self.definition.metadata_column(APPLIED_AT))
 
     def _rows(self, changes: pa.Table, columns: Sequence[str]) -> pa.Table:
-        """The rows after the changes, as applied now; a change without a new row has NULL in all columns."""
+        """The new rows of the changes, with the time of the apply; all NULL for a change without a new row."""
         rows = pa.table({name: field_of(changes["new"], name) for name in columns})
         return self._stamp.of(rows)
 

@@ -1,8 +1,8 @@
-"""Ended rows that a replica keeps (`deletes: soft`), and their metadata.
+"""Ended rows, which a replica with `deletes: soft` keeps and marks as deleted, and their metadata.
 
 A row ends by a DELETE, by a TRUNCATE, or by an UPDATE that moves it out of the row filter. In: the net change of a
-batch, and where the replica has the rows of its keys. Out: the replica's rows that end, file by file, to be written
-again with other metadata; and the metadata of new rows that end within the batch. Raises Arrow's errors.
+batch, and the replica's rows of its keys. Out: the replica's rows that end, by file, to be written again with new
+metadata; and the metadata of new rows that end within the same batch. Raises Arrow's errors.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,10 @@ from pgsieve.resources.lake.stores.store import Store, joined
 
 @dataclass(frozen=True)
 class KeptRows:
-    """Ended rows of a file: their ascending numbers, and in `which` for each the row of `ended` with its metadata."""
+    """The rows of the file `name` that end: their ascending numbers in the file, and their metadata.
+
+    The metadata of the row `rows[i]` is the row `which[i]` of the table `ended`.
+    """
 
     name: str
     rows: Numbers
@@ -36,7 +39,7 @@ class KeptRows:
         return self.rows.nbytes + self.which.nbytes + int(self.ended.nbytes)
 
     def batches(self, store: Store, path: str, schema: pa.Schema, stamp: Stamp) -> Iterator[pa.RecordBatch]:
-        """The rows with the metadata of their end; `path` is the replica, `schema` its columns."""
+        """The rows with their new metadata; `path` is the replica, `schema` its columns."""
         fields = pa.schema([schema.field(name) for name in self.ended.column_names])
         ended = conformed(self.ended, fields)
         for which, rows in rows_at(store, joined(path, self.name), schema, self.rows):
@@ -49,10 +52,10 @@ class KeptRows:
 
 @dataclass(frozen=True)
 class Endings:
-    """The rows that a batch ends, and that the replica keeps.
+    """The rows that a batch ends in a replica that keeps them.
 
-    `remains` marks the keys of the net change that have a row afterwards. `emptied` are all living rows of the
-    replica if a TRUNCATE ends them, otherwise none.
+    `remains` marks the keys of the net change that have a row, ended or not, after the batch. `emptied` are all rows of
+    the replica that a TRUNCATE ends.
     """
 
     keyed: KeyedChanges
@@ -62,12 +65,15 @@ class Endings:
 
     @property
     def _metadata(self) -> pa.Table:
-        """The metadata of ended rows: a row for each change that ends one, the first TRUNCATE last."""
+        """The metadata of ended rows: one row for each change, and a last one for the first TRUNCATE, if there is one."""
         assert self.keyed.ended is not None
         return pa.concat_tables([each for each in (self.keyed.ended, self.keyed.emptied) if each is not None])
 
     def replaced(self, leaving: Sequence[FileMatches]) -> tuple[list[FileMatches], list[KeptRows]]:
-        """The rows to remove, and among these the rows to write again as ended; `leaving` have keys of the batch."""
+        """The rows to remove from their files, and those among them to write again as ended.
+
+        `leaving` are the rows whose keys the batch replaces.
+        """
         net, metadata, others = self.net, self._metadata, self.keyed.keys.num_rows
         stands = self.remains & (net.last == NONE)
         ended_by = np.full(others + 1, NONE)
@@ -86,7 +92,7 @@ class Endings:
         return gone, kept
 
     def completions(self, schema: pa.Schema) -> list[Completion]:
-        """The metadata of new rows that end within the batch; `schema` has the columns."""
+        """The metadata of new rows that end within the batch; `schema` has the replica's columns."""
         net = self.net
         at = np.flatnonzero(self.remains & (net.last != NONE) & (net.ended != NONE))
         at = at[np.argsort(net.last[at])]
@@ -97,7 +103,7 @@ class Endings:
 
 
 def _together(leaving: Sequence[FileMatches], emptied: Sequence[FileMatches], key: int) -> list[FileMatches]:
-    """The rows of both, file by file. A row that is only in `emptied` gets the key `key`."""
+    """The union of both, by file. A row that is only in `emptied` gets the key number `key`."""
     others = {match.name: replace(match, keys=np.full(len(match.rows), key)) for match in emptied}
     gone = list[FileMatches]()
     for match in leaving:

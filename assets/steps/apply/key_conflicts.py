@@ -1,12 +1,12 @@
-"""Key conflicts: finds a batch's first change that meets a row of its key, before the batch is applied.
+"""Key conflicts: finds the first change of a batch whose new key the replica has already, before the batch is applied.
 
-So a replica with a key never has two rows of one key. In: a batch's transformed changes of one table, its
-replica. Out: nothing, or KeyConflictError as PostgreSQL's conflicts insert_exists and update_exists (section
-29.8, CheckAndReportConflict() in src/backend/executor/execReplication.c). All changes of the batch count,
-even if a later change or a TRUNCATE undoes them, so it makes no difference where batches end.
+So a replica with a key never has two rows with the same key. In: a batch's transformed changes of one table, and its
+replica. Out: nothing, or KeyConflictError for the conflicts insert_exists and update_exists (PostgreSQL documentation,
+29.8 Conflicts; CheckAndReportConflict() in src/backend/executor/execReplication.c). A change counts even if a later
+change or a TRUNCATE of the batch undoes it, so it does not matter where batches end.
 
-The search reads only the keys, and only the replica's files whose statistics allow one of them.
-`pgsieve.decoding.changes.net_change` decides.
+The search reads only keys, and only the files of the replica whose statistics allow one of these keys.
+`pgsieve.decoding.changes.net_change` finds the conflict.
 """
 
 from collections.abc import Iterator, Mapping
@@ -32,9 +32,9 @@ _CHANGE = ["slice", "number", "commit_lsn", "ordinal", "operation", "old", "new"
 
 
 class KeyConflictError(PgsieveError):
-    """A change of the publisher whose key the replica has already; `conflict` is PostgreSQL's name for it.
+    """A change has a new key that the replica has already; `conflict` is PostgreSQL's name of the conflict.
 
-    `key` maps its columns to their values as PostgreSQL prints them.
+    `key` maps the key's columns to their values as PostgreSQL prints them.
     """
 
     def __init__(
@@ -52,10 +52,10 @@ class KeyConflictError(PgsieveError):
 
 @dataclass(frozen=True)
 class ConflictSearch:
-    """The search for a batch's first conflict: `path` is the replica, `log` its transformed changes.
+    """The search for a batch's first conflict: `path` is the replica, `log` its change history.
 
-    A table without a key has no conflicts. If another run has applied the changes meanwhile, they meet their own
-    rows: that is no conflict, and the position leaves the write out.
+    A table without a key has no conflicts. If another run has applied the same changes meanwhile, the replica has their
+    keys: that is no conflict, and the replica's position makes the write a no-op.
     """
 
     lake: Lake
@@ -65,7 +65,7 @@ class ConflictSearch:
     pending: Pending
 
     def refuse(self, few: FewChanges | None = None) -> None:
-        """Raise KeyConflictError if there is a conflict; `few` are the changes, if they have been read."""
+        """Raise KeyConflictError if there is a conflict; `few` are the changes if the caller has read them."""
         if not self._may_be:
             return
         with self._not_applied():
@@ -73,7 +73,7 @@ class ConflictSearch:
             self._refuse(self._by_spark() if changes is None else self._locally(changes))
 
     def refuse_change(self, conflict: KeyConflict | None) -> None:
-        """Raise KeyConflictError for a change that meets a row of its key; None stands for no change."""
+        """Raise KeyConflictError for a conflict, unless it is None, or another run has applied the changes."""
         if self._may_be:
             with self._not_applied():
                 self._refuse(conflict)
@@ -94,20 +94,20 @@ class ConflictSearch:
         try:
             yield
         except KeyConflictError:
-            # The position is read after the rows: if the replica lacks the changes now, it lacked them before.
+            # The position is read after the rows: a replica that lacks the changes now lacked them then.
             if (self.lake.records.position(self.path) or 0) < self.pending.ends[0]:
                 raise
 
     @property
     def _other_key_until(self) -> int:
-        """The LSN up to which changes may have a former key: their rows may repeat a present key."""
+        """The LSN before which changes may be from before the key was altered: their rows may repeat a present key."""
         former = self.definition.former
         return former.until if former and former.key != self.definition.key_numbers else 0
 
     # in this process
 
     def _small(self) -> FewChanges | None:
-        """The changes, where they are few and this process reads the replica's keys."""
+        """The changes, if they are few and this process can read the replica's keys; otherwise None."""
         lake, size = self.lake, self.pending.size
         committer = lake.policy.committer(self.path, self.definition.names, size)
         if not isinstance(committer, InProcess):
@@ -116,7 +116,7 @@ class ConflictSearch:
         return None if rows is None else FewChanges(rows, committer.local)
 
     def _locally(self, few: FewChanges) -> KeyConflict | None:
-        """The first conflict of few changes, by the replica's keys that matter."""
+        """The first conflict of few changes, found in this process."""
         key, rows = self.definition.key, few.rows["new"].type
         of_key = pa.schema([rows.field(rows.get_field_index(name)) for name in key])
         keyed = keyed_changes([few.rows], of_key, (), self.pending.ends, self.pending.since)
@@ -127,7 +127,7 @@ class ConflictSearch:
         return keyed.net(present)[1]
 
     def _by_spark(self) -> KeyConflict | None:
-        """The first conflict, if only Spark reads the changes and the replica."""
+        """The first conflict, found by Spark."""
         with self.lake.access.refusing(self.path):
             changes = SparkChanges(self.lake, self.path, self.log, self.definition, self.pending)
             keyed = changes.keyed()

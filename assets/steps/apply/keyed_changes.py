@@ -1,8 +1,8 @@
-"""The changes of a batch by their keys: files of the change history -> `KeyedChanges`.
+"""The changes of a batch by key: files of the change history -> `KeyedChanges`.
 
-In: Parquet files; only keys, operations and places are read of them. Out: the changes in their order, in the
-form of `net_change`. All reductions work on whole columns, so Python runs nothing per change. Raises Arrow's
-errors.
+In: Parquet files, of which only keys, operations and places are read. The place of a change is one number: its slice
+in the batch and its number in that slice. Out: the changes in order, in the form that `net_change` takes. Everything
+is computed on whole columns; no Python code runs per change. Raises Arrow's errors.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,21 +32,20 @@ from pgsieve.decoding.changes.net_change import (
 from pgsieve.resources.lake.delta.conforming import conformed
 from pgsieve.resources.lake.stores.store import Store
 
-#: An operation's place is its number in `net_change`.
+#: The index of an operation is its number in `net_change`.
 _OPERATIONS = pa.array(ROW_OPERATIONS)
-#: The columns that are read of a change, besides its rows and its unchanged columns.
+#: The columns that are read of a change, besides its rows and the names of its unchanged columns.
 PLACED = ("slice", "number", "commit_lsn", "ordinal", "operation")
 _IN_ORDER = [("commit_lsn", "ascending"), ("ordinal", "ascending")]
-#: How many bits of a change's place are its number in the slice; the bits above are the slice's number in the batch.
+#: The lower bits of a place are the change's number in its slice; the bits above are the slice's number in the batch.
 _TURN = 56
 
 
 @dataclass(frozen=True)
 class KeyConflict:
-    """A change that meets a row of its key.
+    """An INSERT (`inserts`) or UPDATE whose new key has a row already.
 
-    It is an INSERT or an UPDATE. `key` is its key (a row), `commit_lsn` its commit, and `first_lsn` the commit of
-    the batch's first change.
+    `key` is a table of one row. `commit_lsn` is of the change, `first_lsn` of the batch's first change.
     """
 
     inserts: bool
@@ -57,14 +56,14 @@ class KeyConflict:
 
 @dataclass(frozen=True)
 class KeyedChanges:
-    """The row changes of a batch in their order; each key has a number.
+    """The row changes of a batch in order. Keys are numbered; `keys` has the key of each number.
 
-    `keys` has the key of each number. `places` are the places of the changes, `commit_lsns` their commits.
-    `truncates` has for each TRUNCATE the number of changes before it, in order, `truncated` its commit.
+    `places` and `commit_lsns` have an element per change. `truncates` has for each TRUNCATE the number of changes
+    before it, `truncated` its commit LSN.
 
-    Where ended rows are kept, `ended` has the metadata of a row that the change ends, one row per change. Then a
-    TRUNCATE is a DELETE of each key that may have a row, and `emptied` is the metadata of all other rows of the
-    replica.
+    If the replica keeps deleted rows, `ended` has for each change the metadata of the row that it ends. Then a TRUNCATE
+    is a DELETE of each key that may have a row, and `emptied` has one row: the metadata of the replica's other rows
+    after the first TRUNCATE.
     """
 
     keys: pa.Table
@@ -86,17 +85,17 @@ class KeyedChanges:
 
     @cached_property
     def lookups(self) -> tuple[Mask, Mask]:
-        """Masks of the keys that the changes expect in the replica, and of the keys for which a row there matters."""
+        """Two masks of keys: those that the changes expect in the replica, and those whose presence changes the outcome."""
         return self.changes.lookups(self.keys.num_rows)
 
     @property
     def effective(self) -> int:
-        """How many changes come before the last TRUNCATE: none of their rows is left."""
+        """The number of changes before the last TRUNCATE; the changes from this number on are effective."""
         return self.truncates[-1] if self.truncates else 0
 
     @property
     def since_truncate(self) -> KeyChanges:
-        """The effective changes."""
+        """The changes after the last TRUNCATE."""
         return self._part(self.effective, len(self.places))
 
     def _part(self, begin: int, end: int) -> KeyChanges:
@@ -105,9 +104,9 @@ class KeyedChanges:
         return KeyChanges(every.operations[part], every.old[part], every.new[part], sent)
 
     def present(self, lookup: Callable[[pa.Table], Numbers]) -> Mask:
-        """Whether the replica has a row of each key that matters; one element more, for no key.
+        """A mask of the keys that the replica has, with one more element for "no key"; other keys are not looked up.
 
-        `lookup` gets a table of keys, and returns the numbers of the keys that the replica has.
+        `lookup` gets a table of keys, and returns the row numbers of those that the replica has.
         """
         expected, matters = self.lookups
         wanted = np.flatnonzero(matters if self.ended is None else matters | expected)
@@ -117,7 +116,10 @@ class KeyedChanges:
         return present
 
     def ended_metadata(self, ended: Numbers, stamp: Stamp) -> pa.Table:
-        """The metadata of rows by the changes that end them (NONE: NULL); no columns if ended rows are not kept."""
+        """The metadata of rows, given the numbers of the changes that end them; NULL for NONE.
+
+        Has no columns if the replica does not keep deleted rows.
+        """
         if self.ended is None:
             return pa.table({})
         return stamp.of(self.ended.take(pa.array(ended, mask=ended == NONE)))
@@ -128,10 +130,10 @@ class KeyedChanges:
         return KeyConflict(inserts, key, int(lsns[change]), int(lsns[0]))
 
     def net(self, present: Mask) -> tuple[NetChange, KeyConflict | None]:
-        """The outcome for each key, and the first conflict.
+        """The net change of each key, and the first conflict.
 
-        Only the changes after the last TRUNCATE are effective; places count from the first of them. `present` says for
-        each key whether the replica had a row of it before.
+        The net change is of the changes after the last TRUNCATE, and numbers changes from the first of these. `present`
+        is a mask of the keys that the replica had before the batch.
         """
         conflict: KeyConflict | None = None
         for begin, end in zip((0, *self.truncates), (*self.truncates, len(self.places)), strict=True):
@@ -143,8 +145,8 @@ class KeyedChanges:
 
 
 def places_of(changes: pa.Table, slices: Sequence[int]) -> Numbers:
-    """The places of changes in some slices, ascending in the order of the changes; -1 for changes of other slices."""
-    # A TRUNCATE has no number, and must not have the place of a change.
+    """The places of changes in the slices that end at `slices`; -1 for changes of other slices."""
+    # A TRUNCATE has no number. It gets the highest one, which no change has.
     slice_of, number = np.asarray(changes["slice"]), np.asarray(changes["number"].fill_null((1 << _TURN) - 1))
     places = np.full(len(slice_of), -1, np.int64)
     for turn, end in enumerate(slices):
@@ -154,10 +156,10 @@ def places_of(changes: pa.Table, slices: Sequence[int]) -> Numbers:
 
 @dataclass(frozen=True)
 class _Part:
-    """The changes of a file.
+    """The changes of one file.
 
-    `keys` are the keys of the INSERTs, UPDATEs and DELETEs. `moves` are the UPDATEs that sent an old key, `moved` the
-    old keys.
+    `keys` has the key of each change: the new one, of a DELETE the old one. `moves` are the numbers of the UPDATEs that
+    sent an old key, and `moved` has these old keys.
     """
 
     places: Numbers
@@ -182,7 +184,7 @@ class _Part:
 def stored_changes(
     store: Store, files: Iterable[str], keys: pa.Schema, unsent: Sequence[str], kept: Metadata = ()
 ) -> Iterator[pa.Table]:
-    """The columns of a change history's files that `keyed_changes` needs; the others may be large."""
+    """The columns of a change history's files that `keyed_changes` needs, file by file; other columns may be large."""
     read = [*PLACED, *(f"{side}.{name}" for side in ("new", "old") for name in keys.names)]
     read += ["commit_time", *(f"old.{name}" for name, _ in kept)] if kept else []
     return (store.columns(file, [*read, "unchanged"] if unsent else read) for file in files)
@@ -197,10 +199,10 @@ def keyed_changes(
     most_bytes: int | None = None,
     kept: Metadata = (),
 ) -> KeyedChanges | None:
-    """The row changes of a change history that committed at or after `since`; None if their keys have more bytes.
+    """The row changes that committed at or after `since`; None if they need more than `most_bytes` of memory.
 
-    `keys` has the names and types of the key, `unsent` the columns that some change left out. `kept` are the metadata
-    columns of a table whose ended rows are kept.
+    `keys` has the names and types of the key's columns, `unsent` the columns that some change did not send. `kept` are
+    the metadata columns of a replica that keeps deleted rows, else empty.
     """
     parts, size = [_part(_no_changes(keys, kept), keys, unsent, slices, since, kept)], 0
     for part in changes:
@@ -280,7 +282,7 @@ def _part(
 
 
 def _sent(unchanged: pa.ChunkedArray, unsent: Sequence[str]) -> list[Mask]:
-    """Which changes sent each of some columns; `unchanged` names the columns that a change left out."""
+    """For each column in `unsent` a mask of the changes that sent it; `unchanged` lists the columns not sent per change."""
     lists = unchanged.combine_chunks()
     owners, names = np.asarray(pc.list_parent_indices(lists)), lists.flatten()
     masks = []
@@ -292,7 +294,7 @@ def _sent(unchanged: pa.ChunkedArray, unsent: Sequence[str]) -> list[Mask]:
 
 
 def _distinct(keys: pa.Table, numbers: Numbers) -> pa.Table:
-    """One key for each number, in the order of the numbers."""
+    """The distinct keys in the order of their numbers; `numbers` has the number of each of `keys`."""
     first = np.zeros(int(numbers.max(initial=-1)) + 1, np.int64)
     first[numbers[::-1]] = np.arange(len(numbers))[::-1]
     return keys.take(pa.array(first))
@@ -324,7 +326,7 @@ def _in_order(changes: KeyedChanges, ordinals: Numbers, truncates: pa.Table) -> 
 
 
 def _kept(changes: KeyedChanges, truncates: pa.Table, kept: Metadata) -> KeyedChanges:
-    """The changes with DELETEs in the place of TRUNCATEs, and the metadata of rows that TRUNCATEs end."""
+    """The changes with DELETEs instead of TRUNCATEs, and the metadata of rows that TRUNCATEs end."""
     if not changes.truncates:
         return changes
     by_key, which = with_deletes(changes.changes, changes.truncates, changes.keys.num_rows)
@@ -332,7 +334,7 @@ def _kept(changes: KeyedChanges, truncates: pa.Table, kept: Metadata) -> KeyedCh
     return KeyedChanges(
         changes.keys,
         by_key,
-        # No row comes from a TRUNCATE, so its place is never used.
+        # A TRUNCATE has no new row, so its place is never used.
         np.append(changes.places, np.full(truncates.num_rows, NONE))[which],
         np.append(changes.commit_lsns, np.asarray(truncates["commit_lsn"]))[which],
         ended=pa.concat_tables([changes.ended, emptied]).take(pa.array(which)),

@@ -1,8 +1,8 @@
-"""The changes of a batch without a key: their rows as digests, and the resulting change of the multiset.
+"""The changes of a table without a key: digests of their rows, and the net change of the multiset of rows.
 
-In: files of the change history, and the replica. Out: the changes as if the whole row were the
-key (`KeyedChanges`), and the rows to delete and insert. Rows are in memory one row group at a time. Raises
-LakeError, and Arrow's errors.
+In: files of the change history, and the replica. Out: the changes as if the digest of the whole row were the key
+(`KeyedChanges`), and the rows to delete and insert. Only one row group is in memory at a time. Raises LakeError, and
+Arrow's errors.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,12 +22,12 @@ from pgsieve.resources.lake.executors import Executors
 from pgsieve.resources.lake.stores.store import RowGroup, Store, parted
 from pgsieve.resources.parts import Guard
 
-#: Counts the replica's rows for each of some digests.
+#: A function that counts the replica's rows of each digest.
 Holds = Callable[[WantedDigests], Numbers]
 
 
 def changes_of(row: pa.DataType) -> pa.Schema:
-    """The columns to read from changes; `row` is the type of a row, or of its digest."""
+    """The columns to read of changes; `row` is the type of a row, or of its digest."""
     kinds = dict.fromkeys(PLACED, pa.int64()) | {"operation": pa.string()}
     return pa.schema(kinds | dict.fromkeys(SIDES, row))
 
@@ -43,7 +43,7 @@ def stored_digests(store: Store, groups: Sequence[RowGroup], rows: pa.Schema, ru
 
 @dataclass(frozen=True)
 class _Digesting:
-    """Digests the rows of changes, part by part. It is sent to executors."""
+    """Reads changes, part by part, and replaces their rows by digests. It is sent to executors."""
 
     store: Store
     parts: Sequence[Sequence[RowGroup]]
@@ -58,27 +58,26 @@ class _Digesting:
 
 @dataclass(frozen=True)
 class KeylessChanges:
-    """A batch's changes after its last TRUNCATE; each distinct row has a number."""
+    """A batch's changes after its last TRUNCATE. Distinct rows are numbered; their digests are the keys of `rows`."""
 
     rows: KeyedChanges
 
     @classmethod
     def of(cls, digests: pa.Table, slices: Sequence[int], since: int) -> "KeylessChanges":
-        """The changes of a change history that committed at or after `since`."""
+        """The changes that committed at or after `since`, from a table of changes with digests."""
         keyed = keyed_changes([digests], DIGEST, (), slices, since)
         assert keyed is not None
         return cls(keyed)
 
     @property
     def places(self) -> Numbers:
-        """The place of each change in the batch."""
+        """The place of each change."""
         return self.rows.places[self.rows.effective :]
 
     def outcome(self, holds: Holds) -> "Outcome":
-        """The resulting change of the multiset.
+        """The net change of the multiset.
 
-        First it looks up only the rows that the replica must have. If one of these is missing, it looks up all
-        rows to delete.
+        First only the rows that the replica must have are looked up. If one is missing, all old rows are looked up.
         """
         changes, count = self.rows.since_truncate, self.rows.keys.num_rows
         olds = sides(changes)[0]
@@ -92,7 +91,7 @@ class KeylessChanges:
         return Outcome(net, counts, wanted)
 
     def places_of_old(self, rows: Numbers) -> Numbers:
-        """For each of these rows, which are numbers, the place of a change that removes it."""
+        """The place of a change that removes the row, for each of these row numbers."""
         olds = sides(self.rows.since_truncate)[0]
         place = np.full(self.rows.keys.num_rows, NONE)
         place[olds[olds != NONE]] = self.places[olds != NONE]
@@ -101,7 +100,7 @@ class KeylessChanges:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The change of a multiset; `counts` says how often the replica has each row that was `looked_up`."""
+    """The net change of a multiset. `counts` has how often the replica has each row number in `looked_up`; else 0."""
 
     net: MultisetChange
     counts: Numbers
@@ -109,7 +108,7 @@ class Outcome:
 
 
 def going(matches: Sequence[FileMatches], counts: Numbers) -> list[FileMatches]:
-    """The first matches of each key, as many as `counts` says."""
+    """The first matches of each key number, at most as many as `counts` has for it."""
     left, chosen = counts.copy(), list[FileMatches]()
     for match in matches:
         order = np.argsort(match.rows)

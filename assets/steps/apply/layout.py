@@ -1,8 +1,7 @@
-"""Sets the Delta properties of replicas to the layout in pgsieve.yaml, before changes are applied.
+"""Sets the Delta properties of replicas as the layout in pgsieve.yaml says, before changes are applied.
 
-In: a subscription with its layout, and the states of its tables. Out: commits of metadata, which leave rows
-and positions as they are, and a record of the properties set. While that record equals pgsieve.yaml, no
-replica is read. Raises LakeError.
+In: a subscription with its layout, and the states of its tables. Out: commits that change only metadata, and a record
+of the properties. No replica is read if that record equals pgsieve.yaml. Raises LakeError.
 """
 
 from collections.abc import Iterable
@@ -25,9 +24,9 @@ from pgsieve.resources.lake.lake import Lake
 def follow_layout(
     subscription: Subscription, lake: Lake, states: Iterable[TableState]
 ) -> dict[Name, tuple[int, int]]:
-    """Give the replicas the properties of their layout, where that has changed.
+    """Set the properties of the replicas if the layout has changed.
 
-    Returns, for each changed replica, its version before and after.
+    Returns for each changed replica its version before and after.
     """
     record, layout = SubscriptionRecord(lake, subscription.name), subscription.layout
     state, wanted = record.state(), layout.delta_json()

@@ -1,7 +1,7 @@
-"""The source and the clauses of a MERGE into a replica, with a key or without.
+"""The MERGE of a net change into a replica by Spark, and the clauses for a table without a key.
 
-In: net changes. Out: a flat source of rows to delete and insert, and the clauses, which both engines read
-(`pgsieve.resources.lake.delta.merge`); and the MERGE by Spark. delta-rs merges in `Commits.merge`.
+`pgsieve.resources.lake.delta.merge` has the clauses for a table with a key, and what both engines share. delta-rs
+merges in `Commits.merge`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,10 @@ from pgsieve.resources.work import engine_of, note
 
 
 def keyless_merge(source: DataFrame, columns: Sequence[str]) -> Clauses:
-    """The MERGE of deleted and inserted rows into a table without a key: `action` is delete or insert, `row` the row."""
+    """The clauses that delete and insert rows in a table without a key; `source` has the columns `action` and `row`.
+
+    `action` is `delete` or `insert`.
+    """
     return keyless_clauses(same_row_sql(source, "row", "t", "s.row"), columns)
 
 
@@ -27,8 +30,8 @@ def merge_by_spark(
 ) -> Mapping[str, int]:
     """Run a MERGE into the version `base` of a table.
 
-    Returns the number of rows by kind of change; empty where the table has reached the position already. Raises LakeError
-    for a table with a column of a name that the MERGE uses itself.
+    Returns the number of rows by kind of change; empty if the table has reached the position already. Raises LakeError
+    if the table has a column whose name the MERGE uses for its own.
     """
     refuse_added(lake.columns(path))
     view = f"pgsieve_{uuid4().hex}"

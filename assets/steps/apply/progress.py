@@ -1,7 +1,7 @@
-"""How far the replicas of a subscription are, as the Delta tables say.
+"""The progress of a subscription's replicas, read from the lake.
 
-In: the cuts, the records of transformed slices, the change log. Out: the LSNs before which everything is transformed,
-or applied, and the tables that the newest cut does not cover. Raises LakeError.
+In: the cuts, the records of transformed slices, the change log. Out: the LSNs up to which everything is transformed or
+applied, and the tables that are ahead of the newest cut. Raises LakeError.
 """
 
 from dataclasses import dataclass
@@ -20,13 +20,13 @@ from pgsieve.resources.lake.lake import Lake
 
 @dataclass(frozen=True)
 class ReplicaProgress:
-    """How far the replicas of a subscription are."""
+    """The progress of a subscription's replicas."""
 
     subscription: Subscription
     lake: Lake
 
     def tables_beyond_cut(self) -> set[Name]:
-        """The tables that the newest cut does not cover yet: with changes to apply, or copied since."""
+        """The tables with changes after the newest cut, and the tables that were copied since."""
         lake, subscription = self.lake, self.subscription.name
         cut = Cuts(lake, subscription).last()
         waiting = Transformed(lake, subscription).slices(cut.lsn if cut else 0)
@@ -49,10 +49,10 @@ class ReplicaProgress:
         return Transformed(self.lake, self.subscription.name).position()
 
     def complete_up_to(self, transformed: int) -> int:
-        """The LSN before which everything has been transformed: the change log's end, unless it has further slices.
+        """The LSN before which everything is complete, for a caller that has read the slices up to `transformed`.
 
-        The caller has read the slices up to `transformed`. Slices that another process has transformed since then are
-        not applied.
+        It is the end of the change log if there is no later slice, and `transformed` otherwise, also if another process
+        has transformed later slices since.
         """
         lake, feed = self.lake, self.subscription.feed
         durable = ChangeLog(lake, feed).position() or 0
@@ -61,14 +61,14 @@ class ReplicaProgress:
         waiting = lake.records.slices(ChangeLog(lake, feed).path, transformed) or any(
             end > transformed for end in AlteredSlices(lake, feed).ends(self.subscription.name, durable)
         )
-        # This position is read last: a slice that was not transformed before is in the change log, if it exists.
+        # Read last: a slice stays in the change log until it is transformed, so none was missed if this is unchanged.
         overtaken = self.transformed_up_to() > transformed
         return transformed if waiting or overtaken else durable
 
     def applied_up_to(self) -> int:
-        """The LSN before which no slice has a change that a replica, or the versions of its rows, lack.
+        """The LSN before which no replica and no versions of rows lack a change.
 
-        It is at least the newest cut's LSN, and moves on over later slices that have no such change.
+        It is at least the newest cut's LSN, and passes later slices whose changes are all applied.
         """
         lake, name = self.lake, self.subscription.name
         cut = Cuts(lake, name).last()

@@ -1,9 +1,9 @@
 """Apply: transformed changes -> replica tables, one Delta version per table and batch, then a cut.
 
-A batch is a number of consecutive slices; their net change is applied. Every write to a replica has the
-batch's end as its position, and is committed to exactly the version from which it was planned. Where another
-process was faster, the remaining changes are planned anew. A table without changes in a batch is not written.
-When all tables have a batch, its end and their Delta versions are written to `_cuts`.
+A batch is some consecutive slices, whose net change is applied. Every write to a replica has the batch's end as its
+position, and is committed to exactly the version from which it was planned. If another process was faster, the changes
+that are still lacking are planned anew. A table without changes in a batch is not written. When all tables have a
+batch, a cut with its end and their Delta versions is written to `_cuts`.
 """
 
 from collections import Counter, deque
@@ -32,19 +32,18 @@ from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.records import TableHead
 from pgsieve.resources.lake.lake import Lake
 
-#: Slices whose net change is applied at once.
+#: The most slices in a batch.
 BATCH_SLICES = 8
-#: At most this many changes of a table are applied at once, unless one slice has more: their keys are in
-#: memory.
+#: The most changes of a table in a batch, unless one slice has more: their keys are in memory.
 BATCH_CHANGES = 4_000_000
 
 
 @dataclass
 class ApplyResult:
-    """The result of an apply for each table, and the cut at its end; `cut` is None if there is none yet.
+    """The result of an apply for each table with changes, and the newest cut, None if there is none yet.
 
-    `sent_as` counts the changes of each table since the previous cut by the operation that they were sent as. It also
-    counts changes that were not sent.
+    `sent_as` counts the changes of each table since the previous cut, by the operations that they were received as and
+    sent as; it includes changes that were not sent.
     """
 
     tables: dict[Name, Applied] = field(default_factory=dict)
@@ -53,12 +52,12 @@ class ApplyResult:
 
 
 def batches_of(ends: Sequence[int]) -> Iterable[Sequence[int]]:
-    """Divide slices into batches."""
+    """Divide slices, given by their ends, into batches."""
     return [ends[i : i + BATCH_SLICES] for i in range(0, len(ends), BATCH_SLICES)]
 
 
 def parts_in_memory(ends: Sequence[int], slices: Mapping[int, Sequence[TableChanges]]) -> list[Sequence[int]]:
-    """Divide a batch into parts: in each no table has more than `BATCH_CHANGES`, unless one slice has more."""
+    """Divide a batch into smaller ones in which no table has more than `BATCH_CHANGES`, unless one slice has more."""
     parts, counts = list[list[int]](), Counter[Name]()
     for end in ends:
         more = Counter({c.name: sum(c.sent.values()) for c in slices[end]})
@@ -80,8 +79,8 @@ def apply(
 ) -> ApplyResult:
     """Apply the transformed slices that the replicas lack, and write a cut if anything changed.
 
-    `only` restricts the apply to some tables; then no cut is written, as the others stay behind. `cut_into` divides the
-    slices into batches; the rows do not depend on it.
+    `only` restricts the apply to some tables. Then no cut is written, since the others lack changes. `cut_into` divides
+    the slices into batches, which does not change the rows.
     """
     lake.access.begin_writing()
     with subscription.feed.source.exclusively(subscription.name):
@@ -91,7 +90,7 @@ def apply(
 
 
 class _Apply:
-    """An apply of the transformed slices: the slices, the replicas, and the results so far."""
+    """A running apply: the transformed slices, the replicas, and the results so far."""
 
     def __init__(self, subscription: Subscription, lake: Lake, log: Log, only: Sequence[Name] | None) -> None:
         self._subscription, self._lake, self._log, self._only = subscription, lake, log, only
@@ -100,10 +99,10 @@ class _Apply:
         self._transformed = record.position()
         self._slices = record.slices(self.result.cut.lsn if self.result.cut else 0)
         states = self._followed()
-        # A table that another process makes ready later would lack earlier batches.
+        # Tables that another process makes ready later are left out: they would lack earlier batches.
         self._begun = {n for n, s in states.items() if s.applies}
         self.result.sent_as = self._sent_as(states)
-        #: Whether a cut can be written: no table is left out, and no other process works on one.
+        #: Whether a cut may be written: all tables are applied, and no other process works on one.
         self._alone = only is None and not _is_copied_by_others(states, self._begun)
         self._replicas = _Replicas(subscription, lake, states, self.result.cut, log)
         #: The tables whose replicas may lack something of the batch.
@@ -111,7 +110,7 @@ class _Apply:
         self._begin_row_versions()
 
     def _begin_row_versions(self) -> None:
-        """Determine how far the versions of rows are; they begin anew for replicas with repaired rows."""
+        """Read how far the versions of rows are; those of repaired replicas begin anew."""
         replicas, subscription = self._replicas, self._subscription.name
         for name in self._repaired:
             head = self._lake.records.head(self._lake.paths.replica(subscription, *name))
@@ -119,7 +118,7 @@ class _Apply:
         self._set_aside(replicas.row_versions.begin(replicas.states, self._repaired))
 
     def _followed(self) -> dict[Name, TableState]:
-        """The states of the tables after their replicas have got the configured layout."""
+        """Check the replicas for damage and repairs, and set the properties of their layout; returns the tables' states."""
         changed = {c.name for changes in self._slices.values() for c in changes if c.changed}
         cut = self.result.cut
         states = states_without_damaged(self._subscription, self._lake, cut, changed)
@@ -127,7 +126,7 @@ class _Apply:
         if note_partial(self._subscription.name, self._lake, [states[n] for n in self._repaired], self._log):
             states = TableStates(self._lake, self._subscription.name).newest()
         if followed := follow_layout(self._subscription, self._lake, states.values()):
-            # The new version has the same rows as the cut's.
+            # Only properties have changed: the new versions have the same rows as the cut's.
             versions = cut.tables if cut else {}
             renew_cut(
                 self._lake,
@@ -142,7 +141,7 @@ class _Apply:
         return states
 
     def _sent_as(self, states: Mapping[Name, TableState]) -> dict[Name, SentCounts]:
-        """The changes since the copies of tables by the operation that they were sent as, also changes not sent."""
+        """Count the changes since the copies of the tables, as in `ApplyResult.sent_as`."""
         counts = dict[Name, SentCounts]()
         for change in (c for changes in self._slices.values() for c in changes if c.name in self._begun):
             if change.slice > states[change.name].lsn:
@@ -150,7 +149,7 @@ class _Apply:
         return counts
 
     def run(self, cut_into: Callable[[Sequence[int]], Iterable[Sequence[int]]]) -> None:
-        """Apply batch by batch, with a cut after each; with `disable_on_error` it ends with the first error."""
+        """Apply batch by batch, with a cut after each. With `disable_on_error` it ends at the first error."""
         slices = self._slices
         batches = deque(part for ends in cut_into(list(slices)) for part in parts_in_memory(ends, slices))
         while batches:
@@ -171,7 +170,7 @@ class _Apply:
                     return
             self._apply_batch(batch, plans)
             if self._is_disabled():
-                return  # Each replica has none or all of the batch, and no cut has it.
+                return  # Each replica has all or nothing of the batch, and no cut is written.
             self._follow_versions(changes, batch.decided)
             tables = f"{counted(len(plans), 'table')} of {self._subscription.name}"
             self._log(f"applied everything up to {format_lsn(batch.end)} to {tables}")
@@ -181,7 +180,7 @@ class _Apply:
         self._cut(progress.complete_up_to(max(self._transformed, *slices, 0)))
 
     def _plans(self, batch: Batch) -> list[Plan]:
-        """The changes of a batch that tables lack; a table that was put back meanwhile is set aside."""
+        """The plans of a batch. A table that was put back meanwhile is set aside."""
         plans, advanced, states = batch.planned(self._only)
         self._replicas.states = states
         self._alone = self._alone and not _is_copied_by_others(states, self._begun)
@@ -191,7 +190,7 @@ class _Apply:
         return [plan for plan in plans if plan.pending.name not in aside]
 
     def _apply_batch(self, batch: Batch, plans: Sequence[Plan]) -> None:
-        """Apply a batch to the tables that lack it; a table that fails is set aside, or disables the subscription."""
+        """Apply the plans of a batch. A table that fails is set aside, or disables the subscription."""
         former_heads = {plan.pending.name: plan.pending.head for plan in plans}
         for done in batch.applied(plans):
             applied = done
@@ -208,12 +207,12 @@ class _Apply:
             self._count(applied)
 
     def _follow_versions(self, changes: Sequence[TableChanges], decided: Mapping[Name, DecidedKeys]) -> None:
-        """Bring the versions of rows up to a batch; a table whose versions cannot follow is set aside."""
+        """Apply a batch to the versions of rows. A table whose versions cannot be written is set aside."""
         row_versions, states = self._replicas.row_versions, self._replicas.states
         self._set_aside(row_versions.follow(states, changes, self._behind, decided))
 
     def _set_aside(self, problems: Mapping[Name, str]) -> None:
-        """Set tables aside whose versions of rows have these problems."""
+        """Set aside the tables whose versions of rows have problems."""
         for name, problem in problems.items():
             self._replicas.set_aside(name, problem)
             self._count(Applied(*name, problem=problem, damaged=True))
@@ -231,13 +230,13 @@ class _Apply:
         return self._subscription.disable_on_error and any(a.problem and not a.damaged for a in tables)
 
     def _cut(self, lsn: int) -> None:
-        """Write a cut of an LSN if no other process works on the tables."""
+        """Write a cut at an LSN, unless tables are left out or another process works on them."""
         if self._alone:
             self._replicas.cut(self.result, lsn)
 
 
 class _Replicas:
-    """The replicas of a subscription during an apply: their states, and the Delta versions of the next cut."""
+    """The replicas of a subscription during an apply: their states, and their Delta versions for the next cut."""
 
     def __init__(
         self,
@@ -251,19 +250,15 @@ class _Replicas:
         self._subscription, self._lake, self._cut = subscription, lake, cut
         self._versions: dict[Name, int] = dict(cut.tables) if cut else {}
         self._whole_versions = WholeVersions(lake, cut, self._path, cut.tables if cut else {})
-        #: The positions that the change histories have reached; unknown for tables that were copied since the
-        #: cut.
+        #: The positions that the change histories have reached; tables that were copied since the cut are missing.
         histories = cut.histories.items() if cut else ()
         self._histories = {n: at for n, at in histories if n in states and cut and cut.is_after(states[n])}
         self.row_versions = FollowingVersions(subscription, lake, cut, log)
-        #: The greatest position of the replicas that were looked at.
+        #: The greatest position of the replicas that were read.
         self._reached = 0
 
     def advance(self, name: Name, before: TableHead | None, now: TableHead) -> str | None:
-        """Continue from a version of a table.
-
-        If the table was put back, it is set aside, and the problem is returned.
-        """
+        """Check and record a table's new version; if the table was put back, set it aside and return the problem."""
         problem = self._problem(name, before, now)
         self._continue(name, now, problem)
         return problem
@@ -283,16 +278,16 @@ class _Replicas:
         self._reached = max(self._reached, now.position or 0)
 
     def note_histories(self, changes: Sequence[TableChanges]) -> None:
-        """Record that the histories have the changes of a batch."""
+        """Record that the change histories have the changes of a batch."""
         self._histories |= {change.name: change.slice for change in changes}
 
     def set_aside(self, name: Name, problem: str) -> None:
-        """Set a table aside: nothing more is applied to it."""
+        """Set a table aside, so that nothing more is applied to it."""
         self.states[name] = self.states[name].with_problem(self._subscription.name, problem)
         TableStates(self._lake, self._subscription.name).append([self.states[name]])
 
     def cut(self, result: ApplyResult, lsn: int) -> None:
-        """Write a cut of an LSN if no table is beyond it."""
+        """Write a cut at an LSN, unless a table is beyond it."""
         copied = max((s.lsn for s in self.states.values() if s.state == SyncState.READY), default=0)
         if max(copied, self._reached) <= lsn and self._look_at_copied(lsn):
             ready = [name for name, state in self.states.items() if state.state == SyncState.READY]
@@ -308,9 +303,9 @@ class _Replicas:
             self._cut = result.cut
 
     def _look_at_copied(self, lsn: int) -> bool:
-        """Read the versions of tables that were copied since the cut, or followed their definition.
+        """Read the versions of tables that were copied, or whose definition changed, since the cut.
 
-        False if one is beyond the LSN.
+        Returns False if one is beyond the LSN.
         """
         versions = self._cut.tables if self._cut else {}
         paths = {}
@@ -323,7 +318,7 @@ class _Replicas:
         heads = dict(zip(paths, self._lake.heads(list(paths.values())), strict=True))
         if any((head.position or 0) > lsn for head in heads.values()):
             return False
-        # Each check waits for a store's answers.
+        # In parallel, as each check waits for the store.
         problems = self._lake.in_parallel(lambda name: self._problem(name, None, heads[name]), list(heads))
         for name, problem in zip(heads, problems, strict=True):
             self._continue(name, heads[name], problem)
@@ -331,7 +326,7 @@ class _Replicas:
 
 
 def _is_copied_by_others(states: Mapping[Name, TableState], begun: Collection[Name]) -> bool:
-    """Whether another process has copied a table: batches left it out that a cut would call applied."""
+    """Whether another process has copied a table during this apply: its batches have left the table out."""
     return any(
         s.state == SyncState.FINISHED_COPY or (s.state == SyncState.READY and n not in begun)
         for n, s in states.items()
@@ -339,7 +334,7 @@ def _is_copied_by_others(states: Mapping[Name, TableState], begun: Collection[Na
 
 
 def _record(lake: Lake, subscription: Subscription, result: ApplyResult, wanted: Cut) -> None:
-    """Write a cut, unless the newest cut has the same contents."""
+    """Write a cut, unless the newest one has the same contents."""
     last, tables = result.cut, wanted.tables
     contents = (tables, wanted.versioned, wanted.scd2)
     if not tables or (last and (last.tables, last.versioned, last.scd2) == contents):
@@ -358,14 +353,14 @@ def _record(lake: Lake, subscription: Subscription, result: ApplyResult, wanted:
 
 
 def renew_cut(lake: Lake, subscription: Subscription, versions: Mapping[Name, int]) -> None:
-    """Write the newest cut again if some tables have its LSN in another Delta version."""
+    """Write the newest cut again with other Delta versions of some tables, which have the same rows."""
     if (cut := Cuts(lake, subscription.name).last()) is not None:
         renewed = {name: versions.get(name, version) for name, version in cut.tables.items()}
         _record(lake, subscription, ApplyResult(cut=cut), replace(cut, tables=renewed))
 
 
 def total(before: ApplyResult, now: ApplyResult) -> ApplyResult:
-    """The combined result of two applies, one after the other."""
+    """The combined result of two successive applies."""
     tables = dict(before.tables)
     for name, applied in now.tables.items():
         tables[name] = _sum(tables.get(name), applied)

@@ -1,8 +1,8 @@
-"""The versions of rows follow a batch: transformed changes -> versions that end, and versions that begin.
+"""Applies a batch to the versions of rows (`scd2`): transformed changes -> versions that end, and versions that begin.
 
-In: the change history, whose changes the replica has already, and the table of versions. Out: one commit of that
-table, once per slice. The versions are computed by columns (`pgsieve.decoding.changes.net_change.row_versions`).
-Raises LakeError, and OverrunError where another process was faster.
+In: changes that the replica has already, in the change history; and the table of versions. Out: one commit of that
+table per batch. The versions are computed on whole columns (`pgsieve.decoding.changes.net_change.row_versions`).
+Raises LakeError, and OverrunError if another process was faster.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -48,10 +48,10 @@ from pgsieve.resources.work import called
 
 
 class FollowingVersions:
-    """The versions of the rows of a subscription's tables during an apply.
+    """The versions of rows of a subscription's tables during an apply.
 
-    `positions` are the positions of versions without a gap, by table. `tables` are the Delta versions of these tables;
-    none of them was put back.
+    `positions` has the position of each table of versions that has no gap. `tables` has the Delta version of each that
+    was not put back.
     """
 
     def __init__(self, subscription: Subscription, lake: Lake, cut: Cut | None, log: Log) -> None:
@@ -67,11 +67,11 @@ class FollowingVersions:
     def begin(
         self, states: Mapping[Name, TableState], repaired: Collection[Name] = frozenset()
     ) -> dict[Name, str]:
-        """Determine how far the versions of all tables are; returns the problems of unreadable versions.
+        """Read how far the versions of all tables are; returns the problems of unreadable ones.
 
-        Versions continue if they have no gap. Then neither they nor their replica were put back or repaired since the
-        newest cut; and they reach the position that the cut records, or began at the cut or a later copy. Other
-        versions begin anew with the present rows.
+        Versions continue if they have no gap: they reach the position that the newest cut records, or began at that
+        cut or a later copy; and since the cut neither they were put back nor their replica was repaired. Other versions
+        begin anew with the present rows.
         """
         failed = dict[Name, str]()
         for name, state in states.items():
@@ -97,7 +97,7 @@ class FollowingVersions:
             lsn = max(state.lsn, replica or 0, head.position or 0, of_cut.lsn if of_cut is not None else 0)
             table.begun(self._log, lsn, datetime.now(UTC), once=False)
             head, version = lake.records.head(path), None
-        # An idle run names the version of the newest cut again, so that it writes no other one.
+        # Without new changes the version of the newest cut is named again, so that no other cut is written.
         is_idle = version is not None and head.position == since
         self.positions[name] = head.position or 0
         self.tables[name] = version if version is not None and is_idle else head.version
@@ -110,9 +110,9 @@ class FollowingVersions:
         behind: Collection[Name],
         decided: Mapping[Name, DecidedKeys],
     ) -> dict[Name, str]:
-        """Bring the versions up to the changes that the replicas have, except those `behind`; returns the problems by table.
+        """Apply the changes that the replicas have to their versions; returns the problems by table.
 
-        `decided` are the changes by their keys that the apply has used.
+        Replicas in `behind` lack some changes, and are left out. `decided` are the changes by key from the apply.
         """
         own = [c for c in changes if c.name in self.positions and c.name not in behind]
 
@@ -141,7 +141,7 @@ class FollowingVersions:
         VersionsWriter(table, log, pending, state.lsn, decided).apply()
         reach(Failpoint.REPLICA_COMMITTED)
         now = lake.records.head(table.path)
-        # Otherwise the next run compares with the version that the cut still names.
+        # If it was put back, the cut keeps its former version, and the next run finds the damage.
         if self._whole_versions.advance(state, pending.head, now):
             self.tables[state.name] = now.version
 
@@ -149,7 +149,7 @@ class FollowingVersions:
 def lacking_versions(
     subscription: Subscription, lake: Lake, state: TableState, changes: Sequence[TableChanges]
 ) -> tuple[VersionTable, Pending] | None:
-    """The versions of a table and the changes that they lack; None if they lack none, or are not kept."""
+    """A table's versions of rows and the changes that they lack; None if they lack none, or are not kept."""
     table = VersionTable.kept(subscription, lake, state) if state.applies else None
     if table is None or not lake.records.exists(table.path):
         return None
@@ -160,10 +160,10 @@ def lacking_versions(
 
 @dataclass(frozen=True)
 class _Outcome:
-    """The outcome of changes for versions; a TRUNCATE counts as a DELETE of each key.
+    """The versions that a batch ends and begins; a TRUNCATE counts as a DELETE of each key.
 
-    `commit_of` and `places` are the commit and the place of each change. `matches` are the present versions of the
-    keys. `truncated` is the number of the first TRUNCATE's commit, if there is one.
+    `commit_of` and `places` have for each change the number of its commit in `commits`, and its place. `matches` are
+    the present versions of the keys. `truncated` is the number of the first TRUNCATE's commit, None without one.
     """
 
     versions: RowVersions
@@ -176,9 +176,9 @@ class _Outcome:
 
 @dataclass(frozen=True)
 class VersionsWriter:
-    """Writes the changes of a batch, which are in `log`, to the versions of one table.
+    """Writes the changes of a batch, which are in the change history `log`, to the versions of one table.
 
-    `copied` is the LSN of the copy. `decided` are changes by their keys, perhaps of this batch.
+    `copied` is the LSN of the copy. `decided` are changes by key from an apply, which may be of other slices.
     """
 
     table: VersionTable
@@ -191,7 +191,7 @@ class VersionsWriter:
         """Write the versions in one commit; its position is the end of the last slice."""
         table, pending, end, lake = self.table, self.pending, self.pending.ends[-1], self.table.lake
         if may_be_of_other_key(table.definition, pending):
-            # Rows of that time may repeat a present key. After a crash the replica may be ahead.
+            # Changes from before the key was altered may repeat a present key. After a crash the replica may be ahead.
             reached = lake.records.position(lake.paths.replica(table.subscription, *table.name)) or 0
             table.begin_anew(max(end, reached), datetime.now(UTC))
             return
@@ -233,7 +233,7 @@ class VersionsWriter:
         return _Outcome(versions, commit_of, places, commits, matches, truncated)
 
     def _keyed(self, files: Sequence[str]) -> KeyedChanges:
-        """The changes by their keys, as the replica's apply used them if it lacked the same changes."""
+        """The changes by key: those of the replica's apply if it applied the same changes, else read anew."""
         table, pending = self.table, self.pending
         if self.decided is not None and self._shared is not None:
             return self.decided.keyed
@@ -246,7 +246,7 @@ class VersionsWriter:
 
     @property
     def _shared(self) -> SharedRows | None:
-        """The rows of the replica's apply, if it lacked the same changes."""
+        """The rows that the replica's apply has in memory, if it applied the same changes."""
         decided = self.decided
         if decided is None or (decided.slices, decided.since) != (self.pending.ends, self.since):
             return None
@@ -254,14 +254,14 @@ class VersionsWriter:
 
     @property
     def since(self) -> int:
-        """The LSN from which changes count: the copy has the earlier ones."""
+        """The LSN from which changes count; the copy has earlier ones."""
         return max(self.copied, self.pending.since)
 
     def _matches(self, keyed: KeyedChanges) -> Sequence[FileMatches]:
-        """The present versions of the keys, file by file."""
+        """The present versions of the keys, by file."""
         path, lake = self.table.path, self.table.lake
         expected, matters = keyed.lookups
-        # No INSERT meets a row. Only after a lost move may a key have a row that is not expected.
+        # A present row of a key is expected by its first change, except after an UPDATE that moved a missing row.
         among = (expected, matters) if keyed.changes.moves.any() else (expected,)
         with lake.access.refusing(path):
             local = self._stored.committer.local
@@ -270,7 +270,7 @@ class VersionsWriter:
             return present_rows(local, path, matches)
 
     def _ending(self, outcome: _Outcome) -> tuple[list[FileMatches], list[Numbers]]:
-        """The present versions that end, file by file, and the numbers of their last commits."""
+        """The present versions that end, by file, and the numbers of the commits that end them."""
         ends = outcome.versions.ends
         if outcome.truncated is None:
             matches = [match.of_keys(ends != NONE) for match in outcome.matches]
@@ -289,7 +289,7 @@ class VersionsWriter:
         return every, until
 
     def _written(self, outcome: _Outcome, groups: Sequence[RowGroup]) -> Iterator[pa.Table]:
-        """Let the runner write the versions that begin; versions that end within the batch get files of their own."""
+        """Write the versions that begin. Those that end within the batch get files of their own."""
         table, versions = self.table, outcome.versions
         lake, size = table.lake, self._stored.committer.file_bytes(table.path, {})
         stamp = Stamp(table.definition.metadata_column(APPLIED_AT))

@@ -1,8 +1,7 @@
-"""The changes of a batch that Spark reads: their keys as `KeyedChanges`, and rows of the net change as a DataFrame.
+"""A batch's changes as Spark reads them: their keys as `KeyedChanges`, and the rows of the net change as a DataFrame.
 
-In: the change history and the replica, where only Spark can read them. Out: the keys, whose outcome the
-driver computes (`pgsieve.decoding.changes.net_change`), and a DataFrame with the source of a MERGE. Raises
-Spark's errors.
+In: a change history and a replica that only Spark can read. Out: the keys, from which the driver computes the net
+change (`pgsieve.decoding.changes.net_change`), and a DataFrame with the source of a MERGE. Raises Spark's errors.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,15 +26,15 @@ from pgsieve.resources.lake.delta.records import quoted
 from pgsieve.resources.lake.executors import spark_schema
 from pgsieve.resources.lake.lake import Lake
 
-#: In batches of up to this many changes, the outcome of their keys is sent to every executor.
+#: The net change of up to this many changes is broadcast to all executors.
 BROADCAST_ROWS = 4_000_000
-#: Types whose bounds can be given to Spark as literals: with them it skips files.
+#: Types of keys whose least and greatest value are given to Spark as literals, so that it skips files.
 _LITERAL = {"tinyint", "smallint", "int", "bigint", "string"}
 
 
 @dataclass(frozen=True)
 class SparkChanges:
-    """A batch's changes of one table: `path` is the replica, `log` its transformed changes."""
+    """A batch's changes of one table: `path` is the replica, `log` its change history."""
 
     lake: Lake
     path: str
@@ -44,12 +43,12 @@ class SparkChanges:
     pending: Pending
 
     def _stored(self) -> DataFrame:
-        """The changes that the copy lacks: a slice may have been transformed for an older copy."""
+        """The changes that the copy lacks. A slice that was transformed for an earlier copy may have others."""
         rows = self.lake.slices_of(self.log, self.pending.ends, every=True)
         return rows.where(F.col("commit_lsn") >= self.pending.since)
 
     def effective(self) -> DataFrame:
-        """The row changes after the last TRUNCATE."""
+        """The changes of rows after the last TRUNCATE; all of them if the replica keeps deleted rows."""
         rows = self._stored().where("operation <> 'truncate'")
         stamp = self._stamp
         if stamp.column is not None:
@@ -61,7 +60,7 @@ class SparkChanges:
         return rows.where(order() > F.struct(*(F.lit(n).cast("bigint") for n in self.pending.truncated_at)))
 
     def keyed(self) -> KeyedChanges:
-        """The changes by their keys."""
+        """The changes by key."""
         key = self.definition.key
 
         def side(name: str) -> Column:
@@ -81,7 +80,7 @@ class SparkChanges:
         return keyed
 
     def digested(self) -> KeylessChanges:
-        """The changes after the last TRUNCATE, of a table without a key."""
+        """The changes of a table without a key."""
         names = self.definition.names
 
         def digests(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -91,7 +90,7 @@ class SparkChanges:
         return KeylessChanges.of(changes.toArrow(), self.pending.ends, 0)
 
     def holds(self, sought: WantedDigests) -> Numbers:
-        """How many rows of each digest the replica has."""
+        """The number of the replica's rows of each digest."""
         numbers = np.zeros(len(sought), np.int64)
         if self.pending.truncated_at is not None:
             return numbers
@@ -109,7 +108,7 @@ class SparkChanges:
         return numbers
 
     def rows_at(self, side: str, places: Numbers, times: Numbers) -> DataFrame:
-        """The rows before or after some changes, as the column `row`; each is repeated as `times` says."""
+        """The old or new rows (`side`) of the changes at some places, as the column `row`, each as often as `times` says."""
         names = self.definition.names
         wanted = self.lake.spark.createDataFrame(pa.table({"wanted": places, "times": times}))
         row = F.struct(*(field(side, name).alias(name) for name in names)).alias("row")
@@ -120,11 +119,11 @@ class SparkChanges:
         return chosen.select("row", F.explode(F.sequence(F.lit(1), F.col("times").cast("int")))).select("row")
 
     def present(self, keyed: KeyedChanges) -> Mask:
-        """Whether the replica has a row of each key that matters."""
+        """A mask of the keys that the replica has, as in `KeyedChanges.present`."""
         return keyed.present(self._present_keys)
 
     def living(self) -> DataFrame:
-        """The living rows of the replica."""
+        """The rows of the replica that are not marked as deleted."""
         return living_rows(self.lake.current(self.path), self.definition.deleted)
 
     def _present_keys(self, keys: pa.Table) -> Numbers:
@@ -143,12 +142,14 @@ class SparkChanges:
         return np.asarray(present.toArrow()["key"]).astype(np.int64)
 
     def merge_source(self, keyed: KeyedChanges, net: NetChange, merge: Merge) -> DataFrame:
-        """The net change as the source of a MERGE: `merge` has its columns.
+        """The net change as the source of a MERGE; `merge` has its columns.
 
-        The DataFrame of the decided keys has more columns. `last` is the place of the change with the row. `s0`, …
-        are the places of the changes that sent the columns which some change left out. If no change sent a value, a
-        row that comes from another key takes it from the replica's row of the key `b0`, …. `e0`, … are the metadata
-        of a row that has ended.
+        The DataFrame `decided` has a row per key, with these columns besides those of `merge`:
+
+        - `last`: the place of the change that has the new row
+        - `s0`, `s1`, …: for each column that some change did not send, the place of the change that has its value
+        - `b0`, `b1`, …: the former key of a row that was moved; the replica's row of that key has values not sent
+        - `e0`, `e1`, …: the metadata of an ended row
         """
         key, columns, unsent = self.definition.key, self.definition.names, sorted(merge.unknown)
         endings = {name: f"e{i}" for i, (name, _) in enumerate(self.definition.kept)}
@@ -221,7 +222,7 @@ class SparkChanges:
         )
 
     def _emptied(self, ended: pa.Table, others: DataFrame, merge: Merge) -> DataFrame:
-        """The living rows that a TRUNCATE ends, except those of `others`; `ended` is their metadata."""
+        """The rows of the replica that a TRUNCATE ends, except the keys in `others`; `ended` is their metadata."""
         (metadata,) = self._stamp.of(ended).to_pylist()
         living = self.living().select(*(F.col(quoted(name)).alias(k) for name, k in merge.key.items()))
         values = {v: F.lit(metadata.get(name)) for name, v in merge.values.items()}
@@ -239,7 +240,7 @@ class SparkChanges:
 
 
 def place_of(slices: Sequence[int]) -> Column:
-    """The place of a change in the slices, as in `keyed_changes.places_of`."""
+    """The place of a change in the slices that end at `slices`, as in `keyed_changes.places_of`."""
     turn = F.lit(0).cast("bigint")
     for i, end in enumerate(slices[1:], 1):
         turn = F.when(F.col("slice") == end, F.lit(i).cast("bigint")).otherwise(turn)

@@ -1,6 +1,6 @@
-"""Apply to one replica table by Spark: a batch's transformed changes -> its net change, in one commit.
+"""Applies a batch to one replica table by Spark: transformed changes -> one commit of their net change.
 
-`in_process` does the same with few changes.
+`in_process` does the same for few changes.
 """
 
 from collections.abc import Mapping
@@ -31,14 +31,11 @@ class ReplicaWriter:
     pending: Pending
     end: int
     size: int
-    #: The search for conflicts that the batch still needs.
+    #: The search for conflicts; None if the batch was searched already.
     search: ConflictSearch | None
 
     def keyed(self, changes: SparkChanges) -> Applied:
-        """Apply to a table with a key: append rows that are surely new, else MERGE.
-
-        Raises KeyConflictError.
-        """
+        """Apply to a table with a key: an append if all changes are INSERTs, else a MERGE. Raises KeyConflictError."""
         pending, key, columns = self.pending, self.definition.key, self.definition.names
         kept = self.definition.kept
         keyed = changes.keyed()
@@ -63,7 +60,7 @@ class ReplicaWriter:
         return merge_by_spark(self.lake, self.path, source, clauses, self._base)
 
     def keyless(self, changes: SparkChanges) -> Applied:
-        """Apply to a multiset of rows: each change touches exactly one of several equal rows."""
+        """Apply to a table without a key: each change removes or adds exactly one of several equal rows."""
         pending = self.pending
         if not pending.sent("update", "delete"):
             return self._append(changes.effective().select("new.*"), pending.sent("insert"))
@@ -74,7 +71,7 @@ class ReplicaWriter:
         went, came = int(net.deleted.sum()), len(net.inserted)
         if not went:
             return self._append(come.select("row.*"), came, net.missing)
-        # All rows equal to a deleted one are deleted, and the remaining ones are inserted again.
+        # A MERGE deletes all rows that equal a deleted one. Those that have to stay are inserted again.
         going = np.flatnonzero(net.deleted)
         places, stay = digested.places_of_old(going), (outcome.counts - net.deleted)[going]
         gone = changes.rows_at("old", places, np.ones(len(places), np.int64))
@@ -98,7 +95,7 @@ class ReplicaWriter:
 
     @property
     def _base(self) -> int:
-        """The version of the replica from which the batch was planned; no other version may be written."""
+        """The version of the replica from which the batch was planned: the commit fails if there is a later one."""
         return self.pending.head.version
 
     def _applied(self, **counts: int) -> Applied:

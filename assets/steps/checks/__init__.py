@@ -1,4 +1,4 @@
-"""Checks of a replica: consistency with the publisher, row filters, freshness; and repair.
+"""Checks of a replica: consistency with the publisher, conformity with row filters, freshness; and repair.
 
-Checksums of segments are compared first (`comparison`), then the rows of segments that differ (`difference`).
+`comparison` first compares checksums of segments; `difference` then compares the rows of segments that differ.
 """

@@ -1,9 +1,9 @@
-"""Compares one table on both sides at one LSN: which of its segments differ, and in which rows.
+"""Compares a replica with its table at one LSN: which segments differ, and in which rows.
 
-For each segment, the server adds up the hashes of the rows that it selects at the snapshot, and pgsieve those of the
-replica's rows. Only the rows of segments that differ are read and compared, value by value. Small tables
-are compared directly, and so are all tables where the server's hashes differ from pgsieve's (on a big-endian
-machine).
+A segment is the rows whose hashes have the same low bits. For each segment the server adds up the hashes of the
+published rows at a snapshot, and pgsieve those of the replica's rows. Rows are read and compared value by value only in
+segments that differ. Small tables are compared directly. So are all tables if the server hashes otherwise than pgsieve,
+as on a big-endian machine.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,15 +45,18 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.sessions import Conninfo
 from pgsieve.resources.postgres.snapshot import Chunks, Snapshot, read_chunk
 
-#: At most this many differing rows are reported.
+#: The most differing rows that are reported.
 SAMPLE = 10
-#: Sessions in which the server computes checksums at the same time.
+#: The number of sessions in which the server computes checksums in parallel.
 CONNECTIONS = 4
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The numbers of rows on both sides, how many rows differ, and a sample (`pgsieve.assets.steps.checks.difference`)."""
+    """The numbers of rows of the publisher and the replica, of differing rows (`rows`), and some of these (`sample`).
+
+    A row of the sample has the columns c0, c1, … and `count`, as in `pgsieve.assets.steps.checks.difference`.
+    """
 
     publisher_rows: int
     replica_rows: int
@@ -65,10 +68,10 @@ class Difference:
 class Sides:
     """The publisher's rows at a snapshot, and the rows of one version of the replica.
 
-    `chunks` makes queries that select expressions of the table's published rows. `selected` are the expressions
-    that a copy selects, named c0, c1, ... `row_hash` is None where the server's hashes differ from pgsieve's, and
-    for a table without columns. `kept` are the metadata columns of a replica that keeps deleted rows; deleted
-    rows are not compared.
+    `chunks` makes the queries that select some expressions from the table's published rows. `selected` are the
+    expressions that a copy selects, named c0, c1, … `row_hash` is None if the server hashes otherwise than pgsieve, or
+    the table has no columns. `kept` are the metadata columns of a replica that keeps deleted rows, which are not
+    compared.
     """
 
     lake: Lake
@@ -99,7 +102,7 @@ class Sides:
         return Difference(*rows, within.rows, within.sample)
 
     def differing(self) -> Chosen | None:
-        """The segments that differ; None where rows are compared directly."""
+        """The segments that differ; None if segments cannot be compared, so that all rows have to be."""
         if self.row_hash is None:
             return None
         publisher, replica = self._checksums(self.row_hash)
@@ -118,7 +121,7 @@ class Sides:
         return publisher, replica
 
     def frames(self, chosen: Chosen | None) -> tuple[DataFrame, DataFrame]:
-        """The rows of both sides, in chosen segments or all, as Spark DataFrames."""
+        """The publisher's and the replica's rows as Spark DataFrames, in the chosen segments or all (None)."""
         replica = self._replica()
         selected = SelectedRows(self.conninfo, self.snapshot.name, self._queries(chosen), self.columns)
         expected = copied_rows(self.lake.spark, selected)
@@ -126,7 +129,7 @@ class Sides:
 
     @property
     def _deleted(self) -> str | None:
-        """The column that says whether a row has ended, if the replica keeps ended rows."""
+        """The column that marks deleted rows, if the replica keeps them."""
         return column_of(self.kept, DELETED)
 
     def _replica(self) -> DataFrame:
@@ -134,7 +137,7 @@ class Sides:
         return rows.select(*(F.col(quoted(c.name)) for c in self.columns))
 
     def _local(self, size: int) -> LocalRecords | None:
-        """The reader of `size` bytes of the replica in this process; None if Spark has to read them."""
+        """The reader of the replica for `size` bytes in this process; None if they are too many, or only Spark reads them."""
         return self.lake.policy.reader(self.path, size)
 
     def _read(self, query: str) -> list[pa.RecordBatch]:
@@ -162,12 +165,12 @@ class Sides:
         return [chosen.query(rows, names) for rows in hashed]
 
     def _difference(self, chosen: Chosen | None) -> Difference:
-        """The rows that differ, by Spark."""
+        """Compare the rows by Spark."""
         expected, replica = self.frames(chosen)
         differences = differing_rows(expected, replica, [c.name for c in self.columns])
         counts = differences.agg(
             F.coalesce(F.sum(F.abs("count")), F.lit(0)).alias("rows"),
-            # Both counts come with the difference, so that the publisher is read once.
+            # The publisher's number of rows follows from this, so that the publisher is read only once.
             F.coalesce(F.sum("count"), F.lit(0)).alias("surplus"),
         ).first()
         assert counts is not None
@@ -176,7 +179,7 @@ class Sides:
         return Difference(replica_rows + int(counts["surplus"]), replica_rows, int(counts["rows"]), sample)
 
     def _few(self, local: LocalRecords, chosen: Chosen | None) -> Difference:
-        """The rows that differ, by this process: for few rows."""
+        """Compare few rows in this process."""
         schema = replica_schema(self.columns)
         batches = [
             batch
@@ -194,7 +197,7 @@ class Sides:
 
 
 def _sampled(differences: pa.Table) -> list[dict[str, Any]]:
-    """Rows with their values as PostgreSQL prints them: Python lacks some of its dates."""
+    """Rows with their values as PostgreSQL prints them, since Python cannot represent some dates."""
     counts = differences["count"].to_pylist()
     names = [name for name in differences.column_names if name != "count"]
     texts = zip(*(shown(differences[name]) for name in names), strict=True)
@@ -210,7 +213,7 @@ def _hash_column(row_hash: RowHash) -> str:
 
 def hashes_alike(connection: psycopg.Connection[Any], seed: int) -> bool:
     """Whether the server hashes as `pgsieve.decoding.checksums.hash_bytes` does; a big-endian one does not."""
-    tried = bytes(range(47))
-    row = connection.execute(f"SELECT {hash_expression('%s::bytea', seed)}", [tried]).fetchone()
+    sample = bytes(range(47))
+    row = connection.execute(f"SELECT {hash_expression('%s::bytea', seed)}", [sample]).fetchone()
     assert row is not None
-    return bool(row[0] % 2**64 == int(array_hashes(pa.array([tried], pa.binary()), seed)[0]))
+    return bool(row[0] % 2**64 == int(array_hashes(pa.array([sample], pa.binary()), seed)[0]))

@@ -1,11 +1,11 @@
 """Row-filter conformity: no row of a replica fails its table's row filter.
 
-In: the publications, as the publisher has them now, and the replicas. Out: how many rows fail, and keys of
-some. A row came by the initial copy, which ORs the filters of all publications whatever they publish (section
-29.4.5), by an INSERT or by an UPDATE, each with filters of its own (29.4.4). So it has to pass one of all
-these filters. The values in the replica count: the publisher may have other ones by now, through operations
-that are not published. Where the filter was altered since the copy, earlier rows stay, as in PostgreSQL, and
-`altered` is true. Raises SourceError, or PublicationError where a publication is missing.
+In: the publications, as the publisher has them now, and the replicas. Out: the number of rows that fail, and keys of
+some. The initial copy ORs the filters of all publications, whatever operations they publish; an INSERT or UPDATE has
+to pass the filters of publications of its operation (PostgreSQL documentation, 29.4 Row Filters). So a row has to
+pass at least one of all these filters. The filters are evaluated over the replica's values: the publisher may have
+changed them since by operations that are not published. If the filter was altered since the copy, earlier rows
+stay, as in PostgreSQL, and `altered` is true. Raises SourceError, and PublicationError if a publication is missing.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -35,7 +35,7 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.case_mappings import with_case_mappings
 from pgsieve.resources.postgres.catalog import read_catalog
 
-#: The number of keys reported for failing rows.
+#: The most keys of failing rows that are reported.
 SAMPLE = 10
 
 Filters = tuple[str, ...] | None
@@ -43,9 +43,9 @@ Filters = tuple[str, ...] | None
 
 @dataclass(frozen=True)
 class TableConformity:
-    """How many rows a table has, how many fail its row filter, and keys of some that fail.
+    """The number of rows of a table, the number of rows that fail its row filter, and keys of some of these.
 
-    `altered` says that another filter applied since the copy, `problem` why the filter cannot be evaluated.
+    `altered` says that the filter may have been altered since the copy. `problem` says why it cannot be evaluated.
     """
 
     rows: int = 0
@@ -56,7 +56,7 @@ class TableConformity:
 
 
 def applicable_filters(subscription: Subscription, replicated: ReplicatedTable, catalog: Catalog) -> Filters:
-    """The row filters for a replica: each of its rows passes at least one. None if any row is allowed."""
+    """The row filters for a replica, of which each row has to pass at least one; None if all rows are allowed."""
     publications = subscription.feed.publications(catalog, subscription.name)
     filters: dict[str, None] = {}
     sources = [replicated.row_filters]
@@ -72,7 +72,7 @@ def applicable_filters(subscription: Subscription, replicated: ReplicatedTable, 
 
 
 def is_checkable(subscription: Subscription, replicated: ReplicatedTable) -> bool:
-    """Whether there is a row filter, and it can be evaluated over the columns of the replica."""
+    """Whether the table has a row filter that can be evaluated over the columns of the replica."""
     try:
         return bool(parsed_filters(subscription, replicated, replicated.row_filters or (), NeededMappings()))
     except PgsieveError:
@@ -85,9 +85,9 @@ def parsed_filters(
     texts: Sequence[str],
     mappings: CaseMappings | None = None,
 ) -> list[RowFilter]:
-    """Row filters as they are evaluated over a replica.
+    """The parsed row filters.
 
-    Raises PgsieveError if the replica lacks one of their columns, or has it in another type.
+    Raises PgsieveError if the replica lacks one of their columns, or has it in a type that the user chose.
     """
     table = replicated.table
     filters = [table_filter(table, text, mappings) for text in texts]
@@ -97,7 +97,7 @@ def parsed_filters(
     for lacking in (f.columns - plain for f in filters):
         if lacking:
             raise PgsieveError(
-                f"the row filter of {table.qualified} uses columns that the replica lacks, or has in another type:"
+                f"the row filter of {table.qualified} reads columns that the replica lacks, or has in another type:"
                 f" {', '.join(sorted(lacking))}",
                 sqlstate="42703",
             )
@@ -129,7 +129,7 @@ def check_conformity(subscription: Subscription, lake: Lake, name: Name) -> Tabl
 
 @dataclass(frozen=True)
 class _FilteredReplica:
-    """The replica of a table, and its row filters: each row passes at least one."""
+    """The replica of a table, and its row filters, of which each row has to pass at least one."""
 
     subscription: Subscription
     lake: Lake
@@ -138,7 +138,7 @@ class _FilteredReplica:
     filters: Filters
 
     def is_altered(self) -> bool:
-        """Whether another filter is known to have applied since the copy."""
+        """Whether the filter was altered since the copy, or that is not known."""
         subscription, state = self.subscription, self.state
         published = state.definition.published if state.definition else None
         if published is None or published.row_filters != self.replicated.row_filters:
@@ -154,14 +154,14 @@ class _FilteredReplica:
         return False
 
     def evaluated(self) -> TableConformity:
-        """The number of rows, and the number of rows that pass none of the filters."""
+        """Evaluate the filters over all rows."""
         subscription, lake, replicated = self.subscription, self.lake, self.replicated
         path = lake.paths.replica(subscription.name, *self.state.name)
         if self.filters is None:
             return TableConformity(lake.count(path))
         parsed = parsed_filters(subscription, replicated, self.filters)
         key = [name for name in replicated.columns if name in replicated.key]
-        # One column at least, so that there are rows to count.
+        # At least one column is read, so that there are rows to count.
         read = {*key, *(name for each in parsed for name in each.columns)} or set(replicated.columns[:1])
         types = subscription.column_types(replicated)
         schema = pa.schema([(name, types[name].arrow) for name in replicated.columns if name in read])
@@ -188,7 +188,7 @@ class _FilteredReplica:
         return TableConformity(count, failing, tuple(keys[:SAMPLE]))
 
 
-#: The number of rows, the number that fail, and keys of some that do.
+#: For a batch of rows: their number, the number that fail, and keys of some that fail.
 _EXAMINED = pa.schema({"rows": pa.int64(), "failing": pa.int64(), "keys": pa.list_(pa.string())})
 _EXAMINED_DDL = "rows bigint, failing bigint, keys array<string>"
 
@@ -196,7 +196,7 @@ _EXAMINED_DDL = "rows bigint, failing bigint, keys array<string>"
 def _examined(
     batches: Iterable[pa.RecordBatch], schema: pa.Schema, filters: Sequence[RowFilter], key: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """Search for rows that pass none of the filters; yields a row (`_EXAMINED`) per batch."""
+    """Evaluate the filters over batches; yields a row (`_EXAMINED`) per batch."""
     passes = condition(*(row_filter.tree for row_filter in filters))
     for batch in batches:
         rows = batch.cast(schema)

@@ -1,8 +1,8 @@
 """Subscriber consistency: the replica equals the publisher's filtered table at the same LSN.
 
-A snapshot is exported at an LSN, the subscription is brought up to exactly that LSN, and the rows that the
-publisher selects at the snapshot are compared with the replica's (`pgsieve.assets.steps.checks.comparison`),
-while writes continue. Keys of differing rows are reported, other values are not.
+A snapshot is exported at an LSN, and the subscription is brought up to exactly that LSN. Then the rows that the
+publisher selects at the snapshot are compared with the replica's (`pgsieve.assets.steps.checks.comparison`). Writes at
+the publisher continue meanwhile. Only keys of differing rows are reported, no other values.
 """
 
 import secrets
@@ -49,7 +49,7 @@ from pgsieve.resources.postgres.source import quote
 
 @dataclass(frozen=True)
 class TableConsistency:
-    """One table's comparison: row counts at `lsn`, the number of differing rows, and keys of some of them."""
+    """The comparison of one table at `lsn`: the numbers of rows, the number of differing rows, and keys of some of these."""
 
     schema: str
     table: str
@@ -66,7 +66,7 @@ class TableConsistency:
         return self.problem is None and self.differing == 0
 
 
-#: How often a table is compared at most, if it is altered during each comparison.
+#: The most comparisons of a table that is altered during each comparison.
 ATTEMPTS = 3
 ALTERED = "its columns changed on the publisher; run again to copy it"
 HIDDEN = (
@@ -94,7 +94,7 @@ class SubscriptionAtLsn:
     hidden: Collection[int]
 
     def problem(self, name: Name) -> str | None:
-        """Why a table cannot be compared; None where it can."""
+        """Why a table cannot be compared; None if it can."""
         if name not in self.tables:
             return SyncState.REMOVED.meaning
         if self.tables[name].table.oid in self.hidden:
@@ -114,7 +114,7 @@ class SubscriptionAtLsn:
         return None
 
     def rewritten(self, names: Collection[Name]) -> list[Name]:
-        """The tables that were rewritten since the snapshot, which may see none of their rows."""
+        """The tables that were rewritten since the snapshot: it may show them as empty."""
         if not names:
             return []
         after = read_catalog(self.connection)
@@ -122,7 +122,7 @@ class SubscriptionAtLsn:
 
     @contextmanager
     def refusing(self, name: Name, doing: str) -> Iterator[None]:
-        """Errors of the block, which reads both sides or writes the replica, name the table."""
+        """Let errors in the block name the table, whether they come from the publisher or from the lake."""
         qualified = self.tables[name].table.qualified
         with (
             self.lake.access.refusing(qualified),
@@ -131,7 +131,7 @@ class SubscriptionAtLsn:
             yield
 
     def sides(self, name: Name) -> Sides:
-        """Both sides of a table."""
+        """The publisher's and the replica's rows of a table; raises OverrunError if the replica is beyond the snapshot."""
         replicated, definition = self.tables[name], self.states[name].definition
         assert definition is not None
         types = self.subscription.column_types(replicated)
@@ -143,7 +143,7 @@ class SubscriptionAtLsn:
             raise OverrunError(path)
 
         def parallelism(size: int) -> int:
-            # Sessions of this process query the publisher, unless Spark reads both sides.
+            # If this process reads both sides, it queries the publisher in this many sessions.
             policy = self.lake.policy
             return policy.parts_in_parallel(size) if policy.reader(path) is None else CONNECTIONS
 
@@ -169,15 +169,15 @@ class SubscriptionAtLsn:
 
 @contextmanager
 def at_one_lsn(subscription: Subscription, lake: Lake, log: Log) -> Iterator[SubscriptionAtLsn]:
-    """Export a snapshot, bring the subscription up to its LSN, and keep both for the block."""
+    """Export a snapshot, and bring the subscription up to its LSN; both stay so for the block."""
     feed = subscription.feed
     feed.source.check_ready()
-    # Each check has another seed: hashes that collide in one check differ in the next.
+    # Each check has another seed, so that hashes that collide in one check differ in the next.
     seed = secrets.randbits(64)
     with feed.source.connect() as connection, ExitStack() as stack:
         catalog = feed.with_defined(read_catalog(connection))
         tables = subscription.tables(catalog)
-        # The locks keep other processes from reading the slot, or applying changes, beyond the snapshot.
+        # Without these locks other processes could read the slot, or apply changes, beyond the snapshot.
         with feed.exclusively():
             snapshot = stack.enter_context(exported_snapshot(feed.source, PATIENT_SECONDS))
             stack.enter_context(feed.source.exclusively(subscription.name))
@@ -201,11 +201,11 @@ def at_one_lsn(subscription: Subscription, lake: Lake, log: Log) -> Iterator[Sub
 def check_consistency(
     subscription: Subscription, lake: Lake, log: Log, only: Names = None, warn: Log = quiet
 ) -> list[TableConsistency]:
-    """Compare replica tables (all, or `only` some) with the publisher at one LSN.
+    """Compare all replica tables, or `only` some, with the publisher at one LSN.
 
-    A table that is altered or rewritten during its comparison is compared again, at a later LSN. `warn` receives
-    two kinds of warnings: the changes of some partitions are not sent; a table differs because its publications
-    leave operations out.
+    A table that is altered or rewritten during its comparison is compared again, at a later LSN. `warn` receives two
+    kinds of warnings: that changes of some partitions are not sent, and that a table differs because its publications
+    do not publish all operations.
     """
     results: dict[Name, TableConsistency] = {}
     warnings: dict[str, None] = {}
@@ -229,7 +229,10 @@ def check_consistency(
 
 
 def _unpublished(replicated: ReplicatedTable) -> str | None:
-    """A warning that rows differ because publications leave operations out (29.1); None if they publish all."""
+    """A warning that rows differ because publications do not publish all operations; None if they do.
+
+    PostgreSQL documentation, 29.1 Publication.
+    """
     missing = [f"{operation.upper()}s" for operation in OPERATIONS if operation not in replicated.operations]
     if not missing:
         return None
@@ -240,7 +243,7 @@ def _unpublished(replicated: ReplicatedTable) -> str | None:
 
 
 def while_altered(step: Callable[[Names], Collection[Name]], names: Names) -> None:
-    """Run a step for some tables. It returns the tables that were altered meanwhile, and runs again for these."""
+    """Run a step for some tables, and again for the tables that it returns: they were altered meanwhile."""
     for _ in range(ATTEMPTS):
         names = step(names)
         if not names:
@@ -283,7 +286,7 @@ def _result(replicated: ReplicatedTable, lsn: int, difference: Difference) -> Ta
 
 
 def _key_text(replicated: ReplicatedTable, values: Sequence[str], count: int) -> str:
-    """A differing row as text: its key, or no value at all if the table has no key."""
+    """A differing row as text: its key, or no value if the table has no key."""
     side = "missing from the replica" if count > 0 else "only in the replica"
     if not replicated.key:
         return f"a row {side}"

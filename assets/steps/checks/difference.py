@@ -1,9 +1,8 @@
-"""Subscriber consistency: expected rows and replica rows -> the rows on which they differ.
+"""Subscriber consistency: expected rows and replica rows -> the rows that one side has more often.
 
-Both sides are multisets of typed rows; NULL equals NULL, NaN equals NaN and -0.0 equals 0.0, as in
-PostgreSQL. The comparison is exact: it compares rows, not their hashes. Spark and, for few rows, Arrow give
-the same result: columns c0, c1, ... in the replica's order, and `count`. `count` is > 0 for rows missing from
-the replica, and < 0 for rows that it has too often.
+Both sides are multisets of typed rows. NULL equals NULL, NaN equals NaN and -0.0 equals 0.0, as in PostgreSQL. Rows
+are compared, not their hashes. Spark and, for few rows, Arrow give the same result: the columns c0, c1, … in the
+replica's order, and `count`, which is > 0 for rows that the replica lacks, and < 0 for rows that it has too often.
 """
 
 from collections.abc import Sequence
@@ -39,7 +38,7 @@ def differing_rows(expected: DataFrame, replica: DataFrame, columns: Sequence[st
 
 
 def differing_row_counts(expected: DataFrame, replica: DataFrame, columns: Sequence[str]) -> DataFrame:
-    """Each `row` whose `expected` and `actual` counts differ; -0.0 is not 0.0 here."""
+    """The rows that the sides have in different numbers: `row`, `expected` and `actual`. Here -0.0 differs from 0.0."""
 
     def side(frame: DataFrame, is_replica: int) -> DataFrame:
         row = F.struct(*(F.col(quoted(name)).alias(name) for name in columns))

@@ -1,8 +1,8 @@
-"""Freshness: how long the oldest commit that a subscription lacks has been waiting.
+"""Freshness: how long the oldest commit that a subscription's replicas lack has been waiting.
 
-In: the publisher and the lake. Out: seconds by the publisher's clock from that commit to now, and 0 where
-nothing waits. A database without writes, or without published changes, makes no replica stale. Raises
-SourceError where the publisher does not answer.
+In: the publisher and the lake. Out: the seconds from that commit to now by the publisher's clock; 0 if no commit
+waits. So a database without published changes makes no replica stale. Raises SourceError if the publisher does not
+answer.
 """
 
 from dataclasses import dataclass, replace
@@ -38,15 +38,15 @@ from pgsieve.resources.postgres.slot import (
 from pgsieve.resources.postgres.source import Source
 from pgsieve.resources.postgres.wal import current_lsn, flushed_lsn
 
-#: A look at the slot waits at most this long for the slot's lock: another process may hold it for long.
+#: A peek at the slot waits this long for the slot's lock, which another process may hold for long.
 _TURN_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
 class _Answer:
-    """The server's answer about a slot: `since` is the commit time of the first waiting transaction, if there is one.
+    """The result of a peek at a slot: `since` is the commit time of the first waiting transaction, None without one.
 
-    The slot was confirmed up to `confirmed`, and WAL was there up to `upto`.
+    At that time the slot was confirmed up to `confirmed`, and the WAL ended at `upto`.
     """
 
     confirmed: int
@@ -55,7 +55,7 @@ class _Answer:
     since: datetime | None
 
     def holds(self, confirmed: int, publications: tuple[str, ...], upto: int) -> bool:
-        """Whether the answer is still valid."""
+        """Whether the result is still valid for a slot and a WAL with these positions."""
         same = (self.confirmed, self.publications) == (confirmed, publications)
         return same and (self.since is not None or self.upto == upto)
 
@@ -65,9 +65,9 @@ _FIRST: dict[tuple[Source, str], _Answer] = {}
 
 @dataclass(frozen=True)
 class Freshness:
-    """How many seconds the oldest commit has been waiting, and the LSN before which everything is applied.
+    """The seconds for which the oldest commit has been waiting, and the LSN before which everything is applied.
 
-    `problem` says why nothing is applied at all.
+    `problem` says why nothing can be applied at all.
     """
 
     seconds: float
@@ -100,14 +100,14 @@ def seconds_since(connection: psycopg.Connection[Any], since: datetime | None) -
 
 
 def unapplied_since(progress: ReplicaProgress, durable: int) -> tuple[int, datetime | None]:
-    """The LSN before which everything is applied, and when the first transaction after it committed.
+    """The LSN before which everything is applied, and the time of the first commit after it in the change log.
 
-    The time is None where the change log, which ends at `durable`, has nothing left to apply.
+    The change log ends at `durable`. The time is None if it has nothing more to apply.
     """
     subscription, lake = progress.subscription, progress.lake
     cut = Cuts(lake, subscription.name).last()
     if cut is not None and cut.lsn >= durable:
-        return cut.lsn, None  # The cut has everything: no other record need be read.
+        return cut.lsn, None  # The cut covers the whole change log; no other record need be read.
     applied, transformed = progress.applied_up_to(), progress.transformed_up_to()
     if applied >= transformed:
         applied = progress.complete_up_to(transformed)
@@ -119,22 +119,21 @@ def unread_since(
 ) -> datetime | None:
     """The commit time of the first transaction that waits in the slot and is not in the change log; None without one.
 
-    If another process reads the slot, or without `peeking`, this is the earliest possible time. A peek takes the
-    slot's lock: otherwise a step that reads the slot at the same time would fail.
+    If another process reads the slot, or without `peeking`, it is the earliest possible time. A peek takes the slot's
+    lock, so that no step that reads the slot fails meanwhile.
     """
     if peeking and not state.active:
         try:
             return _waiting(connection, feed, state)
         except SourceError as error:
-            # A transaction that cannot be sent waits as well: see
-            # `pgsieve.assets.steps.slot_consumption.unsendable`.
+            # A transaction that cannot be sent waits too; see `pgsieve.assets.steps.slot_consumption.unsendable`.
             if not isinstance(error, LockHeldError | SlotInUseError) and not is_refusal(error):
                 raise
     return _read(connection, lake, feed, ChangeLog(lake, feed).position() or 0)
 
 
 def _first_commit(lake: Lake, feed: Feed, applied: int) -> datetime | None:
-    """The time of the first commit in the change log after an LSN."""
+    """The time of the first commit in the change log from an LSN on."""
     slices = lake.records.slices(ChangeLog(lake, feed).path, applied)
     if lake.local is not None:
         least = slices and lake.local.least(ChangeLog(lake, feed).path, "commit_time", f"slice = {slices[0]}")
@@ -144,11 +143,11 @@ def _first_commit(lake: Lake, feed: Feed, applied: int) -> datetime | None:
 
 
 def _waiting(connection: psycopg.Connection[Any], feed: Feed, state: SlotState) -> datetime | None:
-    """The time of the first transaction that waits in the slot.
+    """The commit time of the first transaction that waits in the slot; None without one.
 
-    The server decodes from the slot's restart_lsn, which may be much earlier (section 49.2.2). So the
-    subscriptions that share a slot share one answer. It is valid until the slot is confirmed or, if no
-    transaction waits, until WAL is written.
+    For a peek the server decodes from the slot's restart_lsn, which may be much earlier (PostgreSQL documentation,
+    49.2.2 Replication Slots). So the result is kept in memory for all subscriptions of the slot. It is valid until the
+    slot is confirmed further or, if no transaction waits, until WAL is written.
     """
     catalog, lsn = feed.with_defined(present_catalog(connection)), flushed_lsn(connection)
     names = tuple(feed.published_part(catalog).slot_publications(catalog))
@@ -179,7 +178,10 @@ def _first_waiting(
 
 
 def _read(connection: psycopg.Connection[Any], lake: Lake, feed: Feed, durable: int) -> datetime | None:
-    """The earliest time at which a waiting transaction may have committed: a reader commits within ten seconds."""
+    """The earliest time at which a waiting transaction may have committed: when the change log was last written.
+
+    A process that reads the slot writes it within ten seconds, even without changes.
+    """
     if current_lsn(connection) <= durable or lake.local is None:
         return None
     with lake.access.refusing(path := ChangeLog(lake, feed).path):

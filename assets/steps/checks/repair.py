@@ -1,11 +1,11 @@
-"""Repair: makes replicas equal to the publisher's filtered tables, by the rows that differ.
+"""Repair: makes replicas equal to the publisher's filtered tables by rewriting the rows that differ.
 
 At the LSN of a new snapshot the segments that differ are read from both sides
 (`pgsieve.assets.steps.checks.comparison`). Each row that one side has more often is deleted, and inserted as
 often as the publisher has it: one Delta commit per table. In a replica that keeps deleted rows, the row is marked as
-deleted instead. A repair moves no position, as it writes the rows of the replica's LSN. So it can be repeated, and no
-change that is applied before or after it is left out. Histories of rows follow, and the newest cut gets the new
-versions.
+deleted instead of deleted. A repair does not move the replica's position, since it writes the rows of that LSN. So it
+can be repeated, and no change is left out. Then histories of rows are brought up to date, and the newest cut gets the
+new versions.
 """
 
 from collections.abc import Collection
@@ -42,10 +42,10 @@ from pgsieve.resources.lake.lake import Lake
 
 @dataclass(frozen=True)
 class Repaired:
-    """The result for one replica: rows written and rows deleted, and its Delta version.
+    """The result for one replica: the numbers of rows inserted and deleted, and its Delta version for the cut.
 
-    The version is None where the replica is beyond the LSN, or was put back meanwhile. `problem` says why
-    nothing was done.
+    The version is None if the replica is beyond the LSN, or was put back meanwhile. `problem` says why nothing was
+    repaired.
     """
 
     schema: str
@@ -58,7 +58,7 @@ class Repaired:
 
 
 def repair(subscription: Subscription, lake: Lake, names: Collection[Name], log: Log) -> list[Repaired]:
-    """Make the named replicas equal to the publisher's tables at one LSN; unknown names are problems too.
+    """Make the named replicas equal to the publisher's tables at one LSN; a result may have a problem, as for unknown names.
 
     A table that is altered or rewritten while it is read is repaired at a later LSN.
     """
@@ -71,7 +71,7 @@ def repair(subscription: Subscription, lake: Lake, names: Collection[Name], log:
                 name: repaired.version for name, repaired in done.items() if repaired.version is not None
             }
             if any(repaired.inserted or repaired.deleted for repaired in done.values()):
-                # Histories follow, as they would in the next run if this process died here.
+                # The apply also brings histories up to date. If this process dies here, the next run does it.
                 apply(subscription, lake, log)
             renew_cut(lake, subscription, versions)
         results.update(done)
@@ -87,25 +87,24 @@ def _repaired(moment: SubscriptionAtLsn, name: Name, log: Log) -> Repaired:
         return Repaired(*name, lsn, problem=problem)
     table = moment.tables[name]
     if not table.columns:
-        return Repaired(*name, lsn, problem="it has no columns by which rows differ")
+        return Repaired(*name, lsn, problem="it has no columns, so its rows cannot be told apart")
     log(f"repairing {table.table.qualified} of {moment.subscription.name}")
     with moment.refusing(name, "repair"):
         sides = moment.sides(name)
         net = _net(sides)
-        # Checked after the rows are read and before they are written: a rewritten table may have been read as
-        # empty, and its rows have to stay.
+        # A table that was rewritten may have been read as empty: then nothing is written, as its rows have to stay.
         if net is not None and moment.rewritten([name]):
             return Repaired(*name, lsn, problem=REWRITTEN)
         inserted, deleted = (0, 0) if net is None else _merged(sides, net, lsn)
         head = lake.records.head(sides.path)
-        # A cut must name no version after a RESTORE: later checks would not see the RESTORE.
+        # A cut must not name a version after a RESTORE: later checks would miss the RESTORE.
         is_whole = head.version == sides.version or not lake.records.is_restored(sides.path, sides.version)
     version = head.version if is_whole and (head.position or 0) <= lsn else None
     return Repaired(*name, lsn, inserted, deleted, version)
 
 
 def _net(sides: Sides) -> DataFrame | None:
-    """The rows that one side has more often; None if the sides are equal."""
+    """The rows that one side has more often, as `differing_row_counts`; None if the sides are equal."""
     chosen = sides.differing()
     if chosen is not None and not chosen.segments.any():
         return None
@@ -115,7 +114,7 @@ def _net(sides: Sides) -> DataFrame | None:
 
 
 def _merged(sides: Sides, net: DataFrame, lsn: int) -> tuple[int, int]:
-    """Correct a replica's rows in one commit; returns how many are inserted and deleted."""
+    """Correct a replica's rows in one commit; returns the numbers of rows inserted and deleted."""
     totals = aggregated(net, [F.sum("expected").alias("expected"), F.sum("actual").alias("actual")])
     source, clauses = _with_deleted(sides, net) if sides.kept else _without_deleted(sides, net)
     vectors = bool(sides.lake.records.has_deletion_vectors(sides.path))
@@ -126,7 +125,7 @@ def _merged(sides: Sides, net: DataFrame, lsn: int) -> tuple[int, int]:
 
 
 def _without_deleted(sides: Sides, net: DataFrame) -> tuple[DataFrame, Clauses]:
-    """The MERGE that deletes and inserts rows."""
+    """The source and clauses of the MERGE that deletes and inserts rows."""
     gone = net.where("actual > 0").select(F.lit("delete").alias("action"), "row")
     come = net.where("expected > 0").select(
         F.lit("insert").alias("action"), "row", F.explode(F.sequence(F.lit(1), F.col("expected").cast("int")))
@@ -136,7 +135,7 @@ def _without_deleted(sides: Sides, net: DataFrame) -> tuple[DataFrame, Clauses]:
 
 
 def _with_deleted(sides: Sides, net: DataFrame) -> tuple[DataFrame, Clauses]:
-    """The MERGE by key that marks rows as deleted; an inserted row may be one that was deleted before."""
+    """The source and clauses of the MERGE by key that marks rows as deleted; an insert may revive a deleted row."""
     kinds, names = dict(sides.kept), [c.name for c in sides.columns]
     merge = Merge.flat([c.name for c in sides.columns if c.is_key], [*names, *kinds], (), list(kinds))
     end_metadata = {"deleted_at": F.current_timestamp(), "filtered": F.lit(False)}

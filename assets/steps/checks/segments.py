@@ -1,7 +1,6 @@
-"""Segments of a replica that Spark reads: the checksums of all segments, or the rows of some.
+"""Segments of a replica, read by Spark: the checksums of all segments, or the rows of some.
 
-Executors hash their rows a batch at a time (`pgsieve.decoding.checksums.segments`); only checksums reach the
-driver.
+Executors hash their rows batch by batch (`pgsieve.decoding.checksums.segments`), and send only checksums to the driver.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pgsieve.decoding.checksums.segments import Checksums, Chosen, RowHash
 from pgsieve.resources.lake.spark_writes import numbered
 
-#: A sum of 64-bit hashes as two halves: Spark adds halves without an overflow.
+#: A sum of 64-bit hashes is in two halves, so that Spark can add them without an overflow.
 _CHECKSUMS = "segment bigint, rows bigint, high bigint, low bigint"
 
 

@@ -1,9 +1,9 @@
 """Compares the recorded sequences of a subscription with those of the publisher.
 
-In: a subscription. Out: one `SequenceComparison` per sequence. A publisher's sequence moves on after each
-refresh, as it does with a subscriber of PostgreSQL 19. So a recorded value counts as equal if it is or was
-the publisher's value: on 19 if its page LSN is older, before 19 if the publisher's value lies beyond it in
-the direction of the increment. A sequence that was not recorded, or is no longer published, counts as different.
+In: a subscription. Out: one `SequenceComparison` per sequence. The publisher's sequence moves on after each
+refresh, as with a subscriber of PostgreSQL 19. So a recorded value counts as equal if it is or was the publisher's
+value: on PostgreSQL 19 if its page LSN is older; on earlier versions if the publisher's value is beyond it in the
+direction of the increment. A sequence that was not recorded, or is no longer published, counts as different.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from pgsieve.resources.postgres.sequences import SequenceValue
 
 @dataclass(frozen=True, slots=True)
 class SequenceComparison:
-    """A sequence as it was recorded and as the publisher has it; None on a side that lacks it."""
+    """A sequence as it was recorded and as the publisher has it now; None if one of the two does not have it."""
 
     schema: str
     name: str
@@ -25,7 +25,7 @@ class SequenceComparison:
 
     @property
     def problem(self) -> str | None:
-        """Why the publisher's value cannot be read."""
+        """Why the publisher's value cannot be read; None if it can."""
         return self.present.problem if self.present else None
 
     @property
@@ -34,7 +34,7 @@ class SequenceComparison:
         if self.recorded is None or self.present is None or self.problem or self._is_same:
             return False
         before, now = self.recorded.page_lsn, self.present.page_lsn
-        # A server takes several values in advance. Only the first one is in the WAL and moves the page's LSN.
+        # A server logs several values of a sequence at once: only the first of them moves the page's LSN.
         return self._is_beyond if before is None or now is None or before == now else before < now
 
     @property
@@ -56,7 +56,7 @@ class SequenceComparison:
 
 
 def _place(value: SequenceValue | None) -> tuple[int, bool] | None:
-    """The last value and whether it was used; None where it is not known."""
+    """The last value and whether it was used; None if that is not known."""
     if value is None or value.last_value is None or value.is_called is None:
         return None
     return value.last_value, value.is_called
@@ -64,7 +64,7 @@ def _place(value: SequenceValue | None) -> tuple[int, bool] | None:
 
 def compare_sequences(subscription: Subscription, record: Sequences) -> list[SequenceComparison]:
     """Compare the recorded sequences with the publisher's; empty where none is or was published."""
-    # Read first: rows that are recorded meanwhile would be newer than the publisher's values.
+    # The record is read first: values recorded after the publisher's values are read could be newer than these.
     recorded = record.newest()
     feed = subscription.feed
     with feed.source.connect() as connection:

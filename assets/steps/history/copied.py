@@ -1,7 +1,7 @@
-"""A whole change history begins with the copied rows: they are read from the replica, and written in one commit.
+"""Begins a change history with the copied rows, which are read from the replica and written in one commit.
 
-In: a replica with exactly what committed before an LSN. Out: its rows in the change history, once, with the
-position of the copy. Raises LakeError.
+In: a replica with exactly the transactions that committed before an LSN. Out: its rows in the change history, written
+once, with the position of the copy. Raises LakeError.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -21,16 +21,16 @@ from pgsieve.resources.lake.derived_rows import Batches, WrittenRows, table_rows
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.spark_writes import numbered
 
-#: Statistics of the slice, the order key and the time; statistics of every value would cost as much as writing.
+#: Only the first four columns get statistics: slice, order key and time. Statistics of all would cost as much as writing.
 CHANGES_PROPERTIES = {"delta.dataSkippingNumIndexedCols": "4"}
 
 
 def begin_history(
     lake: Lake, subscription: str, state: TableState, schema: pa.Schema, time: datetime | None
 ) -> None:
-    """Begin the change history of a table with the replica's rows at the state's LSN, if that was not done before.
+    """Begin the change history of a table with the replica's rows at the state's LSN, unless it has them already.
 
-    `schema` is the schema of the changes.
+    `schema` is the schema of the changes, `time` the time of the copy.
     """
     definition = state.definition
     assert definition is not None
@@ -73,7 +73,7 @@ def _begin_by_spark(
 def _changes(
     rows: CopiedRows, names: list[str]
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """The changes of batches of the replica's rows, whose columns have these names."""
+    """A function that makes changes of batches of the replica's rows; `names` are the replica's columns."""
 
     def made(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return (rows.of(batch.rename_columns(names)) for batch in batches)

@@ -1,4 +1,4 @@
-"""The histories of a table in words, for `pgsieve validate`: what will be kept, and why not. Raises LakeError."""
+"""Describes the histories of a table for `pgsieve validate`: which will be kept, and why others will not. Raises LakeError."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,7 +18,7 @@ def expected_histories(
     definition: Definition,
     newest: Cut | None,
 ) -> Iterator[str]:
-    """What will be kept of a table, in sentences; `definition` is the present one, `newest` the newest cut."""
+    """Sentences about the histories of a table; `definition` is the table's present one, `newest` the newest cut."""
     kept = subscription.histories.of(name)
     copied = state if state is not None and state.applies else None
     if kept.initial:

@@ -1,8 +1,8 @@
-"""Rows that an apply has in memory anyway, for the versions of the same rows: they need not be decoded twice.
+"""Shares the rows that an apply has in memory with the versions of the same rows, so that they are not decoded twice.
 
-In: the rows that the files of a replica get and lose, batch by batch, as this process writes them. Out: the same rows by the
-places of their changes, or by their keys; None where some are not there: they were too many, or executors wrote the files.
-Raises nothing.
+In: the rows that this process adds to and removes from the files of a replica, batch by batch. Out: the new rows by the
+places of their changes, and the removed rows by their keys; None if some are missing, because they were too many, or
+executors wrote the files.
 """
 
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ import pyarrow as pa
 
 from pgsieve.decoding.changes.net_change import NONE, Numbers
 
-#: The rows of all tables of a batch have at most so many bytes.
+#: The most bytes of shared rows of all tables of a batch.
 SHARED_BYTES = 128 * 1024 * 1024
 
-#: Numbers, and the rows that have them.
+#: Rows, and a number for each: its place or the number of its key.
 _Part = tuple[Numbers, pa.RecordBatch]
 
 
@@ -26,14 +26,14 @@ def _none() -> None:
 
 @dataclass
 class SharedRows:
-    """The rows that the files of a replica get (`came`, by places) and lose (`went`, by keys), of at most `most` bytes."""
+    """The rows that a batch adds to a replica (`came`, by places) and removes (`went`, by keys), of at most `most` bytes."""
 
     most: int
     came: list[_Part] = field(default_factory=list)
     went: list[_Part] = field(default_factory=list)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Send executors none: what they add would come back to no one."""
+        """Pickle to None: rows that an executor adds would not reach this process."""
         return _none, ()
 
     @property
@@ -42,11 +42,11 @@ class SharedRows:
         return sum(rows.nbytes for _, rows in (*self.came, *self.went))
 
     def add_came(self, places: Numbers, rows: pa.RecordBatch) -> None:
-        """Add rows that come, by the places of their changes."""
+        """Add new rows, by the places of their changes."""
         self._add(self.came, places, rows)
 
     def add_went(self, keys: Numbers, rows: pa.RecordBatch) -> None:
-        """Add rows that go, by their keys."""
+        """Add removed rows, by the numbers of their keys."""
         self._add(self.went, keys, rows)
 
     def _add(self, parts: list[_Part], numbers: Numbers, rows: pa.RecordBatch) -> None:
@@ -58,14 +58,14 @@ class SharedRows:
             parts.append((numbers, rows))
 
     def at_places(self, places: Numbers, columns: pa.Schema) -> list[_Part] | None:
-        """The new rows at exactly these places, which ascend, in the order of their places."""
+        """The new rows in the order of their places; None if their places are not exactly `places`, which ascend."""
         parts = sorted(self.came, key=lambda part: int(part[0][0]))
         if not parts or not np.array_equal(np.concatenate([numbers for numbers, _ in parts]), places):
             return None
         return parts if all(rows.schema.equals(columns) for _, rows in parts) else None
 
     def of_keys(self, count: int, columns: pa.Schema) -> "KeyedRows | None":
-        """The rows that went of `count` keys."""
+        """The removed rows by key; there are `count` keys. None without rows, or if they do not have these columns."""
         if not self.went:
             return None
         tables = [pa.Table.from_batches([rows]) for _, rows in self.went]
@@ -81,12 +81,12 @@ class SharedRows:
 
 @dataclass(frozen=True)
 class KeyedRows:
-    """Rows by their keys: `row_of` has the number of each key's row, `NONE` where there is none."""
+    """Rows by key: `row_of` has the number of each key's row, `NONE` if there is none."""
 
     rows: pa.Table
     row_of: Numbers
 
     def of(self, keys: Sequence[int] | Numbers) -> pa.Table | None:
-        """The rows of some keys in their order; None where one has none."""
+        """The rows of some keys, in this order; None if a key has no row."""
         at = self.row_of[keys]
         return None if (at == NONE).any() else self.rows.take(pa.array(at))

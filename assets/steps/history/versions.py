@@ -1,6 +1,6 @@
-"""The versions of a table's rows (`scd2`), in a Delta table of their own, and their new beginning after a copy.
+"""The versions of a table's rows (`scd2`) in a Delta table of their own, and how they begin anew after a copy.
 
-In: a copied table, its replica. Out: a commit, at the replica's position, that ends all present versions and
+In: a copied table and its replica. Out: a commit, at the replica's position, that ends all present versions, and
 begins one for each row of the replica. `pgsieve.assets.steps.apply.row_versions` writes the changes between
 copies. Raises LakeError and OverrunError.
 """
@@ -46,20 +46,20 @@ from pgsieve.resources.lake.row_deletion import DeletedRows, RowDeletion
 from pgsieve.resources.lake.stores.store import Store, joined
 from pgsieve.resources.parts import Guard
 
-#: In larger tables of versions no file is rewritten for versions that end: their rows are marked. Other rows of the file would
-#: be written a third time beside the replica's, and the version that ended.
+#: In larger tables of versions, versions that end are marked in deletion vectors. Rewriting a file would write its other
+#: rows again, beside the replica's rows and the ended versions.
 _REWRITTEN_BYTES = 1024 * 1024
 #: Ended versions up to this many bytes stay in memory while a file's other versions are written.
 _MEMORY_BYTES = 64 * 1024 * 1024
-#: The hint for versions that cannot be read or written: earlier versions are nowhere else, so pgsieve deletes none.
+#: The hint for a table of versions that cannot be read or written. It may have the only copy, so pgsieve does not delete it.
 _MOVE = "move its folder elsewhere: a copy of the table begins it anew"
 
 
 def versions_problem(lake: Lake, definition: Definition, replica: str) -> tuple[str, str] | None:
-    """Why no versions of a table's rows can be kept, and what to do; None where they can. `replica` is its path."""
+    """Why no versions of a table's rows can be kept, and what to do; None if they can. `replica` is the replica's path."""
     if not definition.key:
         return (
-            "it has no key, which would say which rows are versions of one row",
+            "it has no key, so it is unknown which rows are versions of the same row",
             "give it a primary key or a replica identity",
         )
     if definition.deleted:
@@ -70,7 +70,7 @@ def versions_problem(lake: Lake, definition: Definition, replica: str) -> tuple[
     validity = {name.lower() for name in VALIDITY.names}
     if taken := [name for name in definition.names if name.lower() in validity]:
         return (
-            f"it has a column {quote_identifier(taken[0])} itself",
+            f"it has a column {quote_identifier(taken[0])} of its own",
             "rename the column, or publish a column list without it",
         )
     if lake.policy.reached(replica) is None:
@@ -83,7 +83,7 @@ def versions_problem(lake: Lake, definition: Definition, replica: str) -> tuple[
 
 @dataclass(frozen=True)
 class StoredVersions:
-    """A table of versions as it is written: its path, and the columns of new rows."""
+    """A Delta table of versions for writing: its path, and the columns of new rows."""
 
     lake: Lake
     path: str
@@ -110,7 +110,7 @@ class VersionTable:
 
     @classmethod
     def kept(cls, subscription: Subscription, lake: Lake, state: TableState) -> "VersionTable | None":
-        """The versions of a table's rows; None where none are kept."""
+        """The versions of the rows of the table with this state; None if none are kept."""
         definition = state.definition
         if definition is None or not subscription.histories.of(state.name).scd2:
             return None
@@ -128,16 +128,16 @@ class VersionTable:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of present versions; the Delta table also has columns of earlier versions."""
+        """The columns of present versions. The Delta table may have more: former columns of the replica."""
         return versions_schema(zip(self.columns.names, self.columns.types, strict=True))
 
     @property
     def stored(self) -> "StoredVersions":
-        """The table as it is written."""
+        """The table for writing."""
         return StoredVersions(self.lake, self.path, self.schema)
 
     def follow_columns(self) -> None:
-        """Add the replica's new columns, which are NULL in all versions."""
+        """Add the replica's new columns to the table; they are NULL in all versions."""
         lake, local = self.lake, self.lake.local
         if local is None or not lake.records.exists(self.path):
             return
@@ -147,11 +147,11 @@ class VersionTable:
 
     @property
     def shown(self) -> str:
-        """The name of the versions in messages."""
+        """The words for these versions in messages."""
         return f"the versions of {quote_qualified(*self.name)}"
 
     def begun(self, log: Log, lsn: int, time: datetime | None, *, once: bool) -> None:
-        """Call `begin_anew`, and log the result. Raises its errors, which `why_not_kept` explains."""
+        """Call `begin_anew`, and log it. Raises its errors, which `why_not_kept` explains."""
         existed = self.lake.records.exists(self.path)
         if self.begin_anew(lsn, time, once=once):
             anew = "are ended, and begin anew" if existed else "begin"
@@ -160,7 +160,7 @@ class VersionTable:
     def begin_anew(self, lsn: int, time: datetime | None, *, once: bool = True) -> bool:
         """End all present versions before an LSN, and begin one for each row of the replica; returns whether it did.
 
-        The replica has the rows of this LSN. With `once` it does nothing if the versions have reached this position.
+        The replica is at this LSN. With `once`, nothing is done if the versions have reached this position.
         """
         self._end_former(lsn, time)
         self.follow_columns()
@@ -195,7 +195,7 @@ class VersionTable:
         return True
 
     def _end_former(self, lsn: int, time: datetime | None) -> None:
-        """End the present versions in the table of the generation before."""
+        """End the present versions in the table of the previous generation."""
         generation = self.definition.history.generation
         if not generation:
             return
@@ -216,9 +216,9 @@ class VersionTable:
 
 
 def why_not_kept(lake: Lake, error: Exception, name: Name, path: str) -> str:
-    """Why a table's versions in `path` cannot be kept, and what to do first: a copy makes other files anew, not these.
+    """Why a table's versions at `path` cannot be kept, and what to do before a copy, which does not replace them.
 
-    Raises as `reason` does.
+    Raises the errors that `reason` raises.
     """
     problem = explained(lake, error, name)
     is_own = isinstance(error, CURED_BY_COPY) and error.message.startswith(f'Delta table "{path}"')
@@ -236,15 +236,16 @@ def _altered(path: str) -> LakeError:
 def present_rows(
     local: LocalRecords, path: str, among: Sequence[FileMatches] | None = None
 ) -> list[FileMatches]:
-    """The present versions among the matches `among`; without these, all of the table, in order and with key 0."""
+    """The present versions among the matches `among`; if it is None all of the table, in order, with key number 0."""
     return local.flagged(path, Flag(CURRENT, is_set=True, lacking=TO_LSN), among)
 
 
 @dataclass(frozen=True)
 class _OldFile:
-    """A file with rows that end: their ascending numbers, and for each the number of the commit that ends it.
+    """A file with versions that end: their ascending row numbers, and for each the number of the commit that ends it.
 
-    `is_replaced` says that its other rows are written again, too. `data` has the rows without their validity, where they are at hand.
+    `is_replaced` says that the file's other rows are written again too. `data` has the versions without their validity,
+    if they are in memory already.
     """
 
     name: str
@@ -256,7 +257,7 @@ class _OldFile:
 
 @dataclass(frozen=True)
 class _OldRows:
-    """Writes the rows that end as ended versions, and other rows into files of their own. It is sent to executors."""
+    """Writes versions that end into new files, and the other rows of replaced files into others. It is sent to executors."""
 
     store: Store
     folder: str
@@ -266,7 +267,7 @@ class _OldRows:
     files: Sequence[_OldFile]
 
     def __call__(self, number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
-        """Write the rows of one file, which is read once; yields a row (`WRITTEN`) per file."""
+        """Write the rows of one file, which is read once; yields a row (`WRITTEN`) per written file."""
         file = self.files[number]
         if file.is_replaced:
             yield from self._replaced(file, guard)
@@ -279,7 +280,7 @@ class _OldRows:
         yield from self._written(guard(ended(each, file.until[at], self.commits) for at, each in whole))
 
     def _whole(self, data: pa.Table, begun: pa.RecordBatch) -> pa.RecordBatch:
-        """Present versions, of their data and when they began."""
+        """Present versions, put together from their data and their begin."""
         columns = [
             data[field.name].combine_chunks()
             if field.name in data.column_names
@@ -320,9 +321,9 @@ class _OldRows:
 
 @dataclass(frozen=True)
 class VersionChange:
-    """Present versions that end, and the numbers of the commits that end them, file by file.
+    """Present versions that end (`gone`), and the numbers of the commits that end them (`until`), by file.
 
-    `went` has rows of the replica that are these versions, by the keys of `gone`; they need not be read.
+    `went` has the same rows by key from the apply to the replica, so that they need not be read.
     """
 
     gone: DeletedRows
@@ -339,7 +340,10 @@ class VersionChange:
         commits: Commits,
         size: int,
     ) -> "VersionChange":
-        """The change that ends these rows, by changes of `size` bytes; raises LakeError if files cannot be changed."""
+        """The change that ends the versions `matches`; raises LakeError if files cannot be changed.
+
+        `size` is the size in bytes of the replica's changes that end them.
+        """
         lake, committer = table.lake, table.committer
         with lake.access.refusing(table.path):
             columns = lake.columns(table.path) if lake.records.exists(table.path) else table.schema.names
@@ -352,7 +356,7 @@ class VersionChange:
 
     @classmethod
     def of_all(cls, table: StoredVersions, lsn: int, time: datetime | None) -> "VersionChange":
-        """The change that ends all present versions, before an LSN."""
+        """The change that ends all present versions before an LSN."""
         lake, matches = table.lake, list[FileMatches]()
         if lake.local is not None and lake.records.exists(table.path):
             with lake.access.refusing(table.path):
@@ -372,7 +376,7 @@ class VersionChange:
         lake, path, committer = table.lake, table.path, table.committer
 
         def written() -> pa.Table:
-            # Columns that a replica has no more have values in earlier versions alone, but stay in the table.
+            # A former column of the replica has values in the table of versions alone: then the rows have to be read.
             went = self.went if set(whole.names) == set(table.schema.names) else None
             size, files = committer.file_bytes(path, {}), list(self._old(went))
             old = _OldRows(lake.store, path, whole, size, self.commits, files)

@@ -1,4 +1,4 @@
-"""The first step: tables are copied at one exported snapshot, their row filters evaluated by the publisher.
+"""The first step: tables are copied at an exported snapshot. The publisher evaluates their row filters.
 
-`copy` decides and commits, `rows` runs on executors. A replica that cannot be read is set aside first.
+`copy` divides the tables into batches, `one_batch` and `one_table` copy them, `rows` reads rows on executors.
 """

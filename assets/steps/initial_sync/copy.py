@@ -1,9 +1,10 @@
-"""Initial row-filtered sync: tables -> replicas, a batch of tables at one exported snapshot.
+"""Initial row-filtered sync: tables -> replicas, each batch of tables at one exported snapshot.
 
-The slot and capture exist before the snapshot. Each replica's commit has the snapshot's LSN; changes before
-it are dropped for that table, later ones applied (section 29.4.5 says which rows are copied). A table copied again is
-replaced in one commit, and no other table is affected. A finished copy is not repeated after a crash: the
-state before the copy names its snapshot, and with the replica's commit the copy is complete.
+The slot and the capture publications exist before the snapshot. Each replica's commit has the snapshot's LSN; earlier
+changes of the table are left out, later ones are applied. PostgreSQL documentation, 29.4.5 Initial Data
+Synchronization, says which rows are copied. A table that is copied again is replaced in one commit. After a crash a
+finished copy is not repeated: the table's state names the snapshot before the copy begins, and a replica at that LSN
+is complete.
 """
 
 import time
@@ -45,19 +46,18 @@ from pgsieve.resources.postgres.errors import PassingFaultError
 from pgsieve.resources.postgres.present_catalog import present_catalog
 from pgsieve.resources.postgres.source import quote
 
-#: The most that is copied at one snapshot, which holds back the publisher's vacuum. A larger table has its own snapshot.
+#: The limits of a batch: its snapshot holds back the publisher's vacuum. A larger table has a batch of its own.
 BATCH_TABLES, BATCH_BYTES = 64, 16 * 1024**3
-#: After this many passing faults in a row a copy gives up. The first pause before the next attempt; each later pause is
-#: twice as long.
+#: A copy fails after this many transient faults in a row. The pause before the second attempt; it doubles each time.
 _ATTEMPTS, _PAUSE_SECONDS = 5, 1.0
 
 
 def tables_to_copy(subscription: Subscription, lake: Lake, warn: Log = quiet) -> list[Name]:
-    """The published tables that have no replica yet, or whose definition the replica cannot follow in place.
+    """The published tables that have no replica yet, or whose replica cannot follow the table's definition in place.
 
-    Tables that are no longer published are marked so. Tables that are set aside stay so until a copy is requested.
-    Tables wait if they cannot be replicated as they are published now, or if the role may not read them. `warn`
-    receives warnings of partitions whose changes are not sent. Raises the problems that concern all tables.
+    Also records which tables are no longer published, and which have to wait: they cannot be replicated as they are
+    published now, or the role may not read them. Tables that are set aside stay so until the user has them copied.
+    `warn` receives warnings of partitions whose changes are not sent. Raises problems that concern all tables.
     """
     with subscription.feed.source.connect() as connection:
         catalog = sound_catalog(connection, subscription, present_catalog(connection))
@@ -84,7 +84,7 @@ def lacking_copy(
     tables: Mapping[Name, ReplicatedTable],
     states: Mapping[Name, TableState],
 ) -> tuple[dict[Name, ReplicatedTable], dict[Name, PgsieveError]]:
-    """The published tables that the next run is to copy, and the errors of tables that cannot be replicated or read."""
+    """The published tables that the next run has to copy, and the errors of tables that cannot be replicated or read."""
     problems = table_problems(subscription, catalog)
     needed = {
         name: table
@@ -95,7 +95,7 @@ def lacking_copy(
 
 
 def _needs_copy(state: TableState | None, present: Definition) -> bool:
-    """Whether a table in this state is to be copied by the next run."""
+    """Whether the next run has to copy a table in this state; `present` is the table's present definition."""
     if state is None or state.state in {
         SyncState.INITIALIZE,
         SyncState.DATA_SYNC,
@@ -116,7 +116,7 @@ def _needs_copy(state: TableState | None, present: Definition) -> bool:
 
 @dataclass(frozen=True)
 class InitialCopy:
-    """The initial copy of a subscription's tables; a snapshot waits `seconds` for transactions that are open."""
+    """The initial copy of a subscription's tables; a snapshot waits at most `seconds` for open transactions."""
 
     subscription: Subscription
     lake: Lake
@@ -126,15 +126,15 @@ class InitialCopy:
     def of_tables(
         self, sizes: Mapping[Name, int], between: Callable[[bool], None], *, lacking: bool = False
     ) -> list[Copied]:
-        """Copy tables in batches, each at a new snapshot; `sizes` has their bytes. A table that fails is set aside.
+        """Copy tables in batches, each at a new snapshot, smallest first; `sizes` has their bytes.
 
-        The feed's slot is ready. `between` is called after each batch, and gets whether more batches follow. `lacking`
-        leaves out tables that need no copy any more when this process gets the lock. Tables that another process
-        copies meanwhile are not copied again.
+        The feed's slot has to be ready. `between` is called after each batch with whether more batches follow. With
+        `lacking`, tables that need no copy any more are left out. Tables that another process copies meanwhile are not
+        copied again. A table that was copied by an earlier run, which died then, is only made ready.
 
-        A table that an earlier run copied, before it died, is made ready now. A passing fault sets no table
-        aside: its tables are copied again, at another snapshot. If it persists, they stay to be copied, and the
-        fault is raised. With `disable_on_error` a table's own error disables the subscription instead.
+        A table that fails by its own error is set aside; with `disable_on_error` the subscription is disabled instead.
+        After a transient fault the tables are copied again, at another snapshot. If it persists, it is raised, and the
+        next run copies the tables.
         """
         waiting, since = self._begun(sorted(sizes, key=lambda name: sizes[name]), lacking=lacking)
         reach(Failpoint.COPY_BEGUN)
@@ -146,7 +146,7 @@ class InitialCopy:
             try:
                 outcome = self._alone(batch, since, progress)
             except SnapshotAwaitedError as error:
-                # Other tables and other subscriptions do not wait for this snapshot.
+                # The remaining tables are left to the next run, so that nothing else waits for this snapshot.
                 return [*copied, *deferred(self._states, waiting, error, self.log)]
             copied += outcome.copied
             waiting = [name for name in waiting if name not in batch] + outcome.again
@@ -170,7 +170,7 @@ class InitialCopy:
         return TableStates(self.lake, self.subscription.name)
 
     def _begun(self, names: list[Name], *, lacking: bool) -> tuple[list[Name], int]:
-        """Record that the copy of tables begins; returns the tables, and the version of the states after that."""
+        """Record that the copy begins; returns the tables to copy, and the version of the states after that."""
         with self.subscription.feed.source.exclusively(self.subscription.name):
             if lacking:
                 needed = set(tables_to_copy(self.subscription, self.lake))
@@ -182,7 +182,7 @@ class InitialCopy:
             return names, newest_version(self._states.newest().values())
 
     def _alone(self, names: Sequence[Name], since: int, progress: str) -> CopiedBatch:
-        """Copy some tables under the subscription's lock: slices that are transformed meanwhile leave them out.
+        """Copy a batch under the subscription's lock, so that no slice is transformed without these tables meanwhile.
 
         Tables that another process has made ready after the version `since` of the states are left out.
         """
@@ -191,8 +191,8 @@ class InitialCopy:
             with self.subscription.feed.source.exclusively(self.subscription.name):
                 states = self._states.newest().values()
                 ready = {s.name for s in states if s.state == SyncState.READY and s.version > since}
-                left = [name for name in names if name not in ready]
-                return batch.of_tables(left, progress) if left else CopiedBatch([], [])
+                lacking = [name for name in names if name not in ready]
+                return batch.of_tables(lacking, progress) if lacking else CopiedBatch([], [])
         except SnapshotAwaitedError:
             raise
         except PgsieveError as error:
@@ -202,7 +202,7 @@ class InitialCopy:
 
 
 def _given_up(subscription: Subscription, waiting: Sequence[Name], fault: PgsieveError) -> PgsieveError:
-    """The error of a copy that meets faults again and again."""
+    """The error of a copy that has failed by transient faults too often."""
     if isinstance(fault, LakeError):
         return fault
     first, more = (
@@ -212,13 +212,13 @@ def _given_up(subscription: Subscription, waiting: Sequence[Name], fault: Pgsiev
     return PassingFaultError(
         f'source "{subscription.feed.source.name}": cannot copy table {first}{more} of subscription'
         f' "{subscription.name}" now: {fault.message}',
-        hint="run again once the server and the network are well: copied tables stay copied",
+        hint="run again once the server and the network work again: copied tables stay copied",
         sqlstate=fault.sqlstate,
     )
 
 
 def _next_batch(waiting: Sequence[Name], sizes: Mapping[Name, int]) -> list[Name]:
-    """The tables that are copied at one snapshot, during which the publisher keeps dead rows."""
+    """The first of the waiting tables, as many as a batch may have."""
     total = list(accumulate(sizes[name] for name in waiting))
     return [name for name, bytes_ in zip(waiting, total, strict=True) if bytes_ <= BATCH_BYTES][
         :BATCH_TABLES

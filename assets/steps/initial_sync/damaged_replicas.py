@@ -1,4 +1,4 @@
-"""Makes room for a copy of a damaged replica: removes its unreadable log, and cuts that would name other rows.
+"""Prepares a damaged replica for its copy: removes unreadable Delta logs, and cuts that would name other rows.
 
 It also removes constraints that other writers have added to the replica.
 """
@@ -15,7 +15,11 @@ from pgsieve.resources.lake.maintenance import maintenance
 
 @dataclass(frozen=True)
 class Damage:
-    """What obstructs a copy: unreadable logs, cuts that name later versions, and a replica that refuses rows."""
+    """The obstacles to a copy.
+
+    `logs` are the paths of tables with an unreadable log. `of_cuts` says that cuts name versions that will be used
+    again. `refusing` is the path of the replica if it has constraints.
+    """
 
     logs: tuple[str, ...] = ()
     of_cuts: bool = False
@@ -24,9 +28,9 @@ class Damage:
 
 @dataclass(frozen=True)
 class ReplacedReplica:
-    """The replica that a copy is to replace; the change history of `generation` continues after the copy.
+    """The replica that a copy replaces; the change history of `generation` continues after the copy.
 
-    `has_versions` says that versions of its rows may exist, or will.
+    `has_versions` says that versions of its rows may exist or begin.
     """
 
     lake: Lake
@@ -46,11 +50,11 @@ class ReplacedReplica:
         return self.lake.paths.changes(self.subscription, *self.name, self.generation)
 
     def damage(self) -> Damage:
-        """What obstructs the copy.
+        """The obstacles to the copy.
 
-        A change history, or a table of versions of rows, with an unreadable log begins anew. A table that begins
-        anew, or was put back, uses version numbers again, so older cuts would name other rows. The same holds for the
-        table states.
+        A replica, change history or table of versions with an unreadable log begins anew. A table that begins anew, or
+        was put back, uses version numbers again; then the cuts would name other rows. So would they if the table states
+        were put back.
         """
         lake, paths = self.lake, [self.path, self.history]
         if self.has_versions:
@@ -69,25 +73,22 @@ class ReplacedReplica:
         )
 
     def make_room(self, damage: Damage) -> None:
-        """Let the copy replace a damaged replica; its data files stay until they are vacuumed.
-
-        Raises LakeError where a log cannot be removed.
-        """
+        """Remove the obstacles; data files stay until they are vacuumed. Raises LakeError if a log cannot be removed."""
         lake = self.lake
         if damage.refusing is not None:
             again_after_conflict(lake.take_any_row)(damage.refusing)
         if damage.of_cuts:
-            kept = Cuts(lake, self.subscription).path
-            with lake.access.refusing(kept):
-                again_after_conflict(lambda: maintenance(lake, kept).delete("true"))()
+            cuts = Cuts(lake, self.subscription).path
+            with lake.access.refusing(cuts):
+                again_after_conflict(lambda: maintenance(lake, cuts).delete("true"))()
         for path in damage.logs:
             lake.remove_log(path)
 
 
 def _version(lake: Lake, path: str) -> int | None:
-    """The newest version, -1 where there is no table, None where its log cannot be read."""
+    """The newest version of a table; -1 if there is no table, None if its log cannot be read."""
     try:
         return lake.records.version(path) if lake.records.exists(path) else -1
     except LakeError as error:
-        reason(lake, error)  # Raises where the lake itself fails.
+        reason(lake, error)  # Raises a fault of the lake itself.
         return None

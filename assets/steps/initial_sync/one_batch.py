@@ -1,6 +1,6 @@
-"""The copy of a batch: some tables at one exported snapshot, several at a time, then the states that follow.
+"""The copy of a batch of tables at one exported snapshot, several tables at a time; then their new states.
 
-In: the tables. Out: `CopiedBatch`, with the result of each table, and the tables to try again after a passing fault.
+In: the tables. Out: `CopiedBatch`, with the result of each table, and the tables to copy again after a transient fault.
 Raises SnapshotAwaitedError if the snapshot waits for open transactions, and errors of the lake.
 """
 
@@ -38,17 +38,17 @@ from pgsieve.resources.postgres.errors import LockedTableError
 from pgsieve.resources.postgres.origins import subscribed_tables
 from pgsieve.resources.postgres.snapshot import Snapshot, chunk_queries, exported_snapshot
 
-#: An interrupted copy checks this often, in seconds, whether its tables have stopped.
-_LOOK_SECONDS = 0.1
-#: Lines of progress have the sizes of tables from this size on.
-_SHOWN_BYTES = 1024**2
-#: How many tables are read at the same time.
-_READERS = 4
+#: An interrupted copy checks at this interval whether the copies of its tables have stopped.
+_STOP_SECONDS = 0.1
+#: Lines of progress show the size of a table from this size on.
+_MIN_SHOWN_BYTES = 1024**2
+#: The number of tables that are read at the same time.
+_MAX_READERS = 4
 
 
 @dataclass(frozen=True)
 class CopiedBatch:
-    """The result of a batch: copied tables, tables to try `again` after a passing fault, and the first such fault."""
+    """The result of a batch: copied tables, tables to copy `again` after a transient fault, and the first such fault."""
 
     copied: list[Copied]
     again: list[Name]
@@ -57,7 +57,7 @@ class CopiedBatch:
 
 @dataclass(frozen=True)
 class _Selection:
-    """The published tables of a batch; why some of them cannot be replicated; which are locked."""
+    """The published tables of a batch, and those among them that cannot be replicated (`problems`) or are locked."""
 
     published: Mapping[Name, ReplicatedTable]
     problems: Mapping[Name, PgsieveError]
@@ -77,9 +77,9 @@ class _Selection:
 
 @dataclass(frozen=True)
 class BatchCopy:
-    """The copy of some tables at one new snapshot, which waits up to `seconds` for open transactions.
+    """The copy of some tables at a new snapshot, which waits at most `seconds` for open transactions.
 
-    The tables' states first record the snapshot. Later runs take a replica at its LSN for complete.
+    First the tables' states record the snapshot's LSN. A later run recognises a complete copy by that LSN.
     """
 
     subscription: Subscription
@@ -96,17 +96,17 @@ class BatchCopy:
         return Readiness(self.subscription, self.lake, self.log)
 
     def of_tables(self, names: Sequence[Name], progress: str) -> CopiedBatch:
-        """Copy the tables, and make them ready. `progress` says in the log how many tables are copied already."""
-        source, former, left = self.subscription.feed.source, self._states.newest(), list(names)
+        """Copy the tables, and make them ready. `progress` is for the log: how many tables are copied already."""
+        source, former, uncopied = self.subscription.feed.source, self._states.newest(), list(names)
         try:
             with exported_snapshot(source, self.seconds) as snapshot:
                 reach(Failpoint.SNAPSHOT_EXPORTED)
                 with source.connect() as connection:
-                    # Definitions are read as of the snapshot: the next step follows later definitions.
+                    # Definitions are read at the snapshot; the UPDATE transformation follows later ones.
                     server = read_catalog(connection, snapshot.name)
                     catalog = sound_catalog(connection, self.subscription, server)
                     selection = self._selected(connection, catalog, names)
-                    left = selection.names
+                    uncopied = selection.names
                     tables = f"{counted(len(selection.tables), 'table')} of {self.subscription.name}"
                     self.log(f"copying {tables} at {format_lsn(snapshot.lsn)}, {progress} done")
                     self._warn_of_other_origins(connection, [t.table for t in selection.tables.values()])
@@ -114,11 +114,11 @@ class BatchCopy:
                 conninfo = source.executor_conninfo()
                 states = self._announced(selection, catalog, snapshot, former)
                 reach(Failpoint.COPY_PLANNED)
-                # A reader needs a session, and a role may have few. A writer needs none while it waits for the lake.
-                reading = Semaphore(_READERS)
+                # Only reading needs a session of the publisher, and a role may have few sessions.
+                reading = Semaphore(_MAX_READERS)
                 copy = SnapshotCopy(self.subscription, self.lake, snapshot, conninfo, self.log, reading)
                 copied, broken_off = self._copied(copy, planned)
-            # On a new connection: an earlier one has been idle for as long as the copy took.
+            # On a new connection, since the first one was idle during the copy.
             with source.connect() as connection:
                 after = self.subscription.feed.with_defined(read_catalog(connection))
         except SnapshotAwaitedError:
@@ -126,8 +126,8 @@ class BatchCopy:
         except PgsieveError as error:
             if not passes(error):
                 raise
-            # The next snapshot, or the next run, recognises a finished copy.
-            return CopiedBatch([], left, error)
+            # The next attempt recognises the copies that are finished.
+            return CopiedBatch([], uncopied, error)
         copied = self._made_ready(copied, states, after)
         waiting = [_waiting(name, snapshot, error) for name, error in selection.problems.items()]
         later = self._left_to_locks(selection, locked | broken_off)
@@ -138,10 +138,10 @@ class BatchCopy:
     def _selected(
         self, connection: psycopg.Connection[Any], catalog: Catalog, names: Sequence[Name]
     ) -> _Selection:
-        """The tables of a batch, except those that an earlier run's copy made ready."""
-        left = set(names) - self._readiness.settle(names, catalog)
-        published = {n: t for n, t in self.subscription.tables(catalog).items() if n in left}
-        problems = {n: e for n, e in table_problems(self.subscription, catalog).items() if n in left}
+        """The tables of a batch, without those that an earlier run has copied, which are made ready."""
+        uncopied = set(names) - self._readiness.settle(names, catalog)
+        published = {n: t for n, t in self.subscription.tables(catalog).items() if n in uncopied}
+        problems = {n: e for n, e in table_problems(self.subscription, catalog).items() if n in uncopied}
         readable = [t for n, t in published.items() if n not in problems]
         locked = {n: e for n, e in problems.items() if isinstance(e, LockedTableError)}
         problems = {n: e for n, e in problems.items() if n not in locked}
@@ -167,7 +167,7 @@ class BatchCopy:
         snapshot: Snapshot,
         former: Mapping[Name, TableState],
     ) -> tuple[list[PlannedTable], dict[Name, PgsieveError]]:
-        """The tables in chunks, which the executors read; and the errors of tables that are locked by now."""
+        """The tables divided into chunks, and the errors of tables that are locked."""
         planned, locked = list[PlannedTable](), dict[Name, PgsieveError](selection.locked)
         for name, table in selection.tables.items():
             selected = copied_list(self.subscription, table, snapshot)
@@ -184,7 +184,7 @@ class BatchCopy:
     def _announced(
         self, selection: _Selection, catalog: Catalog, snapshot: Snapshot, former: Mapping[Name, TableState]
     ) -> dict[Name, TableState]:
-        """Record the snapshot in the states of the tables to copy, and why other tables wait; returns the states."""
+        """Record the snapshot in the states of the tables to copy, and why other tables wait; returns the former states."""
         states = {
             name: announced(self.subscription, table, catalog, former.get(name), snapshot)
             for name, table in selection.tables.items()
@@ -199,7 +199,7 @@ class BatchCopy:
     def _copied(
         self, copy: SnapshotCopy, planned: Sequence[PlannedTable]
     ) -> tuple[list[Copied], dict[Name, PgsieveError]]:
-        """Copy the tables, several at a time. Returns the copies, and the faults that pass by themselves."""
+        """Copy the tables, several at a time. Returns the results, and the transient faults by table."""
         copied, faults = list[Copied](), dict[Name, PgsieveError]()
 
         def one(table: PlannedTable) -> None:
@@ -220,10 +220,10 @@ class BatchCopy:
             try:
                 for each in copying:
                     each.result()
-            # Also at an interruption: a large table would otherwise be copied to its end.
+            # Also at KeyboardInterrupt: otherwise large tables would be copied to their end.
             except BaseException:
-                under_way = [each for each in copying if not each.cancel()]
-                while wait(under_way, _LOOK_SECONDS).not_done:
+                running = [each for each in copying if not each.cancel()]
+                while wait(running, _STOP_SECONDS).not_done:
                     self.lake.executors.stop()
                 raise
         return copied, faults
@@ -231,23 +231,26 @@ class BatchCopy:
     def _made_ready(
         self, copied: Sequence[Copied], states: Mapping[Name, TableState], after: Catalog
     ) -> list[Copied]:
-        """Record the states after the copies, which are returned with their problems; `after` is the catalog after them."""
+        """Record the tables' states after the copies, and begin their histories; `after` is the catalog after the copies.
+
+        Returns the copies with the problems of histories.
+        """
         made = [state_after(self.subscription, states, each, after) for each in copied if not each.overrun]
-        declared = self._readiness.declare(made)
-        for name in declared.overrun:
+        completed = self._readiness.declare(made)
+        for name in completed.overrun:
             self.log(f"{quote_qualified(*name)} of {self.subscription.name} is copied by another process")
-        for name, problem in declared.problems.items():
+        for name, problem in completed.problems.items():
             self.log(f"the versions of {quote_qualified(*name)} do not begin: {problem}")
         reach(Failpoint.TABLES_READY)
         return [
-            replace(each, problem=declared.problems.get((each.schema, each.table), each.problem))
+            replace(each, problem=completed.problems.get((each.schema, each.table), each.problem))
             for each in copied
         ]
 
     def _left_to_locks(
         self, selection: _Selection, faults: Mapping[Name, PgsieveError]
     ) -> dict[Name, Copied]:
-        """Leave the tables that other sessions still lock to the next run."""
+        """Leave tables that other sessions still lock to the next run; returns their results."""
         later = dict[Name, Copied]()
         for name in [name for name, fault in faults.items() if is_locked_out(fault)]:
             table = selection.published[name].table
@@ -271,5 +274,5 @@ def _described(copied: Copied, size: int) -> str:
     name = quote_qualified(copied.schema, copied.table)
     if copied.problem:
         return f"{name} cannot be copied: {copied.problem}"
-    shown = f" of {size / 1024**2:,.1f} MiB" if size >= _SHOWN_BYTES else ""
-    return f"{name}: {counted(copied.rows, 'row')}{shown} copied in {copied.seconds:.1f} s"
+    size_text = f" of {size / 1024**2:,.1f} MiB" if size >= _MIN_SHOWN_BYTES else ""
+    return f"{name}: {counted(copied.rows, 'row')}{size_text} copied in {copied.seconds:.1f} s"

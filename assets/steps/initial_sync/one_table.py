@@ -1,9 +1,7 @@
-"""The copy of one table: its chunks, read at an exported snapshot -> its replica, replaced in one commit.
+"""The copy of one table: chunks read at an exported snapshot -> the replica, replaced in one commit with that LSN.
 
-The commit has the snapshot's LSN.
-
-In: a planned table and the snapshot. Out: `Copied`, with the problem if the table's own data or replica fails. Raises
-passing faults, and faults of the lake.
+In: a planned table and the snapshot. Out: `Copied`, with the problem if it is of the table's own data or replica.
+Raises transient faults, and faults of the lake.
 """
 
 import json
@@ -56,13 +54,13 @@ from pgsieve.resources.postgres.source import quote
 from pgsieve.resources.postgres.wal import current_lsn
 from pgsieve.resources.work import DRIVER, called, note
 
-#: How often a copy reports its progress.
+#: The interval at which a copy reports its progress.
 TELL_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
 class Copied:
-    """One table's initial copy."""
+    """The result of one table's copy: `lsn` is the snapshot's, `version` the replica's Delta version."""
 
     schema: str
     table: str
@@ -75,17 +73,17 @@ class Copied:
     problem: str | None = None
     #: The publisher's name of each column of the table.
     published: Mapping[str, str] = field(default_factory=dict)
-    #: Another process has copied the table later, or applies changes to it. That process sets the table's state.
+    #: Another process has copied the table at a later LSN, or applies changes to it; it also sets the table's state.
     overrun: bool = False
     #: The transactions that the table's snapshot waits for, by their ids.
     awaits: tuple[str, ...] = ()
-    #: The table's data do not cause the problem: the next run copies the table again.
+    #: The problem is not the table's own: the next run copies it again.
     again: bool = False
 
 
 @dataclass(frozen=True)
 class PlannedTable:
-    """A table to copy, in chunks. `former` defines its present replica; None if it was never copied."""
+    """A table to copy, divided into chunks. `former` is the definition of its present replica, None without one."""
 
     replicated: ReplicatedTable
     chunks: Chunks
@@ -98,14 +96,14 @@ class PlannedTable:
 
 
 class Progress:
-    """Reports the progress of one table's copy, at most every half minute."""
+    """Logs the progress of one table's copy, at most every half minute."""
 
     def __init__(self, table: str, parts: int, size: int, log: Log) -> None:
         self._table, self._parts, self._size, self._log = table, parts, size, log
         self._reported = time.monotonic()
 
     def report(self, done: int) -> None:
-        """Record the number of copied parts."""
+        """Log the number of copied parts, if half a minute has passed and parts remain."""
         if done < self._parts and time.monotonic() - self._reported >= TELL_SECONDS:
             self._reported = time.monotonic()
             self._log(
@@ -114,7 +112,7 @@ class Progress:
 
 
 def copied_list(subscription: Subscription, replicated: ReplicatedTable, snapshot: Snapshot) -> list[str]:
-    """The select list of the copy at a snapshot: the table's columns, then metadata."""
+    """The select list of a copy: the table's columns, then the metadata columns with the snapshot's LSN and time."""
     selected = select_list(subscription, replicated)
     for kind in subscription.metadata(replicated.table):
         expression = copied_as(kind, snapshot.lsn, snapshot.time)
@@ -123,7 +121,7 @@ def copied_list(subscription: Subscription, replicated: ReplicatedTable, snapsho
 
 
 def select_list(subscription: Subscription, replicated: ReplicatedTable) -> list[str]:
-    """The table's columns in the forms that `pgsieve.decoding.values.types.from_copy` reads, called c0, c1, …."""
+    """The table's columns, named c0, c1, …, in the forms that `pgsieve.decoding.values.types.from_copy` reads."""
     attributes = {a.name: a for a in replicated.table.attributes}
     return [
         copy_expression(
@@ -139,7 +137,7 @@ def select_list(subscription: Subscription, replicated: ReplicatedTable) -> list
 
 @dataclass(frozen=True)
 class _Written:
-    """A replica after its copy: the rows copied, its version, and whether another process has written it since."""
+    """A replica after its copy: the number of copied rows, its version, and whether another process has written to it."""
 
     rows: int = 0
     version: int = 0
@@ -150,7 +148,7 @@ class _Written:
 class SnapshotCopy:
     """The copies of a subscription's tables at one exported snapshot.
 
-    `log` gets the progress every half minute. A copy enters `reading` while it reads the publisher.
+    `log` gets the progress. `reading` limits how many copies read the publisher at the same time.
     """
 
     subscription: Subscription
@@ -161,7 +159,7 @@ class SnapshotCopy:
     reading: AbstractContextManager[object]
 
     def copied(self, planned: PlannedTable) -> Copied:
-        """Copy a table. The result says which problem the table has, or that another process copied it later."""
+        """Copy a table. The result has the table's problem, or says that another process has copied it later."""
         started = time.monotonic()
         replicated, table = planned.replicated, planned.replicated.table
         types = self.subscription.replica_types(replicated)
@@ -192,9 +190,9 @@ class SnapshotCopy:
     def _written(self, planned: PlannedTable, types: Mapping[str, ColumnType]) -> _Written:
         lake, table = self.lake, planned.replicated.table
         path = lake.paths.replica(self.subscription.name, table.schema, table.name)
-        # Without copy_data a table that comes back continues with its present rows.
+        # Without copy_data, a table that is published again continues with the rows that its replica has.
         if not self.subscription.copy_data and lake.records.exists(path):
-            # A copy would raise the position, too. A replica below its state's LSN counts as put back from a backup.
+            # The position has to rise as with a copy: a replica below its state's LSN counts as put back.
             lake.hold_position(path, self.snapshot.lsn)
             return _Written(version=lake.records.head(path).version)
         if table.unsent_leaves and self.subscription.copy_data:
@@ -213,7 +211,7 @@ class SnapshotCopy:
                     self.snapshot.lsn, overwrite=True, metadata={"copied": True}, properties=properties
                 )
                 rows = self._write_copy(path, committer, selected, commit, progress)
-            # A table that existed before the copy has kept its former properties.
+            # A replica that existed before the copy still has its former properties.
             if properties:
                 again_after_conflict(lake.set_properties)(path, properties)
         reach(Failpoint.TABLE_COPIED)
@@ -221,15 +219,14 @@ class SnapshotCopy:
         return _Written(rows, head.version, (head.position or 0) > self.snapshot.lsn)
 
     def _committer(self, planned: PlannedTable, selected: SelectedRows, size: int) -> Committer:
-        """The committer of the copy; makes room for the copy if the replica is damaged.
+        """The committer of the copy; removes the obstacles if the replica is damaged.
 
-        Raises OverrunError and PgsieveError if the replica must not be written.
-
-        The checks here can miss later writes by other processes: the commit of the copy detects these.
+        Raises OverrunError and PgsieveError if the replica must not be written. Later writes of other processes make
+        the commit of the copy fail.
         """
         lake, table, schema = self.lake, planned.replicated.table, selected.schema
         name = (table.schema, table.name)
-        # Without a former copy and without `scd2` there are no versions of rows: the store need not be asked.
+        # Without a former copy and without `scd2` there are no versions of rows, so no request to the store is needed.
         has_versions = planned.former is not None or bool(self.subscription.histories.of(name).scd2)
         replica = ReplacedReplica(
             lake, self.subscription.name, name, planned.generation, has_versions=has_versions
@@ -249,9 +246,9 @@ class SnapshotCopy:
             return decided()
 
     def _refuse_later(self, path: str, table: Table) -> None:
-        """Refuse to copy below the replica's own position: Delta would leave the commit out.
+        """Raise if the replica's position is at or beyond the snapshot: Delta would leave out the copy's commit.
 
-        Raises OverrunError where another process has copied the table since the snapshot.
+        OverrunError: another process has copied the table since. PgsieveError: the publisher is behind the replica.
         """
         position, lsn = self.lake.records.position(path), self.snapshot.lsn
         if position is not None and position >= lsn:
@@ -305,7 +302,7 @@ class SnapshotCopy:
     def _write_by_spark(self, path: str, selected: SelectedRows, commit: Commit) -> int:
         frame = copied_rows(self.lake.spark, selected)
         counted, rows = Observation(), [F.count(F.lit(1)).alias("rows")]
-        # Delta in Spark does not know the target size of files; it is set afterwards.
+        # Delta in Spark does not know the property for the size of files; `_written` sets it afterwards.
         properties = {name: value for name, value in commit.properties.items() if name != FILE_BYTES_PROPERTY}
         with self.reading:
             self.lake.write(frame.observe(counted, *rows), path, replace(commit, properties=properties))
@@ -313,7 +310,7 @@ class SnapshotCopy:
 
 
 def _of_reading(replicated: ReplicatedTable, error: PgsieveError) -> PgsieveError:
-    """Add the expression and the remedy to an error of a row, or foreign table, that the server cannot read.
+    """Add the row filter and a hint to the server's error for a row or foreign table that it cannot read.
 
     Returns any other error as it is.
     """
@@ -338,7 +335,7 @@ def is_beyond(lake: Lake, path: str, lsn: int) -> bool:
 
 
 def _check_names(columns: Sequence[ReplicaColumn]) -> None:
-    """Raise LakeError for columns that no Delta table can have: none, or two whose names differ only in case."""
+    """Raise LakeError for columns that no Delta table can have: no column, or two whose names differ only in case."""
     if not columns:
         raise LakeError(
             "no column is published, and a Delta table has at least one", hint="publish a column of the table"
@@ -348,6 +345,6 @@ def _check_names(columns: Sequence[ReplicaColumn]) -> None:
         other = seen.setdefault(column.name.lower(), column.name)
         if other != column.name:
             raise LakeError(
-                f"columns {quote(other)} and {quote(column.name)} differ in case alone, and a Delta table has one of them",
+                f"columns {quote(other)} and {quote(column.name)} differ in case alone, and a Delta table can have only one of them",
                 hint="rename one, or publish a column list without it",
             )

@@ -1,7 +1,7 @@
-"""The sync states of a table around its copy: announced with its snapshot, finished, and then ready.
+"""The sync states of a table around its copy: announced with the snapshot's LSN, then finished, then ready.
 
-In: the tables of a batch and the results of their copies. Out: rows of `_table_states`. A replica that has
-the snapshot which its state announced is complete, whichever process finds it.
+In: the tables of a batch and the results of their copies. Out: rows of `_table_states`. A replica at the LSN that its
+state has announced is complete, whichever process has copied it.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -33,7 +33,7 @@ from pgsieve.resources.postgres.snapshot import Snapshot
 
 @dataclass(frozen=True)
 class Declared:
-    """The tables that a copy made ready, the tables that another process has copied later, and the problems of others."""
+    """The tables that became ready, the tables that another process has copied later, and the problems of histories."""
 
     ready: Sequence[TableState] = ()
     overrun: Sequence[Name] = ()
@@ -47,20 +47,17 @@ def announced(
     former: TableState | None,
     snapshot: Snapshot,
 ) -> TableState:
-    """The state of a table that is about to be copied.
-
-    It already names the snapshot's LSN; the replica is at that LSN after the copy.
-    """
+    """The state of a table that is about to be copied: it announces the snapshot's LSN."""
     definition = subscription.definition(replicated, catalog)
     history = former.definition.history if former and former.definition else History()
-    whole = bool(subscription.histories.of(_name(replicated)).initial)
-    made = replace(
+    has_copied_rows = bool(subscription.histories.of(_name(replicated)).initial)
+    copied = replace(
         definition,
-        history=replace(history.with_columns(definition.columns), whole=whole),
+        history=replace(history.with_columns(definition.columns), whole=has_copied_rows),
         published=definition.published and replace(definition.published, at=snapshot.time),
         unaltered=subscription.copy_data and subscription.feed.options.origin == "any",
     )
-    return TableState(*_name(replicated), SyncState.DATA_SYNC, snapshot.lsn, made)
+    return TableState(*_name(replicated), SyncState.DATA_SYNC, snapshot.lsn, copied)
 
 
 def _name(replicated: ReplicatedTable) -> Name:
@@ -68,7 +65,7 @@ def _name(replicated: ReplicatedTable) -> Name:
 
 
 def is_announced(state: TableState | None) -> bool:
-    """Whether the state names the snapshot of a copy that has begun."""
+    """Whether the state announces the snapshot of a copy."""
     return (
         state is not None and state.state in {SyncState.DATA_SYNC, SyncState.FINISHED_COPY} and state.lsn > 0
     )
@@ -77,7 +74,7 @@ def is_announced(state: TableState | None) -> bool:
 def deferred(
     states: TableStates, names: Sequence[Name], error: SnapshotAwaitedError, log: Log
 ) -> list[Copied]:
-    """Leave tables to the next run, as their snapshot waits for other transactions."""
+    """Leave tables to the next run, as their snapshot waits for open transactions; returns their results."""
     reason = f"{error.message}; the next run copies it"
     states.leave_to_next_copy(names, reason)
     log(f"{counted(len(names), 'table')} of {states.subscription} cannot be copied yet: {error.message}")
@@ -88,9 +85,10 @@ def deferred(
 def state_after(
     subscription: Subscription, announced: Mapping[Name, TableState], copied: Copied, after: Catalog
 ) -> TableState:
-    """The state after a copy.
+    """The state of a table after its copy; `after` is the catalog after the copy.
 
-    A table that was rewritten meanwhile may have been read as empty (section 13.6).
+    A table that was rewritten meanwhile has to be copied again: it may have been read as empty (PostgreSQL
+    documentation, 13.6 Caveats).
     """
     name = (copied.schema, copied.table)
     if copied.problem and not copied.again:
@@ -128,10 +126,7 @@ class Readiness:
         return self.lake.paths.replica(self.subscription.name, *name)
 
     def settle(self, names: Collection[Name], catalog: Catalog) -> set[Name]:
-        """Make ready the tables that an earlier run has copied.
-
-        Their replica is at the LSN that their state announced.
-        """
+        """Make ready the tables that an earlier run has copied: their replica is at the LSN that their state announces."""
         lake, states = self.lake, self._states.newest()
         paths = {n: self._path(n) for n in names if is_announced(states.get(n))}
         with lake.consistent_read(*paths.values()):
@@ -152,10 +147,10 @@ class Readiness:
     def declare(self, states: Sequence[TableState]) -> Declared:
         """Record the states after a copy, and begin the tables' histories with the copied rows.
 
-        A table becomes ready only if no slice beyond its copy was transformed without it; otherwise it is
-        copied again. A process that has lost the lock may be transforming a slice at this moment. If that
-        process committed before the fence, it left this table out, and the table is copied again. If not, the
-        fence makes that process begin the slice anew, and it then sees the table as copied.
+        A table becomes ready only if no slice after its LSN was transformed without it; otherwise it is copied again.
+        A process that has lost the lock may be transforming such a slice at this moment. If it commits the slice before
+        the fence, it has left the table out, and the table is copied again. If not, the fence makes it transform the
+        slice anew, and then it includes the table.
         """
         if not states:
             return Declared()
@@ -176,7 +171,7 @@ class Readiness:
         return Declared([s for s in copied if upto <= s.lsn], overrun, problems)
 
     def _finish(self, states: Sequence[TableState]) -> list[Name]:
-        """Record that copies are finished. Returns the tables that another process has copied later, which are left out."""
+        """Record that copies are finished; returns the tables left out, as another process has copied them later."""
         lake = self.lake
         base = max(lake.records.head(self._states.path).version, 0)
         copied = {s.name: s.lsn for s in states if s.state == SyncState.READY}
@@ -188,10 +183,7 @@ class Readiness:
         return overrun
 
     def _begin_histories(self, copied: Sequence[TableState]) -> dict[Name, str]:
-        """Begin the histories of copied tables with their rows, unless another process has copied or changed them since.
-
-        Returns what is wrong with those that cannot begin, by table.
-        """
+        """Begin the histories of copied tables with their rows; returns the problems of histories that cannot begin."""
         problems = self.lake.in_parallel(self._begin_history, copied)
         return {
             state.name: problem
@@ -203,7 +195,7 @@ class Readiness:
         subscription, lake, definition = self.subscription, self.lake, state.definition
         assert definition is not None
         if is_beyond(lake, self._path(state.name), state.lsn):
-            return None
+            return None  # Another process has copied the table since, or has applied changes.
         time = definition.published.time if definition.published else None
         if definition.history.whole:
             schema = changes_schema(defined_types(subscription, state.name, definition))
@@ -215,15 +207,15 @@ class Readiness:
             except TABLE_ERRORS as error:
                 return why_not_kept(lake, error, state.name, table.path)
         elif subscription.histories.of(state.name).scd2:
-            shown = quote_qualified(*state.name)
-            self.log(f"the versions of {shown} are not kept: `pgsieve validate` says why")
+            name = quote_qualified(*state.name)
+            self.log(f"the versions of {name} are not kept: `pgsieve validate` says why")
         return None
 
 
 def _holds(lake: Lake, path: str, lsn: int) -> bool:
-    """Whether a replica is at an LSN; False for an unreadable one, which is copied again."""
+    """Whether a replica is at an LSN; False for an unreadable one, which has to be copied again."""
     try:
         return lake.records.position(path) == lsn
     except LakeError as error:
-        reason(lake, error)  # Raises where the lake itself fails.
+        reason(lake, error)  # Raises a fault of the lake itself.
         return False

@@ -1,7 +1,7 @@
-"""Initial copy: chunk queries -> rows, read by the executors at the exported snapshot.
+"""The rows of a copy: executors run queries for chunks at the exported snapshot.
 
-Each part of the work runs one query. Its Arrow batches go into a file, or to the JVM, as they come, so a
-chunk is never in memory as a whole.
+Each part of the work runs one query, and passes its Arrow batches on to a file or to the JVM one by one, so a chunk
+never has to fit in memory.
 """
 
 import time
@@ -27,8 +27,7 @@ from pgsieve.resources.postgres.errors import LockedTableError, PassingFaultErro
 from pgsieve.resources.postgres.sessions import Conninfo
 from pgsieve.resources.postgres.snapshot import SnapshotLostError, read_chunk
 
-#: A chunk is read at most this many times if faults that pass interrupt it. The first pause in seconds; it
-#: doubles each time.
+#: The most attempts to read a chunk that transient faults interrupt. The first pause between attempts; it doubles each time.
 _READINGS, _PAUSE_SECONDS = 4, 0.25
 
 
@@ -51,16 +50,16 @@ class SelectedRows:
 
     @property
     def schema(self) -> pa.Schema:
-        """The replica's columns as Arrow."""
+        """The replica's columns as an Arrow schema."""
         return replica_schema(self.columns)
 
     def batches(self, number: int) -> Generator[pa.RecordBatch, None, None]:
-        """The rows of one of the queries."""
+        """The rows of the query with this number."""
         return copied_batches(self.conninfo, self.snapshot, self.queries[number], self.columns)
 
 
 def copied_rows(spark: SparkSession, selected: SelectedRows) -> DataFrame:
-    """The selected rows; each query gives one partition."""
+    """The selected rows as a DataFrame; each query is one partition."""
     schema, queries = ddl((c.name, c.type.spark) for c in selected.columns), len(selected.queries)
     if not queries:
         return spark.createDataFrame([], schema)
@@ -81,7 +80,7 @@ def copied_files(
     size: int,
     on_progress: OnProgress | None = None,
 ) -> pa.Table:
-    """The selected rows, written by the executors into files of about `size` bytes; returns a row (`WRITTEN`) per file.
+    """Let the executors write the selected rows into files of about `size` bytes; returns a row (`WRITTEN`) per file.
 
     `on_progress` is called with the number of finished queries.
     """
@@ -92,14 +91,14 @@ def copied_files(
             yield from write_files(folder, schema, guard(batches), store=store, size=size)
 
     def copy(number: int, guard: Guard) -> list[pa.RecordBatch]:
-        # Reading again is safe: no commit has the files of an interrupted reading.
+        # A second attempt is safe: the files of the first one are in no commit.
         return read_again(partial(written, number, guard))
 
     return executors.written(copy, len(selected.queries), on_progress)
 
 
 def read_again(chunk: Callable[[], Iterable[pa.RecordBatch]]) -> list[pa.RecordBatch]:
-    """All rows of a chunk; reads it again after a passing fault, unless the snapshot is lost or the table is locked."""
+    """All rows of a chunk, read again after a transient fault, unless the snapshot is lost or the table is locked."""
     for reading in range(_READINGS - 1):
         try:
             return list(chunk())
@@ -111,7 +110,7 @@ def read_again(chunk: Callable[[], Iterable[pa.RecordBatch]]) -> list[pa.RecordB
 
 
 def replica_schema(columns: Sequence[ReplicaColumn]) -> pa.Schema:
-    """The replica's columns as Arrow."""
+    """The replica's columns as an Arrow schema."""
     return pa.schema([(c.name, c.type.arrow) for c in columns])
 
 
@@ -130,7 +129,7 @@ def copied_batches(
 
 
 def _key(row: pa.RecordBatch, columns: Sequence[ReplicaColumn]) -> dict[str, str]:
-    """The key of one row; empty where the key itself cannot be converted."""
+    """The key of one row as text; empty if the key itself cannot be converted."""
     key = {c.name: (row.column(i), c) for i, c in enumerate(columns) if c.is_key}
     with suppress(ValueNotRepresentableError):
         return {name: shown(from_copy(value, c.type, name))[0] for name, (value, c) in key.items()}

@@ -1,5 +1,6 @@
 """A subscription's replicas as they were at any moment: at a cut, or at a cut plus later changes.
 
-`moment` turns a time into an LSN. `bases` finds the version and the changes for each table. `reading` makes tables of
-them by the apply's own functions, in a temporary folder; `restore` makes permanent ones. No replica is written to.
+`moment` turns a time into an LSN. `bases` finds a version and the changes after it for each table. `reading` applies
+these changes to clones in a temporary folder, by the functions of the apply; `restore` makes permanent tables. The
+replicas are only read.
 """

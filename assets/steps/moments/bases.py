@@ -1,9 +1,9 @@
 """The base of each table of a subscription at an LSN: a Delta version of its replica, and slices of its change history.
 
-In: the records of a subscription. Out: a `Base` for each table that a subscriber had at the LSN. A version has the
-transactions that committed before its position; the history has the later ones. The history is complete unless
-retention deleted a part, or the table was copied again in between. Raises MomentError with the reason if the records
-do not prove that it is complete: no row is guessed.
+In: the records of a subscription. Out: a `Base` for each table that the subscription had at the LSN. The version has
+the transactions that committed before its position; the history has later ones. The history is complete unless
+retention has deleted a part of it, or the table was copied again in between. Raises MomentError with the reason if the
+records do not prove that it is complete.
 """
 
 from collections.abc import Sequence
@@ -29,9 +29,9 @@ from pgsieve.resources.lake.stores.store import joined
 
 @dataclass(frozen=True)
 class Base:
-    """A version of a replica with all that committed before `since`, and the slices of `history` with the rest.
+    """A version of the replica at `path` with all that committed before `since`, and slices of `history` with later changes.
 
-    `state` is the table's state whose definition this version and these slices have.
+    `state` is the table's state at that time: its definition is the one of this version and these slices.
     """
 
     path: str
@@ -68,7 +68,7 @@ def bases(moment: Moment) -> list[Base]:
     if lsn > reached:
         raise MomentError(
             f'subscription "{subscription}": LSN {format_lsn(lsn)} has not been read yet: pgsieve has read up to {format_lsn(reached)}',
-            hint=f"`pgsieve run {subscription}` reads on; if nothing was committed since, the rows are those of the newest cut",
+            hint=f"`pgsieve run {subscription}` reads on; if nothing was committed since, the newest cut has the same rows",
             sqlstate="22023",
         )
     before = next((cut for cut in reversed(cuts) if cut.lsn <= lsn), None)
@@ -98,7 +98,7 @@ class _Search:
         return self.moment.lake
 
     def base(self, name: Name, kept: Sequence[TableState]) -> Base | None:
-        """The base of a table; None if a subscriber did not have the table at that moment."""
+        """The base of a table; None if the subscription did not have the table at that moment. `kept` are its states."""
         of_cut = self.before.tables.get(name) if self.before is not None else None
         ready = next(
             (s for s in reversed(kept) if s.state == SyncState.READY and s.lsn <= self.moment.lsn), None
@@ -137,7 +137,7 @@ class _Search:
         return self._with_slices(base, kept) if since < self.moment.lsn else base
 
     def _with_slices(self, base: Base, kept: Sequence[TableState]) -> Base:
-        """The base with the slices of its history. Raises MomentError unless they are complete."""
+        """Add the slices of the history to a base; raises MomentError if some may be missing."""
         name, lake = base.name, self._lake
         ends = self._slices(name, base)
         deleted = SubscriptionRecord(lake, self.moment.subscription).state().deleted_up_to
@@ -156,7 +156,7 @@ class _Search:
         return Base(base.path, base.version, base.state, base.since, base.history, lacking)
 
     def _slices(self, name: Name, base: Base) -> list[int]:
-        """The slices of a history with changes since its base: a slice that ends at a copy may have only copied rows."""
+        """The slices of a history with changes after the base, without those that have only copied rows."""
         records = self._lake.records
         ends = records.slices(base.history, base.since)
         copied = {r["slice"] for r in records.rows(base.history, f"{IS_SNAPSHOT} and slice > {base.since:d}")}
@@ -174,9 +174,9 @@ class _Search:
     def _refuse_gap(
         self, name: Name, ready: TableState, kept: Sequence[TableState], ends: Sequence[int]
     ) -> None:
-        """Raise MomentError if the history may lack changes because none were applied until the next copy.
+        """Raise MomentError if the history may lack changes, since the table was not replicated until its next copy.
 
-        Changes are applied as long as the state says so. Otherwise the history is complete up to its last slice.
+        The history is complete if the table's state stayed ready. Otherwise it is complete up to its last slice.
         """
         limit = None if self.after is None else self.after.states
         recorded = [state for state in kept if limit is None or state.version <= limit]
@@ -198,7 +198,7 @@ class _Search:
     def _newest_version(
         self, name: Name, local: LocalRecords, path: str, of_cut: int | None
     ) -> tuple[int, int]:
-        """The newest version whose position is at or before the LSN, and the position; positions ascend."""
+        """The newest version whose position is at or before the LSN, and its position; found by bisection."""
         if not self._lake.records.exists(path):
             raise self._unreadable(name, "its replica is gone")
         newest = self._lake.records.version(path)
@@ -214,7 +214,7 @@ class _Search:
 
     @staticmethod
     def _position(local: LocalRecords, path: str, version: int, positions: dict[int, int]) -> int:
-        """The position of a version; -1 for one that has none, or whose entry of the log is gone."""
+        """The position of a version; -1 if it has none, or its log entry is deleted."""
         if version not in positions:
             try:
                 position = local.as_of(path, version).transaction_version(APPLICATION)
@@ -224,7 +224,7 @@ class _Search:
         return positions[version]
 
     def _refuse_vacuumed(self, name: Name, local: LocalRecords, path: str, version: int) -> None:
-        """Raise if files of the version are deleted, which may happen to a version outside of the cuts."""
+        """Raise MomentError if files of the version are deleted: vacuum keeps only those of versions in cuts."""
         with self._lake.access.refusing(path):
             files = files_of(local.as_of(path, version))
         if not all(self._lake.store.has(joined(path, file)) for file in files):
@@ -235,7 +235,7 @@ class _Search:
     def _defined(
         self, name: Name, kept: Sequence[TableState], ready: TableState, columns: Sequence[str]
     ) -> TableState:
-        """The state whose definition fits a version with these columns, which may include columns that a user added."""
+        """The state whose definition has the columns of a version; `columns` may also have some that a user has added."""
         limit = None if self.after is None else self.after.states
         defined = [
             (state, set(state.definition.names))

@@ -1,7 +1,7 @@
-"""Moments as users name them: an LSN, or a time -> the LSN before which everything that counts had committed.
+"""Moments as users name them: an LSN, or a time -> the LSN before which the transactions of that moment committed.
 
-A time means all transactions, in the order of the WAL, before the first one that committed later: recovery with
-PostgreSQL's recovery_target_time stops there. The change histories have the commit times, so a time must lie between
+A time stands for all transactions, in the order of the WAL, before the first one with a later commit time: recovery
+with PostgreSQL's recovery_target_time stops there. Commit times are in the change histories, so a time must lie between
 two of their commits. Raises MomentError.
 
 Source: recoveryStopsBefore() in src/backend/access/transam/xlogrecovery.c.
@@ -20,7 +20,7 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn, parse_lsn
 from pgsieve.resources.lake.lake import Lake
 
-#: A time in DataFusion's SQL, by its microseconds.
+#: A time given in microseconds, in the SQL of DataFusion and of Spark.
 _TIME = "arrow_cast({}, 'Timestamp(Microsecond, Some(\"UTC\"))')"
 _SPARK_TIME = "timestamp_micros({})"
 
@@ -31,9 +31,10 @@ class MomentError(PgsieveError):
 
 @dataclass(frozen=True)
 class Moment:
-    """An LSN as of which the replicas of a subscription are read.
+    """The LSN as of which the replicas of a subscription are read.
 
-    The feed's data are known to be complete up to `complete`; slices and cuts may end earlier if nothing was changed.
+    The caller knows that everything before the LSN `complete` was read; slices and cuts may end earlier if nothing
+    changed.
     """
 
     lake: Lake
@@ -89,14 +90,14 @@ def _lsn_at(states: TableStates, time: datetime) -> int:
             hint="name an LSN; how long changes are kept is `retention.changes` in pgsieve.yaml",
             sqlstate="22023",
         )
-    # A later copy belongs to a later moment.
+    # The LSN right after the last commit, so that no copy made later is taken for this moment.
     return max(before) + 1
 
 
 def _bounds(
     lake: Lake, paths: Sequence[str], bound: Literal["least", "greatest"], where: str, micros: int
 ) -> list[int]:
-    """The least or the greatest commit LSN of each history with changes that meet a condition."""
+    """The least or the greatest commit LSN of the changes that meet a condition, for each history that has such changes."""
     bounds, where = [], f"{where} and {IS_CHANGE}"
     for path in paths:
         with lake.access.refusing(path):

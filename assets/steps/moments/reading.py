@@ -1,9 +1,9 @@
-"""The replicas of a subscription as they were at an LSN, as Delta tables: the replicas' own versions, or clones.
+"""The replicas of a subscription as they were at an LSN, as Delta tables: versions of the replicas, or clones.
 
-In: the bases of the tables, and a folder for clones. A table that lacks no change is the replica's own version. For
-other tables a version is cloned into the folder, with the lacking changes of the history beside it; the apply's own
-functions bring these into the clone, as a run would. Out: `TableAt` for each table. Raises MomentError if a change
-cannot be applied, which the replica could not apply either, and LakeError.
+In: the bases of the tables, and a folder for clones. A base without slices is a version of the replica itself. A base
+with slices is cloned into the folder, with the changes beside it; the functions of the apply then apply these to the
+clone. Out: `TableAt` for each table. Raises LakeError, and MomentError if a change cannot be applied; the replica could
+not apply it either.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,13 +32,13 @@ from pgsieve.resources.lake.paths import OWN_FOLDER
 from pgsieve.resources.lake.stores.storage import is_uri
 from pgsieve.resources.private_folder import private_folder, remove_left
 
-#: Where clones are made in a lake on this machine. No folder of a feed has a dot in its name.
+#: The folder for clones in a lake on this machine. The folders of feeds have no dot in their names.
 _CLONES = f"{OWN_FOLDER}/.moments"
 
 
 @dataclass(frozen=True)
 class TableAt:
-    """A table as it was at a moment: a version of a Delta table of `lake`, and how many changes were applied to get there."""
+    """A table as it was at a moment: a version of a Delta table in `lake`, and the number of changes applied to its clone."""
 
     name: Name
     lake: Lake
@@ -48,15 +48,15 @@ class TableAt:
 
     @property
     def qualified(self) -> str:
-        """Its name as in SQL."""
+        """The table's name as in SQL."""
         return quote_qualified(*self.name)
 
     def frame(self) -> DataFrame:
-        """Its rows as Spark reads them."""
+        """The table's rows for Spark."""
         return self.lake.as_of(self.path, self.version)
 
     def table(self) -> DeltaTable:
-        """Its rows as delta-rs reads them; raises MomentError where it does not reach the lake."""
+        """The table for delta-rs; raises MomentError if delta-rs cannot reach the lake."""
         if self.lake.local is None:
             raise MomentError(
                 f'table "{self.qualified}": only Spark reaches its lake',
@@ -66,11 +66,11 @@ class TableAt:
         return self.lake.local.as_of(self.path, self.version)
 
     def schema(self) -> pa.Schema:
-        """Its columns as Arrow."""
+        """The table's columns as an Arrow schema."""
         return pa.schema(self.table().schema().to_arrow())
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Its rows, a batch at a time; by Spark where delta-rs does not read them."""
+        """The table's rows in batches, read by delta-rs, or by Spark if delta-rs cannot."""
         local = self.lake.policy.reader(self.path)
         with self.lake.access.refusing(self.path):
             if local is not None:
@@ -79,7 +79,7 @@ class TableAt:
                 yield from self.frame().toArrow().to_batches()
 
     def count(self) -> int:
-        """How many rows it has."""
+        """The table's number of rows."""
         if self.lake.policy.reader(self.path) is None:
             return self.frame().count()
         return sum(batch.num_rows for batch in self.batches())
@@ -90,24 +90,24 @@ def read_at(
 ) -> dict[str, DataFrame]:
     """The replicas of a subscription as they were at any moment: DataFrames by table, as in `public.orders`.
 
-    `lake` is the path or URI of pgsieve.yaml. The moment is an LSN as PostgreSQL writes it (`16/B374D848`: all that
+    `lake` is the path or URI in pgsieve.yaml. The moment is an LSN as PostgreSQL writes it (`16/B374D848`: all that
     committed before it) or a time with its zone (all that committed up to it). Tables that changed since the cut before
     the moment are read from clones, which are deleted when this process ends. If the lake is in an object store and
-    Spark runs on other machines, name a folder for the clones there with `scratch`, and remove it afterwards. Raises
-    MomentError with the reason if the lake does not hold the moment any more.
+    Spark runs on other machines, name a folder in the store for the clones with `scratch`, and remove it afterwards.
+    Raises MomentError with the reason if the lake cannot show the moment any more.
     """
     return frames(Moment.of(Lake(lake, lambda: spark), subscription, moment), scratch)
 
 
 def frames(moment: Moment, scratch: str | None = None) -> dict[str, DataFrame]:
-    """The replicas at a moment as Spark reads them, by table."""
+    """The replicas at a moment as DataFrames, by table."""
     return {each.qualified: each.frame() for each in tables_at(moment, scratch)}
 
 
 def tables_at(moment: Moment, scratch: str | None = None, only: Name | None = None) -> list[TableAt]:
-    """The tables of a subscription as of a moment, or `only` one of them.
+    """The tables of a subscription at a moment, or `only` one of them.
 
-    Tables that lack changes are cloned into a folder below `scratch`. Without it, the clones are deleted when this
+    Clones are made in the folder `scratch`. Without it, they are in a temporary folder, which is deleted when this
     process ends.
     """
     lake, made, lacking = moment.lake, list[TableAt](), list[Base]()
@@ -125,7 +125,7 @@ def tables_at(moment: Moment, scratch: str | None = None, only: Name | None = No
 
 
 def _scratch_of(lake: Lake) -> Path:
-    """The folder for clones: in the lake, where files can be linked and executors reach them; else on this machine."""
+    """A temporary folder for clones: in the lake if that has hard links and is writable, else on this machine."""
     if not is_uri(lake.uri):
         try:
             return private_folder(f"{lake.uri}/{_CLONES}")
@@ -135,13 +135,13 @@ def _scratch_of(lake: Lake) -> Path:
 
 
 def remove_left_clones(lake: Lake) -> None:
-    """Remove the clones of processes that were killed: they would keep files that no replica has any more."""
+    """Remove the clones of processes that were killed: their links keep data files from being freed."""
     if not is_uri(lake.uri):
         remove_left(Path(lake.uri, _CLONES))
 
 
 def brought(moment: Moment, chosen: Sequence[Base], into: Lake) -> list[TableAt]:
-    """Clones of versions in another lake, with the changes that they lack up to a moment."""
+    """Clone the bases into another lake, and apply their changes up to a moment."""
     subscription = moment.subscription
     into.access.begin_writing()
     cloned = moment.lake.in_parallel(partial(_cloned, moment, into), chosen)
@@ -156,7 +156,7 @@ def brought(moment: Moment, chosen: Sequence[Base], into: Lake) -> list[TableAt]
 
 
 def _cloned(moment: Moment, into: Lake, base: Base) -> list[TableChanges]:
-    """Make a table's clone, and beside it the history that it lacks; returns its changes, slice by slice."""
+    """Clone a table, and copy the slices that it lacks beside it; returns its changes by slice."""
     lake, subscription = moment.lake, moment.subscription
     assert lake.local is not None
     path = into.paths.replica(subscription, *base.name)
@@ -180,6 +180,6 @@ def _apply(subscription: str, into: Lake, changes: Sequence[TableChanges]) -> No
                 raise MomentError(
                     f'subscription "{subscription}": table "{quote_qualified(*applied.name)}" cannot be brought up to'
                     f" {format_lsn(ends[-1])}: {applied.problem}",
-                    hint="the replica could not follow there, either; choose an earlier LSN, or one after the next copy",
+                    hint="the replica could not apply this change either; choose an earlier LSN, or one after the next copy",
                     sqlstate="55000",
                 )

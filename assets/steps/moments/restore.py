@@ -1,9 +1,8 @@
-"""The replicas of a subscription as they were at an LSN, put into another folder to stay there.
+"""Restores the replicas of a subscription as they were at an LSN into another folder.
 
-In: a lake, an LSN, and the address of an empty folder. Out: plain Delta tables at
-`<folder>/<subscription>/<schema>/<table>`. Nothing replicates into them: a slot never goes back, so no run could go on
-from there. Raises MomentError, and then leaves nothing. If it is killed, it leaves `_pgsieve` in the folder, which a
-complete restore does not have.
+In: a lake, an LSN, and the path or URI of an empty folder. Out: plain Delta tables at
+`<folder>/<subscription>/<schema>/<table>`. No run can continue them, since a slot never goes back. Raises MomentError,
+and then leaves no files. If the process is killed, `_pgsieve` is in the folder; a complete restore has no such folder.
 """
 
 from pathlib import Path
@@ -18,7 +17,7 @@ from pgsieve.resources.lake.stores.storage import is_uri
 
 
 def restore(moment: Moment, folder: str) -> list[TableAt]:
-    """Put the tables of a subscription as of a moment into a folder."""
+    """Restore the tables of a subscription at a moment into a folder."""
     lake, subscription = moment.lake, moment.subscription
     into = lake.at(folder if is_uri(folder) else str(Path(folder).expanduser().absolute()))
     if lake.local is None or into.local is None:
@@ -39,7 +38,7 @@ def restore(moment: Moment, folder: str) -> list[TableAt]:
             into.local.remove(path)
         raise
     into.access.make_durable()
-    # The history and the states by which the changes were applied.
+    # The change history and the table states were needed only to apply the changes.
     for path in (f"{into.uri}/{subscription}/_changes", into.paths.table_states(subscription)):
         into.local.remove(path)
     into.access.make_durable()

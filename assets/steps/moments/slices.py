@@ -1,8 +1,8 @@
 """Copies the changes of a slice that committed before an LSN into the change history of a clone.
 
-In: the slice of a table's history in one lake. Out: the same rows in another lake, and what a run would have recorded of
-them. This process writes the files, a row group at a time; where column names are mapped, Spark does. Raises LakeError,
-also where files of the slice are lost.
+In: the slice of a table's history in one lake. Out: the same rows in another lake, and the record that a run would have
+written of them. This process writes the files, one row group at a time; if column names are mapped, Spark does. Raises
+LakeError, also if files of the slice are lost.
 """
 
 import json
@@ -29,7 +29,7 @@ from pgsieve.resources.lake.lake import Lake, StoredSlices
 def put_slice(lake: Lake, into: Lake, base: Base, end: int, lsn: int, history: str) -> TableChanges:
     """Copy the rows of the slice at `end` that committed before `lsn` into a history of another lake.
 
-    There the slice ends at `end` or, if that is earlier, at the LSN. Returns what a run records of these rows.
+    The copied slice ends at `lsn` if that is earlier than `end`. Returns the record of a run for these rows.
     """
     stored = lake.stored_slices(base.history, [end], every=True)
     if stored is None:
@@ -61,7 +61,7 @@ def put_slice(lake: Lake, into: Lake, base: Base, end: int, lsn: int, history: s
 
 
 def _rows(lake: Lake, stored: StoredSlices, end: int, lsn: int) -> Iterator[pa.Table]:
-    """The rows of a slice that committed before an LSN, with all columns of their history; `slice` is the first."""
+    """The rows of a slice that committed before an LSN, with all columns of the history, of which `slice` is the first."""
     assert stored.schema.names[0] == "slice"
     for _, read in lake.store.readers(stored.groups):
         rows = read(stored.schema.names)
@@ -86,7 +86,7 @@ def _put_by_spark(lake: Lake, into: Lake, base: Base, end: int, lsn: int, histor
 
 
 def _changes(base: Base, end: int, size: int, tally: Tally, truncates: list[Order]) -> TableChanges:
-    """What a run records of a slice of a table."""
+    """The record of a run for a slice of a table."""
     return TableChanges(
         slice=end,
         schema=base.name[0],

@@ -1,4 +1,4 @@
 """Operations outside the four steps: maintenance of the lake, dropping a subscription, copying tables again.
 
-A user asks for them by name, or a schedule runs them.
+A user runs them by a command, or a schedule does.
 """

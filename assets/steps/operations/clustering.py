@@ -1,4 +1,4 @@
-"""Clustering of replicas: rows that are close in some columns share files, so that readers can skip the others.
+"""Clustering of replicas: rows with similar values in some columns are put into the same files, so that readers skip others.
 
 In: the columns of a replica's layout, and its files. Out: whether the replica is due for clustering, and a
 record of its last clustering in the subscription's state.
@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name
 
-#: If files newer than the last clustering have this share of a replica's bytes, the whole replica is
-#: clustered again.
+#: A replica is clustered again if files newer than its last clustering have this share of its bytes.
 NEW_PART = 0.2
 
 #: When a file was written, in milliseconds, and its size.
@@ -21,19 +20,19 @@ File = tuple[int, int]
 
 @dataclass(frozen=True)
 class Clusterings:
-    """The last clustering of each replica: its columns, and the time of the newest file that it left."""
+    """The last clustering of each replica: the columns, and the time of the newest file after it."""
 
     record: SubscriptionRecord
     _done: dict[Name, tuple[tuple[str, ...], int]] = field(default_factory=dict)
 
     def is_due(self, name: Name, by: Sequence[str], files: Sequence[File]) -> bool:
-        """Whether a replica with these files is due: not clustered yet, or by other columns, or many bytes are new."""
+        """Whether a replica with these files is due: it was not clustered by these columns yet, or many bytes are new."""
         clustered_by, until = self._kept().get(name, ((), 0))
         new = sum(size for time, size in files if time > until)
         return bool(files) and (clustered_by != tuple(by) or new >= NEW_PART * sum(size for _, size in files))
 
     def note(self, name: Name, by: Sequence[str], files: Sequence[File]) -> None:
-        """Note that a replica has been clustered, and has these files now."""
+        """Note that a replica is clustered and has these files; `save` records it."""
         self._done[name] = tuple(by), max((time for time, _ in files), default=0)
 
     def save(self) -> None:

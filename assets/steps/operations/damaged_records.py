@@ -1,7 +1,7 @@
-"""Removes damaged tables of pgsieve's own, which are then made again; the tables that they recorded are copied again.
+"""Removes damaged record tables of pgsieve; later runs make them anew, and copy the replicated tables again if needed.
 
-In: a subscription. Out: the paths of the tables. Raises LakeError where only Spark reaches the lake: then the
-user has to remove the folder. The change log is not among them: it is replaced with its slot.
+In: a subscription. Out: the paths of the removed tables. Raises LakeError if only Spark reaches the lake: then the
+user has to remove the folders. A damaged change log is not removed here but together with its slot.
 """
 
 from pgsieve.assets.steps.records.cuts import Cuts
@@ -20,11 +20,11 @@ from pgsieve.resources.lake.lake import Lake
 
 
 def replace_damaged_records(subscription: Subscription, lake: Lake) -> list[str]:
-    """Remove the unreadable tables of a subscription and its feed.
+    """Remove the record tables of a subscription and its feed that are unreadable or were put back.
 
-    The tables whose copies they recorded are copied again. Without table states no table counts as copied. If the
-    subscription's own record is removed, it counts as new: enabled, and skipping nothing. Cuts, slices, registered
-    names and sequences begin anew, and nothing is copied for them.
+    Without the feed's records, the transformed slices or the table states, all tables are copied again. Without its
+    state, the subscription counts as new: enabled, and skipping nothing. Cuts, slices, registered names and sequences
+    begin anew without a copy.
     """
     feed, name = subscription.feed, subscription.name
     record, states, cuts = SubscriptionRecord(lake, name), TableStates(lake, name), Cuts(lake, name)
@@ -44,7 +44,7 @@ def replace_damaged_records(subscription: Subscription, lake: Lake) -> list[str]
             damaged.append(states.path)
         if states.path in damaged:
             lake.remove_log(states.path)
-        # Before the others are removed: after a kill in between, the next process finds the damage again.
+        # Before the others are removed: if this process dies in between, the next one finds the damage again.
         if not set(feeds).isdisjoint(damaged):
             forget_copies(lake, feed.subscriptions)
         elif transformed in damaged:
@@ -58,7 +58,7 @@ def replace_damaged_records(subscription: Subscription, lake: Lake) -> list[str]
 
 
 def _is_put_back(states: TableStates, cuts: Cuts) -> bool:
-    """Whether the table states are older than the newest cut, which records later ones."""
+    """Whether the table states were put back: the newest cut records a later version of them."""
     if _is_damaged(cuts.lake, cuts.path) or (cut := cuts.last()) is None:
         return False
     try:

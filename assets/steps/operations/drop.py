@@ -1,9 +1,9 @@
-"""Drops a subscription: what pgsieve made for it on the server, and its progress in the lake.
+"""Drops a subscription: pgsieve's objects for it on the server, and its progress in the lake.
 
-In: a subscription, and the other subscriptions of its feed that are in use. Out: nothing of it is left on the
-server; its tables in the lake stay unless their deletion is requested. The server comes first, so that a drop can be
-repeated after a kill. Raises SourceError where the server is gone or refuses, OtherClusterError and
-OtherDatabaseError where it is another one.
+In: a subscription, and the other subscriptions of its feed that are in use. Out: the server has no objects of the
+subscription; its tables in the lake stay unless their deletion is requested. The server's objects are dropped first, so
+that a drop that was killed can be repeated. Raises SourceError if the server does not answer or refuses,
+OtherClusterError and OtherDatabaseError if it is another one.
 """
 
 from collections.abc import Sequence
@@ -42,12 +42,12 @@ from pgsieve.resources.postgres.slot import drop_slot
 
 @dataclass(frozen=True)
 class Dropped:
-    """What was removed; `kept_for` are the subscriptions that still need the slot."""
+    """The objects that were dropped (None or empty: none); `kept_for` are the subscriptions that still need the slot."""
 
     slot: str | None
     altered: tuple[str, ...] = ()
     publications: tuple[str, ...] = ()
-    #: Capture publications that others made.
+    #: Capture publications that pgsieve did not create; they stay.
     foreign: tuple[str, ...] = ()
     kept_for: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()
@@ -57,9 +57,9 @@ class Dropped:
 def drop_subscription(
     subscription: Subscription, lake: Lake, *, leave_slot: bool, delete_tables: bool
 ) -> Dropped:
-    """Drop a subscription; does nothing where that was done before.
+    """Drop a subscription; nothing happens if it is dropped already.
 
-    `leave_slot` does not ask the server (ALTER SUBSCRIPTION ... SET (slot_name = NONE)).
+    With `leave_slot` the server is not contacted, as after ALTER SUBSCRIPTION ... SET (slot_name = NONE).
     """
     feed, name = subscription.feed, subscription.name
     local = lake.local
@@ -72,7 +72,7 @@ def drop_subscription(
     if delete_tables:
         _refuse_lake_within(lake, name)
     others = tuple(s for s in feed.subscriptions if s != name and TableStates(lake, s).is_in_use())
-    # If the lake refuses to be written, it does so here, while the subscription is whole.
+    # A lake that cannot be written fails here, before anything is dropped.
     if TableStates(lake, name).is_in_use():
         lake.access.try_writing()
     done = Dropped(None, kept_for=others)
@@ -95,7 +95,7 @@ def drop_subscription(
         [TableState(*s.name, SyncState.REMOVED) for s in states if s.state != SyncState.REMOVED]
     )
     if lake.records.exists(SubscriptionRecord(lake, name).path):
-        # The record of its replicas' folders stays: they can still be read.
+        # The record of the replicas' folders stays, since the replicas can still be read.
         record = SubscriptionRecord(lake, name)
         state = record.state()
         record.set(SubscriptionState(folders=state.folders, deleted_up_to=state.deleted_up_to))
@@ -110,7 +110,7 @@ def drop_subscription(
 
 
 def _refuse_lake_within(lake: Lake, name: str) -> None:
-    """Raise PgsieveError where another lake is inside the folder of a subscription, which is removed with all its contents."""
+    """Raise PgsieveError if another lake is in the folder of a subscription: it would be deleted with the folder."""
     folder = f"{lake.uri}/{name}"
     with lake.access.refusing(folder):
         has_lake = lake.store.has_folder(folder, OWN_FOLDER)
@@ -131,7 +131,7 @@ def _drop_on_server(
         altered, gone = _shrink_to(connection, rest, catalog)
         return Dropped(None, altered, gone, kept_for=tuple(others))
     slot = feed.slot if drop_slot(connection, feed.source.name, feed.slot) else None
-    # The comments are read first: they tell which publications are pgsieve's own.
+    # Read before the publications are dropped: their comments say which ones pgsieve created.
     foreign = () if feed.filtered else foreign_capture(connection, feed.capture, catalog)
     altered, gone = _shrink(connection, feed, (), catalog)
     return Dropped(slot, altered, gone, tuple(foreign))
@@ -140,9 +140,9 @@ def _drop_on_server(
 def _shrink_to(
     connection: psycopg.Connection[tuple[object, ...]], rest: Feed, catalog: Catalog
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Reduce the capture to the needs of the remaining subscriptions.
+    """Reduce the capture to the needs of the remaining subscriptions `rest`.
 
-    Nothing changes if one of them is refused now, since its needs are unknown.
+    Nothing changes if one of these is refused now, since its needs are unknown.
     """
     try:
         sound, catalog = sound_part(connection, rest, catalog)

@@ -1,7 +1,7 @@
-"""The initial copy as a whole: it makes the feed's slot ready, copies tables, and drains the slot between batches.
+"""The initial copy from begin to end: the feed's slot is made ready, tables are copied, the slot is drained in between.
 
 In: the tables to copy. Out: the result for each. The slot exists before the first snapshot, so no change is lost
-between the two; the WAL that it retains meanwhile is bounded.
+between the two. Draining bounds the WAL that the slot retains during long copies.
 """
 
 from collections.abc import Collection
@@ -44,9 +44,9 @@ def copy_tables(
 ) -> list[Copied]:
     """Copy the named tables as `pgsieve.assets.steps.initial_sync.copy` does, after the slot is ready.
 
-    `lacking` leaves out tables that another process has copied before this one began. The copy waits for open
-    transactions up to `seconds`, and leaves their tables to a later copy. Raises SubscriptionDisabledError if the
-    subscription is disabled, and the errors of making the slot ready.
+    With `lacking`, tables that need no copy any more are left out. The copy waits at most `seconds` for open
+    transactions, and leaves tables that still wait for them to a later copy. Raises SubscriptionDisabledError if the
+    subscription is disabled, and the errors of `ready_slot`.
     """
     if not names:
         return []
@@ -61,7 +61,7 @@ def copy_tables(
         try:
             with awaiting(feed.source, connection, BRIEF_SECONDS):
                 sizes = table_bytes(connection, names)
-            # Spark starts meanwhile.
+            # If Spark will be needed, it starts now, in the background.
             lake.policy.expect(max(sizes.values()) if subscription.copy_data else 0)
             ready_slot(connection, feed, lake, subscription.name)
         except SnapshotAwaitedError as error:
@@ -82,7 +82,7 @@ class _RetainedWal:
     log: Log
 
     def bound(self, more: bool) -> None:
-        """Report how much WAL is retained; if it is much, and `more` batches follow, drain the slot."""
+        """If the slot retains much WAL, drain it if `more` batches follow, else log how much it is."""
         feed = self.subscription.feed
         try:
             with feed.source.connect() as connection:

@@ -1,9 +1,9 @@
 """Keeps a lake from growing without end: retention, compaction and vacuum of a feed's and a subscription's tables.
 
 In: the Delta tables, and the retention of applied changes. Out: the same tables, smaller. Maintenance never deletes
-changes that a subscription of the feed has not applied, nor files of a recent version or of a version in a kept cut.
-Each commit is atomic and independent of the others, so maintenance is repeated after a kill. It may run beside a run:
-of two writers of a replica the slower begins again.
+changes that a subscription of the feed has not applied, nor files of a recent version or of a version in a cut. Each
+commit is atomic and independent of the others, so maintenance that was killed can be repeated. It may run at the same
+time as a run: of two writers of a table the slower one begins again.
 """
 
 import math
@@ -42,17 +42,17 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.maintenance import TableMaintenance, maintenance
 from pgsieve.resources.postgres.errors import SourceUnreachableError
 
-#: Grace period: a reader that has just looked up a cut has this long to read its versions.
+#: The grace period for readers: the files of a cut stay this long after the cut is deleted.
 READING = timedelta(hours=1)
-#: How long old versions of pgsieve's own tables are kept; only a reader that has just opened one needs them.
+#: The retention of old versions of pgsieve's own tables: only a reader that has just opened one needs them.
 RECORD_VERSIONS = timedelta(hours=2)
 
 
 @dataclass(frozen=True)
 class Retention:
-    """How long applied changes are kept; None is for ever, zero only until they are applied.
+    """How long applied changes are kept: None for ever, zero only until they are applied.
 
-    `versions` is how long old versions of all tables, and the cuts that name them, can be read.
+    `versions` is how long old versions of tables, and the cuts that name them, are kept.
     """
 
     change_log: timedelta | None
@@ -62,7 +62,7 @@ class Retention:
 
 @dataclass(frozen=True)
 class MaintainedTable:
-    """The result for one Delta table: rows deleted, and the decrease in files."""
+    """The result for one Delta table: the number of rows deleted, and by how many files it became smaller."""
 
     path: str
     rows: int
@@ -72,7 +72,7 @@ class MaintainedTable:
 def maintain_feed(
     feed: Feed, lake: Lake, subscriptions: Iterable[Subscription], retention: Retention, log: Log
 ) -> list[MaintainedTable]:
-    """Maintain the change log and its records; `subscriptions` are all that read the feed."""
+    """Maintain a feed's change log and records; `subscriptions` are all subscriptions of the feed."""
     with _maintaining(feed, f"slot {feed.slot}", lake, retention) as maintainer:
         change_log = ChangeLog(lake, feed).path
         applied = min((ReplicaProgress(s, lake).applied_up_to() for s in subscriptions), default=0)
@@ -87,7 +87,7 @@ def maintain_feed(
             for path in (lake.paths.change_log(owner), lake.paths.slices(owner)):
                 maintainer.maintain(path, f"slice <= {upto:d}" if upto else None)
         maintainer.maintain(AlteredSlices(lake, feed).path, f"slice <= {upto:d}" if upto else None)
-        # The newest of the catalogs up to there still holds for the slices after it.
+        # The newest catalog before `upto` also decides later slices, so it stays.
         record = Catalogs(lake, feed).path
         catalogs = [row["lsn"] for row in lake.records.rows(record) if row["lsn"] <= upto]
         maintainer.maintain(record, f"lsn < {max(catalogs):d}" if catalogs else None)
@@ -104,10 +104,10 @@ def maintain_subscription(
     log: Log,
     only: Collection[Name] | None = None,
 ) -> list[MaintainedTable]:
-    """Maintain the change history, the replicas with their cuts, and the records of a subscription.
+    """Maintain the change histories, the replicas with their cuts, and the records of a subscription.
 
-    If a replica cannot be clustered as its layout says, ClusteringError is raised after all other work. `only` leaves
-    out the other tables' histories and replicas, which nothing has written.
+    With `only`, the histories and replicas of other tables are left out, as nothing was written to them. If a replica
+    cannot be clustered as its layout says, ClusteringError is raised after all other work.
     """
     with _maintaining(subscription.feed, subscription.name, lake, retention) as maintainer:
         SubscriptionRecord(lake, subscription.name).refuse_other_folders()
@@ -122,7 +122,7 @@ def maintain_subscription(
         since = datetime.now(UTC) - max(retention.versions - READING, timedelta())
         if not tables.remove_versions(written, since, newest_version(states.values())):
             log(
-                f"{subscription.name}: a replica is ahead of the cuts, old versions stay until a run has written the next cut"
+                f"{subscription.name}: a replica is ahead of the newest cut; old versions stay until a run has written the next cut"
             )
         if refused:
             raise refused[0]
@@ -131,7 +131,7 @@ def maintain_subscription(
 
 @dataclass(frozen=True)
 class _SubscriptionTables:
-    """The Delta tables of a subscription, as they are maintained: histories, records, replicas, cuts."""
+    """The maintenance of a subscription's Delta tables: histories, records, replicas, cuts."""
 
     subscription: Subscription
     lake: Lake
@@ -140,12 +140,12 @@ class _SubscriptionTables:
     def maintain_histories(
         self, states: Mapping[Name, TableState], applied: int, kept: timedelta | None
     ) -> None:
-        """Delete expired changes from the change histories of tables, and compact these and the versions of rows."""
+        """Delete expired changes from change histories; compact and vacuum these, and the tables of versions of rows."""
         name, maintainer = self.subscription.name, self.maintainer
         paths = list(histories(self.lake.paths.changes, name, states))
         expired = {path: maintainer.expired(path, applied, kept) for path in paths}
         record = SubscriptionRecord(self.lake, name)
-        # A lake without this record may have lost any applied change to earlier maintenance.
+        # Without this record, earlier maintenance may have deleted any applied change.
         unknown = applied if record.state().deleted_up_to is None else 0
         record.note_deleted(max((*expired.values(), unknown)))
         for path, upto in expired.items():
@@ -155,12 +155,12 @@ class _SubscriptionTables:
             maintainer.vacuum(path)
 
     def maintain_records(self, applied: int) -> None:
-        """Delete the superseded rows of pgsieve's own tables."""
+        """Delete superseded rows of the subscription's record tables."""
         lake, name, maintain = self.lake, self.subscription.name, self.maintainer.maintain
         cuts, states = Cuts(lake, name), TableStates(lake, name)
         cut = cuts.last()
-        # The next cut needs the rows after the newest cut: rows with changes name the changed tables, and rows of
-        # slices without changes give the position.
+        # Rows after the newest cut stay if they have changes: the next cut needs them. Of the rows without changes only
+        # the last one is needed, for the position.
         applied_rows = f"slice <= {cut.lsn if cut else 0:d} or (slice < {applied:d} and inserts is null)"
         maintain(Transformed(lake, name).path, applied_rows)
         of_cuts = {cut.states for cut in cuts.kept() if cut.states is not None}
@@ -171,7 +171,7 @@ class _SubscriptionTables:
         maintain(sequences.path, superseded(sequences.counting_versions()))
 
     def compact_replicas(self, states: Mapping[Name, TableState]) -> list[ClusteringError]:
-        """Compact replicas, and cluster them where that is due. Returns the errors of layouts that cannot be followed."""
+        """Compact replicas, and cluster those that are due; returns the errors of layouts that do not fit their table."""
         maintainer, refused = self.maintainer, list[ClusteringError]()
         clusterings = Clusterings(SubscriptionRecord(self.lake, self.subscription.name))
         for table, state in states.items():
@@ -191,27 +191,27 @@ class _SubscriptionTables:
         return refused
 
     def remove_versions(self, states: Mapping[Name, TableState], since: datetime, version: int) -> bool:
-        """Remove the replicas' versions and the cuts from before `since`; `version` is the version of the newest state.
+        """Remove the cuts and the replicas' versions from before `since`; `version` is the version of the newest state.
 
-        Returns False, and removes nothing, if a replica is ahead of the cuts.
+        Returns False, and removes nothing, if there is no recent cut and a replica is ahead of the newest one.
         """
         if not self._renew_cut(since, version):
             return False
-        # The cut goes first, so that no reader uses it, then its files.
+        # A cut is deleted before its files, so that no reader opens it meanwhile.
         cuts = Cuts(self.lake, self.subscription.name).path
         self.maintainer.maintain(cuts, self.maintainer.expired_cuts(cuts, since), since=since)
         for table, state in states.items():
-            # During a long copy, files become old enough before any version needs them.
+            # A long copy writes files long before its commit; vacuum would take them for old ones.
             if state.state != SyncState.DATA_SYNC:
                 self.maintainer.vacuum(self._replica(table))
-        # The cut has to name the versions that maintenance made, too: a run skips a replica at the cut's version.
+        # The cut also has to name the versions that this maintenance has made, so that a run can skip these replicas.
         self._renew_cut(since, version)
         return True
 
     def _renew_cut(self, since: datetime, states: int) -> bool:
-        """Write a cut at or after `since`, made of the newest one: its versions, or later ones with the same rows.
+        """Write the newest cut again with the present versions, if these have the same rows and one differs or it is old.
 
-        False where the newest cut is too old and a replica has changes that are in no cut yet.
+        Returns False if the newest cut is from before `since` and a replica has changes that are in no cut yet.
         """
         records, cuts = self.lake.records, Cuts(self.lake, self.subscription.name)
         cut = cuts.last()
@@ -220,12 +220,12 @@ class _SubscriptionTables:
         paths = {name: self._replica(name) for name in cut.tables}
         now = datetime.now(UTC)
         young = since <= cut.at <= now  # The age of a later cut is unknown.
-        # Read in this order, so that the position shows a commit of a run in between.
+        # Versions are read before positions, so that the position shows a commit of a run in between.
         versions = {name: records.version(path) for name, path in paths.items()}
         if any(
             (records.position(path) or 0) > cut.lsn
             or records.is_restored(path, cut.tables[name], cut.entries.get(name))
-            # The histories follow in the next run, which reads the changes after the cut.
+            # A repair is seen by the next run only while the cut names the version before it.
             or (self.subscription.histories.of(name).any and records.is_repaired(path, cut.tables[name]))
             for name, path in paths.items()
         ):
@@ -240,10 +240,10 @@ class _SubscriptionTables:
 
 
 def superseded(counting: Collection[int]) -> str | None:
-    """A condition for superseded rows of records, by the versions that still count; None if there is nothing to delete.
+    """An SQL condition for the superseded rows of a record table; `counting` are the versions of the rows that count.
 
-    Rows are only added with later versions, so a superseded row stays superseded. Other rows of a commit with a
-    counting row stay, so the number of commits with rows is bounded. Rows older than the column `version` stay.
+    None if no version counts. Rows are only added with later versions, so a superseded row stays superseded. All rows of
+    a version that counts stay. So do rows from before the column `version` existed.
     """
     kept = sorted(version for version in counting if version >= 0)
     if not kept:
@@ -252,7 +252,7 @@ def superseded(counting: Collection[int]) -> str | None:
 
 
 class _Maintainer:
-    """Maintains existing tables, and records the results."""
+    """Maintains Delta tables, and collects the results. Tables that do not exist are left out."""
 
     def __init__(self, lake: Lake, retention: Retention) -> None:
         self._lake = lake
@@ -262,17 +262,19 @@ class _Maintainer:
         self.done: list[MaintainedTable] = []
 
     def expired(self, path: str, applied: int, kept: timedelta | None) -> int:
-        """The last slice of a table that is applied and old enough to be deleted."""
+        """The end of the last slice of a table that is applied and older than `kept`; 0 if there is none."""
         if kept is None or not self._lake.records.exists(path):
             return 0
         if kept:
             return min(applied, maintenance(self._lake, path).last_slice_before(self._now - kept))
-        # Without a slice nothing is deleted: a position without a slice is a gap only for a reader that has
-        # transformed something.
+        # The end of a slice, not the applied position: without a slice nothing is deleted, so no subscription counts as behind.
         return max((end for end in self._lake.records.slices(path, 0) if end <= applied), default=0)
 
     def expired_cuts(self, path: str, since: datetime) -> str | None:
-        """A condition for the cuts from before `since` and for all earlier ones, whatever time their writers' clocks had."""
+        """An SQL condition for the cuts from before `since`, and for cuts with a lower LSN, whatever their time is.
+
+        Clocks of several writers may disagree.
+        """
         if not self._lake.records.exists(path):
             return None
         return f"at < {{since}} or lsn < {maintenance(self._lake, path).last_before(since):d}"
@@ -294,7 +296,7 @@ class _Maintainer:
         since: datetime | None = None,
         record: bool = True,
     ) -> None:
-        """Delete the rows that fulfil a condition (see `TableMaintenance`), compact the rest, vacuum."""
+        """Delete the rows that meet a condition (see `TableMaintenance`), then compact and vacuum the table."""
         if self._lake.records.exists(path):
             self._lake.access.make_durable()
             rows = self._again(path, lambda table: table.delete(condition, since)) if condition else 0
@@ -302,15 +304,15 @@ class _Maintainer:
             self.vacuum(path, record=record)
 
     def compact(self, path: str, rows: int = 0, by: Sequence[str] = ()) -> None:
-        """Compact a table from which `rows` rows have been deleted, and cluster its rows `by` some columns."""
+        """Compact a table, clustered `by` some columns if there are any; `rows` is the number of rows deleted before."""
         if self._lake.records.exists(path):
             files = self._again(path, lambda table: table.compact(by))
             self.done.append(MaintainedTable(path, rows, files))
 
     def vacuum(self, path: str, *, record: bool = False) -> None:
-        """Remove the files of versions that are old enough; for pgsieve's own records sooner."""
+        """Remove the files of old versions; `record` says that it is one of pgsieve's own tables, with a shorter retention."""
         if self._lake.records.exists(path):
-            # A power cut may put the table back to a version that needs a file which no version needs now.
+            # After a power cut the table could be back at a version that needs the removed files.
             self._lake.access.make_durable()
             hours = self._record_hours if record else self._hours
             self._again(path, lambda table: table.vacuum(hours))
@@ -325,9 +327,9 @@ class _Maintainer:
 
 @contextmanager
 def _maintaining(feed: Feed, what: str, lake: Lake, retention: Retention) -> Iterator[_Maintainer]:
-    """A maintainer with a lock, so that two processes do not do the same work.
+    """A maintainer for the block, under a lock, so that two processes do not do the same work.
 
-    If the source does not answer, it works without the lock. Raises the errors of `refuse_other_publisher`.
+    If the source does not answer, there is no lock. Raises the errors of `refuse_other_publisher`.
     """
     with ExitStack() as locked:
         with suppress(SourceUnreachableError):

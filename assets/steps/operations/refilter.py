@@ -1,9 +1,9 @@
-"""Filtering again: makes a subscription's replicas from another's, or from its own, without reading the publisher.
+"""Refilters: makes a subscription's replicas from replicas in the lake, its own or another's, without a copy.
 
 In: a subscription that is new, or whose publications, row filters or column lists have changed; the catalog; and
-subscriptions of the same source. Out: for each table the replica and LSN that it can be made from, or why not; and
-the new replicas, equal to copies at that LSN. A replica is used only if everything that has decided its rows is known
-(`Definition.unaltered`). Raises PgsieveError.
+subscriptions of the same source. Out: for each table the subscription whose replica it can be made from, or why there
+is none; and the new replicas, which equal copies at that subscription's LSN. A replica is used only if it certainly has
+the rows of a copy (`Definition.unaltered`). Raises PgsieveError.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,7 +33,10 @@ from pgsieve.resources.lake.rewriting import RowChange
 
 @dataclass(frozen=True)
 class Refiltering:
-    """The subscription from whose replica a table can be made; `reason` says why there is none."""
+    """The plan for a table: the subscription `source` from whose replica it is made, or `reason` why there is none.
+
+    `rows` is the number of rows once the replica is made.
+    """
 
     name: Name
     source: str | None
@@ -43,9 +46,9 @@ class Refiltering:
 
 @dataclass(frozen=True)
 class _Chosen:
-    """A replica that has the rows: its subscription, its state, and what decides which rows are wanted.
+    """A replica that has all wanted rows: its subscription and state, and the row filters for the wanted ones.
 
-    `replicated` is the table as it is published now, `wanted` the definition that its replica is to have.
+    `replicated` is the table as it is published now, `wanted` the definition of the new replica.
     """
 
     source: Subscription
@@ -56,7 +59,7 @@ class _Chosen:
 
 
 def moment_of(lake: Lake, source: Subscription) -> int:
-    """The LSN before which a subscription's replicas have everything; raises PgsieveError where one lacks changes."""
+    """The LSN before which a subscription's replicas have all changes; raises PgsieveError if changes are not applied yet."""
     progress = ReplicaProgress(source, lake)
     transformed = progress.transformed_up_to()
     if progress.applied_up_to() < transformed:
@@ -70,10 +73,10 @@ def moment_of(lake: Lake, source: Subscription) -> int:
 
 @dataclass(frozen=True)
 class Refilter:
-    """Makes the replicas of a subscription from replicas of `sources`, in this order.
+    """Makes the replicas of a subscription from replicas of the first of `sources` that has all wanted rows.
 
-    `catalog` is the present one, with the subscription's publications; each source has the present catalog with its
-    own.
+    `catalog` is the present catalog with the subscription's publications. Each source has the present catalog with the
+    source's publications.
     """
 
     subscription: Subscription
@@ -82,11 +85,11 @@ class Refilter:
     catalog: Catalog
 
     def planned(self, names: Sequence[Name]) -> list[Refiltering]:
-        """The plan for each published table, or for the named ones."""
+        """The plans for the named tables, or for all published ones."""
         return [plan for plan, _ in self._plans(names)]
 
     def done(self, names: Sequence[Name]) -> list[Refiltering]:
-        """Make the replicas that can be made."""
+        """Make the replicas that can be made; returns the plans with their numbers of rows."""
         made = []
         for plan, chosen in self._plans(names):
             made.append(plan if chosen is None else replace(plan, rows=self._make(plan.name, chosen)))
@@ -116,7 +119,7 @@ class Refilter:
         catalog: Catalog,
         state: TableState | None,
     ) -> _Chosen:
-        """The replica of a source, in this state, if it has all wanted rows; raises PgsieveError with the reason."""
+        """The replica of a source, in this state; raises PgsieveError with the reason if it may lack a wanted row."""
         if replicated is None:
             raise PgsieveError("the table is not published")
         if replicated.leaves:
@@ -145,7 +148,7 @@ class Refilter:
     def _refuse_unknown(
         self, source: Subscription, catalog: Catalog, state: TableState, of_source: Definition, identity: str
     ) -> None:
-        """Raise if a replica may have other rows than a copy then; `identity` is the present replica identity."""
+        """Raise if a replica may have other rows than a copy at its LSN; `identity` is the table's present replica identity."""
         if source.feed.filtered:
             raise PgsieveError("its publisher filters, and its publications between two runs are not known")
         if not of_source.unaltered or of_source.published is None:
@@ -166,7 +169,7 @@ class Refilter:
             self._refuse_unsent(source, state, of_source)
 
     def _refuse_unsent(self, source: Subscription, state: TableState, of_source: Definition) -> None:
-        """Raise if an UPDATE may have become an INSERT without its unsent values: a copy would have these."""
+        """Raise if an UPDATE may have become an INSERT that lacks values which were not sent: a copy has these values."""
         deleted = SubscriptionRecord(self.lake, source.name).state().deleted_up_to
         path = self.lake.paths.changes(source.name, *state.name, of_source.history.generation)
         local = self.lake.local
@@ -184,7 +187,7 @@ class Refilter:
     def _filters(
         self, source: Subscription, replicated: ReplicatedTable, of_source: Definition
     ) -> tuple[Node, ...] | None:
-        """The wanted row filters; raises if rows that pass them may not have passed the replica's."""
+        """The wanted row filters; raises if a row that passes them may not pass the replica's filters."""
         wanted, had = replicated.row_filters, of_source.published.row_filters if of_source.published else None
         if wanted is None and had is None:
             return None
@@ -202,7 +205,7 @@ class Refilter:
         return trees
 
     def _make(self, name: Name, chosen: _Chosen) -> int:
-        """Make a replica; if this process dies meanwhile, the next run copies the table."""
+        """Make a replica and return its number of rows; if this process dies meanwhile, the next run copies the table."""
         lake, target = self.lake, self.subscription.name
         lsn = moment_of(lake, chosen.source)
         states, record = TableStates(lake, target), Transformed(lake, target)
@@ -243,12 +246,12 @@ class Refilter:
         return lake.count(path)
 
     def _refuse_gap(self, lsn: int) -> None:
-        """Raise if changes from the LSN on may not come, or were transformed without the table."""
+        """Raise if the slot may lack changes from the LSN on, or slices after it were transformed without the table."""
         feed, name = self.subscription.feed, self.subscription.name
         begun = ChangeLog(self.lake, feed).position()
         if begun is None or begun > lsn or Transformed(self.lake, name).position() > lsn:
             raise PgsieveError(
-                f'subscription "{name}": its slot begins, or was read, beyond {format_lsn(lsn)}, the LSN of the rows',
+                f'subscription "{name}": its slot begins, or was read, beyond {format_lsn(lsn)}, the LSN of the replica',
                 hint="`pgsieve run` reads the other subscription on; or `pgsieve run` of this one copies its tables",
                 sqlstate="55000",
             )
@@ -256,9 +259,10 @@ class Refilter:
 
 @dataclass(frozen=True)
 class _Passing:
-    """The rows that pass one of the filters: it reads the columns of `read`, and returns the columns of `schema`.
+    """Selects the rows that pass one of the filters, and the columns of `schema` from those of `read`.
 
-    `published` are the columns' names in the filters. Rows that the column `deleted` marks do not pass.
+    `published` are the publisher's names of the columns of `read`, which the filters use. Rows that the column
+    `deleted` marks do not pass.
     """
 
     filters: tuple[Node, ...] | None
@@ -269,7 +273,7 @@ class _Passing:
 
     @property
     def names(self) -> list[str]:
-        """The columns that are read."""
+        """The names of all columns to read."""
         return [*self.read.names, *([] if self.deleted is None else [self.deleted])]
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -284,19 +288,19 @@ class _Passing:
 def _holding(
     subscription: Subscription, replicated: ReplicatedTable, definition: Definition
 ) -> ReplicatedTable:
-    """The table with the columns that a replica of this definition has."""
+    """The table restricted to the columns of a replica with this definition."""
     own = subscription.published_names(replicated.table)
     return replace(replicated, columns=tuple(own[name] for name, _ in definition.table_columns))
 
 
 def _arrow(subscription: Subscription, replicated: ReplicatedTable) -> pa.Schema:
-    """The columns of a table's replica as Arrow."""
+    """The columns of a table's replica as an Arrow schema."""
     types = subscription.column_types(replicated)
     return pa.schema([(subscription.replica_name(name), kind.arrow) for name, kind in types.items()])
 
 
 def _conjuncts(tree: Node) -> Iterator[Node]:
-    """The conditions that AND joins in a tree."""
+    """The conditions that are joined by AND at the top of a tree."""
     if isinstance(tree, Logical) and tree.connective == "AND":
         for operand in tree.operands:
             yield from _conjuncts(operand)

@@ -1,8 +1,8 @@
-"""Replicas in the catalog of the Spark session, by name: registered as they are copied, unregistered by `drop`.
+"""Registers replicas in the catalog of the Spark session after their copy, and unregisters them when they are dropped.
 
-In: a subscription, and a template for names. Out: external Delta tables, and the publisher's comments on
-tables and columns in their Delta metadata. An existing catalog entry that pgsieve did not register is refused
-and left as it is. No session is started where nothing is to be registered. Raises CatalogNameError.
+In: a subscription, and a template for names. Out: external Delta tables in the catalog, and the publisher's comments on
+tables and columns in their Delta metadata. A catalog entry that pgsieve did not register stays as it is. No session is
+started if there is nothing to register. Raises CatalogNameError.
 """
 
 from collections.abc import Mapping
@@ -21,12 +21,12 @@ from pgsieve.resources.postgres.comments import Comments, read_comments
 
 
 class CatalogNameError(PgsieveError):
-    """A replica cannot have its name in the catalog."""
+    """A replica cannot be registered under its name."""
 
 
 @dataclass(frozen=True)
 class Registration:
-    """One subscription's replicas under names of a template."""
+    """The registration of one subscription's replicas under names from a template."""
 
     subscription: Subscription
     lake: Lake
@@ -35,7 +35,7 @@ class Registration:
     def register(self) -> tuple[str, ...]:
         """Register the replicas that are not registered yet, and update comments; returns the new names.
 
-        Raises CatalogNameError for a name that another entry has; the other names are registered by then.
+        Raises CatalogNameError if another entry has a name, after the other names are registered.
         """
         name, record = self.subscription.name, Registered(self.lake, self.subscription.name)
         replicas = [s.name for s in TableStates(self.lake, name).newest().values() if _is_there(s.state)]
@@ -49,7 +49,7 @@ class Registration:
             catalog = SparkCatalog(self.lake.spark)
             taken = [each for each in missing if each not in ours and catalog.location(each) is not None]
             new = {each: path for each, path in missing.items() if each not in taken}
-            # Recorded before it is registered: after a crash in between, the next run registers it again.
+            # Names are recorded before they are registered: after a crash in between, the next run registers them.
             record.note(list(new.items()), registered=True)
             for each, path in new.items():
                 if not is_at(catalog.location(each), path):
@@ -69,7 +69,7 @@ class Registration:
         except SPARK_ERRORS as error:
             self.lake.access.refuse_unavailable(error)
             if is_at(catalog.location(name), path):
-                return  # Another run has registered it a moment before.
+                return  # Another run has registered it at the same time.
             raise CatalogNameError(
                 f'subscription "{self.subscription.name}": the catalog does not take {written(name)}: {spark_message(error)}',
                 hint="choose other `names` in `catalog` of pgsieve.yaml; Hive accepts letters, digits and underscores; and check"
@@ -77,12 +77,12 @@ class Registration:
             ) from error
 
     def _names(self, replicas: list[Name]) -> dict[CatalogName, str]:
-        """The path of each name; raises CatalogNameError where two replicas would have one name."""
+        """The path of each name; raises CatalogNameError if two replicas would have the same name."""
         names: dict[CatalogName, str] = {}
         seen: dict[CatalogName, Name] = {}
         for table in sorted(replicas):
             each = catalog_name(self.template, self.subscription.name, *table)
-            # Catalogs ignore case.
+            # Catalogs ignore letter case.
             other = seen.setdefault(tuple(part.lower() for part in each), table)
             if other != table:
                 raise CatalogNameError(
@@ -95,7 +95,7 @@ class Registration:
         return names
 
     def _comment(self, replicas: list[Name]) -> None:
-        """Set the comments in Delta's metadata to the publisher's."""
+        """Set the comments in the Delta metadata of replicas to the publisher's."""
         if self.lake.local is None or not replicas:
             return
         with self.subscription.feed.source.connect() as connection:
@@ -112,10 +112,7 @@ def _is_there(state: SyncState) -> bool:
 
 
 def unregister(record: Registered) -> tuple[str, ...]:
-    """Remove from the catalog a subscription's names that pgsieve registered and that still have their path.
-
-    Returns the names.
-    """
+    """Unregister the names of a subscription that pgsieve has registered and that still have their path; returns them."""
     lake = record.lake
     if not (ours := record.names()):
         return ()

@@ -1,8 +1,8 @@
-"""The changes of a table's definition since it was copied, and the tables that a `resync` copies again.
+"""The tables that `resync` copies again, and how their definitions have changed since they were copied.
 
 In: the recorded definitions and the publisher's catalog. Out: for each table its state, and its differences
-as `then → now`. As in PostgreSQL, an altered row filter or publication copies nothing by itself: copied rows
-stay (section 29.4.5). Raises PgsieveError for a table that the subscription does not replicate.
+as `then → now`. As in PostgreSQL, altering a row filter or publication does not copy a table by itself: its rows
+stay. Raises PgsieveError for a table that the subscription does not replicate.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from pgsieve.resources.postgres.source import quote
 
 @dataclass(frozen=True)
 class Outdated:
-    """A table to be copied again: its state with the reason, and its changes since it was copied."""
+    """A table to copy again: its state with the reason, and the changes of its definition since it was copied."""
 
     name: Name
     state: str
@@ -28,7 +28,7 @@ class Outdated:
 def tables_to_resync(
     subscription: Subscription, states: Mapping[Name, TableState], names: Sequence[Name]
 ) -> list[Outdated]:
-    """The named tables with their states; without names, the tables not ready or changed since their copy."""
+    """The named tables; without names, the tables that are not ready, or whose definition changed since their copy."""
     with subscription.feed.source.connect() as connection:
         catalog = subscription.feed.with_defined(read_catalog(connection))
     tables = subscription.tables(catalog)
@@ -39,14 +39,14 @@ def tables_to_resync(
                 hint="its publications publish " + (", ".join(quote(*name) for name in tables) or "no table"),
                 sqlstate="42P01",
             )
-    outdated = []
+    to_copy = []
     for name, table in tables.items():
         state = states.get(name)
         changes = present_changes(subscription, state, table, catalog)
         needed = state is None or state.state != SyncState.READY or bool(changes)
         if name in names if names else needed:
-            outdated.append(Outdated(name, _described(state), changes))
-    return outdated
+            to_copy.append(Outdated(name, _described(state), changes))
+    return to_copy
 
 
 def _described(state: TableState | None) -> str:
@@ -58,7 +58,7 @@ def _described(state: TableState | None) -> str:
 def present_changes(
     subscription: Subscription, state: TableState | None, replicated: ReplicatedTable, catalog: Catalog
 ) -> tuple[str, ...]:
-    """The changes of a table since it was copied; the reason, if it cannot be replicated as it is."""
+    """The changes of a table's definition since it was copied; the reason if the table cannot be replicated now."""
     try:
         return changes_since_copy(state, subscription.definition(replicated, catalog))
     except UnsupportedTypeError as error:
@@ -66,7 +66,7 @@ def present_changes(
 
 
 def changes_since_copy(state: TableState | None, now: Definition) -> tuple[str, ...]:
-    """The changes of a table since it was copied, as far as the copy recorded them."""
+    """The changes of a table's definition since it was copied, as texts; empty if the copy is not recorded."""
     if state is None or state.definition is None:
         return ()
     then = state.definition

@@ -1,4 +1,4 @@
-"""pgsieve's own small tables, one module each: sync states, cuts, catalogs, prepared transactions, failures.
+"""pgsieve's record tables in the lake, one module each: sync states, cuts, catalogs, prepared transactions and others.
 
-Each is a class that knows the table's path, columns and rows, and documents which steps write it.
+The class of a table has its path, columns and rows; its docstring says which steps write it.
 """

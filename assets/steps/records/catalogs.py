@@ -1,11 +1,10 @@
-"""The catalog as of a slice, by which this process filters and routes changes as pgoutput would.
+"""The publisher's catalog as of a slice, by which pgsieve filters and routes the slice's changes as pgoutput would.
 
-In: a feed that captures unfiltered changes. Its catalog is recorded whenever it was altered (`Catalogs.append`). If
-one catalog is proven to hold for a whole slice (`Catalogs.unaltered`, `Unaltered.covers`), it decides the slice
-(`Catalogs.of_slice`). Otherwise the publisher has to decide. `as_published` is the feed of the publisher's decisions
-for one subscription, read from the same slot before it is advanced. Its slices are listed before the feed's own slice
-is committed. After a crash in between, the next run replaces the listed slice by a longer one with the same begin
-(`AlteredSlices`).
+A feed that captures unfiltered changes records the catalog after each alteration (`Catalogs.append`). If one catalog is
+proven to be valid for a whole slice (`Catalogs.unaltered`, `Unaltered.covers`), it decides the slice
+(`Catalogs.of_slice`). Otherwise the publisher decides: the slot is read once more, before it is advanced, with the
+publications of each subscription (`as_published`). These slices are listed in `AlteredSlices` before the feed's own
+slice is committed. After a crash in between, the next run lists a longer slice with the same begin instead.
 """
 
 import hashlib
@@ -26,11 +25,11 @@ from pgsieve.resources.postgres.alterations import Look, examined_catalog, look
 from pgsieve.resources.postgres.present_catalog import present_catalog
 from pgsieve.resources.postgres.slot import slot_state
 
-#: One row per recorded catalog. It is proven to decide from `lsn` and `transaction` on, for changes of the relations
-#: `known`, and for the `subscriptions` for which the slot was read. `captured` is a digest of what the slot captures;
-#: `alike` says whether it also holds for older transactions. The server keeps removed catalog rows for a while: `gone`
-#: are rows whose removal was final, `unsure` rows whose removal was in progress. Older lakes have only the first four
-#: columns.
+#: One row per recorded catalog. It is valid for commits from `lsn` on, of transactions from `transaction` on, for changes
+#: of the relations `known`, and for the `subscriptions` for which the slot is read. `captured` is a digest of the capture
+#: publications; `alike` says that the row is also valid for earlier transactions. The server keeps removed catalog rows
+#: for a while: `gone` are rows whose removal has committed, `unsure` rows whose removal was in progress. Lakes of earlier
+#: versions have only the first four columns.
 CATALOGS = pa.schema(
     {
         "lsn": pa.int64(),
@@ -52,9 +51,9 @@ ALTERED = pa.schema({"subscription": pa.string(), "begin": pa.int64(), "slice": 
 
 
 def read_examined(connection: psycopg.Connection[Any], feed: Feed) -> tuple[Look, Catalog]:
-    """The publisher's catalog, and a look: a digest of all in it and in pgsieve.yaml that decides the feed's changes.
+    """The publisher's catalog, and a `Look`: a digest of everything there and in pgsieve.yaml that decides the changes.
 
-    The look is empty if the publisher filters, since then it is not needed.
+    The look is empty if the publisher filters, since it is not needed then.
     """
     if feed.filtered:
         return Look("", ""), present_catalog(connection)
@@ -63,7 +62,7 @@ def read_examined(connection: psycopg.Connection[Any], feed: Feed) -> tuple[Look
 
 
 def _publications(feed: Feed) -> list[str]:
-    """The server's publications that the feed's subscriptions name."""
+    """The names of the feed's publications that are defined on the server."""
     named = {p for publications in feed.subscriptions.values() for p in publications}
     return sorted(named - feed.defined.keys())
 
@@ -75,7 +74,7 @@ def _with_configuration(feed: Feed, observed: Look) -> Look:
 
 
 def _relations(feed: Feed, catalog: Catalog) -> list[int]:
-    """The relations that are published or captured, and all relations of their partition trees."""
+    """The oids of the relations that are published or captured, and of all relations in their partition trees."""
     names = [*_publications(feed), *feed.capture_names()]
     chosen = [catalog.publications[name] for name in names if name in catalog.publications]
     listed = {t.oid for t in catalog.tables.values() if any(p.contains(t) for p in chosen)}
@@ -86,14 +85,14 @@ def _relations(feed: Feed, catalog: Catalog) -> list[int]:
 
 
 def decided_by_server(feed: Feed, subscription: str) -> bool:
-    """Whether the server can decide what a subscription gets: it has no history of publications in pgsieve.yaml."""
+    """Whether the publisher can decide a subscription's changes: it does not know publications of pgsieve.yaml."""
     return not feed.filtered and not feed.defined.keys() & set(feed.subscriptions[subscription])
 
 
 def as_published(feed: Feed, subscription: str) -> Feed:
-    """The feed of what the publisher itself sends to one subscription.
+    """The feed of the changes that the publisher itself sends to one subscription.
 
-    Its change log has only slices with an alteration.
+    Its change log has only the slices that the publisher decided, because of an alteration.
     """
     only = {subscription: feed.subscriptions[subscription]}
     return replace(feed, name=f"{feed.name}/as_published/{subscription}", filtered=True, subscriptions=only)
@@ -101,7 +100,7 @@ def as_published(feed: Feed, subscription: str) -> Feed:
 
 @dataclass(frozen=True)
 class Catalogs:
-    """The table `catalogs` of one feed, written when its slot is made ready."""
+    """The table `catalogs` of one feed; `ready_slot` writes it."""
 
     lake: Lake
     feed: Feed
@@ -112,9 +111,9 @@ class Catalogs:
         return self.lake.paths.catalogs(self.feed.name)
 
     def is_recorded(self, observed: Look) -> bool:
-        """Whether the last record has this look, and records all that is known now.
+        """Whether the last record has this look, with all removed rows that are known now.
 
-        True if the publisher filters: no record is needed.
+        True if the publisher filters, since no record is needed.
         """
         newest = None if self.feed.filtered else self._newest()
         if newest is None or not _is_same(newest, observed):
@@ -123,15 +122,14 @@ class Catalogs:
         return not unknown or (unknown <= {*newest["unsure"]} and not _gone(newest, observed) & unknown)
 
     def unread_subscriptions(self) -> set[str]:
-        """The subscriptions for which the slot had not been read when a catalog was last recorded."""
+        """The feed's subscriptions for which the slot was not read yet when a catalog was last recorded."""
         newest = None if self.feed.filtered else self._newest()
         return set() if newest is None else self.feed.subscriptions.keys() - set(newest["subscriptions"])
 
     def append(self, lsn: int, transaction: int, observed: Look, catalog: Catalog, restart_lsn: int) -> None:
-        """Record the catalog; the slot captures all that the catalog publishes from `lsn` and `transaction` on.
+        """Record the catalog; from `lsn` and `transaction` on the slot captures everything that it publishes.
 
-        The next transactions that the slot sends began after `restart_lsn`, and may have begun before the
-        present capture.
+        The next transactions that the slot sends began after `restart_lsn`, perhaps before the present capture.
         """
         newest, captured = self._newest() or {}, self._captured(catalog)
         alike = newest.get("captured") == captured and (newest["alike"] or restart_lsn >= newest["lsn"])
@@ -152,17 +150,17 @@ class Catalogs:
         self.lake.records.append_versioned(self.path, pa.Table.from_pylist([row], CATALOGS))
 
     def _captured(self, catalog: Catalog) -> str:
-        """A digest of what the slot captures."""
+        """A digest of the capture publications."""
         names = [name for name in self.feed.capture_names() if name in catalog.publications]
         captured = [asdict(catalog.publications[name]) for name in names]
         text = json.dumps(captured, sort_keys=True, default=sorted)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def unaltered(self, connection: psycopg.Connection[Any], position: int) -> "Unaltered | None":
-        """The part of a slice that begins at `position` for which one catalog is proven to decide; None without one.
+        """The transactions and relations after `position` that one recorded catalog decides; None if there is no such one.
 
-        The call does not see later alterations: read the slot's messages before it. The slot must not be confirmed
-        beyond `position`, because the slot makes the server keep the catalog rows that were removed since.
+        The call does not see later alterations, so call it after reading the slot's messages. The slot must not be
+        confirmed beyond `position`, since the server keeps removed catalog rows only because of the slot.
         """
         if self.feed.filtered:
             return Unaltered(None, None)
@@ -180,25 +178,25 @@ class Catalogs:
         return Unaltered(newest["transaction"], relations) if newest["alike"] else None
 
     def of_slice(self, end: int) -> tuple[Catalog, Sequence[str]] | None:
-        """The catalog of a slice without an alteration, and the subscriptions that the slot was read for.
+        """The catalog of a slice without an alteration, and the subscriptions for which the slot was read.
 
-        None where none was recorded yet.
+        None if no catalog was recorded by then.
         """
         newest = self._newest(end)
         return None if newest is None else (catalog_from_json(newest["catalog"]), newest["subscriptions"])
 
     def since(self, lsn: int) -> list[Catalog]:
-        """The catalogs that were recorded after an LSN; empty where the publisher filters."""
+        """The catalogs that were recorded after an LSN; empty if the publisher filters."""
         rows = [] if self.feed.filtered else self.lake.records.rows(self.path, f"lsn > {lsn:d}")
         return [catalog_from_json(row["catalog"]) for row in rows]
 
     def newest(self) -> tuple[int, Catalog] | None:
-        """The last recorded catalog, and the LSN from which it holds; None where none is recorded."""
+        """The last recorded catalog, and the LSN from which it is valid; None if none is recorded."""
         newest = None if self.feed.filtered else self._newest()
         return None if newest is None else (newest["lsn"], catalog_from_json(newest["catalog"]))
 
     def _newest(self, lsn: int | None = None) -> dict[str, Any] | None:
-        """The newest of the recorded catalogs, up to an LSN."""
+        """The row of the newest catalog that was recorded up to an LSN."""
         return max(
             (row for row in self.lake.records.rows(self.path) if lsn is None or row["lsn"] <= lsn),
             key=lambda row: (int(row["lsn"]), version_of(row)),
@@ -212,7 +210,7 @@ def _is_same(recorded: dict[str, Any], observed: Look) -> bool:
 
 
 def _gone(recorded: dict[str, Any], observed: Look) -> frozenset[int]:
-    """The removed rows whose removal is final: transactions in progress at the earlier look have ended."""
+    """The removed catalog rows whose removal has committed: transactions in progress at the recorded look have ended."""
     gone = {*(recorded.get("gone") or ())}
     if recorded.get("unsure") and _is_later(observed.oldest, recorded["transaction"]):
         gone.update(recorded["unsure"])
@@ -220,17 +218,20 @@ def _gone(recorded: dict[str, Any], observed: Look) -> frozenset[int]:
 
 
 def _is_later(transaction: int, than: int) -> bool:
-    """Whether a transaction identifier is the other one or later: identifiers form a circle, half of it later (section 66.1)."""
+    """Whether a transaction identifier equals another one or is later; identifiers wrap around.
+
+    PostgreSQL documentation, 66.1 Transactions and Identifiers.
+    """
     return (transaction - than) % 2**32 < 2**31
 
 
 @dataclass(frozen=True)
 class Unaltered:
-    """The transactions and relations for which one catalog is proven to decide; None stands for all of them.
+    """The transactions and relations that one recorded catalog decides; None stands for all.
 
-    `since` is a transaction identifier: later transactions have changed nothing before the catalog was
-    recorded. pgoutput decides by the catalog as of a change, not as of its commit. An unknown relation was
-    created and dropped in between.
+    `since` is a transaction identifier: transactions from it on have made no change before the catalog was recorded.
+    That matters because pgoutput uses the catalog as of a change, not as of its commit. A relation that is not in
+    `relations` was created and dropped in between.
     """
 
     since: int | None
@@ -238,11 +239,11 @@ class Unaltered:
 
     @property
     def is_all(self) -> bool:
-        """Whether everything is covered, since the publisher filters."""
+        """Whether all transactions and relations are covered, as if the publisher filters."""
         return self.since is None and self.relations is None
 
     def covers(self, transactions: Iterable[int], relations: Iterable[int]) -> bool:
-        """Whether the transactions and changed relations of a slice are covered."""
+        """Whether all transactions and changed relations of a slice are covered."""
         if self.relations is not None and not self.relations.issuperset(relations):
             return False
         return self.since is None or all(_is_later(xid, self.since) for xid in transactions)
@@ -250,7 +251,7 @@ class Unaltered:
 
 @dataclass(frozen=True)
 class AlteredSlices:
-    """The table `altered` of one feed: slot consumption writes it before it commits the slice itself."""
+    """The table `altered` of one feed; slot consumption writes it before it commits the feed's own slice."""
 
     lake: Lake
     feed: Feed
@@ -261,12 +262,12 @@ class AlteredSlices:
         return self.lake.paths.altered(self.feed.name)
 
     def append(self, subscription: str, begin: int, end: int) -> None:
-        """List a slice that the subscription has as published. Its messages are durable already."""
+        """List a slice that the publisher decided for a subscription. Its messages have to be durable already."""
         row = {"subscription": subscription, "begin": begin, "slice": end}
         self.lake.records.append(self.path, pa.Table.from_pylist([row], ALTERED))
 
     def ends(self, subscription: str, durable: int) -> set[int]:
-        """The ends of the slices, up to `durable`, that the subscription has as published."""
+        """The ends of the slices up to `durable` that the publisher decided for a subscription."""
         ends: dict[int, int] = {}
         for row in [] if self.feed.filtered else self.lake.records.rows(self.path):
             if row["subscription"] == subscription:

@@ -1,7 +1,6 @@
-"""The feed's table `change_log`: the messages of its slot, and the position up to which Delta has them.
+"""The feed's table `change_log`: the messages of its slot; its position is the LSN up to which it has them.
 
-Slot consumption writes it, one commit per slice. Maintenance deletes slices that all subscriptions have
-applied.
+Slot consumption writes it, one commit per slice. Maintenance deletes slices that all subscriptions have applied.
 """
 
 from dataclasses import dataclass
@@ -40,14 +39,13 @@ class ChangeLog:
         return self.lake.paths.change_log(self.feed.name)
 
     def position(self) -> int | None:
-        """The LSN up to which Delta has the feed's changes, as its newest commit says; None before the first."""
+        """The LSN up to which the change log has the feed's changes; None before its first commit."""
         return self.lake.records.position(self.path)
 
     def record_position(self, position: int, after: int | None = None, base: int | None = None) -> None:
-        """Record a position, in a commit of its own; there are no changes between `after` and the position.
+        """Record a position in a commit without rows; there are no changes between `after` and the position.
 
-        Raises OverrunError where another process has read on from there, or has written after the version
-        `base`.
+        Raises OverrunError if the change log's position is not `after`, or its version not `base`.
         """
         self.lake.records.append(self.path, CHANGE_LOG.empty_table(), position, base=base, after=after)
         reach(Failpoint.POSITION_RECORDED)

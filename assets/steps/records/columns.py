@@ -1,4 +1,4 @@
-"""Names and Spark types as DDL, and the order key of changes."""
+"""Spark's DDL for columns, the order key of changes, and other columns of Spark."""
 
 from collections.abc import Iterable
 
@@ -7,7 +7,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.resources.lake.delta.records import quoted
 
-#: The order key of a change: the LSN of its commit record and its place in the transaction.
+#: The order key of a change: the LSN of its commit record, and its number in the transaction.
 ORDER = ("commit_lsn", "ordinal")
 Order = tuple[int, int]
 
@@ -23,7 +23,7 @@ def struct_ddl(columns: Iterable[tuple[str, str]]) -> str:
 
 
 def changes_ddl(columns: Iterable[tuple[str, str]]) -> str:
-    """The DDL schema of a table's transformed changes (`changes_schema`); the columns are the replica's."""
+    """The DDL schema of a table's transformed changes (`changes_schema`); `columns` are the replica's."""
     struct = struct_ddl(columns)
     return (
         "slice bigint, commit_lsn bigint, ordinal bigint, number bigint, commit_time timestamp, operation string,"
@@ -32,12 +32,12 @@ def changes_ddl(columns: Iterable[tuple[str, str]]) -> str:
 
 
 def field(struct: str, name: str) -> Column:
-    """A field of a struct column, whatever characters its name has."""
+    """A field of a struct column; its name may have any characters."""
     return F.col(struct).getField(name)
 
 
 def living_rows(rows: DataFrame, deleted: str | None) -> DataFrame:
-    """The rows that have not ended, as `pgsieve.decoding.changes.metadata_columns.living` gives them, in Spark."""
+    """The rows that are not marked in the column `deleted`, as `pgsieve.decoding.changes.metadata_columns.living` does."""
     return rows if deleted is None else rows.where(~F.coalesce(F.col(quoted(deleted)), F.lit(False)))
 
 

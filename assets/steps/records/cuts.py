@@ -1,7 +1,7 @@
-"""Cuts of a subscription: LSNs at which all its replicas agree, with their Delta versions, and reads at a cut.
+"""Cuts of a subscription: LSNs at which all its replicas agree, with their Delta versions; and reads at a cut.
 
-They are rows of the Delta table `_cuts`; only maintenance deletes some. A cut says that these versions have exactly
-what committed before its LSN. That stays true for later LSNs until the next cut. `read_at_cut` is for users.
+Cuts are rows of the Delta table `_cuts`. The Delta versions in a cut have exactly what committed before the cut's LSN,
+and before any later LSN up to the next cut. `read_at_cut` is for users.
 """
 
 import re
@@ -38,14 +38,14 @@ CUTS = pa.schema(
 
 @dataclass(frozen=True)
 class Cut:
-    """An LSN, and the Delta version of each replica table that has exactly what committed before it.
+    """An LSN, and for each replica the Delta version that has exactly what committed before it (`tables`).
 
-    - `at` is when it was recorded.
-    - `states` is the newest version of the table states it was made from; None in cuts that do not record it.
-    - `entries` are the bytes of the log entries of these versions, where they are known.
-    - `histories` are the positions that change histories had reached at least.
-    - `records` are the versions of pgsieve's own tables, by the tables' identifiers.
-    - `versioned` are the tables with all versions of their rows up to the cut, and the positions of these.
+    - `at` is the time of the record.
+    - `states` is the version of the table states from which the cut was made; None in cuts of earlier versions.
+    - `entries` are the sizes in bytes of the Delta log entries of `tables`, as far as they are known.
+    - `histories` are positions that the change histories had reached.
+    - `records` are the Delta versions of pgsieve's record tables, by the Delta tables' identifiers.
+    - `versioned` are the positions of the tables of versions of rows (`scd2`) that have no gap up to the cut.
     - `scd2` are the Delta versions of these tables; none of them was put back.
     """
 
@@ -60,28 +60,28 @@ class Cut:
     scd2: Mapping[Name, int] = field(default_factory=dict)
 
     def refuse_earlier_history(self, path: str, state: TableState, position: int) -> None:
-        """Raise DamagedTableError where an existing change history is behind the position that the cut records for it."""
+        """Raise DamagedTableError if a change history is behind its position in the cut; 0 stands for no history."""
         if self.is_after(state) and 0 < position < self.histories.get(state.name, 0):
             raise damaged(path, PUT_BACK)
 
     def is_after(self, state: TableState) -> bool:
-        """Whether the cut was made when the table had this state already.
+        """Whether the table had this state already when the cut was made.
 
-        The times of both are compared only where the cut does not record the version of the states.
+        Their times are compared only if the cut does not record the version of the states.
         """
         if self.states is None:
             return state.version < 0 and (state.at is None or state.at <= self.at)
         return state.version <= self.states
 
     def refuse_earlier(self, states: TableStates) -> None:
-        """Raise DamagedTableError where the table states are behind the version from which the cut was made."""
+        """Raise DamagedTableError if the table states are behind the version from which the cut was made."""
         records, path = states.lake.records, states.path
         if (self.states or 0) > (records.version(path) if records.exists(path) else -1):
             raise damaged(path, PUT_BACK)
 
 
 def version_in(cut: Cut | None, versions: Mapping[Name, int], state: TableState) -> int | None:
-    """A table's version in a cut that is later than the table's copy; None for an earlier cut, which lacks the copy."""
+    """A table's version in a cut, out of `versions`; None if the cut is earlier than the table's copy."""
     is_later = cut is not None and (cut.is_after(state) or cut.lsn > state.lsn)
     return versions.get(state.name) if is_later else None
 
@@ -102,22 +102,22 @@ class Cuts:
         return self.lake.paths.cuts(self.subscription)
 
     def kept(self) -> list[Cut]:
-        """The cuts that are kept, oldest first."""
+        """All cuts that maintenance has not deleted, oldest first."""
         return _cuts(self.lake.records.rows(self.path))
 
     def last(self) -> Cut | None:
-        """The newest cut of the subscription."""
+        """The newest cut; None if there is none."""
         return next(reversed(_cuts(self.lake.records.newest(self.path, "lsn"))), None)
 
     def newest(self, lsn: str | None = None) -> Cut:
-        """The newest cut, or the newest at or before an LSN; raises LakeError where there is none."""
-        kept = [c for c in self.kept() if lsn is None or c.lsn <= parse_lsn(lsn)]
-        if not kept:
+        """The newest cut, or the newest at or before an LSN; raises LakeError if there is none."""
+        cuts = [c for c in self.kept() if lsn is None or c.lsn <= parse_lsn(lsn)]
+        if not cuts:
             raise LakeError(
                 f'subscription "{self.subscription}" has no cut' + (f" at or before {lsn}" if lsn else ""),
                 hint="`pgsieve run` writes one; how long cuts are kept is `retention.versions` in pgsieve.yaml",
             )
-        return kept[-1]
+        return cuts[-1]
 
     def frames(self, cut: Cut) -> dict[str, DataFrame]:
         """The replicas at a cut as Spark DataFrames."""
@@ -127,7 +127,7 @@ class Cuts:
         }
 
     def tables(self, cut: Cut) -> dict[str, DeltaTable]:
-        """The replicas at a cut as delta-rs tables; raises LakeError where delta-rs cannot reach the lake."""
+        """The replicas at a cut as delta-rs tables; raises LakeError if delta-rs cannot reach the lake."""
         if self.lake.local is None:
             raise LakeError(
                 f'only Spark reaches the lake of subscription "{self.subscription}"',
@@ -144,10 +144,9 @@ class Cuts:
         return self.lake.paths.replica(self.subscription, *name)
 
     def made(self, lsn: int, tables: Mapping[Name, int], states: int | None, last: Cut | None) -> Cut:
-        """A cut of the present state.
+        """A cut at an LSN with these versions of the replicas and of the table states; it is not recorded yet.
 
-        From the `last` cut it takes the bytes of log entries, so that they are not read again, and the positions and
-        versions of change histories, versions of rows and own tables.
+        Everything else is taken from the `last` cut. The sizes of log entries are read only for new versions.
         """
         entries = {}
         for name, version in tables.items():
@@ -157,11 +156,11 @@ class Cuts:
                 size = self.lake.records.entry_bytes(self._replica(name), version)
             if size is not None:
                 entries[name] = size
-        made = Cut(lsn, dict(tables), datetime.now(UTC), states, entries)
+        cut = Cut(lsn, dict(tables), datetime.now(UTC), states, entries)
         if last is None:
-            return made
+            return cut
         return replace(
-            made,
+            cut,
             histories=last.histories,
             records=last.records,
             versioned=last.versioned,
@@ -169,7 +168,7 @@ class Cuts:
         )
 
     def append(self, cut: Cut) -> None:
-        """Record a cut, once the versions that it names are durable."""
+        """Record a cut, after the versions that it names are made durable."""
         self.lake.access.make_durable()
         versions, entries, histories, versioned, scd2 = (
             [(_join(name), number) for name, number in numbers.items()]
@@ -219,8 +218,8 @@ def read_at_cut(
 ) -> dict[str, DataFrame]:
     """The replicas of a subscription as they were at one LSN: DataFrames by table, such as `public.orders`.
 
-    `lake` is the path or URI of pgsieve.yaml. Reads the newest cut, or the newest at or before `lsn` (as
-    PostgreSQL writes it, `16/B374D848`). Raises LakeError if there is no such cut yet, or no longer.
+    `lake` is the path or URI in pgsieve.yaml. Reads the newest cut, or the newest at or before `lsn` (as PostgreSQL
+    writes it, `16/B374D848`). Raises LakeError if there is no such cut.
     """
     cuts = Cuts(Lake(lake, lambda: spark), subscription)
     return cuts.frames(cuts.newest(lsn))

@@ -1,8 +1,7 @@
-"""Records the database of a subscription's replicas, and compares it with the database that is read.
+"""Records the database of a subscription's replicas, and compares it with the database of the connection.
 
-In: subscriptions, and a connection to their publisher. Out: nothing. Two configurations may use one lake and
-the same name for their subscriptions. Then neither takes the replicas of the other for its own. Raises
-OtherDatabaseError.
+Two configurations may use the same lake and the same name for their subscriptions. The record keeps each from writing
+to the other's replicas. In: subscriptions, and a connection to their publisher. Raises OtherDatabaseError.
 """
 
 from collections.abc import Collection
@@ -23,7 +22,7 @@ class OtherDatabaseError(PgsieveError):
 
 
 def keep_database(connection: psycopg.Connection[Any], record: SubscriptionRecord) -> None:
-    """Record that the replicas of a subscription are of this database; raises OtherDatabaseError where they are not."""
+    """Record that the replicas of a subscription are of this database; raises OtherDatabaseError if they are of another."""
     present = present_database(connection)
     state = _own(connection, record, present)
     record.set(replace(state, database=str(present)))
@@ -32,7 +31,7 @@ def keep_database(connection: psycopg.Connection[Any], record: SubscriptionRecor
 def refuse_other_database(
     connection: psycopg.Connection[Any], lake: Lake, subscriptions: Collection[str]
 ) -> None:
-    """Raise OtherDatabaseError where the replicas of a subscription are of another database."""
+    """Raise OtherDatabaseError if the replicas of a subscription are of another database."""
     present = present_database(connection)
     for name in subscriptions:
         _own(connection, SubscriptionRecord(lake, name), present)

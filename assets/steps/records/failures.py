@@ -1,8 +1,8 @@
-"""The failure of one table's changes, without a value; and the transaction that caused it.
+"""Classifies the errors of steps, and words the reason for which a table is set aside.
 
-In: the error of a step, and a function that tries the transformation up to a transaction. Out: a reason for
-the table's state, which names the transaction's finish LSN as PostgreSQL's apply worker does
-(apply_error_callback() in src/backend/replication/logical/worker.c).
+In: the error of a step; a function that tries the transformation up to a transaction. Out: the kind of the error, or a
+reason without values for the table's state. It names the finish LSN of the transaction that fails, as PostgreSQL's apply
+worker does (apply_error_callback() in src/backend/replication/logical/worker.c).
 """
 
 from bisect import bisect_left
@@ -35,7 +35,7 @@ from pgsieve.resources.postgres.errors import (
 )
 from pgsieve.resources.postgres.snapshot import AlteredTableError, SnapshotLostError
 
-#: Faults that pass by themselves; an executor reports them by the names of these classes.
+#: Errors of transient faults. An executor reports them by the names of these classes.
 _PASSING = (
     PassingFaultError,
     SourceUnreachableError,
@@ -44,27 +44,27 @@ _PASSING = (
     LockedTableError,
 )
 
-#: Errors that the next copy cures: their hints are only for other readers and writers of the table.
+#: Errors that end with the next copy; their hints are only for other readers and writers of the table.
 CURED_BY_COPY = (DamagedTableError, RefusedTableError)
 
-#: Errors that a table's own data or definition can cause; any other error is a fault, and stops the run.
+#: Errors that a table's own data or definition can cause. Any other error is a fault, and ends the run.
 TABLE_ERRORS = (PgsieveError, *SPARK_ERRORS)
 
 
 def passes(error: BaseException) -> bool:
-    """Whether a fault of a server, a store, the network or Spark passes by itself: a later attempt may succeed."""
+    """Whether an error is a transient fault of a server, a store, the network or Spark: a later attempt may succeed."""
     if isinstance(error, ExecutorError):
         return error.kind in {kind.__name__ for kind in _PASSING}
     return isinstance(error, (*_PASSING, SparkLostError, StoreUnavailableError))
 
 
 def is_locked_out(error: PgsieveError) -> bool:
-    """Whether a table could not be read because another session has locked it."""
+    """Whether the error is that another session has locked a table, so that it cannot be read."""
     return _is(error, LockedTableError)
 
 
 def is_of_foreign_table(error: PgsieveError) -> bool:
-    """Whether a table could not be read because a foreign server with rows of it did not answer the publisher."""
+    """Whether the error is that a foreign server with rows of a table did not answer the publisher."""
     return _is(error, ForeignServerError)
 
 
@@ -73,9 +73,9 @@ def _is(error: PgsieveError, kind: type[PgsieveError]) -> bool:
 
 
 def reason(lake: Lake, error: Exception) -> str:
-    """Why a table's changes cannot be transformed or applied.
+    """The reason why a table's changes cannot be transformed or applied.
 
-    Raises the error where it is neither the changes' fault nor the table's: one of NO_TABLES_FAULT, or one that passes.
+    Raises the error if the table is not the cause: one of NO_TABLES_FAULT, or a transient fault.
     """
     if isinstance(error, NO_TABLES_FAULT) or passes(error):
         raise error
@@ -94,16 +94,16 @@ def reason(lake: Lake, error: Exception) -> str:
 
 
 def explained(lake: Lake, error: Exception, name: tuple[str, str], commit_lsn: int | None = None) -> str:
-    """The reason with the transaction that caused it, and what to do before a copy of the table helps.
+    """The `reason` with the transaction that fails, and what the user has to do before the table is copied again.
 
-    Raises as `reason` does.
+    Raises the errors that `reason` raises.
     """
     problem, hint = in_transaction(reason(lake, error), commit_lsn), _remedy(error)
     return f"{problem}; {hint.replace(OF_TABLE, quote_qualified(*name))}" if hint else problem
 
 
 def _remedy(error: Exception) -> str | None:
-    """The remedy; None if a copy alone helps."""
+    """What the user has to do before a copy; None if nothing."""
     if isinstance(error, PgsieveError):
         return None if isinstance(error, CURED_BY_COPY) else error.hint
     try:
@@ -114,7 +114,7 @@ def _remedy(error: Exception) -> str | None:
 
 
 def is_damage(error: Exception) -> bool:
-    """Whether files are missing or unreadable: then no change is the cause, and none can be skipped."""
+    """Whether the error is that files are missing or unreadable: then no change is the cause, and skipping does not help."""
     return (
         isinstance(error, DamagedTableError)
         or missing_file(error) is not None
@@ -123,13 +123,16 @@ def is_damage(error: Exception) -> bool:
 
 
 def first_failing(commits: Sequence[int], fails: Callable[[int], bool]) -> int | None:
-    """The first transaction with which the transformation fails; `fails` says whether it fails up to a transaction."""
+    """The first of some ascending commits with which the transformation fails, found by bisection.
+
+    `fails` says whether the transformation of all changes up to a commit fails. None if it never does.
+    """
     first = bisect_left(commits, True, key=fails)
     return commits[first] if first < len(commits) else None
 
 
 def in_transaction(problem: str, commit_lsn: int | None) -> str:
-    """A reason with the finish LSN of the transaction, which `pgsieve skip` takes."""
+    """A problem with the finish LSN of its transaction, which `pgsieve skip` takes."""
     return (
         problem
         if commit_lsn is None

@@ -1,7 +1,6 @@
-"""The feed's table `feed`: the lake's record of a slot.
+"""The feed's table `feed`: the cluster and timeline of its LSNs, and the LSN up to which slices are deleted.
 
-Slot consumption writes it, and maintenance before it deletes slices. A row has the cluster and timeline of
-the LSNs, whether the slot was given up, and up to which LSN slices are deleted. The newest row counts.
+Slot consumption writes it, and maintenance before it deletes slices. The newest row counts.
 """
 
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ from pgsieve.assets.steps.subscription import Feed
 from pgsieve.resources.lake.delta.records import in_order, version_of
 from pgsieve.resources.lake.lake import Lake
 
-#: The cluster and timeline of a feed's LSNs, and whether its slot was given up; the newest row counts.
+#: A row has either `system_identifier`, `timeline` and `given_up` (the slot was dropped), or `deleted_up_to`.
 FEED = pa.schema(
     {
         "at": pa.timestamp("us", "UTC"),
@@ -45,7 +44,7 @@ class FeedRecord:
         return timeline
 
     def note_timeline(self, timeline: int) -> None:
-        """Record a timeline for all later reads; its history has all that was read before."""
+        """Record the timeline of all later reads; the history of the timeline contains everything read before."""
         newest = self.newest()
         if newest.get("timeline") != timeline:
             self.note_cluster(newest.get("system_identifier"), timeline, given_up=False)
@@ -55,23 +54,23 @@ class FeedRecord:
         return max((row.get("deleted_up_to") or 0 for row in self.lake.records.rows(self.path)), default=0)
 
     def note_deleted(self, upto: int) -> None:
-        """Record that slices are deleted, before they are: a replica restored from a backup may still need them."""
+        """Record that slices will be deleted; a subscription that was restored from a backup may need them."""
         if upto > self.deleted_up_to():
             self._append({"deleted_up_to": upto})
 
     def newest(self) -> Mapping[str, Any]:
-        """The row that counts; an empty mapping without one."""
+        """The newest row with a cluster; an empty mapping if there is none."""
         rows = [row for row in self.lake.records.rows(self.path) if row["given_up"] is not None]
         return next(reversed(in_order(rows)), {})
 
     def counting_versions(self) -> set[int]:
-        """The versions of the rows that count: the newest one, and the one that records the deleted slices."""
+        """The Delta versions of the rows that count: the newest with a cluster, and the one with the deleted slices."""
         rows = self.lake.records.rows(self.path)
         deleted = max(rows, key=lambda row: (row.get("deleted_up_to") or 0, version_of(row)), default={})
         return {version_of(row) for row in (self.newest(), deleted)}
 
     def note_cluster(self, identifier: str | None, timeline: int | None, *, given_up: bool) -> None:
-        """Record the cluster and timeline of all later LSNs, and whether the slot was given up."""
+        """Record the cluster and timeline of all later LSNs, and whether the slot is given up."""
         self._append({"system_identifier": identifier, "timeline": timeline, "given_up": given_up})
 
     def _append(self, row: Mapping[str, Any]) -> None:

@@ -1,8 +1,7 @@
-"""The versions of pgsieve's own tables when a cut was made: a table with an earlier version now was put back.
+"""Finds pgsieve's record tables that were put back to an earlier version, so that they lack rows.
 
-A table that was put back lacks rows. In: a subscription and its cuts. Out: versions by table identifier; the
-tables that are earlier than a cut says. A table that was made anew has another identifier, and is not among
-them.
+In: the cuts, which have the versions of these tables by the Delta tables' identifiers. Out: the paths of the tables
+whose present version is earlier than in a cut. A table that was made anew has another identifier, and is not found.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,29 +19,29 @@ from pgsieve.resources.lake.lake import Lake
 
 
 def of_feed(lake: Lake, feed: Feed) -> list[str]:
-    """The tables of a feed that a cut records; the change log is checked by the slot."""
+    """The paths of the record tables of a feed whose versions are in a cut. The slot checks the change log."""
     return [each(lake, feed).path for each in (FeedRecord, Catalogs, AlteredSlices)]
 
 
 def of_subscription(lake: Lake, name: str) -> list[str]:
-    """The tables of a subscription that a cut records, besides its table states."""
+    """The paths of the record tables of a subscription whose versions are in a cut, besides its table states."""
     return [each(lake, name).path for each in (Transformed, SubscriptionRecord)]
 
 
 def present_versions(lake: Lake, subscription: Subscription) -> Mapping[str, int]:
-    """The versions of all these tables; empty where only Spark can read them."""
+    """The present versions of all these tables by identifier; empty if only Spark can read them."""
     paths = [*of_feed(lake, subscription.feed), *of_subscription(lake, subscription.name)]
     return dict(version for _, version in _stamps(lake, paths))
 
 
 def refuse_put_back(lake: Lake, paths: Iterable[str], cuts: Iterable[Cut | None]) -> None:
-    """Raise DamagedTableError where a table is earlier than one of the cuts says."""
+    """Raise DamagedTableError if a table has an earlier version than in one of the cuts."""
     for path in put_back(lake, paths, cuts):
         raise damaged(path, PUT_BACK)
 
 
 def put_back(lake: Lake, paths: Iterable[str], cuts: Iterable[Cut | None]) -> Iterator[str]:
-    """The tables that are earlier than one of the cuts says."""
+    """The paths of the tables with an earlier version than in one of the cuts."""
     versions: dict[str, int] = {}
     for table, version in chain.from_iterable(cut.records.items() for cut in cuts if cut is not None):
         versions[table] = max(version, versions.get(table, 0))
@@ -58,12 +57,12 @@ def newest_cuts(lake: Lake, feed: Feed) -> list[Cut | None]:
         try:
             cuts.append(Cuts(lake, name).last())
         except LakeError as error:
-            reason(lake, error)  # Raises where the lake itself fails.
+            reason(lake, error)  # Raises a fault of the lake itself.
     return cuts
 
 
 def _stamps(lake: Lake, paths: Iterable[str]) -> Iterator[tuple[str, tuple[str, int]]]:
-    """The identifier and newest version of tables."""
+    """The path of each existing table, with its identifier and newest version."""
     with lake.consistent_read(*(paths := list(paths))):
         stamps = [(path, lake.records.stamp(path)) for path in paths]
     for path, stamp in stamps:

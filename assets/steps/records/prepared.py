@@ -1,9 +1,8 @@
-"""Prepared transactions that wait for their second phase between two readings of a slot.
+"""The feed's table `prepared`: prepared transactions that wait for their COMMIT PREPARED or ROLLBACK PREPARED.
 
-The slot is confirmed past a PREPARE long before its COMMIT PREPARED comes. So prepared transactions have to
-be as durable as the change log: they are in a table that is written after each slice, with the slice's end as
-its position, and before the slot is confirmed. If the table is behind the change log, a run died between the two
-commits, and the slot still has what is missing.
+The slot is confirmed past a PREPARE long before the second phase, so these transactions have to be durable. The table
+is written after each slice, with the slice's end as its position, and before the slot is confirmed. If it is behind
+the change log, a run died between the two commits, and the slot still has the missing transactions.
 """
 
 from collections.abc import Iterator
@@ -39,11 +38,11 @@ class Prepared:
         return self.lake.paths.prepared(self.feed.name)
 
     def position(self) -> int | None:
-        """The LSN up to which the waiting transactions are known; None before the first."""
+        """The LSN up to which the table has the waiting transactions; None if there is no table."""
         return self.lake.records.position(self.path)
 
     def restore(self, assembler: TransactionAssembler) -> tuple[Prepare, ...]:
-        """Give the assembler the transactions that waited when the table was written; returns them."""
+        """Give the waiting transactions in the table to the assembler; returns them."""
         local = self._local()
         with self.lake.access.refusing(self.path):
             if not local.exists(self.path):
@@ -60,12 +59,12 @@ class Prepared:
     def save(
         self, assembler: TransactionAssembler, position: int, former: tuple[Prepare, ...]
     ) -> tuple[Prepare, ...]:
-        """Write the transactions that wait at `position` to the table; returns them.
+        """Write the assembler's waiting transactions to the table, with a position; returns them.
 
         `former` are the transactions that the table has now.
         """
         local, waiting = self._local(), assembler.prepared
-        # After a power cut the table must not be ahead of the change log.
+        # The change log is made durable first: after a power cut this table must not be ahead of it.
         self.lake.access.make_durable()
         with self.lake.access.refusing(self.path):
             if waiting == former and local.exists(self.path):
@@ -76,9 +75,9 @@ class Prepared:
         return waiting
 
     def begin(self, position: int) -> None:
-        """Begin the table for a slot from which nothing has been received."""
+        """Begin the table for a slot of which nothing was read yet."""
         self._local().write(self.path, PREPARED.empty_table(), Commit(position, overwrite=True))
-        # A change log never exists without this table.
+        # The table is durable before the change log begins.
         self.lake.access.make_durable()
 
     def _local(self) -> LocalRecords:
@@ -93,7 +92,7 @@ class Prepared:
 
 
 def _rows(assembler: TransactionAssembler) -> Iterator[pa.RecordBatch]:
-    """The messages of each transaction, after a row without one: some transactions are empty."""
+    """The rows of each transaction: one without a message, as a transaction may be empty, then one per message."""
     count = 0
     for prepare in assembler.prepared:
         for batch in chain([_NOTHING], assembler.messages_of(prepare)):

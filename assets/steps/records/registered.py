@@ -1,7 +1,7 @@
-"""The table `_registered` of a subscription: the names in the catalog that pgsieve has registered.
+"""The table `_registered` of a subscription: the names that pgsieve has registered in the catalog.
 
-pgsieve changes only these names. Registration writes the table before it registers a name, and after it
-unregisters one. The newest row of a name counts.
+pgsieve changes no other names there. A name is recorded before it is registered, and unrecorded after it is
+unregistered. The newest row of a name counts.
 """
 
 import json
@@ -15,7 +15,7 @@ from pgsieve.resources.lake.catalog_names import CatalogName
 from pgsieve.resources.lake.delta.records import in_order
 from pgsieve.resources.lake.lake import Lake
 
-#: `name` has the parts as a JSON list.
+#: `name` is a JSON list of the name's parts.
 REGISTERED = pa.schema(
     {"at": pa.timestamp("us", "UTC"), "name": pa.string(), "path": pa.string(), "registered": pa.bool_()}
 )
@@ -23,7 +23,7 @@ REGISTERED = pa.schema(
 
 @dataclass(frozen=True)
 class Registered:
-    """The names that pgsieve has registered for one subscription."""
+    """The table `_registered` of one subscription; `Registration` writes it."""
 
     lake: Lake
     subscription: str
@@ -34,12 +34,12 @@ class Registered:
         return self.lake.paths.registered(self.subscription)
 
     def names(self) -> dict[CatalogName, str]:
-        """Each name with the path for which it was registered."""
+        """The registered names, each with the path of its table."""
         newest = {row["name"]: row for row in in_order(self.lake.records.rows(self.path))}
         return {tuple(json.loads(name)): row["path"] for name, row in newest.items() if row["registered"]}
 
     def note(self, names: Collection[tuple[CatalogName, str]], *, registered: bool) -> None:
-        """Record that names are registered for paths, or no longer are."""
+        """Record that names are registered for paths, or that they no longer are."""
         if names:
             now = datetime.now(UTC)
             rows = [

@@ -1,8 +1,7 @@
-"""The table `_sequences` of a subscription: the published sequences' values, as they were last read at the publisher.
+"""The table `_sequences` of a subscription: the values of published sequences, as they were last read at the publisher.
 
-Every reader of the slot writes it, as does `resync`, if a value has changed. The newest row of a sequence
-counts: the row with the greatest `version`. Its `published` is false where the sequence has left the
-publications, or is gone.
+Every reader of the slot and `resync` write it if a value has changed. The row of a sequence with the greatest `version`
+counts. Its `published` is false if the sequence is no longer published.
 """
 
 from collections.abc import Collection, Iterable
@@ -17,8 +16,8 @@ from pgsieve.resources.lake.delta.records import in_order, version_of
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.sequences import Name, SequenceValue
 
-#: `at` is when the value was read. `page_lsn` is null for servers before 19, which do not report it. A
-#: sequence that cannot be read keeps its former value, and has a `problem`.
+#: `at` is the time of the read. `page_lsn` is null for servers before PostgreSQL 19, which do not report it. A
+#: sequence that cannot be read has its former value and a `problem`.
 SEQUENCES = pa.schema(
     {
         "schema": pa.string(),
@@ -46,7 +45,7 @@ class Sequences:
         return self.lake.paths.sequences(self.subscription)
 
     def version(self) -> int:
-        """The newest version of the table; 0 also where there is none."""
+        """The newest version of the table; 0 if there is no table."""
         return self.lake.records.version(self.path) if self.lake.records.exists(self.path) else 0
 
     def newest(self) -> dict[Name, SequenceValue]:
@@ -64,16 +63,16 @@ class Sequences:
         return unread_sequences(self.newest().values())
 
     def counting_versions(self) -> set[int]:
-        """The versions of the rows that count."""
+        """The Delta versions of the rows that count."""
         return {version_of(row) for row in self._rows().values()}
 
     def _rows(self) -> dict[Name, Any]:
         return {(row["schema"], row["name"]): row for row in in_order(self.lake.records.rows(self.path))}
 
     def append(self, values: Collection[SequenceValue], gone: Collection[SequenceValue], base: int) -> None:
-        """Record values, and the sequences that are no longer published.
+        """Record the values of sequences, and the sequences `gone`, which are no longer published.
 
-        Raises OverrunError where the table's version is not `base`.
+        Raises OverrunError if the table's version is not `base`.
         """
         now = datetime.now(UTC)
         rows = [

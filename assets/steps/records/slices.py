@@ -1,6 +1,6 @@
-"""The feed's table `slices`: the contents of each slice of the change log besides row changes.
+"""The feed's table `slices`: a summary of each slice of the change log, so that it need not be read as a whole.
 
-Slot consumption writes it after the slice; a missing row is made again from the slice.
+Slot consumption writes it after the slice. A missing row is computed again from the slice.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,7 +18,7 @@ from pgsieve.decoding.errors import ProtocolError
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.lake import Lake
 
-#: The contents of a slice: bytes of messages, the relations changed, and the raw Relation and Truncate
+#: The summary of a slice: the bytes of its messages, the oids of changed relations, and the Relation and Truncate
 #: messages.
 SLICES = pa.schema(
     {
@@ -35,7 +35,7 @@ _CHANGES, _DESCRIPTIONS = ("I", "U", "D"), ("R", "T")
 
 
 def slice_summary() -> list[Column]:
-    """Aggregates over a slice's messages that its transformation needs before it reads rows."""
+    """Spark's aggregates over a slice's messages that make its summary."""
     at = F.struct("commit_lsn", "ordinal", "data")
     return [
         F.coalesce(F.sum(F.length("data")), F.lit(0)).alias("bytes"),
@@ -45,23 +45,23 @@ def slice_summary() -> list[Column]:
 
 
 class SliceSummary:
-    """Makes the summary of `slice_summary` from batches that pass through this process.
+    """Makes the summary of a slice from batches of messages that pass through this process.
 
-    `expect` gets a lower bound for the bytes of the largest table.
+    `expect` is called with a lower bound for the bytes of the largest table.
     """
 
     def __init__(self, expect: Callable[[int], None]) -> None:
         self._expect = expect
         self._bytes = 0
         self._relations: set[int] = set()
-        #: The transactions that have passed, by their identifiers.
+        #: The identifiers of the transactions in the batches.
         self.transactions: set[int] = set()
         self._messages: list[dict[str, Any]] = []
-        #: The error that stopped the batches: their writer would only report that they ended.
+        #: The error that ended the batches; the writer that takes them would hide it.
         self.failure: Exception | None = None
 
     def of(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Pass the batches on and record their contents."""
+        """Pass the batches on, and summarize them."""
         try:
             yield from self._noted(batches)
         except Exception as error:
@@ -81,7 +81,7 @@ class SliceSummary:
             yield batch
 
     def refuse_undescribed(self) -> None:
-        """Raise ProtocolError for a change whose relation no Relation message of the slice describes: it would be unreadable."""
+        """Raise ProtocolError if a relation has changes, but no Relation message in the slice: they would be unreadable."""
         described = {int.from_bytes(m["data"][1:5]) for m in self._messages if m["data"][:1] == b"R"}
         for relation_id in sorted(self._relations - described):
             raise ProtocolError(
@@ -91,7 +91,7 @@ class SliceSummary:
             )
 
     def get(self) -> Mapping[str, Any]:
-        """The recorded contents."""
+        """The summary."""
         return {"bytes": self._bytes, "relations": sorted(self._relations), "messages": self._messages}
 
 
@@ -108,12 +108,12 @@ class Slices:
         return self.lake.paths.slices(self.feed.name)
 
     def row(self, end: int) -> Mapping[str, Any] | None:
-        """The row of the slice that ends at an LSN; None where a run died before it was written."""
+        """The summary of the slice that ends at an LSN; None if a run died before it was written."""
         rows = self.lake.records.rows(self.path, f"slice = {end:d}")
         return rows[0] if rows else None
 
     def append(self, end: int, summary: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Record the contents of a slice besides row changes; returns its row."""
+        """Record the summary of a slice; returns the row."""
         row = {
             "slice": end,
             "bytes": summary["bytes"],

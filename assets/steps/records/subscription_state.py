@@ -1,8 +1,7 @@
-"""The state of a subscription as a whole, like subenabled and subskiplsn of pg_subscription (section 51.53).
+"""The state of a subscription itself, like subenabled and subskiplsn in PostgreSQL's catalog pg_subscription.
 
-It is the newest row of the Delta table `_subscription`. Without a row the
-subscription is enabled and skips nothing. Raises SubscriptionDisabledError where a disabled subscription
-should continue.
+It is the newest row of the Delta table `_subscription`. Without a row the subscription is enabled and skips nothing.
+Raises SubscriptionDisabledError if a disabled subscription is to continue.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -16,8 +15,7 @@ from pgsieve.resources.lake.delta.layout import FOLDERS
 from pgsieve.resources.lake.delta.records import in_order, version_of
 from pgsieve.resources.lake.lake import Lake
 
-#: The state of a subscription as a whole; the newest row counts. `version`, which orders the rows, is added
-#: when they are written.
+#: The newest row counts. The column `version`, which orders the rows, is added when they are written.
 SUBSCRIPTION = pa.schema(
     {
         "at": pa.timestamp("us", "UTC"),
@@ -35,24 +33,24 @@ SUBSCRIPTION = pa.schema(
 
 
 class FoldersChangedError(PgsieveError):
-    """The replicas are in folders of another template than pgsieve.yaml has."""
+    """The replicas are in folders of another template than the one in pgsieve.yaml."""
 
 
 class SubscriptionDisabledError(PgsieveError):
-    """The subscription was disabled by an error (`disable_on_error`), and has not been enabled since."""
+    """An error has disabled the subscription (`disable_on_error`), and it was not enabled since."""
 
 
 @dataclass(frozen=True)
 class SubscriptionState:
-    """Whether a subscription is enabled, and why not; the finish LSN to skip, and the result of the last skip.
+    """Whether a subscription is enabled, and if not, the `reason`; and other facts about the subscription itself.
 
-    Each of these is None until it is first recorded:
-
-    - `folders`: the template of the replicas' folders
-    - `properties`: their Delta properties in pgsieve.yaml, as JSON
-    - `clustered`: the last clustering of their rows, as JSON
-    - `database`: the database that they replicate (`Database` as text)
-    - `deleted_up_to`: the LSN up to which maintenance may have deleted slices of change histories
+    - `skip_lsn`: the finish LSN of the transaction to skip
+    - `notice`: the result of the last skip
+    - `folders`: the template of the replicas' folders; None until it is recorded
+    - `properties`: the Delta properties that were last set on the replicas, as JSON; None until then
+    - `clustered`: the last clustering of the replicas, as JSON; None until then
+    - `database`: the database of the replicas (`Database` as text); None until it is recorded
+    - `deleted_up_to`: the LSN up to which maintenance may have deleted slices of change histories; None if unknown
     """
 
     enabled: bool = True
@@ -67,10 +65,10 @@ class SubscriptionState:
 
 
 def disabled_error(subscription: str, state: SubscriptionState) -> SubscriptionDisabledError:
-    """The refusal to go on with a disabled subscription: why it is disabled, and how it is enabled."""
+    """The error for a disabled subscription: why it is disabled, and how the user enables it."""
     return SubscriptionDisabledError(
         f'subscription "{subscription}" is disabled: {state.reason}',
-        hint=f"mend the reason, or skip the transaction that it names (`pgsieve skip {subscription} LSN`); then"
+        hint=f"correct the reason, or skip the transaction that it names (`pgsieve skip {subscription} LSN`); then"
         f" `pgsieve enable {subscription}` and `pgsieve run {subscription}`",
         sqlstate="55000",
     )
@@ -80,7 +78,7 @@ def disabled_error(subscription: str, state: SubscriptionState) -> SubscriptionD
 class SubscriptionRecord:
     """The table `_subscription` of one subscription.
 
-    Every step that stops at an error writes it, as do `skip` and `enable`.
+    Steps write it when an error disables the subscription; so do the copy, maintenance, `skip` and `enable`.
     """
 
     lake: Lake
@@ -110,7 +108,7 @@ class SubscriptionRecord:
         )
 
     def newest_version(self) -> int:
-        """The version of the row that counts; -1 where there is none."""
+        """The Delta version of the newest row; -1 if there is none."""
         return max((version_of(row) for row in self.lake.records.rows(self.path)), default=-1)
 
     def set(self, state: SubscriptionState) -> None:
@@ -121,34 +119,28 @@ class SubscriptionRecord:
         self.lake.records.append_versioned(self.path, pa.Table.from_pylist([row], SUBSCRIPTION))
 
     def note_deleted(self, upto: int) -> None:
-        """Record that slices of change histories will be deleted: the moments before their end become unreadable."""
+        """Record that slices of change histories up to an LSN will be deleted: earlier moments become unreadable."""
         if (state := self.state()).deleted_up_to is None or upto > state.deleted_up_to:
             self.set(replace(state, deleted_up_to=upto))
 
     def disable(self, reason: str) -> None:
-        """Let nothing more be copied or applied until the subscription is enabled."""
+        """Disable the subscription: nothing is copied or applied until it is enabled."""
         self.set(replace(self.state(), enabled=False, reason=reason))
 
     def enable(self) -> bool:
-        """Let the subscription continue from where it stopped; False where it was enabled already."""
+        """Enable the subscription, which continues where it stopped; returns False if it was enabled already."""
         state = self.state()
         self.set(replace(state, enabled=True, reason=None))
         return not state.enabled
 
     def keep_folders(self) -> None:
-        """Record the template of the replicas' folders.
-
-        Raises FoldersChangedError where they have another one.
-        """
+        """Record the template of the replicas' folders; raises FoldersChangedError if replicas have another one."""
         state, folders = self.refuse_other_folders(), self.lake.paths.folders_of(self.subscription)
         if (state.folders or FOLDERS) != folders:
             self.set(replace(state, folders=folders))
 
     def refuse_other_folders(self) -> SubscriptionState:
-        """The state.
-
-        Raises FoldersChangedError where the replicas' template is not the one with which the lake is opened.
-        """
+        """The state; raises FoldersChangedError if replicas are in folders of another template than the lake has now."""
         state = self.state()
         recorded, folders = state.folders or FOLDERS, self.lake.paths.folders_of(self.subscription)
         if recorded == folders or not TableStates(self.lake, self.subscription).may_have_replicas():
@@ -163,10 +155,7 @@ class SubscriptionRecord:
         )
 
     def refuse_disabled(self) -> SubscriptionState:
-        """The state of an enabled subscription; raises SubscriptionDisabledError for a disabled one.
-
-        Also raises the errors of `refuse_other_folders`.
-        """
+        """The state; raises SubscriptionDisabledError if the subscription is disabled, and as `refuse_other_folders`."""
         state = self.refuse_other_folders()
         if not state.enabled:
             raise disabled_error(self.subscription, state)

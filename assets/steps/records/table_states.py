@@ -1,8 +1,8 @@
-"""Table sync states of a subscription, like pg_subscription_rel (section 51.54).
+"""The sync states of a subscription's tables, like PostgreSQL's catalog pg_subscription_rel.
 
-They are rows of the Delta table `_table_states`; only maintenance deletes some. The newest row of a table counts: the
-row with the newest Delta version, since clocks of several hosts disagree. `SyncState` says which step writes which state.
-A run that dies while copying leaves `d`, and the table is copied anew.
+They are rows of the Delta table `_table_states`. The row of a table with the newest Delta version counts, since clocks
+of several hosts may disagree. `SyncState` says which step writes which state. If a run dies during a copy, the state
+`d` stays, and the next run copies the table.
 """
 
 import shlex
@@ -24,25 +24,22 @@ from pgsieve.resources.lake.lake import Lake
 class SyncState(StrEnum):
     """The sync state of a table, as it is stored.
 
-    `i`, `d`, `f` and `r` as in srsubstate; `e` and `x` are pgsieve's own.
+    `i`, `d`, `f` and `r` as in pg_subscription_rel.srsubstate; `e` and `x` are pgsieve's own.
     """
 
-    #: To be copied. Set by each step that finds that the replica cannot follow: the copy, the UPDATE
-    #: transformation and its schema changes, a new slot, `pgsieve resync`; with a reason where the user has
-    #: to correct the table first.
+    #: To be copied. Set by the copy, the UPDATE transformation, schema changes, a new slot, `pgsieve resync`: whenever
+    #: the replica cannot be brought up to date otherwise. With a reason if the user has to correct the table first.
     INITIALIZE = "i"
-    #: Set by the copy: without an LSN when it begins, then with the snapshot's LSN, before the replica is
-    #: written.
+    #: Set by the copy, twice before it writes the replica: first without an LSN, then with the snapshot's LSN.
     DATA_SYNC = "d"
-    #: Set by the copy once the replica has the snapshot; later slices may still be transformed without the
-    #: table.
+    #: Set by the copy when the replica has the snapshot. Slices after it may still be transformed without the table.
     FINISHED_COPY = "f"
-    #: Set by the copy once every slice after its LSN is transformed for the table; kept through schema changes.
+    #: Set by the copy when all slices after its LSN are transformed with the table. Schema changes keep it.
     READY = "r"
     #: Set with a reason by the step that fails for this table alone: copy, UPDATE transformation or apply. Nothing is
-    #: replicated into it until `pgsieve resync` names it, as the reason says.
+    #: replicated into the table until the user names it in `pgsieve resync`.
     SET_ASIDE = "e"
-    #: Set by the copy where no subscribed publication has the table any more, and by `pgsieve drop`. The LSN is 0 then
+    #: Set by the copy if no subscribed publication has the table any more, and by `pgsieve drop`. The LSN is 0 then,
     #: unless the table was ready.
     REMOVED = "x"
 
@@ -78,10 +75,10 @@ TABLE_STATES = pa.schema(
 
 @dataclass(frozen=True)
 class TableState:
-    """The state of one table: its sync state, the LSN of its copy, its definition, and a reason.
+    """The state of one table: its sync state, the LSN of its copy, the definition of its replica, and a reason.
 
-    The definition is the last one of its replica. `at` is when the state was written, `version` the Delta
-    version of `_table_states` that added it, -1 if it is not recorded.
+    `at` is the time at which the state was written. `version` is the Delta version of `_table_states` that added it, -1
+    if it is not written yet.
     """
 
     schema: str
@@ -95,19 +92,19 @@ class TableState:
 
     @property
     def applies(self) -> bool:
-        """Whether the table's published changes are applied, including those from before it left the publications."""
+        """Whether changes are applied to the table; also after it left the publications, for changes from before that."""
         copied = self.state == SyncState.READY or (self.state == SyncState.REMOVED and self.lsn > 0)
         return copied and self.definition is not None
 
     @property
     def transforms(self) -> bool:
-        """Whether the table's published changes are transformed, including while its copy is not yet declared ready."""
+        """Whether changes of the table are transformed; also if its copy is finished and it is not ready yet."""
         return self.applies or (self.state == SyncState.FINISHED_COPY and self.definition is not None)
 
     def with_problem(self, subscription: str, problem: str) -> "TableState":
         """The state after a problem: set aside, with the command that copies the table again.
 
-        A table that has left the publications is copied when it comes back, anyway.
+        A table that has left the publications is not set aside: it is copied anyway when it is published again.
         """
         if self.state == SyncState.REMOVED:
             return replace(self, lsn=0)
@@ -121,7 +118,7 @@ class TableState:
 
 
 def copy_again(subscription: str, name: Name, problem: str) -> str:
-    """A problem that only a copy of the table ends, with the command that copies it."""
+    """A problem that only a copy of the table solves, with the command that copies it."""
     table = shlex.quote(quote_qualified(*name))
     return f"{problem}; `pgsieve resync {subscription} {table}` copies the table again"
 
@@ -139,19 +136,22 @@ def _state(row: Mapping[str, Any]) -> TableState:
     )
 
 
-#: The states of a subscription's tables as they were last read, and the version that they were read from.
+#: The states as they were last read, by the path of `_table_states`, with the identifier and version of that table.
 _read: dict[str, tuple[tuple[str, int], dict[Name, TableState]]] = {}
 
 
 def newest_version(states: Iterable[TableState]) -> int:
-    """The version of the newest of some states; states that are written later have later versions."""
+    """The version of the newest of some states; -1 without states."""
     return max((state.version for state in states), default=-1)
 
 
 def histories(
     of: Callable[[str, str, str, int], str], subscription: str, tables: Mapping[Name, TableState]
 ) -> Iterator[str]:
-    """The paths of all generations of tables' change histories, or of the versions of their rows; some may not exist yet."""
+    """The paths of all generations of tables' histories; some may not exist.
+
+    `of` makes a path from subscription, schema, table and generation: of change histories, or of versions of rows.
+    """
     for name, state in tables.items():
         newest = state.definition.history.generation if state.definition else 0
         yield from (of(subscription, *name, generation) for generation in range(newest + 1))
@@ -170,13 +170,9 @@ class TableStates:
         return self.lake.paths.table_states(self.subscription)
 
     def newest(self) -> dict[Name, TableState]:
-        """The newest state of each table of the subscription.
-
-        They are read again only where the table has another version: a step asks several times, and they
-        rarely change.
-        """
+        """The newest state of each table of the subscription; read from the lake only if `_table_states` has changed."""
         with self.lake.consistent_read():
-            # Read first: a row that is written meanwhile has a later version, and is read again.
+            # The version is read before the rows, so that rows written in between are read again next time.
             stamp = self.lake.records.stamp(self.path)
             if stamp is None:
                 return self._states()
@@ -189,23 +185,23 @@ class TableStates:
         return {name: _state(rows[-1]) for name, rows in self._kept().items()}
 
     def kept(self) -> dict[Name, list[TableState]]:
-        """The recorded states of each table, oldest first: the newest one, and the states at the cuts that are kept."""
+        """All recorded states of each table that maintenance has not deleted, oldest first."""
         return {name: [_state(row) for row in rows] for name, rows in self._kept().items()}
 
     def _kept(self) -> dict[Name, list[Mapping[str, Any]]]:
-        """The rows of each table, oldest first; a row without a definition gets the definition of the row before."""
-        kept: dict[Name, list[Mapping[str, Any]]] = {}
+        """The rows of each table, oldest first; a row without a definition gets the one of the row before."""
+        of_tables: dict[Name, list[Mapping[str, Any]]] = {}
         for row in in_order(self.lake.records.rows(self.path)):
-            rows = kept.setdefault((row["schema"], row["table"]), [])
+            rows = of_tables.setdefault((row["schema"], row["table"]), [])
             rows.append(
                 {**row, "definition": row["definition"] or (rows[-1]["definition"] if rows else None)}
             )
-        return kept
+        return of_tables
 
     def note_altered(self, altered: Callable[[TableState], bool] = lambda _: True) -> None:
-        """Record that replicas may have other rows than a copy would: see `Definition.unaltered`.
+        """Record that replicas may have other rows than a copy: `Definition.unaltered` becomes False.
 
-        Raises OverrunError where another process has written a state meanwhile.
+        Raises OverrunError if another process has written a state meanwhile.
         """
         states = self.newest()
         noted = [
@@ -221,7 +217,7 @@ class TableStates:
         return any(state.state != SyncState.REMOVED for state in self.newest().values())
 
     def leave_to_next_copy(self, names: Iterable[Name], reason: str | None = None) -> None:
-        """Have the next process that reads the slot copy these tables, after the next slice."""
+        """Mark tables as to be copied, so that the next run copies them."""
         states = self.newest()
         definitions = {name: states[name].definition if name in states else None for name in names}
         self.append(
@@ -232,7 +228,7 @@ class TableStates:
         )
 
     def may_have_replicas(self) -> bool:
-        """Whether a copy of some table was begun, and the subscription was not dropped since."""
+        """Whether a copy of some table was begun since the subscription was last dropped."""
         return any(
             state.lsn > 0
             if state.state == SyncState.REMOVED
@@ -241,9 +237,9 @@ class TableStates:
         )
 
     def counting_versions(self, moments: Iterable[int]) -> set[int]:
-        """The versions of the rows that count: for each table the newest, and the newest with a definition.
+        """The Delta versions of the rows that count: of each table the newest row, and the newest with a definition.
 
-        They count now, and as of each of `moments`, which are versions of the newest row at that time.
+        So do the rows that counted at each of `moments`, which are earlier Delta versions of `_table_states`.
         """
         versions: dict[Name, tuple[list[int], list[int]]] = {}
         for row in in_order(self.lake.records.rows(self.path)):
@@ -261,9 +257,10 @@ class TableStates:
         }
 
     def append(self, states: Iterable[TableState], base: int | None = None) -> None:
-        """Append states, all in one commit; of several states of a table the last one counts.
+        """Append states in one commit; of several states of a table only the last one is written.
 
-        Replicas that count as copied are made durable first. Raises OverrunError if the table's version is not `base`.
+        If a state says that a table is copied, the lake is made durable first. Raises OverrunError if the version of
+        `_table_states` is not `base`.
         """
         newest, now = {state.name: state for state in states}.values(), datetime.now(UTC)
         rows = [

@@ -1,7 +1,6 @@
-"""The subscription's table `_transformed`: the changes that the UPDATE transformation sent, by slice and table.
+"""The subscription's table `_transformed`: counts of the transformed changes, by slice and table.
 
-The UPDATE transformation writes it, one slice per commit, whose position is the slice's end. The apply reads
-it.
+The UPDATE transformation writes it, one commit per slice, whose position is the slice's end. The apply reads it.
 """
 
 from collections import Counter
@@ -55,10 +54,13 @@ TRANSFORMED = pa.schema(
 class TableChanges:
     """A slice's changes of one table, counted before and after the transformation.
 
-    `size` is the bytes of the changes that are sent, if they are known; otherwise at most the slice's bytes.
-
-    `sent_as` counts the results of the changes that came; it is empty in slices from before this was recorded.
-    `through` are the partitions that the changes of a partition root came through, as far as the publisher says.
+    - `slice` is the LSN at which the slice ends.
+    - `size` is the size in bytes of the changes that are sent if that is known, otherwise an upper bound.
+    - `sent_as` counts the received changes by the operation that they are sent as; empty in records of earlier versions.
+    - `sent` counts the changes that are sent, by operation; `key_changes` the UPDATEs that move a row to another key.
+    - `truncated_at` is the order key of the last TRUNCATE.
+    - `unchanged` are the columns whose unchanged values some change did not send.
+    - `through` are the partitions through which the changes of a partition root came, as far as the publisher says.
     """
 
     slice: int
@@ -81,12 +83,12 @@ class TableChanges:
 
     @property
     def received(self) -> Mapping[str, int]:
-        """How many changes of each operation came."""
+        """The number of received changes of each operation."""
         return received(self.sent_as)
 
     @property
     def changed(self) -> bool:
-        """Whether there is anything to apply."""
+        """Whether there are changes to apply."""
         return bool(self.truncates or any(self.sent.values()))
 
     def row(self) -> dict[str, object]:
@@ -126,7 +128,7 @@ class TableChanges:
             unchanged=tuple(row["unchanged"]),
             problem=row["problem"],
             sent_as=from_rows(row.get("sent_as")),
-            # Rows of former versions lack it.
+            # Rows of earlier versions of pgsieve lack it.
             through=tuple(row.get("through") or ()),
         )
 
@@ -144,22 +146,23 @@ class Transformed:
         return self.lake.paths.transformed(self.subscription)
 
     def position(self) -> int:
-        """The LSN up to which the change log has been transformed for the subscription."""
+        """The LSN up to which the change log is transformed for the subscription."""
         return self.lake.records.position(self.path) or 0
 
     def append(self, end: int, changes: Sequence[TableChanges], base: int) -> None:
-        """Record the changes of a slice once they are durable, and the tables that were set aside.
+        """Record the changes of a slice, after they are made durable.
 
-        Raises OverrunError where the table's version is not `base`.
+        Raises OverrunError if the version of `_transformed` is not `base`.
         """
         self.lake.access.make_durable()
         rows = pa.Table.from_pylist([c.row() for c in changes] or [{"slice": end}], TRANSFORMED)
         self.lake.records.append(self.path, rows, end, base=base)
 
     def fence(self) -> int:
-        """Make other processes begin their present transformations anew, with the table states as they are now.
+        """Make other processes, if they are transforming a slice now, begin it anew with the present table states.
 
-        Returns the LSN up to which slices have been transformed with the former states.
+        It is a commit without rows, so that their commits fail. Returns the LSN up to which slices are transformed with
+        former states.
         """
         self.lake.records.append(self.path, TRANSFORMED.empty_table())
         return self.position()

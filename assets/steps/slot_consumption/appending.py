@@ -1,8 +1,7 @@
-"""Slices of the change log: the slot's messages between two positions -> one Delta commit per slice.
+"""Appends slices to the change log: the slot's messages between two positions -> one Delta commit per slice.
 
-In: positions, and how the slot is read. Out: the commits, which have the slices' ends as positions, and the
-summaries in `slices`. Raises SourceError, errors of the messages, OverrunError where another process was
-faster, else LakeError.
+In: positions, and how the slot is read. Out: the commits, each with the slice's end as its position, and the summaries
+in `slices`. Raises SourceError, errors of the messages, OverrunError if another process was faster, else LakeError.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -38,9 +37,9 @@ from pgsieve.resources.prefetch import prefetched
 from pgsieve.resources.spool import FileSpool
 from pgsieve.resources.work import called
 
-#: Several row groups a file, so that decoding a slice is shared among the cores.
+#: Files get several row groups, so that all cores can decode a slice.
 _FILE_OPTIONS = {"parquet.block.size": str(32 * 1024 * 1024), "maxRecordsPerFile": "1000000"}
-#: Columns that ascend or repeat in a slice: written as differences, which takes less time and fewer bytes.
+#: Integers and times are written as differences, since they ascend or repeat: that takes less time and fewer bytes.
 _ENCODINGS = {
     field.name: "DELTA_BINARY_PACKED"
     for field in CHANGE_LOG
@@ -50,9 +49,9 @@ _ENCODINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Peek:
-    """How to read a feed's slot without confirming anything: sessions, the plugin's options, the server's version number.
+    """How to peek at a feed's slot, which confirms nothing: sessions, the plugin's options, the server's version number.
 
-    Rows of the relations `without` stay on the server.
+    Changes of the relations `without` are not fetched from the server.
     """
 
     feed: Feed
@@ -62,18 +61,18 @@ class Peek:
     without: frozenset[int] = frozenset()
 
     def query(self, end: int, *, slot: str | None = None, limit: int | None = None) -> str:
-        """The query that reads up to `end`, from a copy of the slot if one is named; see `peek_query`."""
+        """The query that peeks up to `end`, at a copy of the slot if `slot` names one; see `peek_query`."""
         query = peek_query(slot or self.feed.slot, end, self.options, self.version, limit)
         return query_without(query, self.without) if self.without else query
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One reading of a slot, from `begin` on: each of the `ends` ends a slice.
+    """One reading of a slot from `begin` on; `ends` are the ends of its slices.
 
-    A second session reads the slices that end at `second_ends`. A `prepared` reading is one slice and keeps the
-    prepared transactions that wait for their second phase. With `unaltered`, each slice must contain only
-    changes that one catalog has decided.
+    A second session reads the slices that end at `second_ends`. A `prepared` reading has one slice, and also records
+    the prepared transactions that wait for their second phase. With `unaltered`, each slice must have only changes that
+    it covers.
     """
 
     peek: Peek
@@ -86,7 +85,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class WrittenSlice:
-    """A slice whose files are written and not committed: the LSN that ends it, its files, and its row for `slices`.
+    """A slice whose files are written and not committed yet: its end, its files, and its summary.
 
     `transactions` are the identifiers of its transactions.
     """
@@ -98,7 +97,7 @@ class WrittenSlice:
 
 
 class UnprovenError(Exception):
-    """A slice has changes that the recorded catalog is not proven to have decided; it is not committed."""
+    """A slice has changes that the recorded catalog does not certainly decide; it is not committed."""
 
 
 def append_slice(
@@ -110,28 +109,28 @@ def append_slice(
     after: int,
     base: int | None = None,
 ) -> None:
-    """Append transactions in commit order (arrays of messages) to a lake that this process reaches, in one commit.
+    """Append transactions in commit order, given as arrays of messages, in one commit of this process.
 
-    Raises errors of the messages, OverrunError where the change log's position is not `after` or its version
-    not `base`, else LakeError.
+    Raises errors of the messages, OverrunError if the change log's position is not `after` or its version not `base`,
+    else LakeError.
     """
     commit_slice(lake, local, feed, _write(lake, feed, messages, end), after, base)
 
 
 def _write(lake: Lake, feed: Feed, messages: Iterable[pa.Array], end: int) -> WrittenSlice:
     """Write the files of a slice; raises errors of the messages, else LakeError."""
-    passed, path = SliceSummary(lake.policy.expect), ChangeLog(lake, feed).path
+    summary, path = SliceSummary(lake.policy.expect), ChangeLog(lake, feed).path
     try:
-        # One stream through delta-rs would need more memory than a process should use for its slices.
-        with lake.access.refusing(path), prefetched(passed.of(change_log_rows(messages, end))) as rows:
-            files = write_files(path, CHANGE_LOG, rows, store=lake.store, encodings=_ENCODINGS)
-            written = [file for batch in files for file in batch.to_pylist()]
+        # delta-rs would need more memory to write the same rows.
+        with lake.access.refusing(path), prefetched(summary.of(change_log_rows(messages, end))) as rows:
+            batches = write_files(path, CHANGE_LOG, rows, store=lake.store, encodings=_ENCODINGS)
+            files = [file for batch in batches for file in batch.to_pylist()]
     except LakeError:
-        if passed.failure:
-            raise passed.failure from None
+        if summary.failure:
+            raise summary.failure from None
         raise
-    passed.refuse_undescribed()
-    return WrittenSlice(end, written, passed.get(), frozenset(passed.transactions))
+    summary.refuse_undescribed()
+    return WrittenSlice(end, files, summary.get(), frozenset(summary.transactions))
 
 
 def commit_slice(
@@ -149,11 +148,11 @@ def commit_slice(
 def append_slices(
     lake: Lake, reading: Reading, after: int, base: int | None = None
 ) -> Iterator[tuple[int, bool]]:
-    """Append the slices of a reading, each in one commit; yields each end, and whether the slice had rows.
+    """Append the slices of a reading, each in one commit; yields the end of each, and whether it has rows.
 
-    The slices that end at `second_ends` are left out where the server does not advance a copy of the slot. In a lake that only
-    Spark reaches, a reading is one slice. Raises OverrunError where another process has appended after
-    `after`, or committed to the version `base`; UnprovenError before the first slice that is not `unaltered`.
+    The slices that end at `second_ends` are left out if the server cannot advance a copy of the slot. In a lake that
+    only Spark reaches, a reading has one slice. Raises OverrunError if the change log's position is not `after` or its
+    version not `base`; UnprovenError before the first slice with changes that `unaltered` does not cover.
     """
     if (local := lake.local) is None:
         (end,) = reading.ends
@@ -177,20 +176,23 @@ def append_slices(
 def _read(
     lake: Lake, reading: Reading, assembler: TransactionAssembler, opened: ExitStack
 ) -> Iterator[tuple[int, WrittenSlice | None]]:
-    """The slices of a reading with their ends, None for an empty one; `opened` closes its sessions."""
+    """Read and write the slices of a reading; yields them with their ends, None for an empty one.
+
+    `opened` closes the sessions.
+    """
     peek, ends = reading.peek, [*reading.ends]
-    # This session is opened before the second one: if only one is left, it has to be this one.
+    # This session is opened before the second one: if the role may have only one more, it has to be this one.
     session = opened.enter_context(opened.enter_context(peek.conninfo.adbc()).cursor())
     copy = opened.enter_context(copied_slot(peek.conninfo, peek.feed.slot)) if reading.second_ends else None
     if copy is None:
         ends += reading.second_ends
     messages = batches_of(session, peek.query(ends[-1]))
-    # A transaction that waits for its second phase has no rows yet.
+    # With prepared transactions a slice without rows is written too: a waiting transaction has no rows yet.
     slices = _written(lake, peek.feed, messages, reading.begin, ends, assembler, empty=reading.prepared)
     if copy is None:
         return slices
-    rest = _written_by_second_session(lake, peek, copy, ends[-1], reading.second_ends)
-    return chain(slices, opened.enter_context(prefetched(rest, len(reading.second_ends), copy.stop)))
+    second_slices = _written_by_second_session(lake, peek, copy, ends[-1], reading.second_ends)
+    return chain(slices, opened.enter_context(prefetched(second_slices, len(reading.second_ends), copy.stop)))
 
 
 def _written(
@@ -203,9 +205,9 @@ def _written(
     *,
     empty: bool,
 ) -> Iterator[tuple[int, WrittenSlice | None]]:
-    """The slices of one session's messages, with their ends.
+    """Write the slices of one session's messages; yields them with their ends.
 
-    None for a slice in which nothing commits; it is written only if `empty`.
+    A slice in which nothing commits is None, or is written too if `empty` is true.
     """
     received = (batch.column("data") for batch in batches)
     first = next((messages for messages in received if len(messages)), None)
@@ -226,14 +228,14 @@ def _written(
 def _written_by_second_session(
     lake: Lake, peek: Peek, copy: SlotCopy, begin: int, ends: Sequence[int]
 ) -> Iterator[tuple[int, WrittenSlice | None]]:
-    """The slices of a copy of the slot, from `begin` on; none if the server does not advance the copy to there."""
+    """Write the slices that a copy of the slot sends from `begin` on; none if the server cannot advance the copy to it."""
     with FileSpool() as spool, suppress(CopyRefusedError):
         batches = copy.read(begin, lambda name: peek.query(ends[-1], slot=name))
         yield from _written(lake, peek.feed, batches, begin, ends, TransactionAssembler(spool), empty=False)
 
 
 def _append_by_executor(lake: Lake, peek: Peek, begin: int, end: int, after: int, base: int | None) -> bool:
-    """Let an executor append the slot's messages from `begin` up to `end`; False if there are none."""
+    """Let an executor append the slot's messages from `begin` up to `end` as one slice; False if there are none."""
     feed = peek.feed
     with feed.source.connect() as connection:
         if not has_changes(connection, feed.source.name, feed.slot, peek.query(end, limit=1)):
@@ -243,20 +245,20 @@ def _append_by_executor(lake: Lake, peek: Peek, begin: int, end: int, after: int
 
 
 def _drained_by_executor(lake: Lake, peek: Peek, begin: int, end: int, after: int, base: int | None) -> bool:
-    """Append the slice of a slot that has changes, by Spark."""
+    """Append the slice of a slot that has changes; returns True."""
     feed = peek.feed
     drained = drained_messages(lake.spark, peek.conninfo, peek.query(end), begin, end)
-    # It is made after the session, whose kind decides the observation's kind.
+    # Made after the session: the kind of an observation depends on the session's.
     summary = Observation()
     path = ChangeLog(lake, feed).path
     observed = drained.observe(summary, *slice_summary())
     lake.write(observed, path, Commit(end, base=base, after=after), options=_FILE_OPTIONS)
-    # Otherwise the summary is made when the slice is read: Spark 4.0 observes an array as a Java object.
+    # Spark 4.0 observes an array as a Java object: then the summary is computed when the slice is read.
     if isinstance(summary.get.get("relations"), list):
         Slices(lake, feed).append(end, summary.get)
     return True
 
 
 def at_once(feed: Feed, publications: Sequence[str]) -> PgoutputOptions:
-    """The options of a peek: it sends nothing before it has decoded everything, so streaming would only repeat."""
+    """The options of a peek. It does not stream: a peek returns nothing before everything is decoded anyway."""
     return replace(feed.options, publications=tuple(publications), streaming="off")

@@ -1,8 +1,8 @@
-"""The publisher's own decisions for one subscription, read where a slice of the captured changes has an alteration.
+"""Slices that the publisher itself decides for one subscription, because publications were altered within them.
 
-In: how the feed's slot is read, and positions. Out: the slice of the subscription's own change log. It is
-listed in `altered` before the feed's slice is committed. Raises SourceError, OverrunError where another
-process was faster, else LakeError.
+In: how the feed's slot is read, and positions. Out: the same slice in a change log of the subscription's own. It is
+listed in `altered` before the feed's slice is committed. Raises SourceError, OverrunError if another process was
+faster, else LakeError.
 """
 
 from collections.abc import Sequence
@@ -23,17 +23,17 @@ from pgsieve.resources.postgres.missing_publications import UNDEFINED
 
 
 def published_up_to(lake: Lake, own: Sequence[Feed]) -> int:
-    """The end of the last slice that an interrupted run has already read as published.
+    """The greatest end of a slice that an interrupted run has already appended to one of the feeds `own`.
 
-    The next slice has to contain all such slices.
+    The next slice must not end earlier.
     """
     return max(ChangeLog(lake, each).position() or 0 for each in own)
 
 
 def published_feeds(lake: Lake, feed: Feed) -> tuple[Feed, ...]:
-    """The feeds to read too after an alteration: one per subscription, with the changes that the publisher sends to it.
+    """The feeds that also have to be read after an alteration: one per subscription that the publisher can decide.
 
-    Empty while a prepared transaction waits: it was received as captured.
+    Empty as long as a prepared transaction waits, since it was received as captured.
     """
     path = Prepared(lake, feed).path
     if lake.local and lake.records.exists(path) and lake.records.count(path):
@@ -42,11 +42,11 @@ def published_feeds(lake: Lake, feed: Feed) -> tuple[Feed, ...]:
 
 
 def version_to_append_to(lake: Lake, feed: Feed, own: Sequence[Feed], head: TableHead, end: int) -> int:
-    """The version of the change log to which a slice is appended that the feeds `own` have as published.
+    """The version of the change log to which a slice is appended that is also appended to the feeds `own`.
 
-    They may have rows of a slice that is not in the change log: a run died, or is about to commit it. Then a commit
-    without rows makes a new version, which the other run does not expect. Raises OverrunError if another process was
-    faster.
+    These feeds may already have a slice that is not in the change log: another run died, or is about to commit it. A
+    commit without rows then makes a new version, so that the other run's commit fails. Raises OverrunError if another
+    process was faster.
     """
     path, position = ChangeLog(lake, feed).path, head.position or 0
     reached = max(ChangeLog(lake, each).position() or 0 for each in own)
@@ -61,7 +61,7 @@ def version_to_append_to(lake: Lake, feed: Feed, own: Sequence[Feed], head: Tabl
 def append_as_published(lake: Lake, published: Peek, feed: Feed, begin: int, end: int) -> bool:
     """Append the changes that the publisher sends to one subscription of a feed; False if it cannot decode them.
 
-    The slot has to be where the slice begins.
+    The slot has to be confirmed up to `begin`.
     """
     own = published.feed
     try:
@@ -72,8 +72,7 @@ def append_as_published(lake: Lake, published: Peek, feed: Feed, begin: int, end
     except SourceError as error:
         if error.sqlstate != UNDEFINED:
             raise
-        # Before PostgreSQL 18 the publisher can never decode WAL that is older than a publication for that
-        # publication.
+        # Before PostgreSQL 18 a publisher cannot decode WAL that is older than one of the publications.
         return False
     list_as_published(lake, feed, own, begin, end)
     return True
@@ -82,18 +81,18 @@ def append_as_published(lake: Lake, published: Peek, feed: Feed, begin: int, end
 def peek_as_published(peek: Peek, own: Feed) -> Peek:
     """How to read the slot with the publications of one subscription."""
     (publications,) = own.subscriptions.values()
-    asked = replace(at_once(peek.feed, publications), binary=peek.options.binary)
-    return replace(peek, feed=own, options=asked)
+    options = replace(at_once(peek.feed, publications), binary=peek.options.binary)
+    return replace(peek, feed=own, options=options)
 
 
 def append_nothing(lake: Lake, own: Feed, end: int) -> None:
-    """Record the end of a slice in which the subscription receives nothing."""
+    """Append an empty slice: the subscription receives nothing in it."""
     ChangeLog(lake, own).record_position(end, ChangeLog(lake, own).position() or 0)
     Slices(lake, own).append(end, {"bytes": 0, "relations": (), "messages": ()})
 
 
 def list_as_published(lake: Lake, feed: Feed, own: Feed, begin: int, end: int) -> None:
-    """List a slice that the subscription has as published; its rows are already durable."""
+    """List a slice that the publisher has decided for a subscription; it is already in the change log of `own`."""
     (subscription,) = own.subscriptions
     AlteredSlices(lake, feed).append(subscription, begin, end)
     lake.access.make_durable()

@@ -1,8 +1,8 @@
-"""How much of a slot is read at once, and how a reading is divided into slices.
+"""How much WAL is read from a slot at once, and how a reading is divided into slices.
 
 In: positions, faults, and the messages of transactions in commit order. Out: the ends of the slices to read
-next, and the messages of each. A reading decodes from the slot's restart_lsn, which a long transaction holds
-back. So readings grow while they succeed, and a backlog takes few of them. Raises ProtocolError.
+next, and the messages of each. Every reading decodes from the slot's restart_lsn, which a long transaction holds back.
+So readings grow as long as they succeed, so that a backlog takes few readings. Raises ProtocolError.
 """
 
 from bisect import bisect_left
@@ -16,16 +16,16 @@ from pgsieve.decoding.binary.octets import Octets
 from pgsieve.decoding.protocol.descriptions import RelationDescriptions
 from pgsieve.decoding.protocol.messages import Begin, decode
 
-#: A reading has at most this many slices: the server keeps what it has decoded in a temporary file.
+#: The most slices of a reading: the server keeps everything that it has decoded in a temporary file.
 MOST_SLICES = 8
-#: Below this size one session reads all: a second one would first have to be made ready.
+#: A reading of fewer bytes of WAL uses one session: a second one needs time to be made ready.
 SECOND_SESSION_BYTES = 64 * 1024 * 1024
-#: Readings do not get smaller than this; after a failure this many have to succeed before they grow.
+#: The smallest reading. After a failure this many readings have to succeed before they grow.
 LEAST_BYTES, _SUCCESSES = 4 * 1024 * 1024, 4
 
 
 class Stride:
-    """How many bytes of WAL are read at once: more after each success, half after a failure."""
+    """The number of bytes of WAL in a reading: it grows after successes, and is halved after a failure."""
 
     def __init__(self, slice_bytes: int) -> None:
         self._slice = slice_bytes
@@ -33,10 +33,7 @@ class Stride:
         self._needed, self._successes = 1, 0
 
     def ends(self, position: int, target: int, *, single: bool) -> list[int]:
-        """The ends of the slices of the next reading.
-
-        With `single` there is one slice, for readings that cannot be divided.
-        """
+        """The ends of the slices of the next reading, from `position` to at most `target`; one slice if `single`."""
         size = min(self._bytes, self._slice)
         number = 1 if single else max(1, self._bytes // self._slice)
         ends = [min(position + size * each, target) for each in range(1, number + 1)]
@@ -49,10 +46,7 @@ class Stride:
             self._bytes, self._successes = min(self._bytes * 2, self._slice * MOST_SLICES), 0
 
     def failed(self, tried: int) -> bool:
-        """Halve the bytes of the next reading.
-
-        False where `tried` is too small to be the reason of the failure.
-        """
+        """Halve the next reading; False if `tried`, the bytes that failed, cannot be halved."""
         if tried <= LEAST_BYTES:
             return False
         self._bytes = max(LEAST_BYTES, tried // 2)
@@ -61,20 +55,20 @@ class Stride:
 
 
 def halves(position: int, ends: Sequence[int]) -> tuple[list[int], list[int]]:
-    """The ends of the slices, divided between two sessions that read in parallel about the same amount of WAL."""
+    """Divide the ends of slices between two sessions, so that each reads about the same amount of WAL."""
     middle = (position + ends[-1]) // 2
     return [*(end for end in ends if end < middle), middle], [end for end in ends if end > middle]
 
 
 class TransactionsInOrder:
-    """The messages of transactions in commit order, to be taken one slice at a time."""
+    """The messages of transactions in commit order, which are taken slice by slice."""
 
     def __init__(self, messages: Iterable[pa.Array]) -> None:
         self._messages = iter(messages)
         self._rest: pa.Array | None = None
 
     def before(self, end: int | None) -> Iterator[pa.Array]:
-        """The messages of transactions that commit before `end`, or of all that are left; no array is empty."""
+        """The messages of the next transactions that commit before `end`, or of all if it is None; no array is empty."""
         while (messages := self._next()) is not None:
             row = len(messages) if end is None else _first_from(messages, end)
             if row < len(messages):
@@ -92,11 +86,10 @@ class TransactionsInOrder:
 def transactions_from(
     begin: int, messages: Iterable[pa.Array], relations: RelationDescriptions
 ) -> TransactionsInOrder:
-    """The transactions that commit at or after `begin`.
+    """The transactions that commit at or after `begin`; of earlier ones only the Relation messages are recorded.
 
-    The descriptions of relations in earlier transactions are recorded. Such transactions are sent again if a server
-    has put an advanced slot back to the last checkpoint after a crash (pg_replication_slot_advance(), table 9.99 of
-    PostgreSQL's manual).
+    A server sends earlier transactions again if it crashed after a slot was advanced, and has put the slot back to the
+    last checkpoint (PostgreSQL documentation, 9.28.6 Replication Management Functions, pg_replication_slot_advance()).
     """
     transactions = TransactionsInOrder(messages)
     for sent_again in map(relations.described, transactions.before(begin)):
@@ -105,7 +98,7 @@ def transactions_from(
 
 
 def _first_from(messages: pa.Array, end: int) -> int:
-    """The row where the first transaction begins that commits at or after `end`; the number of rows without one."""
+    """The row at which the first transaction that commits at or after `end` begins; the number of rows if there is none."""
 
     def is_later(row: int) -> bool:
         begin = decode(messages[row].as_py())

@@ -1,10 +1,9 @@
-"""Slot consumption: the feed's slot -> its change log, then confirmed.
+"""Drains a feed's slot: its messages are appended to the change log, and then confirmed.
 
-A run drains to the WAL position at its start, in slices that are bounded in bytes of WAL and end at commit
-boundaries. A slice is one Delta commit that also holds the slice's end as the position. Only after that
-commit the slot is advanced. A slice [start, end) holds the transactions whose commit record begins in it.
-pg_replication_slot_advance(end) confirms exactly these, so a run that is repeated from any point reads the
-rest of the same slices.
+A run drains to the WAL position at its start, in slices of limited size. A slice is one Delta commit, with the slice's
+end as its position; the slot is advanced after that commit. The slice [begin, end) has the transactions whose commit
+record begins in it. pg_replication_slot_advance(end) confirms exactly these. So a run that died can be repeated from
+any point.
 """
 
 from collections.abc import Sequence
@@ -27,7 +26,7 @@ def drain(
 ) -> Drained:
     """Append the feed's committed transactions to its change log, confirm them, and refresh the published sequences.
 
-    It drains to the LSN at its start, or to `upto`.
+    Drains to the server's LSN at its start, or to `upto`.
     """
     source = feed.source
     source.check_ready()
@@ -52,7 +51,7 @@ def drain(
 
 
 def warn_of_missing(feed: Feed, catalog: Catalog, log: Log) -> None:
-    """Warn of subscribed publications that do not exist, where the others are replicated without them."""
+    """Log the subscribed publications that do not exist; the others are replicated without them."""
     for subscription, names in feed.subscriptions.items():
         if missing := catalog.missing(names):
             log(f"{subscription}: {missing.message}; the others are replicated without it")

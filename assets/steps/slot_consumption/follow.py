@@ -1,8 +1,9 @@
 """Continuous slot consumption: the streaming replication protocol -> slices of the feed's change log.
 
-It writes the same change log as a run: whole transactions in commit order. A slice is one Delta commit that
-also holds its end as the position, and the slot is confirmed after it. Messages wait in spools, on disk when
-there are many, so a transaction of any size needs little memory. PostgreSQL documentation 54.4 and 54.5.
+It writes the same change log as a run: whole transactions in commit order. A slice is one Delta commit, with the
+slice's end as its position; the slot is confirmed after it. Messages wait in spools, on disk if there are many, so a
+transaction of any size needs little memory. PostgreSQL documentation, 54.4 Streaming Replication Protocol and 54.5
+Logical Streaming Replication Protocol.
 """
 
 import math
@@ -48,15 +49,14 @@ from pgsieve.resources.postgres.slot import SlotAheadError, is_refusal, wait_unt
 from pgsieve.resources.postgres.stream import ReplicationStream, Started
 from pgsieve.resources.spool import FileSpool
 
-#: A slice ends with the first commit after this many bytes of messages, or this many seconds after the
-#: previous slice.
+#: A slice is due when it has this many bytes of messages, or this many seconds after the previous slice.
 SLICE_BYTES = 64 * 1024 * 1024
 SLICE_SECONDS = 1.0
-#: With nothing to append, the position is recorded and confirmed after this many seconds. A server that shuts
-#: down waits until everything is confirmed (WalSndDone in src/backend/replication/walsender.c).
+#: If there is nothing to append, the position is recorded and confirmed at this interval. A server that shuts down waits
+#: until everything is confirmed (WalSndDone in src/backend/replication/walsender.c).
 IDLE_SECONDS = 10.0
 
-#: A follower checks this often whether another process waits for its turn.
+#: The interval at which a follower checks whether another process waits for the slot's lock.
 TURN_SECONDS = 1.0
 
 _MESSAGES = pa.schema([("data", pa.binary())])
@@ -65,10 +65,10 @@ _MESSAGES = pa.schema([("data", pa.binary())])
 class StreamedFeed:
     """A feed whose slot this process reads until it is stopped.
 
-    `for _ in streamed.slices(): streamed.append()`: the slot waits while a slice is appended. The stream ends
-    by itself after an alteration on the publisher, as the slot has to be made ready again. It also ends when
-    another process waits for its turn to read the slot. Raises SourceError and SlotError where the slot
-    cannot be read, LakeError where the lake cannot be written.
+    Use it as `for _ in streamed.slices(): streamed.append()`; nothing is read while a slice is appended. The stream
+    ends by itself after an alteration at the publisher, since the slot has to be made ready again, and when another
+    process waits for the slot's lock. Raises SourceError and SlotError if the slot cannot be read, LakeError if the
+    lake cannot be written.
     """
 
     def __init__(self, feed: Feed, lake: Lake, log: Log) -> None:
@@ -81,7 +81,7 @@ class StreamedFeed:
                 sqlstate="0A000",
             )
         with ExitStack() as opened:
-            #: Until this ends, no other process reads the slot or makes it ready.
+            #: The slot's lock: as long as it is held, no other process reads the slot or makes it ready.
             self._turn = opened.enter_context(feed.exclusively())
             with feed.source.connect() as connection:
                 feed, catalog, publications = ready_slot(connection, feed, lake)
@@ -109,11 +109,10 @@ class StreamedFeed:
             self._waiting: tuple[Prepare, ...] = ()
             self._confirmed_at = time.monotonic()
             self._altered = self._ended = False
-            #: Bytes of messages that have arrived; and when the server last sent something, None without a
-            #: connection.
+            #: The bytes of messages that have arrived; and when the server last sent something, None before that.
             self.received = 0
             self.last_message_at: float | None = None
-            #: When this process last checked whether another one waits for a turn.
+            #: When this process last checked whether another one waits for the lock.
             self._looked_at = time.monotonic()
             self._opened = opened.pop_all()
 
@@ -134,28 +133,27 @@ class StreamedFeed:
                 self._wait_until_free()
 
     def stop(self) -> None:
-        """Make `slices` end soon, with the transactions committed by then; any thread may call it."""
+        """Make `slices` end soon, with the transactions that have committed; any thread may call it."""
         self._stream.stop()
 
     @property
     def waiting_since(self) -> float | None:
-        """The arrival (time.monotonic) of the first commit that is in no slice yet; None without one."""
+        """When the first commit that is in no slice yet arrived (time.monotonic); None if there is none."""
         return self._session.waiting.since
 
     def slices(self) -> Iterator[int]:
-        """The end of each slice as soon as it is due; the caller appends it before it asks for the next one."""
+        """Yield the end of each slice when it is due; the caller appends it before it takes the next one."""
         try:
             yield from self._slices()
         except SlotAheadError:
-            # While the connection was down, the turn may have been lost too: then another process has read
-            # on.
+            # While the connection was down, the lock may have been lost too, and another process has read the slot.
             if (ChangeLog(self._lake, self._feed).position() or 0) <= self._durable:
                 raise
             self._log(f"another process has read the slot {self._feed.slot} meanwhile")
         except SourceError as error:
             if self.last_message_at is None or not is_refusal(error):
                 raise
-            # A single transaction may be impossible to send: a drain finds it, or raises the real error.
+            # The server may be unable to send one transaction: a drain reads around it, or raises the cause.
             self._log(error.message)
             self._altered = True
             yield self.position
@@ -178,12 +176,12 @@ class StreamedFeed:
                             return
                     if self._is_awaited():
                         self.stop()
-        # Where nothing arrived, an alteration may be the reason.
+        # If nothing arrived, an alteration may be the reason.
         if self._session.waiting.end or self.position > self._durable:
             yield from self._due()
 
     def _due(self) -> Iterator[int]:
-        """The end of the slice that is due; where nothing arrived, the position is confirmed instead."""
+        """Yield the end of the slice that is due; if nothing has committed, confirm the position instead."""
         try:
             with self._feed.source.connect() as connection:
                 unaltered = Catalogs(self._lake, self._feed).unaltered(connection, self._durable)
@@ -196,7 +194,7 @@ class StreamedFeed:
                 if not self._altered:
                     refresh_sequences(connection, self._feed, self._lake)
         except (SourceUnreachableError, PassingFaultError) as error:
-            # A server that shuts down accepts no connection, and waits for this stream.
+            # A server that shuts down accepts no connections, and waits for this stream to end.
             self._log(f"{type(error).__name__}; connecting again from {format_lsn(self._durable)}")
             self._stream.restart()
             return
@@ -209,9 +207,8 @@ class StreamedFeed:
     def append(self) -> Drained:
         """Append the slice that is due, and confirm it.
 
-        After an alteration the publisher has to decode the slice once more
-        (`pgsieve.assets.steps.records.catalogs`), and changes that it cannot send are read in another way.
-        Then the stream ends, and everything up to now is drained.
+        After an alteration, or if the server cannot send a change, the stream ends, and a drain reads the slot up to now
+        (`pgsieve.assets.steps.records.catalogs`).
         """
         if self._altered:
             return self._drain()
@@ -240,7 +237,7 @@ class StreamedFeed:
             wait_until_free(connection, self._feed.slot)
 
     def _begin(self, started: Started) -> None:
-        """A connection starts: the server sends again all that was not appended."""
+        """Begin with a new connection: the server sends everything again that was not appended."""
         self.last_message_at = time.monotonic()
         FeedRecord(self._lake, self._feed).note_timeline(started.timeline)
         self._session.close()
@@ -250,19 +247,19 @@ class StreamedFeed:
         self.position = started.lsn
 
     def _is_awaited(self) -> bool:
-        """Whether another process waits to read the slot; checked every second."""
+        """Whether another process waits for the slot's lock; checked every second."""
         if time.monotonic() - self._looked_at < TURN_SECONDS:
             return False
         self._looked_at = time.monotonic()
         return self._turn.is_awaited()
 
     def _is_behind(self) -> bool:
-        """Whether the slot needs a confirmation although nothing came: it then retains little, and a server can shut down."""
+        """Whether to confirm the position without a commit, so that the slot retains little WAL and a server can shut down."""
         seconds = time.monotonic() - self._confirmed_at
         return self.position - self._durable >= (1 if seconds >= IDLE_SECONDS else IDLE_BYTES)
 
     def _confirm(self, lsn: int) -> None:
-        """Confirm to the server that everything before `lsn` is durable in the change log."""
+        """Make the change log durable, and confirm to the server that it has everything before `lsn`."""
         if self._prepared:
             assembler = self._session.assembler
             self._waiting = Prepared(self._lake, self._feed).save(assembler, lsn, self._waiting)
@@ -272,13 +269,13 @@ class StreamedFeed:
 
 
 class _Session:
-    """The messages of one connection that are in no slice yet."""
+    """The state of one connection: messages that are in no slice yet."""
 
     def __init__(self, parallel: bool) -> None:
         self._spools = FileSpool(), FileSpool()
         self.assembler = TransactionAssembler(self._spools[0], parallel=parallel)
         self.waiting = WaitingTransactions(self._spools[1])
-        #: The descriptions of relations: each slice has to repeat those that it uses.
+        #: The Relation messages: each slice has to repeat those of its relations.
         self.relations = RelationDescriptions()
 
     def close(self) -> None:
@@ -287,22 +284,22 @@ class _Session:
 
 
 class WaitingTransactions:
-    """Committed transactions that are in no slice yet; the Commit of the last one may still be missing."""
+    """Transactions that are in no slice yet; the last one may still lack its Commit message."""
 
     def __init__(self, spool: FileSpool) -> None:
         self._spool = spool
         self._number = self._bytes = self._rows = self._complete = 0
         self._since = 0.0
         self._dropped_at = -math.inf
-        #: Where the last commit record ends; zero before there is one.
+        #: The LSN at which the last commit record ends; 0 before there is one.
         self.end = 0
-        #: Whether a transaction truncates a table; the transactions' identifiers, and the changed relations.
+        #: Whether there is a TRUNCATE; the transactions' identifiers; the oids of changed relations.
         self.truncates = False
         self.transactions: set[int] = set()
         self.relations: set[int] = set()
 
     def add(self, messages: pa.Array) -> None:
-        """Add messages that wait."""
+        """Add messages."""
         kind = Octets(messages).kinds()
         self.truncates |= bool(np.any(kind == Truncate.tag))
         begun, changed = begun_and_changed(messages)
@@ -320,7 +317,7 @@ class WaitingTransactions:
 
     @property
     def since(self) -> float | None:
-        """When the first commit arrived; None before there is one."""
+        """When the first commit arrived (time.monotonic); None before there is one."""
         return self._since if self.end else None
 
     def is_due(self) -> bool:
@@ -330,7 +327,7 @@ class WaitingTransactions:
         )
 
     def complete(self) -> Iterator[pa.Array]:
-        """The messages up to the last Commit."""
+        """The messages of committed transactions: up to the last Commit message."""
         remaining = self._complete
         for batch in self._spool.read(self._number):
             if not remaining:
@@ -339,7 +336,7 @@ class WaitingTransactions:
             remaining -= min(remaining, len(batch))
 
     def drop(self) -> None:
-        """Drop the committed transactions, which are durable. Messages after the last Commit keep waiting."""
+        """Drop the committed transactions, which are durable now. Messages after the last Commit message stay."""
         self._dropped_at = time.monotonic()
         before, passed = self._number, 0
         incomplete = self._rows - self._complete
@@ -347,8 +344,8 @@ class WaitingTransactions:
         self._rows = self._complete = self._bytes = self.end = 0
         self.truncates, self.transactions, self.relations = False, set(), set()
         for batch in self._spool.read(before) if incomplete else ():
-            rest = batch.slice(max(0, min(complete - passed, len(batch))))
+            remainder = batch.slice(max(0, min(complete - passed, len(batch))))
             passed += len(batch)
-            if len(rest):
-                self.add(rest.column("data"))
+            if len(remainder):
+                self.add(remainder.column("data"))
         self._spool.drop(before)

@@ -1,4 +1,4 @@
-"""Slot consumption: one peek of the slot -> rows of the change log."""
+"""Messages of a slot -> rows of the change log."""
 
 from collections.abc import Iterable, Iterator
 from itertools import chain
@@ -22,7 +22,7 @@ _KINDS = pa.array([chr(byte) for byte in range(256)], pa.string())
 def drained_messages(
     spark: SparkSession, conninfo: Conninfo, query: str, begin: int, slice_end: int
 ) -> DataFrame:
-    """The change log's rows of the slice [begin, slice_end), read from the slot by one executor."""
+    """The rows of the slice [begin, slice_end), which one executor reads from the slot."""
 
     def drain(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in numbers:
@@ -39,10 +39,10 @@ def drained_messages(
 
 
 def change_log_rows(messages: Iterable[pa.Array], slice_end: int) -> Iterator[pa.RecordBatch]:
-    """Messages of transactions in commit order (binary) with their order key, in the change log's columns.
+    """The change log's rows of messages, which are binary arrays of transactions in commit order.
 
-    The headers (type, relation, transaction) are read from the bytes in numpy; message bodies stay as they
-    are. A message's number in the slice orders the slice as the order key does, in one integer.
+    Headers (type, relation, transaction) are read from the bytes by numpy; the messages stay as they are. The column
+    `number` orders a slice as the order key does, in one integer.
     """
     scanner, count = HeaderScanner(), 0
     for data in messages:

@@ -1,9 +1,9 @@
-"""Reads the slot past changes of tables that are set aside because their row filter failed at the publisher.
+"""Reads the slot without the changes of tables that are set aside because their row filter failed at the publisher.
 
-In: the states of a feed's tables, and a reading of its slot. Out: a publication of pgsieve's own that lists
-these tables without a filter; and a reading that adds it to the subscribed ones, and leaves the rows of
-these tables on the server. This publication replicates nothing: a table in use again is removed from it
-before it is copied. Raises SourceError, LakeError.
+pgsieve creates a publication that lists these tables without a filter, so that the server does not evaluate the filter.
+A reading adds it to the subscribed publications, and does not fetch the changes of these tables. A table that is used
+again is removed from the publication before it is copied. In: the states of a feed's tables, and how its slot is
+read. Out: the publication, and a peek with it. Raises SourceError, LakeError.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,10 +34,10 @@ from pgsieve.resources.postgres.slot import refusal
 def publish_set_aside(
     connection: psycopg.Connection[Any], feed: Feed, lake: Lake, catalog: Catalog, log: Log
 ) -> None:
-    """Have the publication list the tables that are set aside and have a row filter; drop it if there are none.
+    """Let the publication list the tables that are set aside and have a row filter; drop it if there are none.
 
-    If the role may not do so, or a publication of the user has the name, a transaction that fails has all tables
-    copied again.
+    If the role may not alter it, or a publication of the user has its name, this is only logged; then a failing
+    transaction makes all tables be copied again.
     """
     (subscription,) = feed.subscriptions
     tables = [r.table for r in _set_aside(feed, lake, catalog).values() if r.row_filters is not None]
@@ -63,7 +63,7 @@ def publish_set_aside(
 
 
 def past_filters(connection: psycopg.Connection[Any], peek: Peek, lake: Lake, end: int) -> Peek | None:
-    """How to read the slot up to `end` past the tables that are set aside; None if it cannot be read so."""
+    """How to read the slot up to `end` without the tables that are set aside; None if the server refuses that too."""
     feed, catalog = peek.feed, present_catalog(connection)
     publication = catalog.publications.get(feed.unfiltered)
     if not feed.filtered or publication is None:
@@ -71,7 +71,7 @@ def past_filters(connection: psycopg.Connection[Any], peek: Peek, lake: Lake, en
     aside = {r.table.oid: r.table for r in _set_aside(feed, lake, catalog).values()}
     listed = {entry.oid for entry in publication.tables}
     if not listed <= aside.keys():
-        return None  # A table in use again has to be sent with its filter.
+        return None  # A listed table is in use again, and has to be sent with its filter.
     without = frozenset(oid for each in listed for oid in _relations(aside[each]))
     options = replace(peek.options, publications=(*peek.options.publications, feed.unfiltered))
     past = replace(peek, options=options, without=without)
@@ -80,7 +80,7 @@ def past_filters(connection: psycopg.Connection[Any], peek: Peek, lake: Lake, en
 
 
 def failing_name(connection: psycopg.Connection[Any], peek: Peek, end: int) -> Name | None:
-    """The table of the subscription whose row filter fails before `end`; None where that is not certain."""
+    """The table of the subscription whose row filter fails before `end`; None if that is not certain."""
     if (text := failing_table(connection, peek.query(end))) is None:
         return None
     (subscription,) = peek.feed.subscriptions

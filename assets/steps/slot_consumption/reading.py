@@ -1,7 +1,7 @@
-"""The reading loop: a ready slot up to an LSN -> slices of the change log, then confirmed.
+"""The loop that reads a ready slot up to an LSN: its messages are appended as slices, and then confirmed.
 
-In: a slot that is ready, and its publications. Out: `Drained`. Readings grow while they succeed. A reading
-that a fault of the server ends is repeated in smaller parts. Where another process reads the slot too, this
+In: a slot that is ready, and its publications. Out: `Drained`. Readings grow as long as they succeed. A reading that
+a transient fault of the server ends is repeated in smaller parts. If another process has read the slot meanwhile, this
 one continues from there.
 """
 
@@ -47,13 +47,13 @@ from pgsieve.resources.postgres.errors import SourceUnreachableError
 from pgsieve.resources.postgres.slot import described_in, slot_state, truncated_relations
 from pgsieve.resources.postgres.slot_copy import has_spare_slots
 
-#: A slice reads at most this many bytes of WAL.
+#: The most bytes of WAL in a slice.
 SLICE_BYTES = 512 * 1024 * 1024
-#: With nothing to read, the position is recorded and confirmed once the WAL has grown by this much, or where
-#: so much is retained for a transaction that has ended.
+#: If there is nothing to read, the position is still recorded and confirmed once the WAL has grown by this much, or if
+#: the slot could release so much WAL.
 IDLE_BYTES = 4 * 1024 * 1024
 
-#: A drain continues at most this often from where another process has read the slot meanwhile.
+#: A drain fails when other processes have read the slot meanwhile this often.
 _OVERRUNS = 6
 
 
@@ -69,10 +69,9 @@ class Drained:
 
 @dataclass(frozen=True)
 class ReadySlot:
-    """A slot that is ready to be read into a lake: with its session and publications.
+    """A slot that is ready to be read into a lake, with a session and the slot's publications.
 
-    A TRUNCATE of every leaf in one of `leaves` may have been a TRUNCATE of the root; only the publisher
-    knows.
+    `leaves` are the leaves of each root whose TRUNCATE looks, as captured, like a TRUNCATE of all its leaves.
     """
 
     connection: psycopg.Connection[tuple[object, ...]]
@@ -92,8 +91,8 @@ def drain_to(
 ) -> Drained:
     """Append and confirm the transactions that commit before `target`.
 
-    With `recording`, record the position even when nothing was read. It is also recorded where a cut of one of
-    the `subscriptions` needs it.
+    With `recording`, the position is recorded even if nothing was read. It is also recorded if a cut of one of the
+    `subscriptions` needs it.
     """
     reader = _SlotReader(slot, target, log, subscriptions, recording=recording)
     begin = reader.position
@@ -102,7 +101,7 @@ def drain_to(
 
 
 class _SlotReader:
-    """Reads a slot up to a target: knows how far it is, and how it continues after a fault."""
+    """Reads a slot up to a target, slice by slice, and recovers from faults."""
 
     def __init__(
         self,
@@ -124,7 +123,7 @@ class _SlotReader:
             slot.connection.info.server_version,
         )
         state, durable = present_slot(slot.connection, slot.feed), self._change_log.position()
-        #: The change log has all transactions that commit before this.
+        #: The LSN before which all transactions are in the change log.
         self.position = state.confirmed_lsn if durable is None else durable
         #: The end of the present reading.
         self._end = self.position
@@ -159,18 +158,18 @@ class _SlotReader:
                 self._read_again(fault)
             else:
                 continue
-            # Without this, the slices that were appended before the fault would be read again.
+            # So the slices that were appended before the fault are not read again.
             self._confirm()
 
     def _go_on_from(self, reached: int) -> None:
-        """Continue from where another process has read the slot."""
+        """Continue from the LSN up to which another process has read the slot."""
         if self._prepared:
             recover_prepared(self._feed, self._lake, self._slot.publications, self._peek.version, reached)
         self.position = reached
         self._confirm()
 
     def _read_next(self, head: TableHead) -> bool:
-        """Append and confirm the next slices; False if they end at the target, and are empty."""
+        """Append and confirm the next slices; False if the last one is empty and ends at the target."""
         begin = self.position
         is_asked = self._unaltered is None or self._unproven
         is_single = is_asked or self._prepared or self._lake.local is None
@@ -188,7 +187,7 @@ class _SlotReader:
         unaltered = None if is_asked else self._unaltered
         reading = Reading(self._peek, begin, ends, second_ends, prepared=self._prepared, unaltered=unaltered)
         is_whole = self._append(reading, base, recording=self._recording or bool(own))
-        # One confirmation for the whole reading: even after a small one, it decodes from restart_lsn.
+        # One confirmation for all slices of the reading: each would decode from restart_lsn.
         if begin < self.position:
             self._confirm()
             reach(Failpoint.SLOT_CONFIRMED)
@@ -204,9 +203,9 @@ class _SlotReader:
         return True
 
     def _append_as_published(self, own: Sequence[Feed], end: int, head: TableHead) -> int:
-        """Append one slice to each of `own`, before the feed has it; returns the version for the feed's slice."""
+        """Append one slice to each of the feeds `own`; returns the version of the change log for the feed's own slice."""
         self._end = max(end, published_up_to(self._lake, own))
-        # Checked before the first append: all of them get the same slice.
+        # Checked before the first append, since all feeds get the same slice.
         if (refused := unsendable(self._connection, self._peek, own, self._end)) is not None:
             raise refused
         base = version_to_append_to(self._lake, self._feed, own, head, self._end)
@@ -216,7 +215,7 @@ class _SlotReader:
         return base
 
     def _append(self, reading: Reading, base: int | None, *, recording: bool) -> bool:
-        """Append the slices of a reading; False if the last one is empty, and its position of no use."""
+        """Append the slices of a reading; False if the last one is empty and its position need not be recorded."""
         slices = (
             append_slices(self._lake, reading, self.position, base)
             if self._slot.publications
@@ -234,7 +233,7 @@ class _SlotReader:
         return True
 
     def _is_recorded(self, end: int) -> bool:
-        """Whether a position is worth a record if nothing was read before it."""
+        """Whether the position after an empty slice has to be recorded."""
         return (
             end < self._target
             or end - self.position >= IDLE_BYTES
@@ -243,7 +242,7 @@ class _SlotReader:
         )
 
     def _read_again(self, fault: PgsieveError) -> None:
-        """Read smaller parts after a passing fault, or around a change that the server cannot send; else raise."""
+        """Recover from a fault: read smaller parts if it is transient, or read around an unsendable change; else raise it."""
         if isinstance(fault, SourceUnreachableError | LakeError):
             raise fault
         if not passes(fault):
@@ -263,7 +262,7 @@ class _SlotReader:
             self._count_overrun(error)
 
     def _count_overrun(self, error: OverrunError) -> None:
-        """Count that another process has read the slot meanwhile; raises the error if that happened too often."""
+        """Count how often another process has read the slot meanwhile; raise the error if that is too often."""
         self._overruns += 1
         if self._overruns == _OVERRUNS:
             raise error
@@ -276,9 +275,9 @@ class _SlotReader:
     def _pays_second_session(self) -> bool:
         """Whether a second session may read in parallel, and is worth it.
 
-        It is not worth it if both would mostly decode WAL that a long transaction holds back. A failover slot
-        does not allow it: such a slot sends only WAL that the standbys have (synchronized_standby_slots, section
-        19.6.2), and a temporary copy does not wait for them.
+        It is not worth it if both would mostly decode old WAL, from a restart_lsn that a long transaction holds back.
+        Failover slots have no second session: they send only WAL that the standbys have (PostgreSQL documentation,
+        synchronized_standby_slots), and a temporary copy of the slot does not wait for that.
         """
         size = self._end - self.position
         if not self._moves_copies or size < SECOND_SESSION_BYTES:
@@ -292,9 +291,9 @@ class _SlotReader:
         )
 
     def _is_to_be_asked(self) -> bool:
-        """Whether the publisher has to decide the slice that is read.
+        """Whether the publisher has to decide the next slice.
 
-        If only Spark writes the lake, the slice has to be examined before it is read.
+        If only Spark writes the lake, this peeks at the slice; otherwise a slice is examined when it is read.
         """
         unaltered = self._unaltered
         if self._lake.local is None and unaltered is not None and not unaltered.is_all:
@@ -305,7 +304,7 @@ class _SlotReader:
         return self._truncates_root()
 
     def _truncates_root(self) -> bool:
-        """Whether a TRUNCATE names all of some `leaves`: only the publisher knows whether it named their root."""
+        """Whether a TRUNCATE names all leaves of a root: only the publisher can say whether it was of the root itself."""
         if not self._slot.leaves:
             return False
         query = self._peek.query(self._end)
@@ -314,12 +313,12 @@ class _SlotReader:
 
 
 def _copied_after(lake: Lake, subscriptions: Sequence[Subscription], position: int) -> bool:
-    """Whether a table was copied at a later LSN: the position has to reach it before there is a cut."""
+    """Whether a table was copied at a later LSN: there is no cut before the position has reached it."""
     for subscription in subscriptions:
         try:
             states = TableStates(lake, subscription.name).newest().values()
         except LakeError as error:
-            reason(lake, error)  # Raises where the lake itself fails.
+            reason(lake, error)  # Raises a fault of the lake itself.
         else:
             if any(state.state == SyncState.READY and state.lsn > position for state in states):
                 return True

@@ -1,8 +1,8 @@
-"""Makes the slot ready: capture publications, slot and recorded catalog exist, and fit Delta's position.
+"""Makes a feed's slot ready: the capture publications, the slot and the recorded catalog exist, and fit the change log.
 
-In: the feed and the publisher's catalog. Out: the feed's sound part, the catalog, and the publications with
-which the slot is read. If a later part of a call fails, the objects that it has created are dropped again.
-Raises SlotError.
+In: a feed, and a session of its publisher. Out: the feed without refused subscriptions, the catalog, and the
+publications with which the slot is read. If a call fails, it drops the publications that it has created. Raises
+SlotError.
 """
 
 from collections.abc import Sequence
@@ -43,18 +43,20 @@ from pgsieve.resources.postgres.wal import flushed_lsn, inserted_lsn, next_trans
 def ready_slot(
     connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake, copying: str | None = None
 ) -> tuple[Feed, Catalog, tuple[str, ...]]:
-    """Make the feed's capture publications and slot if they are missing; returns its sound part, catalog, publications.
+    """Create the feed's capture publications and slot if they are missing, and record the catalog if it was altered.
 
-    If a later part of the call fails, it drops the objects that it has created. A lock may keep a table from being
-    captured, or its row filter from being read. Then the publisher decides meanwhile, unless the subscription `copying`
-    has publications of pgsieve.yaml. Raises SlotError for a slot that does not fit Delta's position; and for a lock,
-    if the publisher may not decide, SnapshotAwaitedError or LockedTableError.
+    Returns the feed without refused subscriptions, the catalog, and the publications with which the slot is read.
+
+    Another session's lock may keep a table from being captured, or its row filter from being read. Then the publisher
+    decides the changes meanwhile, except for a subscription `copying` with publications of pgsieve.yaml. Raises
+    SlotError for a slot that does not fit the change log's position; and SnapshotAwaitedError or LockedTableError for a
+    lock if the publisher cannot decide.
     """
     observed, catalog = read_examined(connection, feed)
     sound, server = sound_part(connection, feed, catalog)
     if sound != feed:
         observed, catalog = read_examined(connection, sound)
-    # A killed run's query continues until the server notices.
+    # The query of a killed run continues until the server notices.
     wait_until_free(connection, feed.slot)
     state = take_slot(connection, feed, lake)
     refuse_put_back(lake, of_feed(lake, feed), newest_cuts(lake, feed))
@@ -71,7 +73,7 @@ def ready_slot(
             publish_set_aside(connection, sound, lake, server, quiet)
         elif not _captured(connection, sound, server, publisher_decides=decides):
             names, recorded = tuple(n for n in names if n not in created), True
-        if not recorded:  # The look has to include the new capture.
+        if not recorded:  # The catalog has to include the new capture publications.
             observed, catalog = read_examined(connection, sound)
             recorded = _is_unread(sound, catalog, publisher_decides=decides)
         captured, transaction = inserted_lsn(connection), next_transaction(connection)
@@ -82,12 +84,12 @@ def ready_slot(
         if not recorded:
             if durable is not None and connection.info.server_version < 180000:
                 _drain_before_created(connection, feed, lake, names)
-            # A subscription that was not in pgsieve.yaml for a while lacks the changes of that time.
+            # A subscription that was missing in pgsieve.yaml for a while lacks the changes of that time.
             unread = Catalogs(lake, sound).unread_subscriptions()
             forget_copies(lake, unread)
             restart_lsn = captured if state is None else state.restart_lsn
             Catalogs(lake, sound).append(captured, transaction, observed, catalog, restart_lsn)
-            # The record decides the slices that follow.
+            # The record decides all later slices.
             lake.access.make_durable()
             reach(Failpoint.CATALOG_RECORDED)
     except Exception:
@@ -111,7 +113,7 @@ def _go_on(
             recover_prepared(feed, lake, names, connection.info.server_version, durable)
         options = at_once(feed, names)
         confirm(connection, feed.source, feed.slot, durable, options, lake.access.make_durable)
-    else:  # The process that created the slot did not reach this point.
+    else:  # The process that created the slot died before it recorded the position.
         if keeps_prepared(feed, state):
             Prepared(lake, feed).begin(state.confirmed_lsn)
         ChangeLog(lake, feed).record_position(state.confirmed_lsn)
@@ -126,13 +128,13 @@ def readable_publications(
 ) -> tuple[str, ...]:
     """The publications with which a stream is read.
 
-    If nothing is captured, as for sequences alone, an empty publication is created.
+    If nothing is captured, as with sequences alone, an empty publication is created: a stream needs one.
     """
     if publications:
         return publications
     empty = CapturePublication("", OPERATIONS, via_root=False, tables=())
     names = ensure_capture(connection, feed.source.name, feed.capture, [empty], catalog)
-    # WAL from before its creation is read without it, as in `_drain_before_created`.
+    # WAL from before the publication existed is read without it, as in `_drain_before_created`.
     if connection.info.server_version < 180000:
         slot = ReadySlot(connection, feed, lake, ())
         drain_to(slot, flushed_lsn(connection), quiet, recording=True)
@@ -146,7 +148,7 @@ def _captured(
     *,
     publisher_decides: bool,
 ) -> bool:
-    """Make the capture publications as planned; False if a lock keeps a table out, and the publisher may decide."""
+    """Create or alter the capture publications as planned; False if a lock prevents it, and the publisher can decide."""
     try:
         with awaiting(feed.source, connection, BRIEF_SECONDS):
             ensure_capture(connection, feed.source.name, feed.capture, feed.planned_capture(catalog), catalog)
@@ -159,7 +161,7 @@ def _captured(
 
 
 def _is_unread(feed: Feed, catalog: Catalog, *, publisher_decides: bool) -> bool:
-    """Whether a lock hides a row filter, so that the publisher decides; raises the lock's error if it may not."""
+    """Whether a lock hides a row filter, so that the publisher has to decide; raises LockedTableError if it cannot."""
     catalog = feed.with_defined(catalog)
     locked = [error for name in feed.subscriptions for _, error in locked_tables(feed, name, catalog)]
     if locked and not publisher_decides:
@@ -170,10 +172,10 @@ def _is_unread(feed: Feed, catalog: Catalog, *, publisher_decides: bool) -> bool
 def _drain_before_created(
     connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake, publications: Sequence[str]
 ) -> None:
-    """Read the WAL from before some of the capture publications existed, without these publications.
+    """Read WAL from before some of the capture publications existed, without these publications.
 
-    Before 18 pgoutput refuses to decode it with them (`missing_publications`). `unsendable` reads transactions that are
-    still open.
+    Before PostgreSQL 18, pgoutput refuses to decode it with them (`missing_publications`). Transactions that are still
+    open now are read later, by `unsendable`.
     """
     target, version = flushed_lsn(connection), connection.info.server_version
 

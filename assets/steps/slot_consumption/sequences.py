@@ -1,8 +1,7 @@
 """Records the values of published sequences, as ALTER SUBSCRIPTION … REFRESH SEQUENCES does on PostgreSQL 19.
 
-In: a feed, and a session of its publisher. Out: rows of `_sequences` for values that have changed. The stream
-of changes has no sequences. So sequences are read after the changes, and are never behind rows that took
-numbers from them.
+In: a feed, and a session of its publisher. Out: rows of `_sequences` for values that have changed. A slot sends no
+sequences. Their values are read after the changes, so that they are never behind rows that took numbers from them.
 """
 
 from dataclasses import replace
@@ -25,11 +24,11 @@ def received_sequences(
 ) -> tuple[SequenceValue, ...]:
     """The sequences that a subscription receives, with their present values on the publisher."""
     names = feed.subscriptions[subscription]
-    own = [feed.defined[name] for name in names if name in feed.defined]
+    configured = [feed.defined[name] for name in names if name in feed.defined]
     published = PublishedSequences(
         [name for name in names if name not in feed.defined],
-        frozenset(name for defined in own for name in defined.sequences),
-        any(defined.all_sequences for defined in own),
+        frozenset(name for defined in configured for name in defined.sequences),
+        any(defined.all_sequences for defined in configured),
     )
     with refusing(feed.source.name, "read the sequences"):
         return read_sequences(connection, published)
@@ -44,12 +43,12 @@ def refresh_sequences(connection: psycopg.Connection[Any], feed: Feed, lake: Lak
         try:
             again_after_conflict(_refresh)(connection, feed, Sequences(lake, name))
         except LakeError as error:
-            # Raises where the lake itself fails. A damaged table is reported by its own subscription.
+            # Raises a fault of the lake itself. A damaged table is reported by its own subscription.
             reason(lake, error)
 
 
 def _refresh(connection: psycopg.Connection[Any], feed: Feed, record: Sequences) -> None:
-    # Read before the values: rows that are recorded meanwhile may be newer than they are.
+    # Read before the values: if another process records newer values meanwhile, this append fails.
     base = record.version()
     values = {(v.schema, v.name): v for v in received_sequences(connection, feed, record.subscription)}
     if not (values or base):

@@ -1,7 +1,7 @@
-"""Compares a feed's slot with Delta's position, and replaces a lost slot.
+"""Compares a feed's slot with the position of its change log, and replaces a lost slot.
 
-In: the present slot and cluster, and their record in the feed's table `feed`. Out: SlotError subclasses that name the
-gap and the command that closes it, or a new slot, after which every table is copied again.
+In: the present slot and cluster, and their record in the feed's table `feed`. Out: a SlotError that names the gap and
+the command that closes it; or a new slot, after which every table is copied again.
 """
 
 from collections.abc import Iterable, Mapping
@@ -39,15 +39,15 @@ from pgsieve.resources.postgres.wal import inserted_lsn, system_identifier
 
 
 class SlotNotOwnedError(SlotError):
-    """The slot existed before this lake: another lake may rely on its changes."""
+    """The slot existed before this lake: another lake may need its changes."""
 
 
 class OtherClusterError(PgsieveError):
-    """The source is not the cluster whose changes Delta has: the LSNs of two clusters do not compare."""
+    """The source is another cluster than the one whose changes the lake has: their LSNs cannot be compared."""
 
 
 def present_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed) -> SlotState:
-    """The feed's slot, which existed a moment ago; raises SourceError where it is gone."""
+    """The state of the feed's slot, which has to exist; raises SourceError if it was dropped."""
     state = slot_state(connection, feed.slot)
     if state is None:
         raise SourceError(
@@ -57,12 +57,11 @@ def present_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed)
 
 
 def take_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake) -> SlotState | None:
-    """Take the feed's slot; None if it does not exist yet.
+    """Check that the feed's slot continues the change log, and return its state; None if it does not exist yet.
 
-    Raises the errors of `refuse_other_publisher`, and SlotError on a gap or a lost record.
-
-    A slot that lacks a wanted `failover` gets it. A new cluster or timeline is recorded. On a promoted standby,
-    Delta's position has to be within the server's history, and a server must not be behind that position.
+    Also enables `failover` if it is wanted, and records a new timeline. On a promoted standby, the change log's position
+    has to be in the history of the server's timeline. No server may be behind the position. Raises the errors of
+    `refuse_other_publisher`, and SlotError for a gap or a lost record.
     """
     newest = refuse_other_publisher(connection, feed, lake)
     state, durable = slot_state(connection, feed.slot), _known_position(lake, feed)
@@ -99,11 +98,11 @@ def take_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, la
 
 
 class ChangeLogLostError(SlotError):
-    """The change log is gone or unreadable: changes that it held and no replica has are lost."""
+    """The change log is gone or unreadable: changes that were not applied yet are lost."""
 
 
 class FeedLostError(SlotError):
-    """The record of the cluster is gone, but a change log and replicas are there: they may come from another server."""
+    """The record of the cluster is gone, but a change log and replicas exist: they may be of another server."""
 
 
 def _from_a_backup_or_copied(feed: Feed) -> str:
@@ -113,15 +112,15 @@ def _from_a_backup_or_copied(feed: Feed) -> str:
 
 def _lost(lake: Lake, feed: Feed, problem: str) -> ChangeLogLostError:
     return ChangeLogLostError(
-        f'source "{feed.source.name}": the change log "{ChangeLog(lake, feed).path}" {problem}: changes that it held are'
-        " lost where no replica has them",
+        f'source "{feed.source.name}": the change log "{ChangeLog(lake, feed).path}" {problem}: its changes that no'
+        " replica has are lost",
         hint=_from_a_backup_or_copied(feed),
         sqlstate="55000",
     )
 
 
 def _known_position(lake: Lake, feed: Feed) -> int | None:
-    """The durable position; raises ChangeLogLostError where the change log cannot be read."""
+    """The change log's position, None before its first commit; raises ChangeLogLostError if it cannot be read."""
     try:
         return ChangeLog(lake, feed).position()
     except LakeUnavailableError:
@@ -131,7 +130,7 @@ def _known_position(lake: Lake, feed: Feed) -> int | None:
 
 
 def _has_copies(lake: Lake, feed: Feed) -> bool:
-    """Whether a replica relies on the slot; none relies on a slot that has not begun."""
+    """Whether a table of the feed's subscriptions is ready, so that its replica needs the slot."""
     return any(
         s.state == SyncState.READY
         for name in feed.subscriptions
@@ -144,8 +143,7 @@ def refuse_other_publisher(
 ) -> Mapping[str, Any]:
     """The record of the feed's cluster. Commands call this before they read or alter the feed's tables.
 
-    Raises OtherClusterError, or OtherDatabaseError: two databases of a cluster may have a slot each, and their LSNs
-    do compare. Raises SlotNotOwnedError.
+    Raises OtherClusterError, OtherDatabaseError if it is another database of the cluster, and SlotNotOwnedError.
     """
     newest = refuse_other_cluster(connection, feed, lake)
     refuse_other_database(connection, lake, feed.subscriptions)
@@ -156,14 +154,14 @@ def refuse_other_publisher(
 def refuse_slot_of_another_lake(
     connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake
 ) -> None:
-    """Raise SlotNotOwnedError where the slot exists, and this lake has no data of it and did not claim it.
+    """Raise SlotNotOwnedError if the slot exists, but this lake has no data of it and did not claim it.
 
-    Changes that one lake confirms are lost to every other lake. A lake claims a slot before it creates it, so
-    that after a crash the next run recognizes its own slot.
+    Changes that one lake confirms are lost for every other lake. A lake claims a slot before it creates the slot, so
+    that after a crash the next run recognizes it.
     """
     if FeedRecord(lake, feed).newest() or _known_position(lake, feed) is not None:
         return
-    # Where pgsieve's own tables were lost beside the replicas, the error says that the lake is damaged.
+    # If pgsieve's own tables of a used lake are lost, a later error says that the lake is damaged.
     if any(TableStates(lake, name).newest() for name in feed.subscriptions):
         return
     if slot_state(connection, feed.slot) is None:
@@ -180,7 +178,7 @@ def refuse_slot_of_another_lake(
 def refuse_slot_read_on(
     connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake, hint: str
 ) -> None:
-    """Raise SlotAheadError, with a hint, where another process has advanced the slot: another lake may rely on it."""
+    """Raise SlotAheadError with a hint if the slot is ahead of the change log: another lake may read it."""
     try:
         verify_slot(
             slot_state(connection, feed.slot), feed.source.name, feed.slot, _known_position(lake, feed)
@@ -188,7 +186,7 @@ def refuse_slot_read_on(
     except SlotAheadError as error:
         raise SlotAheadError(error.message, hint=hint, sqlstate=error.sqlstate) from None
     except SlotError:
-        pass  # No other lake can need changes that are lost.
+        pass  # The slot has lost changes, so no other lake can continue it either.
 
 
 def claim_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake) -> None:
@@ -202,7 +200,7 @@ def claim_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, l
 
 
 def _claim(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake) -> None:
-    """Record the slot's cluster, where none is recorded."""
+    """Record the slot's cluster if none is recorded."""
     record = FeedRecord(lake, feed)
     if not (newest := record.newest()):
         _note_cluster(connection, record, newest, current_timeline(connection))
@@ -215,13 +213,13 @@ def _note_cluster(
     newest: Mapping[str, Any],
     timeline: int,
 ) -> None:
-    """Record the cluster and timeline of the present slot, where the newest row has others."""
+    """Record the cluster and timeline of the present slot if the newest row has others."""
     if not newest or newest["given_up"] or newest.get("timeline") != timeline:
         record.note_cluster(system_identifier(connection), timeline, given_up=False)
 
 
 def refuse_other_publisher_if_it_answers(feed: Feed, lake: Lake) -> None:
-    """As `refuse_other_publisher`, for commands that do not need the source, which may be unreachable."""
+    """As `refuse_other_publisher`, but nothing happens if the source does not answer: for commands that do not need it."""
     with suppress(SourceUnreachableError), feed.source.connect() as connection:
         refuse_other_publisher(connection, feed, lake)
 
@@ -229,7 +227,7 @@ def refuse_other_publisher_if_it_answers(feed: Feed, lake: Lake) -> None:
 def refuse_other_cluster(
     connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake
 ) -> Mapping[str, Any]:
-    """The record of the feed's cluster; raises OtherClusterError where the server is another one."""
+    """The record of the feed's cluster; raises OtherClusterError if the server is another one."""
     newest, present = FeedRecord(lake, feed).newest(), system_identifier(connection)
     recorded = newest.get("system_identifier") or present
     if recorded == present:
@@ -244,7 +242,7 @@ def refuse_other_cluster(
 
 
 def give_up(lake: Lake, feed: Feed) -> None:
-    """Record that the slot is no longer needed: the next one begins from scratch."""
+    """Record that the slot is given up: the next one begins anew."""
     newest = FeedRecord(lake, feed).newest()
     if not newest.get("given_up"):
         FeedRecord(lake, feed).note_cluster(
@@ -253,16 +251,16 @@ def give_up(lake: Lake, feed: Feed) -> None:
 
 
 def begin_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake) -> None:
-    """Create the feed's slot, and have every table of its subscriptions copied again: the slot has no earlier changes.
+    """Create the feed's slot, and mark all tables of its subscriptions as to be copied: the slot has no earlier changes.
 
-    Raises SlotError where the server's LSNs are not beyond Delta's position: a position never goes back.
+    Raises SlotError if the server's LSN is behind the change log's position, which never goes back.
     """
     reached, durable = inserted_lsn(connection), ChangeLog(lake, feed).position() or 0
     if reached < durable:
         raise SlotError(
             f'source "{feed.source.name}": Delta holds changes up to {format_lsn(durable)}, which the server, at'
             f" {format_lsn(reached)}, has not reached again",
-            hint="repeat it when the server has written more WAL (`SELECT pg_switch_wal()` goes on to the next 16 MB)",
+            hint="run again when the server has written more WAL (`SELECT pg_switch_wal()` advances to the next 16 MB)",
             sqlstate="55000",
         )
     forget_copies(lake, feed.subscriptions)
@@ -283,38 +281,34 @@ def begin_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, l
             Prepared(lake, feed).begin(start)
         ChangeLog(lake, feed).record_position(start)
     except Exception:
-        if (
-            ChangeLog(lake, feed).position() != start
-        ):  # Otherwise the commit succeeded, and only its answer was lost.
+        # If the position is recorded, the commit succeeded and only its answer was lost.
+        if ChangeLog(lake, feed).position() != start:
             drop_slot(connection, feed.source.name, feed.slot)
         raise
 
 
 def forget_copies(lake: Lake, subscriptions: Iterable[str]) -> None:
-    """Have ready tables copied again.
+    """Mark the copied tables of subscriptions as to be copied again.
 
-    The definition of the last copy stays, so that later changes of it are noticed.
+    Their states keep the definition of the last copy, so that changes since then are noticed.
     """
     for name in subscriptions:
         states = TableStates(lake, name).newest().values()
-        # DATA_SYNC with an LSN: a run may have committed the copy and died before it marked the table ready.
+        # In DATA_SYNC with an LSN, a run may have committed the copy and died before it made the table ready.
         copied = [
             s for s in states if s.state == SyncState.READY or (s.state == SyncState.DATA_SYNC and s.lsn)
         ]
         again = [TableState(*s.name, SyncState.INITIALIZE, definition=s.definition) for s in copied]
         TableStates(lake, name).append(again)
-    # A power cut must not lose the states: later changes of these tables would be left out.
+    # If a power cut lost these states, the tables would lack changes.
     lake.access.make_durable()
 
 
 def replace_lost_slot(feed: Feed, lake: Lake, *, take_over: bool = False) -> SlotError | None:
-    """Replace a slot that is missing, invalidated, or ahead of Delta.
+    """Replace a slot that is missing, invalidated, or ahead of the change log; returns its error, None if it has none.
 
-    Returns the former slot's error, None without one.
-
-    It can be repeated after a crash: the slot is then missing, or ahead of Delta. Raises the errors of
-    `refuse_other_publisher`, and SlotAheadError unless `take_over`: another lake may rely on the slot, and
-    the server does not say so.
+    It can be repeated after a crash: the slot is then missing, or ahead of the change log. Raises the errors of
+    `refuse_other_publisher`, and SlotAheadError without `take_over`, since another lake may read the slot.
     """
     with feed.exclusively(), feed.source.connect() as connection:
         try:

@@ -1,7 +1,6 @@
-"""Two-phase transactions: whether the slot sends them at their PREPARE, and the recovery of waiting ones after a crash.
+"""Two-phase transactions: whether a slot sends them at their PREPARE, and the recovery of waiting ones after a crash.
 
-In: the feed and the state of its slot. Out: the feed's table `prepared` in agreement with the change log
-again.
+In: the feed and the state of its slot. Out: the feed's table `prepared`, at the position of the change log again.
 """
 
 from collections.abc import Sequence
@@ -21,12 +20,12 @@ from pgsieve.resources.spool import FileSpool
 
 
 def keeps_prepared(feed: Feed, state: SlotState) -> bool:
-    """Whether the slot sends transactions at their PREPARE; a slot that does so never stops."""
+    """Whether the slot sends transactions at their PREPARE; a slot that does so cannot stop doing it."""
     return feed.options.two_phase or state.two_phase
 
 
 def recover_prepared(feed: Feed, lake: Lake, publications: Sequence[str], version: int, durable: int) -> None:
-    """Read waiting transactions again, where a run died between the commit of its changes and the commit of `prepared`."""
+    """Read waiting transactions again if a run died between its commits of the change log and of `prepared`."""
     if Prepared(lake, feed).position() == durable:
         return
     query = peek_query(feed.slot, durable, at_once(feed, publications), version)
@@ -35,5 +34,5 @@ def recover_prepared(feed: Feed, lake: Lake, publications: Sequence[str], versio
         waiting = Prepared(lake, feed).restore(assembler)
         for messages in read_messages(feed.source.executor_conninfo(), query):
             for _ in assembler.assemble(messages.column("data")):
-                pass  # The change log holds these already.
+                pass  # These messages are in the change log already.
         Prepared(lake, feed).save(assembler, durable, waiting)

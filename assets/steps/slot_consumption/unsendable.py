@@ -1,11 +1,9 @@
-"""Changes that the server cannot send: read in another way, or left out, and their tables copied again.
+"""Reads a slot past changes that the server cannot send, so that one value, row filter or table does not stop the others.
 
-In: a reading of the slot that the server has ended with its own error: a row filter that fails, a text of
-more than 1 GB, an output function that fails. Out: slices up to where the slot can be read again. No value,
-row filter or table may stop the others. pgoutput sends a transaction as a whole or not at all. So a
-transaction that cannot be sent in any way is left out, after its tables are marked to be copied
-again. The copy reads the present rows: a table whose row filter still fails, or whose value still cannot be
-sent, is set aside by the copy, with its own reason.
+In: a reading of the slot that ended with an error of the server: a row filter fails, a text has more than 1 GB, an
+output function fails. Out: slices up to an LSN from which the slot can be read again. pgoutput sends a transaction as a
+whole or not at all. So a transaction that cannot be sent is left out, after its tables are marked as to be copied
+again. If the row filter or the value fails for the copy too, the copy sets the table aside, with its own reason.
 """
 
 import re
@@ -47,17 +45,16 @@ from pgsieve.resources.postgres.present_catalog import present_catalog
 from pgsieve.resources.postgres.slot import refusal, relations_changed
 from pgsieve.resources.spool import FileSpool
 
-#: Records of the WAL begin at multiples of this many bytes (MAXALIGN), or after the header of a page, which
-#: is no longer than this.
+#: WAL records begin at multiples of this many bytes (MAXALIGN), or after a page header, whose greatest length this is.
 _ALIGNED, _HEADER = 8, 40
-#: The commit of a transaction is first looked for within this many bytes after its change.
+#: The commit record of a transaction is first searched within this many bytes after the change.
 _STEP = 256
 
 
 def unsendable(
     connection: psycopg.Connection[Any], peek: Peek, own: Sequence[Feed], end: int
 ) -> SourceError | None:
-    """The server's refusal to send up to `end` the captured changes, or the changes of `own`; None if it sends them."""
+    """The server's error for sending the changes up to `end` to the feed or to the feeds `own`; None if it sends them."""
     captured = refusal(connection, peek.feed.source.name, peek.feed.slot, peek.query(end))
     if captured is not None:
         return captured
@@ -66,9 +63,9 @@ def unsendable(
 
 
 def _refusal(connection: psycopg.Connection[Any], reading: Peek, end: int) -> SourceError | None:
-    """The server's refusal to send up to `end`; None if it sends everything.
+    """The server's error for sending the changes up to `end`; None if it sends them.
 
-    A publication that did not exist yet is no reason: see `append_as_published`.
+    A publication that did not exist yet does not count: see `append_as_published`.
     """
     refused = refusal(connection, reading.feed.source.name, reading.feed.slot, reading.query(end))
     return None if refused is not None and refused.sqlstate == UNDEFINED else refused
@@ -76,7 +73,7 @@ def _refusal(connection: psycopg.Connection[Any], reading: Peek, end: int) -> So
 
 @dataclass(frozen=True)
 class Fallback:
-    """Reads a slot past a change that the server has refused to send."""
+    """Reads a slot past a change that the server cannot send."""
 
     connection: psycopg.Connection[Any]
     lake: Lake
@@ -85,18 +82,19 @@ class Fallback:
     prepared: bool
 
     def read(self, fault: PgsieveError, position: int, end: int) -> int:
-        """Append the changes before `end` that can be sent; or else the part of the first transaction that can be.
+        """Append the changes before the first transaction that cannot be sent; or that transaction, as far as it can be.
 
-        Returns the new position. The slot is at `position`. Raises `fault` if the server has refused nothing.
+        Returns the new position. The slot is at `position`, and cannot be read up to `end`. Raises `fault` if the
+        server sends everything, or nothing at all.
         """
-        # No catalog is proven here, so the publisher decides.
+        # No catalog is certain for this slice, so the publisher decides.
         own = published_feeds(self.lake, self.peek.feed)
 
         def refused_before(lsn: int) -> SourceError | None:
             return unsendable(self.connection, self.peek, own, lsn)
 
         if refused_before(position) is not None:
-            raise fault  # Nothing is sent there: the refusal is not about a change.
+            raise fault  # Not even an empty range can be read: the error is not about a change.
         refused = refused_before(end)
         if refused is None:
             raise fault
@@ -117,17 +115,15 @@ class Fallback:
         return reached
 
     def _accepted(self, reading: Peek, end: int) -> Peek | None:
-        """The first peek with which the server sends all up to `end`, as it is or in binary; None if there is none."""
+        """A peek with which the server sends everything up to `end`: as it is, or in binary format; None if there is none."""
         peeks = [reading, replace(reading, options=replace(reading.options, binary=True))]
         return next((peek for peek in peeks if _refusal(self.connection, peek, end) is None), None)
 
     def _captured(self, refused: SourceError, end: int) -> tuple[Peek | None, list[str]]:
-        """A peek with which the server sends the captured changes, or None; and the publications that it leaves out.
+        """A peek with which the server sends the captured changes, or None; and the publications that the peek leaves out.
 
-        It leaves out publications that exist now and did not exist then.
-
-        A transaction may be older than a publication. Before PostgreSQL 18 the server decodes it without that
-        publication, or not at all. Raises `refused` where a publication is gone.
+        It leaves out publications that did not exist at the time of the transaction: before PostgreSQL 18 the server
+        cannot decode it with them. Raises `refused` if a publication does not exist now.
         """
         feed, asked = self.peek.feed, self.peek.options.publications
 
@@ -151,7 +147,7 @@ class Fallback:
         self.log(f"change log of {peek.feed.name} holds everything before {format_lsn(end)}")
 
     def _base(self, own: Sequence[Feed], begin: int, end: int) -> int | None:
-        """The version after which a slice is appended that is also appended to `own`; see `version_to_append_to`."""
+        """The version of the change log for a slice that is also appended to the feeds `own`; see `version_to_append_to`."""
         path = ChangeLog(self.lake, self.peek.feed).path
         head = self.lake.records.head(path)
         if (head.position or begin) != begin:
@@ -159,10 +155,7 @@ class Fallback:
         return version_to_append_to(self.lake, self.peek.feed, own, head, end) if own else None
 
     def _append_transaction(self, refused: SourceError, begin: int, end: int, own: Sequence[Feed]) -> None:
-        """Append a slice of one transaction, as far as it can be sent.
-
-        Tables that lack some of it are copied again.
-        """
+        """Append a slice of one transaction, as far as it can be sent; tables that lack changes of it are copied again."""
         feed, lake = self.peek.feed, self.lake
         captured, left_out = self._captured(refused, end)
         peeks = [self._accepted(peek_as_published(self.peek, each), end) for each in own]
@@ -196,7 +189,7 @@ class Fallback:
                 Prepared(lake, feed).save(assembler, end, Prepared(lake, feed).restore(assembler))
 
     def _refuse_waiting(self, begin: int, refused: SourceError) -> None:
-        """Raise where a waiting prepared transaction, possibly this one, could still commit after the tables are copied."""
+        """Raise if there are prepared transactions: this one may be among them, and commit after its tables are copied."""
         if not self.prepared:
             return
         rows = self.connection.execute(
@@ -213,9 +206,9 @@ class Fallback:
     def _copy_again(
         self, subscription: str, changed: Collection[int] | None, refused: SourceError, begin: int, end: int
     ) -> None:
-        """Have tables of a subscription copied again that the transaction may have changed.
+        """Mark the tables of a subscription that the transaction may have changed as to be copied again.
 
-        `changed` are the relations that it changed; None stands for all tables.
+        `changed` are the oids of the relations that it changed; None stands for all.
         """
         names = None if changed is None else self._tables(subscription, changed)
         states = TableStates(self.lake, subscription)
@@ -233,10 +226,10 @@ class Fallback:
         self.log(f"{subscription}: {problem}; copied again: {copied}")
 
     def _set_aside_failing(self, begin: int, end: int) -> None:
-        """Set aside the table whose row filter fails, and have its later changes left out.
+        """Set aside the table whose row filter fails, so that its later changes are not read.
 
-        A table that was copied after the transaction does not need it: the user has corrected the rows and copied the
-        table. The correction may fail, too, since the filter is evaluated for the old row.
+        A table that was copied after the transaction is not set aside: the user has corrected its rows. The filter can
+        fail for the correction itself, since the publisher evaluates it for old rows too.
         """
         feed, lake = self.peek.feed, self.lake
         (subscription,) = feed.subscriptions
@@ -252,21 +245,21 @@ class Fallback:
         publish_set_aside(self.connection, feed, lake, present_catalog(self.connection), self.log)
 
     def _changed(self, captured: Peek, end: int) -> set[int]:
-        """The relations that the transaction changes."""
+        """The oids of the relations that the transaction changes."""
         feed = self.peek.feed
         return relations_changed(self.connection, feed.source.name, feed.slot, captured.query(end))
 
     def _listed(self, publications: Sequence[str]) -> set[int]:
-        """The relations of the publications, and their partitions."""
+        """The oids of the publications' tables and of their partitions."""
         catalog = present_catalog(self.connection)
         chosen = [catalog.publications[name] for name in publications]
         listed = [t for t in catalog.tables.values() if any(p.contains(t) for p in chosen)]
         return {oid for table in listed for oid in (table.oid, *table.leaves)}
 
     def _tables(self, subscription: str, changed: Collection[int]) -> set[Name]:
-        """The tables of a subscription that the relations belong to, in the former and the present catalog.
+        """The tables of a subscription to which the changed relations belong, by the recorded and the present catalog.
 
-        If a relation is in neither catalog, the tables that have partitions are included.
+        If a relation is in neither catalog, all partitioned tables are included.
         """
         feed = self.peek.feed
         recorded = Catalogs(self.lake, feed).newest()
@@ -283,7 +276,7 @@ class Fallback:
         return names if set(changed) <= relations else names | trees
 
     def _beyond(self, position: int) -> int:
-        """An LSN after the start of the next commit record, and before the start of another one."""
+        """An LSN after the start of the commit record at `position`, and before the start of the next record."""
         row = self.connection.execute("select current_setting('wal_block_size')::int").fetchone()
         assert row is not None
         within = position % row[0]
@@ -299,19 +292,16 @@ def _aligned(lsn: int) -> int:
 
 
 def _place(refused: SourceError) -> int:
-    """The LSN of the change at which the server stopped, from the error's context.
-
-    0 where the context has none.
-    """
+    """The LSN of the change that the server could not send, from the error's context; 0 if the context has none."""
     context = refused.__cause__.diag.context if isinstance(refused.__cause__, psycopg.Error) else None
     places = re.findall(r"\b[0-9A-F]{1,8}/[0-9A-F]{1,8}\b", context or "")
     return parse_lsn(places[-1]) if places else 0
 
 
 def _last(begin: int, end: int, near: int, sends: Callable[[int], bool]) -> int:
-    """The last LSN up to which the server can send, between `begin`, where it can, and `end`, where it cannot.
+    """The last LSN up to which the server can send: it can up to `begin`, and cannot up to `end`.
 
-    Exact to the places where a record may begin. `near` is a first guess, before the last LSN if it is right.
+    Only LSNs at which a record may begin are tried. `near` is a first guess, which is before the result if it is right.
     """
     least = _aligned(near) if begin < _aligned(near) < end and sends(_aligned(near)) else begin
     step = _STEP
@@ -323,5 +313,5 @@ def _last(begin: int, end: int, near: int, sends: Callable[[int], bool]) -> int:
 
 
 def _takes_changes(state: TableState, end: int) -> bool:
-    """Whether a table takes changes before `end`: it is or is being copied, at an earlier LSN."""
+    """Whether a table takes changes before `end`: it is copied, or is being copied, at an earlier LSN."""
     return state.lsn < end and (state.transforms or state.state == SyncState.DATA_SYNC)

@@ -1,4 +1,5 @@
-"""The third step: messages become changes, filtered and transformed as PostgreSQL documentation 29.4.3 says.
+"""The third step: messages become changes, which are filtered and transformed as pgoutput does.
 
-`transform` goes over slices and tables; `changes` decodes on executors; `schema_changes` follows ALTER TABLE.
+PostgreSQL documentation, 29.4.3 UPDATE Transformations. `transform` loops over slices and tables; `changes` decodes on
+executors; `schema_changes` follows ALTER TABLE.
 """

@@ -1,7 +1,7 @@
-"""A subscription's changes of a table in a slice: written as files, or made for Spark to write.
+"""A subscription's changes of a table in a slice, written as files, or made as a DataFrame for Spark to write.
 
 In: readings of relation versions, and TRUNCATEs. Out: files, which the caller commits, or a DataFrame. Both
-run `pgsieve.decoding.changes.transform`. The runner's workers write files part by part, so each has only one
+use `pgsieve.decoding.changes.transform`. The runner's workers write the files part by part, so each has only one
 row group in memory at a time. Raises errors of decoding and of row filters, OSError.
 """
 
@@ -31,17 +31,17 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.store import Store
 from pgsieve.resources.parts import Guard
 
-#: Columns that Spark counts and does not write: whether a change moves its row to another key, and how the change came.
+#: Columns that Spark counts and does not write: whether a change moves its row to another key, and the received operation.
 MOVES, CAME_AS = "moves", "came_as"
-#: The order key of a TRUNCATE, and its commit time where the change log has it.
+#: The order key of a TRUNCATE (commit LSN, ordinal), and its commit time, None if the change log does not have it.
 Emptied = tuple[int, int, datetime | None]
-#: Some messages, and their transformation.
+#: Some messages, and the transformation for them.
 _Share = tuple[Transformation, Source]
 
 
 @dataclass(frozen=True)
 class WrittenChanges:
-    """Files of changes (rows of `WRITTEN`), and the numbers of changes by the operations that they were sent as."""
+    """Files of changes (rows of `WRITTEN`), and the numbers of received changes by the operations that they are sent as."""
 
     files: pa.Table
     sent_as: SentCounts
@@ -49,7 +49,7 @@ class WrittenChanges:
 
 @dataclass(frozen=True)
 class ReadableChanges:
-    """Changes whose messages are read without Spark, each part of the messages with its transformation.
+    """Changes whose messages can be read without Spark; `read` has the messages of each relation version.
 
     Other fields are as in `SentChanges`.
     """
@@ -90,7 +90,7 @@ class ReadableChanges:
         return WrittenChanges(rows.filter(is_file), _sum(rows.filter(pc.invert(is_file))))
 
     def attempt(self, runner: Executors) -> SentCounts:
-        """Make the changes, and keep only their counts: for the errors that this raises."""
+        """Transform the changes without writing them, for the errors that this raises; returns their counts."""
         parts = self._parts(runner)
 
         def make(number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
@@ -102,7 +102,7 @@ class ReadableChanges:
         return _sum(runner.written(make, len(parts)))
 
     def _parts(self, runner: Executors) -> list[Sequence[_Share]]:
-        """The parts of the work: one for few changes, which get one file, else some row groups of a version each."""
+        """The parts of the work: a single one for few changes; else each has some row groups of one relation version."""
         shares = [
             (transformation, source)
             for transformation, messages in self.read
@@ -117,7 +117,7 @@ class ReadableChanges:
 class SentChanges:
     """A subscription's changes of a table in the slice that ends at `end`, and its TRUNCATEs.
 
-    `schema` is the schema of the changes, `key` the table's key.
+    `schema` is the schema of the changes, `key` has the names of the replica's key columns.
     """
 
     readings: Sequence[Reading]
@@ -128,7 +128,7 @@ class SentChanges:
 
     @property
     def readable(self) -> ReadableChanges | None:
-        """The same changes, made by a runner; None if only Spark can read some of the messages."""
+        """The same changes for a runner; None if only Spark can read some of the messages."""
         read = [
             (reading.transformation, messages)
             for reading in self.readings
@@ -139,7 +139,10 @@ class SentChanges:
         return ReadableChanges(read, self.truncates, self.end, self.key, self.schema)
 
     def attempted(self, lake: Lake, columns: Sequence[tuple[str, str]], size: int) -> SentCounts:
-        """Make the changes with the runner for `size` bytes, and keep only their counts; `columns` as in `frame`."""
+        """Transform the changes without writing them; returns their counts.
+
+        The runner is chosen for `size` bytes. `columns` is as in `frame`.
+        """
         if (readable := self.readable) is not None:
             return readable.attempt(lake.policy.runner(size))
         made = self.frame(lake, columns)
@@ -147,7 +150,7 @@ class SentChanges:
         return made.sent_as()
 
     def frame(self, lake: Lake, columns: Sequence[tuple[str, str]]) -> "ChangesFrame":
-        """Let Spark make the changes; `columns` are the replica's, with their Spark types."""
+        """The changes as a DataFrame; `columns` are the replica's columns with their Spark types."""
         ddl = f"{changes_ddl(columns)}, {MOVES} boolean, {CAME_AS} string"
         session, observed = lake.spark, list[_Observed]()
         places = [
@@ -165,31 +168,31 @@ class SentChanges:
 
 @dataclass(frozen=True)
 class ChangesFrame:
-    """Changes that Spark makes, with `MOVES` and `CAME_AS`; their counts are known after an action on the rows."""
+    """Changes as a DataFrame with the columns `MOVES` and `CAME_AS`; their counts are known after an action on the rows."""
 
     rows: DataFrame
     observed: Sequence["_Observed"]
 
     def sent_as(self) -> SentCounts:
-        """The numbers of changes by the operations that they were sent as."""
+        """The numbers of received changes by the operations that they are sent as."""
         return added(*(each.counts() for each in self.observed))
 
 
 class _Observed:
-    """Counts the messages of a reading, and the changes that are sent for them, while Spark passes them on."""
+    """Counts the messages of a reading, and the changes that are sent for them, while Spark processes them."""
 
     def __init__(self, transformation: Transformation) -> None:
         self._origin = transformation.origin
-        # The session decides the kind of this observation, and it exists by now.
+        # The kind of an observation depends on the session, which exists by now.
         self._came, self._sent = Observation(), Observation()
 
     def of_messages(self, messages: DataFrame) -> DataFrame:
-        """The messages, counted as they pass."""
+        """The messages, which are counted when Spark processes them."""
         counts = [F.count_if(F.col("kind") == o[0].upper()).alias(o) for o in ROW_OPERATIONS]
         return messages.observe(self._came, *counts)
 
     def of_changes(self, changes: DataFrame) -> DataFrame:
-        """The changes that are sent, counted as they pass."""
+        """The changes, which are counted when Spark processes them."""
         counts = [
             F.count_if((F.col(CAME_AS) == came) & (F.col("operation") == sent)).alias(f"{came} {sent}")
             for came, sent in product(ROW_OPERATIONS, repeat=2)
@@ -197,21 +200,21 @@ class _Observed:
         return changes.observe(self._sent, *counts)
 
     def counts(self) -> SentCounts:
-        """The counts; a message for which no change is sent counts as not sent."""
+        """The counts; a message without a change counts as not sent."""
         came, sent, counts = self._came.get, self._sent.get, Counter[SentAs]()
         for operation in ROW_OPERATIONS:
-            left = came.get(operation) or 0
+            not_sent = came.get(operation) or 0
             for kind in ROW_OPERATIONS:
                 if count := sent.get(f"{operation} {kind}") or 0:
                     counts[self._origin.sent_as(operation, kind)] = count
-                    left -= count
-            if left > 0:
-                counts[self._origin.sent_as(operation, None)] = left
+                    not_sent -= count
+            if not_sent > 0:
+                counts[self._origin.sent_as(operation, None)] = not_sent
         return counts
 
 
 def written_changes(rows: DataFrame, key: Sequence[str]) -> DataFrame:
-    """Written changes in the form that Spark counts: operations, unchanged columns, and `MOVES`."""
+    """Changes that are already written, in the columns that `spark_tally` counts."""
 
     def counted(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -223,11 +226,11 @@ def written_changes(rows: DataFrame, key: Sequence[str]) -> DataFrame:
 
 
 def spark_tally() -> list[Column]:
-    """Spark's counts of changes, by names."""
+    """Spark's aggregates that make the tally of changes."""
     return [
         *(F.count_if(F.col("operation") == operation).alias(operation) for operation in ROW_OPERATIONS),
         F.count_if(F.col(MOVES)).alias("key_changes"),
-        # As text: Spark 4.0 observes an array as a Java object.
+        # As a text, since Spark 4.0 observes an array as a Java object.
         F.to_json(F.array_distinct(F.flatten(F.collect_set("unchanged")))).alias("unchanged"),
     ]
 
@@ -235,7 +238,7 @@ def spark_tally() -> list[Column]:
 def _made(
     transformation: Transformation, end: int
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """A function by which Spark makes batches of a slice's changes from batches of messages."""
+    """A function for Spark that makes batches of a slice's changes of batches of messages."""
     key, schema = transformation.key, transformation.schema
 
     def made(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -252,7 +255,7 @@ def _changes(shares: Sequence[_Share], counts: Counter[SentAs]) -> Iterator[pa.R
 
 
 def _counted(counts: SentCounts) -> pa.RecordBatch:
-    """A row without a file: the counts of a part's changes, also if none is sent."""
+    """A row without a file, which has the counts of a part's changes, even if none is sent."""
     return pa.RecordBatch.from_pylist([{"size": 0, "tally": json.dumps(as_rows(counts))}], WRITTEN)
 
 

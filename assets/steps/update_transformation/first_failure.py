@@ -1,7 +1,7 @@
-"""Finds the transaction with which a window's transformation fails, by trying; nothing is written.
+"""Finds the first transaction with which the transformation of a window fails, by trying it without writing.
 
-In: a window's tables and messages. Out: the finish LSN of the first transaction that fails, which `pgsieve
-skip` takes, and the reason. Raises LakeError where the lake itself fails.
+In: a window's tables and messages. Out: the finish LSN of the transaction, which `pgsieve skip` takes, and the reason.
+Raises LakeError for a fault of the lake itself.
 """
 
 from dataclasses import dataclass
@@ -25,14 +25,14 @@ from pgsieve.resources.lake.lake import Lake
 
 @dataclass(frozen=True)
 class FailureSearch:
-    """The search for the transaction with which a window's transformation fails."""
+    """The search for the first transaction with which the transformation of a window fails."""
 
     subscription: Subscription
     lake: Lake
     work: Work
 
     def first(self) -> tuple[int, str] | None:
-        """The first transaction with changes of some table that cannot be transformed, and why."""
+        """The first transaction with changes that cannot be transformed, of any table, and the reason; None if there is none."""
         failures = self.lake.in_parallel(self._of_table, list(self.work.tables))
         return min((failure for failure in failures if failure), default=None)
 
@@ -42,19 +42,19 @@ class FailureSearch:
         except SchemaChangedError:
             return None
         except TABLE_ERRORS as error:
-            reason(self.lake, error)  # Raises where the lake itself fails.
+            reason(self.lake, error)  # Raises a fault of the lake itself.
             at = None if is_damage(error) else self.first_of_table(name)
             return None if at is None else (at, explained(self.lake, error, name, at))
         return None
 
     def first_of_table(self, name: Name) -> int | None:
-        """The transaction with which the transformation of a table fails, None where the changes are not the cause."""
+        """The first transaction with which the transformation of a table fails; None if no change is the cause."""
 
         def fails(upto: int) -> bool:
             try:
                 self._try(name, upto)
             except TABLE_ERRORS as error:
-                reason(self.lake, error)  # Raises where the lake itself fails.
+                reason(self.lake, error)  # Raises a fault of the lake itself.
                 return True
             return False
 
@@ -64,7 +64,7 @@ class FailureSearch:
         return first_failing(work.messages.chosen(of_table).commits(), fails)
 
     def _try(self, name: Name, upto: int | None = None) -> None:
-        """Decode and transform a table's changes, up to a transaction if one is given, and keep nothing."""
+        """Transform a table's changes, up to the commit LSN `upto` if it is given, without writing them."""
         work = self.work
         state, parts, messages = work.tables[name], work.parts.get(name, ()), work.messages
         assert state.definition is not None

@@ -1,7 +1,7 @@
-"""Messages of the change log: read by Spark, by executors file by file, or by this process where they are few.
+"""Messages of the change log, read by this process if they are few, else by executors file by file, or by Spark.
 
 In: slices of a change log, and a choice of their messages. Out: an Arrow table in the messages' order, or row
-groups of files, or a DataFrame, whose session starts only when it is needed. Raises LakeError.
+groups of files, or a DataFrame, for which a session is started only when it is used. Raises LakeError.
 """
 
 from collections import Counter
@@ -31,15 +31,15 @@ from pgsieve.resources.lake.stores.store import Reader, RowGroup, Store, parted
 FIRST = -1
 _TRUNCATE = "T"
 _CHANGES = ("I", "U", "D")
-#: The columns that decide a choice.
+#: The columns by which a `Choice` selects messages.
 _CHOSEN_BY = ("slice", "commit_lsn", "ordinal", "kind", "relation_id")
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Selects messages: between two order keys, except one transaction's, and only changes of some relations.
+    """Selects messages: between two order keys, without one transaction, and only changes of some relations.
 
-    A field that is None does not restrict them.
+    `without` is the commit LSN of the transaction. A field that is None selects all.
     """
 
     after: Order | None = None
@@ -50,7 +50,7 @@ class Choice:
     def of_frame(self, messages: DataFrame) -> DataFrame:
         """The selected messages, by Spark."""
         rows, lsn = messages, F.col("commit_lsn")
-        # The mask selects exactly. These conditions only let Spark skip files by their statistics.
+        # The mask selects. These conditions only let Spark skip files by their statistics.
         if self.relations is not None:
             rows = rows.where(F.col("relation_id").isin(sorted(self.relations)))
         if self.after is not None:
@@ -86,7 +86,7 @@ def _chosen(choice: Choice, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Re
 
 @dataclass(frozen=True)
 class StoredBatch:
-    """Messages of a row group. Batches with equal keys hold equal messages, so readers may share them."""
+    """Messages of a row group. Batches with equal keys have equal messages, so readers may share them."""
 
     messages: pa.RecordBatch
     key: Hashable
@@ -94,7 +94,7 @@ class StoredBatch:
 
 @dataclass(frozen=True)
 class StoredMessages:
-    """The row groups of a change log that contain the messages, perhaps with others.
+    """Messages in row groups of a change log: those in the slices that end at `ends` and in all `choices`.
 
     It is sent to executors.
     """
@@ -106,25 +106,25 @@ class StoredMessages:
     shared: SharedReads = field(default_factory=partial(SharedReads, 0), compare=False, repr=False)
 
     def sources(self, parallelism: int) -> "list[Source]":
-        """The messages in parts of limited size; `parallelism` parts are transformed at a time."""
+        """The messages divided into parts of limited size; `parallelism` parts are transformed at the same time."""
         return [_Groups(self, groups) for groups in parted(self.groups, parallelism)]
 
     def batches(self, groups: Sequence[RowGroup], columns: Sequence[str]) -> Iterator[StoredBatch]:
-        """Columns of the messages in some row groups, in order.
+        """Some columns of the messages in some row groups, in order.
 
-        If nothing is chosen in a group, only the columns in `_CHOSEN_BY` are read of it.
+        Of a group without messages to choose, only the columns `_CHOSEN_BY` are read.
         """
         for group, read in self.store.readers(groups):
             at, names = (group.file, group.number), tuple(columns)
             chosen = self.shared.get((at, self.ends, self.choices), partial(self._chosen, read, at)).column(0)
             if not chosen.true_count:
                 continue
-            # Equal masks choose equal messages, whatever the choice was made of.
+            # Equal masks choose equal messages, even if the choices differ.
             key = (at, names, chosen.buffers()[1].to_pybytes())
             yield StoredBatch(self.shared.get(key, partial(_rows, read, names, chosen)), key)
 
     def _chosen(self, read: Reader, at: Hashable) -> pa.RecordBatch:
-        """The chosen messages of a row group."""
+        """The mask of the chosen messages of a row group, as the only column of a batch."""
         places = self.shared.get((at, _CHOSEN_BY), partial(_read, read, _CHOSEN_BY))
         chosen = np.logical_or.reduce([np.asarray(places["slice"]) == end for end in self.ends])
         for choice in self.choices:
@@ -138,16 +138,16 @@ def _rows(read: Reader, columns: Sequence[str], chosen: pa.BooleanArray) -> pa.R
 
 
 def _read(read: Reader, columns: Sequence[str]) -> pa.RecordBatch:
-    """Columns of a row group as one batch."""
+    """Some columns of a row group as one batch."""
     rows = read(columns)
     return pa.RecordBatch.from_arrays([c.combine_chunks() for c in rows.columns], schema=rows.schema)
 
 
 class Source(Protocol):
-    """Messages that a worker transforms as one part. It is sent to executors."""
+    """Messages that one worker transforms. It is sent to executors."""
 
     def encoded(self) -> Iterator[Encoded]:
-        """The messages, a batch at a time."""
+        """The messages, batch by batch."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ class _Groups:
     groups: Sequence[RowGroup]
 
     def encoded(self) -> Iterator[Encoded]:
-        """As in `Source`. Other subscriptions may reuse a batch's decoded filter columns."""
+        """As in `Source`. Other subscriptions may reuse the decoded filter columns of a batch."""
         stored = self.messages
         with stored.store.prefetched(self.groups, stored.batches(self.groups, ENCODED_COLUMNS)) as batches:
             for batch in batches:
@@ -186,15 +186,15 @@ def _shared(
     return shared.get((key, read), make)
 
 
-#: Messages that are read without a plan of Spark.
+#: Messages that can be read without Spark.
 Readable = FewMessages | StoredMessages
 
 
 class Messages:
-    """Messages of the change log, in the form in which they can be read.
+    """Messages of the change log, in each form in which they can be read.
 
-    `table` has them if they are few, `stored` if executors can read their files. Otherwise both are None, and only
-    Spark reads them. `frame` is made when Spark is needed.
+    `table` has them if they are few, `stored` if executors can read their files; otherwise these are None. `frame` is
+    for Spark, and made only when it is used.
     """
 
     def __init__(
@@ -212,7 +212,7 @@ class Messages:
 
     @property
     def readable(self) -> Readable | None:
-        """The messages in this process, or where they are stored; None where only Spark reads them."""
+        """The messages in memory or in stored files; None if only Spark can read them."""
         return self.stored if self.table is None else FewMessages(self.table)
 
     def chosen(self, choice: Choice) -> "Messages":
@@ -222,7 +222,7 @@ class Messages:
         return Messages(lambda: choice.of_frame(self.frame), table, stored)
 
     def numbers(self) -> Mapping[int, int]:
-        """How many changes each relation has; empty where they are few, or only Spark reads them."""
+        """The number of changes of each relation; empty if they are few, or only Spark can read them."""
         counts = Counter[int]()
         if self.table is None and self.stored is not None:
             for batch in self.stored.batches(self.stored.groups, ("kind", "relation_id")):
@@ -232,7 +232,7 @@ class Messages:
         return counts
 
     def read(self, relations: frozenset[int], is_small: Callable[[int], bool]) -> "Messages | None":
-        """The changes of some relations, in this process.
+        """The changes of some relations, read into memory.
 
         None if they are too many, if there are none, or if they are not in stored files.
         """
@@ -248,7 +248,7 @@ class Messages:
         return Messages(lambda: choice.of_frame(self.frame), pa.Table.from_batches(rows)) if rows else None
 
     def commits(self) -> list[int]:
-        """The commit LSNs of the messages, in order."""
+        """The distinct commit LSNs of the messages, ascending."""
         if self.table is None and self.stored is not None:
             batches = self.stored.batches(self.stored.groups, ["commit_lsn"])
             return sorted({lsn for b in batches for lsn in pc.unique(b.messages.column(0)).to_pylist()})
@@ -273,24 +273,24 @@ class Messages:
 
     @contextmanager
     def persisted(self) -> Iterator["Messages"]:
-        """The messages; Spark keeps those it has read as long as the block lasts."""
-        kept: list[DataFrame] = []
+        """The messages, persisted by Spark during the block if Spark reads them."""
+        persisted: list[DataFrame] = []
 
         def frame() -> DataFrame:
-            kept.append(self.frame.persist())
-            return kept[0]
+            persisted.append(self.frame.persist())
+            return persisted[0]
 
         try:
             yield Messages(frame, self.table, self.stored)
         finally:
-            for each in kept:
+            for each in persisted:
                 each.unpersist()
 
 
 def messages_of(lake: Lake, path: str, ends: Collection[int], size: int | None) -> Messages:
-    """The messages of some slices, which have `size` bytes; None stands for many.
+    """The messages of the slices that end at `ends`; they have `size` bytes, None if that is not known.
 
-    Raises DamagedTableError where one of them is lost.
+    Raises DamagedTableError if a slice is lost.
     """
     table = lake.slice_rows(path, ends, size, every=True)
 
@@ -299,7 +299,7 @@ def messages_of(lake: Lake, path: str, ends: Collection[int], size: int | None) 
 
     if table is not None:
         return Messages(frame, table)
-    # Read now, so that lost files are reported now.
+    # The slices are looked up now, so that lost ones are reported now.
     if (stored := lake.stored_slices(path, ends, every=True)) is not None:
         return Messages(
             frame, stored=StoredMessages(lake.store, stored.groups, frozenset(ends), shared=shared_reads())

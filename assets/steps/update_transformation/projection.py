@@ -1,4 +1,4 @@
-"""A replica's rows in the columns of its altered table: Arrow batches in, the same rows with other columns out."""
+"""Projects a replica's rows to the columns of its altered table: Arrow batches in, the same rows with other columns out."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from pgsieve.decoding.publications.evolution import Source
 
 @dataclass(frozen=True)
 class Projection:
-    """The source of each new column: a former column's name, or one value for all rows (an array of one)."""
+    """The source of each new column: a former column, or one value for all rows (`values`, arrays of one element)."""
 
     sources: Sequence[Source]
     schema: pa.Schema
@@ -19,7 +19,7 @@ class Projection:
 
     @property
     def read(self) -> list[str]:
-        """The former columns that have to be read."""
+        """The names of the former columns that have to be read."""
         return [s.former for s in self.sources if s.former is not None]
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -1,8 +1,8 @@
-"""One relation version of a slice: how its messages are decoded and transformed for a subscription.
+"""How the messages of one relation version in a slice are decoded and transformed for a subscription.
 
-In: a Relation message of the slice, and the replica's definition, which may be newer. Out: the decoded
-changes with the replica's columns. Raises SchemaChangedError where the columns of the Relation message fit
-neither the present nor the former definition.
+In: a Relation message of the slice, and the replica's definition, which may be newer. Out: the `Transformation` to the
+replica's columns. Raises SchemaChangedError if the columns of the Relation message fit neither the present nor the
+former definition.
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ def readings_of(
     since: Order,
     definition: Definition,
 ) -> list[Reading]:
-    """How a table's changes after `since` are read, one reading per relation version."""
+    """The readings of a table's changes after `since`, one per relation version."""
     return [
         _reading(subscription, messages, part, since, definition)
         for part in parts
@@ -50,10 +50,10 @@ def readings_of(
 
 
 def _is_of(subscription: Subscription, part: Part, since: Order, definition: Definition) -> bool:
-    """Whether a version is the replica's.
+    """Whether a relation version belongs to the replica.
 
-    If the publisher filtered, it may be of a table that had the name before the copy. A table that has the name for a
-    while after the copy is the replica's for that time, as a subscriber finds its table by name
+    If the publisher filters, it may be of another table that had the same name before the copy. After the copy any
+    table with the name belongs to the replica, as a PostgreSQL subscriber finds its table by name
     (logicalrep_rel_open() in src/backend/replication/logical/relation.c).
     """
     relation_id = part.version.relation.relation_id
@@ -65,7 +65,7 @@ def _is_of(subscription: Subscription, part: Part, since: Order, definition: Def
 def _reading(
     subscription: Subscription, messages: Messages, part: Part, since: Order, definition: Definition
 ) -> Reading:
-    """How the changes of a relation version after `since` are read for a replica of this definition."""
+    """The reading of a relation version's changes after `since`, for a replica with this definition."""
     relation, sent = part.version.relation, part.sent
     columns, added = arriving_columns(subscription, part, definition)
     _refuse_unfound(subscription, part, since, definition)
@@ -80,7 +80,7 @@ def _reading(
             raise _copied_again(part, "columns of its row filter changed")
         read = _filter_columns(subscription, part, definition, used)
     source = quote_qualified(relation.namespace or "pg_catalog", relation.name)
-    # In a tree that is published as its root, only the message of a leaf names the leaf.
+    # If a partition tree is published as its root, messages of the root do not name the leaf.
     is_root = part.root_key is not None and relation.relation_id == definition.layout.oid
     transformation = Transformation(
         columns,
@@ -103,7 +103,7 @@ def _reading(
 def _filter_columns(
     subscription: Subscription, part: Part, definition: Definition, used: frozenset[str]
 ) -> FilterColumns:
-    """The columns that filters read, with PostgreSQL's types instead of the types that the user chose."""
+    """The columns that row filters read, in the default types instead of those that the user chose."""
     columns, added = _typed_columns(replace(subscription, types={}), part, definition)
     own = subscription.published_names(part.sent.publish_as)
     named = RelationColumns(tuple(own.get(name, name) for name in columns.names), columns.types)
@@ -115,7 +115,7 @@ def _filter_columns(
 def _types(
     columns: RelationColumns, added: Sequence[AddedColumn], definition: Definition
 ) -> list[tuple[str, pa.DataType]]:
-    """The replica's columns with the types in which they arrive."""
+    """The replica's columns, each with the Arrow type in which its values arrive."""
     arriving = {name: t.arrow for name, t in zip(columns.names, columns.types, strict=True)}
     arriving |= {a.name: a.value.type for a in added}
     types = [(name, arriving[name]) for name, _ in definition.table_columns]
@@ -127,7 +127,7 @@ def arriving_columns(
 ) -> tuple[RelationColumns, Sequence[AddedColumn]]:
     """The columns of a relation version under their present names, and the replica's columns that it lacks.
 
-    Raises SchemaChangedError if neither the definition nor the one before it explains the version.
+    Raises SchemaChangedError if the version fits neither the present nor the former definition.
     """
     columns, added = _typed_columns(subscription, part, definition)
     arriving = {name: t.spark for name, t in zip(columns.names, columns.types, strict=True)}
@@ -179,9 +179,9 @@ def _present_columns(
 
 
 def _refuse_another_identity(part: Part, names: Sequence[str], definition: Definition) -> None:
-    """Raise if old tuples lack what identifies the replica's rows: a key, or the whole row.
+    """Raise SchemaChangedError if old tuples lack the columns that identify the replica's rows: its key, or all columns.
 
-    A leaf has its own identity: see `_refuse_unfound`.
+    Leaves have identities of their own: see `_refuse_unfound`.
     """
     relation, former = part.version.relation, definition.former
     if relation.relation_id != part.sent.publish_as.oid or _by_leaves(part, definition):
@@ -199,15 +199,15 @@ def _refuse_another_identity(part: Part, names: Sequence[str], definition: Defin
 
 
 def _by_leaves(part: Part, definition: Definition) -> bool:
-    """Whether a partition tree's rows are found by a key that its leaves share, not by the root's key."""
+    """Whether the rows of a partition tree are found by a key that its leaves share, and not by the root's key."""
     return part.root_key is not None and not (definition.key and set(definition.key) == part.root_key)
 
 
 def _refuse_unfound(subscription: Subscription, part: Part, since: Order, definition: Definition) -> None:
-    """Raise if a leaf was altered or detached, and does not send what identifies the replica's rows.
+    """Raise SchemaChangedError if a leaf was altered or detached, and its old tuples do not identify the replica's rows.
 
-    The definition has the leaves' present identities. A leaf that was described before the copy, and not since, was
-    altered before it.
+    The definition has the present identities of the leaves. A leaf that was described before the copy, and not since,
+    was altered before the copy.
     """
     for leaf in part.leaves if _by_leaves(part, definition) else ():
         over = leaf.end is not None and leaf.end <= since

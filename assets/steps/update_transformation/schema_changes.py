@@ -1,9 +1,9 @@
-"""Schema changes: a replica follows its table's definition in place where no row has to be read again.
+"""Schema changes: a replica follows its table's definition in place if the publisher's rows need not be read again.
 
-In: the tables' definitions in the catalog, and the replicas' definitions. The change of a replica's columns is
-one commit at most. Added columns that are NULL only change metadata. Any other change (a value for all rows,
-a name, a column less) rewrites the replica from itself. A table that cannot follow is marked to be copied
-again. Positions do not change: the rows are those of the same LSN.
+In: the tables' definitions in the catalog, and the replicas' definitions. Out: at most one commit per replica. Added
+columns that are NULL only change metadata. Other changes (a value for all rows, a new name, a dropped column) rewrite
+the replica from its own rows. A table that cannot follow is marked as to be copied again. Positions do not change,
+since the rows are those of the same LSN.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,7 +41,10 @@ from pgsieve.resources.lake.rewriting import RowChange
 
 @dataclass(frozen=True)
 class SchemaChanges:
-    """Brings replicas to the definitions of a catalog that was read before `lsn`; slices up to `transformed` are transformed."""
+    """Brings replicas to the definitions of a catalog that was read before `lsn`.
+
+    Slices up to `transformed` are transformed with the former definitions.
+    """
 
     subscription: Subscription
     lake: Lake
@@ -54,9 +57,9 @@ class SchemaChanges:
         return TableStates(self.lake, self.subscription.name)
 
     def follow(self, catalog: Catalog) -> bool:
-        """Bring the ready replicas to the catalog's definitions. Returns whether one changed.
+        """Bring the ready replicas to the catalog's definitions; returns whether a definition changed.
 
-        Raises OverrunError where another process changes a table's state too.
+        Raises OverrunError if another process changes a table's state too.
         """
         tables, changed = self.subscription.tables(catalog), False
         self._states.note_altered(lambda s: _is_altered(self.subscription, tables.get(s.name), s))
@@ -80,7 +83,7 @@ class SchemaChanges:
         return changed
 
     def _follow(self, state: TableState, replicated: ReplicatedTable, present: Definition) -> None:
-        """Bring one replica to the present definition; raises SchemaChangedError where it has to be copied again."""
+        """Bring one replica to the present definition; raises SchemaChangedError if the table has to be copied again."""
         followed = state.definition
         assert followed is not None
         projection = _projection(
@@ -101,11 +104,11 @@ class SchemaChanges:
             self._states.append([replace(state, definition=evolved)])
 
     def _evolve(self, state: TableState, evolved: Definition, projection: Projection) -> None:
-        """Change the replica, between two states: after a crash in between, the table is copied again.
+        """Change the replica's columns. The table's state is "to be copied" meanwhile, in case this process dies.
 
-        A process that transforms at the same moment has the former definition, or leaves the table out. A fence before
-        the change and one after it make that process begin anew. If it recorded a slice before the second fence, the
-        table is copied again.
+        Another process that transforms at the same moment uses the former definition, or leaves the table out. A fence
+        before the change and one after it make that process begin its slice anew. If it has recorded a slice before the
+        second fence, the table is copied again.
         """
         assert state.definition is not None
         lake, states, record = self.lake, self._states, Transformed(self.lake, self.subscription.name)
@@ -131,15 +134,14 @@ class SchemaChanges:
             raise SchemaChangedError("another process has transformed changes meanwhile")
 
     def _refuse_overrun(self, state: TableState) -> None:
-        """Raise where another process has changed the state: the plan was made from another definition."""
+        """Raise OverrunError if another process has changed the state since it was read."""
         if self._states.newest().get(state.name) != state:
             raise OverrunError(self._states.path)
 
     def _refuse_unapplied(self, state: TableState) -> None:
         """Raise SchemaChangedError if the replica may lack changes with the former columns and key.
 
-        Such changes may be in the history alone, if a run died before it could record the slice. A later run takes them
-        from there.
+        They may be recorded in `_transformed`, or only in the history, if a run died before it recorded the slice.
         """
         assert state.definition is not None
         lake, name = self.lake, self.subscription.name
@@ -156,10 +158,10 @@ class SchemaChanges:
             raise SchemaChangedError("earlier changes are still to be applied")
 
     def _follow_in_histories(self, state: TableState, evolved: Definition, *, is_added: bool) -> None:
-        """Let the histories follow a replica that has all transformed changes.
+        """Bring the histories to the new definition of a replica that has all transformed changes.
 
-        `is_added` says that its rows only have more columns, which are NULL. Otherwise the versions of its rows end, and
-        begin anew with the present columns.
+        `is_added` says that the rows only got more columns, which are NULL. Otherwise the versions of rows end, and begin
+        anew with the present columns.
         """
         assert state.definition is not None
         subscription, lake = self.subscription, self.lake
@@ -182,7 +184,7 @@ class SchemaChanges:
 
 
 def _is_altered(subscription: Subscription, replicated: ReplicatedTable | None, state: TableState) -> bool:
-    """Whether a replica may have other rows than a new copy: its publications changed, or an origin is left out."""
+    """Whether a replica may have other rows than a new copy: its publications changed, or changes of origins are left out."""
     published = state.definition.published if state.definition else None
     return (
         subscription.feed.options.origin != "any"
@@ -192,9 +194,9 @@ def _is_altered(subscription: Subscription, replicated: ReplicatedTable | None, 
 
 
 def former_definition(followed: Definition, present: Definition, transformed: int, lsn: int) -> Former:
-    """The former definition that changes before `lsn` may have.
+    """The former layout that changes before `lsn` may have.
 
-    It is the one before the change, or an earlier one that changes may still have.
+    It is the layout of `followed`; or, if changes may still have an earlier one, that.
     """
     former = followed.former
     if former is None or former.until <= transformed:

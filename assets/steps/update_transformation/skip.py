@@ -1,8 +1,8 @@
-"""Skips a transaction by its finish LSN, as ALTER SUBSCRIPTION … SKIP (lsn = …) does: the LSN is chosen, and cleared later.
+"""Skips a transaction by its finish LSN, as ALTER SUBSCRIPTION … SKIP (lsn = …) does.
 
-PostgreSQL clears it at the next transaction that is not empty, whether it was the chosen one or not
-(clear_subscription_skip_lsn() in src/backend/replication/logical/worker.c). Raises PgsieveError for an LSN
-that is already passed.
+As in PostgreSQL, the LSN is cleared at the next transaction that is not empty, whether or not that is the chosen one
+(clear_subscription_skip_lsn() in src/backend/replication/logical/worker.c). Raises PgsieveError for an LSN that is
+passed already.
 """
 
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ from pgsieve.resources.lake.lake import Lake
 
 @dataclass(frozen=True)
 class Skip:
-    """The LSN of the transaction that a subscription is to skip."""
+    """The transaction that a subscription has to skip."""
 
     subscription: Subscription
     lake: Lake
@@ -33,7 +33,7 @@ class Skip:
         return SubscriptionRecord(self.lake, self.subscription.name)
 
     def choose(self, lsn: int | None) -> None:
-        """Choose the transaction to skip by its finish LSN; None chooses none."""
+        """Choose the transaction to skip by its finish LSN; None clears the choice."""
         name, state = self.subscription.name, self._record.state()
         if lsn is None:
             self._record.set(replace(state, skip_lsn=None))
@@ -44,26 +44,26 @@ class Skip:
                 hint="name the finish LSN of a transaction, or none",
                 sqlstate="22023",
             )
-        done = Transformed(self.lake, name).position()
-        if lsn < done:
+        transformed = Transformed(self.lake, name).position()
+        if lsn < transformed:
             raise PgsieveError(
                 f'subscription "{name}": skip WAL location (LSN {format_lsn(lsn)}) must be greater than origin LSN'
-                f" {format_lsn(done)}",
-                hint=f"that transaction is done with; a table that it set aside comes back by `pgsieve resync {name} TABLE`",
+                f" {format_lsn(transformed)}",
+                hint=f"that transaction is passed; `pgsieve resync {name} TABLE` copies a table that it has set aside",
                 sqlstate="22023",
             )
-        if is_begun(TableStates(self.lake, name), done):
+        if is_begun(TableStates(self.lake, name), transformed):
             raise PgsieveError(
-                f'subscription "{name}": a run ended amid the slice that follows {format_lsn(done)}',
+                f'subscription "{name}": a run ended amid the slice that follows {format_lsn(transformed)}',
                 hint=f"`pgsieve run {name}` finishes it",
                 sqlstate="55000",
             )
         self._record.set(replace(state, skip_lsn=lsn, notice=None))
 
     def clear(self, skip: int | None, window: Window, log: Log, *, applied: bool) -> int | None:
-        """Clear the LSN to skip after the window that contains it, or after a window with applied changes.
+        """Clear the LSN to skip after the window that contains it, or after a window with changes (`applied`).
 
-        Returns the present LSN.
+        Returns the LSN that is still to be skipped.
         """
         if skip is None:
             return None
@@ -76,13 +76,13 @@ class Skip:
         else:
             return skip
         state = self._record.state()
-        if state.skip_lsn == skip:  # Otherwise another one was chosen meanwhile.
+        if state.skip_lsn == skip:  # Otherwise the user has chosen another one meanwhile.
             self._record.set(replace(state, skip_lsn=None, notice=notice))
         log(f"{self.subscription.name}: {notice}")
         return None
 
     def _is_in(self, window: Window) -> bool:
-        """Whether a transaction of the window finished at the LSN that it skips."""
+        """Whether the window has a transaction that finished at the LSN that it skips."""
         lake, feed = self.lake, self.subscription.feed
         size = summarized_slice(lake, feed, window.slice).size
         messages = messages_of(lake, ChangeLog(lake, feed).path, [window.slice], size)
@@ -91,8 +91,8 @@ class Skip:
         return bool(messages.chosen(of_transaction).commits())
 
 
-def is_begun(states: TableStates, done: int) -> bool:
-    """Whether a run died after it had transformed some tables beyond `done`: then that slice cannot be divided."""
+def is_begun(states: TableStates, transformed: int) -> bool:
+    """Whether a run died amid the slice after `transformed`, with some tables written: then it cannot be divided."""
     lake = states.lake
     histories = (
         (lake.paths.changes(states.subscription, *s.name, s.definition.history.generation), s.lsn)
@@ -100,4 +100,4 @@ def is_begun(states: TableStates, done: int) -> bool:
         if s.definition
     )
     # A whole history has the position of the copy.
-    return any((lake.records.position(path) or 0) > max(done, copied) for path, copied in histories)
+    return any((lake.records.position(path) or 0) > max(transformed, copied) for path, copied in histories)

@@ -1,8 +1,7 @@
-"""The contents of a slice of the change log, and a subscription's part of them, before any row is read.
+"""The contents of a slice of the change log for a subscription, found without reading any row.
 
-In: the Relation and Truncate messages of the slice, and its catalog (`slices_to_read`). Out: for each replica
-table the relation versions with changes for it (`parts_of`), and the TRUNCATEs that empty it
-(`truncates_of`).
+In: the slice's Relation and Truncate messages, and its catalog (`slices_to_read`). Out: for each replica table the
+relation versions with changes for it (`parts_of`), and the TRUNCATEs of it (`truncates_of`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,7 +32,7 @@ from pgsieve.resources.lake.lake import Lake
 
 @dataclass(frozen=True)
 class RelationVersion:
-    """A Relation message, and the order keys between which it describes the relation's tuples."""
+    """A Relation message, and the order keys between which it describes the relation's tuples; `end` None: to the end."""
 
     relation: Relation
     begin: Order
@@ -42,7 +41,7 @@ class RelationVersion:
 
 @dataclass(frozen=True)
 class SliceContents:
-    """The contents of a slice: its bytes, relation versions by relation id, the relations changed, the truncates."""
+    """The contents of a slice: its end, its bytes, relation versions by oid, changed relations, and TRUNCATEs."""
 
     end: int
     size: int
@@ -54,15 +53,16 @@ class SliceContents:
 def slices_to_read(
     lake: Lake, subscription: Subscription, present: Catalog, after: int
 ) -> Iterator[tuple[int, Subscription | None, Catalog]]:
-    """The ends of the slices beyond an LSN, in order, each with the subscription that reads it, and its catalog.
+    """The ends of the slices after an LSN, in order, each with the subscription that reads it, and the slice's catalog.
 
-    `present` is the present catalog, for slices without a recorded one. After an alteration the subscription reads the
-    slice as the publisher sent it. It is None if the slot was not read for the subscription at that time.
+    `present` is the present catalog, for slices without a recorded one. The subscription that reads a slice has the feed
+    with the publisher's decisions (`as_published`) if publications were altered in the slice. It is None if the slot was
+    not read for the subscription at that time.
     """
     feed, name = subscription.feed, subscription.name
     published = replace(subscription, feed=as_published(feed, name))
     with lake.consistent_read():
-        # In this order: a slice is in `altered` before it is in the change log.
+        # The change log is read before `altered`, since a slice is in `altered` first.
         durable = ChangeLog(lake, feed).position() or 0
         altered = AlteredSlices(lake, feed).ends(name, durable)
         appended = lake.records.slices(ChangeLog(lake, feed).path, after=after)
@@ -71,7 +71,7 @@ def slices_to_read(
             yield end, published, present
         elif decided_by_server(feed, name) and (recorded := Catalogs(lake, feed).of_slice(end)):
             catalog, readers = recorded
-            # A value of an older type may contain a newer type. The meaning of an oid never changes.
+            # Values of a recorded type may contain a type that is newer than the record. Oids keep their meaning.
             catalog = replace(catalog, types={**catalog.types, **present.types})
             yield end, subscription if name in readers else None, catalog
         else:
@@ -79,7 +79,7 @@ def slices_to_read(
 
 
 def summarized_slice(lake: Lake, feed: Feed, end: int) -> SliceContents:
-    """The contents of a slice as they were recorded; if a run died before it recorded them, they are recorded now."""
+    """The recorded contents of a slice; if a run died before it recorded them, they are recorded now."""
     slices = Slices(lake, feed)
     row = slices.row(end)
     if row is None:
@@ -102,8 +102,8 @@ def summarized_slice(lake: Lake, feed: Feed, end: int) -> SliceContents:
 
 
 def _summary(lake: Lake, path: str, end: int) -> Mapping[str, Any]:
-    """The contents of a slice of the change log at a path besides row changes."""
-    # The size of the whole change log, since the slice's own is not recorded.
+    """Compute the summary of a slice of the change log at `path`."""
+    # The size of the whole change log is an upper bound, as the slice's own size is not recorded.
     size = lake.records.size(path) if lake.local else None
     columns = ["commit_lsn", "ordinal", "xid", "kind", "relation_id", "data"]
     rows = lake.slice_rows(path, [end], size, columns=columns)
@@ -117,12 +117,12 @@ def _summary(lake: Lake, path: str, end: int) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class Part:
-    """The messages of one relation version, how they are published, and the definitions of users' types.
+    """One relation version of a slice, how it is published (`sent`), and the types that users have defined.
 
-    If a partition tree is published as its root, `root_key` is the root's own key, and `leaves` are the descriptions of
-    the leaves that UPDATEs and DELETEs may belong to. A session describes a leaf when it comes or is altered, before
-    the leaf's next change, whatever that change is sent as (maybe_send_schema() of pgoutput.c). `partitions` are
-    partitions through which changes came, without partitions that the session described in an earlier slice.
+    If a partition tree is published as its root, `root_key` is the root's own key, and `leaves` are the versions of the
+    leaves to which UPDATEs and DELETEs may belong. A session describes a leaf before the leaf's first change, and again
+    after it was altered (maybe_send_schema() of pgoutput.c). `partitions` are partitions through which changes came,
+    except those that the session described in an earlier slice.
     """
 
     version: RelationVersion
@@ -138,7 +138,7 @@ class Part:
 
 
 def parts_of(subscription: Subscription, contents: SliceContents, catalog: Catalog) -> dict[Name, list[Part]]:
-    """For each replica table the relation versions with changes for it."""
+    """The relation versions with changes for each replica table."""
     feed, publications = subscription.feed, _publications(subscription, catalog)
     by_id = {} if feed.filtered else routes(catalog, publications)
     parts: dict[Name, list[Part]] = {}
@@ -165,7 +165,7 @@ def parts_of(subscription: Subscription, contents: SliceContents, catalog: Catal
 
 
 def _publications(subscription: Subscription, catalog: Catalog) -> Sequence[Publication]:
-    """The publications of a subscription; if the publisher filtered, only publications that still exist."""
+    """The publications of a subscription; if the publisher filters, without those that no longer exist."""
     feed = subscription.feed
     if not feed.filtered:
         return feed.publications(catalog, subscription.name)
@@ -180,7 +180,7 @@ def _leaves(
     catalog: Catalog,
     publications: Sequence[Publication],
 ) -> list[RelationVersion]:
-    """The descriptions of the leaves, or possible former leaves, to which changes under this version may belong."""
+    """The versions of the leaves, and of possible former leaves, to which changes of a version may belong."""
     if version.relation.relation_id != root.oid:
         described = {version.relation.relation_id: [version]}
     else:
@@ -200,15 +200,15 @@ def _leaves(
 
 
 def _partitions(root: Table, version: RelationVersion, contents: SliceContents) -> tuple[str, ...]:
-    """The partitions that changes of this version came through."""
-    own = version.relation.relation_id
-    described = (contents.versions.keys() & {*root.leaves}) if own == root.oid else {own}
-    relations = [contents.versions[oid][-1].relation for oid in described]
+    """The partitions through which changes of a version came."""
+    oid = version.relation.relation_id
+    described = (contents.versions.keys() & {*root.leaves}) if oid == root.oid else {oid}
+    relations = [contents.versions[each][-1].relation for each in described]
     return tuple(quote_qualified(each.namespace or "pg_catalog", each.name) for each in relations)
 
 
 def _as_published(relation: Relation) -> PublishedRelation:
-    """A relation of a publisher that filters: all changes that arrive are sent, under the relation's own name."""
+    """A relation of a publisher that filters: all its changes are sent, under the relation's own name."""
     table = Table(
         oid=relation.relation_id,
         schema=relation.namespace or "pg_catalog",
@@ -230,11 +230,11 @@ def _as_published(relation: Relation) -> PublishedRelation:
 def truncates_of(
     subscription: Subscription, contents: SliceContents, catalog: Catalog
 ) -> dict[Name, list[Order]]:
-    """For each replica table the order keys of the TRUNCATEs that empty it."""
+    """The order keys of the TRUNCATEs of each replica table."""
     emptied: dict[Name, list[Order]] = {}
     for at, truncate in contents.truncates:
         if subscription.feed.filtered:
-            # The publisher describes every relation of a TRUNCATE before it (pgoutput_truncate()).
+            # The publisher describes every relation of a TRUNCATE before the TRUNCATE (pgoutput_truncate()).
             named = [_described(contents.versions[oid], at) for oid in truncate.relation_ids]
         else:
             publications = subscription.feed.publications(catalog, subscription.name)

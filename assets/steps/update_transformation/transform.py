@@ -1,8 +1,8 @@
 """UPDATE transformation: slices of the change log -> the transformed changes of each replicated table.
 
-A slice is transformed once per subscription: each table's changes are one Delta commit with the slice's end
-as its position. Then one row per table is written to `_transformed`, which the apply reads. Repeating a slice
-after a crash repeats the same commits, which Delta leaves out.
+A slice is transformed once per subscription. Each table's changes are one Delta commit, with the slice's end as its
+position. Then one row per table is written to `_transformed`, which the apply reads. If a slice is repeated after a
+crash, the commits that exist already are left out by their position.
 """
 
 import json
@@ -66,22 +66,22 @@ from pgsieve.resources.work import called
 
 
 def transform(subscription: Subscription, lake: Lake, log: Log) -> list[TableChanges]:
-    """Transform the slices appended since the last time, in order; the replicas follow schema changes first.
+    """Transform the slices that are not transformed yet, in order; before that the replicas follow schema changes.
 
-    With `disable_on_error` an error disables the subscription before anything of its transaction, or of a
-    later one, is written. Raises SubscriptionDisabledError for a subscription that is disabled.
+    With `disable_on_error` an error disables the subscription, and nothing of its transaction or of later ones is
+    written. Raises SubscriptionDisabledError for a disabled subscription.
     """
     results: list[TableChanges] = []
     lake.access.begin_writing()
     with subscription.feed.source.exclusively(subscription.name):
-        # If another process has transformed a slice or copied a table meanwhile, the rest begins anew.
+        # If another process has transformed a slice or copied a table meanwhile, the remaining slices begin anew.
         again_after_conflict(Transformation(subscription, lake, log).run)(results)
     return results
 
 
 @dataclass(frozen=True)
 class Transformation:
-    """A transformation of the slices that a subscription has not transformed yet."""
+    """The transformation of a subscription's slices that are not transformed yet."""
 
     subscription: Subscription
     lake: Lake
@@ -92,12 +92,12 @@ class Transformation:
         return TableStates(self.lake, self.subscription.name)
 
     def run(self, results: list[TableChanges]) -> None:
-        """Transform the present slices, and add them to the results."""
+        """Transform the slices that exist now, and add their changes to `results`."""
         subscription, lake = self.subscription, self.lake
         transformed = Transformed(lake, subscription.name)
         skip = SubscriptionRecord(lake, subscription.name).refuse_disabled().skip_lsn
-        # Read before any state: a process that changes a state also commits here, so a plan from older states
-        # fails.
+        # Read before any state: a process that changes a state also commits to `_transformed`, so that the commits of
+        # this process fail if its states are older.
         head = lake.records.head(transformed.path)
         begin, base = head.position or 0, head.version
         cut = Cuts(lake, subscription.name).last()
@@ -109,7 +109,7 @@ class Transformation:
         if hold_back(subscription, lake, table_problems(subscription, present)):
             return
         if SchemaChanges(subscription, lake, lsn, begin, self.log).follow(present):
-            # The definitions have changed: this process begins anew, and so does any other that transforms.
+            # The definitions have changed, so this process begins anew, as does any other that transforms.
             self.run(results)
             return
         for end, reader, catalog in slices_to_read(lake, subscription, present, after=begin):
@@ -152,7 +152,7 @@ class Transformation:
         SubscriptionRecord(self.lake, self.subscription.name).disable(problem)
 
     def _note_altered(self, end: int, *, skipping: bool) -> None:
-        """Record that other publications may have decided rows of a slice, or that changes were skipped."""
+        """Record that replicas may differ from a copy: changes were skipped, or the publisher decided a slice."""
         contents = summarized_slice(self.lake, self.subscription.feed, end)
         truncated = {oid for _, truncate in contents.truncates for oid in truncate.relation_ids}
         changed = contents.changed | truncated
@@ -164,14 +164,14 @@ class Transformation:
         self._states.note_altered(altered)
 
     def _set_aside_what_is_behind(self, begin: int) -> None:
-        """Set aside the tables whose next changes were deleted from the change log."""
+        """Set aside the tables whose next changes are deleted from the change log."""
         name, states = self.subscription.name, self._states
         deleted = FeedRecord(self.lake, self.subscription.feed).deleted_up_to()
         if begin >= deleted:
             return
         problem = (
             f"its changes are transformed only up to {format_lsn(begin)}, and changes up to {format_lsn(deleted)} are deleted"
-            " from the change log: the subscription was restored from a backup, or left out of the configuration meanwhile"
+            " from the change log: the subscription was restored from a backup, or missing in the configuration meanwhile"
         )
         behind = [
             s.with_problem(name, problem) for s in states.newest().values() if s.applies and s.lsn < deleted
@@ -183,7 +183,7 @@ class Transformation:
 
 @dataclass(frozen=True)
 class _Reached:
-    """The LSN up to which slices are transformed, and the newest cut, which has the histories' positions."""
+    """The LSN up to which slices are transformed, and the newest cut, which has the positions of histories."""
 
     begin: int
     cut: Cut | None
@@ -191,14 +191,14 @@ class _Reached:
 
 @dataclass(frozen=True)
 class _SliceTransformation:
-    """The transformation of the part of a slice that a subscription reads; `base` is the version of `_transformed` before it."""
+    """The transformation of a slice or of a window of it; `base` is the version of `_transformed` before it."""
 
     reader: SliceReader
     reached: _Reached
     base: int
 
     def changes(self, work: Work) -> list[TableChanges]:
-        """Transform a window table by table; a table that fails is set aside, or is to be copied again."""
+        """Transform a window table by table. A table that fails is set aside, or marked as to be copied."""
         if not work.tables:
             return []
         name, lake, contents = self.reader.subscription.name, self.reader.lake, work.contents
@@ -217,14 +217,14 @@ class _SliceTransformation:
         with work.messages.persisted() if shared else nullcontext(work.messages) as messages:
             changes = lake.in_parallel(partial(one, messages=messages), list(work.tables))
         if failed and lake.records.version(transformed := Transformed(lake, name).path) != self.base:
-            raise OverrunError(transformed)  # Another process may have changed the failed tables.
+            raise OverrunError(transformed)  # Another process may be the cause of the failures.
         TableStates(lake, name).append(failed.values())
         return changes
 
     def _state_after(self, error: Exception, work: Work, name: Name) -> tuple[TableState, str]:
-        """The state of a table after the error of its transformation, and the reason.
+        """The state of a table after its transformation failed, and the reason.
 
-        Raises the error if it disables the subscription, or is a fault of the lake.
+        Raises the error if it disables the subscription, or is a fault of the lake itself.
         """
         subscription, lake = self.reader.subscription, self.reader.lake
         state, at = work.tables[name], None
@@ -235,7 +235,7 @@ class _SliceTransformation:
                 raise error
             problem = waiting_for(error)
             return replace(state, state=SyncState.INITIALIZE, reason=problem), problem
-        reason(lake, error)  # Raises where the lake itself fails.
+        reason(lake, error)  # Raises a fault of the lake itself.
         if not is_damage(error):
             if subscription.disable_on_error:
                 raise error
@@ -274,14 +274,14 @@ class _SliceTransformation:
             committer = lake.policy.file_committer(path, schema)
         if self.reached.cut is not None:
             self.reached.cut.refuse_earlier_history(path, state, position)
-        # The copied rows of a whole history have the position of the copy.
+        # A history that begins with the copied rows has the position of the copy.
         if max(self.reached.begin, state.lsn) < position < contents.end:
             raise SchemaChangedError(
                 f"a run ended amid a slice, and wrote its changes only up to {format_lsn(position)}"
             )
         changes = SentChanges(readings, truncates, contents.end, definition.key, schema)
         if position >= contents.end:
-            # A run that died has written the changes: only the counts are made again.
+            # A run that died has written the changes: only their counts are made again.
             sent_as = changes.attempted(lake, definition.columns, result.size)
             return _counted(result, sent_as, [_tally(lake, path, contents.end, definition.key)])
         readable = changes.readable
@@ -293,7 +293,7 @@ class _SliceTransformation:
 def _write_files(
     lake: Lake, committer: ByFiles, path: str, result: TableChanges, changes: ReadableChanges, position: int
 ) -> TableChanges:
-    """Let the runner for this many bytes write the files of a table's changes, and commit them once."""
+    """Let the runner write the files of a table's changes, and commit them."""
     sent_as: SentCounts = {}
 
     def written() -> pa.Table:
@@ -316,7 +316,7 @@ def _write_by_spark(
     definition: Definition,
     position: int,
 ) -> TableChanges:
-    """Let Spark write a table's changes once, and count them meanwhile."""
+    """Let Spark write a table's changes, and count them while it writes."""
     counted, tally = observation_for(lake), spark_tally()
     made = changes.frame(lake, definition.columns)
     commit = Commit(result.slice, after=position, properties=CHANGES_PROPERTIES)
@@ -329,7 +329,7 @@ def _write_by_spark(
 
 
 def _tally(lake: Lake, path: str, end: int, key: Sequence[str]) -> Tally:
-    """The tally of a slice's changes that an interrupted run has written."""
+    """The tally of a slice's changes that a run has written before it died."""
     stored = lake.stored_slices(path, [end])
     if stored is None:
         return _tally_of(aggregated(written_changes(lake.slices_of(path, [end]), key), spark_tally()))
@@ -350,9 +350,9 @@ def _tally_of(counts: Mapping[str, Any]) -> Tally:
 
 
 def _counted(result: TableChanges, sent_as: SentCounts, tallies: Sequence[Tally]) -> TableChanges:
-    """The result with counts of the changes that came, and tallies of the changes that are sent.
+    """Add the counts of received changes, and the tallies of sent changes, to a result.
 
-    `size` is the size of the sent changes if it is counted and smaller: a row filter may leave few of many changes.
+    If the tallies have the size of the sent changes, it lowers `size`: a row filter may let few changes pass.
     """
     is_counted = all("bytes" in tally for tally in tallies)
     return replace(

@@ -1,8 +1,7 @@
-"""Windows: a slice of the change log, or the part of it that is transformed at once.
+"""Windows: a window is the part of a slice that is transformed at once, mostly the whole slice.
 
-A slice is divided at a transaction that is to be skipped, since earlier changes have to be applied first, and
-before a transaction that fails. In: the slice and a range of commit LSNs. Out: the tables, their relation
-versions and TRUNCATEs, and the messages.
+A slice is divided at a transaction that has to be skipped, and before a transaction that fails. In: the slice and a
+range of commit LSNs. Out: the tables, their relation versions and TRUNCATEs, and the messages.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +26,10 @@ from pgsieve.resources.lake.lake import Lake
 
 @dataclass(frozen=True)
 class Window:
-    """The transactions of a slice with begin <= commit LSN < end, without `skipped`; `end` is their position."""
+    """The transactions of a slice with begin <= commit LSN < end, without the one at `skipped`.
+
+    `slice` is the end of the slice. `end` becomes the position of the tables' changes.
+    """
 
     slice: int
     begin: int
@@ -36,12 +38,12 @@ class Window:
 
     @property
     def choice(self) -> Choice:
-        """The messages of these transactions."""
+        """Selects the messages of these transactions."""
         before = (self.end, FIRST) if self.end < self.slice else None
         return Choice(after=(self.begin, FIRST), before=before, without=self.skipped)
 
     def holds(self, commit_lsn: int) -> bool:
-        """Whether a transaction is one of these."""
+        """Whether a transaction is in the window."""
         return self.begin <= commit_lsn < self.end and commit_lsn != self.skipped
 
 
@@ -56,7 +58,7 @@ def next_window(skip: int | None, begin: int, end: int) -> Window:
 
 @dataclass(frozen=True)
 class TableWork:
-    """The work of a window for one table; the size of `contents` is the table's share of the window's bytes."""
+    """The transformation work of a window for one table; `contents.size` is the table's share of the bytes, if known."""
 
     state: TableState
     contents: SliceContents
@@ -67,20 +69,20 @@ class TableWork:
 
 @dataclass(frozen=True)
 class Work:
-    """The work of a window: the tables, their relation versions and TRUNCATEs, the messages."""
+    """The transformation work of a window: tables with their states, relation versions and TRUNCATEs; the messages."""
 
     contents: SliceContents
     tables: Mapping[Name, TableState]
     parts: Mapping[Name, Sequence[Part]]
     emptied: Mapping[Name, Sequence[Emptied]]
     messages: Messages
-    #: For a large window the tables that get few changes, each with about how many bytes; and the changes of
-    #: all these tables.
+    #: In a large window, the tables with few changes and the approximate bytes of each; and the messages of all these
+    #: tables, read into memory.
     sizes: Mapping[Name, int]
     few: Messages | None
 
     def of_table(self, name: Name, messages: Messages) -> TableWork:
-        """The work for a table: it reads all `messages`, unless the table gets few changes."""
+        """The work for a table. It reads `messages`, or `few` if the table has few changes."""
         contents = self.contents
         if self.few is not None and name in self.sizes:
             messages, contents = self.few, replace(contents, size=self.sizes[name])
@@ -90,17 +92,14 @@ class Work:
 
 @dataclass(frozen=True)
 class SliceReader:
-    """A subscription as it reads a slice, and the catalog that decides which changes of it are sent."""
+    """A subscription, with the feed from which it reads a slice, and the catalog that decides the slice's changes."""
 
     subscription: Subscription
     lake: Lake
     catalog: Catalog
 
     def work(self, window: Window) -> Work:
-        """The work of a window, for the tables whose changes are applied.
-
-        If the change log has lost changes of a table, the table is set aside.
-        """
+        """The work of a window, for the tables that take its changes. Sets tables aside whose changes are lost."""
         subscription, lake = self.subscription, self.lake
         contents = summarized_slice(lake, subscription.feed, window.slice)
         truncates = [(at, truncate) for at, truncate in contents.truncates if window.holds(at[0])]
@@ -111,7 +110,7 @@ class SliceReader:
         while True:
             ready = {n: s for n, s in states.newest().items() if s.transforms and s.lsn < window.end}
             tables = {name: ready[name] for name in sorted((parts.keys() | emptied.keys()) & ready.keys())}
-            # A lost file concerns only the tables with changes in it.
+            # If no table has changes, no file is read, and a lost one does not matter.
             ends = [window.slice] if tables else []
             try:
                 messages = messages_of(lake, ChangeLog(lake, subscription.feed).path, ends, contents.size)
@@ -129,7 +128,7 @@ class SliceReader:
 def _few(
     lake: Lake, contents: SliceContents, messages: Messages, parts: Mapping[Name, Sequence[Part]]
 ) -> tuple[Mapping[Name, int], Messages | None]:
-    """The tables of a large window that get few changes together, with their shares of the bytes; their messages."""
+    """The tables of a large window that together have few changes, with their shares of the bytes; and their messages."""
     numbers = messages.numbers()
     of = {name: frozenset(part.version.relation.relation_id for part in some) for name, some in parts.items()}
     shares = {

@@ -1,9 +1,9 @@
-"""One examination of a publisher for all that PostgreSQL or pgsieve would refuse, before anything is created.
+"""Examines a publisher for everything that PostgreSQL or pgsieve would refuse, before anything is created.
 
 In: a feed's subscriptions and its publisher. Out: errors of subscriptions: definitions in pgsieve.yaml that
-CREATE PUBLICATION would refuse, publications that are missing or disagree, changes that the publisher would
-refuse because of the replica identity. And errors of single tables: row filters that cannot be evaluated
-exactly, rows that no change would find.
+CREATE PUBLICATION would refuse, publications that are missing or contradict each other, changes that the publisher
+would refuse because of the replica identity. And errors of single tables: row filters that cannot be evaluated
+exactly, rows that UPDATEs and DELETEs would not find, locks.
 """
 
 from collections.abc import Iterator
@@ -42,12 +42,16 @@ from pgsieve.resources.postgres.filter_analysis import (
     filter_columns,
 )
 
-#: The columns that the row filters of pgsieve.yaml read, as the publisher analysed them.
+#: The columns that each row filter of pgsieve.yaml reads, as the publisher analysed it; by table oid and filter.
 _Read = dict[tuple[int, str], frozenset[str]]
 
 
 class Examination:
-    """One examination of a feed's publisher; `catalog` also has the sound publications of pgsieve.yaml."""
+    """The examination of a feed's publisher.
+
+    `catalog` is the server's, with the publications of pgsieve.yaml that have no problem. `refusals` has the problems
+    of the others. `unchecked` says why the publisher could not check their row filters.
+    """
 
     def __init__(self, connection: psycopg.Connection[Any], feed: Feed, server: Catalog) -> None:
         self._feed = feed
@@ -69,7 +73,7 @@ class Examination:
 
     @property
     def refused(self) -> list[PgsieveError]:
-        """The problems of the definitions in pgsieve.yaml."""
+        """The problems of all definitions in pgsieve.yaml."""
         return [problem for problems in self.refusals.values() for problem in problems]
 
     def _definition_problems(
@@ -112,10 +116,10 @@ class Examination:
         return replace(entry, filter_columns=read)
 
     def obstacle(self, subscription: str) -> PgsieveError | None:
-        """Why nothing of a subscription can be replicated; None if it is sound except for some of its tables.
+        """Why nothing of a subscription can be replicated; None if at most single tables have problems.
 
-        The publisher itself refuses an UPDATE that its own publication does not allow; the same rule is
-        applied here to a publication that pgsieve.yaml defines.
+        The publisher refuses UPDATEs and DELETEs that its own publications do not allow. Here the same rule is applied
+        to publications that pgsieve.yaml defines.
         """
         for name in self._feed.subscriptions[subscription]:
             for refused in self.refusals.get(name, ()):
@@ -128,11 +132,11 @@ class Examination:
         return None
 
     def publication_problems(self, subscription: str) -> Iterator[PgsieveError]:
-        """The problems of a subscription's publications; those of pgsieve.yaml are sound."""
+        """The problems of a subscription's publications; none if one has problems in `refusals`."""
         catalog = self.catalog
         names = self._feed.subscriptions[subscription]
         if any(name in self._feed.defined and name not in catalog.publications for name in names):
-            return  # The problems of its definition are in `refused`.
+            return  # The problems of the definition are in `refusals`.
         try:
             publications = catalog.select(names)
             replicated_tables(publications, catalog)
@@ -146,25 +150,25 @@ class Examination:
                 yield error
 
     def filter_problems(self, subscription: str) -> Iterator[PgsieveError]:
-        """The errors of row filters that cannot be evaluated, for a subscription whose publications are sound."""
+        """The errors of row filters that cannot be evaluated; none if a publication has problems."""
         with suppress(PublicationError):
             for _, error in unevaluable_filters(self._feed, subscription, self.catalog):
                 yield error
 
     def locked_tables(self, subscription: str) -> Iterator[PgsieveError]:
-        """The errors of tables that are locked, for a subscription whose publications are sound."""
+        """The errors of tables that are locked; none if a publication has problems."""
         with suppress(PublicationError):
             for _, error in locked_tables(self._feed, subscription, self.catalog):
                 yield error
 
     def unfound_rows(self, subscription: str) -> Iterator[PgsieveError]:
-        """The errors of tables with rows that no change would find, for a subscription whose publications are sound."""
+        """The errors of tables with rows that UPDATEs and DELETEs would not find; none if a publication has problems."""
         with suppress(PublicationError):
             for _, error in unfound_tables(self._feed, subscription, self.catalog):
                 yield error
 
     def refused_changes(self, subscription: str) -> Iterator[tuple[Publication, PgsieveError]]:
-        """The publications because of which the publisher refuses UPDATE or DELETE of a table, each with its error."""
+        """The publications for which the publisher refuses UPDATEs or DELETEs of a table, each with the error."""
         for name in self._feed.subscriptions[subscription]:
             if (publication := self.catalog.publications.get(name)) is not None:
                 for table in changed_relations(self.catalog):
@@ -189,7 +193,7 @@ class Examination:
 def unevaluable_filters(
     feed: Feed, subscription: str, catalog: Catalog
 ) -> Iterator[tuple[Table, PgsieveError]]:
-    """The tables of a subscription with row filters that cannot be evaluated here; none if the publisher filters."""
+    """The tables of a subscription with row filters that pgsieve cannot evaluate; none if the publisher filters."""
     if feed.filtered:
         return
     publications = feed.publications(catalog, subscription)
@@ -201,7 +205,7 @@ def unevaluable_filters(
 
 
 def locked_tables(feed: Feed, subscription: str, catalog: Catalog) -> Iterator[tuple[Name, LockedTableError]]:
-    """A subscription's tables whose row filters or generated columns are hidden by another session's lock."""
+    """A subscription's tables whose row filters or generated columns cannot be read because another session locks them."""
     if not catalog.locked:
         return
     publications = feed.publications(catalog, subscription)
@@ -220,7 +224,7 @@ def locked_tables(feed: Feed, subscription: str, catalog: Catalog) -> Iterator[t
 
 
 def unfound_tables(feed: Feed, subscription: str, catalog: Catalog) -> Iterator[tuple[Name, PgsieveError]]:
-    """The tables of a subscription with rows that UPDATE and DELETE would not find."""
+    """The tables of a subscription with rows that UPDATEs and DELETEs would not find."""
     publications = feed.publications(catalog, subscription)
     for name, replicated in replicated_tables(publications, catalog).items():
         with suppress(PublicationError):
@@ -252,11 +256,11 @@ def _columns_read(table: Table, text: str) -> frozenset[str] | PgsieveError:
 
 
 def _refuse_uncomputable(sent: PublishedRelation, read: frozenset[str]) -> None:
-    """Raise if old tuples lack the columns from which a stored generated column is computed."""
+    """Raise UnsupportedFilterError if old tuples lack the columns from which a generated column is computed."""
     if lacking := read - set(sent.relation.identity):
         raise UnsupportedFilterError(
             f"row filter of {sent.publish_as.qualified} cannot be evaluated outside PostgreSQL: it reads a generated"
             f" column, and old rows lack the columns from which it is computed ({', '.join(sorted(lacking))})",
-            # Not `row_filter: publisher`: the replica identity has the column, which is not sent.
+            # The hint does not name `row_filter: publisher`: the column is in the replica identity, and is not sent.
             hint="use REPLICA IDENTITY FULL, or publish only inserts",
         )

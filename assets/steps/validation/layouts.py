@@ -1,7 +1,7 @@
-"""Impossible layouts: replicas that would share a folder, tables that lack the columns to be clustered by.
+"""Finds impossible layouts: replicas that would share a folder, and tables without the columns to be clustered by.
 
-In: a subscription and its tables. Out: the problem of each such table; or the columns by which a table is
-clustered, which raises ClusteringError where that is impossible.
+In: a subscription and its tables. Out: the problem of each such table; and the columns by which a table is clustered.
+Raises ClusteringError if a table does not have them.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -16,7 +16,7 @@ from pgsieve.resources.lake.paths import replica_folder
 
 
 class SharedFolderError(PgsieveError):
-    """A template gives two replicas one folder."""
+    """Two replicas would have the same folder."""
 
 
 class ClusteringError(PgsieveError):
@@ -24,9 +24,9 @@ class ClusteringError(PgsieveError):
 
 
 def clustering(subscription: Subscription, name: Name, columns: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """The columns by which a table with these columns and Spark types is clustered; empty if its layout has none.
+    """The columns by which a table is clustered, empty if its layout has none; `columns` are the table's, with Spark types.
 
-    Columns in the layout of all tables apply to the tables that have all of them.
+    The columns in the layout for all tables apply only to tables that have all of them.
     """
     wanted = tuple(map(subscription.replica_name, subscription.layout.of(name).cluster_by or ()))
     types = dict(columns)
@@ -46,7 +46,7 @@ def clustering(subscription: Subscription, name: Name, columns: Iterable[tuple[s
 
 
 def shared_folders(subscription: Subscription, names: Collection[Name]) -> dict[Name, PgsieveError]:
-    """The tables whose replicas would share a folder: none of them can have it."""
+    """The tables whose replicas would share a folder, each with its error."""
     template = subscription.layout.folders
     if template == FOLDERS:
         return {}
@@ -69,7 +69,7 @@ def shared_folders(subscription: Subscription, names: Collection[Name]) -> dict[
 def layout_problems(
     subscription: Subscription, tables: Mapping[Name, ReplicatedTable]
 ) -> Iterator[PgsieveError]:
-    """The problems of a subscription's layout, each once; also entries of tables that are not replicated."""
+    """The problems of a subscription's layout, each once; among them entries for tables that are not replicated."""
     yield from {str(error): error for error in shared_folders(subscription, tables).values()}.values()
     for name, replicated in tables.items():
         try:

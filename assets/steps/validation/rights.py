@@ -1,8 +1,7 @@
-"""The rights that the role of a source lacks, asked of the publisher before anything is created.
+"""Finds the rights that the role of a source lacks, before anything is created.
 
-In: a session of the role, and the tables that it has to copy. Out: an error for each missing right, in
-PostgreSQL's words, with the GRANT in the hint (section 29.11, *Security*, of its manual). Superusers lack
-nothing.
+In: a session of the role, and the tables that it has to copy. Out: an error for each missing right, in PostgreSQL's
+words, with the GRANT in the hint (PostgreSQL documentation, 29.11 Security). Superusers have all rights.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,13 +16,13 @@ from pgsieve.decoding.wording import counted
 
 _DENIED = "42501"
 
-#: rds_replication is the role that Amazon RDS grants instead of the attribute.
+#: Amazon RDS grants the role rds_replication instead of the attribute REPLICATION.
 _REPLICATES = """
 select current_user, rolsuper or rolreplication or exists (
     select from pg_roles granted where granted.rolname = 'rds_replication' and pg_has_role(granted.oid, 'usage'))
 from pg_roles where rolname = current_user
 """
-#: The limits on sessions for this role, without the connections reserved for superusers and the like.
+#: The limits on sessions of the role, of the database, and of the server without reserved connections.
 _LIMITS = """
 select r.rolname, d.datname, case when r.rolsuper then -1 else r.rolconnlimit end,
        case when r.rolsuper then -1 else d.datconnlimit end,
@@ -31,13 +30,13 @@ select r.rolname, d.datname, case when r.rolsuper then -1 else r.rolconnlimit en
          - coalesce(current_setting('reserved_connections', true)::int, 0)
   from pg_roles r, pg_database d where r.rolname = current_user and d.datname = current_database()
 """
-#: Concurrent sessions of `run`, of `check`, and of a first copy of some tables on a machine with few cores.
+#: The numbers of concurrent sessions of `run`, of `check`, and of a first copy of some tables on few cores.
 _RUN, _CHECK, _COPY = 4, 6, 8
 _READS = """
 select oid, current_user, has_schema_privilege(relnamespace, 'usage'), has_table_privilege(oid, 'select')
 from pg_class join unnest(%s::oid[]) with ordinality as listed (oid, number) using (oid) order by number
 """
-#: A role may have the right for each published column alone.
+#: Instead of the table, a role may have the right for each published column.
 _READS_COLUMNS = """
 select bool_and(has_column_privilege(%s::oid, name, 'select')) from unnest(%s::text[]) as name
 """
@@ -46,7 +45,7 @@ select bool_and(has_column_privilege(%s::oid, name, 'select')) from unnest(%s::t
 def missing_rights(
     connection: psycopg.Connection[Any], tables: Iterable[ReplicatedTable]
 ) -> Iterator[PgsieveError]:
-    """What the session's role may not do: read a slot, use a schema, select from a table."""
+    """The errors for rights that the session's role lacks: to read a slot, to use a schema, to select from a table."""
     answer = connection.execute(_REPLICATES).fetchone()
     assert answer is not None
     role, replicates = answer
@@ -59,7 +58,7 @@ def missing_rights(
     yield from _too_few_sessions(connection)
     messages = set[str]()
     for _, error in _denied(connection, tables):
-        if error.message not in messages:  # A missing right on the schema concerns each of its tables.
+        if error.message not in messages:  # A missing right on a schema is reported once for all its tables.
             messages.add(error.message)
             yield error
 
@@ -84,7 +83,7 @@ def _too_few_sessions(connection: psycopg.Connection[Any]) -> Iterator[PgsieveEr
         if 0 <= limit < _CHECK:
             yield PgsieveError(
                 f"{owner} may have no more than {counted(limit, 'session')}: a run needs {_RUN}, a check {_CHECK}, and"
-                " a copy one more for each table that it reads at a time",
+                " a copy one more for each table that it reads at the same time",
                 hint=hint,
                 sqlstate="53300",
             )

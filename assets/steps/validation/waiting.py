@@ -1,8 +1,8 @@
-"""Decides which part waits if something is refused: one table or one subscription, never the rest of the feed.
+"""Limits the effect of a problem: only its table or its subscription waits, and the others of the feed continue.
 
-In: a feed or a subscription, and its publisher's catalog. Out: the part of the feed that is not refused, a
-subscription's catalog, and the problems of its tables. A table with a problem waits in state `i` with the reason.
-Raises a problem that concerns the whole feed.
+In: a feed or a subscription, and its publisher's catalog. Out: the feed without refused subscriptions, a subscription's
+catalog, and the problems of its tables. A table with a problem waits in state `i` with the reason. Raises a problem
+that all subscriptions have.
 """
 
 from collections.abc import Collection, Mapping
@@ -29,10 +29,10 @@ from pgsieve.resources.postgres.errors import LockedTableError
 
 
 def sound_part(connection: psycopg.Connection[Any], feed: Feed, server: Catalog) -> tuple[Feed, Catalog]:
-    """The feed without the subscriptions that are refused now, and the catalog with all sound publications.
+    """The feed without the subscriptions that are refused now, and the catalog with the publications without a problem.
 
-    The feed treats a refused subscription as one that pgsieve.yaml does not have: once it is sound, its tables are copied
-    again. Raises the first problem where every subscription is refused.
+    A refused subscription counts as missing in pgsieve.yaml: once its problem is solved, its tables are copied again.
+    Raises the first problem if every subscription is refused.
     """
     examined = Examination(connection, feed, server)
     obstacles = {name: examined.obstacle(name) for name in feed.subscriptions}
@@ -46,10 +46,7 @@ def sound_part(connection: psycopg.Connection[Any], feed: Feed, server: Catalog)
 def sound_catalog(
     connection: psycopg.Connection[Any], subscription: Subscription, server: Catalog
 ) -> Catalog:
-    """The catalog with the publications that pgsieve.yaml defines for a subscription.
-
-    Raises the problem that makes them unusable.
-    """
+    """The catalog with the publications that pgsieve.yaml defines for a subscription; raises a problem of one of them."""
     feed = subscription.feed
     names = feed.subscriptions[subscription.name]
     defined = {name: feed.defined[name] for name in names if name in feed.defined}
@@ -58,7 +55,7 @@ def sound_catalog(
 
 
 def table_problems(subscription: Subscription, catalog: Catalog) -> dict[Name, PgsieveError]:
-    """Why single tables of a sound subscription cannot be replicated."""
+    """The errors of single tables of a subscription that cannot be replicated."""
     problems: dict[Name, PgsieveError] = {}
     for name, replicated in subscription.tables(catalog).items():
         try:
@@ -82,10 +79,10 @@ def unreadable_tables(
 
 
 def hold_back(subscription: Subscription, lake: Lake, problems: Mapping[Name, PgsieveError]) -> bool:
-    """Let tables wait that cannot be replicated as they are published now, or that cannot be read.
+    """Mark the tables with problems as to be copied, with the reason; returns whether the subscription was disabled.
 
-    Their changes are left out meanwhile, so they are copied once the problem has ended. A ready table that is only locked
-    does not wait. With `disable_on_error` the subscription is disabled; returns whether that is so.
+    Their changes are left out until the problem is solved; then they are copied. A ready table that is only locked does
+    not wait. With `disable_on_error` a problem disables the subscription.
     """
     states, waiting = TableStates(lake, subscription.name).newest(), []
     lasting = {name: error for name, error in problems.items() if not isinstance(error, LockedTableError)}
@@ -106,6 +103,6 @@ def hold_back(subscription: Subscription, lake: Lake, problems: Mapping[Name, Pg
 
 
 def waiting_for(error: PgsieveError) -> str:
-    """The reason that the state of a waiting table has."""
+    """The reason in the state of a table that waits because of an error."""
     hint = f"; {error.hint}" if error.hint else ""
     return f"{error.message}{hint}; it is copied by the first run after that is mended"

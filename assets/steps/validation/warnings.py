@@ -1,8 +1,8 @@
-"""Warnings: problems that stop nothing, and that a user should know of in advance.
+"""Warnings: facts that stop nothing, and that a user should know in advance.
 
-In: a subscription or a feed, and the publisher's catalog. Out: warnings as errors that are not raised: rows
-that are not found, as with a PostgreSQL subscriber; statements that the publisher refuses once its tables are
-captured.
+In: a subscription or a feed, and the publisher's catalog. Out: warnings as errors that are not raised: of rows
+that are not found, as with a PostgreSQL subscriber; of partitions whose changes are not sent; of statements that the
+publisher refuses once its tables are captured.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +20,7 @@ _NAMED = 5
 
 
 def warnings_of_subscription(subscription: Subscription, catalog: Catalog) -> Iterator[PgsieveError]:
-    """The leaves whose old rows lack the key of their root, and the leaves whose changes are not in the WAL."""
+    """Warnings of leaves whose old rows lack the key of their root, and of leaves whose changes are not in the WAL."""
     with suppress(PublicationError):
         publications = subscription.feed.publications(catalog, subscription.name)
         for replicated in subscription.tables(catalog).values():
@@ -36,10 +36,9 @@ def warnings_of_subscription(subscription: Subscription, catalog: Catalog) -> It
 
 
 def unsent_leaves(subscription: Subscription, catalog: Catalog) -> Iterator[PgsieveError]:
-    """All leaves whose changes are not in the WAL: leaves whose rows are as of a copy, and leaves that are left out.
+    """Warnings of unlogged and foreign leaves, whose changes are not in the WAL.
 
-    For a tree that is published as its leaves, a PostgreSQL subscriber copies these once too; but not for ALL
-    TABLES.
+    The replica has their rows as of its copy if they are published by their root. Otherwise they are not replicated.
     """
     with suppress(PublicationError):
         publications = subscription.feed.publications(catalog, subscription.name)
@@ -67,7 +66,7 @@ def unsent_leaves(subscription: Subscription, catalog: Catalog) -> Iterator[Pgsi
 def warnings_of_names(
     subscription: Subscription, catalog: Catalog, is_mapped: Callable[[Name], bool]
 ) -> Iterator[PgsieveError]:
-    """The tables with column names that Delta in Spark must map; `is_mapped` says whether it maps a replica's."""
+    """Warnings of column names that Parquet in Spark forbids; `is_mapped` says whether Delta maps those of a replica."""
     with suppress(PublicationError):
         for table, replicated in subscription.tables(catalog).items():
             named = map(subscription.replica_name, replicated.columns)
@@ -86,7 +85,7 @@ def warnings_of_names(
 
 
 def warnings_of_feed(feed: Feed, catalog: Catalog) -> Iterator[PgsieveError]:
-    """The tables that cannot become unlogged once they are captured, and could before."""
+    """A warning of tables that cannot be made unlogged once they are captured, and could before."""
     with suppress(PublicationError):
         captured: Mapping[int, Table] = {t.oid: t for p in feed.planned_capture(catalog) for t in p.tables}
         others = [
@@ -104,7 +103,7 @@ def warnings_of_feed(feed: Feed, catalog: Catalog) -> Iterator[PgsieveError]:
 
 
 def warning_of_switched_decoding(feed: Feed) -> PgsieveError:
-    """The warning that dropping the last slot ends logical decoding, if `wal_level` alone does not enable it."""
+    """A warning for `wal_level = replica`: dropping the last logical slot ends logical decoding."""
     return PgsieveError(
         f'source "{feed.source.name}": wal_level is replica: logical decoding is on while a logical replication slot exists,'
         f' and the last one that is dropped switches it off; slot "{feed.slot}" keeps it on',
@@ -114,5 +113,5 @@ def warning_of_switched_decoding(feed: Feed) -> PgsieveError:
 
 def _listed(tables: list[Table]) -> str:
     names = [quote_qualified(t.schema, t.name) for t in tables]
-    rest = len(names) - _NAMED
-    return ", ".join(names[:_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
