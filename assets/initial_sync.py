@@ -33,7 +33,7 @@ from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.decoding.visible import visible
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.awaited import PATIENT_SECONDS
-from pgsieve.resources.work import Work, measured
+from pgsieve.resources.work import Work, measure
 
 #: The tag of a run that was started because tables lacked a copy. Another run may have copied them when this run begins.
 LACKING = "pgsieve/lacking"
@@ -90,7 +90,7 @@ def initial_sync_asset(
 
         tables = [partition_table(key) for key in context.partition_keys]
         lacking = LACKING in context.run.tags
-        with measured() as work:
+        with measure() as work:
             return copy_tables(subscription, lake, tables, log, lacking=lacking, seconds=seconds), work
 
     with warnings.catch_warnings():

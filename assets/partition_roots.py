@@ -67,7 +67,7 @@ from pgsieve.decoding.visible import visible
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.comments import Comments, read_comments
 from pgsieve.resources.postgres.errors import SourceError
-from pgsieve.resources.work import Work, measured
+from pgsieve.resources.work import Work, measure
 
 #: The events of the op.
 Event = dg.MaterializeResult[None] | dg.AssetMaterialization | dg.AssetCheckResult
@@ -192,7 +192,7 @@ class _Request:
         """Apply the changes of the tables; returns the cut before the apply and its result, and the costs."""
         subscription = self.assets.subscription
         before, result = Cuts(lake, subscription.name).last(), ApplyResult()
-        with measured() as work:
+        with measure() as work:
             if self.is_of_assets:
                 only = None if self.is_of_all else list(self.chosen)
                 result = apply(subscription, lake, self.context.log.info, only)

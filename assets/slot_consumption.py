@@ -14,7 +14,7 @@ from pgsieve.assets.steps.slot_consumption.reading import Drained
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.translator import AssetKind, Naming, of_feed, of_subscription
 from pgsieve.decoding.lsn import format_lsn
-from pgsieve.resources.work import measured
+from pgsieve.resources.work import measure
 
 
 def change_log_asset(
@@ -51,7 +51,7 @@ def change_log_asset(
     ) -> Iterator[dg.MaterializeResult[None] | dg.AssetCheckResult]:
         if context.selected_asset_keys:
             lake = opened(context, naming)
-            with measured() as work:
+            with measure() as work:
                 drained = append() if append else drain(feed, lake, subscriptions, context.log.info)
             yield dg.MaterializeResult(
                 asset_key=key,

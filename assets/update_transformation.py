@@ -17,7 +17,7 @@ from pgsieve.assets.unrun_events import disabled_before
 from pgsieve.decoding.changes.sent_as import added
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.decoding.visible import visible
-from pgsieve.resources.work import measured
+from pgsieve.resources.work import measure
 
 #: The data version is the same in each run. With a new version, Dagster would call every replica "unsynced" whose table
 #: has no new changes. The check `freshness` reports changes that wait.
@@ -54,7 +54,7 @@ def table_changes_asset(
                 if disabled_before(context.instance, subscription, lake, naming):
                     context.log.warning(f"subscription {subscription.name} is disabled")
                     return
-                with measured() as work:
+                with measure() as work:
                     changes: Sequence[TableChanges] = transform(subscription, lake, log)
             else:
                 changes, work = done(log)

@@ -32,7 +32,7 @@ from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.project import build_project
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.embedded import EmbeddedServer
-from pgsieve.resources.work import measured
+from pgsieve.resources.work import measure
 
 _SETTINGS = {
     "shared_buffers": "512MB",
@@ -142,7 +142,7 @@ class TableOfKind:
             lambda: apply(subscription, lake, _ignore_line),
         ):
             began = time.monotonic()
-            with measured() as work:
+            with measure() as work:
                 result = step()
             took.append(time.monotonic() - began)
         (applied,) = result.tables.values()

@@ -46,7 +46,7 @@ A message names the object, what is wrong and what to do; it never contains a ce
             EventTriggerError         resources.postgres.ddl
             ForeignServerError        resources.postgres.errors
             LockHeldError             resources.postgres.errors
-            PassingFaultError         resources.postgres.errors
+            TransientError            resources.postgres.errors
                 LockedTableError      resources.postgres.errors
                 SnapshotAwaitedError  resources.postgres.awaited
                 SnapshotLostError     resources.postgres.snapshot
@@ -75,7 +75,7 @@ A message names the object, what is wrong and what to do; it never contains a ce
         UncheckedFilterError          resources.postgres.filter_analysis
         UndefinedColumnError
         UnreadableConninfoError       resources.postgres.sessions
-        UnsafeStoreError              resources.lake.kept_commits
+        UnsafeStoreError              resources.lake.conditional_put_check
         UnsupportedBinaryError
         UnsupportedFilterError
         UnsupportedTypeError

@@ -19,7 +19,7 @@ from pgsieve.assets.translator import AssetKind, Naming, of_feed, of_subscriptio
 from pgsieve.pipelines.project import Project
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.errors import SourceError
-from pgsieve.resources.postgres.slot import resynchronisation, slot_state
+from pgsieve.resources.postgres.slot import resync_hint, slot_state
 
 
 @dataclass(frozen=True)
@@ -156,5 +156,5 @@ def problem_of_slot(feed: Feed, lake: Lake) -> SlotProblem | None:
     if (text := slot_problem(feed.slot, state)) is None:
         return None
     if state is None or state.wal_status == "lost":
-        return SlotProblem(text, resynchronisation(feed.subscriptions))
+        return SlotProblem(text, resync_hint(feed.subscriptions))
     return SlotProblem(text, "run the increments more often, and look for failed runs")

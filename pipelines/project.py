@@ -14,7 +14,7 @@ from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.definition import DefinedPublication, DefinedTable
 from pgsieve.pipelines.config.model import Config, SourceConfig, SubscriptionConfig
-from pgsieve.resources.lake.session import SparkEngine, conceal_settings, refuse_other_log_store
+from pgsieve.resources.lake.session import SparkEngine, conceal_settings, verify_log_store_settings
 from pgsieve.resources.lake.stores.storage import Storage, declare
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
 from pgsieve.resources.postgres.source import Source
@@ -171,14 +171,14 @@ def _refuse_unsafe_store(storage: Storage, conf: Mapping[str, str]) -> None:
             " server is the only writer there, set `storage: {only_writer: spark}`",
             sqlstate="0A000",
         )
-    refuse_other_log_store(storage, conf)
+    verify_log_store_settings(storage, conf)
 
 
 def _refuse_unsupported(subscription: SubscriptionConfig, storage: Storage) -> None:
     """Raise PgsieveError for an option that would have no effect."""
     unsupported = {
         "two_phase: true": (
-            subscription.two_phase and not storage.by_delta_rs,
+            subscription.two_phase and not storage.is_reached_by_delta_rs,
             "in a lake that only Spark reaches transactions arrive at their commit, and the replica's rows are the same",
         ),
     }

@@ -1,6 +1,6 @@
-"""Context variables that have a value within a block: `with assigned(variable, value): …`.
+"""Assigns a context variable within a block: `with assign_within(variable, value): …`.
 
-The value reaches the calling thread, and the threads that start with a copy of its context. Raises nothing.
+The value reaches the calling thread, and threads that start with a copy of its context. Raises nothing.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ Value = TypeVar("Value")
 
 
 @contextmanager
-def assigned(variable: ContextVar[Value], value: Value) -> Iterator[None]:
+def assign_within(variable: ContextVar[Value], value: Value) -> Iterator[None]:
     """Give the variable the value within the block, and its former value afterwards."""
     token = variable.set(value)
     try:

@@ -9,19 +9,16 @@ class _Hidden:
     """An import finder that reports pandas and Polars as missing."""
 
     def find_spec(self, name: str, *_: object) -> None:
-        """See importlib.abc.MetaPathFinder.
-
-        Raises ModuleNotFoundError for a hidden module, and leaves others to the next finder.
-        """
+        """Raise ModuleNotFoundError for a hidden module; leave others to the next finder (importlib's MetaPathFinder)."""
         if name in {"pandas", "polars"}:
             raise ModuleNotFoundError(f"{name} is hidden", name=name)
 
 
-def spare_data_frames() -> None:
-    """Have pyarrow and ADBC search for pandas and Polars now, and find neither: these imports take half a second.
+def hide_data_frame_libraries() -> None:
+    """Make pyarrow and ADBC search for pandas and Polars now, and find neither: these imports take half a second.
 
-    Only pgsieve's own processes should call it. A later import of either library still works. But until
-    pyarrow makes its first data frame, it treats a pandas Series like any other sequence.
+    Only pgsieve's own processes should call this. A later import of either library still works. Until pyarrow
+    makes its first data frame, it treats a pandas Series like any other sequence.
     """
     hidden = _Hidden()
     sys.meta_path.insert(0, hidden)

@@ -1,10 +1,10 @@
-"""Failpoints: one per durable step; there a test can end the process, stop it, or make it fail.
+"""Failpoints, one after each durable step: at a failpoint a test can end the process, stop it, or make it fail.
 
-`PGSIEVE_FAILPOINT=slot_created` ends a process with SIGKILL when it reaches that point for the first time,
-`slot_created:3` at the third time. `slot_created!` raises an OSError instead, as if the answer to the
-preceding write were lost. `slot_created?` stops the process until it gets SIGCONT. Without the variable a
-point costs one comparison. Executors inherit the variable: the first one that reaches the point ends.
-ARCHITECTURE.md, "When a run dies", says what the next run does.
+`PGSIEVE_FAILPOINT=slot_created` ends a process by SIGKILL when it reaches this point for the first time,
+`slot_created:3` at the third time. `slot_created!` raises an OSError, as if the answer to the preceding write
+were lost. `slot_created?` stops the process until it gets SIGCONT. Without the variable a point costs one
+comparison. Executors inherit the variable: the first one that reaches the point ends. ARCHITECTURE.md, "When a
+run dies", describes the next run.
 """
 
 import errno
@@ -46,7 +46,7 @@ _reached: Counter[str] = Counter()
 
 
 def reach(point: Failpoint) -> None:
-    """End the process by SIGKILL, without cleanup, if the variable names this point; or stop it, or raise OSError."""
+    """If the variable names this point, end the process by SIGKILL, stop it, or raise OSError."""
     wanted = os.environ.get(VARIABLE)
     if wanted is None:
         return

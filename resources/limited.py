@@ -1,7 +1,7 @@
-"""A time limit for a request that a process makes at its exit, to an engine that may hang or have died.
+"""Limits the time of a request that a process makes at its exit, to an engine that may hang or have died.
 
-In: seconds. Out: a block that raises TimeoutError after them. It uses SIGALRM, so it works only in the main
-thread. Exit functions run there, and Python 3.12 lets them start no other thread.
+In: seconds. Out: a block that raises TimeoutError after them. SIGALRM works only in the main thread, in which
+exit functions run; Python 3.12 lets these start no other thread.
 """
 
 import signal
@@ -11,7 +11,7 @@ from types import FrameType
 
 
 @contextmanager
-def limited(seconds: float) -> Iterator[None]:
+def limit_time(seconds: float) -> Iterator[None]:
     """Raise TimeoutError within the block after `seconds`."""
 
     def expire(_number: int, _frame: FrameType | None) -> None:

@@ -1,8 +1,7 @@
-"""Prefetching: a thread makes the next items while the caller works with earlier ones.
+"""Prefetches items of an iterator: a thread makes the next items while the caller works with earlier ones.
 
-In: an iterator, and how many items may wait. Out: the same items in the same order. It saves time if both
-threads mostly run without Python's lock, such as one that receives a database's data and one that writes
-Parquet.
+In: an iterator, and the number of items that may wait. Out: the same items in the same order. Prefetching
+saves time if both threads mostly run without Python's lock, as when one receives data and one writes Parquet.
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -23,33 +22,33 @@ class _End:
 
 
 @contextmanager
-def prefetched(
-    items: Iterable[T], most: int = 2, stop: Callable[[], None] | None = None
+def prefetch(
+    items: Iterable[T], max_waiting: int = 2, stop: Callable[[], None] | None = None
 ) -> Iterator[Iterator[T]]:
-    """The items; a thread makes up to `most` of them in advance. Raises the errors of `items`.
+    """Yield an iterator of the items, which a thread makes up to `max_waiting` in advance. Raises the errors of `items`.
 
-    The thread ends with the block. If the caller leaves the block early, the item in progress is the last
-    one. The caller waits for it, and calls `stop` repeatedly to cancel it.
+    The thread ends with the block. If the caller leaves the block early, the thread still makes the item in
+    progress. The end of the block waits for that, and calls `stop` repeatedly to cancel it.
     """
-    made, left = Queue[T | _End](most), Event()
+    queue, is_abandoned = Queue[T | _End](max_waiting), Event()
 
     def make() -> None:
         try:
             for item in items:
-                made.put(item)
-                if left.is_set():
+                queue.put(item)
+                if is_abandoned.is_set():
                     return
         except BaseException as error:  # noqa: BLE001 - the caller's to handle
-            made.put(_End(error))
+            queue.put(_End(error))
         else:
-            made.put(_End())
+            queue.put(_End())
         finally:
-            # Close its open resources now, not at some garbage collection.
+            # Close the generator's resources now, not at some garbage collection.
             if isinstance(items, Generator):
                 items.close()
 
-    def taken() -> Iterator[T]:
-        while not isinstance(item := made.get(), _End):
+    def take() -> Iterator[T]:
+        while not isinstance(item := queue.get(), _End):
             yield item
         if item.error is not None:
             raise item.error
@@ -57,13 +56,13 @@ def prefetched(
     thread = Thread(target=copy_context().run, args=(make,), name="pgsieve-prefetch", daemon=True)
     thread.start()
     try:
-        yield taken()
+        yield take()
     finally:
-        left.set()
+        is_abandoned.set()
         while thread.is_alive():
             # The thread may be waiting for room in the queue.
-            while not made.empty():
-                made.get()
+            while not queue.empty():
+                queue.get()
             thread.join(0.01)
             if stop is not None and thread.is_alive():
                 stop()

@@ -1,7 +1,7 @@
 """The temporary folder of a process: only its user can read it, and it is removed even if the process is killed.
 
-In: the place for temporary files. Out: a folder of mode 0700, one per process. The process keeps a lock on
-it. A process that creates such a folder first removes its user's folders without a lock.
+In: the place for temporary files. Out: a folder of mode 0700, one per process, which the process has locked
+until its end. Before a process creates its folder, it removes its user's folders without a lock.
 """
 
 import atexit
@@ -16,28 +16,25 @@ from pathlib import Path
 
 
 def private_folder(base: str | None = None) -> Path:
-    """The folder of this process, below `base` or the default place for temporary files.
-
-    Raises OSError if it cannot be created.
-    """
-    return _made(base or tempfile.gettempdir(), os.getpid())
+    """The folder of this process, below `base` or the default place for temporary files; raises OSError."""
+    return _create(base or tempfile.gettempdir(), os.getpid())
 
 
 @cache
-def _made(base: str, _process: int) -> Path:
+def _create(base: str, _process: int) -> Path:
     Path(base).mkdir(parents=True, exist_ok=True)
-    remove_left(Path(base))
+    remove_abandoned_folders(Path(base))
     while True:
         folder = Path(tempfile.mkdtemp(prefix=_prefix(), dir=base))
-        # Before it is locked, another process may consider it abandoned, and remove it.
-        if (lock := _locked(folder)) is not None:
+        # Before the folder is locked, another process may consider it abandoned, and remove it.
+        if (lock := _lock(folder)) is not None:
             break
     atexit.register(_remove, folder, lock, os.getpid())
     return folder
 
 
-def _locked(folder: Path) -> int | None:
-    """Lock a folder. None if another process has locked it, another user owns it, or it is gone."""
+def _lock(folder: Path) -> int | None:
+    """Lock a folder; return its descriptor. None if it is locked, gone, or not only this user's."""
     try:
         opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
@@ -56,10 +53,10 @@ def _prefix() -> str:
     return f"pgsieve-{os.geteuid()}-"
 
 
-def remove_left(base: Path) -> None:
-    """Remove the folders below `base` that this user's ended processes have left."""
+def remove_abandoned_folders(base: Path) -> None:
+    """Remove the folders below `base` of this user's processes that have ended."""
     for folder in base.glob(f"{_prefix()}*"):
-        if (lock := _locked(folder)) is not None:
+        if (lock := _lock(folder)) is not None:
             shutil.rmtree(folder, ignore_errors=True)
             os.close(lock)
 

@@ -6,11 +6,11 @@ import sys
 
 #: prctl(2): the signal that a process gets when its parent ends.
 _PR_SET_PDEATHSIG = 1
-#: It is loaded here because little is allowed between a fork and its exec.
+#: Loaded at import, because little is allowed between a fork and its exec.
 _SYSTEM = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def end_with_parent() -> None:
-    """Have the system send SIGTERM to this process when its parent ends, even by SIGKILL (Linux: prctl(2))."""
+    """Make the system send SIGTERM to this process when its parent ends, even by SIGKILL (only Linux: prctl(2))."""
     if _SYSTEM:
         _SYSTEM.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,8 +1,8 @@
-"""Keeps messages that have to wait, in memory or, if they are many, on disk.
+"""Stores messages that have to wait: in memory or, if they are many, on disk.
 
-In: Arrow batches under a number, such as a transaction's. Out: the same batches. Each number has its own
-temporary file, which stays in memory up to `MEMORY_BYTES`. PostgreSQL's apply worker does the same with
-streamed transactions (src/backend/replication/logical/worker.c).
+In: Arrow batches under a number, such as a transaction's. Out: the same batches. Each number has a temporary
+file, which stays in memory up to `MEMORY_BYTES`. PostgreSQL's apply worker also stores streamed transactions in
+files (src/backend/replication/logical/worker.c).
 """
 
 import os
@@ -14,7 +14,7 @@ from typing import Self
 
 import pyarrow as pa
 
-#: More bytes go to a file in the folder for temporary files (TMPDIR).
+#: More bytes under one number go to a file in the folder for temporary files (TMPDIR).
 MEMORY_BYTES = 1024 * 1024
 
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
@@ -27,13 +27,13 @@ class _File:
 
 
 class FileSpool:
-    """A `pgsieve.decoding.protocol.transactions.Spool` of temporary files, removed when it is closed."""
+    """A `pgsieve.decoding.protocol.transactions.Spool` of temporary files, which `close` removes."""
 
     def __init__(self) -> None:
         self._files: dict[int, _File] = {}
 
     def append(self, number: int, messages: pa.RecordBatch) -> None:
-        """Keep more messages under a number; raises OSError when the disk is full."""
+        """Add messages under a number; raises OSError if the disk is full."""
         if number not in self._files:
             content = SpooledTemporaryFile(MEMORY_BYTES)  # noqa: SIM115 - closed by drop
             self._files[number] = _File(

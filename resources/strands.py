@@ -1,8 +1,8 @@
 """Strands of work, such as subscriptions: one strand works at a time, while others wait for Spark or a server.
 
-In: a lock that the strands share. Out: blocks in which the calling thread works, or waits. Most of the work
-is Python's, so strands that work in parallel would not be faster. They would need more memory, and more
-sessions of the publisher. Raises nothing.
+In: a lock that the strands share. Out: blocks in which the calling thread works, or waits. Python's own code
+does most of the work, so parallel strands would not be faster, but would need more memory and more sessions of
+the publisher. Raises nothing.
 """
 
 from collections.abc import Iterator
@@ -10,45 +10,45 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from threading import Condition, Lock
 
-from pgsieve.resources.context import assigned
+from pgsieve.resources.context import assign_within
 
 _STRAND: ContextVar["Strand | None"] = ContextVar("strand", default=None)
 
 
 class TicketLock:
-    """A lock that strands get in the order in which they ask, so their results come in that order, too."""
+    """A lock that strands get in the order of their requests, so that their results come in that order, too."""
 
     def __init__(self) -> None:
-        self._changed, self._asked, self._released = Condition(), 0, 0
+        self._changed, self._requested, self._released = Condition(), 0, 0
 
     @property
     def is_taken(self) -> bool:
         """Whether a strand has the lock."""
-        return self._asked > self._released
+        return self._requested > self._released
 
     def acquire(self) -> None:
         """Wait until the caller has the lock."""
         with self._changed:
-            before, self._asked = self._asked, self._asked + 1
+            before, self._requested = self._requested, self._requested + 1
             self._changed.wait_for(lambda: self._released == before)
 
     def release(self) -> None:
-        """Give the lock to the next strand."""
+        """Pass the lock to the next strand."""
         with self._changed:
             self._released += 1
             self._changed.notify_all()
 
 
 class Strand:
-    """The work of one or more threads. The strand has the lock as long as one of them works."""
+    """The work of one or more threads. The strand has the lock while one of them works."""
 
     def __init__(self, lock: TicketLock) -> None:
         self._lock, self._working, self._counted = lock, 0, Lock()
 
     @contextmanager
-    def going_on(self) -> Iterator[None]:
-        """Within the block the calling thread belongs to this strand, and so do the threads that it starts."""
-        with assigned(_STRAND, self), working():
+    def enter(self) -> Iterator[None]:
+        """Within the block the calling thread belongs to this strand, and so do threads with a copy of its context."""
+        with assign_within(_STRAND, self), take_strand():
             yield
 
     def begin(self) -> None:
@@ -67,8 +67,8 @@ class Strand:
 
 
 @contextmanager
-def working() -> Iterator[None]:
-    """Within the block the calling thread, started by its strand, works."""
+def take_strand() -> Iterator[None]:
+    """Count the calling thread as working within the block: it waits for the strand's lock if need be."""
     strand = _STRAND.get()
     if strand is not None:
         strand.begin()
@@ -80,8 +80,8 @@ def working() -> Iterator[None]:
 
 
 @contextmanager
-def waiting() -> Iterator[None]:
-    """Within the block the calling thread waits for something, so another strand may work."""
+def release_strand() -> Iterator[None]:
+    """Count the calling thread as waiting within the block, so that another strand may work."""
     strand = _STRAND.get()
     if strand is not None:
         strand.end()

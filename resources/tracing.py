@@ -1,9 +1,9 @@
-"""OpenTelemetry traces, if its environment variables name an exporter.
+"""Sends OpenTelemetry traces, if OpenTelemetry's environment variables name an exporter.
 
 In: operations, as blocks. Out: spans, sent by OpenTelemetry's own exporters according to its variables
 (OTEL_EXPORTER_OTLP_…, OTEL_TRACES_EXPORTER, OTEL_SERVICE_NAME, OTEL_SDK_DISABLED). Without these variables
 nothing is imported or sent. Attributes are names of tables and numbers, never values of cells. Raises
-PgsieveError if traces are requested and OpenTelemetry's SDK is missing.
+PgsieveError if the variables request traces and OpenTelemetry's SDK is not installed.
 """
 
 import os
@@ -21,7 +21,7 @@ _ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT
 
 
 def _exporter_name(environ: Mapping[str, str] = os.environ) -> str | None:
-    """The exporter that the variables request, or None."""
+    """The name of the exporter that the variables request, or None."""
     if environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None
     default = "otlp" if any(environ.get(name) for name in _ENDPOINTS) else "none"
@@ -31,7 +31,7 @@ def _exporter_name(environ: Mapping[str, str] = os.environ) -> str | None:
 
 @cache
 def _tracer() -> "Tracer | None":
-    """The tracer of this process. If the surrounding program has set up a provider, that provider is used."""
+    """The tracer of this process; it uses the provider of the surrounding program, if there is one."""
     name = _exporter_name()
     if name is None:
         return None
@@ -65,10 +65,7 @@ def is_traced() -> bool:
 
 @contextmanager
 def span(name: str, **attributes: str | float | bool) -> Iterator[None]:
-    """Make the block a span, within the span that is open.
-
-    An error marks the span as failed; the span shows only the error's class.
-    """
+    """Make the block a span within the current span. If the block fails, the span shows the error's class only."""
     tracer = _tracer()
     if tracer is None:
         yield
@@ -76,7 +73,7 @@ def span(name: str, **attributes: str | float | bool) -> Iterator[None]:
     from opentelemetry.trace import StatusCode
 
     with tracer.start_as_current_span(
-        name, attributes=_named(attributes), record_exception=False, set_status_on_exception=False
+        name, attributes=_prefixed(attributes), record_exception=False, set_status_on_exception=False
     ) as opened:
         try:
             yield
@@ -85,20 +82,20 @@ def span(name: str, **attributes: str | float | bool) -> Iterator[None]:
             raise
 
 
-def finished_span(
-    name: str, started: float, ended: float, *, failed: bool = False, **attributes: str
-) -> None:
-    """Send a span of an operation that has ended; its times are those of time.time."""
+def send_span(name: str, started: float, ended: float, *, failed: bool = False, **attributes: str) -> None:
+    """Send a span of an operation that has ended. Its times are seconds since 1970, as of time.time."""
     tracer = _tracer()
     if tracer is None:
         return
     from opentelemetry.trace import StatusCode
 
-    done: Span = tracer.start_span(name, attributes=_named(attributes), start_time=int(started * 1e9))
+    ended_span: Span = tracer.start_span(
+        name, attributes=_prefixed(attributes), start_time=int(started * 1e9)
+    )
     if failed:
-        done.set_status(StatusCode.ERROR)
-    done.end(int(ended * 1e9))
+        ended_span.set_status(StatusCode.ERROR)
+    ended_span.end(int(ended * 1e9))
 
 
-def _named(attributes: Mapping[str, str | int | float | bool]) -> dict[str, str | int | float | bool]:
+def _prefixed(attributes: Mapping[str, str | int | float | bool]) -> dict[str, str | int | float | bool]:
     return {f"pgsieve.{name}": value for name, value in attributes.items()}

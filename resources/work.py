@@ -1,8 +1,7 @@
-"""The names of a step's work in Spark's UI, and its costs: engine, tasks, bytes and seconds.
+"""Names a step's jobs in Spark's UI, and measures its costs: engines, tasks, bytes and seconds.
 
 In: blocks of the steps, and the engines that ran their parts. Out: Spark jobs with a group and a description,
-and a `Work`. Both belong to a thread's context; code that goes on in another thread runs in a copy of that
-context.
+and a `Work`. Both belong to a thread's context, and to other threads with a copy of that context.
 """
 
 from collections.abc import Collection, Iterator
@@ -16,16 +15,16 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from pgsieve.decoding.wording import counted
-from pgsieve.resources.context import assigned
+from pgsieve.resources.context import assign_within
 
 #: The engine of small work: the calling thread.
 DRIVER = "driver"
-_NOTED = Lock()
+_COSTS_LOCK = Lock()
 
 
 @dataclass
 class Work:
-    """The costs of some work: the `engines` that ran it, the `tasks` that they ran, and the `bytes` that these wrote."""
+    """The costs of some work: the engines that ran it, the number of tasks, the written bytes, and the seconds."""
 
     engines: set[str] = field(default_factory=set)
     tasks: int = 0
@@ -34,12 +33,12 @@ class Work:
 
     @property
     def engine(self) -> str:
-        """The engines that ran the work; the driver if no engine was needed."""
+        """The names of the engines; the driver if no engine was needed."""
         return " + ".join(sorted(self.engines)) or DRIVER
 
     def add(self, other: "Work") -> None:
         """Add the costs of other work."""
-        with _NOTED:
+        with _COSTS_LOCK:
             self.engines |= other.engines
             self.tasks += other.tasks
             self.bytes += other.bytes
@@ -47,56 +46,60 @@ class Work:
 
 
 _MEASURED: ContextVar[tuple[Work, ...]] = ContextVar("measured", default=())
-#: A job's name: the subscription that it works for, and what it does.
+#: The name of a job: its owner, usually a subscription, and its action.
 Name = tuple[str, str]
-_CALLED: ContextVar[Name | None] = ContextVar("called", default=None)
-#: A job's name lists up to this many subscriptions, and counts them if they are more.
-_NAMED = 3
+_JOB_NAME: ContextVar[Name | None] = ContextVar("job", default=None)
+#: The name of a joint job lists up to this many subscriptions, or else their number.
+_MAX_LISTED_SUBSCRIPTIONS = 3
 
 
 @contextmanager
-def measured() -> Iterator[Work]:
-    """Measure the costs of the work within the block."""
+def measure() -> Iterator[Work]:
+    """Measure the costs of the block, including the costs that `add_costs` reports."""
     work, began = Work(), monotonic()
     try:
-        with assigned(_MEASURED, (*_MEASURED.get(), work)):
+        with assign_within(_MEASURED, (*_MEASURED.get(), work)):
             yield work
     finally:
         work.seconds = monotonic() - began
 
 
-def note(engine: str, tasks: int, size: int) -> None:
-    """Add tasks of an engine, and the bytes that they wrote, to the work that is measured."""
+def add_costs(engine: str, tasks: int, size: int) -> None:
+    """Add tasks of an engine, and the bytes that they wrote, to the work of all enclosing `measure` blocks."""
     for work in _MEASURED.get():
         work.add(Work({engine}, tasks, size))
 
 
 @contextmanager
-def called(owner: str, what: str) -> Iterator[None]:
-    """Have Spark's UI name the jobs of the block `owner: what`, and group the jobs of an owner."""
-    with assigned(_CALLED, (owner, what)):
+def name_jobs(owner: str, action: str) -> Iterator[None]:
+    """Name the Spark jobs of the block `owner: action` in Spark's UI, which groups the jobs of an owner."""
+    with assign_within(_JOB_NAME, (owner, action)):
         yield
 
 
-def called_here() -> Name | None:
-    """The name of the next jobs of this thread."""
-    return _CALLED.get()
+def current_job_name() -> Name | None:
+    """The name for the next jobs of this thread; None outside of `name_jobs`."""
+    return _JOB_NAME.get()
 
 
-def common_name(names: Collection[Name]) -> Name:
-    """The name of one job that does the work of several."""
+def joint_job_name(names: Collection[Name]) -> Name:
+    """The name of one job that does the work of several jobs."""
     owners, actions = (list(dict.fromkeys(each)) for each in zip(*names, strict=True))
     more = f", and {len(actions) - 1} more" if len(actions) > 1 else ""
-    owner = ", ".join(owners) if len(owners) <= _NAMED else counted(len(owners), "subscription")
+    owner = (
+        ", ".join(owners)
+        if len(owners) <= _MAX_LISTED_SUBSCRIPTIONS
+        else counted(len(owners), "subscription")
+    )
     return owner, actions[0] + more
 
 
-def named_here(session: SparkSession) -> SparkSession:
-    """The session; the next jobs of this thread get the name of the block of `called`.
+def with_job_name(session: SparkSession) -> SparkSession:
+    """Give the next jobs of this thread the name of the enclosing `name_jobs`; return the session.
 
-    Spark Connect has no job descriptions. There the name becomes a tag, which may contain no comma.
+    Spark Connect has no job descriptions. There the name becomes a tag, which must not contain a comma.
     """
-    if (name := _CALLED.get()) is None:
+    if (name := _JOB_NAME.get()) is None:
         return session
     owner, text = name[0], ": ".join(name)
     if isinstance(session, SparkSession):

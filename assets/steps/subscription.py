@@ -75,12 +75,12 @@ class Feed:
         """The name of pgsieve's own publication of tables whose row filter fails; see `past_filters`."""
         return cut_name(self.slot, MAX_BYTES - len(_UNFILTERED_SUFFIX), self.slot) + _UNFILTERED_SUFFIX
 
-    def exclusively(self, seconds: float | None = None) -> AbstractContextManager[Turn]:
+    def hold_lock(self, seconds: float | None = None) -> AbstractContextManager[Turn]:
         """Hold the lock for reading the slot during the block; exclusive work on a subscription takes this lock first.
 
         Waits for the lock; raises LockHeldError after `seconds`.
         """
-        return self.source.exclusively(f"slot {self.slot}", seconds)
+        return self.source.hold_lock(f"slot {self.slot}", seconds)
 
     def with_defined(self, catalog: Catalog) -> Catalog:
         """The server's catalog with the publications that pgsieve.yaml defines, except those that cannot be resolved."""

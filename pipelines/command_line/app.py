@@ -266,9 +266,9 @@ def command(
                 with span(f"pgsieve {function.__name__}"):
                     function(*arguments, **options)
             finally:
-                from pgsieve.resources.lake.unsynced import leave_all
+                from pgsieve.resources.lake.unsynced import close_all_lakes
 
-                leave_all()
+                close_all_lakes()
 
         signature = inspect.signature(function)
         log_options = {"log_format": LogFormat, "log_level": LogLevel}
@@ -333,9 +333,9 @@ def _log_level_of_environment() -> str | None:
 def load(ctx: typer.Context, config: Path | None) -> Config:
     """Read the configuration of `--config` after the command, else before it, else the default file."""
     settings = load_config(config or ctx.obj)
-    from pgsieve.resources.data_frames import spare_data_frames
+    from pgsieve.resources.data_frames import hide_data_frame_libraries
 
-    spare_data_frames()
+    hide_data_frame_libraries()
     return settings
 
 

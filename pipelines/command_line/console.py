@@ -30,7 +30,7 @@ from pgsieve.pipelines.commands.results import (
     Progress,
 )
 from pgsieve.pipelines.config.file import ConfigError
-from pgsieve.resources.passwords import concealed
+from pgsieve.resources.passwords import conceal_passwords
 
 Result = TypeVar("Result")
 
@@ -220,7 +220,7 @@ def print_unexpected(error: BaseException, prefix: str = "", *, verbose: bool) -
     if _json is not None:
         _json.error(error, verbose=verbose)
     elif verbose:
-        trace = concealed("".join(traceback.format_exception(error)))
+        trace = conceal_passwords("".join(traceback.format_exception(error)))
         to_stderr().print("\n".join(map(visible, trace.split("\n"))), end="", soft_wrap=True)
         _error_line(f"{prefix}unexpected {type(error).__name__}", None)
     else:

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.visible import visible_json
-from pgsieve.resources.passwords import concealed
+from pgsieve.resources.passwords import conceal_passwords
 
 #: Bytes that end the reading thread. A child process may keep the pipe open, so its end is no sign.
 _END_MARK = b"\0end of pgsieve's stderr\n"
@@ -66,7 +66,7 @@ class JsonLog:
                 subscriptions=names,
             )
             return
-        trace = concealed("".join(traceback.format_exception(error))) if verbose else None
+        trace = conceal_passwords("".join(traceback.format_exception(error))) if verbose else None
         hint = None if verbose else "run `pgsieve --verbose …` for the traceback"
         message = f"unexpected {type(error).__name__}"
         self.write("error", message=message, hint=hint, subscriptions=names, traceback=trace)
@@ -100,7 +100,7 @@ class JsonLog:
                 self._write_foreign_line(line)
 
     def _write_foreign_line(self, line: bytes) -> None:
-        if text := concealed(line.decode(errors="replace").rstrip()):
+        if text := conceal_passwords(line.decode(errors="replace").rstrip()):
             self.write("info", logger="stderr", message=text)
 
 
@@ -117,8 +117,8 @@ class _Handler(logging.Handler):
         self._log.write(
             next((name for least, name in levels.items() if record.levelno >= least), "debug"),
             logger=record.name,
-            message=concealed(record.getMessage()),
-            traceback=None if trace is None else concealed(trace),
+            message=conceal_passwords(record.getMessage()),
+            traceback=None if trace is None else conceal_passwords(trace),
         )
 
 

@@ -22,8 +22,8 @@ from pgsieve.resources.postgres.slot import (
     has_changes,
     peek_query,
     read_messages,
-    refusing_slot,
     slot_state,
+    translate_slot_errors,
     type_names,
     verify_slot,
 )
@@ -92,7 +92,7 @@ def _change_log_messages(project: Project, feed: Feed) -> Iterator[bytes]:
             hint="leave out --from-change-log to read the changes that wait in the slot",
             sqlstate="0A000",
         )
-    with lake.access.refusing(path):
+    with lake.access.translate_errors(path):
         if not lake.local.exists(path):
             raise PgsieveError(
                 f'source "{feed.source.name}": the change log has nothing of slot "{feed.slot}" yet',
@@ -132,15 +132,15 @@ def _slot_messages(feed: Feed, version: int, *, streaming: bool) -> Iterator[byt
             streaming="parallel" if streaming else "off",
             messages=True,
         )
-        with feed.exclusively():
+        with feed.hold_lock():
             first = peek_query(slot, upto, options, version, limit=1)
             if not has_changes(connection, source.name, slot, first):
                 return
             batches = read_messages(source.executor_conninfo(), peek_query(slot, upto, options, version))
             # The server decodes the whole slot before it sends the first row. The lock is released after the
             # first batch, so that other processes do not wait for the printing.
-            with refusing_slot(source.name, slot, "read"):
+            with translate_slot_errors(source.name, slot, "read"):
                 first_batch = list(islice(batches, 1))
-    with refusing_slot(source.name, slot, "read"):
+    with translate_slot_errors(source.name, slot, "read"):
         for batch in chain(first_batch, batches):
             yield from batch.column("data").to_pylist()

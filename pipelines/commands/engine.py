@@ -60,14 +60,14 @@ def start_for_this_process(config: Config) -> None:
     Errors are ignored: without an engine, runs start a Spark of their own.
     """
     engine = build_project(config).lake.engine
-    if engine.is_warmed:
+    if engine.can_use_engine:
         with suppress(PgsieveError, OSError):
             engine.launch(owner=os.getpid())
 
 
 def _engine(config: Config) -> SparkEngine:
     engine = build_project(config).lake.engine
-    if not engine.is_warmed:
+    if not engine.can_use_engine:
         master = config.spark.master
         is_local = engine.spark_master.startswith("local")
         problem = "`spark.engine` is off" if is_local else f"`spark.master` is {master}"

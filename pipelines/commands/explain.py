@@ -20,7 +20,7 @@ from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable
 from pgsieve.pipelines.commands.explanation import ExplainedTable, Explanation
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig
 from pgsieve.pipelines.project import build_project
-from pgsieve.resources.lake.committers import ByFiles, BySpark, InProcess
+from pgsieve.resources.lake.committers import FileCommitter, InProcessCommitter, SparkCommitter
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.slot import slot_state
@@ -76,13 +76,13 @@ class _TableExplainer:
     ) -> ExplainedTable:
         schema, path = self._schema(replicated), self.lake.paths.replica(self.subscription.name, *name)
         why = (state.reason or state.state.meaning) if state else "it has no replica yet"
-        committer, reason = self.lake.policy.explained(
+        committer, reason = self.lake.policy.committer_with_reason(
             path, schema.names, size, lambda: schema, overwrite=True
         )
         match committer:
-            case BySpark():
+            case SparkCommitter():
                 engine, how = _SPARK, f"Delta in Spark commits it: {reason}"
-            case InProcess() | ByFiles():
+            case InProcessCommitter() | FileCommitter():
                 engine, how = (
                     DRIVER if self.lake.policy.is_small(size) else self.engine,
                     "this process commits it",
@@ -96,13 +96,13 @@ class _TableExplainer:
         schema, policy = self._schema(replicated), self.lake.policy
         path = self.lake.paths.replica(self.subscription.name, *name)
         types = self.subscription.column_types(replicated)
-        many, reason = policy.explained(path, schema.names, None, lambda: schema)
-        if isinstance(many, ByFiles):
+        many, reason = policy.committer_with_reason(path, schema.names, None, lambda: schema)
+        if isinstance(many, FileCommitter):
             because = "its files are written anew, and this process commits them"
             return self._apply_entry(name, because, DRIVER, self.engine)
         key = [types[column].spark for column in replicated.key]
-        few, why_not = policy.explained(path, schema.names, 0, key=key)
-        if isinstance(few, InProcess) and key:
+        few, why_not = policy.committer_with_reason(path, schema.names, 0, key=key)
+        if isinstance(few, InProcessCommitter) and key:
             return self._apply_entry(
                 name, f"rows are merged, as the table takes no files: {reason}", DRIVER, _SPARK
             )

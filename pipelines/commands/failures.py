@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.commands.results import Failure
-from pgsieve.resources.lake.delta.errors import causes, is_lost, refusal, spark_lost
+from pgsieve.resources.lake.delta.errors import causes, is_spark_lost, refusal_code, spark_lost_error
 from pgsieve.resources.lake.stores.store_errors import store_refusal
 
 
@@ -98,11 +98,11 @@ def as_refusal(error: Exception) -> PgsieveError | None:
     """
     if isinstance(error, PgsieveError):
         return None
-    if is_lost(error):
-        return spark_lost()
+    if is_spark_lost(error):
+        return spark_lost_error()
     if refused := store_refusal(causes(error)):
-        return PgsieveError(f"the lake: {refused.what}", hint=refused.hint)
-    if (code := refusal(error)) is None:
+        return PgsieveError(f"the lake: {refused.reason}", hint=refused.hint)
+    if (code := refusal_code(error)) is None:
         return None
     folder = f" ({error.filename})" if isinstance(error, OSError) and error.filename else ""
     return PgsieveError(

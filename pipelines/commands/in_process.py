@@ -25,7 +25,7 @@ from pgsieve.pipelines.commands.results import Progress
 from pgsieve.pipelines.commands.ui import dagster_home
 from pgsieve.pipelines.config.model import Config
 from pgsieve.pipelines.project import Project
-from pgsieve.resources.tracing import finished_span, is_traced, span
+from pgsieve.resources.tracing import is_traced, send_span, span
 
 _logger = logging.getLogger(__name__)
 
@@ -164,4 +164,4 @@ def _trace_steps(dagster: dg.DagsterInstance, run_id: str) -> None:
             began[key] = entry.timestamp
         elif key in began:
             failed = event.event_type == dg.DagsterEventType.STEP_FAILURE
-            finished_span(key, began.pop(key), entry.timestamp, failed=failed, step=key)
+            send_span(key, began.pop(key), entry.timestamp, failed=failed, step=key)

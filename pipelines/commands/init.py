@@ -32,7 +32,7 @@ from pgsieve.pipelines.commands.validation_results import (
 )
 from pgsieve.pipelines.config.model import Config, parse_config
 from pgsieve.pipelines.project import build_project
-from pgsieve.resources.postgres.capture import CREATED
+from pgsieve.resources.postgres.capture import CREATED_COMMENT
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.errors import UntestedServerError
 from pgsieve.resources.postgres.sessions import parameters_of
@@ -143,7 +143,8 @@ def survey(connection: Connection, source_name: str | None = None) -> Survey:
             " from pg_roles where rolname = current_user"
         ).fetchone()
         comments = session.execute(
-            "select pubname from pg_publication where obj_description(oid, 'pg_publication') = %s", [CREATED]
+            "select pubname from pg_publication where obj_description(oid, 'pg_publication') = %s",
+            [CREATED_COMMENT],
         ).fetchall()
     assert row is not None
     capture_names = {name for (name,) in comments}

@@ -11,11 +11,11 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.commands.results import JarSet, JarsReport, Progress
 from pgsieve.resources.lake.jars import (
     all_packages,
-    answers_file,
     copy_jars,
     fetch,
-    kept_jars,
-    private_answers,
+    private_resolutions,
+    recorded_jars,
+    resolutions_file,
 )
 from pgsieve.resources.lake.java.class_archive import FOLDER_VARIABLE, make_archive
 
@@ -30,9 +30,9 @@ def jars(folder: Path | None, progress: Progress) -> JarsReport:
         )
     packages = all_packages()
     progress.start("fetch jars")
-    answers = answers_file()
+    answers = resolutions_file()
     settings: dict[str, str] = {}
-    has_missing_jars = any(kept_jars(each.name) is None for each in packages)
+    has_missing_jars = any(recorded_jars(each.name) is None for each in packages)
     if has_missing_jars and not os.environ.get(FOLDER_VARIABLE) and not os.access(answers.parent, os.W_OK):
         if folder is None:
             raise PgsieveError(
@@ -40,7 +40,7 @@ def jars(folder: Path | None, progress: Progress) -> JarsReport:
                 hint=f"`pgsieve jars FOLDER`, and {FOLDER_VARIABLE}=FOLDER for the runs",
                 sqlstate="42501",
             )
-        answers, settings = private_answers()
+        answers, settings = private_resolutions()
     fetch(packages, settings, answers)
     progress.finish("fetch jars")
     progress.start("archive the classes that Spark starts with")
@@ -57,7 +57,7 @@ def jars(folder: Path | None, progress: Progress) -> JarsReport:
         tuple(
             JarSet(each.coordinates[0], len(files), sum(Path(file).stat().st_size for file in files))
             for each in packages
-            for files in [kept_jars(each.name, answers) or []]
+            for files in [recorded_jars(each.name, answers) or []]
         ),
         None if folder is None else str(folder.resolve()),
     )

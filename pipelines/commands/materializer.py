@@ -50,7 +50,7 @@ from pgsieve.pipelines.project import Project
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.awaited import BRIEF_SECONDS, PATIENT_SECONDS
 from pgsieve.resources.tracing import span
-from pgsieve.resources.work import Work, measured
+from pgsieve.resources.work import Work, measure
 
 _logger = logging.getLogger(__name__)
 
@@ -214,7 +214,7 @@ class Materializer:
         """Transform and apply a slice without a run of Dagster; None for a disabled subscription."""
         if not self.is_enabled:
             return None
-        with measured() as work:
+        with measure() as work:
             with span("transform", subscription=self.name):
                 changes = self.transform_changes(_logger.info)
             with span("apply", subscription=self.name):

@@ -20,10 +20,10 @@ from pgsieve.assets.outcome import receiving_records, tell_step
 from pgsieve.assets.steps.done import PREFETCH_LOG, Done
 from pgsieve.assets.steps.log import Log
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.shared_jobs import shared_jobs
-from pgsieve.resources.postgres.kept_sessions import kept_sessions
+from pgsieve.resources.lake.shared_jobs import current_shared_jobs
+from pgsieve.resources.postgres.session_pool import current_pool
 from pgsieve.resources.strands import Strand, TicketLock
-from pgsieve.resources.work import Work, measured
+from pgsieve.resources.work import Work, measure
 
 #: The time between two requests that the work in progress ends.
 _POLL_SECONDS = 0.2
@@ -43,7 +43,7 @@ def prefetched_work(lake: Lake, work: Mapping[Key, Callable[[Log], T]]) -> Itera
         yield {}
         return
     lake.release_tables()
-    threads, lock = lake.executors.callers if shared_jobs() is not None else 1, TicketLock()
+    threads, lock = lake.executors.callers if current_shared_jobs() is not None else 1, TicketLock()
     with receiving_records(_PrefetchLogHandler()), ThreadPoolExecutor(threads, "pgsieve-work") as pool:
         done = {key: _PrefetchedStep(pool, lake, act, Strand(lock)) for key, act in work.items()}
         try:
@@ -53,7 +53,7 @@ def prefetched_work(lake: Lake, work: Mapping[Key, Callable[[Log], T]]) -> Itera
             while any(not each.ends_within(_POLL_SECONDS) for each in done.values()):
                 # Repeated, as the work may start to wait after the first request.
                 lake.executors.stop()
-                if (sessions := kept_sessions()) is not None:
+                if (sessions := current_pool()) is not None:
                     sessions.cancel()
             raise
 
@@ -75,7 +75,7 @@ class _PrefetchedStep(Generic[T]):
         def work() -> tuple[T, Work]:
             PREFETCH_LOG.set(self._lines.append)
             try:
-                with strand.going_on(), measured() as took:
+                with strand.enter(), measure() as took:
                     result = act(self._lines.append)
                 return result, took
             finally:

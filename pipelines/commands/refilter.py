@@ -54,7 +54,7 @@ def refilter(
                 _bring_up_to_date(each, lake, progress)
         with ExitStack() as locked:
             for name in sorted({subscription.name, *(each.name for each in chosen)}):
-                locked.enter_context(subscription.feed.source.exclusively(name))
+                locked.enter_context(subscription.feed.source.hold_lock(name))
             SubscriptionRecord(lake, subscription.name).keep_folders()
             # `done` plans again, as the catalog may have changed before the locks were taken.
             made = {plan.name: plan for plan in _prepare_refilter(subscription, chosen, lake).done(possible)}

@@ -42,9 +42,9 @@ from pgsieve.pipelines.config.model import Config, SubscriptionConfig
 from pgsieve.pipelines.project import Project, build_project
 from pgsieve.pipelines.published import published_tables
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.shared_jobs import jobs_shared
-from pgsieve.resources.lake.stores.shared_reads import reads_shared
-from pgsieve.resources.postgres.kept_sessions import sessions_kept
+from pgsieve.resources.lake.shared_jobs import share_jobs
+from pgsieve.resources.lake.stores.shared_reads import share_reads
+from pgsieve.resources.postgres.session_pool import pool_sessions
 
 T = TypeVar("T")
 
@@ -63,7 +63,7 @@ def take_over(config: Config, selected: Sequence[SubscriptionConfig]) -> None:
     lake = project.lake.open()
     lake.access.check_writable()
     for feed in project.feeds_of([project.subscriptions[s.name] for s in selected]):
-        with feed.exclusively(), feed.source.connect() as connection:
+        with feed.hold_lock(), feed.source.connect() as connection:
             claim_slot(connection, feed, lake)
 
 
@@ -78,7 +78,7 @@ def run(config: Config, selected: Sequence[SubscriptionConfig], progress: Progre
     lake = project.lake.open()
     with lake.consistent_read(*_first_reads(lake, subscriptions)):
         enabled = enabled_subscriptions(project, subscriptions, failures)
-    with instance(config) as dagster, sessions_kept():
+    with instance(config) as dagster, pool_sessions():
         with lake.consistent_read(*_subscription_records(lake, subscriptions)):
             results = failures.for_each(subscriptions, lambda s: Materializer(project, s, dagster, progress))
         for feed in project.feeds_of(enabled):
@@ -168,9 +168,9 @@ def apply_together(
     ]
     with ExitStack() as shared:
         if len(active) > 1:
-            shared.enter_context(reads_shared())
-            shared.enter_context(jobs_shared())
-            shared.enter_context(active[0].subscription.feed.source.locks_shared())
+            shared.enter_context(share_reads())
+            shared.enter_context(share_jobs())
+            shared.enter_context(active[0].subscription.feed.source.share_lock_session())
         assets = {m: m.table_changes for m in active}
         _materialize_each("transform for", assets, Materializer.transform_changes, failures, unless)
 

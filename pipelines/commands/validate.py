@@ -61,9 +61,9 @@ from pgsieve.pipelines.config.model import Config
 from pgsieve.pipelines.project import Project, build_project
 from pgsieve.resources.lake.delta.errors import LakeUnavailableError, SparkUnavailableError
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.postgres.capture import capture_statements, preparing
+from pgsieve.resources.postgres.capture import capture_statements, preparation_of
 from pgsieve.resources.postgres.catalog import read_catalog
-from pgsieve.resources.postgres.ddl import trigger_problem
+from pgsieve.resources.postgres.ddl import trigger_error
 from pgsieve.resources.postgres.sequences import SequenceValue
 from pgsieve.resources.postgres.source import decoding_is_switched
 
@@ -76,7 +76,7 @@ def validate(config: Config, *, rights: bool = True) -> ValidationReport:
     """
     project = build_project(config)
     project.lake.engine.check_store()
-    project.lake.open().access.check_commits_are_kept(record=False)
+    project.lake.open().access.check_conditional_put(record=False)
     findings = _Findings(project, rights=rights)
     findings.examine_lake()
     for feed in project.feeds.values():
@@ -200,7 +200,7 @@ class _Findings:
 
 def _is_mapped(lake: Lake, subscription: str, table: Name) -> bool:
     """Whether Delta maps the names of a replica's columns, or will map them."""
-    return lake.policy.reached(lake.paths.replica(subscription, *table)) is None
+    return lake.policy.local_writer(lake.paths.replica(subscription, *table)) is None
 
 
 def _rights_errors(
@@ -233,7 +233,7 @@ def _trigger_errors(
         for planned in feed.planned_capture(catalog):
             name = feed.capture + planned.suffix
             statements = capture_statements(name, planned, server, connection.info.server_version)
-            error = trigger_problem(connection, feed.source.name, preparing(name), statements)
+            error = trigger_error(connection, feed.source.name, preparation_of(name), statements)
             if error is not None:
                 yield error
 

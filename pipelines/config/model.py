@@ -70,7 +70,7 @@ from pgsieve.pipelines.config.values import (
     to_lower_case,
 )
 from pgsieve.resources.lake.masters import threads_of
-from pgsieve.resources.lake.stores.storage import is_uri, misread
+from pgsieve.resources.lake.stores.storage import address_problem, is_uri
 
 __all__ = [
     "Config",
@@ -240,7 +240,7 @@ class Config(_Section):
         if not is_uri(lake):
             folder = info.data["path"].parent if "path" in info.data else Path.cwd()
             lake = os.path.normpath(os.path.join(folder, os.path.expanduser(lake)))  # noqa: PTH111, PTH118
-        if problem := misread(lake):
+        if problem := address_problem(lake):
             raise refusal(*problem)
         return lake.rstrip("/") or lake
 

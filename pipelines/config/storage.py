@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, SecretStr
 
 from pgsieve.pipelines.config.values import NonEmptyText, refuse_empty_secret, to_lower_case
-from pgsieve.resources.lake.stores.storage import OPTIONS, Storage, is_uri, misread_endpoint
+from pgsieve.resources.lake.stores.storage import OPTIONS, Storage, endpoint_problem, is_uri
 
 _Secret = Annotated[SecretStr, AfterValidator(refuse_empty_secret)]
 
@@ -56,7 +56,7 @@ class StorageConfig(BaseModel):
             if name not in allowed:
                 hint = f"allowed there: {', '.join((*allowed, 'only_writer'))}"
                 yield name, f"is not an option of {where}", hint
-            elif name == "endpoint" and (problem := misread_endpoint(self.options[name])):
+            elif name == "endpoint" and (problem := endpoint_problem(self.options[name])):
                 yield name, *problem
         for one, other in (("access_key_id", "secret_access_key"), ("client_id", "client_secret")):
             if (one in self.options) != (other in self.options):

@@ -48,9 +48,9 @@ from pgsieve.pipelines.following.metrics import FollowMetrics
 from pgsieve.pipelines.following.watch import Pulse, StalledError, StopTimeoutError, Watch, serve_metrics
 from pgsieve.pipelines.project import Project, build_project
 from pgsieve.resources.lake.delta.errors import SparkLostError
-from pgsieve.resources.postgres.awaited import are_open
-from pgsieve.resources.postgres.foreign_servers import refuse_unanswering
-from pgsieve.resources.postgres.kept_sessions import sessions_kept
+from pgsieve.resources.postgres.awaited import are_transactions_open
+from pgsieve.resources.postgres.foreign_servers import verify_foreign_servers
+from pgsieve.resources.postgres.session_pool import pool_sessions
 from pgsieve.resources.postgres.wal import current_lsn
 from pgsieve.resources.tracing import span
 
@@ -242,7 +242,7 @@ class _Follower:
         """Follow until stopped, or until all subscriptions have failed."""
         threading.Thread(target=self._report_cuts, daemon=True).start()
         try:
-            with sessions_kept():
+            with pool_sessions():
                 self._follow_with_retries()
         finally:
             self._pulse.ended = True
@@ -252,7 +252,7 @@ class _Follower:
             self._failures.catch(*(s.name for s in self._subscriptions)),
             # Between two slices, the lock of the slot is free for other processes. Without this second lock,
             # two followers would take turns for ever.
-            self._feed.source.exclusively(f"following the slot {self._feed.slot}", _OTHER_FOLLOWER_SECONDS),
+            self._feed.source.hold_lock(f"following the slot {self._feed.slot}", _OTHER_FOLLOWER_SECONDS),
         ):
             while not self._stopped.is_set() and self._has_subscriptions():
                 try:
@@ -341,13 +341,13 @@ class _Follower:
     def _are_open(self, transactions: tuple[str, ...]) -> bool:
         """Whether some of these transactions are still open; true if the server does not answer."""
         with suppress(PgsieveError):  # The stream gets the same error.
-            return are_open(self._feed.source, transactions)
+            return are_transactions_open(self._feed.source, transactions)
         return True
 
     def _can_answer(self, name: Name) -> bool:
         """Whether the foreign servers that have rows of a table answer now."""
         with suppress(PgsieveError):
-            refuse_unanswering(self._feed.source, name)
+            verify_foreign_servers(self._feed.source, name)
             return True
         return False
 

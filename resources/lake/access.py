@@ -1,7 +1,7 @@
-"""Tries the access to a lake before work begins, and explains later errors.
+"""Checks the access to a lake before work begins, and explains later errors.
 
-In: a lake's address and storage options. Out: nothing, or errors: LakeUnavailableError, UnsafeStoreError or
-SparkLostError if the whole lake is concerned, and a `LakeError` that names the table if one table is.
+In: a lake's address and storage options. Raises LakeUnavailableError, UnsafeStoreError or SparkLostError for an
+error of the whole lake or of Spark, and a `LakeError` that names the table for an error of one table.
 """
 
 import errno
@@ -21,6 +21,7 @@ from deltalake.exceptions import DeltaError
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
+from pgsieve.resources.lake.conditional_put_check import check_conditional_put
 from pgsieve.resources.lake.delta.errors import (
     ConcurrentWriteError,
     ExecutorError,
@@ -30,29 +31,28 @@ from pgsieve.resources.lake.delta.errors import (
     RefusedTableError,
     StoreUnavailableError,
     causes,
-    damaged,
-    damaged_log,
+    damaged_log_error,
+    damaged_table_error,
     first_line,
+    has_missing_entries,
     illegible_file,
-    is_arrows,
+    is_arrow_error,
     is_conflict,
+    is_folder_refusal,
     is_illegible,
-    is_lost,
-    lacks_entries,
+    is_spark_lost,
     missing_file,
-    of_one_folder,
-    raise_ours,
-    refusal,
-    spark_lost,
+    raise_executor_error,
+    refusal_code,
+    spark_lost_error,
     spark_message,
 )
-from pgsieve.resources.lake.kept_commits import check_commits_are_kept
 from pgsieve.resources.lake.overrun import NewerVersionError
 from pgsieve.resources.lake.stores.objects import objects_at
 from pgsieve.resources.lake.stores.storage import Storage, is_uri
 from pgsieve.resources.lake.stores.store import Store
 from pgsieve.resources.lake.stores.store_errors import StoreRefusal, store_refusal
-from pgsieve.resources.lake.unsynced import Unsynced, unsynced
+from pgsieve.resources.lake.unsynced import UnsyncedWrites, unsynced_writes
 
 #: Spark's errors: from its own checks, and from Java.
 SPARK_ERRORS = (PySparkException, Py4JError)
@@ -62,51 +62,54 @@ _CONFLICT = re.compile(
 )
 
 
-#: The bytes of a trial file. An empty file would not do: a full disk may still have room for it.
+#: The bytes and the name of a trial file. A full disk may still have room for an empty file.
 _PROBE, _PROBE_NAME = bytes(64 * 1024), ".pgsieve-write-probe"
 
-#: The lakes and servers that passed `check_commits_are_kept`. The lock lets one thread at a time try a
+#: The lakes and servers that passed `check_conditional_put`. The lock lets one thread at a time check a
 #: server.
-_safe: set[tuple[str, str]] = set()
-_TRYING = Lock()
+_safe_stores: set[tuple[str, str]] = set()
+_TRIAL_LOCK = Lock()
 
 
 class LakeAccess:
     """Checks that a lake can be written, and explains its errors."""
 
     def __init__(self, storage: Storage, *, temporary: bool = False) -> None:
-        """`temporary`: no write has to outlive this process."""
+        """With `temporary` no write has to outlive this process."""
         self.uri = storage.address
         self._is_temporary = temporary
         #: The files of the lake, for this process and for executors.
         store = Store.of(storage)
         self.store = replace(store, objects=partial(objects_at, options=store.options))
         self._storage = storage
-        self._unsynced: Unsynced | None = None
+        self._unsynced: UnsyncedWrites | None = None
 
     def check_writable(self) -> None:
-        """Raise LakeUnavailableError if a local lake cannot be written.
+        """Raise LakeUnavailableError if a lake in a folder cannot be written, and UnsafeStoreError.
 
-        No trial file is written to a remote lake. Raises UnsafeStoreError if a store with S3's interface may
-        lose commits.
+        No trial file is written to an object store. See `check_conditional_put`.
         """
         if not is_uri(self.uri):
             self.try_writing()
-        self.check_commits_are_kept()
+        self.check_conditional_put()
 
-    def check_commits_are_kept(self, *, record: bool = True) -> None:
-        """Raise UnsafeStoreError if a store with S3's interface may lose commits; S3 itself is not tried.
+    def check_conditional_put(self, *, record: bool = True) -> None:
+        """Raise UnsafeStoreError if a store with S3's interface may lose commits; S3 itself is not checked.
 
-        The objects of the trial are removed. With `record` the lake records the result.
+        The objects of the check are removed. With `record` the lake records a good result.
         """
         endpoint = self._storage.endpoint()
-        if not self._storage.by_delta_rs or endpoint is None or not self._storage.imitates_s3():
+        if (
+            not self._storage.is_reached_by_delta_rs
+            or endpoint is None
+            or not self._storage.is_s3_imitation()
+        ):
             return
-        with _TRYING:
-            if (place := (self.uri, endpoint)) not in _safe:
-                with self.refusing(self.uri):
-                    check_commits_are_kept(self.uri, self.store, endpoint, record=record)
-                _safe.add(place)
+        with _TRIAL_LOCK:
+            if (place := (self.uri, endpoint)) not in _safe_stores:
+                with self.translate_errors(self.uri):
+                    check_conditional_put(self.uri, self.store, endpoint, record=record)
+                _safe_stores.add(place)
 
     def check_permitted(self) -> None:
         """Raise LakeUnavailableError if this user may not write to the lake's folder.
@@ -118,18 +121,18 @@ class LakeAccess:
         folder = Path(self.uri).absolute()
         existing = next(each for each in (folder, *folder.parents) if each.exists())
         if not existing.is_dir():
-            raise self._unavailable(f"{existing} is not a folder")
+            raise self._unavailable_error(f"{existing} is not a folder")
         if not os.access(existing, os.W_OK | os.X_OK):
-            raise self._unavailable(f"{os.strerror(errno.EACCES)} ({existing})")
+            raise self._unavailable_error(f"{os.strerror(errno.EACCES)} ({existing})")
 
     def try_writing(self) -> None:
         """Write and remove a file; raise LakeUnavailableError if the lake refuses it.
 
-        A lake that only Spark writes is not tried.
+        Nothing is written to a lake at a URI that only Spark reaches.
         """
         if is_uri(self.uri):
-            if self._storage.by_delta_rs:
-                with self.refusing(self.uri):
+            if self._storage.is_reached_by_delta_rs:
+                with self.translate_errors(self.uri):
                     self.store.probe(self.uri, _PROBE_NAME)
             return
         try:
@@ -140,32 +143,32 @@ class LakeAccess:
                 probe.write_bytes(_PROBE)
             finally:
                 probe.unlink(missing_ok=True)
-            self._unsynced = self._unsynced or unsynced(self.uri)
+            self._unsynced = self._unsynced or unsynced_writes(self.uri)
         except OSError as error:
-            raise self._unavailable(error.strerror or str(error)) from error
+            raise self._unavailable_error(error.strerror or str(error)) from error
 
     def begin_writing(self) -> None:
-        """Mark a folder as being written, before the first write.
+        """Before the first write, mark the lake's folder, so that a run after a power cut removes half-written commits.
 
-        The mark lets a run after a power cut remove half-written commits. Raises LakeUnavailableError.
+        Raises LakeUnavailableError.
         """
         if not is_uri(self.uri) and self._unsynced is None and not self._is_temporary:
             self.try_writing()
 
     def make_durable(self) -> None:
-        """Make all writes so far survive a power cut.
+        """Make all writes so far survive a power cut, before an irreversible step that relies on them.
 
-        It is called before an irreversible step that relies on them. An object store keeps what it has
-        confirmed. For a folder, the file system is written to disk. Raises LakeUnavailableError.
+        In a folder the file system is written to disk. An object store keeps all objects that it has
+        confirmed. Raises LakeUnavailableError.
         """
         if is_uri(self.uri) or self._is_temporary:
             return
         self.begin_writing()
         assert self._unsynced is not None
-        with self.refusing(self.uri):
-            self._unsynced.synchronise()
+        with self.translate_errors(self.uri):
+            self._unsynced.sync()
 
-    def _unavailable(self, refused: str) -> LakeUnavailableError:
+    def _unavailable_error(self, reason: str) -> LakeUnavailableError:
         """The error of a lake that cannot be written, with the reason and the free space."""
         folders = {self.uri: "lake", tempfile.gettempdir(): "temporary files"}
         free = [
@@ -174,50 +177,50 @@ class LakeAccess:
             if Path(folder).is_dir()
         ]
         return LakeUnavailableError(
-            f'lake "{self.uri}" cannot be written: {refused}' + (f"; {', '.join(free)}" if free else ""),
+            f'lake "{self.uri}" cannot be written: {reason}' + (f"; {', '.join(free)}" if free else ""),
             hint="make room, give this user the right to write there, or choose another `lake` in pgsieve.yaml; then run"
             " again: nothing is lost, a slot is confirmed only up to what the lake holds",
         )
 
     @contextmanager
-    def refusing(self, path: str) -> Iterator[None]:
-        """Turn the errors of the block into errors that name the table, or the lake if all of it is concerned."""
+    def translate_errors(self, path: str) -> Iterator[None]:
+        """Turn the errors of the block into errors that name the table, or the lake if the error concerns all of it."""
         try:
             yield
         except Exception as error:
-            if not (isinstance(error, _ENGINE_ERRORS) or is_arrows(error)):
+            if not (isinstance(error, _ENGINE_ERRORS) or is_arrow_error(error)):
                 raise
             self.refuse_unavailable(error)
             if isinstance(error, SPARK_ERRORS):
                 try:
-                    raise_ours(error)
+                    raise_executor_error(error)
                 except ExecutorError as ours:
                     if ours.kind == NewerVersionError.__name__:
                         raise OverrunError(path) from error
                     raise
-            raise _named(path, error) from error
+            raise _table_error(path, error) from error
 
     def refuse_unavailable(self, error: Exception) -> None:
-        """Raise LakeUnavailableError or SparkLostError if an error concerns the whole lake or Spark."""
-        if is_lost(error):
-            raise spark_lost() from error
+        """Raise LakeUnavailableError or SparkLostError if an error concerns the whole lake, or Spark."""
+        if is_spark_lost(error):
+            raise spark_lost_error() from error
         if is_uri(self.uri) and (refused := store_refusal(causes(error))):
-            raise self._refused(refused) from error
-        if (code := refusal(error)) is None:
+            raise self._store_error(refused) from error
+        if (code := refusal_code(error)) is None:
             return
-        if of_one_folder(code):
-            self.check_writable()  # Raises if the whole lake is concerned.
+        if is_folder_refusal(code):
+            self.check_writable()  # Raises if the error concerns the whole lake.
         else:
-            raise self._unavailable(os.strerror(code)) from error
+            raise self._unavailable_error(os.strerror(code)) from error
 
-    def _refused(self, refused: StoreRefusal) -> LakeUnavailableError:
-        """The error that names the lake, the reason of its store, and the remedy."""
-        kind = StoreUnavailableError if refused.passes else LakeUnavailableError
-        return kind(f'lake "{self.uri}": {refused.what}', hint=refused.hint)
+    def _store_error(self, refused: StoreRefusal) -> LakeUnavailableError:
+        """The error of a refusal by the lake's store."""
+        kind = StoreUnavailableError if refused.is_transient else LakeUnavailableError
+        return kind(f'lake "{self.uri}": {refused.reason}', hint=refused.hint)
 
 
-def _named(path: str, error: Exception) -> LakeError:
-    """The error of a table."""
+def _table_error(path: str, error: Exception) -> LakeError:
+    """The error of one table."""
     by_spark = isinstance(error, SPARK_ERRORS)
     if is_conflict(error) or (by_spark and _CONFLICT.search(str(error))):
         return ConcurrentWriteError(
@@ -225,20 +228,20 @@ def _named(path: str, error: Exception) -> LakeError:
             hint="end the other writers; `pgsieve run` goes on from the last commit",
         )
     if file := missing_file(error):
-        return damaged(path, f'its file "{file}" is missing')
-    if lacks_entries(error):
-        return damaged(path, "its log lacks an entry or a checkpoint")
+        return damaged_table_error(path, f'its file "{file}" is missing')
+    if has_missing_entries(error):
+        return damaged_table_error(path, "its log lacks an entry or a checkpoint")
     file = illegible_file(error)
     if is_illegible(error):
         problem = first_line(error) if file is None else "its checkpoint is not a complete Parquet file"
-        return damaged_log(path, problem)
+        return damaged_log_error(path, problem)
     if file is not None:
         named = f'its file "{file}"' if file else "one of its files"
-        return damaged(path, f"{named} cannot be read: it is not a complete Parquet file")
+        return damaged_table_error(path, f"{named} cannot be read: it is not a complete Parquet file")
     message = spark_message(error) if by_spark else first_line(error)
-    if is_arrows(error):
-        message = message.partition(":")[0]  # The rest of the message shows a cell.
-    if (code := refusal(error)) is not None:
+    if is_arrow_error(error):
+        message = message.partition(":")[0]  # After the colon the message shows a cell.
+    if (code := refusal_code(error)) is not None:
         message = os.strerror(code)
     log = "see Spark's log, above or of its server; " if by_spark else ""
     return RefusedTableError(

@@ -1,7 +1,7 @@
-"""Starts a session, so that Java archives its classes for later sessions (`pgsieve.resources.lake.java.class_archive`).
+"""Starts a session so that Java archives its classes (`pgsieve.resources.lake.java.class_archive`).
 
-In: the archive's name, as the argument. Out: the archive, which the JVM writes at its end. The session runs
-each typical operation once: a Python function of Arrow batches, a Delta table, a MERGE.
+In: the path of the archive, as the argument. Out: the archive, which the JVM writes at its end. The session runs
+each typical operation once: a Python function of Arrow batches, a write to a Delta table, a MERGE.
 """
 
 import os
@@ -10,20 +10,20 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from pgsieve.resources.lake.executors import begin
+from pgsieve.resources.lake.executors import run_first_job
 from pgsieve.resources.lake.java import jvm
 from pgsieve.resources.lake.java.class_archive import archiving_options
 from pgsieve.resources.lake.session import session_config
 from pgsieve.resources.lake.stores.storage import storage_of
 from pgsieve.resources.private_folder import private_folder
 
-#: How long the JVM's end may take. Java writes 150 MB of classes in ten seconds, or more on a busy machine.
+#: How long the JVM's end may take: Java writes 150 MB of classes in ten seconds, or longer on a busy machine.
 _END_SECONDS = 300.0
 
 
-def use(session: SparkSession, table: Path) -> None:
-    """Have the session load the classes that later sessions use."""
-    begin(session, 2)
+def load_classes(session: SparkSession, table: Path) -> None:
+    """Make the session load the classes that later sessions use; `table` is the path of a new table."""
+    run_first_job(session, 2)
     session.range(4).write.format("delta").save(str(table))
     session.sql(
         f"merge into delta.`{table}` t using (select 1L as id) s on t.id = s.id when matched then delete"
@@ -32,14 +32,14 @@ def use(session: SparkSession, table: Path) -> None:
     session.read.format("delta").load(str(table)).groupBy("id").count().toArrow()
 
 
-def main(made: Path) -> None:
-    """Start the session, use it, and have the JVM end."""
+def main(archive: Path) -> None:
+    """Start the session, and load the classes; the JVM ends with this process."""
     folder = private_folder()
     os.environ["PYSPARK_PYTHON"] = sys.executable
     settings = session_config(
-        "local[*]", {jvm.JAVA_OPTIONS: archiving_options(made)}, storage_of(str(folder))
+        "local[*]", {jvm.JAVA_OPTIONS: archiving_options(archive)}, storage_of(str(folder))
     )
-    use(jvm.session(settings, _END_SECONDS), folder / "table")
+    load_classes(jvm.session(settings, _END_SECONDS), folder / "table")
 
 
 if __name__ == "__main__":

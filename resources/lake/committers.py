@@ -1,6 +1,6 @@
 """The committers of a lake's tables: delta-rs in this process, with rows or with files, or Delta in Spark.
 
-In: a table's path, and rows or files. Out: one commit; a position is committed only once. Raises a
+In: a table's path, and rows or files. Out: one commit; each position is committed only once. Raises a
 `LakeError` that names the table, and OverrunError if the table has another version or position than the plan
 expects. `pgsieve.resources.lake.policy` chooses the committer.
 """
@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame
 from pgsieve.decoding.changes.digests import WantedDigests
 from pgsieve.resources.lake.access import LakeAccess
 from pgsieve.resources.lake.delta import row_removal
-from pgsieve.resources.lake.delta.deletion_vectors import Marked
+from pgsieve.resources.lake.delta.deletion_vectors import MarkedFile
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.errors import OverrunError
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
@@ -24,7 +24,7 @@ from pgsieve.resources.lake.delta.layout import file_bytes
 from pgsieve.resources.lake.delta.log import UnmarkableError
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.executors import Executors
-from pgsieve.resources.lake.overrun import guarded
+from pgsieve.resources.lake.overrun import with_version_guard
 from pgsieve.resources.lake.row_lookup import row_matches
 from pgsieve.resources.lake.spark_writes import write_by_spark
 
@@ -32,8 +32,8 @@ _LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class InProcess:
-    """Commits few rows by delta-rs; the rows pass through this process."""
+class InProcessCommitter:
+    """Commits few rows, which pass through this process, by delta-rs."""
 
     local: LocalRecords
     access: LakeAccess
@@ -45,13 +45,13 @@ class InProcess:
         commit: Commit,
     ) -> None:
         """Append rows to a table, or overwrite it with them."""
-        with self.access.refusing(path):
+        with self.access.translate_errors(path):
             self.local.write(path, rows, commit)
 
 
 @dataclass(frozen=True)
-class ByFiles:
-    """Commits files that a runner wrote, by this process: for many rows that need no Spark expression.
+class FileCommitter:
+    """Commits files that a runner has written: for many rows that need no Spark expression.
 
     `vectors` says whether the user wants deletion vectors in large tables.
     """
@@ -62,45 +62,45 @@ class ByFiles:
 
     def commit(
         self,
-        written: Callable[[], pa.Table],
+        write: Callable[[], pa.Table],
         path: str,
         schema: pa.Schema,
         commit: Commit,
         removed: Mapping[str, int] | None = None,
     ) -> list[dict[str, Any]]:
-        """Let `written` write files (`pgsieve.resources.lake.delta.parquet_files`), and commit them.
+        """Let `write` write files, and commit them; return the rows that describe the files (`FILE_SCHEMA`).
 
-        Returns the rows that describe the files. `removed` as in `Commits.commit`.
+        `removed` as in `Commits.commit`.
         """
-        with self.access.refusing(path):
-            files: list[dict[str, Any]] = written().to_pylist()
+        with self.access.translate_errors(path):
+            files: list[dict[str, Any]] = write().to_pylist()
             self.local.commit(path, schema, files, commit, removed)
         return files
 
     def commit_marked(
         self,
-        written: Callable[[], pa.Table],
+        write: Callable[[], pa.Table],
         path: str,
-        marked: Sequence[Marked],
+        marked: Sequence[MarkedFile],
         position: int | None,
         base: int,
     ) -> list[dict[str, Any]]:
-        """Let `written` write files as for `commit`, and commit them with rows `marked` as deleted.
+        """Let `write` write files as for `commit`, and commit them together with the rows that are `marked` as deleted.
 
-        Returns the rows that describe the files.
+        Returns the rows that describe the files. `base` as in `Commit`.
         """
-        with self.access.refusing(path):
-            files: list[dict[str, Any]] = written().to_pylist()
+        with self.access.translate_errors(path):
+            files: list[dict[str, Any]] = write().to_pylist()
             row_removal.mark_rows(self.local, path, marked, files, position, base)
         return files
 
-    def marked_files(self, path: str, matches: Sequence[FileMatches], base: int) -> list[Marked] | None:
-        """The files that have `matches`, with these rows marked, for `commit_marked`.
+    def marked_files(self, path: str, matches: Sequence[FileMatches], base: int) -> list[MarkedFile] | None:
+        """The files that have `matches`, with these rows marked as deleted, for `commit_marked`.
 
-        None if rows cannot be marked. Deletion vectors are enabled if need be, which makes a new version.
-        Raises OverrunError if the version is not `base`, or no longer.
+        Returns None if rows cannot be marked. Enables deletion vectors if need be, by a new version. Raises
+        OverrunError if the table's version is not `base`.
         """
-        with self.access.refusing(path):
+        with self.access.translate_errors(path):
             try:
                 if not self.local.has_deletion_vectors(path):
                     row_removal.enable_marking(self.local, path)
@@ -114,37 +114,31 @@ class ByFiles:
     def row_matches(
         self, path: str, sought: WantedDigests, schema: pa.Schema, runner: Executors
     ) -> list[FileMatches]:
-        """The rows of a table whose columns have one of the `sought` digests.
-
-        A match's `keys` are their indices.
-        """
-        with self.access.refusing(path):
+        """The rows of a table with one of the `sought` digests. The `keys` of a match are indices into the digests."""
+        with self.access.translate_errors(path):
             return row_matches(self.local.table_at(path), path, self.local.store, sought, schema, runner)
 
-    def takes_rewriting(self, path: str, columns: Collection[str]) -> bool:
-        """Whether a commit may replace files of a table by files with fewer rows.
+    def can_rewrite_files(self, path: str, columns: Collection[str]) -> bool:
+        """Whether files of a table with these columns may be replaced by files with fewer rows."""
+        with self.access.translate_errors(path):
+            return row_removal.can_rewrite_files(self.local, path, columns)
 
-        `columns` are the table's.
-        """
-        with self.access.refusing(path):
-            return row_removal.takes_rewriting(self.local, path, columns)
-
-    def takes_marking(self, path: str, columns: Collection[str]) -> bool:
-        """Whether rows of a table may be marked in deletion vectors; `columns` are the table's."""
+    def can_mark_rows(self, path: str, columns: Collection[str]) -> bool:
+        """Whether rows of a table with these columns may be marked in deletion vectors."""
         if not self.vectors:
             return False
-        with self.access.refusing(path):
-            return row_removal.takes_marking(self.local, path, columns)
+        with self.access.translate_errors(path):
+            return row_removal.can_mark_rows(self.local, path, columns)
 
     def file_bytes(self, path: str, properties: Mapping[str, str]) -> int:
-        """The target size of a table's files; `properties` are those of a new table."""
-        with self.access.refusing(path):
+        """The target size of a table's files in bytes; `properties` are used if the table does not exist."""
+        with self.access.translate_errors(path):
             return file_bytes(self.local.properties(path) if self.local.exists(path) else properties)
 
 
 @dataclass(frozen=True)
-class BySpark:
-    """Commits of Delta in Spark: for tables that delta-rs cannot reach or write, and for rows that a MERGE needs."""
+class SparkCommitter:
+    """Commits by Delta in Spark, for tables that delta-rs cannot reach or write, and for work that needs Spark's MERGE."""
 
     access: LakeAccess
 
@@ -157,15 +151,18 @@ class BySpark:
         exists: Callable[[], bool],
         options: Mapping[str, str] | None = None,
     ) -> None:
-        """Append rows to a table, or overwrite it.
+        """Append rows to a table, or overwrite it with them.
 
-        `exists` says whether the table exists, `options` are Spark's.
+        `exists` says whether the table exists; `options` are for Spark's writer.
         """
-        with self.access.refusing(path):
+        with self.access.translate_errors(path):
             write_by_spark(
-                guarded(frame, path, commit.base, self.access.store), path, commit, options or {}, exists
+                with_version_guard(frame, path, commit.base, self.access.store),
+                path,
+                commit,
+                options or {},
+                exists,
             )
 
 
-#: The committer of a table.
-Committer = InProcess | ByFiles | BySpark
+Committer = InProcessCommitter | FileCommitter | SparkCommitter

@@ -1,7 +1,7 @@
-"""Derives rows of a Delta table from stored rows, its own or another table's: files -> batches -> files.
+"""Derives rows of a Delta table from stored rows of the same or another table: files -> batches -> files.
 
 In: a table that delta-rs reaches, and a function of batches. Out: files that a committer adds to a table. A
-runner has one batch in memory at a time. Raises OSError, and the errors of delta-rs and the function.
+runner has one batch in memory at a time. Raises OSError, and errors of delta-rs and the function.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,16 +16,16 @@ from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.key_lookup import every_file
 from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.executors import Executors
-from pgsieve.resources.lake.stores.store import Store, joined
+from pgsieve.resources.lake.stores.store import Store, join_path
 from pgsieve.resources.parts import Guard
 
-#: Makes batches. It is sent to executors.
+#: Makes batches, on executors.
 Batches = Callable[[], Iterable[pa.RecordBatch]]
 
 
 @dataclass(frozen=True)
 class FileRows:
-    """The rows of a file except deleted ones, with the columns of a schema, changed by a function of batches."""
+    """The rows of a file, except deleted ones, with the columns of `schema`, changed by a function of batches."""
 
     store: Store
     file: str
@@ -44,9 +44,9 @@ def table_rows(
     schema: pa.Schema,
     change: Callable[[pa.RecordBatch], pa.RecordBatch],
 ) -> list[FileRows]:
-    """The rows of a table, changed by a function of batches, file by file."""
+    """The rows of each file of a table, changed by a function of batches."""
     return [
-        FileRows(local.store, joined(path, file.name), schema, file.deleted, change)
+        FileRows(local.store, join_path(path, file.name), schema, file.deleted, change)
         for file in every_file(local.table_at(path))
     ]
 
@@ -54,42 +54,43 @@ def table_rows(
 def rows_without(
     batches: Iterable[pa.RecordBatch],
     rows: Numbers,
-    leave: Callable[[slice, pa.RecordBatch], None] | None = None,
+    on_removed: Callable[[slice, pa.RecordBatch], None] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a file except those with the numbers `rows`.
+    """The rows of a file without the rows whose numbers are in `rows`.
 
-    `leave` is called with these others: with the part of the ascending `rows` that a batch has, and the batch.
+    `on_removed` is called with removed rows of each batch: their slice of the ascending `rows`, and a batch of
+    them.
     """
     removed, begin = np.sort(rows), 0
     for batch in batches:
         end = begin + batch.num_rows
         first, last = np.searchsorted(removed, (begin, end))
-        if leave is not None and first < last:
-            leave(slice(first, last), batch.take(pa.array(removed[first:last] - begin)))
-        stays = np.ones(batch.num_rows, np.bool_)
-        stays[removed[first:last] - begin] = False
+        if on_removed is not None and first < last:
+            on_removed(slice(first, last), batch.take(pa.array(removed[first:last] - begin)))
+        remains = np.ones(batch.num_rows, np.bool_)
+        remains[removed[first:last] - begin] = False
         begin = end
-        if stays.any():
-            yield batch if stays.all() else batch.filter(pa.array(stays))
+        if remains.any():
+            yield batch if remains.all() else batch.filter(pa.array(remains))
 
 
 def rows_at(
     store: Store, file: str, schema: pa.Schema, rows: Numbers
 ) -> Iterator[tuple[slice, pa.RecordBatch]]:
-    """Read the rows of a file with these ascending numbers, batch by batch.
+    """Read the rows of a file with these ascending numbers: batches, each with its slice of `rows`.
 
-    Yields each batch with its part of `rows`. Row groups without any of the rows are not read.
+    Row groups without any of the rows are not read.
     """
     if not len(rows):
         return
     groups = store.row_groups(file)
     ends = np.cumsum([group.rows for group in groups])
-    within = np.searchsorted(ends, rows, "right")
-    chosen = np.unique(within)
+    group_of_row = np.searchsorted(ends, rows, "right")
+    chosen = np.unique(group_of_row)
     sizes = np.diff(ends, prepend=0)[chosen]
-    # Only some groups are read, so renumber the rows within these.
+    # Only the chosen groups are read, so the rows are renumbered within these.
     skipped = (ends[chosen] - sizes) - (np.cumsum(sizes) - sizes)
-    rows, begin = rows - skipped[np.searchsorted(chosen, within)], 0
+    rows, begin = rows - skipped[np.searchsorted(chosen, group_of_row)], 0
     for batch in store.batches(file, schema, chosen.tolist()):
         first, last = np.searchsorted(rows, (begin, begin + batch.num_rows))
         if first < last:
@@ -99,7 +100,7 @@ def rows_at(
 
 @dataclass(frozen=True)
 class WrittenRows:
-    """Writes batches into files of about `size` bytes in a folder, part by part. It is sent to executors."""
+    """Writes batches into files of about `size` bytes in a folder, part by part, on executors."""
 
     store: Store
     folder: str
@@ -107,9 +108,9 @@ class WrittenRows:
     size: int
     parts: Sequence[Sequence[Batches]]
 
-    def by(self, runner: Executors) -> pa.Table:
-        """Have a runner write all parts; returns a row (`WRITTEN`) per file."""
-        return runner.written(self, len(self.parts))
+    def write_by(self, runner: Executors) -> pa.Table:
+        """Let a runner write all parts; return a row (`FILE_SCHEMA`) per file."""
+        return runner.run(self, len(self.parts))
 
     def __call__(self, number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
         """Write one part."""

@@ -1,13 +1,13 @@
-"""Repairs tables after a power cut: puts back each log to its last complete version.
+"""Repairs tables after a power cut: rolls each log back to its last complete version.
 
-In: a lake's folder, and the time since which writes may not have reached the disk. Out: Delta logs without
-the newest entries that are incomplete, or that add incomplete files. Incomplete checkpoints and checksums are
-removed, too. A log without a complete entry is removed. pgsieve relies on a commit only once it is on disk,
-so no such commit is lost. Raises OSError.
+In: a lake's folder, and the time since which writes may not have reached the disk. Out: each Delta log ends
+before its first incomplete version. A version is incomplete if its log entry is, or a file that the entry adds.
+Incomplete checkpoints and checksums are removed, too, and a log without a complete entry. pgsieve relies on a
+commit only once it is on disk, so no such commit is lost. Raises OSError.
 
-Entries and files get their names once they are complete. So neither a killed process nor a process that is
-writing now leaves an incomplete one. But the latter may remove a file meanwhile, so an incomplete version is
-checked twice.
+Entries and files get their names once they are complete. So a killed process leaves no incomplete ones, and
+neither does a process that is still writing. The latter may remove a file during the check, so an incomplete
+version is checked twice.
 """
 
 import json
@@ -20,45 +20,44 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+from pgsieve.resources.lake.delta.complete_entries import find_defect
 from pgsieve.resources.lake.delta.deletion_vectors import vector_file
-from pgsieve.resources.lake.delta.whole_entries import lack_of
 
 _LOGGER = logging.getLogger(__name__)
 
 _ENTRY = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint.*\.parquet")
 _LAST_CHECKPOINT = "_last_checkpoint"
-#: The first and last bytes of a Parquet file, and the least size of one, which also has the length of its
-#: footer.
-_MAGIC, _LEAST = b"PAR1", 12
+#: The first and last bytes of a Parquet file, and the size of the smallest one.
+_MAGIC, _MIN_PARQUET_BYTES = b"PAR1", 12
 #: The resolution of file systems' clocks.
-_STEP_NS = 2_000_000_000
+_CLOCK_RESOLUTION_NS = 2_000_000_000
 
-#: The names of the files that an entry removes, and the names and sizes of the files that it adds.
+#: The names of the files that a log entry removes, and the names and sizes of the files that it adds.
 _Changes = tuple[set[str], dict[str, int]]
 
 
-def put_back(lake: Path, since_ns: int) -> None:
-    """Put every table of a lake back to its last complete version."""
+def roll_back_tables(lake: Path, since_ns: int) -> None:
+    """Roll every table of a lake back to its last complete version."""
     for folder, folders, files in os.walk(lake, followlinks=True):
         if "_delta_log" not in folders:
             continue
         table = Path(folder)
         for name in files:
-            # Hadoop's checksums: Hadoop reads a file without a checksum, but refuses a file with a wrong one.
+            # A checksum of Hadoop may be wrong. Hadoop reads a file without one, but refuses a file with a wrong one.
             if name.startswith(".") and name.endswith(".crc") and _is_later(table / name, since_ns):
                 (table / name).unlink(missing_ok=True)
-        _put_table_back(table, since_ns - _STEP_NS)
+        _roll_back_table(table, since_ns - _CLOCK_RESOLUTION_NS)
 
 
-def _put_table_back(table: Path, since_ns: int) -> None:
+def _roll_back_table(table: Path, since_ns: int) -> None:
     log = table / "_delta_log"
     for path in log.iterdir():
-        is_half = _CHECKPOINT.fullmatch(path.name) and not _is_parquet(path)
-        if _is_later(path, since_ns) and (is_half or path.name.endswith(".crc")):
+        is_incomplete = _CHECKPOINT.fullmatch(path.name) and not _is_parquet(path)
+        if _is_later(path, since_ns) and (is_incomplete or path.name.endswith(".crc")):
             path.unlink(missing_ok=True)
-    first = _first_half(table, since_ns)
-    if first is not None and first == _first_half(table, since_ns):
+    first = _first_incomplete_version(table, since_ns)
+    if first is not None and first == _first_incomplete_version(table, since_ns):
         entries = _entries(log)
         for version in sorted((each for each in entries if each >= first), reverse=True):
             entries[version].unlink()
@@ -69,14 +68,11 @@ def _put_table_back(table: Path, since_ns: int) -> None:
         if not _entries(log) and not any(_CHECKPOINT.fullmatch(path.name) for path in log.iterdir()):
             shutil.rmtree(log)
             return
-    _drop_false_hint(log)
+    _remove_wrong_hint(log)
 
 
-def _drop_false_hint(log: Path) -> None:
-    """Remove `_last_checkpoint` if it is incomplete, or names a missing checkpoint.
-
-    Readers do not need it.
-    """
+def _remove_wrong_hint(log: Path) -> None:
+    """Remove `_last_checkpoint`, which readers do not need, if it is incomplete or names a missing checkpoint."""
     hint = log / _LAST_CHECKPOINT
     try:
         version = int(json.loads(hint.read_bytes())["version"])
@@ -92,23 +88,20 @@ def _entries(log: Path) -> dict[int, Path]:
     return {int(match[1]): path for path in log.iterdir() if (match := _ENTRY.fullmatch(path.name))}
 
 
-def _first_half(table: Path, since_ns: int) -> int | None:
-    """The first version from `since_ns` on that is incomplete, or that follows a gap.
-
-    None if all are complete.
-    """
+def _first_incomplete_version(table: Path, since_ns: int) -> int | None:
+    """The first version, written at `since_ns` or later, that is incomplete or follows a gap; None without one."""
     later = {v: p for v, p in sorted(_entries(table / "_delta_log").items()) if _is_later(p, since_ns)}
     changes = dict[int, _Changes]()
     for version, path in later.items():
         if changes and version - 1 not in changes:
             break
-        if lack_of(content := _on_disk(path)) is not None:
+        if find_defect(content := _read_from_disk(path)) is not None:
             break
         changes[version] = _changes(content)
-    while (lost := _first_with_incomplete_file(table, changes)) is not None:
-        # This entry and later ones will go. Then the files that they removed belong to the table again, so
-        # check these, too.
-        changes = {version: each for version, each in changes.items() if version < lost}
+    while (incomplete := _first_with_incomplete_file(table, changes)) is not None:
+        # After the roll-back, files that this entry or later ones removed belong to the table again. So check
+        # these files, too.
+        changes = {version: each for version, each in changes.items() if version < incomplete}
     return next((version for version in later if version not in changes), None)
 
 
@@ -129,19 +122,19 @@ def _changes(content: bytes) -> _Changes:
 
 def _first_with_incomplete_file(table: Path, changes: Mapping[int, _Changes]) -> int | None:
     """The first version that adds an incomplete file which no later version removes."""
-    removed, lost = set[str](), None
+    removed, first = set[str](), None
     for version in sorted(changes, reverse=True):
         entry_removes, entry_adds = changes[version]
         if any(
-            name not in removed and not _is_whole(table / name, size) for name, size in entry_adds.items()
+            name not in removed and not _is_complete(table / name, size) for name, size in entry_adds.items()
         ):
-            lost = version
+            first = version
         removed |= entry_removes
-    return lost
+    return first
 
 
-def _is_whole(path: Path, size: int) -> bool:
-    """Whether a file has at least this size and, if its name says so, is a Parquet file."""
+def _is_complete(path: Path, size: int) -> bool:
+    """Whether a file has at least this size and, if its name ends in .parquet, is a Parquet file."""
     try:
         return path.stat().st_size >= size and (path.suffix != ".parquet" or _is_parquet(path))
     except FileNotFoundError:
@@ -150,22 +143,22 @@ def _is_whole(path: Path, size: int) -> bool:
 
 def _is_parquet(path: Path) -> bool:
     with path.open("rb") as file:
-        _forget_cached(file.fileno())
+        _drop_page_cache(file.fileno())
         size = file.seek(0, os.SEEK_END)
         file.seek(0)
         begins = file.read(len(_MAGIC))
         file.seek(max(0, size - len(_MAGIC)))
-        return size >= _LEAST and begins == file.read(len(_MAGIC)) == _MAGIC
+        return size >= _MIN_PARQUET_BYTES and begins == file.read(len(_MAGIC)) == _MAGIC
 
 
-def _on_disk(path: Path) -> bytes:
+def _read_from_disk(path: Path) -> bytes:
     with path.open("rb") as file:
-        _forget_cached(file.fileno())
+        _drop_page_cache(file.fileno())
         return file.read()
 
 
-def _forget_cached(file: int) -> None:
-    """Have the next read come from the disk: after a failed write the page cache may still have the data."""
+def _drop_page_cache(file: int) -> None:
+    """Make the next read come from the disk: after a failed write the page cache may still have the data."""
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
 

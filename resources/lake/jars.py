@@ -1,12 +1,12 @@
-"""The jars that a session needs besides Spark's, so that it starts without a request to a Maven repository.
+"""The jars that a session needs besides Spark's: resolved once, so that later sessions start without a request.
 
-In: Maven coordinates. Out: the jar files that Spark once resolved them to. With `spark.jars.packages` Spark
-runs Ivy at every start of a session, even if all files are in Ivy's cache. Naming the files in `spark.jars`
-gives the same class path, works offline and prints nothing. Only Ivy can tell which files belong to the
-coordinates, as its folder has the jars of every package and version ever requested. So `fetch` starts a
-session once, and records its answer in the Python environment. If the answer cannot be recorded, Ivy runs at
-each start. `PGSIEVE_JARS` names a folder that `copy_jars` made on another machine; then no request is made.
-Run as a program, this module fetches missing jars. Raises JarsUnavailableError.
+In: Maven coordinates. Out: the jar files that Ivy resolved them to. With `spark.jars.packages` Spark runs Ivy
+at every start of a session, even if all files are in Ivy's cache. With the files in `spark.jars` the session
+has the same class path, works offline and prints nothing. Ivy's folder has the jars of all packages and
+versions that were ever requested, so only Ivy can list the files of some coordinates. `fetch` starts a session
+once, and records the resolution in the Python environment. If it cannot be recorded, Ivy runs at each start.
+`PGSIEVE_JARS` names a folder that `copy_jars` made on another machine; then no request is made. As a program,
+this module fetches missing jars. Raises JarsUnavailableError.
 
 https://spark.apache.org/docs/4.1.0/configuration.html#runtime-environment (spark.jars, spark.jars.packages)
 """
@@ -32,29 +32,29 @@ from pgsieve.resources.lake.java import jvm
 from pgsieve.resources.lake.java.class_archive import (
     FOLDER_VARIABLE,
     copy_archive,
-    kept_folder,
+    jars_folder,
     make_archive,
 )
 from pgsieve.resources.private_folder import private_folder
 
 _LOGGER = logging.getLogger(__name__)
 
-#: The file that records which jars belong to which packages.
-_ANSWERS = "delta-jars.json"
+#: The file of resolutions: a JSON object with the jars of each set of packages.
+_FILE_NAME = "delta-jars.json"
 
 _JARS, _PACKAGES, _EXCLUDES = "spark.jars", "spark.jars.packages", "spark.jars.excludes"
 _IVY = "spark.jars.ivy"
-#: The user's settings for repositories and for the access to them; a proxy is a Java option.
+#: Prefixes of the user's settings for repositories and the access to them; a proxy is a Java option.
 _REPOSITORIES = ("spark.jars.repositories", _IVY, "spark.driver.extraJavaOptions")
 
-#: The AWS SDK that each hadoop-aws is built with; 3.4.1, for Spark 4.0, is built with 2.24.6, and was tested
-#: with a later one.
+#: The AWS SDK of each hadoop-aws. 3.4.1, for Spark 4.0, is built with 2.24.6; pgsieve was tested with a later
+#: one.
 _AWS_SDK = {"3.4.0": "2.23.19", "3.4.1": "2.29.52", "3.4.2": "2.29.52"}
-#: The parts of the SDK that S3A uses; hadoop-aws itself requires all of it, 641 MB.
+#: The parts of the SDK that S3A uses; hadoop-aws itself requires the whole SDK, 641 MB.
 _AWS_PARTS = ("s3", "s3-transfer-manager", "sts")
-_NOT_FROM_AWS = (
+_EXCLUDED_FROM_AWS = (
     "software.amazon.awssdk:bundle",
-    # Spark has these; if the SDK's Netty comes before Spark's, the session stops.
+    # Spark has these. If the SDK's Netty came before Spark's, the session would not start.
     *("io.netty:*", "org.slf4j:slf4j-api", "commons-codec:commons-codec", "commons-logging:commons-logging"),
     # S3A needs these only with certain settings.
     "org.wildfly.openssl:wildfly-openssl",
@@ -64,21 +64,21 @@ _NOT_FROM_AWS = (
 
 @dataclass(frozen=True)
 class Packages:
-    """Packages that are resolved together, and their exclusions; the first package needs the others."""
+    """A set of packages that are resolved together, and their exclusions. The first package needs the others."""
 
     coordinates: tuple[str, ...]
     excluded: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
-        """The coordinates in the form of `spark.jars.packages`."""
+        """The coordinates as in `spark.jars.packages`."""
         return ",".join(self.coordinates)
 
 
 def delta_packages() -> Packages:
     """The Delta jars that fit the installed pyspark and delta-spark."""
     delta = version("delta-spark")
-    # The artifact of Delta 4.0, which supports one Spark only, does not name it.
+    # The name of the artifact has Spark's version, except for Delta 4.0, which supports only one.
     spark = "" if delta.startswith("4.0.") else "_" + ".".join(version("pyspark").split(".")[:2])
     return Packages((f"io.delta:delta-spark{spark}_2.13:{delta}",))
 
@@ -91,24 +91,24 @@ def s3_packages() -> Packages:
     hadoop = client.stem.rpartition("-")[2]
     sdk = _AWS_SDK.get(hadoop, max(_AWS_SDK.values()))
     parts = (f"software.amazon.awssdk:{part}:{sdk}" for part in _AWS_PARTS)
-    return Packages((f"org.apache.hadoop:hadoop-aws:{hadoop}", *parts), _NOT_FROM_AWS)
+    return Packages((f"org.apache.hadoop:hadoop-aws:{hadoop}", *parts), _EXCLUDED_FROM_AWS)
 
 
 class JarsUnavailableError(SparkUnavailableError):
     """Spark lacks jars that cannot be fetched."""
 
 
-def answers_file() -> Path:
-    """The file of recorded answers."""
-    return kept_folder() / _ANSWERS
+def resolutions_file() -> Path:
+    """The file of recorded resolutions."""
+    return jars_folder() / _FILE_NAME
 
 
-def kept_jars(packages: str, kept: Path | None = None) -> list[str] | None:
-    """The jar files of `packages` and all their dependencies.
+def recorded_jars(packages: str, file: Path | None = None) -> list[str] | None:
+    """The jar files of `packages` and all their dependencies; None without a resolution, or if a jar is gone.
 
-    None without a recorded answer, or if a file is gone.
+    `file` is another file of resolutions.
     """
-    file = kept or answers_file()
+    file = file or resolutions_file()
     try:
         names: list[str] = json.loads(file.read_text(encoding="utf-8"))[packages]
         jars = [file.parent / name for name in names]
@@ -117,33 +117,33 @@ def kept_jars(packages: str, kept: Path | None = None) -> list[str] | None:
     return [str(jar) for jar in jars] if all(jar.is_file() for jar in jars) else None
 
 
-def keep_jars(packages: str, spark_jars: str, kept: Path | None = None) -> None:
-    """Record the answer for `packages`: the value of `spark.jars` in a session that resolved only these."""
+def record_jars(packages: str, spark_jars: str, file: Path | None = None) -> None:
+    """Record the resolution of `packages`: the value of `spark.jars` in a session that resolved only these."""
     jars = [unquote(urlsplit(uri).path) for uri in spark_jars.split(",")]
-    _keep({packages: jars}, kept or answers_file())
+    _record({packages: jars}, file or resolutions_file())
 
 
-def _keep(added: Mapping[str, list[str]], kept: Path) -> None:
-    """Add answers to the recorded ones, atomically, as another process may do the same."""
-    answers = {}
+def _record(added: Mapping[str, list[str]], file: Path) -> None:
+    """Add resolutions to a file, atomically, as another process may do the same."""
+    recorded = {}
     with suppress(OSError, ValueError, TypeError):
-        answers = dict(json.loads(kept.read_text(encoding="utf-8")))
-    written = kept.with_name(f".{kept.name}.{os.getpid()}")
+        recorded = dict(json.loads(file.read_text(encoding="utf-8")))
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
     with suppress(OSError):
-        written.write_text(json.dumps({**answers, **added}, indent=2) + "\n", encoding="utf-8")
-        written.replace(kept)
+        temporary.write_text(json.dumps({**recorded, **added}, indent=2) + "\n", encoding="utf-8")
+        temporary.replace(file)
 
 
-def fetch(needed: Iterable[Packages], conf: Mapping[str, str], kept: Path | None = None) -> None:
-    """Fetch missing jars once, which may take a minute, and say so on stderr.
+def fetch(needed: Iterable[Packages], conf: Mapping[str, str], file: Path | None = None) -> None:
+    """Fetch missing jars once, which may take a minute, and report it on stderr.
 
-    `conf` has the user's settings: its repositories are used, and the packages that it names are left to
-    Spark. `kept` is another file for the answers. Raises JarsUnavailableError if a repository does not
-    answer, or if PGSIEVE_JARS names a folder without the jars.
+    `conf` are the user's settings: pgsieve uses their repositories, and leaves their packages to Spark. `file`
+    is another file of resolutions. Raises JarsUnavailableError if a repository does not answer, or if
+    PGSIEVE_JARS names a folder without the jars.
     """
-    file = kept or answers_file()
-    for packages in _pgsieves(needed, conf):
-        if kept_jars(packages.name, file) is not None:
+    file = file or resolutions_file()
+    for packages in _own_packages(needed, conf):
+        if recorded_jars(packages.name, file) is not None:
             continue
         folder = os.environ.get(FOLDER_VARIABLE)
         if folder:
@@ -152,27 +152,27 @@ def fetch(needed: Iterable[Packages], conf: Mapping[str, str], kept: Path | None
                 hint="on a machine that reaches a Maven repository, `pgsieve jars FOLDER` of this version makes the folder",
             )
         if os.access(file.parent, os.W_OK):
-            own = {name: value for name, value in conf.items() if name.startswith(_REPOSITORIES)}
-            # Without a home, Ivy would store the files in a folder of the process that runs it.
+            repositories = {name: value for name, value in conf.items() if name.startswith(_REPOSITORIES)}
+            # Without a home, Ivy would store the jars in a temporary folder of the process that runs it.
             lasting = {} if jvm.has_writable_home() else {_IVY: str(file.parent / "ivy")}
-            _fetch(packages, {**lasting, **own}, file)
+            _fetch(packages, {**lasting, **repositories}, file)
 
 
 def _fetch(packages: Packages, repositories: Mapping[str, str], file: Path) -> None:
-    """Have a separate process fetch the jars, because Ivy runs only when a JVM starts."""
+    """Fetch the jars in a separate process, because Ivy runs only when a JVM starts."""
     _report(f"fetching the jars of {packages.coordinates[0]} for Spark, once")
     began = monotonic()
-    done = subprocess.run(  # noqa: S603 - our own interpreter, no shell
+    process = subprocess.run(  # noqa: S603 - our own interpreter, no shell
         [sys.executable, "-m", "pgsieve.resources.lake.jars", packages.name, str(file)],
         input=json.dumps(dict(repositories)),
         capture_output=True,
         text=True,
         check=False,
     )
-    jars = kept_jars(packages.name, file)
-    if done.returncode or jars is None:
+    jars = recorded_jars(packages.name, file)
+    if process.returncode or jars is None:
         raise JarsUnavailableError(
-            f"the jars of {packages.coordinates[0]} cannot be fetched: {_reason(done.stdout + done.stderr)}",
+            f"the jars of {packages.coordinates[0]} cannot be fetched: {_reason(process.stdout + process.stderr)}",
             hint="Spark's settings `spark.jars.repositories` and `spark.jars.ivySettings` name another Maven repository; or run"
             f" `pgsieve jars FOLDER` on another machine, and set {FOLDER_VARIABLE}=FOLDER here",
         )
@@ -201,50 +201,50 @@ def _reason(output: str) -> str:
     return "no repository said why"
 
 
-def copy_jars(folder: Path, needed: Iterable[Packages], kept: Path | None = None) -> None:
-    """Copy the present jars into a folder for PGSIEVE_JARS, on this machine or another. Raises OSError."""
+def copy_jars(folder: Path, needed: Iterable[Packages], file: Path | None = None) -> None:
+    """Copy the fetched jars into a folder for PGSIEVE_JARS, on this machine or another. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     for packages in needed:
-        jars = [Path(jar) for jar in kept_jars(packages.name, kept) or []]
+        jars = [Path(jar) for jar in recorded_jars(packages.name, file) or []]
         for jar in jars:
             if not (folder / jar.name).exists():
                 shutil.copyfile(jar, folder / jar.name)
-        _keep({packages.name: [jar.name for jar in jars]}, folder / _ANSWERS)
+        _record({packages.name: [jar.name for jar in jars]}, folder / _FILE_NAME)
     copy_archive(folder)
 
 
 def class_path(
-    needed: Iterable[Packages], jars: Iterable[str], conf: Mapping[str, str], kept: Path | None = None
+    needed: Iterable[Packages], jars: Iterable[str], conf: Mapping[str, str], file: Path | None = None
 ) -> dict[str, str]:
-    """The settings that give a session pgsieve's jars, together with the jars and packages of the user's settings.
+    """The settings that give a session pgsieve's jars, and the jars and packages of the user's settings (`conf`).
 
-    If the user's settings name the first package of a set, in any version, pgsieve leaves out the set.
+    If the user's settings have the first package of a set, in any version, pgsieve leaves out the set.
     """
-    users = _listed(conf, _PACKAGES)
+    user_packages = _split_setting(conf, _PACKAGES)
     files = list(jars)
     packages: list[str] = []
     excluded: list[str] = []
-    for each in _pgsieves(needed, conf):
-        if answer := kept_jars(each.name, kept):
-            files += answer
+    for each in _own_packages(needed, conf):
+        if resolved := recorded_jars(each.name, file):
+            files += resolved
         else:
             packages += each.coordinates
             excluded += each.excluded
     settings = {
-        _JARS: [*files, *_listed(conf, _JARS)],
-        _PACKAGES: [*packages, *users],
-        _EXCLUDES: [*excluded, *_listed(conf, _EXCLUDES)],
+        _JARS: [*files, *_split_setting(conf, _JARS)],
+        _PACKAGES: [*packages, *user_packages],
+        _EXCLUDES: [*excluded, *_split_setting(conf, _EXCLUDES)],
     }
     return {name: ",".join(values) for name, values in settings.items() if values}
 
 
-def _pgsieves(needed: Iterable[Packages], conf: Mapping[str, str]) -> list[Packages]:
+def _own_packages(needed: Iterable[Packages], conf: Mapping[str, str]) -> list[Packages]:
     """The sets whose first package is not in the user's settings."""
-    theirs = {_artifact(coordinate) for coordinate in _listed(conf, _PACKAGES)}
-    return [each for each in needed if _artifact(each.coordinates[0]) not in theirs]
+    user_artifacts = {_artifact(coordinate) for coordinate in _split_setting(conf, _PACKAGES)}
+    return [each for each in needed if _artifact(each.coordinates[0]) not in user_artifacts]
 
 
-def _listed(conf: Mapping[str, str], name: str) -> list[str]:
+def _split_setting(conf: Mapping[str, str], name: str) -> list[str]:
     return [part for each in conf.get(name, "").split(",") if (part := each.strip())]
 
 
@@ -254,8 +254,8 @@ def _artifact(coordinate: str) -> str:
     return f"{group}:{artifact.partition('_')[0]}"
 
 
-def _resolved(packages: Packages, repositories: Mapping[str, str]) -> str:
-    """The value of `spark.jars` in a session that resolves the packages."""
+def _resolve(packages: Packages, repositories: Mapping[str, str]) -> str:
+    """Start a session that resolves the packages; return its value of `spark.jars`."""
     settings = {_PACKAGES: packages.name, _EXCLUDES: ",".join(packages.excluded)}
     session = jvm.session(
         {"spark.master": "local[1]", "spark.ui.enabled": "false", **repositories, **settings}
@@ -265,25 +265,25 @@ def _resolved(packages: Packages, repositories: Mapping[str, str]) -> str:
     return jars
 
 
-def private_answers() -> tuple[Path, dict[str, str]]:
-    """A file for answers, and settings for fetching, if this user may not write to the Python environment.
+def private_resolutions() -> tuple[Path, dict[str, str]]:
+    """A file for resolutions, and settings for `fetch`, if this user may not write to the Python environment.
 
-    The file and the jars exist as long as this process.
+    The file and the jars exist until this process ends.
     """
     folder = private_folder()
-    return folder / _ANSWERS, {_IVY: str(folder / "ivy")}
+    return folder / _FILE_NAME, {_IVY: str(folder / "ivy")}
 
 
 def all_packages() -> list[Packages]:
-    """Every set that some lake needs."""
+    """The sets of all lakes."""
     return [delta_packages(), s3_packages()]
 
 
 def main() -> None:
-    """Fetch missing jars. With arguments: only the named set, recorded in the named file, with settings from stdin."""
+    """Fetch missing jars. With arguments resolve one set into a file of resolutions, with settings from stdin."""
     if len(sys.argv) > 1:
         (packages,) = (each for each in all_packages() if each.name == sys.argv[1])
-        keep_jars(packages.name, _resolved(packages, json.load(sys.stdin)), Path(sys.argv[2]))
+        record_jars(packages.name, _resolve(packages, json.load(sys.stdin)), Path(sys.argv[2]))
         return
     fetch(all_packages(), {})
     make_archive()

@@ -1,9 +1,9 @@
 """Keeps a Delta table small: deletes rows, joins small files, removes files that no version needs.
 
-In: a lake and a table's path. Out: commits that keep the table's position, and figures. delta-rs does the
-work, or Spark in lakes that delta-rs cannot reach, and for tables that it cannot write (mapped columns,
-deletion vectors, even of old versions, unsupported features). Each commit is atomic, and a file is removed
-only if no version younger than the given hours needs it. So every operation can be repeated after a kill.
+In: a lake and a table's path. Out: commits that keep the table's position, and figures. delta-rs does the work.
+Spark does it in lakes that delta-rs cannot reach, and for tables that delta-rs cannot write: with mapped
+columns, unsupported features, or deletion vectors, even of old versions. Each commit is atomic, and a file is
+removed only if no version of the given hours needs it. So every operation can be repeated after a kill.
 """
 
 import re
@@ -17,38 +17,44 @@ from deltalake import CommitProperties, QueryBuilder, WriterProperties
 from pyspark.sql import Row
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from pgsieve.resources.lake.delta.bounds import bounded_if_possible
+from pgsieve.resources.lake.delta.bounds import write_with_bounds
 from pgsieve.resources.lake.delta.compaction import cluster, compact
 from pgsieve.resources.lake.delta.deletion_vectors import is_vector_file
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.layout import FILE_BYTES_PROPERTY, file_bytes
-from pgsieve.resources.lake.delta.records import kept_metadata, quoted
+from pgsieve.resources.lake.delta.records import quoted, unchanged_metadata
 from pgsieve.resources.lake.delta.tables import arrow_schema
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.spark_writes import METADATA
 
-#: Larger tables are clustered by Spark.
-CLUSTERED_HERE_BYTES = 128 * 1024 * 1024
-#: The query of `last_slice_before`, for a table and a time.
+#: Spark clusters larger tables.
+MAX_CLUSTERED_BYTES = 128 * 1024 * 1024
+#: The query of `last_slice_before`; its parameters are a table and a time.
 _LAST_SLICE = (
     "select coalesce(max(slice), 0) as slice from {0} where commit_time < {1} and slice <"
     " (select coalesce(min(slice), 9223372036854775807) from {0} where commit_time >= {1})"
 )
-#: The query of `last_before`, for a table and a time.
+#: The query of `last_before`; its parameters are a table and a time.
 _LAST_BEFORE = "select coalesce(max(lsn), 0) as lsn from {0} where at < {1}"
-#: A time in SQL, by its microseconds.
-_DELTA_RS, _SPARK = "arrow_cast({}, 'Timestamp(Microsecond, Some(\"UTC\"))')", "timestamp_micros({})"
-#: How many tasks list a table's files in a vacuum: by default 10,000, most of which would do nothing.
+#: The SQL of a time for each engine, from microseconds since 1970.
+_DELTA_RS_TIME, _SPARK_TIME = (
+    "arrow_cast({}, 'Timestamp(Microsecond, Some(\"UTC\"))')",
+    "timestamp_micros({})",
+)
+#: The number of tasks that list a table's files in a vacuum. The default is 10,000, most without work.
 _LISTING_TASKS = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
-#: The sizes of the files that OPTIMIZE reads and writes: 1 GB by default.
-_SIZES = ("spark.databricks.delta.optimize.minFileSize", "spark.databricks.delta.optimize.maxFileSize")
-#: Lets OPTIMIZE ZORDER BY take columns without statistics, such as those beyond the first 32.
-_ANY_STATISTICS = "spark.databricks.delta.optimize.zorder.checkStatsCollection.enabled"
+#: The sizes of the files that OPTIMIZE joins and writes: 1 GB by default.
+_FILE_SIZE_SETTINGS = (
+    "spark.databricks.delta.optimize.minFileSize",
+    "spark.databricks.delta.optimize.maxFileSize",
+)
+#: Whether OPTIMIZE ZORDER BY refuses columns without statistics, such as those after the first 32.
+_STATISTICS_CHECK = "spark.databricks.delta.optimize.zorder.checkStatsCollection.enabled"
 _RETENTION_CHECK = "spark.databricks.delta.retentionDurationCheck.enabled"
-#: Delta's default retention of removed files and of its log.
+#: Delta's properties for the retention of removed files and of the log, with their defaults in hours.
 _FILES_PROPERTY, _FILES_HOURS = "delta.deletedFileRetentionDuration", 7 * 24
 _LOG_PROPERTY, _LOG_HOURS = "delta.logRetentionDuration", 30 * 24
-#: The form of pgsieve's own values. A property with another value was set by the user.
+#: The form of the values that pgsieve sets. Any other value is the user's.
 _HOURS = re.compile(r"interval \d+ hours")
 
 
@@ -56,59 +62,54 @@ class TableMaintenance(Protocol):
     """The maintenance of one table."""
 
     def last_slice_before(self, time: datetime) -> int:
-        """The last slice before the first slice with a commit of this time or later; 0 if there is none."""
+        """The last slice before the first slice with a commit at or after this time; 0 if there is none."""
 
     def last_before(self, time: datetime) -> int:
-        """The greatest LSN of the rows before this time; 0 if there is none."""
+        """The greatest LSN of the rows before this time; 0 if there are none."""
 
     def delete(self, condition: str, since: datetime | None = None) -> int:
         """Delete the rows that fulfil a condition; return their number.
 
-        The condition is SQL that both engines accept; `{since}` in it stands for the time `since`.
+        The condition is SQL that both engines accept; `{since}` in it is replaced by the time `since`.
         """
 
     def files(self) -> list[tuple[int, int]]:
-        """The time at which each file was written, in milliseconds, and its size."""
+        """The time at which each file was written, in milliseconds since 1970, and its size in bytes."""
 
     def compact(self, by: Sequence[str] = ()) -> int:
-        """Join small files into large ones; return by how many files the table has shrunk.
+        """Join small files into large ones; return by how many the number of files has shrunk.
 
-        With columns to cluster `by`, all files are written again, so that rows with close values in these
-        columns share files.
+        With the columns `by`, all files are written again, so that rows with close values in these columns
+        share files.
         """
 
     def vacuum(self, hours: int) -> int:
-        """Remove the files that no version of the last hours needs.
-
-        Returns their number; 0 if Spark removed them, as it does not report it.
-        """
+        """Remove the files that no version of the last hours needs; return their number, or 0 if Spark removed them."""
 
 
 def maintenance(lake: Lake, path: str) -> TableMaintenance:
-    """The maintenance of the table at a path, by the engine that can do it."""
+    """The maintenance of a table, by delta-rs if it can do it, otherwise by Spark."""
     local = lake.policy.reader(path)
     if (
         local
-        and local.is_written(path)
+        and local.can_write(path)
         and not any(map(is_vector_file, local.store.names(path)))
         and not local.table_at(path).metadata().partition_columns
     ):
-        return _ByDeltaRs(lake, local, path)
-    return _BySpark(lake, path)
+        return _DeltaRsMaintenance(lake, local, path)
+    return _SparkMaintenance(lake, path)
 
 
-def _lacking(properties: Mapping[str, str], hours: int) -> dict[str, str]:
-    """The properties that are still to be set.
+def _missing_properties(properties: Mapping[str, str], hours: int) -> dict[str, str]:
+    """The properties that a table still needs so that the versions of the last hours stay readable.
 
-    With them the versions of the last hours stay readable, and the log is no longer than that requires.
-
-    Properties that the user has set stay. The log must be kept at least as long as removed files, so the two
-    properties are set together.
+    They also keep the log no longer than that requires. Properties that the user has set stay. Delta must
+    retain the log at least as long as removed files, so the two properties are set together.
     """
-    needed = {_FILES_PROPERTY: _FILES_HOURS, _LOG_PROPERTY: _LOG_HOURS}
+    defaults = {_FILES_PROPERTY: _FILES_HOURS, _LOG_PROPERTY: _LOG_HOURS}
     wanted = {
         name: f"interval {hours} hours"
-        for name, default in needed.items()
+        for name, default in defaults.items()
         if hours > default or _HOURS.fullmatch(properties.get(name, "interval 0 hours"))
     }
     if _FILES_PROPERTY not in wanted:
@@ -116,36 +117,36 @@ def _lacking(properties: Mapping[str, str], hours: int) -> dict[str, str]:
     return dict(wanted.items() - properties.items())
 
 
-def _moment(written: str, time: datetime | None) -> str:
-    """A time in the SQL of an engine."""
-    return written.format(round(time.timestamp() * 1_000_000)) if time else "null"
+def _time_sql(template: str, time: datetime | None) -> str:
+    """A time in the SQL of an engine; null for None."""
+    return template.format(round(time.timestamp() * 1_000_000)) if time else "null"
 
 
 @dataclass(frozen=True)
-class _ByDeltaRs:
+class _DeltaRsMaintenance:
     lake: Lake
     local: LocalRecords
     path: str
 
     def last_slice_before(self, time: datetime) -> int:
-        query = _LAST_SLICE.format("t", _moment(_DELTA_RS, time))
+        query = _LAST_SLICE.format("t", _time_sql(_DELTA_RS_TIME, time))
         rows = QueryBuilder().register("t", self.local.table_at(self.path)).execute(query)
         return int(pa.table(rows.read_all())["slice"][0].as_py())
 
     def last_before(self, time: datetime) -> int:
-        query = _LAST_BEFORE.format("t", _moment(_DELTA_RS, time))
+        query = _LAST_BEFORE.format("t", _time_sql(_DELTA_RS_TIME, time))
         rows = QueryBuilder().register("t", self.local.table_at(self.path)).execute(query)
         return int(pa.table(rows.read_all())["lsn"][0].as_py())
 
     def delete(self, condition: str, since: datetime | None = None) -> int:
-        condition = condition.format(since=_moment(_DELTA_RS, since))
+        condition = condition.format(since=_time_sql(_DELTA_RS_TIME, since))
         table = self.local.table_at(self.path)
 
-        def deleted(files: WriterProperties) -> int:
+        def delete_rows(files: WriterProperties) -> int:
             metrics = table.delete(condition, writer_properties=files, commit_properties=self._commit())
             return int(metrics["num_deleted_rows"])
 
-        return bounded_if_possible(deleted, arrow_schema(table))
+        return write_with_bounds(delete_rows, arrow_schema(table))
 
     def files(self) -> list[tuple[int, int]]:
         files = pa.table(self.local.table_at(self.path).get_add_actions())
@@ -155,16 +156,16 @@ class _ByDeltaRs:
     def compact(self, by: Sequence[str] = ()) -> int:
         if not by:
             return compact(self.local, self.path)
-        if self.local.size(self.path) > CLUSTERED_HERE_BYTES:
-            return _BySpark(self.lake, self.path).compact(by)
+        if self.local.size(self.path) > MAX_CLUSTERED_BYTES:
+            return _SparkMaintenance(self.lake, self.path).compact(by)
         return cluster(self.local, self.path, by)
 
     def vacuum(self, hours: int) -> int:
         table = self.local.table_at(self.path)
-        lacking = _lacking(table.metadata().configuration, hours)
-        # Do not start Spark only to keep the log for a shorter time.
-        if lacking and (hours > _FILES_HOURS or self.local.takes_properties(self.path)):
-            self.lake.set_properties(self.path, lacking)
+        missing = _missing_properties(table.metadata().configuration, hours)
+        # Spark is not started only to retain the log for a shorter time.
+        if missing and (hours > _FILES_HOURS or self.local.can_set_properties(self.path)):
+            self.lake.set_properties(self.path, missing)
             table = self.local.table_at(self.path)
         unneeded = table.vacuum(hours, enforce_retention_duration=False, full=True)
         if unneeded:  # A vacuum without files to remove would still make two commits.
@@ -178,30 +179,30 @@ class _ByDeltaRs:
         return len(unneeded)
 
     def _commit(self) -> CommitProperties:
-        metadata = kept_metadata(self.lake.records.position(self.path))
+        metadata = unchanged_metadata(self.lake.records.position(self.path))
         return CommitProperties(custom_metadata={"userMetadata": metadata})
 
 
 @dataclass(frozen=True)
-class _BySpark:
+class _SparkMaintenance:
     lake: Lake
     path: str
 
     def last_slice_before(self, time: datetime) -> int:
-        return int(self._sql(_LAST_SLICE.format(self._table, _moment(_SPARK, time)))["slice"])
+        return int(self._sql(_LAST_SLICE.format(self._table, _time_sql(_SPARK_TIME, time)))["slice"])
 
     def last_before(self, time: datetime) -> int:
-        return int(self._sql(_LAST_BEFORE.format(self._table, _moment(_SPARK, time)))["lsn"])
+        return int(self._sql(_LAST_BEFORE.format(self._table, _time_sql(_SPARK_TIME, time)))["lsn"])
 
     def delete(self, condition: str, since: datetime | None = None) -> int:
-        condition = condition.format(since=_moment(_SPARK, since))
+        condition = condition.format(since=_time_sql(_SPARK_TIME, since))
         return int(self._sql(f"delete from {self._table} where {condition}")["num_affected_rows"])
 
     def compact(self, by: Sequence[str] = ()) -> int:
         properties = self._sql(f"describe detail {self._table}")["properties"]
-        settings = {_ANY_STATISTICS: "false"}
+        settings = {_STATISTICS_CHECK: "false"}
         if FILE_BYTES_PROPERTY in properties:
-            settings |= dict.fromkeys(_SIZES, str(file_bytes(properties)))
+            settings |= dict.fromkeys(_FILE_SIZE_SETTINGS, str(file_bytes(properties)))
         order = f" zorder by ({', '.join(map(quoted, by))})" if by else ""
         metrics = self._sql(f"optimize {self._table}{order}", settings)["metrics"]
         return int(metrics["numFilesRemoved"]) - int(metrics["numFilesAdded"])
@@ -216,8 +217,8 @@ class _BySpark:
 
     def vacuum(self, hours: int) -> int:
         properties = self._sql(f"describe detail {self._table}")["properties"]
-        if lacking := _lacking(properties, hours):
-            self.lake.set_properties(self.path, lacking)
+        if missing := _missing_properties(properties, hours):
+            self.lake.set_properties(self.path, missing)
         self._sql(f"vacuum {self._table} retain {hours:d} hours")
         return 0
 
@@ -226,14 +227,11 @@ class _BySpark:
         return f"delta.{quoted(self.path)}"
 
     def _sql(self, statement: str, more: Mapping[str, str] | None = None) -> Row:
-        """Run a statement with more settings, so that its commit keeps the table's position.
-
-        Returns its first row.
-        """
+        """Run a statement whose commit keeps the table's position; return its first row. `more` are more settings."""
         conf = self.lake.spark.conf
         settings = {
             **(more or {}),
-            METADATA: kept_metadata(self.lake.records.position(self.path)),
+            METADATA: unchanged_metadata(self.lake.records.position(self.path)),
             _RETENTION_CHECK: "false",
             _LISTING_TASKS: str(conf.get("spark.sql.shuffle.partitions")),
         }

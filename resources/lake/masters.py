@@ -1,6 +1,6 @@
-"""The number of cores of a Spark master on this machine, or of threads that replace Spark.
+"""Reads a Spark master: the number of cores that it uses on this machine, or of threads that replace Spark.
 
-In: the text of a master. Out: a number, or None. The module has no heavy imports, as every command reads the
+In: the text of a master. Out: a number, or None. This module has no slow imports, as every command reads the
 configuration.
 """
 
@@ -18,10 +18,7 @@ def threads_of(master: str) -> int | None:
 
 
 def cores_of(master: str) -> int | None:
-    """How many cores of this machine a Spark master uses.
-
-    None for a master of other machines or processes.
-    """
+    """How many cores of this machine a Spark master uses; None for a master on other machines or in other processes."""
     match = _LOCAL.fullmatch(master)
     return _number(match[1] or "1") if match else None
 

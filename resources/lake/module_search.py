@@ -1,9 +1,9 @@
 """Caches cloudpickle's search for loaded submodules, per package.
 
-In: a function's code, and the modules that the code names. Out: the submodules that the code may reach
-through these modules, as it reaches `pa.compute` through `pa`; the result is cloudpickle's. Cloudpickle itself
-searches all loaded modules, for each of these names of each function that it sends by value. A plan has some
-thousand functions, so the search took most of the time to send a plan. Raises nothing.
+In: a function's code, and the modules that the code names. Out: the submodules that the code may reach through
+these modules, as it reaches `pa.compute` through `pa`; the result is the same as cloudpickle's. Cloudpickle
+itself searches all loaded modules, for each such module of each function that it sends by value. A plan has some
+thousand functions, so the search takes most of the time to send it. Raises nothing.
 """
 
 import sys
@@ -17,7 +17,7 @@ class _Search:
     """The loaded submodules of packages, by their names below the package."""
 
     def __init__(self) -> None:
-        #: For each package the number of loaded modules at the search, and the submodules.
+        #: For each package the number of loaded modules at the time of the search, and the package's submodules.
         self._listed = dict[str, tuple[int, Sequence[tuple[str, frozenset[str]]]]]()
 
     def __call__(self, code: CodeType, named: Iterable[object]) -> list[ModuleType]:
@@ -44,8 +44,8 @@ class _Search:
         return listed[1]
 
 
-def search_once() -> None:
-    """Have pyspark's cloudpickle use this search, if its version has the function that is replaced."""
+def cache_module_search() -> None:
+    """Replace the search function of pyspark's cloudpickle, if its version has one."""
     module = cloudpickle.cloudpickle
     search = getattr(module, "_find_imported_submodules", None)
     if search is not None and not isinstance(search, _Search):

@@ -1,4 +1,4 @@
-"""The layout of a lake: the path of each Delta table, and identifiers as folder names.
+"""The paths of a lake's Delta tables, and identifiers as folder names.
 
 In: the lake's URI, and names of feeds, subscriptions and tables. Out: paths. ARCHITECTURE.md describes the
 tables, and `pgsieve.assets.steps.records` the columns of pgsieve's own.
@@ -9,15 +9,14 @@ from collections.abc import Callable, Mapping
 
 from pgsieve.resources.lake.delta.layout import FOLDERS
 
-#: The folder of pgsieve's own tables, next to the subscriptions' folders. No subscription or table has this
-#: name.
+#: The folder of pgsieve's own tables, next to the subscriptions' folders, none of which has this name.
 OWN_FOLDER = "_pgsieve"
 
 
 def escape(identifier: str) -> str:
-    """An identifier as a folder name, reversibly: each character but [a-z0-9_] becomes ~XX (UTF-8, hexadecimal).
+    """An identifier as a folder name, reversibly: each byte (UTF-8) of a character outside [a-z0-9_] becomes ~XX.
 
-    Upper case is escaped, too, as some file systems ignore case. So is a leading underscore, as Spark hides
+    Upper case is escaped because some file systems ignore case, and a leading underscore because Spark hides
     such folders.
     """
     escaped = re.sub(
@@ -27,21 +26,21 @@ def escape(identifier: str) -> str:
 
 
 def unescape(folder: str) -> str:
-    """The identifier of a folder name that `escape` made."""
+    """The identifier from a folder name, the inverse of `escape`."""
     raw = re.sub(rb"~([0-9A-F]{2})", lambda match: bytes([int(match.group(1), 16)]), folder.encode())
     return raw.decode()
 
 
 def replica_folder(template: str, schema: str, table: str) -> str:
-    """The folder of a table's replica by a template, relative to its subscription's folder."""
+    """The folder of a replica by a template, relative to its subscription's folder."""
     return template.format(schema=escape(schema), table=escape(table))
 
 
 class LakePaths:
     """The paths of one lake's tables.
 
-    `folders` are templates of the replicas' folders, by subscription. For other subscriptions `recorded`
-    returns the template that the lake has recorded.
+    `folders` has the template of the replicas' folders for subscriptions. For others, `recorded` returns the
+    template that the lake has recorded.
     """
 
     def __init__(
@@ -53,62 +52,59 @@ class LakePaths:
         self.uri = uri
         self._folders, self._recorded = dict(folders or {}), recorded
 
-    def _of_feed(self, slot_owner: str) -> str:
-        """A feed's folder. A feed that is part of another feed has a name with slashes, and a folder below that feed's."""
+    def _feed_folder(self, slot_owner: str) -> str:
+        """A feed's folder. A name with slashes is of a feed that is part of another feed, and gets a folder below it."""
         return "/".join([self.uri, OWN_FOLDER, *map(escape, slot_owner.split("/"))])
 
     def change_log(self, slot_owner: str) -> str:
-        """The raw messages of the slot of a source, or of a subscription with its own slot."""
-        return f"{self._of_feed(slot_owner)}/change_log"
+        """The raw messages of a slot: of a source, or of a subscription with its own slot."""
+        return f"{self._feed_folder(slot_owner)}/change_log"
 
     def slices(self, slot_owner: str) -> str:
-        """The contents of each slice of the change log besides row changes.
-
-        Missing rows are derived again.
-        """
-        return f"{self._of_feed(slot_owner)}/slices"
+        """The contents of each slice of the change log besides row changes; rows that are missing are derived again."""
+        return f"{self._feed_folder(slot_owner)}/slices"
 
     def prepared(self, slot_owner: str) -> str:
-        """The prepared transactions that waited for their second phase when the change log was last written."""
-        return f"{self._of_feed(slot_owner)}/prepared"
+        """The prepared transactions whose second phase was pending when the change log was last written."""
+        return f"{self._feed_folder(slot_owner)}/prepared"
 
     def catalogs(self, slot_owner: str) -> str:
         """The publisher's catalog, recorded after each alteration."""
-        return f"{self._of_feed(slot_owner)}/catalogs"
+        return f"{self._feed_folder(slot_owner)}/catalogs"
 
     def altered(self, slot_owner: str) -> str:
-        """The slices in which the catalog may have been altered, by the subscription that has them `as_published`."""
-        return f"{self._of_feed(slot_owner)}/altered"
+        """The slices in which the catalog may have been altered, by subscription (`as_published`)."""
+        return f"{self._feed_folder(slot_owner)}/altered"
 
     def replica(self, subscription: str, schema: str, table: str) -> str:
-        """The replica of a table: the published columns, current rows only."""
+        """The replica of a table: the current rows, with the published columns."""
         return f"{self.uri}/{subscription}/{replica_folder(self.folders_of(subscription), schema, table)}"
 
     def folders_of(self, subscription: str) -> str:
-        """The template of the folders of a subscription's replicas: the given one, or else the recorded one."""
+        """The template of the folders of a subscription's replicas: the configured one, or else the recorded one."""
         if subscription not in self._folders:
             self._folders[subscription] = self._recorded(subscription) or FOLDERS
         return self._folders[subscription]
 
     def changes(self, subscription: str, schema: str, table: str, generation: int = 0) -> str:
-        """The transformed changes of a table.
+        """The change history of a table: its transformed changes. Later histories (generations) end in `~g1`, ...
 
-        Later histories end in `~g1`, ..., which no escaped name of a table does.
+        No escaped name ends in that.
         """
         suffix = f"~g{generation}" if generation else ""
         return f"{self.uri}/{subscription}/_changes/{escape(schema)}/{escape(table)}{suffix}"
 
     def versions(self, subscription: str, schema: str, table: str, generation: int = 0) -> str:
-        """The versions of a table's rows; they have generations as its change history has."""
+        """The versions of a table's rows, with generations like the change history's."""
         suffix = f"~g{generation}" if generation else ""
         return f"{self.uri}/{subscription}/_scd2/{escape(schema)}/{escape(table)}{suffix}"
 
     def transformed(self, subscription: str) -> str:
-        """One row per slice and table: what the slice changed, and that it has been transformed."""
+        """The transformed slices: a row per slice and table, which summarizes the changes."""
         return f"{self.uri}/{subscription}/_transformed"
 
     def table_states(self, subscription: str) -> str:
-        """The table sync states; the newest row of a table counts."""
+        """The sync states of tables; of a table the newest row counts."""
         return f"{self.uri}/{subscription}/_table_states"
 
     def subscription(self, name: str) -> str:
@@ -116,17 +112,17 @@ class LakePaths:
         return f"{self.uri}/{name}/_subscription"
 
     def registered(self, subscription: str) -> str:
-        """The names in the catalog that pgsieve has registered; the newest row of a name counts."""
+        """The names that pgsieve has registered in a catalog; of a name the newest row counts."""
         return f"{self.uri}/{subscription}/_registered"
 
     def sequences(self, subscription: str) -> str:
-        """The values of the published sequences; the newest row of a sequence counts."""
+        """The values of the published sequences; of a sequence the newest row counts."""
         return f"{self.uri}/{subscription}/_sequences"
 
     def feed(self, slot_owner: str) -> str:
-        """The cluster of a slot's LSNs; the newest row counts."""
+        """The cluster to which a slot's LSNs belong; the newest row counts."""
         return f"{self.uri}/{OWN_FOLDER}/{escape(slot_owner)}/feed"
 
     def cuts(self, subscription: str) -> str:
-        """The LSNs at which all replica tables agree, with their Delta versions."""
+        """The LSNs that all replicas of a subscription have reached (cuts), with the replicas' Delta versions."""
         return f"{self.uri}/{subscription}/_cuts"

@@ -1,8 +1,8 @@
-"""The one policy of a lake: it chooses the runner of functions on rows, and the committer of their results.
+"""Chooses the runner of functions on rows, and the committer of their results; no other module does.
 
-In: the lake's place, a number of bytes, and the features that a table requires of readers and writers. Out: a
-runner (`pgsieve.resources.lake.executors`) and a committer (`pgsieve.resources.lake.committers`). No other
-module makes this choice. Raises LakeError.
+In: the access to the lake, a number of bytes, and the features that a table requires of readers and writers.
+Out: a runner (`pgsieve.resources.lake.executors`) and a committer (`pgsieve.resources.lake.committers`). Raises
+LakeError.
 """
 
 import logging
@@ -12,36 +12,36 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from pgsieve.resources.lake.access import LakeAccess
-from pgsieve.resources.lake.committers import ByFiles, BySpark, Committer, InProcess
+from pgsieve.resources.lake.committers import Committer, FileCommitter, InProcessCommitter, SparkCommitter
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.executors import INLINE, Executors
 
-#: Default size up to which batches of a lake that delta-rs reaches are written without Spark.
+#: The default size up to which batches are written without Spark, in a lake that delta-rs reaches.
 SMALL_BYTES_DEFAULT = 8 * 1024 * 1024
-#: In replicas up to this size, files are rewritten without their deleted rows; in larger replicas the rows
-#: are marked.
+#: The default size up to which a replica's files are rewritten without deleted rows; in larger replicas the
+#: rows are marked.
 REWRITTEN_BYTES_DEFAULT = 64 * 1024 * 1024
-#: The prefix of the columns that a MERGE of delta-rs adds to those of a table.
-_OF_DELTA_RS = "__delta_rs_"
+#: The prefix of the columns that a MERGE of delta-rs adds to a table's.
+_RESERVED_PREFIX = "__delta_rs_"
 
-#: Types with values that are equal in PostgreSQL and Spark but not in Arrow (0.0 and -0.0), and types that
-#: only Spark supports as keys.
-_INEXACT = ("float", "double", "array<")
+#: The beginnings of the Spark types of keys for which Arrow is unsuitable: of numbers, because 0.0 and -0.0 are
+#: not equal there, and of arrays, which only Spark supports as keys.
+_INEXACT_TYPES = ("float", "double", "array<")
 
 _LOGGER = logging.getLogger(__name__)
 
 
-def is_exact(types: Iterable[str]) -> bool:
-    """Whether Arrow and PostgreSQL agree on which values of these Spark types are equal."""
-    return not any(each.startswith(_INEXACT) for each in types)
+def has_exact_equality(types: Iterable[str]) -> bool:
+    """Whether values of these Spark types are equal in Arrow exactly if they are equal in PostgreSQL."""
+    return not any(each.startswith(_INEXACT_TYPES) for each in types)
 
 
 @dataclass(frozen=True)
 class LakeSettings:
-    """The user's settings for work on a lake; `small_bytes`, `rewritten_bytes` and `vectors` as in `Policy`.
+    """The user's settings of a lake; `small_bytes`, `rewritten_bytes` and `vectors` as in `Policy`.
 
     `threads` is the number of this process' threads for large work; None means that Spark runs it. `cores` is
-    the number of Spark's cores, if its master names it.
+    the number of Spark's cores; None if its master does not show it.
     """
 
     small_bytes: int = SMALL_BYTES_DEFAULT
@@ -58,10 +58,9 @@ DEFAULT_SETTINGS = LakeSettings()
 class Policy:
     """Chooses by bytes, and by the limits of delta-rs and Arrow.
 
-    `local` is delta-rs; None if it cannot reach and write the lake. `executors` run large work. Up to
-    `small_bytes` may pass through this process. In replicas up to `rewritten_bytes` (-1: in none) files are
-    rewritten without their deleted rows. `vectors` says whether the user wants deletion vectors in large
-    tables.
+    `local` is the access by delta-rs, or None. `executors` run large work. Up to `small_bytes` may pass
+    through this process. In replicas up to `rewritten_bytes` (-1: in none) files are rewritten without their
+    deleted rows. `vectors` says whether the user wants deletion vectors in large tables.
     """
 
     access: LakeAccess
@@ -72,15 +71,15 @@ class Policy:
     vectors: bool = True
 
     def is_small(self, size: int | None) -> bool:
-        """Whether this many bytes are few enough to pass through this process; None means many."""
+        """Whether this many bytes (None: many) may pass through this process."""
         return self.local is not None and size is not None and size <= self.small_bytes
 
     def runner(self, size: int | None) -> Executors:
-        """The runner for this many bytes (None: many): this thread for few bytes, the executors for many."""
+        """The runner for this many bytes (None: many): the calling thread for few, the executors for many."""
         return INLINE if self.is_small(size) else self.executors
 
-    def expect(self, size: int) -> None:
-        """Begin to start the runner for this many bytes, before all of them have arrived."""
+    def prepare_runner(self, size: int) -> None:
+        """Begin to start the runner for this many bytes, before they have arrived."""
         if self.local is not None:
             self.runner(size).prepare()
 
@@ -88,16 +87,16 @@ class Policy:
         """How many parts of this many bytes run at a time."""
         return self.runner(size).number
 
-    def reached(self, path: str) -> LocalRecords | None:
-        """delta-rs, if it can write a table; None if only Spark can.
+    def local_writer(self, path: str) -> LocalRecords | None:
+        """The access by delta-rs, if it can write a table; None if only Spark can.
 
-        Only Spark writes tables whose column names are or were mapped, and tables with features that delta-rs
+        Only Spark writes tables with mapped column names, and tables that require features that delta-rs
         lacks.
         """
         if self.local is None:
             return None
-        with self.access.refusing(path):
-            return self.local if self.local.is_unmapped(path) and self.local.is_written(path) else None
+        with self.access.translate_errors(path):
+            return self.local if self.local.is_unmapped(path) and self.local.can_write(path) else None
 
     def committer(
         self,
@@ -109,15 +108,14 @@ class Policy:
         overwrite: bool = False,
         key: Iterable[str] = (),
     ) -> Committer:
-        """The committer of about `size` bytes (None: many) of rows with these columns into a table.
-
-        See `explained`.
-        """
-        committer, reason = self.explained(path, columns, size, schema, overwrite=overwrite, key=key)
+        """The committer of rows to a table; the parameters are those of `committer_with_reason`."""
+        committer, reason = self.committer_with_reason(
+            path, columns, size, schema, overwrite=overwrite, key=key
+        )
         _LOGGER.debug('Delta table "%s": %s (%s)', path, type(committer).__name__, reason)
         return committer
 
-    def explained(
+    def committer_with_reason(
         self,
         path: str,
         columns: Sequence[str],
@@ -127,46 +125,46 @@ class Policy:
         overwrite: bool = False,
         key: Iterable[str] = (),
     ) -> tuple[Committer, str]:
-        """The committer of about `size` bytes (None: many) of rows with these columns into a table, and the reason.
+        """The committer of about `size` bytes (None: many) of rows with these columns to a table, and the reason.
 
-        `ByFiles` is chosen only with the `schema` of files. With `overwrite` the rows replace the table's.
-        `key` has the types of the columns that identify rows.
+        It is a `FileCommitter` only if `schema` returns the schema of the files. With `overwrite` the rows
+        replace the table's. `key` are the Spark types of the columns that identify rows.
         """
-        local = self.reached(path)
+        local = self.local_writer(path)
         if local is None:
-            return BySpark(self.access), "delta-rs does not write it, or its names are mapped"
-        with self.access.refusing(path):
+            return SparkCommitter(self.access), "delta-rs does not write it, or its names are mapped"
+        with self.access.translate_errors(path):
             if not self.is_small(size):
                 reason = "many rows" if size is None else f"{size} bytes"
-            elif not is_exact(key):
+            elif not has_exact_equality(key):
                 reason = "a key that Arrow does not compare as PostgreSQL does"
-            elif any(name.startswith(_OF_DELTA_RS) for name in columns):
+            elif any(name.startswith(_RESERVED_PREFIX) for name in columns):
                 reason = "a column name that a MERGE of delta-rs reserves"
             elif overwrite and local.permutes(path, columns):
                 reason = "columns in another order"
             elif overwrite and local.is_partitioned_by_others(path, columns):
                 reason = "partitions by a column that is dropped"
             else:
-                return InProcess(local, self.access), f"{size} bytes"
-            if schema is not None and local.takes_files(path, schema(), overwrite=overwrite):
-                return ByFiles(local, self.access, self.vectors), reason
-        return BySpark(self.access), reason
+                return InProcessCommitter(local, self.access), f"{size} bytes"
+            if schema is not None and local.can_add_files(path, schema(), overwrite=overwrite):
+                return FileCommitter(local, self.access, self.vectors), reason
+        return SparkCommitter(self.access), reason
 
-    def file_committer(self, path: str, schema: pa.Schema) -> ByFiles | BySpark:
-        """The committer of few or many rows to a table: this process as files of this schema, or otherwise Spark."""
-        local = self.reached(path)
+    def file_committer(self, path: str, schema: pa.Schema) -> FileCommitter | SparkCommitter:
+        """The committer of any number of rows to a table: of files with this schema if possible, otherwise Spark."""
+        local = self.local_writer(path)
         if local is not None:
-            with self.access.refusing(path):
-                if local.takes_files(path, schema):
-                    return ByFiles(local, self.access, self.vectors)
-        return BySpark(self.access)
+            with self.access.translate_errors(path):
+                if local.can_add_files(path, schema):
+                    return FileCommitter(local, self.access, self.vectors)
+        return SparkCommitter(self.access)
 
     def reader(self, path: str, size: int | None = None) -> LocalRecords | None:
-        """delta-rs, if this many bytes of a table may be read in this process; otherwise None.
+        """The access by delta-rs, if it can read the table, and this process may read `size` bytes; otherwise None.
 
         Without `size` only the table's features count.
         """
         if self.local is None or not (size is None or self.is_small(size)):
             return None
-        with self.access.refusing(path):
+        with self.access.translate_errors(path):
             return self.local if self.local.is_readable(path) else None

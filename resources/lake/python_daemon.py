@@ -1,7 +1,7 @@
-"""Spark's daemon of Python workers in a local session; it imports pgsieve's modules before it forks workers.
+"""Spark's daemon of Python workers in a local session: imports pgsieve's modules, and then forks workers.
 
-Spark starts it instead of `pyspark.daemon`, with the same argument. Without it each worker, one per core,
-would import the modules by itself, which takes a second in the first job.
+Spark starts this module instead of `pyspark.daemon`, with the same argument. Otherwise each worker, one per
+core, would import the modules itself, which takes a second in the first job.
 
 https://spark.apache.org/docs/4.1.0/configuration.html#runtime-environment (spark.python.daemon.module)
 """
@@ -12,8 +12,8 @@ from importlib import import_module
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-#: The modules whose functions workers run. A worker itself imports any other module that it needs.
-_NEEDED = (
+#: The modules whose functions workers run. A worker imports further modules itself.
+_MODULES = (
     "pgsieve.assets.steps.initial_sync.rows",
     "pgsieve.assets.steps.update_transformation.changes",
     "pgsieve.assets.steps.apply.by_files",
@@ -21,9 +21,9 @@ _NEEDED = (
 
 
 def _import_installed_pyspark() -> None:
-    """Have Python import pyspark from its installed package, not from the archive in that package.
+    """Make Python import pyspark from its installed package, not from the archive in that package.
 
-    Spark puts the archive first in the path. Python compiles the archive's modules at each start.
+    Spark puts the archive first in the path, and Python would compile the archive's modules at each start.
     """
     others = [path for path in sys.path if not path.endswith(".zip")]
     installed = PathFinder.find_spec("pyspark", others)
@@ -35,7 +35,7 @@ def _import_installed_pyspark() -> None:
 def main() -> None:
     """Import the modules, then fork workers until Spark ends this process."""
     _import_installed_pyspark()
-    for name in _NEEDED:
+    for name in _MODULES:
         with suppress(ImportError):
             import_module(name)
     from pyspark.daemon import manager

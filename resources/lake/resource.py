@@ -17,18 +17,18 @@ from pgsieve.resources.lake.spark_writes import WANT_VECTORS
 from pgsieve.resources.lake.stores.storage import is_uri
 from pgsieve.resources.lake.unsynced import recover
 
-#: A Spark setting of pgsieve: batches of a local lake up to this size are written without Spark.
+#: pgsieve's setting among Spark's: batches of a lake that delta-rs reaches are written without Spark up to this
+#: size.
 SMALL_BYTES = "spark.pgsieve.smallBytes"
-#: A Spark setting of pgsieve: in replicas up to this size files are rewritten without deleted rows; in larger
-#: replicas the rows are marked.
+#: pgsieve's setting among Spark's: files are rewritten without deleted rows in replicas up to this size; in
+#: larger replicas the rows are marked.
 REWRITTEN_BYTES = "spark.pgsieve.rewrittenBytes"
 
 
 class LakeResource(dg.ConfigurableResource["LakeResource"]):
     """The lake as a Dagster resource: its URI, the Spark engine that reads and writes it, and templates of folders.
 
-    `folders` are the templates of the replicas' folders, by subscription; the lake has recorded other
-    subscriptions'.
+    `folders` has the template of the replicas' folders for subscriptions. For others the lake's record counts.
     """
 
     uri: str
@@ -36,9 +36,9 @@ class LakeResource(dg.ConfigurableResource["LakeResource"]):
     folders: dict[str, str] = Field(default={})
 
     def open(self, session: Callable[[], SparkSession] | None = None) -> Lake:
-        """The lake. Its `session`, by default the engine's, starts at its first use.
+        """Open the lake, after half-written commits before a power cut were removed.
 
-        Commits that a power cut left half written are removed first.
+        `session` starts the lake's session at its first use; the default is the engine's.
         """
         if not is_uri(self.uri):
             recover(self.uri)

@@ -1,4 +1,4 @@
-"""A change of all rows of a table for `Lake.rewrite`: the columns that are read, a function of batches, the result."""
+"""A change of all rows of a table, for `Lake.rewrite`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,9 +8,9 @@ import pyarrow as pa
 
 @dataclass(frozen=True)
 class RowChange:
-    """Reads `columns`, and changes each batch by `of`.
+    """The columns to read, the function `of` that changes each batch, and the schema of the result.
 
-    The result has the columns of `schema`, `ddl` in Spark's types.
+    `ddl` is the same schema in Spark's types.
     """
 
     columns: Sequence[str]

@@ -1,4 +1,4 @@
-"""Decides how rows of a Delta table are deleted: by rewriting their files without them, or by marking them.
+"""Decides how to delete rows of a Delta table: rewrite their files without them, or mark them.
 
 In: the rows, file by file, and the bytes of the changes that delete them. Out: `DeletedRows`. Raises
 LakeError.
@@ -8,18 +8,18 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from pgsieve.resources.lake.committers import ByFiles
+from pgsieve.resources.lake.committers import FileCommitter
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
 from pgsieve.resources.lake.lake import Lake
 
-#: Files are rewritten without deleted rows if the table is small, by a setting of the lake, or if they have
-#: at most this many times the bytes of the changes. Otherwise the rows are marked as deleted.
-REWRITTEN = 4
+#: Files are rewritten if the table is small, by a setting of the lake, or if the files have at most this many
+#: times the bytes of the changes. Otherwise the rows are marked as deleted.
+MAX_REWRITE_RATIO = 4
 
 
 @dataclass(frozen=True)
 class DeletedRows:
-    """Deleted rows of a table, file by file. They are `marked`, or otherwise their files are rewritten."""
+    """Deleted rows of a table, file by file. They are to be marked, or else their files are to be rewritten."""
 
     matches: Sequence[FileMatches] = ()
     marked: bool = False
@@ -31,43 +31,43 @@ class DeletedRows:
 
     @property
     def rewritten(self) -> Sequence[FileMatches]:
-        """The files that are rewritten."""
+        """The files to rewrite."""
         return () if self.marked else self.matches
 
 
 @dataclass(frozen=True)
 class RowDeletion:
-    """Decides how rows of a table with these columns are deleted, for changes of `size` bytes.
+    """Decides how to delete rows of a table with these columns, for changes of `size` bytes.
 
-    In tables larger than `limit` no file is rewritten; None: as in replicas.
+    In tables of more than `limit` bytes no file is rewritten; None means the limit of replicas.
     """
 
     lake: Lake
-    committer: ByFiles
+    committer: FileCommitter
     path: str
     columns: Collection[str]
     size: int
     limit: int | None = None
 
     def of(self, matches: Sequence[FileMatches]) -> DeletedRows | None:
-        """How these rows are deleted; None if they can be deleted in neither way."""
+        """The decision for these rows; None if neither is possible."""
         if not matches:
             return DeletedRows()
-        is_little = sum(match.size for match in matches) <= self.most
-        if is_little and self.committer.takes_rewriting(self.path, self.columns):
+        is_small = sum(match.size for match in matches) <= self.max_rewritten_bytes
+        if is_small and self.committer.can_rewrite_files(self.path, self.columns):
             return DeletedRows(matches)
-        return DeletedRows(matches, marked=True) if self.takes_marks else None
+        return DeletedRows(matches, marked=True) if self.can_mark_rows else None
 
     @cached_property
-    def takes_marks(self) -> bool:
-        """Whether rows may be marked."""
-        return self.committer.takes_marking(self.path, self.columns)
+    def can_mark_rows(self) -> bool:
+        """Whether rows of the table may be marked."""
+        return self.committer.can_mark_rows(self.path, self.columns)
 
     @cached_property
-    def most(self) -> int:
+    def max_rewritten_bytes(self) -> int:
         """The largest number of bytes of files to rewrite."""
-        most, limit = REWRITTEN * self.size, self.lake.policy.rewritten_bytes
-        least = limit if self.limit is None else min(limit, self.limit)
-        if not self.takes_marks or self.lake.records.size(self.path) <= least:
-            return max(most, limit)
-        return 0 if limit < 0 or self.limit is not None else most
+        by_ratio, limit = MAX_REWRITE_RATIO * self.size, self.lake.policy.rewritten_bytes
+        small_table = limit if self.limit is None else min(limit, self.limit)
+        if not self.can_mark_rows or self.lake.records.size(self.path) <= small_table:
+            return max(by_ratio, limit)
+        return 0 if limit < 0 or self.limit is not None else by_ratio

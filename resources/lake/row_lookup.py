@@ -1,4 +1,4 @@
-"""Finds rows in a Delta table without a key: a runner reads all of its files.
+"""Finds rows of a Delta table without a key: a runner reads all files.
 
 In: a table, and digests of rows (`pgsieve.decoding.changes.digests`). Out: the rows with these digests, file
 by file. Raises errors of delta-rs and Arrow.
@@ -16,7 +16,7 @@ from pgsieve.decoding.changes.digests import WantedDigests
 from pgsieve.resources.lake.delta.deletion_vectors import deleted_rows
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
 from pgsieve.resources.lake.executors import Executors
-from pgsieve.resources.lake.stores.store import Store, joined
+from pgsieve.resources.lake.stores.store import Store, join_path
 from pgsieve.resources.parts import Guard
 
 _MATCHED = pa.schema([("file", pa.int64()), ("row", pa.int64()), ("sought", pa.int64())])
@@ -25,14 +25,11 @@ _MATCHED = pa.schema([("file", pa.int64()), ("row", pa.int64()), ("sought", pa.i
 def row_matches(
     table: DeltaTable, path: str, store: Store, sought: WantedDigests, schema: pa.Schema, runner: Executors
 ) -> list[FileMatches]:
-    """The rows whose columns have one of the `sought` digests.
-
-    A match's `keys` are indices into the digests.
-    """
+    """The rows with one of the `sought` digests. The `keys` of a match are indices into the digests."""
     files = pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist()
     names = [unquote(file["path"]) for file in files]
-    located = runner.written(_Reading(store, path, schema, names, sought), len(names), schema=_MATCHED)
-    places, rows, keys = (np.asarray(located[name]) for name in _MATCHED.names)
+    found = runner.run(_FileSearch(store, path, schema, names, sought), len(names), schema=_MATCHED)
+    places, rows, keys = (np.asarray(found[name]) for name in _MATCHED.names)
     deleted, no_rows = deleted_rows(table), np.empty(0, np.int64)
     matches = []
     for number in np.unique(places).tolist():
@@ -48,8 +45,8 @@ def row_matches(
 
 
 @dataclass(frozen=True)
-class _Reading:
-    """Searches the files of a table, one per part. It is sent to executors."""
+class _FileSearch:
+    """Searches the files of a table on executors, one file per part."""
 
     store: Store
     path: str
@@ -59,7 +56,7 @@ class _Reading:
 
     def __call__(self, number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
         begin = 0
-        for batch in guard(self.store.batches(joined(self.path, self.names[number]), self.schema)):
+        for batch in guard(self.store.batches(join_path(self.path, self.names[number]), self.schema)):
             rows, keys = self.sought.within(batch)
             yield pa.RecordBatch.from_arrays(
                 [pa.array(np.full(len(rows), number)), pa.array(begin + rows), pa.array(keys)],

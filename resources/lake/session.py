@@ -1,9 +1,9 @@
 """The Spark session: local, the warm engine's, a cluster's, or a Spark Connect server's.
 
-In: a master and settings (pgsieve.yaml's `spark`). Out: a session with Delta, started at its first use. Its
-users restrict themselves to the features of Spark Connect: no sparkContext, no RDD, no JVM object. Functions
-are sent to a cluster's executors by value, within the plan. So executors need Python with numpy, pyarrow,
-psycopg and ADBC, but not pgsieve. Raises `SparkUnavailableError` if no session is available.
+In: a master and settings (`spark` of pgsieve.yaml). Out: a session with Delta, started at its first use.
+Callers use only the features of Spark Connect: no sparkContext, no RDD, no JVM object. Functions are sent to a
+cluster's executors by value, within the plan. So executors need Python with numpy, pyarrow, psycopg and ADBC,
+but not pgsieve. Raises `SparkUnavailableError` if no session is available.
 """
 
 import atexit
@@ -35,29 +35,28 @@ from pgsieve.resources.lake.jars import Packages, class_path, delta_packages, fe
 from pgsieve.resources.lake.java import jvm
 from pgsieve.resources.lake.java.class_archive import archive_file
 from pgsieve.resources.lake.masters import cores_of, threads_of
-from pgsieve.resources.lake.module_search import search_once
+from pgsieve.resources.lake.module_search import cache_module_search
 from pgsieve.resources.lake.stores import log_store
 from pgsieve.resources.lake.stores.storage import Storage, storage_of
-from pgsieve.resources.limited import limited
+from pgsieve.resources.limited import limit_time
 from pgsieve.resources.passwords import remember
 
 #: Settings that a session may change at any time, also on Spark Connect.
 SESSION_SETTINGS: dict[str, str] = {
-    # Values are the publisher's, so nothing may depend on this machine's zone or on lenient casts.
+    # The publisher's values must not change by this machine's time zone or by lenient casts.
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ansi.enabled": "true",
     "spark.sql.caseSensitive": "true",
-    # Names are the publisher's, too: "${HOME}" in quotes is a name, and must not be replaced by a variable's
-    # value.
+    # A quoted name such as "${HOME}" is the publisher's, and must not be replaced by a variable's value.
     "spark.sql.variable.substitute": "false",
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
     "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
-    # Other readers than Spark support no other timestamps, and INT96 cannot represent distant years.
+    # Readers other than Spark support no other timestamps, and INT96 cannot represent distant years.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    # The compression of this process's own files (`pgsieve.resources.lake.delta.parquet_files`).
+    # As in the files that this process writes (`pgsieve.resources.lake.delta.parquet_files`).
     "spark.sql.parquet.compression.codec": "zstd",
     "spark.databricks.delta.properties.defaults.enableDeletionVectors": "true",
-    # A batch comes from one committed Delta version, so reading it twice gives the same rows.
+    # A batch comes from one committed version of a table, so Delta may read it twice.
     "spark.databricks.delta.merge.materializeSource": "none",
 }
 
@@ -68,53 +67,53 @@ LOCAL_SETTINGS: dict[str, str] = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
-    # Spark's own pattern, and the names of secrets in Azure's settings.
+    # Spark's default pattern, extended by the names of Azure's secrets.
     "spark.redaction.regex": "(?i)secret|password|passphrase|token|access[.]?key|account[.]key",
-    # Defaults made for clusters cost seconds on one machine.
+    # Spark's defaults for clusters cost seconds on one machine.
     "spark.databricks.delta.snapshotPartitions": "1",
     "spark.driver.memory": "4g",
 }
 
-#: Settings of a session in one process, whose ports only this machine can reach.
-ALONE_SETTINGS: dict[str, str] = {
+#: Settings of a session in one process: only this machine can reach its ports.
+LOOPBACK_SETTINGS: dict[str, str] = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     # The secret is random, as no other process needs it.
     "spark.authenticate": "true",
 }
-#: The daemon that forks the Python workers of such a session. Other sessions do not use it, as their workers
-#: may lack pgsieve.
+#: The module that forks the Python workers of such a session. The workers of other sessions may lack pgsieve.
 _DAEMON = "pgsieve.resources.lake.python_daemon"
-_ALONE = re.compile(r"local(\[.*\])?")
+_LOCAL_MASTER = re.compile(r"local(\[.*\])?")
 
-#: How often a request to the engine is repeated, which takes four seconds.
+#: How often a request to the engine is repeated, within four seconds.
 _ENGINE_RETRIES = 4
 #: How long a server may take to end a session.
-_END_SECONDS = 5.0
+_END_TIMEOUT_SECONDS = 5.0
 
 _LOGGER = logging.getLogger(__name__)
 #: Lets the first thread that needs Spark start it; the others wait.
-_STARTING = RLock()
-#: Values that are no secrets, even if the name of their setting says so.
-_PLAIN = re.compile(r"(?i)true|false|\d+[a-z]{0,2}|.{0,7}")
+_START_LOCK = RLock()
+#: Values that are not secret, whatever the name of their setting.
+_NOT_SECRET = re.compile(r"(?i)true|false|\d+[a-z]{0,2}|.{0,7}")
 
 
 def conceal_settings(conf: Mapping[str, str]) -> None:
-    """Keep values out of texts if the names of their settings say that they are secret."""
+    """Keep the values of secret settings out of texts; the settings' names show which are secret."""
     secret = re.compile(LOCAL_SETTINGS["spark.redaction.regex"])
-    remember(*(value for name, value in conf.items() if secret.search(name) and not _PLAIN.fullmatch(value)))
+    remember(
+        *(value for name, value in conf.items() if secret.search(name) and not _NOT_SECRET.fullmatch(value))
+    )
 
 
-#: A statement that only Delta understands, about a missing table; and a setting that each session of
-#: Databricks has.
+#: A statement about a missing table, which only Delta understands; a setting of every Databricks session.
 _DELTA_STATEMENT = "describe history delta.`/pgsieve/no such table`"
 _DATABRICKS = "spark.databricks.clusterUsageTags.clusterId"
 
-#: Packages whose functions run on executors.
-SHIPPED = ("pgsieve.decoding", "pgsieve.resources", "pgsieve.assets")
+#: The packages whose functions run on executors.
+SHIPPED_PACKAGES = ("pgsieve.decoding", "pgsieve.resources", "pgsieve.assets")
 
 
-#: Delta's setting for all schemes at once.
+#: Delta's setting that chooses the log store of all schemes.
 _ANY_LOG_STORE = "spark.delta.logStore.class"
 
 
@@ -133,28 +132,28 @@ class UnsafeLogStoreError(SparkUnavailableError):
 
 
 def session_config(master: str, conf: Mapping[str, str], storage: Storage) -> dict[str, str]:
-    """The configuration of a session that this process starts.
+    """The configuration of a session that this process starts. The user's settings (`conf`) take precedence.
 
-    The user's settings take precedence; the user's jars are added to pgsieve's.
+    The user's jars are added to pgsieve's.
     """
     settings = {**LOCAL_SETTINGS, **SESSION_SETTINGS, "spark.master": master, "spark.app.name": "pgsieve"}
     settings |= storage.log_store_settings()
     if master.startswith("local"):
         settings["spark.sql.shuffle.partitions"] = str(os.cpu_count() or 2)
-    if _ALONE.fullmatch(master):
-        settings |= ALONE_SETTINGS | {"spark.python.daemon.module": _DAEMON}
+    if _LOCAL_MASTER.fullmatch(master):
+        settings |= LOOPBACK_SETTINGS | {"spark.python.daemon.module": _DAEMON}
     settings["spark.pyspark.python"] = sys.executable
     jars = [str(log_store.JAR)] if storage.platform == "s3" else []
     return {**settings, **conf, **class_path(_needed_packages(storage), jars, conf)}
 
 
 def _needed_packages(storage: Storage) -> list[Packages]:
-    """The packages that a session needs besides Spark's own jars."""
+    """The packages that a session needs in addition to Spark's own jars."""
     return [delta_packages(), *([s3_packages()] if storage.platform == "s3" else [])]
 
 
-def refuse_other_log_store(storage: Storage, conf: Mapping[str, str]) -> None:
-    """Raise UnsafeLogStoreError if a session with these settings may lose commits on the lake's store."""
+def verify_log_store_settings(storage: Storage, conf: Mapping[str, str]) -> None:
+    """Raise UnsafeLogStoreError if Spark with these settings could lose commits to the lake."""
     if storage.only_spark:
         return
     for name, needed in storage.log_store_settings().items():
@@ -163,17 +162,18 @@ def refuse_other_log_store(storage: Storage, conf: Mapping[str, str]) -> None:
                 raise UnsafeLogStoreError(each, needed)
 
 
-def refuse_log_store_of(session: SparkSession, storage: Storage) -> None:
-    """Raise UnsafeLogStoreError if a session that pgsieve did not start may lose commits on the lake's store."""
-    refuse_other_log_store(
+def verify_log_store(session: SparkSession, storage: Storage) -> None:
+    """Raise UnsafeLogStoreError if a session that pgsieve did not start could lose commits to the lake."""
+    verify_log_store_settings(
         storage, {name: session.conf.get(name, "") or "" for name in storage.log_store_settings()}
     )
 
 
-def refuse_without_delta(session: SparkSession, whose: str) -> None:
+def verify_delta(session: SparkSession, owner: str) -> None:
     """Raise SparkUnavailableError if a session that pgsieve did not configure lacks Delta.
 
-    Its settings prove nothing: if the jar of an extension is missing, Spark only logs a warning.
+    `owner` names the session in the message. The session's settings prove nothing, because Spark only logs a
+    warning if the jar of an extension is missing.
     """
     try:
         session.sql(_DELTA_STATEMENT).collect()
@@ -184,7 +184,7 @@ def refuse_without_delta(session: SparkSession, whose: str) -> None:
     if session.conf.get(_DATABRICKS, ""):  # Databricks always has Delta, but reports other errors.
         return
     raise SparkUnavailableError(
-        f"{whose} has no Delta Lake",
+        f"{owner} has no Delta Lake",
         hint="start it with Delta's jars, as `pgsieve jars` names them, spark.sql.extensions ="
         " io.delta.sql.DeltaSparkSessionExtension and spark.sql.catalog.spark_catalog ="
         " org.apache.spark.sql.delta.catalog.DeltaCatalog; if it has these, its log names the class that was not found",
@@ -192,10 +192,10 @@ def refuse_without_delta(session: SparkSession, whose: str) -> None:
 
 
 def storage_settings(storage: Storage, conf: Mapping[str, str]) -> dict[str, str]:
-    """A running session's settings for its file system, without those that the user's settings have.
+    """The settings of the lake's file system that the user's settings (`conf`) lack, for a running session.
 
-    They are not set at the start, because the command that starts the JVM would show them to every user of
-    the machine.
+    If they were set at the start, the command that starts the JVM would show them to every user of the
+    machine.
     """
     settings = storage.spark_settings()
     return {
@@ -203,37 +203,37 @@ def storage_settings(storage: Storage, conf: Mapping[str, str]) -> dict[str, str
     }
 
 
-#: Loggers by which pyspark's client also writes its errors to stderr, with executors' tracebacks and values
-#: of cells.
-_CLIENTS_LOGGERS = ("pyspark.sql.connect.logging", "SQLQueryContextLogger", "DataFrameQueryContextLogger")
-#: The variable with which a user enables the first of these.
-_CLIENTS_LOG_LEVEL = "SPARK_CONNECT_LOG_LEVEL"
-_SILENCING = Lock()
+#: The loggers by which pyspark's client writes errors to stderr, with tracebacks of executors and values of
+#: cells.
+_CLIENT_LOGGERS = ("pyspark.sql.connect.logging", "SQLQueryContextLogger", "DataFrameQueryContextLogger")
+#: The environment variable with which a user enables the first of these loggers.
+_CLIENT_LOG_LEVEL = "SPARK_CONNECT_LOG_LEVEL"
+_SILENCE_LOCK = Lock()
 
 
 def silence_client() -> None:
-    """Keep pyspark's client from logging errors: the messages contain values of cells, and the errors are raised anyway.
+    """Keep pyspark's client from logging errors, which it raises, too: the messages contain values of cells.
 
-    The loggers get a level above all messages. It would not do to disable them, as pyspark does with the
-    first one, because Dagster's logging.config.dictConfig enables them again.
+    The loggers get a level above all messages. If they were disabled instead, Dagster's
+    logging.config.dictConfig would enable them again.
     """
-    # getLogger sets pyspark's class as that of all new loggers for a moment. Of two threads the second would
-    # restore pyspark's class instead of the original one, from which Dagster's next run cannot make a logger.
-    with _SILENCING:
-        for name in _CLIENTS_LOGGERS:
-            if name != _CLIENTS_LOGGERS[0] or _CLIENTS_LOG_LEVEL not in os.environ:
+    # For a moment getLogger makes pyspark's class the class of all new loggers. The second of two threads would
+    # restore pyspark's class instead of the original one, and Dagster's next run could not make a logger.
+    with _SILENCE_LOCK:
+        for name in _CLIENT_LOGGERS:
+            if name != _CLIENT_LOGGERS[0] or _CLIENT_LOG_LEVEL not in os.environ:
                 PySparkLogger.getLogger(name).setLevel(logging.CRITICAL + 1)
 
 
 def ship_by_value() -> None:
-    """Have pgsieve's functions sent within the plan, because executors may lack pgsieve, or have another version."""
-    search_once()
-    for package in SHIPPED:
+    """Make Spark send pgsieve's functions within the plan: executors may lack pgsieve, or have another version."""
+    cache_module_search()
+    for package in SHIPPED_PACKAGES:
         cloudpickle.register_pickle_by_value(import_module(package))  # type: ignore[no-untyped-call]
 
 
-def _connected(server: str | EngineChannel) -> SparkSession:
-    """A new session of a Spark Connect server, by its address or by the engine's channel."""
+def _create_connect_session(server: str | EngineChannel) -> SparkSession:
+    """Create a session of a Spark Connect server, by its address or by the engine's channel."""
     if isinstance(server, str):
         session: SparkSession = SparkSession.builder.remote(server).create()
         return session
@@ -242,18 +242,18 @@ def _connected(server: str | EngineChannel) -> SparkSession:
     return cast("SparkSession", ConnectSession.builder.channelBuilder(server.builder()).create())
 
 
-def _retry(session: SparkSession, times: int) -> None:
-    """Have a client repeat a request up to `times` if no server answers, with growing pauses."""
+def _set_retries(session: SparkSession, times: int) -> None:
+    """Make a client repeat a request up to `times` if no server answers, with growing pauses."""
     from pyspark.sql.connect.client.retries import DefaultPolicy
 
     connect: Any = session
     connect.client.set_retry_policies([DefaultPolicy(max_retries=times)] if times else [])
 
 
-def _end(session: SparkSession) -> None:
-    """End a session, without repeated requests to a server that is gone, and without a long wait for one that hangs."""
-    _retry(session, 0)
-    with suppress(TimeoutError), limited(_END_SECONDS):
+def _stop_session(session: SparkSession) -> None:
+    """End a session, with one request and a time limit, as the server may be gone or hang."""
+    _set_retries(session, 0)
+    with suppress(TimeoutError), limit_time(_END_TIMEOUT_SECONDS):
         session.stop()
 
 
@@ -262,63 +262,59 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
 
     master: str = "local[*]"
     spark_config: dict[str, str] = Field(default={}, repr=False)
-    #: The lake's address; `storage_of` has the options of its storage.
+    #: The lake's address; `storage_of` returns its storage.
     lake: str = ""
-    #: Whether a session on this machine uses the warm engine: `off`; `use`, if one is running; or `start`
-    #: one.
+    #: Whether a session on this machine uses the warm engine: `off`; `use` a running one; or `start` one.
     engine: str = "off"
     engine_folder: str = ""
     #: Seconds after which an unused engine ends.
     engine_idle: float = 0.0
     _local: SparkSession | None = PrivateAttr(default=None)
     _connect: SparkSession | None = PrivateAttr(default=None)
-    _use: control.Use | None = PrivateAttr(default=None)
+    _use: control.EngineUse | None = PrivateAttr(default=None)
 
     @property
     def session(self) -> SparkSession:
         """The session, started at the first call of any thread; raises SparkUnavailableError."""
-        with _STARTING:
-            return self._begun()
+        with _START_LOCK:
+            return self._open_session()
 
-    def _begun(self) -> SparkSession:
+    def _open_session(self) -> SparkSession:
         silence_client()
         if not self.spark_master.startswith("local"):
             ship_by_value()
         if self.master.startswith("sc://"):
-            # Without options the server's own access to the store counts.
+            # Without options the server uses its own access to the store.
             storage = storage_of(self.lake)
-            reached = storage_settings(storage, self.spark_config) if storage.options else {}
-            return self._remote(self.master, {**reached, **self.spark_config})
-        if self._local is None and self._warm() is not None:
-            return self._of_engine()
-        return self._started()
+            access = storage_settings(storage, self.spark_config) if storage.options else {}
+            return self._connect_session(self.master, {**access, **self.spark_config})
+        if self._local is None and self._used_engine() is not None:
+            return self._engine_session()
+        return self._local_session()
 
     @property
     def spark_session(self) -> SparkSession:
-        """The session, under the attribute's name in dagster-pyspark's resources."""
+        """The session, by the name that dagster-pyspark's resources give it."""
         return self.session
 
     @property
     def threads(self) -> int | None:
-        """How many threads of this process replace Spark where possible; None if Spark is not replaced."""
+        """How many threads of this process replace Spark where possible; None if none do."""
         return threads_of(self.master)
 
     @property
     def spark_master(self) -> str:
-        """Spark's own master; with `threads[N]` it is a local one, for work that only Spark can do."""
+        """The master of Spark itself; with `threads[N]` a local one, for work that only Spark can do."""
         return f"local[{self.threads}]" if self.threads else self.master
 
     @property
     def cores(self) -> int | None:
-        """How many parts Spark runs at a time; None if its master does not say."""
+        """How many parts Spark runs at a time; None if its master does not show it."""
         return cores_of(self.spark_master)
 
     @property
-    def is_warmed(self) -> bool:
-        """Whether the configuration allows a warm engine.
-
-        It works only on Linux, where an engine can prove its identity.
-        """
+    def can_use_engine(self) -> bool:
+        """Whether the configuration allows a warm engine, which works only on Linux: there it can prove its identity."""
         is_wanted = self.engine != "off" and bool(self.engine_folder)
         return is_wanted and self.spark_master.startswith("local") and sys.platform == "linux"
 
@@ -329,18 +325,17 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
 
     @property
     def settings(self) -> dict[str, str]:
-        """The settings of a session that this process starts; they also identify a warm engine."""
+        """The settings of a session that this process starts. They identify a warm engine, too."""
         return session_config(self.spark_master, self.spark_config, storage_of(self.lake))
 
     def check_java(self) -> None:
-        """Raise SparkUnavailableError if Spark starts on this machine and Java is missing."""
+        """Raise SparkUnavailableError if Spark would start on this machine, and Java is missing."""
         if self.spark_master.startswith("sc://") or "JAVA_HOME" in os.environ or shutil.which("java"):
             return
-        out = "install a JDK or JRE 17 or 21, or set JAVA_HOME"
+        hint = "install a JDK or JRE 17 or 21, or set JAVA_HOME"
         if self.threads is None:
-            # With threads this remedy is in use already.
-            out += f'; or have threads of pgsieve replace Spark: `spark: {{master: "threads[{os.cpu_count() or 2}]"}}`'
-        raise SparkUnavailableError("Spark needs Java, and no `java` is on the PATH", hint=out)
+            hint += f'; or have threads of pgsieve replace Spark: `spark: {{master: "threads[{os.cpu_count() or 2}]"}}`'
+        raise SparkUnavailableError("Spark needs Java, and no `java` is on the PATH", hint=hint)
 
     def fetch_jars(self) -> None:
         """Fetch missing jars of a session that this process starts; raises SparkUnavailableError."""
@@ -352,9 +347,9 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
         self.fetch_jars()
         control.launch(self.folder, self.settings, timedelta(seconds=self.engine_idle), owner)
 
-    def _warm(self) -> control.Use | None:
-        """The engine, in use until this process ends; None if this process starts its own session."""
-        if self._use is None and self.is_warmed:
+    def _used_engine(self) -> control.EngineUse | None:
+        """Use the engine until this process ends; None if this process has to start its own session."""
+        if self._use is None and self.can_use_engine:
             if self.engine == "start":
                 self.fetch_jars()
             settings = self.settings
@@ -364,29 +359,27 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
             self._use = control.use(self.folder, settings)
         return self._use
 
-    def _of_engine(self) -> SparkSession:
+    def _engine_session(self) -> SparkSession:
         """A session of the warm engine."""
         assert self._use is not None
         if self._connect is None:
             ship_by_value()
-        # The engine already has all other settings. No file of its folder has the secrets of the store.
+        # The engine has all other settings already. The store's settings have secrets, which no file of its folder
+        # may contain.
         settings = storage_settings(storage_of(self.lake), self.spark_config)
         channel = EngineChannel(self.folder.address, self._use.target, self._use.record.token)
-        return self._remote(channel, settings)
+        return self._connect_session(channel, settings)
 
     def check_store(self) -> None:
-        """Raise UnsafeLogStoreError if a Spark Connect server may lose commits.
-
-        Sessions that this process starts do not lose any.
-        """
+        """Raise UnsafeLogStoreError if a Spark Connect server could lose commits to the lake."""
         if self.master.startswith("sc://") and storage_of(self.lake).log_store_settings():
             assert self.session
 
-    def _started(self) -> SparkSession:
+    def _local_session(self) -> SparkSession:
         if self._local is None:
             self.fetch_jars()
-            lacking = "" if archive_file().is_file() else "; it starts in half the time after `pgsieve jars`"
-            _LOGGER.info("starting Spark, %s%s", self.spark_master, lacking)
+            advice = "" if archive_file().is_file() else "; it starts in half the time after `pgsieve jars`"
+            _LOGGER.info("starting Spark, %s%s", self.spark_master, advice)
             storage = storage_of(self.lake)
             config = self.settings
             os.environ["PYSPARK_PYTHON"] = config["spark.pyspark.python"]
@@ -401,10 +394,10 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
                 ) from error
         return self._local
 
-    def _remote(self, server: str | EngineChannel, conf: Mapping[str, str]) -> SparkSession:
+    def _connect_session(self, server: str | EngineChannel, conf: Mapping[str, str]) -> SparkSession:
         if self._connect is None:
             try:
-                session = _connected(server)
+                session = _create_connect_session(server)
                 for key, value in {**SESSION_SETTINGS, **conf}.items():
                     session.conf.set(key, value)
             except PySparkException as error:
@@ -412,18 +405,18 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
                     f'no Spark Connect session at "{server}": {str(error).splitlines()[0]}',
                     hint="start the server, or choose another `spark.master` in pgsieve.yaml",
                 ) from error
-            # Only the start of a server can set its log store; by default it is Delta's own.
+            # A server's log store can be set only at its start, and is Delta's own by default.
             try:
                 if isinstance(server, str):
-                    refuse_without_delta(session, f'the server "{server.partition("/;")[0]}"')
-                refuse_log_store_of(session, storage_of(self.lake))
+                    verify_delta(session, f'the server "{server.partition("/;")[0]}"')
+                verify_log_store(session, storage_of(self.lake))
             except SparkUnavailableError:
                 session.stop()
                 raise
             if isinstance(server, EngineChannel):
-                # An engine on this machine that does not answer is gone; pyspark would try for ten minutes.
-                _retry(session, _ENGINE_RETRIES)
-            # Otherwise the garbage collector closes the channel as Python ends, which may never return.
-            atexit.register(_end, session)
+                # By default pyspark repeats a request for ten minutes. An engine that does not answer is gone.
+                _set_retries(session, _ENGINE_RETRIES)
+            # Otherwise the garbage collector would close the channel as Python ends, and might hang.
+            atexit.register(_stop_session, session)
             self._connect = session
         return self._connect

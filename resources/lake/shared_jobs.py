@@ -1,8 +1,8 @@
-"""Jobs of Spark that callers share: the requests that arrive during one job make up the next job.
+"""Shares Spark jobs among callers: the requests that arrive during one job make up the next job.
 
 In: parts of work, from several threads. Out: the rows of each caller's parts. Each job has fixed costs: its
-plan, the transfer of its functions to the workers, the start of tasks. If many callers have little work,
-these costs exceed those of the work. After `stop`, requests whose job has not begun raise CancelledError.
+plan, the transfer of its functions to the workers, the start of tasks. These exceed the costs of little work.
+After `stop`, requests whose job has not begun raise CancelledError.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,21 +15,20 @@ from threading import Condition
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pgsieve.resources.context import assigned
+from pgsieve.resources.context import assign_within
 from pgsieve.resources.lake.stores.shared_reads import begin_part
 from pgsieve.resources.parts import Guard, Part
 from pgsieve.resources.work import Name
 
-#: The additional columns of a shared job's rows: the caller's number, and whether one of the caller's parts
-#: failed.
+#: The additional columns of a shared job's rows: the number of the caller, and whether one of its parts failed.
 _CALLER, _FAILED = "caller", "failed"
 
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """A caller's request: its parts, their number, and the name of the job.
+    """A caller's request: the function of its parts, their number, and the name of the job.
 
-    `rows` gets their rows, or None if they fail.
+    `rows` gets the rows of the parts, or None if one fails.
     """
 
     part: Part
@@ -43,14 +42,14 @@ Run = Callable[[Sequence[Request]], Sequence[pa.Table | None]]
 
 
 class SharedJobs:
-    """Runs one job at a time, which takes all requests that are waiting when it begins."""
+    """Runs one job at a time, with all requests that are waiting when it begins."""
 
     def __init__(self) -> None:
         self._changed, self._waiting = Condition(), list[Request]()
         self._is_running = self._is_ending = False
 
     def rows(self, request: Request, run: Run) -> pa.Table | None:
-        """The rows of a request, from a job that the caller's own thread runs, or another caller's."""
+        """The rows of a request, from a job that this thread runs, or the thread of another caller."""
         if job := self._next(request):
             try:
                 for each, rows in zip(job, run(job), strict=True):
@@ -60,7 +59,7 @@ class SharedJobs:
         return request.rows.result()
 
     def _next(self, request: Request) -> Sequence[Request]:
-        """The requests that the calling thread has to run; none if another thread runs `request`."""
+        """The requests that the calling thread has to run; none if another thread has run `request`."""
         with self._changed:
             self._waiting.append(request)
             self._changed.wait_for(
@@ -74,7 +73,7 @@ class SharedJobs:
             return job
 
     def _end(self, job: Sequence[Request]) -> None:
-        """Let the next job begin; requests without rows get None."""
+        """Let the next job begin; give None to requests without rows."""
         for each in job:
             if not each.rows.done():
                 each.rows.set_result(None)
@@ -90,10 +89,10 @@ class SharedJobs:
 
 
 def tasks_of(job: Sequence[Request], parallelism: int) -> Sequence[Sequence[tuple[int, int]]]:
-    """The tasks of a job; each runs some parts one after the other, given as the numbers of a caller and of its part.
+    """The tasks of a job. Each is a sequence of parts, as pairs of a caller's number and the number of its part.
 
-    There are as many tasks as the largest request has parts, but at least as many as run at a time. Parts at
-    the same place of their requests come together, because they often read the same rows
+    There are as many tasks as the largest request has parts, and at least as many as run at a time. Parts at
+    the same place of their requests are in the same task, because they often read the same rows
     (`stores.shared_reads`).
     """
     parts = sorted(
@@ -109,10 +108,10 @@ def tasks_of(job: Sequence[Request], parallelism: int) -> Sequence[Sequence[tupl
 
 
 @dataclass(frozen=True)
-class PartsOfMany:
-    """Runs a task of a shared job.
+class SharedParts:
+    """The parts of a shared job, as a function of a task's number that executors run.
 
-    It is sent to executors. If a part fails, only its caller's other parts end.
+    If a part fails, its caller's later parts in the task do not run. Other callers' parts do.
     """
 
     parts: Sequence[Part]
@@ -121,11 +120,11 @@ class PartsOfMany:
 
     @property
     def written(self) -> pa.Schema:
-        """The columns of a task's rows: those of the parts, and the additional ones."""
+        """The columns of a task's rows: the columns of the parts' rows, and the additional ones."""
         return self.schema.append(pa.field(_CALLER, pa.int32())).append(pa.field(_FAILED, pa.bool_()))
 
     def __call__(self, number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
-        """Run the parts of a task."""
+        """Run the parts of the task with this number."""
         failed, last_part = set[int](), None
         for caller, part in self.tasks[number]:
             if caller in failed:
@@ -135,19 +134,19 @@ class PartsOfMany:
                 last_part = part
             try:
                 for rows in self.parts[caller](part, guard):
-                    yield self._marked(rows, caller)
+                    yield self._with_caller(rows, caller)
             except Exception:  # noqa: BLE001 - the caller runs its parts again alone, and gets the error.
                 failed.add(caller)
                 yield pa.RecordBatch.from_pylist([{_CALLER: caller, _FAILED: True}], self.written)
 
-    def _marked(self, rows: pa.RecordBatch, caller: int) -> pa.RecordBatch:
+    def _with_caller(self, rows: pa.RecordBatch, caller: int) -> pa.RecordBatch:
         marks = [
             pa.repeat(pa.scalar(caller, pa.int32()), rows.num_rows),
             pa.repeat(pa.scalar(False), rows.num_rows),
         ]
         return pa.RecordBatch.from_arrays([*rows.columns, *marks], schema=self.written)
 
-    def of_callers(self, rows: pa.Table) -> list[pa.Table | None]:
+    def rows_by_caller(self, rows: pa.Table) -> list[pa.Table | None]:
         """The rows of each caller; None if one of the caller's parts failed."""
         failed = set(rows.filter(rows[_FAILED])[_CALLER].to_pylist())
         return [
@@ -162,12 +161,12 @@ _SHARED: ContextVar[SharedJobs | None] = ContextVar("jobs", default=None)
 
 
 @contextmanager
-def jobs_shared() -> Iterator[None]:
-    """Share jobs within the block, and in the threads that continue its context."""
-    with assigned(_SHARED, SharedJobs()):
+def share_jobs() -> Iterator[None]:
+    """Share jobs within the block, and in threads with a copy of its context."""
+    with assign_within(_SHARED, SharedJobs()):
         yield
 
 
-def shared_jobs() -> SharedJobs | None:
-    """The shared jobs of the enclosing block; None outside of one."""
+def current_shared_jobs() -> SharedJobs | None:
+    """The shared jobs of the enclosing `share_jobs`; None outside of one."""
     return _SHARED.get()

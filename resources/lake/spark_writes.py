@@ -1,7 +1,7 @@
 """Spark's writes to tables of a lake: rows with a position, Delta properties, deletion vectors.
 
-In: a session, paths, and the contents of the commit. Out: commits that carry a position as Delta's `txn`
-(application id and version) and as user metadata. Raises Spark's errors.
+In: a session, paths, and the contents of the commit. Out: commits that have a position as Delta's `txn`
+(application id and version) and in the user metadata. Raises Spark's errors.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,9 +15,9 @@ from pgsieve.resources.lake.delta.records import (
     APPLICATION,
     Commit,
     commit_metadata,
-    kept_metadata,
     literal,
     quoted,
+    unchanged_metadata,
 )
 from pgsieve.resources.lake.delta.requirements import COLUMN_MAPPING
 
@@ -27,19 +27,19 @@ _TXN_APP = "spark.databricks.delta.write.txnAppId"
 _TXN_VERSION = "spark.databricks.delta.write.txnVersion"
 _VECTORS = "spark.databricks.delta.merge.deletionVectors.persistent"
 _ANY_PROPERTY = "spark.databricks.delta.allowArbitraryProperties.enabled"
-#: Whether the user wants deletion vectors in tables without a setting of their own.
+#: Spark's setting for deletion vectors in tables without a property of their own.
 WANT_VECTORS = "spark.databricks.delta.properties.defaults.enableDeletionVectors"
 
 
 def column_mapping(columns: Iterable[str]) -> dict[str, str]:
-    """Delta properties of a table: column mapping if a name has a character that Delta in Spark otherwise refuses."""
+    """The Delta property for column mapping, if a name has a character that Delta in Spark otherwise refuses."""
     if any(set(name) & set(" ,;{}()\n\t=") for name in columns):
         return {COLUMN_MAPPING: "name"}
     return {}
 
 
 def _fields(kind: StructType, *above: str) -> Iterator[tuple[str, ...]]:
-    """The fields of a struct and of nested structs, each as its path of names, since Delta maps names at every depth."""
+    """The fields of a struct and of nested structs, as paths of names: Delta maps the names at every depth."""
     for field in kind:
         yield (*above, field.name)
         if isinstance(field.dataType, StructType):
@@ -85,8 +85,8 @@ def _is_mapped(spark: SparkSession, path: str) -> bool:
     return properties.get(COLUMN_MAPPING, "none") != "none"
 
 
-def _is_fixed(spark: SparkSession, path: str) -> bool:
-    """Whether Delta in Spark refuses any alteration of a table because the names of its columns are not mapped yet."""
+def _lacks_mapping(spark: SparkSession, path: str) -> bool:
+    """Whether Delta in Spark refuses all alterations of a table until the names of its columns are mapped."""
     return bool(column_mapping(names[-1] for names in _fields_of(spark, path))) and not _is_mapped(
         spark, path
     )
@@ -123,14 +123,14 @@ def comment_by_spark(
 
 def _alter_by_spark(spark: SparkSession, path: str, changes: Sequence[str], position: int | None) -> None:
     settings = {
-        METADATA: kept_metadata(position),
-        # The size of files is a property of delta-rs and of Databricks.
+        METADATA: unchanged_metadata(position),
+        # For the property with the size of files, which only delta-rs and Databricks have.
         _ANY_PROPERTY: "true",
     }
     try:
         for name, value in settings.items():
             spark.conf.set(name, value)
-        if _is_fixed(spark, path):
+        if _lacks_mapping(spark, path):
             _map_names(spark, path)
         for change in changes:
             spark.sql(f"alter table delta.{quoted(path)} {change}")
@@ -142,21 +142,22 @@ def _alter_by_spark(spark: SparkSession, path: str, changes: Sequence[str], posi
 def enable_vectors_by_spark(spark: SparkSession, path: str) -> None:
     """Let Spark mark rows of a table in deletion vectors, unless the user disabled them for all tables.
 
-    A table that would need column mapping for that gets none, as some readers do not support mapping.
+    A table that would need column mapping for the alteration stays unaltered, as some readers do not support
+    mapping.
     """
-    if spark.conf.get(WANT_VECTORS, "true") == "true" and not _is_fixed(spark, path):
+    if spark.conf.get(WANT_VECTORS, "true") == "true" and not _lacks_mapping(spark, path):
         spark.sql(
             f"alter table delta.{quoted(path)} set tblproperties ('delta.enableDeletionVectors' = 'true')"
         )
 
 
 @contextmanager
-def committing(
+def idempotent_writes(
     spark: SparkSession, position: int | None, *, vectors: bool, metadata: Mapping[str, Any] | None = None
 ) -> Iterator[None]:
-    """Within the block each SQL write of a session is done once per table and position.
+    """Commit each SQL write of the block once per table and position; without a position, tables keep theirs.
 
-    Without a position, tables keep theirs. `vectors` lets MERGE mark rows in tables with deletion vectors.
+    `vectors` lets MERGE mark rows in tables with deletion vectors. `metadata` is added to the user metadata.
     """
     if position is not None:
         spark.conf.set(_TXN_APP, APPLICATION)
@@ -170,6 +171,6 @@ def committing(
             spark.conf.unset(key)
 
 
-def numbered(frame: DataFrame) -> DataFrame:
-    """The DataFrame with columns c0, c1, …, because mapInArrow misreads names with dots or backticks."""
+def number_columns(frame: DataFrame) -> DataFrame:
+    """The DataFrame with the column names c0, c1, …, because mapInArrow misreads names with dots or backticks."""
     return frame.toDF(*(f"c{number}" for number in range(len(frame.columns))))

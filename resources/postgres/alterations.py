@@ -1,20 +1,19 @@
 """Detects alterations of the catalog that change what publications send: two queries, fast enough for every slice.
 
-In: a connection to the publisher, and the names of publications. Out: a `Look`, or a look together with the
-catalog that it covers (`examined_catalog`). A look covers the publications, their tables, the partition trees
-of these, and their columns, names and identities. It also covers the library that changes the case of letters
-in row filters, and an encoding other than UTF8, which catalogs recorded by earlier versions lack.
+In: a connection to the publisher, and the names of publications. Out: a `CatalogFingerprint`, alone or with the
+catalog that it covers (`read_with_fingerprint`). A fingerprint covers the publications, their tables, the
+partition trees of these tables, and all columns, names and replica identities. It also covers the library that
+changes the case of letters in row filters, and an encoding other than UTF8, which catalogs recorded by earlier
+versions lack.
 
 pgoutput decides what to send by the catalog as it was at the change (get_rel_sync_entry() in
-src/backend/replication/pgoutput/pgoutput.c). If the looks before and after are equal, the catalog did not
-change in between.
+src/backend/replication/pgoutput/pgoutput.c). If two fingerprints are equal, the catalog did not change in
+between. An alteration that was undone counts, too: the server wrote the row again, with another xmin, or
+inserted and deleted a row, which the indexes show (`pgsieve.resources.postgres.removed_rows`).
 
-A row that is written again has another xmin, so an alteration that was undone is visible as long as its row
-exists. Rows that were inserted and deleted in between are visible in the indexes
-(`pgsieve.resources.postgres.removed_rows`). For pg_class the digest has columns instead of xmin, because
-TRUNCATE and VACUUM FULL also write its rows again, and alter nothing. ATTACH and DETACH write them, too. So
-the xmin of pg_class counts if a row of pg_inherits was removed. Tables that are in no publication do not
-count.
+For pg_class the digest has columns instead of xmin, because TRUNCATE and VACUUM FULL also write its rows again,
+and alter nothing. ATTACH and DETACH write them, too; so the xmin of pg_class counts if a row of pg_inherits
+was removed. Tables in no publication do not count.
 """
 
 from collections.abc import Sequence
@@ -26,7 +25,7 @@ import psycopg
 from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.resources.postgres.case_mappings import with_case_mappings
 from pgsieve.resources.postgres.present_catalog import present_catalog
-from pgsieve.resources.postgres.removed_rows import removed_oids, removed_rows
+from pgsieve.resources.postgres.removed_rows import has_removed_rows, removed_oids
 from pgsieve.resources.postgres.source import literal
 
 #: The publications, the tables that they list, and the partition trees of these and of the captured tables.
@@ -82,9 +81,9 @@ select (select count(*) || ' ' || sum(hashtextextended(entry, 0)) from entries e
 _SCHEMAS = """schemas as (
   select s.oid, s.xmin, s.pnnspid as nspid from pg_publication_namespace s join published p on p.oid = s.pnpubid
 )"""
-#: For row filters that depend on the case of letters, and for generated columns, which filters may read: the
-#: versions of the server and of the library that map letters. The functions are lower, upper, initcap and
-#: those of ~*, !~*, ~~* and !~~* (pg_proc.dat).
+#: The versions of the server and of the library that map letters, if a row filter, or a generated column that
+#: a filter may read, depends on the case of letters. The functions are lower, upper, initcap and those of ~*,
+#: !~*, ~~* and !~~* (pg_proc.dat).
 _LETTERS = r"""union all
   select concat_ws(' ', 'letters', current_setting('server_version_num'), pg_database_collation_actual_version(d.oid),
                    (select max(pg_collation_actual_version(oid)) from pg_collation where collprovider = 'c'))
@@ -97,63 +96,61 @@ _NO_SCHEMAS = "schemas as (select null::oid as oid, null::xid as xmin, null::oid
 
 
 @dataclass(frozen=True)
-class Look:
-    """The catalog rows that decide what publications send, as of one moment.
+class CatalogFingerprint:
+    """The state of the catalog rows that decide what publications send, as of one moment.
 
-    `digest` covers the present rows, `relations` the tables' rows of pg_class. `removed` identifies rows of
-    the publications' catalogs that are perhaps deleted but that the server still stores; None if there are
-    too many to list. `detached` says whether there are such rows of partitions. Transactions before `oldest`
-    had ended.
+    `digest` covers the present rows, `relations_digest` the tables' rows of pg_class. `removed` identifies
+    rows of the publications' catalogs that were perhaps deleted, and that the server still stores; None if
+    they are too many. `has_removed_parents` says whether rows of pg_inherits are among the rows that were
+    perhaps deleted. All transactions before `oldest` (xid) had ended.
     """
 
     digest: str
-    relations: str
+    relations_digest: str
     removed: frozenset[int] | None = frozenset()
-    detached: bool = False
+    has_removed_parents: bool = False
     oldest: int = 0
 
-    def is_like(self, digest: str, relations: str) -> bool:
-        """Whether an earlier look with this digest and these relations saw the same rows.
+    def matches(self, digest: str, relations_digest: str) -> bool:
+        """Whether an earlier fingerprint with these digests covers the same rows.
 
-        Rows that came and went in between are in `removed`.
+        `removed` has the rows that were inserted and deleted in between.
         """
-        return self.digest == digest and (not self.detached or self.relations == relations)
+        return self.digest == digest and (
+            not self.has_removed_parents or self.relations_digest == relations_digest
+        )
 
 
-def look(
+def fingerprint_catalog(
     connection: psycopg.Connection[Any], publications: Sequence[str], capture: Sequence[str] = ()
-) -> Look:
-    """Look at the catalog rows that decide what `publications` send.
-
-    The tables of `capture` are covered, too.
-    """
+) -> CatalogFingerprint:
+    """The fingerprint of what `publications` send, and of the tables of the publications `capture`."""
     names = [list(publications), list(capture)]
     has_filters = connection.info.server_version >= 150000
     tree = _TREE.format(schemas=_SCHEMAS if has_filters else _NO_SCHEMAS)
     query = tree + _DIGEST.format(letters=_LETTERS if has_filters else "")
     row = connection.execute(query, names).fetchone()
     assert row is not None
-    digest, relations, oldest, oids = row
+    digest, relations_digest, oldest, oids = row
     ids = literal(f"{{{','.join(map(str, oids))}}}")
-    kept = [f"pg_publication_rel where prpubid = any({ids}::oid[])"]
+    selections = [f"pg_publication_rel where prpubid = any({ids}::oid[])"]
     if has_filters:
-        kept.append(f"pg_publication_namespace where pnpubid = any({ids}::oid[])")
+        selections.append(f"pg_publication_namespace where pnpubid = any({ids}::oid[])")
     named = ", ".join(map(literal, publications))
-    kept += [f"pg_publication where pubname in ({named})"] if publications else []
-    *gone, detached = removed_rows(connection, [*kept, "pg_inherits where inhrelid > '0'::oid"])
-    if detached:  # These rows may be of any partition; look again for rows of the tree.
+    selections += [f"pg_publication where pubname in ({named})"] if publications else []
+    *gone, of_parents = has_removed_rows(connection, [*selections, "pg_inherits where inhrelid > '0'::oid"])
+    if of_parents:  # These rows may be of any partition. Check again for the partitions of the tree.
         rows = connection.execute(f"{tree} select relid::bigint from tree", names).fetchall()
         ids = literal(f"{{{','.join(str(oid) for (oid,) in rows)}}}")
-        (detached,) = removed_rows(connection, [f"pg_inherits where inhrelid = any({ids}::oid[])"])
-    removed = _removed(connection, [part.split()[0] for part in kept]) if any(gone) else frozenset[int]()
-    return Look(str(digest), str(relations), removed, detached, oldest)
+        (of_parents,) = has_removed_rows(connection, [f"pg_inherits where inhrelid = any({ids}::oid[])"])
+    removed = (
+        _removed(connection, [each.split()[0] for each in selections]) if any(gone) else frozenset[int]()
+    )
+    return CatalogFingerprint(str(digest), str(relations_digest), removed, of_parents, oldest)
 
 
 def _removed(connection: psycopg.Connection[Any], catalogs: Sequence[str]) -> frozenset[int] | None:
-    """The perhaps deleted rows that these catalogs still store, each as a number.
-
-    None if there are too many.
-    """
+    """The perhaps deleted rows that these catalogs still store, each as a number; None if they are too many."""
     numbers: set[int] = set()
     for number, catalog in enumerate(catalogs):
         oids = removed_oids(connection, catalog)
@@ -163,14 +160,14 @@ def _removed(connection: psycopg.Connection[Any], catalogs: Sequence[str]) -> fr
     return frozenset(numbers)
 
 
-def examined_catalog(
+def read_with_fingerprint(
     connection: psycopg.Connection[Any], publications: Sequence[str], capture: Sequence[str] = ()
-) -> tuple[Look, Catalog]:
-    """Read the catalog, and a look that covers exactly this catalog."""
-    before = look(connection, publications, capture)
+) -> tuple[CatalogFingerprint, Catalog]:
+    """Read the catalog, and the fingerprint of exactly this catalog."""
+    before = fingerprint_catalog(connection, publications, capture)
     while True:
         catalog = with_case_mappings(connection, present_catalog(connection), publications)
-        after = look(connection, publications, capture)
+        after = fingerprint_catalog(connection, publications, capture)
         if replace(after, oldest=before.oldest) == before:
             return after, catalog
         before = after

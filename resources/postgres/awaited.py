@@ -1,9 +1,10 @@
-"""The transactions that a new slot, its exported snapshot, or a table's lock waits for, and how long it may wait.
+"""Limits how long a session waits for other transactions, and names these transactions.
 
-In: a session that waits. Out: the transactions that it waits for. A new slot waits for all transactions that
-run in any database of the cluster, including prepared ones (SnapBuildWaitSnapshot() in
-src/backend/replication/logical/snapbuild.c). Adding a table to a capture publication waits for every
-conflicting lock, reading a table only for ACCESS EXCLUSIVE (section 13.3.1).
+In: a session that creates a slot, exports a snapshot, or locks a table. Out: the transactions that it waits
+for. A new slot waits for all transactions that run in any database of the cluster, including prepared ones
+(SnapBuildWaitSnapshot() in src/backend/replication/logical/snapbuild.c). A session that adds a table to a
+publication waits for every conflicting lock, a session that reads a table only for ACCESS EXCLUSIVE
+(PostgreSQL documentation, Table-Level Locks).
 """
 
 import logging
@@ -15,17 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from pgsieve.resources.postgres.errors import PassingFaultError, SourceError
+from pgsieve.resources.postgres.errors import SourceError, TransientError
 
 if TYPE_CHECKING:
     from pgsieve.resources.postgres.source import Source
 
-#: How long a copy waits while other work waits for it, and how long when no other work is left.
+#: How long a copy may wait: while other work waits for the copy, and while none does.
 BRIEF_SECONDS, PATIENT_SECONDS = 3.0, 20.0
-#: How long the reading of a table's expressions waits for a lock.
+#: How long a query of a table's expressions may wait for a lock.
 LOCK_SECONDS = 1.0
-#: How often a query asks for the cause of a wait, and after how long the log names it.
-LOOK_SECONDS, LOG_SECONDS = 1.0, 5.0
+#: The pause between two queries for the cause of a wait, and the wait after which the log names the cause.
+POLL_SECONDS, LOG_SECONDS = 1.0, 5.0
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ select distinct held.relation::bigint, held.virtualtransaction, a.pid, coalesce(
    and own.virtualtransaction = held.virtualtransaction
   left join pg_prepared_xacts p on p.transaction = own.transactionid
 """
-_AWAITED = _HOLDERS.format(
+_AWAITED_TRANSACTIONS = _HOLDERS.format(
     held="""pg_locks held join pg_locks waiting on held.locktype = waiting.locktype and held.granted and waiting.pid = %s
    and not waiting.granted and waiting.locktype in ('transactionid', 'relation')
    and (held.transactionid = waiting.transactionid
@@ -48,14 +49,14 @@ _AWAITED = _HOLDERS.format(
 #: The locks that forbid reading, granted or not: a later request waits behind one that is not granted.
 _EXCLUSIVE = """select * from pg_locks where locktype = 'relation' and mode = 'AccessExclusiveLock' and relation >= 16384
    and database = (select oid from pg_database where datname = current_database())"""
-_LOCKING = _HOLDERS.format(held=f"({_EXCLUSIVE}) held")
+_EXCLUSIVE_HOLDERS = _HOLDERS.format(held=f"({_EXCLUSIVE}) held")
 #: The relations with such a lock, for a query that would wait for them.
-LOCKED = f"select relation from ({_EXCLUSIVE}) held"
+LOCKED_RELATIONS = f"select relation from ({_EXCLUSIVE}) held"
 _ARE_OPEN = "select exists (select from pg_locks where granted and virtualtransaction = any(%s))"
 
 
-class SnapshotAwaitedError(PassingFaultError):
-    """A snapshot or a lock waits for other transactions to end; `transactions` are their virtual ids."""
+class SnapshotAwaitedError(TransientError):
+    """A snapshot or a lock waits for open transactions; `transactions` are their virtual ids."""
 
     def __init__(self, message: str, transactions: Sequence[str]) -> None:
         super().__init__(message, hint="end the transaction, or wait until it has ended")
@@ -63,57 +64,57 @@ class SnapshotAwaitedError(PassingFaultError):
 
 
 @contextmanager
-def awaiting(source: "Source", session: psycopg.Connection[Any], seconds: float | None) -> Iterator[None]:
+def limit_wait(source: "Source", session: psycopg.Connection[Any], seconds: float | None) -> Iterator[None]:
     """Let the session's statement in the block wait for transactions up to `seconds`, or without limit (None).
 
-    After a while the log names the transactions. At the time limit the statement is cancelled, because the
-    server process would otherwise keep waiting, and keep its slot. Then the block raises
-    SnapshotAwaitedError.
+    The log names the transactions after `LOG_SECONDS`. At the limit the statement is cancelled, and the block
+    raises SnapshotAwaitedError. Without the cancellation the server process would keep waiting, and retain
+    its slot.
     """
-    over, given_up = Event(), list[SnapshotAwaitedError]()
+    over, timed_out = Event(), list[SnapshotAwaitedError]()
 
-    def look() -> None:
+    def watch() -> None:
         is_logged, since = False, time.monotonic()
-        while not over.wait(LOOK_SECONDS):
+        while not over.wait(POLL_SECONDS):
             message, transactions = "", list[str]()
-            with suppress(SourceError):  # Without a second session nothing ends the wait.
-                message, transactions = _awaited(source, session)
+            with suppress(SourceError):  # If no second session can be opened, the wait goes on.
+                message, transactions = _awaited_transactions(source, session)
             if not transactions:
                 continue
             if seconds is not None and time.monotonic() - since >= seconds:
-                given_up.append(SnapshotAwaitedError(message, transactions))
+                timed_out.append(SnapshotAwaitedError(message, transactions))
                 session.cancel_safe()
                 return
             if not is_logged and time.monotonic() - since >= LOG_SECONDS:
                 _LOGGER.warning("%s", message)
                 is_logged = True
 
-    looking = Thread(target=look, daemon=True)
-    looking.start()
+    watcher = Thread(target=watch, daemon=True)
+    watcher.start()
     try:
         yield
     except (SourceError, psycopg.Error):
-        if given_up:
-            raise given_up[0] from None
+        if timed_out:
+            raise timed_out[0] from None
         raise
     finally:
         over.set()
-        looking.join()
+        watcher.join()
 
 
-def _awaited(source: "Source", session: psycopg.Connection[Any]) -> tuple[str, list[str]]:
+def _awaited_transactions(source: "Source", session: psycopg.Connection[Any]) -> tuple[str, list[str]]:
     """The transactions that a session waits for: a message, and their virtual ids."""
     with source.connect() as connection:
-        rows = connection.execute(_AWAITED, [session.info.backend_pid]).fetchall()
-    return _waiting_for(source, rows), [row[1] for row in rows]
+        rows = connection.execute(_AWAITED_TRANSACTIONS, [session.info.backend_pid]).fetchall()
+    return _wait_message(source, rows), [row[1] for row in rows]
 
 
-def _waiting_for(source: "Source", rows: Sequence[tuple[Any, ...]]) -> str:
-    holders = ", ".join(dict.fromkeys(map(_described, rows)))
+def _wait_message(source: "Source", rows: Sequence[tuple[Any, ...]]) -> str:
+    holders = ", ".join(dict.fromkeys(map(_holder_text, rows)))
     return f'source "{source.name}": waits for open transactions: {holders}'
 
 
-def _described(row: tuple[Any, ...]) -> str:
+def _holder_text(row: tuple[Any, ...]) -> str:
     _, _, pid, database, application, gid, since = row
     if gid is not None:
         return f'prepared transaction "{gid}" of database "{database}", since {since}'
@@ -122,23 +123,23 @@ def _described(row: tuple[Any, ...]) -> str:
     )
 
 
-def locked_exclusively(connection: psycopg.Connection[Any]) -> dict[int, str]:
-    """The tables of the database that cannot be read now, each with a text that names the holders of its lock."""
+def exclusively_locked_tables(connection: psycopg.Connection[Any]) -> dict[int, str]:
+    """The tables of the database that cannot be read now, by oid, each with the names of its lock's holders."""
     locked: dict[int, list[str]] = {}
-    for row in connection.execute(_LOCKING).fetchall():
-        locked.setdefault(row[0], []).append(_described(row))
+    for row in connection.execute(_EXCLUSIVE_HOLDERS).fetchall():
+        locked.setdefault(row[0], []).append(_holder_text(row))
     return {relation: ", ".join(holders) for relation, holders in locked.items()}
 
 
-def lock_awaited(source: "Source", relations: Collection[int]) -> SnapshotAwaitedError | None:
-    """The error of a copy that a lock on some relations prevents; None if they are no longer locked."""
+def lock_error(source: "Source", relations: Collection[int]) -> SnapshotAwaitedError | None:
+    """The error that names the holders of exclusive locks on these relations (oids); None if none is locked."""
     with source.connect() as connection:
-        rows = [row for row in connection.execute(_LOCKING).fetchall() if row[0] in relations]
-    return SnapshotAwaitedError(_waiting_for(source, rows), [row[1] for row in rows]) if rows else None
+        rows = [row for row in connection.execute(_EXCLUSIVE_HOLDERS).fetchall() if row[0] in relations]
+    return SnapshotAwaitedError(_wait_message(source, rows), [row[1] for row in rows]) if rows else None
 
 
-def are_open(source: "Source", transactions: Collection[str]) -> bool:
-    """Whether some of these transactions are still open."""
+def are_transactions_open(source: "Source", transactions: Collection[str]) -> bool:
+    """Whether at least one of these transactions (virtual ids) is still open."""
     with source.connect() as connection:
         row = connection.execute(_ARE_OPEN, [list(transactions)]).fetchone()
     return bool(row and row[0])

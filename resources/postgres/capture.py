@@ -17,8 +17,8 @@ from pgsieve.resources.postgres.ddl import EventTriggerError, UndefinedObjectErr
 from pgsieve.resources.postgres.errors import LockedTableError, SourceError, SourcePermissionError
 from pgsieve.resources.postgres.source import literal, quote
 
-#: The comment on each publication that pgsieve created. It may drop only these publications.
-CREATED = "capture publication created by pgsieve"
+#: The comment on each publication that pgsieve created. pgsieve drops no others.
+CREATED_COMMENT = "capture publication created by pgsieve"
 
 
 def ensure_capture(
@@ -30,9 +30,9 @@ def ensure_capture(
 ) -> tuple[str, ...]:
     """Create or alter the capture publications so that they match the plan; return their names.
 
-    A publication that already is as planned stays untouched, whoever created it. A table is added to one
-    publication before it is removed from another, so each table is captured at every position in the WAL. A
-    surplus table that is locked is removed by a later call.
+    Publications that match stay unaltered. A table that moves between publications is added to one before it
+    is removed from the other, so it is captured at every position in the WAL. If a surplus table is locked, a
+    later call removes it.
     """
     # Flush the commit: pgoutput uses the new publications only for changes after it.
     connection.execute("set synchronous_commit = local")
@@ -40,16 +40,16 @@ def ensure_capture(
         name = capture + publication.suffix
         statements = capture_statements(name, publication, catalog, connection.info.server_version)
         if name not in catalog.publications:
-            statements.append(f"comment on publication {quote(name)} is {literal(CREATED)}")
+            statements.append(f"comment on publication {quote(name)} is {literal(CREATED_COMMENT)}")
         if statements:
-            execute_ddl(connection, source, preparing(name), statements)
+            execute_ddl(connection, source, preparation_of(name), statements)
     wanted = {capture + p.suffix: p.tables for p in planned}
     for name in (n for n in _created(connection, capture) if n in catalog.publications):
         for table in _surplus(catalog.publications[name], wanted.get(name, ()), catalog):
-            # On a standby, or without the right, another run has to remove the table. The second of two
-            # concurrent runs finds it removed.
+            # On a standby, or without the right, a later run has to remove the table. Another run may have removed
+            # it meanwhile.
             with suppress(EventTriggerError, SourcePermissionError, UndefinedObjectError):
-                _take_out(connection, source, name, table)
+                _remove_table(connection, source, name, table)
     return tuple(wanted)
 
 
@@ -59,14 +59,11 @@ def _surplus(publication: Publication, wanted: Sequence[Table], catalog: Catalog
     return [catalog.tables[oid] for oid in sorted(surplus) if oid in catalog.tables]
 
 
-def _take_out(connection: psycopg.Connection[Any], source: str, name: str, table: Table) -> bool:
-    """Remove a table from a capture publication.
-
-    False if it is locked, so that the next run has to remove it.
-    """
-    taken_out = f"alter publication {quote(name)} drop table {as_listed(table)}"
+def _remove_table(connection: psycopg.Connection[Any], source: str, name: str, table: Table) -> bool:
+    """Remove a table from a capture publication; False if the table is locked, so that the next run has to."""
+    statement = f"alter publication {quote(name)} drop table {table_clause(table)}"
     try:
-        execute_ddl(connection, source, preparing(name), [taken_out], lock_seconds=LOCK_SECONDS)
+        execute_ddl(connection, source, preparation_of(name), [statement], lock_seconds=LOCK_SECONDS)
     except LockedTableError:
         return False
     return True
@@ -76,7 +73,7 @@ def capture_statements(
     name: str, planned: CapturePublication, catalog: Catalog, server_version: int
 ) -> list[str]:
     """The SQL that makes the capture publication as planned; empty if it already is."""
-    tables = ", ".join(map(as_listed, planned.tables))
+    tables = ", ".join(map(table_clause, planned.tables))
     listed = f" for table {tables}" if tables else ""
     options = (
         f"publish = {literal(', '.join(planned.operations))},"
@@ -94,44 +91,48 @@ def capture_statements(
     if existing.all_tables:
         wanted = {oid for t in planned.tables for oid in (t.oid, *t.ancestors)}
         if wanted & existing.excluded:
-            left = [
+            still_excluded = [
                 catalog.tables[oid] for oid in sorted(existing.excluded - wanted) if oid in catalog.tables
             ]
-            excepted = f" except (table {', '.join(map(as_listed, left))})" if left else ""
+            excepted = (
+                f" except (table {', '.join(map(table_clause, still_excluded))})" if still_excluded else ""
+            )
             statements.append(f"alter publication {quote(name)} set all tables{excepted}")
         return statements
     lacking = [t for t in planned.tables if t.oid not in plain]
     if any(existing.listed(t.oid) for t in lacking):
         statements.append(f"alter publication {quote(name)} set table {tables}")
     elif lacking:
-        statements.append(f"alter publication {quote(name)} add table {', '.join(map(as_listed, lacking))}")
+        statements.append(
+            f"alter publication {quote(name)} add table {', '.join(map(table_clause, lacking))}"
+        )
     return statements
 
 
-def preparing(name: str) -> str:
-    """The action on a capture publication, for messages."""
+def preparation_of(name: str) -> str:
+    """The name of the operation on a capture publication, for messages."""
     return f'prepare the capture publication "{name}"'
 
 
 def _created(connection: psycopg.Connection[Any], capture: str) -> list[str]:
     """The capture publications of a source that pgsieve created."""
-    return created_ones(connection, [capture + suffix for suffix in capture_suffixes()])
+    return own_publications(connection, [capture + suffix for suffix in capture_suffixes()])
 
 
-def created_ones(connection: psycopg.Connection[Any], names: Sequence[str]) -> list[str]:
-    """The given publications that pgsieve created, and so may alter or drop."""
+def own_publications(connection: psycopg.Connection[Any], names: Sequence[str]) -> list[str]:
+    """The given publications that pgsieve created, so that it may alter or drop them."""
     rows = connection.execute(
         "select pubname from pg_publication where obj_description(oid, 'pg_publication') = %s and pubname = any(%s)",
-        [CREATED, list(names)],
+        [CREATED_COMMENT, list(names)],
     )
     return [name for (name,) in rows]
 
 
-def foreign_capture(connection: psycopg.Connection[Any], capture: str, catalog: Catalog) -> list[str]:
-    """The capture publications of a source that pgsieve did not create, and so leaves unaltered."""
-    ours = _created(connection, capture)
+def foreign_publications(connection: psycopg.Connection[Any], capture: str, catalog: Catalog) -> list[str]:
+    """The capture publications of a source that pgsieve did not create, so that it leaves them unaltered."""
+    own = _created(connection, capture)
     names = (capture + suffix for suffix in capture_suffixes())
-    return sorted(name for name in names if name in catalog.publications and name not in ours)
+    return sorted(name for name in names if name in catalog.publications and name not in own)
 
 
 def shrink_capture(
@@ -141,26 +142,26 @@ def shrink_capture(
     planned: Sequence[CapturePublication],
     catalog: Catalog,
 ) -> tuple[list[str], list[str]]:
-    """Remove surplus tables from pgsieve's own capture publications, and drop publications that are not planned.
+    """Remove surplus tables from capture publications, and drop publications that are not planned.
 
-    Returns the altered and the dropped publications. Publications that pgsieve did not create stay as they
-    are. A locked table stays until the next run.
+    Returns the altered and the dropped publications. Publications that pgsieve did not create stay unaltered.
+    A locked table stays until the next run.
     """
     wanted = {capture + p.suffix: p.tables for p in planned}
     altered, dropped = [], []
     for name in _created(connection, capture):
         if name not in wanted:
-            execute_ddl(connection, source, preparing(name), [f"drop publication {quote(name)}"])
+            execute_ddl(connection, source, preparation_of(name), [f"drop publication {quote(name)}"])
             dropped.append(name)
         else:
             surplus = _surplus(catalog.publications[name], wanted[name], catalog)
-            taken_out = [table for table in surplus if _take_out(connection, source, name, table)]
-            altered += [name] if taken_out else []
+            removed = [table for table in surplus if _remove_table(connection, source, name, table)]
+            altered += [name] if removed else []
     return altered, dropped
 
 
-def as_listed(table: Table) -> str:
-    """A table in the syntax of a publication, without the tables that inherit from it."""
+def table_clause(table: Table) -> str:
+    """A table as a publication's FOR TABLE lists it, without the tables that inherit from it."""
     return "only " * (table.kind == "r") + quote(table.schema, table.name)
 
 
@@ -168,4 +169,6 @@ def drop_publications(connection: psycopg.Connection[Any], source: str, names: S
     """Drop publications that were just created, because a later step failed."""
     for name in names:
         with suppress(SourceError, psycopg.Error):
-            execute_ddl(connection, source, preparing(name), [f"drop publication if exists {quote(name)}"])
+            execute_ddl(
+                connection, source, preparation_of(name), [f"drop publication if exists {quote(name)}"]
+            )

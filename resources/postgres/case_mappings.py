@@ -1,15 +1,15 @@
-"""How the publisher changes the case of letters, for the row filters that need it.
+"""Reads how the publisher changes the case of letters, for the row filters that need it.
 
-In: a connection, a catalog, and the names of publications. Out: the catalog; its tables have a `CaseMapping`
-for each collation under which one of their row filters changes or ignores case (`with_case_mappings`). A
-mapping that cannot be represented has a reason instead, and the parser of the filter refuses it. Raises
-psycopg's error if the connection fails.
+In: a connection, a catalog, and the names of publications. Out: the catalog, in which tables have a `CaseMapping`
+for each collation under which one of their row filters changes or ignores case (`with_case_mappings`). If a
+mapping cannot be represented, the `CaseMapping` has the reason, and the parser of the filter refuses it.
+Raises psycopg's error if the connection fails.
 
 The mappings of all characters are read once. Collations of libc and of the builtin provider map each
-character by itself (pg_locale_libc.c, pg_locale_builtin.c), except the builtin PG_UNICODE_FAST. Queries
-verify that: a block of characters must become the concatenation of its mapped characters, and a character
-must become the same between, before and after letters. ICU's collations depend on language and context, and
-are refused.
+character independently (pg_locale_libc.c, pg_locale_builtin.c), except the builtin PG_UNICODE_FAST. Queries
+verify this: the mapping of a block of characters must be the concatenation of its mapped characters, and the
+mapping of a character must be the same between, before and after letters. Collations of ICU depend on
+language and context, and are refused.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -21,7 +21,7 @@ import psycopg
 from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.decoding.publications.filters import needed_mappings
 from pgsieve.decoding.row_filters.letter_case import CaseMapping, Changes, Words, ranges
-from pgsieve.resources.postgres.errors import is_passing
+from pgsieve.resources.postgres.errors import is_transient
 from pgsieve.resources.postgres.source import quote
 
 #: The provider of a collation. Before version 15 a database has libc's.
@@ -32,14 +32,14 @@ select coalesce(nullif(l.collprovider, 'd'), {database})::text
  where d.datname = current_database()
 """
 _PROVIDERS: Final = ("c", "b")
-#: The blocks, of all characters of UTF-8, in which a character changes.
+#: The blocks of 4096 characters that have a character which changes.
 _BLOCKS: Final = """
 select block, characters, lower(characters {collate}), upper(characters {collate}), initcap(characters {collate})
   from (select n / 4096 as block, string_agg(chr(n), '' order by n) as characters
           from generate_series(1, 1114111) n where n not between 55296 and 57343 group by 1 offset 0) blocks
  where lower(characters {collate}) <> characters or upper(characters {collate}) <> characters
 """
-#: The characters of such blocks that change, alone and next to letters.
+#: The characters of these blocks that change, alone and next to letters.
 _CHARACTERS: Final = """
 select *
   from (select c, array[lower(c {collate}), lower('a' || c || 'a' {collate}), lower('a' || c || ' ' {collate}),
@@ -52,8 +52,8 @@ select *
  where lowered <> array[c, 'a' || c || 'a', 'a' || c || ' ', ' ' || c || 'a']
     or uppered <> array[c, 'A' || c || 'A', 'A' || c || ' ', ' ' || c || 'A']
 """
-#: The characters after which initcap continues a word; how many characters `Words` cannot represent; the
-#: characters that change.
+#: The characters after which initcap continues a word; the number of characters that `Words` cannot represent;
+#: the characters that change.
 _WORDS: Final = """
 select string_agg(c, '' order by n) filter (where right(outside, 1) = 'a'),
        count(*) filter (where right(outside, 1) <> right(inside, 1) or left(outside, -1) <> ' ' || alone),
@@ -65,8 +65,9 @@ select string_agg(c, '' order by n) filter (where right(outside, 1) = 'a'),
 """
 _IN_CONTEXT: Final = "it depends on the characters around a character"
 
-#: The answers of this process. A restarted server may have another library.
-_ASKED: dict[tuple[Any, ...], CaseMapping] = {}
+#: The mappings that this process has read, by server start, collation and `words`: after a restart a server may
+#: have another library.
+_MAPPINGS: dict[tuple[Any, ...], CaseMapping] = {}
 
 
 def with_case_mappings(
@@ -90,9 +91,9 @@ def with_case_mappings(
 
 
 def case_mapping(connection: psycopg.Connection[Any], collation: str, *, words: bool) -> CaseMapping:
-    """The mapping of a collation of pg_catalog, with `words` also for initcap.
+    """The mapping of a collation of pg_catalog for lower and upper, with `words` also for initcap.
 
-    The query runs once in a process, and takes the server about a second.
+    The server needs about a second, so a process reads each mapping once.
     """
     version = connection.info.server_version
     row = connection.execute(
@@ -100,18 +101,20 @@ def case_mapping(connection: psycopg.Connection[Any], collation: str, *, words: 
     ).fetchone()
     assert row is not None
     key = (connection.info.host, connection.info.port, *row, collation, words)
-    if key not in _ASKED:
+    if key not in _MAPPINGS:
         try:
             with connection.transaction():
-                _ASKED[key] = _asked(connection, collation, words=words, version=version)
+                _MAPPINGS[key] = _read_mapping(connection, collation, words=words, version=version)
         except psycopg.Error as error:
-            if error.sqlstate is None or is_passing(error):
+            if error.sqlstate is None or is_transient(error):
                 raise
             return CaseMapping(refusal=f"the server does not say how (SQLSTATE {error.sqlstate})")
-    return _ASKED[key]
+    return _MAPPINGS[key]
 
 
-def _asked(connection: psycopg.Connection[Any], collation: str, *, words: bool, version: int) -> CaseMapping:
+def _read_mapping(
+    connection: psycopg.Connection[Any], collation: str, *, words: bool, version: int
+) -> CaseMapping:
     encoding = connection.info.parameter_status("server_encoding")
     if encoding != "UTF8":
         return CaseMapping(refusal=f"the database's encoding is {encoding}, not UTF8")
@@ -136,19 +139,19 @@ def _asked(connection: psycopg.Connection[Any], collation: str, *, words: bool, 
         if in_words is None:
             return CaseMapping(refusal=_IN_CONTEXT)
         mapping = replace(mapping, words=in_words)
-    return mapping if _holds(mapping, blocks) else CaseMapping(refusal=_IN_CONTEXT)
+    return mapping if _maps_blocks(mapping, blocks) else CaseMapping(refusal=_IN_CONTEXT)
 
 
 def _with_neighbour(character: str, letter: str) -> Iterator[str]:
-    """A character alone and next to letters, as in `_CHARACTERS`."""
+    """A character alone and next to letters, in the order of `_CHARACTERS`."""
     yield character
     yield f"{letter}{character}{letter}"
     yield f"{letter}{character} "
     yield f" {character}{letter}"
 
 
-def _holds(mapping: CaseMapping, blocks: Sequence[tuple[Any, ...]]) -> bool:
-    """Whether the mapping turns each block of characters into what the server made of it."""
+def _maps_blocks(mapping: CaseMapping, blocks: Sequence[tuple[Any, ...]]) -> bool:
+    """Whether the mapping changes each block of characters as the server does."""
     for _, characters, lowered, uppered, capitalized in blocks:
         if (mapping.changed("lower", characters), mapping.changed("upper", characters)) != (lowered, uppered):
             return False

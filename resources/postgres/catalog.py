@@ -1,6 +1,6 @@
 """The publisher's catalog: its tables, publications and types at one moment, and why a table is missing from it.
 
-In: a psycopg session. Out: a `Catalog`. The queries read PostgreSQL's system catalogs (chapter 52).
+In: a psycopg session. Out: a `Catalog`. PostgreSQL documentation, System Catalogs.
 """
 
 from collections.abc import Mapping
@@ -23,10 +23,10 @@ from pgsieve.decoding.publications.filter_rules import Expression, column_names
 from pgsieve.decoding.publications.node_tree import parse_expression
 from pgsieve.decoding.values.builtin_types import MadeOf
 from pgsieve.decoding.values.output import PADDED
-from pgsieve.resources.postgres.awaited import LOCK_SECONDS, locked_exclusively
+from pgsieve.resources.postgres.awaited import LOCK_SECONDS, exclusively_locked_tables
 from pgsieve.resources.postgres.printed_names import PRINTED_NAMES
 from pgsieve.resources.postgres.source import literal
-from pgsieve.resources.postgres.texts import Texts, legibly
+from pgsieve.resources.postgres.texts import Texts, read_legibly
 
 _KINDS: Mapping[str, str] = {
     "v": "views", "m": "materialized views", "f": "foreign tables", "S": "sequences", "i": "indexes",
@@ -35,10 +35,10 @@ _KINDS: Mapping[str, str] = {
 _PERSISTENCES: Mapping[str, str] = {"t": "temporary tables", "u": "unlogged tables"}
 
 
-def why_missing(
+def missing_relation_error(
     connection: psycopg.Connection[Any], publication: str, schema: str, name: str, *, excluded: bool = False
 ) -> PublicationError:
-    """Say in CREATE PUBLICATION's words why a publication of pgsieve.yaml cannot list, or exclude, a missing table.
+    """The error, in CREATE PUBLICATION's words, of a publication of pgsieve.yaml that lists or excludes a missing table.
 
     The kinds of relations are those of check_publication_add_relation() in
     src/backend/catalog/pg_publication.c.
@@ -69,8 +69,7 @@ def why_missing(
     )
 
 
-#: The query avoids pg_partition_tree(), which would lock each partition. Like it, it leaves out detached
-#: partitions.
+#: The query leaves out detached partitions, as pg_partition_tree() does, which would lock each partition.
 _TABLES = """
 with recursive tree(root, relid) as (
   select oid, oid from pg_class where relkind = 'p' and oid >= 16384
@@ -124,7 +123,7 @@ select p.oid::bigint, p.pubname, p.puballtables, p.pubinsert, p.pubupdate, p.pub
   from pg_publication p
 """
 
-#: The users' types, and the types that they consist of. Base types of C extensions are not among them.
+#: The types that users created, and what they consist of. Base types of C extensions are left out.
 _TYPES = """
 with parts as materialized (
   select atttypid as oid from pg_attribute where attrelid >= 16384 and attnum > 0 and atttypid >= 16384
@@ -151,16 +150,16 @@ select t.oid::bigint, case when t.typtype = 'b' then 'a' else t.typtype::text en
 def read_catalog(connection: psycopg.Connection[Any], snapshot: str | None = None) -> Catalog:
     """All user tables, publications and types of the database, read in one snapshot.
 
-    `snapshot` names an exported one. pg_get_expr() locks the table (pg_get_expr_worker() in
-    src/backend/utils/adt/ruleutils.c). If another session keeps a table locked, its expressions are left out,
-    and the catalog's `locked` has the table.
+    `snapshot` is the name of an exported snapshot. pg_get_expr() locks the table (pg_get_expr_worker() in
+    src/backend/utils/adt/ruleutils.c). If another session has locked it exclusively, the table's expressions
+    are left out, and the table is in the catalog's `locked`.
     """
     locked: Mapping[int, str] = {}
     while True:
         try:
-            return legibly(connection, partial(_read_catalog, connection, snapshot, locked))
+            return read_legibly(connection, partial(_read_catalog, connection, snapshot, locked))
         except psycopg.errors.LockNotAvailable:
-            locked = locked_exclusively(connection)
+            locked = exclusively_locked_tables(connection)
 
 
 def _read_catalog(
@@ -224,9 +223,9 @@ def _read_catalog(
 
 
 def _attribute(*values: Any) -> Attribute:
-    """A column from its JSON array.
+    """A column from its JSON array, where attmissingval is an array of one element.
 
-    Its missing value is an array of one element; an array of boxes has semicolons.
+    An array of boxes has semicolons between its elements, so the text of a box comes as several elements.
     """
     attribute = Attribute(*values)
     return attribute if attribute.missing is None else replace(attribute, missing=",".join(attribute.missing))

@@ -1,4 +1,4 @@
-"""Comments on tables and their columns, as COMMENT ON made them (pg_description, section 52.17).
+"""Reads the comments on tables and their columns, as COMMENT ON made them (catalog pg_description).
 
 In: a connection and names of tables. Out: their comments. Raises psycopg's errors.
 """

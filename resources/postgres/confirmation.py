@@ -1,8 +1,8 @@
 """Confirms a slot: by an advance, or by a status update of the streaming protocol if an advance would decode much WAL.
 
-In: a slot, the LSN up to which its changes were written, and a function that makes them durable. Out: the
-slot, confirmed up to that LSN, and without WAL that it no longer needs. Raises SlotInUseError, SourceError,
-and the errors of that function; after an error the slot stays as it was.
+In: a slot, the LSN up to which its changes were written, and a function that makes them durable. Out: the slot
+is confirmed up to that LSN, and releases WAL that it no longer needs. Raises SlotInUseError, SourceError, and
+the errors of that function; after an error the slot stays as it was.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from pgsieve.resources.postgres.slot import advance, slot_state
 from pgsieve.resources.postgres.source import Source
 from pgsieve.resources.postgres.stream import start_replication
 
-#: An advance that decodes less WAL than this takes about as long as opening a session.
+#: An advance over less WAL than this takes about as long as a new session.
 STREAMED_BYTES = 128 * 1024 * 1024
 
 
@@ -32,10 +32,10 @@ def confirm(
 ) -> None:
     """Make all changes that commit before `lsn` durable, and confirm them; the slot never moves back.
 
-    An advance decodes the WAL from restart_lsn to `lsn`. A status update moves confirmed_flush_lsn and
-    decodes nothing (LogicalConfirmReceivedLocation() in src/backend/replication/logical/logical.c);
-    restart_lsn stays, until `release_wal`. If the server starts no walsender, the slot is advanced. A
-    failover slot is always advanced, as only an advance waits for the standbys.
+    An advance decodes the WAL from restart_lsn to `lsn`. A status update decodes nothing: it moves
+    confirmed_flush_lsn (LogicalConfirmReceivedLocation() in src/backend/replication/logical/logical.c), and
+    restart_lsn stays until `release_wal`. If the server starts no walsender, the slot is advanced. A failover
+    slot is always advanced, as only an advance waits for the standbys.
     """
     state = slot_state(connection, slot)
     if state is None or state.confirmed_lsn >= lsn:
@@ -55,12 +55,11 @@ def confirm(
 
 
 def release_wal(connection: psycopg.Connection[Any], source: str, slot: str, confirmed: int) -> None:
-    """Let the server remove as much as possible of the WAL before `confirmed`, the position of the slot.
+    """Let the server remove as much as possible of the WAL before `confirmed`, the slot's position.
 
-    An advance moves restart_lsn only to the first record of running transactions that it passes. An advance
-    that passes such records again, with the position confirmed, moves it to the last one
-    (LogicalIncreaseRestartDecodingForSlot in src/backend/replication/logical/logical.c). So the slot is
-    advanced once more, to its own position. As long as that position stays, a further advance achieves
+    A first advance moves restart_lsn only to the first record of running transactions that it passes. Another
+    advance to the same position, once that is confirmed, moves restart_lsn to the last such record
+    (LogicalIncreaseRestartDecodingForSlot in src/backend/replication/logical/logical.c). A third would change
     nothing.
     """
     advance(connection, source, slot, confirmed)
@@ -73,10 +72,10 @@ select confirmed_flush_lsn - restart_lsn >= %s
 """
 
 
-def may_release(connection: psycopg.Connection[Any], slot: str, size: int) -> bool:
-    """Whether the slot retains `size` bytes of confirmed WAL, perhaps for a transaction that has ended.
+def can_release_wal(connection: psycopg.Connection[Any], slot: str, size: int) -> bool:
+    """Whether the slot retains at least `size` bytes of confirmed WAL that it may no longer need.
 
-    The slot's catalog_xmin is the transaction that was the oldest when the WAL was decoded, or an earlier
-    one. If it is still the oldest transaction in progress, the slot needs the WAL.
+    The slot's catalog_xmin is at most the oldest transaction in progress when the WAL was decoded. If that
+    transaction is still the oldest one, the slot needs the WAL.
     """
     return connection.execute(_RELEASABLE, [size, slot]).fetchone() == (True,)

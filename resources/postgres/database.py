@@ -1,8 +1,7 @@
 """The identity of a database: the cluster's system identifier, and the database's OID, which a rename does not change.
 
-In: a connection. Out: a `Database`, which tables of the lake record as text. Raises psycopg's errors.
-
-https://www.postgresql.org/docs/18/catalog-pg-database.html
+In: a connection. Out: a `Database`, which tables of the lake record as text. Raises psycopg's errors. PostgreSQL
+documentation, catalog pg_database.
 """
 
 from dataclasses import dataclass
@@ -15,14 +14,14 @@ from pgsieve.resources.postgres.wal import system_identifier
 
 @dataclass(frozen=True)
 class Database:
-    """A database of a cluster, and of the cluster's physical standbys."""
+    """A database of a cluster and its physical standbys."""
 
     system_identifier: str
     oid: int
 
     @classmethod
     def of(cls, text: str) -> "Database":
-        """The database from the text that `str` made."""
+        """Parse the text of `str(database)`."""
         cluster, _, oid = text.partition("/")
         return cls(cluster, int(oid))
 
@@ -38,6 +37,6 @@ def present_database(connection: psycopg.Connection[Any]) -> Database:
 
 
 def name_of(connection: psycopg.Connection[Any], database: Database) -> str | None:
-    """The present name of a database in the cluster of a connection; None if it was dropped."""
+    """The present name of a database of the connection's cluster; None if the database was dropped."""
     row = connection.execute("select datname from pg_database where oid = %s", [database.oid]).fetchone()
     return row and str(row[0])

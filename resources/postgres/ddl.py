@@ -1,12 +1,12 @@
-"""Runs DDL on a publisher as any client of the role would run it, with the database's event triggers.
+"""Runs DDL on a publisher so that the database's event triggers run as for any client of the role.
 
-In: a session, and statements with only qualified names. Out: the statements are committed together, or tried
+In: a session, and statements whose names are qualified. Out: the statements are committed together, or tried
 and rolled back. Raises EventTriggerError if an event trigger fails, and SourceError if the server itself
 refuses.
 
-pgsieve's sessions have a search_path of PostgreSQL's own objects only, but a trigger's function may rely on
-the role's search_path (section 40, *Event Triggers*). So DDL runs under the latter. That is safe: only
-superusers create event triggers, and these run for every client alike.
+The search_path of pgsieve's sessions has only PostgreSQL's own objects, but the function of an event trigger
+may rely on the role's search_path. So DDL runs under the role's. That is safe, because only superusers create
+event triggers, and the triggers run for every client (PostgreSQL documentation, Event Triggers).
 """
 
 from collections.abc import Sequence
@@ -16,16 +16,16 @@ import psycopg
 
 from pgsieve.resources.postgres.awaited import LOCK_SECONDS
 from pgsieve.resources.postgres.errors import (
-    LOCKED_OUT,
+    LOCK_TIMEOUT_SQLSTATE,
     LockedTableError,
     SourceError,
     cause_without_values,
     message_without_values,
-    refusing,
+    translate_errors,
 )
 from pgsieve.resources.postgres.source import quote
 
-#: The search_path that ALTER ROLE or ALTER DATABASE has set, the most specific one (process_settings() in
+#: The most specific search_path that ALTER ROLE or ALTER DATABASE has set (process_settings() in
 #: src/backend/utils/init/postinit.c), or else the server's default.
 _OWN_PATH = """
 select coalesce((
@@ -58,10 +58,7 @@ def own_search_path(connection: psycopg.Connection[Any]) -> str:
 
 
 def failed_trigger(connection: psycopg.Connection[Any], error: psycopg.Error) -> tuple[str, str] | None:
-    """The event trigger that raised an error, and its function, quoted.
-
-    None if the server itself raised the error.
-    """
+    """The event trigger that raised an error, and its function, quoted; None if the server itself raised the error."""
     called = [line for line in (error.diag.context or "").splitlines() if "function" in line]
     for trigger, schema, function in connection.execute(_TRIGGERS).fetchall() if called else ():
         if any(f"{function}(" in line or f"{quote(function)}(" in line for line in called):
@@ -72,20 +69,20 @@ def failed_trigger(connection: psycopg.Connection[Any], error: psycopg.Error) ->
 def execute_ddl(
     connection: psycopg.Connection[Any],
     source: str,
-    what: str,
+    operation: str,
     statements: Sequence[str],
     *,
-    tried: bool = False,
+    dry_run: bool = False,
     lock_seconds: float = 0,
 ) -> None:
-    """Run statements in one transaction, under the role's own search_path.
+    """Run statements in one transaction, under the role's own search_path; with `dry_run` roll them back.
 
-    Roll them back if they are only `tried`. They wait for locks. After `lock_seconds`, if given,
-    LockedTableError is raised.
+    The statements wait for locks. With `lock_seconds` the wait is limited, and raises LockedTableError.
+    `operation` names the statements in messages.
     """
     path = own_search_path(connection)
     try:
-        with connection.transaction(force_rollback=tried):
+        with connection.transaction(force_rollback=dry_run):
             connection.execute(f"set local lock_timeout = '{lock_seconds:g}s'")
             connection.execute("select set_config('search_path', %s, true)", [path])
             for statement in statements:
@@ -95,7 +92,7 @@ def execute_ddl(
         if failed is not None:
             trigger, function = failed
             raise EventTriggerError(
-                f'source "{source}": cannot {what}: the event trigger "{trigger}" fails ({message_without_values(error)})',
+                f'source "{source}": cannot {operation}: the event trigger "{trigger}" fails ({message_without_values(error)})',
                 hint=f"correct its function {function}, which ran under search_path = {path}, or run by hand, as a role for"
                 f" which it does not fail: {'; '.join(statements)};",
                 sqlstate=error.sqlstate,
@@ -103,25 +100,25 @@ def execute_ddl(
         if isinstance(error, psycopg.errors.UndefinedObject):
             reason = message_without_values(error)
             raise UndefinedObjectError(
-                f'source "{source}": cannot {what} ({reason})', sqlstate=error.sqlstate
+                f'source "{source}": cannot {operation} ({reason})', sqlstate=error.sqlstate
             ) from cause_without_values(error)
-        if lock_seconds and error.sqlstate == LOCKED_OUT:
-            message = f'source "{source}": cannot {what} ({message_without_values(error)})'
+        if lock_seconds and error.sqlstate == LOCK_TIMEOUT_SQLSTATE:
+            message = f'source "{source}": cannot {operation} ({message_without_values(error)})'
             raise LockedTableError(message, sqlstate=error.sqlstate) from cause_without_values(error)
-        with refusing(source, what):
+        with translate_errors(source, operation):
             raise
 
 
-def trigger_problem(
-    connection: psycopg.Connection[Any], source: str, what: str, statements: Sequence[str]
+def trigger_error(
+    connection: psycopg.Connection[Any], source: str, operation: str, statements: Sequence[str]
 ) -> EventTriggerError | None:
-    """The error of an event trigger that statements would raise, or None.
+    """The error that an event trigger would raise for the statements, or None.
 
-    If the database has an event trigger, the statements are run and rolled back.
+    If the database has event triggers, the statements run and are rolled back.
     """
     if statements and connection.execute(_TRIGGERS).fetchone() is not None:
         try:
-            execute_ddl(connection, source, what, statements, tried=True, lock_seconds=LOCK_SECONDS)
+            execute_ddl(connection, source, operation, statements, dry_run=True, lock_seconds=LOCK_SECONDS)
         except EventTriggerError as error:
             return error
         except SourceError:

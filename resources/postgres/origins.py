@@ -1,8 +1,8 @@
 """Finds published tables whose rows may have reached the source by replication.
 
-With `origin: none`, the stream leaves out changes that the source's own subscriptions applied. A copy cannot
-leave them out. In: published tables. Out: the tables that subscriptions of the source write to. PostgreSQL:
-CREATE SUBSCRIPTION, notes on `origin`; check_publications_origin() in
+In: published tables. Out: the tables that subscriptions of the source write to. With `origin: none` the stream
+leaves out changes that such subscriptions applied, but a copy cannot leave out their rows. PostgreSQL
+documentation, CREATE SUBSCRIPTION, `origin`; check_publications_origin() in
 src/backend/commands/subscriptioncmds.c.
 """
 
@@ -31,5 +31,5 @@ order by 1, 2
 
 
 def subscribed_tables(connection: psycopg.Connection[Any], tables: Sequence[Table]) -> list[tuple[str, str]]:
-    """The given tables that a subscription of this server writes to, directly or through partitions or roots."""
+    """The names of the tables that a subscription of this server writes to, directly or through partitions or roots."""
     return connection.execute(_SUBSCRIBED, [[table.oid for table in tables]]).fetchall()

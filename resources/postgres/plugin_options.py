@@ -1,9 +1,9 @@
 """The options of the output plugin pgoutput, for each version of the server.
 
-In: the options of a subscription. Out: the option names and values for START_REPLICATION and the functions
-pg_logical_slot_peek_... (section 54.5.1; src/backend/replication/pgoutput/pgoutput.c). Raises nothing. An
-option that a server does not know is left out, as PostgreSQL's own subscriber does
-(src/backend/replication/libpqwalreceiver/libpqwalreceiver.c).
+In: the options of a subscription. Out: the option names and values for START_REPLICATION and for the functions
+pg_logical_slot_peek_... (PostgreSQL documentation, Logical Streaming Replication Parameters;
+src/backend/replication/pgoutput/pgoutput.c). Raises nothing. Options that a server does not support are left
+out, as PostgreSQL's own subscriber does (src/backend/replication/libpqwalreceiver/libpqwalreceiver.c).
 """
 
 from dataclasses import dataclass
@@ -16,15 +16,15 @@ PROTOCOL_VERSIONS = ((160000, 4), (150000, 3), (140000, 2), (0, 1))
 
 
 def protocol_version(server_version: int) -> int:
-    """The newest protocol version of the server (section 54.5)."""
+    """The newest version of the logical replication protocol that the server supports."""
     return next(protocol for least, protocol in PROTOCOL_VERSIONS if server_version >= least)
 
 
 @dataclass(frozen=True, slots=True)
 class PgoutputOptions:
-    """The options for pgoutput, under the names of CREATE SUBSCRIPTION, except `messages`, which it does not have.
+    """The options for pgoutput, under their names of CREATE SUBSCRIPTION; only `messages` is not an option there.
 
-    Servers before 16 take "parallel" as "on", and send changes of every `origin`.
+    Servers before 16 get "on" for "parallel", and send changes of every `origin`.
     """
 
     publications: tuple[str, ...] = ()
@@ -35,7 +35,7 @@ class PgoutputOptions:
     messages: bool = False
 
     def arguments(self, server_version: int) -> dict[str, str]:
-        """The options to send, in order, without those at their default."""
+        """The options to send, in order; options at their default are left out."""
         protocol = protocol_version(server_version)
         streaming = "on" if self.streaming == "parallel" and protocol < 4 else self.streaming
         chosen = (

@@ -1,11 +1,12 @@
 """Recognises connection poolers between pgsieve and a server.
 
-In: a host's name, a driver's message, or two sessions. Out: which pooler it is, and whether it shares server
-processes among sessions. Raises only the errors of the sessions.
+In: a host's name, a driver's message, or two sessions. Out: the pooler, and whether it shares server processes
+among sessions. Raises only the errors of the sessions.
 
 A pooler in transaction mode may give each transaction another server process. Advisory locks, SET and
 temporary tables belong to a process, and pgsieve needs all three. Replication needs a connection in
-replication mode (section 55.4, START_REPLICATION), which most poolers do not support.
+replication mode (PostgreSQL documentation, Streaming Replication Protocol), which most poolers do not
+support.
 """
 
 import re
@@ -21,14 +22,14 @@ Connect = Callable[[], AbstractContextManager[psycopg.Connection[Any]]]
 
 @dataclass(frozen=True, slots=True)
 class Pooler:
-    """A kind of pooler: its name, and the remedy."""
+    """A kind of pooler, and the hint for a user whose connection goes through it."""
 
     name: str
     hint: str
 
 
-#: Poolers by the host's name, which the provider chooses.
-_HOSTS: tuple[tuple[str, Pooler], ...] = (
+#: Poolers by patterns of the host's name, which the provider chooses.
+_HOST_PATTERNS: tuple[tuple[str, Pooler], ...] = (
     (
         r"\.pooler\.supabase\.com$",
         Pooler(
@@ -52,40 +53,42 @@ _UNKNOWN = Pooler(
 )
 _PGBOUNCER = Pooler("PgBouncer, or a pooler like it", _UNKNOWN.hint)
 
-#: Messages that only poolers send.
-_WORDS: tuple[tuple[str, Pooler], ...] = (
+#: Poolers by patterns of messages that only poolers send.
+_MESSAGE_PATTERNS: tuple[tuple[str, Pooler], ...] = (
     (r"unsupported startup parameter", _PGBOUNCER),
     (r"pgbouncer", _PGBOUNCER),
-    (r"Tenant or user not found|Unsupported or invalid secret format|supavisor", _HOSTS[0][1]),
+    (r"Tenant or user not found|Unsupported or invalid secret format|supavisor", _HOST_PATTERNS[0][1]),
 )
 
 
 def pooler_at(host: str | None, text: str = "") -> Pooler | None:
     """The pooler that a host's name or a message indicates, or None."""
-    for pattern, pooler in _HOSTS:
+    for pattern, pooler in _HOST_PATTERNS:
         if re.search(pattern, host or "", re.IGNORECASE):
             return pooler
-    return next((pooler for pattern, pooler in _WORDS if re.search(pattern, text, re.IGNORECASE)), None)
+    return next(
+        (pooler for pattern, pooler in _MESSAGE_PATTERNS if re.search(pattern, text, re.IGNORECASE)), None
+    )
 
 
 def some_pooler(host: str | None) -> Pooler:
-    """The pooler of a session that goes through one, by the host's name or unknown."""
+    """The pooler of a session that goes through one: by the host's name, or an unknown one."""
     return pooler_at(host) or _UNKNOWN
 
 
 def is_pooled(connection: psycopg.Connection[Any]) -> bool:
-    """Whether the session goes through a pooler, which reports another process number than the server."""
-    return _process(connection) != connection.info.backend_pid
+    """Whether the session goes through a pooler, which reports another process id than the server."""
+    return _server_pid(connection) != connection.info.backend_pid
 
 
 def shares_processes(connection: psycopg.Connection[Any], connect: Connect) -> bool:
-    """Whether the pooler is in transaction mode: two sessions then use one server process, or exchange theirs."""
-    before = _process(connection)
+    """Whether the pooler is in transaction mode, in which two sessions use one server process, or exchange theirs."""
+    before = _server_pid(connection)
     with connect() as other, other.transaction():
-        return _process(other) == before or _process(connection) != before
+        return _server_pid(other) == before or _server_pid(connection) != before
 
 
-def _process(connection: psycopg.Connection[Any]) -> int:
+def _server_pid(connection: psycopg.Connection[Any]) -> int:
     row = connection.execute("select pg_backend_pid()").fetchone()
     assert row is not None
     return int(row[0])

@@ -1,8 +1,8 @@
-"""The publisher's catalog as it is now; it is read again only if one of its rows has changed.
+"""Caches the publisher's catalog, and reads it again only if one of its rows has changed.
 
-In: a connection. Out: the `Catalog` that `read_catalog` would read. A run needs it in each of its steps, a
-continuous run several times per slice. One checksum over the xmin of every catalog row that is read shows
-whether a row has changed. It takes one query, which returns one row.
+In: a connection. Out: the `Catalog` that `read_catalog` would read. A run needs the catalog in each of its
+steps, a continuous run several times per slice. One query returns a checksum over the xmin of all rows that
+`read_catalog` reads, which shows whether a row has changed.
 """
 
 import threading
@@ -15,12 +15,12 @@ from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.printed_names import PRINTED_NAMES
 
-#: How many catalogs are cached at most: those of a few sources, before and after an alteration.
-_KEPT = 8
+#: Enough for a few sources, with their catalogs before and after an alteration.
+_MAX_CATALOGS = 8
 
 #: The server, its start, and the checksum of the rows that `read_catalog` reads. A rewritten row has another
-#: xmin (section 5.6). The printed text of an expression has names of functions, operators, types and
-#: collations, so the checksum covers their rows, too.
+#: xmin. Printed expressions contain names of functions, operators, types and collations, so the checksum
+#: covers the rows of these, too.
 _STAMP = f"""
 with {PRINTED_NAMES}, relations as (
   select oid, xmin from pg_class where relkind in ('r', 'p') and relpersistence = 'p' and oid >= 16384
@@ -62,23 +62,23 @@ def present_catalog(connection: psycopg.Connection[Any]) -> Catalog:
     stamp = _stamp(connection)
     while True:
         with _lock:
-            if (kept := _catalogs.get(stamp)) is not None:
+            if (cached := _catalogs.get(stamp)) is not None:
                 _catalogs.move_to_end(stamp)
-                return kept
+                return cached
         catalog = read_catalog(connection)
         before, stamp = stamp, _stamp(connection)
-        if catalog.locked:  # It lacks expressions that may be readable in a moment.
+        if catalog.locked:  # Expressions are missing that may be readable in a moment.
             return catalog
         if stamp == before:
             with _lock:
                 _catalogs[stamp] = catalog
-                while len(_catalogs) > _KEPT:
+                while len(_catalogs) > _MAX_CATALOGS:
                     _catalogs.popitem(last=False)
             return catalog
 
 
 def _stamp(connection: psycopg.Connection[Any]) -> str:
-    """A text that changes with each alteration of the rows that `read_catalog` reads, and differs between servers."""
+    """A text that changes with every change of rows that `read_catalog` reads, and differs between servers."""
     schemas = _SCHEMAS if connection.info.server_version >= 150000 else ""
     row = connection.execute(_STAMP.format(schemas=schemas)).fetchone()
     assert row is not None

@@ -1,17 +1,17 @@
-"""Digests of the names that values print: those in the text of regclass, aclitem and similar types.
+"""Digests of the names of objects that values of regclass, aclitem and similar types print.
 
-`PRINTED_NAMES` is a CTE list for queries of the catalog, without parameters. Its relation
-`printed_names(kind, digest)` has a row for each kind of `pgsieve.decoding.values.printed_names`, or none if
-no column has a type that prints names. Of the server's own objects it covers only roles and schemas, as
-others cannot be renamed. No value names a temporary object.
+`PRINTED_NAMES` is a list of CTEs for queries of the catalog, without parameters. Its relation
+`printed_names(kind, digest)` has a row for each kind of `pgsieve.decoding.values.printed_names`; no row if no
+column has a type that prints names. Of the server's own objects it covers only roles and schemas, because
+other ones cannot be renamed. No value names a temporary object.
 """
 
 from pgsieve.decoding.values.printed_names import PRINTING_TYPES
 
 _TYPES = ", ".join(map(str, sorted(PRINTING_TYPES)))
 
-#: The xmin also shows a name that was changed and changed back. For relations it is the xmin of the row of
-#: their type, because TRUNCATE rewrites the row of the relation.
+#: The xmin shows a name that was changed and changed back, too. For a relation it is the xmin of its row type,
+#: because TRUNCATE rewrites the relation's own row.
 PRINTED_NAMES = f"""
 printing as (
   select exists (select from pg_attribute where attrelid >= 16384 and attnum > 0 and atttypid in ({_TYPES}))

@@ -1,10 +1,10 @@
-"""One connection in streaming replication: a separate thread prefetches messages, and answers the server.
+"""One connection in streaming replication: a thread of its own prefetches messages, and answers the server.
 
 In: a connection on which START_REPLICATION succeeded. Out: `Received` items, Arrow batches of unaltered
-messages. The thread keeps reporting positions while the consumer is busy. Once `buffer_bytes` wait for the
-consumer, it stops reading, so that the server waits, too. Raises the psycopg.Error that ended the connection,
-and ProtocolError. Section 54.4, START_REPLICATION; src/backend/replication/walreceiver.c and
-logical/worker.c.
+messages. The thread reports positions even while the consumer is busy. Once `buffer_bytes` wait for the
+consumer, the thread stops reading, so that the server waits, too. Raises the psycopg.Error that ended the
+connection, and ProtocolError. PostgreSQL documentation, Streaming Replication Protocol, START_REPLICATION;
+src/backend/replication/walreceiver.c and logical/worker.c.
 """
 
 import math
@@ -35,26 +35,25 @@ from pgsieve.decoding.protocol.envelope import (
     xlog_data_columns,
 )
 
-#: A message, and its position in the WAL: XLogData's start of the data, or 0 if the message introduces the
-#: next one.
+#: A message, and its LSN: the start of the data in XLogData, or 0 if the message introduces the next one.
 MESSAGES = pa.schema([pa.field("lsn", pa.int64()), pa.field("data", pa.binary())])
 
-#: An item comes at least this often, even without messages, so that a consumer can use items as a clock.
+#: `items` yields at least this often, even without messages, so that a consumer can use items as a clock.
 TICK_SECONDS = 1.0
 
-#: The consumer gets a batch of this many bytes; or a smaller one, this long after the last, if it waits for
-#: one.
+#: The consumer gets batches of this many bytes. A consumer that waits gets a smaller batch, this long after
+#: the last one.
 _BATCH_BYTES = 1 << 20
 _LINGER_SECONDS = 0.02
 #: The server sends each message separately. A short wait for more messages saves both sides most wake-ups.
 _COALESCE_SECONDS = 0.0005
-#: After a read of more than this, the next messages have arrived already.
+#: After a read of more bytes than this, the next messages have already arrived.
 _FEW_BYTES = 8192
-#: How long the server may take to end a stream; after that the connection is just closed.
-_LEAVE_SECONDS = 1.0
+#: How long the server may take to end a stream. Then the connection is closed all the same.
+_END_TIMEOUT_SECONDS = 1.0
 
 #: Messages that end a transaction (Commit, Prepare, ...). Only their LSN is the end of a WAL record.
-_ENDS = np.array([*b"CPKrcp"], np.uint64)
+_TRANSACTION_ENDS = np.array([*b"CPKrcp"], np.uint64)
 _POSTGRES_EPOCH_MICROS = 946_684_800_000_000  # 2000-01-01 UTC in Unix time
 
 
@@ -62,8 +61,7 @@ _POSTGRES_EPOCH_MICROS = 946_684_800_000_000  # 2000-01-01 UTC in Unix time
 class Received:
     """Messages (lsn, data) in order, and the server's position after them.
 
-    Each transaction that commits before `position`, and that the server sends, is in this item or an earlier
-    one.
+    All sent transactions that commit before `position` are in this item or an earlier one.
     """
 
     messages: pa.RecordBatch
@@ -71,10 +69,9 @@ class Received:
 
 
 class Wakeup:
-    """Ends another thread's wait.
+    """Ends another thread's wait: a socket pair, which a thread can poll together with a connection.
 
-    It is a socket pair, so that a thread can wait for it and a connection together. `ring` may be called from
-    any thread and from a signal handler; after `close` it does nothing.
+    Any thread, and a signal handler, may call `ring`; after `close` it does nothing.
     """
 
     def __init__(self) -> None:
@@ -90,11 +87,11 @@ class Wakeup:
         """End the current wait or, if there is none, the next one."""
         try:
             self._rings.send(b"\0")
-        except OSError:  # Full: it has rung already. Closed: no thread waits.
+        except OSError:  # The socket is full, so it has rung already; or it is closed, so no thread waits.
             return
 
     def clear(self) -> None:
-        """Forget all earlier rings."""
+        """Cancel all earlier rings."""
         try:
             self._waits.recv(4096)
         except BlockingIOError:
@@ -107,7 +104,7 @@ class Wakeup:
 
 
 class Receiver:
-    """Receives from `start_lsn` on until its connection is closed or lost, and reports the confirmed position."""
+    """Receives messages from `start_lsn` on until its connection is closed or lost, and reports the confirmed position."""
 
     def __init__(
         self,
@@ -126,7 +123,7 @@ class Receiver:
         self._buffer_bytes = buffer_bytes
         self._status_seconds = status_seconds
         self._silence_seconds = silence_seconds
-        # Both threads read these attributes; for each, only one thread writes it.
+        # Both threads read these attributes. Each of them is written by one thread only.
         self._ended = False
         self._confirmed = start_lsn
         self._taken_bytes = 0
@@ -142,12 +139,12 @@ class Receiver:
         self._thread.start()
 
     def confirm(self, lsn: int) -> None:
-        """From now on report everything before `lsn` as flushed, so that the slot no longer needs it."""
+        """Report everything before `lsn` as flushed from now on, so that the slot can release it."""
         self._confirmed = lsn
         self._wakeup.ring()
 
     def end(self) -> None:
-        """Make the thread end soon, and `items` with it."""
+        """Make the thread and `items` end soon."""
         self._ended = True
         self._wakeup.ring()
 
@@ -183,7 +180,7 @@ class Receiver:
                 self._receive()
             finally:
                 self._hand_over()
-            self._leave()
+            self._end_stream()
             self._arrived.put(None)
         except Exception as error:  # noqa: BLE001 (raised again in the consumer's thread)
             self._arrived.put(error)
@@ -232,10 +229,10 @@ class Receiver:
             if length > XLOG_DATA_HEADER_BYTES:
                 append(message)
             elif length > 0:
-                self._control(message)
+                self._handle_control(message)
             else:
                 break
-        # Copied at once, as thousands of small long-lived buffers would cost more than everything else here.
+        # Joined at once, as thousands of small long-lived buffers would cost more than everything else here.
         octets = b"".join(messages)
         if messages:
             self._octets += octets
@@ -245,8 +242,8 @@ class Receiver:
             raise self._end_of_copy()
         return len(octets)
 
-    def _control(self, message: memoryview) -> None:
-        """Take a message too short for data: a keepalive; others are ignored."""
+    def _handle_control(self, message: memoryview) -> None:
+        """Take a message that is too short for data. Messages other than keepalives are ignored."""
         self._last_message_at = time.monotonic()
         envelope = decode_envelope(message)
         if isinstance(envelope, PrimaryKeepalive):
@@ -254,16 +251,13 @@ class Receiver:
             self._answer_wanted |= envelope.reply_requested
 
     def _hand_over(self) -> None:
-        """Give the consumer a batch of the pending messages.
-
-        Arrow separates all headers from bodies at once.
-        """
+        """Give the pending messages to the consumer as one batch; the headers of all are split off at once."""
         if not self._octets and self._position <= self._handed_position:
             return
         lsns, data = xlog_data_columns(self._octets, np.asarray(self._lengths, np.int32))
         self._octets, self._lengths = bytearray(), array("i")
         messages = Octets(data)
-        ends = lsns[np.isin(messages.words(messages.starts) >> 56, _ENDS)]
+        ends = lsns[np.isin(messages.words(messages.starts) >> 56, _TRANSACTION_ENDS)]
         self._position = int(ends.max(initial=self._position))
         batch = pa.RecordBatch.from_arrays([pa.array(lsns), data], schema=MESSAGES)
         self._handed_bytes += batch.nbytes
@@ -271,7 +265,7 @@ class Receiver:
         self._arrived.put(Received(batch, self._position))
 
     def _report(self, now: float) -> None:
-        """Report the position to the server, and request an answer if nothing came since the last report."""
+        """Report the position to the server; request an answer if no message came since the last report."""
         if now >= self._last_message_at + self._silence_seconds:
             raise psycopg.OperationalError(f"the server has been silent for {self._silence_seconds:g} s")
         confirmed = self._confirmed
@@ -288,14 +282,14 @@ class Receiver:
             return psycopg.errors.error_from_result(result, self._connection.info.encoding)
         return psycopg.OperationalError("the server ended the stream")
 
-    def _leave(self) -> None:
+    def _end_stream(self) -> None:
         """End the stream after a last report, and wait until the server has released the slot."""
         self._report(time.monotonic())
         end_copy(self._pgconn)
 
 
 def status_update(written: int, flushed: int, *, reply_requested: bool = False) -> bytes:
-    """A standby status update as of now; the applied position is the flushed one."""
+    """A standby status update as of now, which reports the flushed position also as applied."""
     return encode_envelope(
         StandbyStatusUpdate(
             written=written,
@@ -308,10 +302,10 @@ def status_update(written: int, flushed: int, *, reply_requested: bool = False) 
 
 
 def end_copy(pgconn: PGconn) -> None:
-    """End a stream, and wait until the server has handled all earlier messages and has ended it, too."""
+    """End a stream, and wait until the server has handled all earlier messages and ended the stream, too."""
     pgconn.put_copy_end()
     pgconn.flush()
-    deadline = time.monotonic() + _LEAVE_SECONDS
+    deadline = time.monotonic() + _END_TIMEOUT_SECONDS
     incoming = select.poll()
     incoming.register(pgconn.socket, select.POLLIN)
     copying = True
@@ -320,5 +314,5 @@ def end_copy(pgconn: PGconn) -> None:
             copying = length > 0
         if not copying and not pgconn.is_busy():
             return
-        incoming.poll(_LEAVE_SECONDS * 1000)
+        incoming.poll(_END_TIMEOUT_SECONDS * 1000)
         pgconn.consume_input()

@@ -1,15 +1,15 @@
-"""Detects deleted rows of system catalogs that the server still keeps: no query returns them, but indexes have them.
+"""Detects deleted rows of system catalogs that the server still stores: indexes have entries for them.
 
-In: a connection, and parts of catalogs. Out: whether an index has more entries for a part than the part has
-rows.
+In: a connection, and selections: the text after FROM of a query of a catalog, with a condition on an indexed
+column. Out: whether the index has more entries for a selection than the selection has rows.
 
-A slot keeps the rows of system catalogs that unconfirmed changes need (catalog_xmin, section 53.19). That
-includes rows that were deleted since, and rows that one transaction both inserted and deleted. An index entry
-is not removed before its row (section 62.4). A bitmap index scan counts entries, and the heap scan above it
-counts present rows. EXPLAIN ANALYZE shows both numbers, to every role, also on a standby. Equal numbers prove
-that no row of the part was deleted. Different numbers prove nothing: rows of uncommitted or aborted
-transactions, and rows that are kept for another reason, count as deleted, too. Dividing the range repeatedly
-identifies the rows.
+A slot retains the rows of system catalogs that unconfirmed changes need (catalog_xmin; PostgreSQL
+documentation, view pg_replication_slots). Among them are rows that were deleted since, even rows that one
+transaction both inserted and deleted. VACUUM removes the index entry of a row before the row (Index Locking
+Considerations). A bitmap index scan counts entries, and the heap scan above it counts present rows. EXPLAIN
+ANALYZE shows both numbers to every role, even on a standby. Equal numbers prove that no row of the selection
+was deleted. Different numbers prove nothing, because rows of uncommitted or aborted transactions, and rows
+that are stored for another reason, also have entries.
 """
 
 import json
@@ -22,59 +22,61 @@ _BITMAP_SCANS = (
     "set local enable_seqscan = off; set local enable_indexscan = off; set local enable_indexonlyscan = off;"
     " set local enable_bitmapscan = on; set local max_parallel_workers_per_gather = 0;"
 )
-#: Index scans mark the entries of rows that no transaction or slot needs any more; bitmap scans skip marked
+#: Index scans mark the entries of rows that no transaction or slot needs any more. Bitmap scans skip marked
 #: entries.
 _INDEX_SCANS = (
     "set local enable_seqscan = off; set local enable_indexscan = on; set local enable_indexonlyscan = on;"
     " set local enable_bitmapscan = off;"
 )
 
-#: The pieces that a range is divided into, and the largest number of rows that are identified.
-_PIECES, _MOST = 16, 16
+#: The number of pieces that a range of oids is divided into.
+_PIECES_PER_RANGE = 16
+#: The largest number of removed rows that are listed.
+_MAX_OIDS = 16
 
 
-def removed_rows(connection: psycopg.Connection[Any], parts: Sequence[str]) -> list[bool]:
-    """For each part, whether it may still keep deleted rows.
-
-    A part is the text after FROM, by an indexed column.
-    """
-    removed = _counted(connection, parts)
+def has_removed_rows(connection: psycopg.Connection[Any], selections: Sequence[str]) -> list[bool]:
+    """For each selection, whether the server may still store deleted rows of it."""
+    removed = _have_more_entries(connection, selections)
     if any(removed):
-        _last(connection, _INDEX_SCANS + ";".join(f"select count(*) from {part}" for part in parts))
-        removed = _counted(connection, parts)
+        _last_value(
+            connection, _INDEX_SCANS + ";".join(f"select count(*) from {each}" for each in selections)
+        )
+        removed = _have_more_entries(connection, selections)
     return removed
 
 
 def removed_oids(connection: psycopg.Connection[Any], relation: str) -> list[int] | None:
-    """The object identifiers of a catalog's rows that may be deleted; None if they are many.
+    """The oids of a catalog's rows that may be deleted; None if they are more than `_MAX_OIDS`.
 
-    While such a row is kept, no other row gets its identifier (GetNewOidWithIndex() in
-    src/backend/catalog/catalog.c).
+    The range of all oids is divided repeatedly. While the server stores a deleted row, no other row gets its
+    oid (GetNewOidWithIndex() in src/backend/catalog/catalog.c).
     """
     ranges = [range(2**32)]
     while ranges and len(ranges[0]) > 1:
         pieces = [
-            each[at : at + len(each) // _PIECES]
+            each[at : at + len(each) // _PIECES_PER_RANGE]
             for each in ranges
-            for at in range(0, len(each), len(each) // _PIECES)
+            for at in range(0, len(each), len(each) // _PIECES_PER_RANGE)
         ]
-        counted = _counted(
+        removed = _have_more_entries(
             connection, [f"{relation} where oid between '{r[0]}' and '{r[-1]}'" for r in pieces]
         )
-        ranges = [piece for piece, removed in zip(pieces, counted, strict=True) if removed]
-        if len(ranges) > _MOST:
+        ranges = [piece for piece, is_removed in zip(pieces, removed, strict=True) if is_removed]
+        if len(ranges) > _MAX_OIDS:
             return None
     return [each[0] for each in ranges]
 
 
-def _counted(connection: psycopg.Connection[Any], parts: Sequence[str]) -> list[bool]:
-    counts = " union all ".join(f"select count(*) from {part}" for part in parts)
+def _have_more_entries(connection: psycopg.Connection[Any], selections: Sequence[str]) -> list[bool]:
+    """For each selection, whether its index has more entries than it has rows."""
+    counts = " union all ".join(f"select count(*) from {each}" for each in selections)
     explained = "explain (analyze, costs off, timing off, summary off, format json) " + counts
-    plan = _last(connection, _BITMAP_SCANS + explained)
-    read = json.loads(plan) if isinstance(plan, str) else plan
-    scans = list(_scans(read[0]["Plan"]))
-    if len(scans) != len(parts):  # The server has chosen another plan, which counts no entries.
-        return [True] * len(parts)
+    plan = _last_value(connection, _BITMAP_SCANS + explained)
+    plans = json.loads(plan) if isinstance(plan, str) else plan
+    scans = list(_scans(plans[0]["Plan"]))
+    if len(scans) != len(selections):  # The server has chosen another plan, which counts no entries.
+        return [True] * len(selections)
     return scans
 
 
@@ -87,11 +89,8 @@ def _scans(node: dict[str, Any]) -> Iterator[bool]:
         yield from _scans(each)
 
 
-def _last(connection: psycopg.Connection[Any], statements: str) -> Any:
-    """The only value of the last statement.
-
-    The server runs all statements in one transaction, because they come in one message without parameters.
-    """
+def _last_value(connection: psycopg.Connection[Any], statements: str) -> Any:
+    """The only value of the last statement; one message sends all statements, so they share a transaction."""
     cursor = connection.execute(statements.encode())
     while cursor.nextset():
         pass

@@ -1,8 +1,9 @@
-"""The values of a publisher's sequences, as a subscriber of PostgreSQL 19 reads them (section 29.8 of its manual).
+"""Reads the values of a publisher's sequences, as a subscriber of PostgreSQL 19 does.
 
-In: a connection, and the sequences that publications select. Out: one `SequenceValue` per sequence, even if
-it cannot be read. On 19 one statement reads all sequences, by pg_get_sequence_data(). Before 19 one statement
-lists them, and others read them. Raises psycopg's errors.
+In: a connection, and the sequences that publications select. Out: one `SequenceValue` per sequence, even for a
+sequence that cannot be read. On 19 one statement reads all sequences, by pg_get_sequence_data(). Before 19 one
+statement lists them, and others read them. Raises psycopg's errors. PostgreSQL 19 documentation, Replicating
+Sequences.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ import psycopg
 from psycopg import sql
 
 from pgsieve.decoding.lsn import parse_lsn
-from pgsieve.resources.postgres.texts import Texts, legibly
+from pgsieve.resources.postgres.texts import Texts, read_legibly
 
 #: The published sequences, as GetAllPublicationRelations() in pg_publication.c selects them.
 _LISTED = """
@@ -24,19 +25,19 @@ select n.nspname::text, c.relname::text, s.seqincrement > 0, {readable}
         or (n.nspname::text, c.relname::text) in (select * from unnest(%(schemas)s::text[], %(names)s::text[])))
  order by 1, 2
 """
-_BY_FUNCTION = _LISTED.format(
+_LIST_WITH_VALUES = _LISTED.format(
     readable="d.last_value, d.is_called, d.page_lsn::text",
     data="left join lateral pg_get_sequence_data(c.oid) d on true",
     published="exists (select from pg_publication where puballsequences and pubname = any(%(publications)s))",
 )
-_BY_RIGHT = _LISTED.format(
+_LIST_WITH_RIGHTS = _LISTED.format(
     readable="has_schema_privilege(n.oid, 'usage') and has_sequence_privilege(c.oid, 'select')",
     data="",
     published="false",
 )
-#: How many sequences one statement reads, and how often the reading is tried if sequences are dropped
-#: meanwhile.
-_TOGETHER, _ATTEMPTS = 200, 5
+_SEQUENCES_PER_STATEMENT = 200
+#: The attempts to read all sequences, if some are dropped meanwhile.
+_MAX_ATTEMPTS = 5
 
 _FORBIDDEN = "permission denied for sequence (42501): grant SELECT on it, and USAGE on its schema"
 _ILLEGIBLE = "its name has bytes that are invalid in the database's encoding (22021): rename it"
@@ -49,10 +50,7 @@ Name = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class PublishedSequences:
-    """The sequences that the publications of a subscription select.
-
-    `publications` are the publications of the server.
-    """
+    """The sequences that a subscription selects: by publications of the server, or in pgsieve.yaml by name or all."""
 
     publications: Sequence[str]
     named: frozenset[Name] = frozenset()
@@ -61,7 +59,7 @@ class PublishedSequences:
 
 @dataclass(frozen=True, slots=True)
 class SequenceValue:
-    """A sequence's value, or the problem with reading it.
+    """A sequence's value, or the problem that prevented the read.
 
     `page_lsn` exists from 19 on. `ascending` says whether the increment is positive; None if it was not read.
     """
@@ -78,7 +76,7 @@ class SequenceValue:
 def read_sequences(
     connection: psycopg.Connection[Any], published: PublishedSequences
 ) -> tuple[SequenceValue, ...]:
-    """The values of the published sequences by schema and name.
+    """The values of the published sequences, ordered by schema and name. Sequences that do not exist come last.
 
     Runs no statement if no sequence can be published.
     """
@@ -100,19 +98,19 @@ def read_sequences(
 def _listed(
     connection: psycopg.Connection[Any], query: str, parameters: dict[str, object]
 ) -> tuple[list[tuple[Any, ...]], set[str]]:
-    """The rows of a query for names, and the illegible names."""
+    """The rows of a query that lists sequences, and the illegible names among them."""
 
     def read(as_bytes: bool) -> tuple[list[tuple[Any, ...]], set[str]]:
         with connection.transaction():
             texts = Texts(connection, as_bytes=as_bytes)
             return texts.cursor.execute(query.encode(), parameters).fetchall(), texts.illegible
 
-    return legibly(connection, read)
+    return read_legibly(connection, read)
 
 
 def _read_at_once(connection: psycopg.Connection[Any], parameters: dict[str, object]) -> list[SequenceValue]:
     """The values by pg_get_sequence_data(), which returns nulls for sequences that the role may not read."""
-    rows, illegible = _listed(connection, _BY_FUNCTION, parameters)
+    rows, illegible = _listed(connection, _LIST_WITH_VALUES, parameters)
     return [
         SequenceValue(schema, name, value, called, parse_lsn(lsn), ascending=ascending)
         if lsn is not None and illegible.isdisjoint((schema, name))
@@ -122,21 +120,21 @@ def _read_at_once(connection: psycopg.Connection[Any], parameters: dict[str, obj
 
 
 def _read_each(
-    connection: psycopg.Connection[Any], parameters: dict[str, object], attempts: int = _ATTEMPTS
+    connection: psycopg.Connection[Any], parameters: dict[str, object], attempts: int = _MAX_ATTEMPTS
 ) -> list[SequenceValue]:
-    """The values by a SELECT from each sequence; no value for sequences that the role may not read."""
-    rows, illegible = _listed(connection, _BY_RIGHT, parameters)
+    """The values by a SELECT from each sequence; a problem for sequences that the role may not read."""
+    rows, illegible = _listed(connection, _LIST_WITH_RIGHTS, parameters)
     readable, read = list[tuple[Any, ...]](), list[SequenceValue]()
-    for schema, name, ascending, may in rows:
-        if may and illegible.isdisjoint((schema, name)):
+    for schema, name, ascending, is_permitted in rows:
+        if is_permitted and illegible.isdisjoint((schema, name)):
             readable.append((schema, name, ascending))
         else:
-            read.append(SequenceValue(schema, name, problem=_ILLEGIBLE if may else _FORBIDDEN))
+            read.append(SequenceValue(schema, name, problem=_ILLEGIBLE if is_permitted else _FORBIDDEN))
     try:
-        for first in range(0, len(readable), _TOGETHER):
-            together = readable[first : first + _TOGETHER]
-            values = _values(connection, [(schema, name) for schema, name, _ in together])
-            for (schema, name, ascending), (_, value, called) in zip(together, values, strict=True):
+        for first in range(0, len(readable), _SEQUENCES_PER_STATEMENT):
+            batch = readable[first : first + _SEQUENCES_PER_STATEMENT]
+            values = _values(connection, [(schema, name) for schema, name, _ in batch])
+            for (schema, name, ascending), (_, value, called) in zip(batch, values, strict=True):
                 read.append(SequenceValue(schema, name, value, called, ascending=ascending))
     except (psycopg.errors.UndefinedTable, psycopg.errors.InsufficientPrivilege):
         if attempts == 1:
@@ -146,6 +144,6 @@ def _read_each(
 
 
 def _values(connection: psycopg.Connection[Any], names: Sequence[Name]) -> list[tuple[Any, ...]]:
-    one = sql.SQL("select {}, last_value, is_called from {}")
-    selects = [one.format(number, sql.Identifier(*name)) for number, name in enumerate(names)]
+    select = sql.SQL("select {}, last_value, is_called from {}")
+    selects = [select.format(number, sql.Identifier(*name)) for number, name in enumerate(names)]
     return connection.execute(sql.SQL(" union all ").join(selects) + sql.SQL(" order by 1")).fetchall()

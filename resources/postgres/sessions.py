@@ -1,12 +1,12 @@
-"""Opens sessions of a publisher, with psycopg, as a walsender's client, and with ADBC; no other module does.
+"""Opens all sessions of a publisher: with psycopg, also as a client of a walsender, and with ADBC.
 
-In: a `Conninfo`. Out: sessions that all have the same settings. Raises UnreadableConninfoError,
+In: a `Conninfo`. Out: sessions, all with the same settings. Raises UnreadableConninfoError,
 PasswordCommandError, and the drivers' errors if there is no connection.
 
 The sessions search only PostgreSQL's own objects, whatever the role's search_path is, as PostgreSQL's own
 workers do (ALWAYS_SECURE_SEARCH_PATH_SQL in src/include/common/connect.h). Otherwise a function that another
-user made in `public` could run with the rights of pgsieve's role (section 5.10.6). No timeout of the server
-ends a session, and keepalives detect a lost peer.
+user made in `public` could run with the rights of pgsieve's role (PostgreSQL documentation, Usage Patterns of
+schemas). No timeout of the server ends a session, and keepalives detect a lost peer.
 """
 
 import os
@@ -26,7 +26,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import ExecStatus
 
 from pgsieve.decoding.errors import PgsieveError
-from pgsieve.resources.passwords import concealed, remember, remember_those_of
+from pgsieve.resources.passwords import conceal_passwords, remember, remember_conninfo
 
 if TYPE_CHECKING:
     from adbc_driver_manager import dbapi
@@ -43,14 +43,14 @@ OUTPUT_SETTINGS: Mapping[str, str] = {
     "client_encoding": "UTF8",
 }
 
-#: Temporary tables come last. If the path did not list them, they would come before pg_catalog (section
-#: 19.11.1).
+#: Temporary tables come last. If the path did not list them, the server would search them before pg_catalog
+#: (PostgreSQL documentation, setting search_path).
 _SEARCH_PATH = "pg_catalog,pg_temp"
 
-#: Settings that alter the meaning of literals, conditions and transactions, or the effect of errors, at the
-#: server's defaults. docs/connections.md says what each does; `tests/resources/test_settings.py` lists the
-#: others.
-_USUAL: Mapping[str, str] = {
+#: The server's defaults of the settings that alter the meaning of literals, conditions and transactions, or
+#: the effect of errors. docs/connections.md describes each; `tests/resources/test_settings.py` lists the
+#: other settings.
+_SERVER_DEFAULTS: Mapping[str, str] = {
     "standard_conforming_strings": "on",
     "backslash_quote": "safe_encoding",
     "array_nulls": "on",
@@ -64,14 +64,14 @@ _USUAL: Mapping[str, str] = {
     "client_min_messages": "notice",
 }
 
-#: Settings that no user's options may change. The encoding is a separate parameter.
-_PINNED = {
+#: Settings that the user's options cannot change. The encoding is a separate parameter.
+_PINNED_SETTINGS = {
     **{k: v for k, v in OUTPUT_SETTINGS.items() if k != "client_encoding"},
-    **_USUAL,
+    **_SERVER_DEFAULTS,
     "search_path": _SEARCH_PATH,
 }
 
-#: Settings that end statements and sessions, and the first version that has each.
+#: The settings that limit the time of statements and sessions, each with the first version that has it.
 _TIMEOUTS: Mapping[str, int] = {
     "statement_timeout": 0,
     "lock_timeout": 0,
@@ -89,31 +89,32 @@ _KEEPALIVES: Mapping[str, str] = {
     "tcp_user_timeout": "120000",
 }
 
-#: A session that reads a slot or a table may send nothing for minutes. The server checks this often whether
-#: its client still exists; otherwise it would continue for a killed client (section 19.3.2; from 14 on, not
-#: on every platform).
+#: How often the server checks whether the client still exists. A session that reads a slot or a table may
+#: send nothing for minutes; without the check it would continue after its client was killed. From 14 on, not
+#: on every platform (PostgreSQL documentation, TCP Settings).
 _CLIENT_CHECK = ("client_connection_check_interval", "2s")
 
-#: Settings for a session that did not get our options: a service file has its own, and a pooler may drop
-#: them. The statements call no function before the path is set.
-_SETTLED = f"set search_path = {_SEARCH_PATH};" + "".join(
-    f"set {name} = '{value}';" for name, value in _PINNED.items() if name != "search_path"
+#: Statements for a session that did not get our options: a service file has its own, and a pooler may drop
+#: them. They set the path first, and call no function before.
+_SET_ALL = f"set search_path = {_SEARCH_PATH};" + "".join(
+    f"set {name} = '{value}';" for name, value in _PINNED_SETTINGS.items() if name != "search_path"
 )
-#: Switches off the timeouts of this version, except those in the user's own options, whose source is
-#: "client".
-_WITHOUT_TIMEOUTS = (
+#: Switches off the timeouts that the server has. A timeout in the user's own options, whose source is
+#: "client", stays.
+_DISABLE_TIMEOUTS = (
     "select name, pg_catalog.set_config(name, '0', false) from pg_catalog.pg_settings"
     f" where name in ({', '.join(repr(name) for name in _TIMEOUTS)}) and source <> 'client'"
 )
 
-_LOOK_SECONDS = 0.1
+#: The pause between two requests to cancel a query.
+_CANCEL_INTERVAL_SECONDS = 0.1
 
 #: How long a password command may take: it may request the password from a server.
 PASSWORD_SECONDS = 30.0
 
 
 class UnreadableConninfoError(PgsieveError):
-    """libpq cannot parse the conninfo. Its own message is not shown, as it may quote a part of a password."""
+    """libpq cannot parse the conninfo. The message leaves out libpq's own, which may quote a part of a password."""
 
 
 class PasswordCommandError(PgsieveError):
@@ -121,11 +122,10 @@ class PasswordCommandError(PgsieveError):
 
 
 def execute(cursor: "dbapi.Cursor", query: str) -> None:
-    """Run a query of an ADBC session; an interrupt of this thread cancels the query, and is raised.
+    """Run a query of an ADBC session. An interrupt of this thread cancels the query, and is raised.
 
-    In the main thread the driver would handle SIGINT itself: it cancels the query, and Python does not
-    notice. The caller would take that for a fault of the server, and repeat the query. So the query runs in
-    another thread.
+    In the main thread the driver would handle SIGINT itself, and Python would not notice. The caller would
+    take the cancelled query for a fault of the server, and repeat it. So the query runs in another thread.
     """
     if threading.current_thread() is not threading.main_thread():
         cursor.execute(query)
@@ -135,12 +135,11 @@ def execute(cursor: "dbapi.Cursor", query: str) -> None:
         try:
             running.result()
         finally:
-            while (
-                not running.done()
-            ):  # Repeated, since a cancel that comes before the query begins has no effect.
+            while not running.done():
+                # A cancel before the query begins has no effect, so it is repeated.
                 with suppress(adbc_driver_manager.Error):
                     cursor.adbc_cancel()
-                wait([running], _LOOK_SECONDS)
+                wait([running], _CANCEL_INTERVAL_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,48 +155,48 @@ class Conninfo:
     password_command: tuple[str, ...] = field(default=(), repr=False)
 
     def connect(self, **options: Any) -> psycopg.Connection[tuple[Any, ...]]:
-        """An autocommit session; `options` are psycopg's and libpq's, but the conninfo's own parameters count first."""
+        """An autocommit session; the conninfo's parameters take precedence over `options` (psycopg's and libpq's)."""
         parameters = self._parameters(options)
-        connection = self._opened(parameters)
+        connection = self._open(parameters)
         version = connection.info.server_version
         try:
-            _settle(connection)
+            _apply_settings(connection)
         except BaseException as error:
-            switches = self._switches(connection, version)
+            switches = self._options_without_timeouts(connection, version)
             ended = connection.broken or isinstance(error, psycopg.errors.QueryCanceled)
             connection.close()
             if not ended:
                 raise
         else:
             return connection
-        # One of the role's timeouts may have ended the session. Now the version is known, and with it all
-        # timeouts that this server accepts as options.
-        connection = self._opened({**parameters, "options": switches})
+        # One of the role's timeouts may have ended the session. Now the server's version is known, so all of its
+        # timeouts can be switched off by options.
+        connection = self._open({**parameters, "options": switches})
         try:
-            _settle(connection)
+            _apply_settings(connection)
         except BaseException:
             connection.close()
             raise
         return connection
 
-    def _opened(self, parameters: Mapping[str, Any]) -> psycopg.Connection[tuple[Any, ...]]:
+    def _open(self, parameters: Mapping[str, Any]) -> psycopg.Connection[tuple[Any, ...]]:
         return psycopg.connect(self.text, autocommit=True, client_encoding="UTF8", **parameters)
 
     @contextmanager
     def adbc(self) -> Iterator["dbapi.Connection"]:
-        """An ADBC session with an open transaction, from the result of `for_executors`."""
+        """An ADBC session with an open transaction; the conninfo must be a result of `for_executors`."""
         from adbc_driver_postgresql import dbapi
 
-        remember_those_of(self.text)
+        remember_conninfo(self.text)
         password = self._password()
         secret = {} if password is None else {"password": password}
-        # The driver first reads the names of all types. In SQL_ASCII an illegible name does not prevent the
-        # session.
+        # The driver first reads the names of all types. With another encoding than SQL_ASCII, an illegible name
+        # would prevent the session.
         uri = make_conninfo(self.text, client_encoding="SQL_ASCII", **secret)
         try:
             connection = dbapi.connect(uri)
         except adbc_driver_manager.Error as error:
-            text = concealed(str(error))
+            text = conceal_passwords(str(error))
             raise type(error)(text, status_code=error.status_code, sqlstate=error.sqlstate) from None
         with connection:
             with connection.cursor() as cursor:
@@ -206,12 +205,13 @@ class Conninfo:
             yield connection
 
     def for_executors(self, connection: psycopg.Connection[Any]) -> "Conninfo":
-        """A conninfo for machines with another environment (PGPASSWORD, service files), made from an open session."""
+        """The conninfo of an open session, for machines with another environment (PGPASSWORD, service files)."""
         parameters: dict[str, Any] = _parameters(connection)
         check = _CLIENT_CHECK if _can_be_set(connection, *_CLIENT_CHECK) else None
-        parameters["options"] = self._switches(connection, connection.info.server_version, check)
-        # libpq hides these parameters: the password, even if it is from a file, and the password of the
-        # client's key.
+        parameters["options"] = self._options_without_timeouts(
+            connection, connection.info.server_version, check
+        )
+        # libpq does not list the two passwords: of the user, even from a file, and of the client's key.
         for option in connection.pgconn.info:
             if option.keyword == b"sslpassword" and option.val:
                 parameters["sslpassword"] = option.val.decode()
@@ -238,31 +238,31 @@ class Conninfo:
         options = parameters_of(self.text).get("options")
         return str(options) if options else os.environ.get("PGOPTIONS")
 
-    def _switches(
+    def _options_without_timeouts(
         self, connection: psycopg.Connection[Any], version: int, check: tuple[str, str] | None = None
     ) -> str:
-        """The options of a session like this one, with all timeouts of the server's version switched off."""
+        """The options of a session like this one that switch off all timeouts of the server's version."""
         # This works even if the server has ended the session.
-        own = _parameters(connection).get("options") if self._has_service else self._user_options
-        return _options(own, [name for name, least in _TIMEOUTS.items() if least <= version], check)
+        user_options = _parameters(connection).get("options") if self._has_service else self._user_options
+        return _options(user_options, [name for name, least in _TIMEOUTS.items() if least <= version], check)
 
     def _parameters(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The parameters that are added to those of the conninfo."""
+        """The parameters to add to the conninfo's."""
         own = parameters_of(self.text)
-        remember_those_of(self.text)
+        remember_conninfo(self.text)
         defaults: dict[str, Any] = {"application_name": "pgsieve", "connect_timeout": "10", **options}
         if not self._has_service:  # Added parameters would override those of the service file.
             defaults |= _KEEPALIVES
         parameters = {k: v for k, v in defaults.items() if k not in own}
         if not self._has_service:
-            everywhere = [name for name, least in _TIMEOUTS.items() if not least]
-            parameters["options"] = _options(self._user_options, everywhere)
+            of_all_versions = [name for name, least in _TIMEOUTS.items() if not least]
+            parameters["options"] = _options(self._user_options, of_all_versions)
         if (password := self._password()) is not None:
             parameters["password"] = password
         return parameters
 
     def _password(self) -> str | None:
-        password = _printed(self.password_command) if self.password_command else self.password
+        password = _command_output(self.password_command) if self.password_command else self.password
         remember(password)
         return password
 
@@ -279,32 +279,30 @@ def parameters_of(conninfo: str) -> Mapping[str, Any]:
         ) from None
 
 
-def settle_again(connection: psycopg.Connection[Any], statements: str | None = None) -> str:
-    """Give a session the settings of a new one, in one round trip.
+def reset_settings(connection: psycopg.Connection[Any], statements: str | None = None) -> str:
+    """Give a session the settings of a new one, in one round trip; return the `statements` for the next time.
 
-    Returns the `statements` for the next time. The first time they include a query for the timeouts to switch
-    off. That query is slow, as the server builds rows of all settings, and its result does not change during
-    a session.
-
-    Raises psycopg.Error if the session does not answer.
+    Without `statements` a query switches off the timeouts that it finds. It is slow, because the server
+    builds rows of all settings; the returned statements name the timeouts, which stay the same during a
+    session. Raises psycopg.Error if the session does not answer.
     """
     if statements is None:
-        names = _settle(connection, "reset all;")
-        return "reset all;" + _SETTLED + "".join(f"set {name} = '0';" for name in names)
-    _executed(connection, statements, ExecStatus.COMMAND_OK)
+        names = _apply_settings(connection, "reset all;")
+        return "reset all;" + _SET_ALL + "".join(f"set {name} = '0';" for name in names)
+    _execute_simple(connection, statements, ExecStatus.COMMAND_OK)
     return statements
 
 
-def _settle(connection: psycopg.Connection[Any], before: str = "") -> list[str]:
-    """Apply the settings in one round trip of the simple protocol, the only protocol that a walsender supports.
+def _apply_settings(connection: psycopg.Connection[Any], before: str = "") -> list[str]:
+    """Apply the settings in one round trip; return the timeouts that were switched off.
 
-    Returns the timeouts that were switched off.
+    It uses the simple protocol, the only protocol that a walsender supports.
     """
-    settled = _executed(connection, before + _SETTLED + _WITHOUT_TIMEOUTS, ExecStatus.TUPLES_OK)
-    return [(settled.get_value(row, 0) or b"").decode() for row in range(settled.ntuples)]
+    names = _execute_simple(connection, before + _SET_ALL + _DISABLE_TIMEOUTS, ExecStatus.TUPLES_OK)
+    return [(names.get_value(row, 0) or b"").decode() for row in range(names.ntuples)]
 
 
-def _executed(connection: psycopg.Connection[Any], statements: str, status: ExecStatus) -> "PGresult":
+def _execute_simple(connection: psycopg.Connection[Any], statements: str, status: ExecStatus) -> "PGresult":
     result = connection.pgconn.exec_(statements.encode())
     if result.status != status:
         raise psycopg.errors.error_from_result(result, connection.info.encoding)
@@ -314,8 +312,7 @@ def _executed(connection: psycopg.Connection[Any], statements: str, status: Exec
 def _parameters(connection: psycopg.Connection[Any]) -> dict[str, Any]:
     """The parameters of a connection.
 
-    psycopg needs a home directory. If HOME is unset and the user id has no name, HOME is set to a folder that
-    does not exist.
+    If the user has no home directory, which psycopg needs, HOME is set to a folder that does not exist.
     """
     if not Path(os.path.expanduser("~")).is_absolute():  # noqa: PTH111 - Path.expanduser raises if there is none
         os.environ["HOME"] = "/nonexistent"
@@ -328,20 +325,20 @@ def _can_be_set(connection: psycopg.Connection[Any], name: str, value: str) -> b
     return result.status == ExecStatus.COMMAND_OK
 
 
-def _options(own: str | None, timeouts: Sequence[str], check: tuple[str, str] | None = None) -> str:
-    """The server's command line; of two values of a setting the later counts."""
+def _options(user_options: str | None, timeouts: Sequence[str], check: tuple[str, str] | None = None) -> str:
+    """The parameter `options` of a session. Of two values of a setting the server takes the later."""
     switches = [f"-c {name}=0" for name in timeouts]
     switches += [f"-c {'='.join(check)}"] if check else []
-    pinned = [f"-c {name}={value.replace(' ', chr(92) + ' ')}" for name, value in _PINNED.items()]
-    return " ".join([*switches, *([own] if own else []), *pinned])
+    pinned = [f"-c {name}={value.replace(' ', chr(92) + ' ')}" for name, value in _PINNED_SETTINGS.items()]
+    return " ".join([*switches, *([user_options] if user_options else []), *pinned])
 
 
-def _printed(command: Sequence[str]) -> str:
+def _command_output(command: Sequence[str]) -> str:
     """The first line that a command prints. No message shows its output or its arguments."""
     try:
         process = subprocess.Popen(  # noqa: S603 - the administrator's own, from pgsieve.yaml
             command,
-            # os.environ has a token that `keep_token_out` hides from the lake's requests; the environment
+            # os.environ has a token that `hide_token` hides from the lake's requests; the environment
             # that a child inherits by default lacks it.
             env=dict(os.environ),
             stdin=subprocess.DEVNULL,
@@ -351,24 +348,24 @@ def _printed(command: Sequence[str]) -> str:
         )
     except (OSError, ValueError) as error:
         reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else "not a command"
-        raise _refusal(f"cannot be run: {reason}") from None
+        raise _command_error(f"cannot be run: {reason}") from None
     with process:
         try:
             printed, _ = process.communicate(timeout=PASSWORD_SECONDS)
         except subprocess.TimeoutExpired:
             _kill(process)
-            raise _refusal(f"did not end within {PASSWORD_SECONDS:g} s") from None
+            raise _command_error(f"did not end within {PASSWORD_SECONDS:g} s") from None
         except BaseException:
             _kill(process)
             raise
     if process.returncode:
-        raise _refusal(f"ended with status {process.returncode}")
+        raise _command_error(f"ended with status {process.returncode}")
     try:
         lines = printed.decode().splitlines()
     except UnicodeDecodeError:
-        raise _refusal("printed bytes that are not UTF-8") from None
+        raise _command_error("printed bytes that are not UTF-8") from None
     if not lines or not lines[0] or "\0" in lines[0]:
-        raise _refusal("printed no password")
+        raise _command_error("printed no password")
     return lines[0]
 
 
@@ -378,7 +375,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def _refusal(reason: str) -> PasswordCommandError:
+def _command_error(reason: str) -> PasswordCommandError:
     return PasswordCommandError(
         f"its password_command {reason}",
         hint="run the command by hand as the same user; it must print the password, and end with status 0",

@@ -1,9 +1,9 @@
 """The replication slot of a source: creates, reads, confirms and drops it.
 
-In: a `Source`. Out: the slot's state, and its messages as Arrow batches. A slot is read with
-pg_logical_slot_peek_binary_changes (section 9.28.6). Only after the messages are durable,
-pg_replication_slot_advance confirms it (`advance`). Raises `SlotError` subclasses for a slot that
-is missing, in use, ahead of the durable position, or invalidated.
+In: a `Source`. Out: the slot's state, and its messages as Arrow batches. pg_logical_slot_peek_binary_changes
+reads a slot. pg_replication_slot_advance confirms it (`advance`), after the messages are durable (PostgreSQL
+documentation, Replication Management Functions). Raises `SlotError` subclasses for a slot that is missing, in
+use, ahead of the durable position, or invalidated.
 """
 
 import logging
@@ -29,21 +29,21 @@ from pgsieve.decoding.lsn import format_lsn, parse_lsn
 from pgsieve.decoding.protocol.messages import Begin, Delete, Insert, Relation, Truncate, Update, decode
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.postgres.errors import (
-    PassingFaultError,
     SourceError,
     SourcePermissionError,
     SourceUnreachableError,
-    refusing,
+    TransientError,
+    translate_errors,
 )
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
 from pgsieve.resources.postgres.sessions import Conninfo, execute
-from pgsieve.resources.postgres.source import Source, fetched, literal, quote
+from pgsieve.resources.postgres.source import Source, fetch_batches, literal, quote
 
 if TYPE_CHECKING:
     from adbc_driver_manager.dbapi import Cursor
 
-#: Messages come in Arrow batches of about this many bytes, since a writer has several of them in memory.
-_BATCHES = {"adbc.postgresql.batch_size_hint_bytes": str(4 * 1024 * 1024)}
+#: Options of the driver: Arrow batches of about 4 MiB, since a writer has several of them in memory.
+_ADBC_OPTIONS = {"adbc.postgresql.batch_size_hint_bytes": str(4 * 1024 * 1024)}
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -53,15 +53,15 @@ class SlotError(SourceError):
 
 
 class SlotMissingError(SlotError):
-    """The slot no longer exists, but Delta has changes of it."""
+    """The slot no longer exists, but the lake has changes of it."""
 
 
 class SlotAheadError(SlotError):
-    """The slot was confirmed past Delta's position: changes are missing."""
+    """The slot was confirmed past the lake's position, so changes are lost."""
 
 
 class ServerSetBackError(SlotError):
-    """The server's WAL ends before Delta's position, so the server was put back to an earlier state."""
+    """The server's WAL ends before the lake's position, so the server was put back to an earlier state."""
 
 
 class SlotInvalidatedError(SlotError):
@@ -74,11 +74,11 @@ class SlotInUseError(SlotError):
 
 @dataclass(frozen=True, slots=True)
 class SlotState:
-    """A row of pg_replication_slots, with distances in bytes.
+    """A row of pg_replication_slots.
 
-    `lag` is the WAL between the confirmed and the current position. `retained` is the WAL that the slot
-    keeps. `safe` is how much WAL may still be written before the slot can be lost; None without a limit.
-    From 17 on `invalidation` is the reason why the slot was invalidated.
+    Three fields are bytes of WAL: `lag` is between the confirmed and the current position, `retained` is what
+    the slot retains, and `safe` may still be written before the slot can be lost (None without a limit).
+    `invalidation` is the server's invalidation_reason, empty before version 17.
     """
 
     name: str
@@ -95,8 +95,8 @@ class SlotState:
     invalidation: str
 
 
-#: How to keep a slot from being invalidated again, by the reason (section 53.19, invalidation_reason).
-_AGAINST: Mapping[str, str] = {
+#: How to prevent another invalidation, by the reason (PostgreSQL documentation, view pg_replication_slots).
+_REMEDIES: Mapping[str, str] = {
     "wal_removed": "raise max_slot_wal_keep_size",
     "idle_timeout": "raise idle_replication_slot_timeout, or run more often",
     "rows_removed": "set hot_standby_feedback = on at the standby",
@@ -131,14 +131,14 @@ def create_slot(
     two_phase: bool = False,
     failover: bool = False,
 ) -> int:
-    """Create the slot with pgoutput; return the LSN from which on it delivers changes."""
-    # Not temporary, two_phase (an argument from 14 on), failover (from 17 on).
+    """Create the slot with pgoutput; return the first LSN of which it delivers changes."""
+    # The arguments temporary, two_phase (from 14 on) and failover (from 17 on).
     options = f", false, {two_phase}" + ", true" * failover if two_phase or failover else ""
     if failover:
-        refuse_failover(connection, source, slot)
-    warn_of_waiting(connection, source)
+        verify_failover_support(connection, source, slot)
+    warn_of_standby_wait(connection, source)
     try:
-        with refusing(source, f'create the replication slot "{slot}"'):
+        with translate_errors(source, f'create the replication slot "{slot}"'):
             row = connection.execute(
                 f"select lsn::text from pg_create_logical_replication_slot(%s, 'pgoutput'{options})", [slot]
             ).fetchone()
@@ -151,8 +151,11 @@ def create_slot(
     return parse_lsn(row[0])
 
 
-def warn_of_waiting(connection: psycopg.Connection[Any], source: str) -> None:
-    """Warn that a standby creates a slot only once its primary has logged its running transactions (section 49.2.3)."""
+def warn_of_standby_wait(connection: psycopg.Connection[Any], source: str) -> None:
+    """Warn that a standby creates a slot only once its primary has logged its running transactions.
+
+    PostgreSQL documentation, Replication Slots.
+    """
     recovering = connection.pgconn.exec_(b"select pg_is_in_recovery()").get_value(0, 0)
     if recovering == b"t":
         _LOGGER.warning(
@@ -162,7 +165,7 @@ def warn_of_waiting(connection: psycopg.Connection[Any], source: str) -> None:
         )
 
 
-def refuse_failover(connection: psycopg.Connection[Any], source: str, slot: str) -> None:
+def verify_failover_support(connection: psycopg.Connection[Any], source: str, slot: str) -> None:
     """Raise SlotError if the server's slots cannot be synchronized to standbys."""
     if connection.info.server_version < 170000:
         raise SlotError(
@@ -173,15 +176,15 @@ def refuse_failover(connection: psycopg.Connection[Any], source: str, slot: str)
 
 
 def enable_failover(source: Source, slot: str) -> None:
-    """Have the slot synchronized to standbys, as ALTER SUBSCRIPTION ... SET (failover) does."""
+    """Make the server synchronize the slot to standbys, as ALTER SUBSCRIPTION ... SET (failover) does."""
     with source.connect(replication="database", cursor_factory=psycopg.ClientCursor) as connection:
-        refuse_failover(connection, source.name, slot)
-        with refusing_slot(source.name, slot, "alter"):
+        verify_failover_support(connection, source.name, slot)
+        with translate_slot_errors(source.name, slot, "alter"):
             connection.execute(f"ALTER_REPLICATION_SLOT {quote(slot)} (FAILOVER true)".encode())
 
 
-def resynchronisation(subscriptions: Iterable[str], options: str = "") -> str:
-    """The hint of an error about changes that these subscriptions have lost."""
+def resync_hint(subscriptions: Iterable[str], options: str = "") -> str:
+    """The hint of an error after which these subscriptions must copy their tables again."""
     commands = " and ".join(f"`pgsieve resync {name}{options}`" for name in subscriptions)
     return f"copy every table again: {commands or f'`pgsieve resync{options}` its subscriptions'}"
 
@@ -189,19 +192,20 @@ def resynchronisation(subscriptions: Iterable[str], options: str = "") -> str:
 def verify_slot(
     state: SlotState | None, source: str, slot: str, durable: int | None, subscriptions: Iterable[str] = ()
 ) -> None:
-    """Compare the slot with the LSN up to which Delta has its changes; raise SlotError if changes are lost.
+    """Raise SlotError if the slot no longer has changes that the lake lacks.
 
-    If the slot is behind Delta, the changes that it sends again are left out. If it is ahead of Delta,
-    changes are lost. `subscriptions` are the subscriptions that read the slot.
+    `durable` is the LSN up to which the lake has the slot's changes; None if it has none. A slot may be
+    behind this position: the changes that it sends again are left out. `subscriptions` are the subscriptions
+    that read the slot.
     """
-    resynchronise = resynchronisation(subscriptions)
+    resync = resync_hint(subscriptions)
     if state is None:
         if durable is None:
             return
         raise SlotMissingError(
             f'source "{source}": replication slot "{slot}" does not exist, but Delta holds its changes up to'
             f" {format_lsn(durable)}: changes since then are lost",
-            hint=resynchronise,
+            hint=resync,
             sqlstate="42704",
         )
     if state.plugin != "pgoutput":
@@ -213,7 +217,7 @@ def verify_slot(
         raise SlotInvalidatedError(
             f'source "{source}": can no longer access replication slot "{slot}": it has been invalidated, changes since'
             f" {format_lsn(durable or state.confirmed_lsn)} are lost",
-            hint=f"{_AGAINST.get(state.invalidation, _AGAINST['wal_removed'])}, then {resynchronise}",
+            hint=f"{_REMEDIES.get(state.invalidation, _REMEDIES['wal_removed'])}, then {resync}",
             sqlstate="55000",
         )
     if durable is not None and state.confirmed_lsn > durable:
@@ -221,18 +225,18 @@ def verify_slot(
             f'source "{source}": replication slot "{slot}" is confirmed up to {format_lsn(state.confirmed_lsn)}, but'
             f" Delta holds its changes only up to {format_lsn(durable)}: the changes between are lost",
             hint="another lake reads it, or it was advanced or created again by hand: give the source its own `slot`; or, if"
-            f" no other lake needs this slot, {resynchronisation(subscriptions, ' --take-over')}",
+            f" no other lake needs this slot, {resync_hint(subscriptions, ' --take-over')}",
             sqlstate="55006",
         )
 
 
-def refuse_set_back(
+def verify_wal_end(
     connection: psycopg.Connection[Any], source: str, durable: int, subscriptions: Iterable[str] = ()
 ) -> None:
-    """Raise ServerSetBackError if the server's WAL ends before Delta's position, which was once flushed WAL.
+    """Raise ServerSetBackError if the server's WAL ends before `durable`, the lake's position.
 
-    Such a server gives new commits positions that Delta already has, so these commits would be left out. A
-    standby is not checked, because after a restart it replays again from an earlier position.
+    The server would give new commits positions that the lake already has, and these commits would be left
+    out. A standby is not checked, because after a restart it replays again from an earlier position.
     """
     # This position must be read later than `durable`, which another process may advance meanwhile.
     row = connection.execute(
@@ -243,13 +247,13 @@ def refuse_set_back(
         raise ServerSetBackError(
             f'source "{source}": the server is at {format_lsn(present)}, but Delta holds its changes up to'
             f" {format_lsn(durable)}: it was put back to an earlier state, and its commits up to there would be left out",
-            hint=resynchronisation(subscriptions),
+            hint=resync_hint(subscriptions),
             sqlstate="55000",
         )
 
 
-#: A killed run may occupy the slot until the server notices, so these functions try again for a while.
-_patiently = retry(
+#: Repeats a function for up to 10 seconds: a killed run occupies the slot until the server notices.
+_retry_while_in_use = retry(
     retry=retry_if_exception_type(psycopg.errors.ObjectInUse),
     stop=stop_after_delay(10),
     wait=wait_exponential(0.05, max=1),
@@ -257,25 +261,22 @@ _patiently = retry(
 )
 
 
-@_patiently
+@_retry_while_in_use
 def _advance(connection: psycopg.Connection[Any], slot: str, lsn: int) -> None:
     connection.execute("select pg_replication_slot_advance(%s, %s::pg_lsn)", [slot, format_lsn(lsn)])
 
 
 def advance(connection: psycopg.Connection[Any], source: str, slot: str, lsn: int) -> None:
-    """Confirm everything that commits before `lsn`.
-
-    The server decodes up to it. The slot never moves back.
-    """
-    with refusing_slot(source, slot, "advance"):
+    """Confirm everything that commits before `lsn`; the server decodes the WAL up to it. The slot never moves back."""
+    with translate_slot_errors(source, slot, "advance"):
         _advance(connection, slot, lsn)
 
 
 @contextmanager
-def refusing_slot(source: str, slot: str, what: str) -> Iterator[None]:
-    """Turn the server's refusal to do `what` to the slot into a SourceError, or SlotInUseError if it is in use."""
+def translate_slot_errors(source: str, slot: str, operation: str) -> Iterator[None]:
+    """Turn the block's errors into a SourceError that names the operation, or SlotInUseError if the slot is in use."""
     try:
-        with refusing(source, f'{what} the replication slot "{slot}"'):
+        with translate_errors(source, f'{operation} the replication slot "{slot}"'):
             yield
     except SourceError as error:
         if error.sqlstate != "55006":
@@ -293,13 +294,16 @@ def refusing_slot(source: str, slot: str, what: str) -> Iterator[None]:
 
 def wait_until_free(connection: psycopg.Connection[Any], slot: str) -> None:
     """Wait up to 10 seconds until no process reads the slot: a walsender ends a moment after its client."""
-    free = retry_if_result(lambda state: state is not None and state.active)
+    while_active = retry_if_result(lambda state: state is not None and state.active)
     Retrying(
-        retry=free, stop=stop_after_delay(10), wait=wait_fixed(0.02), retry_error_callback=lambda _: None
+        retry=while_active,
+        stop=stop_after_delay(10),
+        wait=wait_fixed(0.02),
+        retry_error_callback=lambda _: None,
     )(slot_state, connection, slot)
 
 
-@_patiently
+@_retry_while_in_use
 def _drop(connection: psycopg.Connection[Any], slot: str) -> bool:
     dropped = connection.execute(
         "select pg_drop_replication_slot(slot_name) from pg_replication_slots"
@@ -311,68 +315,68 @@ def _drop(connection: psycopg.Connection[Any], slot: str) -> bool:
 
 def drop_slot(connection: psycopg.Connection[Any], source: str, slot: str) -> bool:
     """Drop the slot; False if it does not exist. Raises SlotInUseError if another process reads it."""
-    with refusing_slot(source, slot, "drop"):
+    with translate_slot_errors(source, slot, "drop"):
         return _drop(connection, slot)
 
 
 def peek_query(
     slot: str, upto: int, options: PgoutputOptions, server_version: int, limit: int | None = None
 ) -> str:
-    """The query that reads a slot up to `upto` without confirming anything.
+    """The query that reads a slot up to `upto` without confirming anything: a peek.
 
-    It delivers the whole transactions whose commit record begins before `upto`;
-    pg_replication_slot_advance(slot, upto) confirms exactly these. `limit` ends it at the first commit after
-    this many messages.
+    It delivers the transactions whose commit record begins before `upto`, each as a whole;
+    pg_replication_slot_advance(slot, upto) confirms exactly these. With `limit` the peek ends at the first
+    commit after this many messages.
     """
     arguments = ", ".join(literal(o) for option in options.arguments(server_version).items() for o in option)
     return (
-        f"select data from pg_logical_slot_peek_binary_changes({_UNVALIDATED} {literal(slot)} end,"
-        f" {_end(upto)}, {limit or 'null'}, {arguments})"
+        f"select data from pg_logical_slot_peek_binary_changes({_SQL_ASCII_CASE} {literal(slot)} end,"
+        f" {_upto_sql(upto)}, {limit or 'null'}, {arguments})"
     )
 
 
-def _end(upto: int) -> str:
-    """The SQL of a position: a peek up to it delivers the commits whose record begins before `upto`.
+def _upto_sql(upto: int) -> str:
+    """The SQL of the position up to which a peek reads, so that it delivers no record that begins at `upto` or later.
 
-    The server reads records until one ends at `upto` or later. If `upto` lies within a page's header, the
-    last record ends before the header, where the page begins. The server would then read the next record,
-    too, which begins after the header, and a later peek would deliver it again. So such a peek ends where the
-    page begins.
+    The server reads records until one ends at `upto` or later. If `upto` lies within the header of a page of
+    WAL, the last record before it ends where the page begins. The server would go on to the next record,
+    which begins after the header, and a later peek would deliver that record again. So the peek ends where
+    the page begins.
     """
-    page = upto - upto % _LEAST_PAGE
+    page = upto - upto % _MIN_PAGE_BYTES
     plain = literal(format_lsn(upto))
-    if not page < upto <= page + _LONG_HEADER:
+    if not page < upto <= page + _LONG_HEADER_BYTES:
         return plain
     return (
         f"case when {page} % current_setting('wal_block_size')::bigint = 0 and {upto - page} <= case when"
-        f" {page} % pg_size_bytes(current_setting('wal_segment_size')) = 0 then {_LONG_HEADER} else {_SHORT_HEADER} end"
+        f" {page} % pg_size_bytes(current_setting('wal_segment_size')) = 0 then {_LONG_HEADER_BYTES} else {_SHORT_HEADER_BYTES} end"
         f" then {literal(format_lsn(page))} else {plain} end::pg_lsn"
     )
 
 
-#: The least size of a page of the WAL, and the size of the header of a segment's first page, and of other
-#: pages (XLogPageHeaderData in src/include/access/xlog_internal.h).
-_LEAST_PAGE, _LONG_HEADER, _SHORT_HEADER = 1024, 40, 24
+#: The least size of a page of the WAL; the size of the header of a segment's first page, and of other pages
+#: (XLogPageHeaderData in src/include/access/xlog_internal.h).
+_MIN_PAGE_BYTES, _LONG_HEADER_BYTES, _SHORT_HEADER_BYTES = 1024, 40, 24
 
 
-def query_without(query: str, relations: Iterable[int]) -> str:
-    """A peek's query without the rows of some relations. The peek must not stream."""
+def exclude_relations(query: str, relations: Iterable[int]) -> str:
+    """A peek's query without the changes of rows of some relations. The peek must not stream transactions."""
     oids = ", ".join(rf"'\x{oid:08x}'::bytea" for oid in sorted(relations))
     rows = ", ".join(str(message.tag) for message in (Insert, Update, Delete))
     return f"select data from ({query}) m where get_byte(data, 0) not in ({rows}) or substring(data from 2 for 4) not in ({oids})"
 
 
-#: In a database in SQL_ASCII, bytes that are not UTF-8 would end the query, whatever table they are in. So
-#: the session gets that encoding for the peek, and the plugin sends the bytes unaltered (pq_sendcountedtext()
-#: in src/backend/libpq/pqformat.c).
-_UNVALIDATED = (
+#: The begin of a CASE that gives the session the encoding SQL_ASCII if the database has it. Then the plugin
+#: sends all bytes unaltered (pq_sendcountedtext() in src/backend/libpq/pqformat.c). Otherwise bytes that are
+#: not UTF-8 would end the query, whatever table they are in.
+_SQL_ASCII_CASE = (
     "case when current_setting('server_encoding') <> 'SQL_ASCII'"
     " or set_config('client_encoding', 'SQL_ASCII', true) is not null then"
 )
 
 
 def type_names(connection: psycopg.Connection[Any]) -> dict[int, str]:
-    """The SQL names of the types that are not built in, by oid, with their schemas as pg_recvlogical shows them."""
+    """The names of the types that are not built in, by oid, qualified as pg_recvlogical prints them."""
     with connection.transaction():
         connection.execute("set local search_path to ''")
         rows = connection.execute(
@@ -382,7 +386,7 @@ def type_names(connection: psycopg.Connection[Any]) -> dict[int, str]:
 
 
 def has_changes(connection: psycopg.Connection[Any], source: str, slot: str, query: str) -> bool:
-    """Whether a peek delivers anything; with `limit=1` in the query decoding ends at the first commit.
+    """Whether a peek delivers any message. A peek with `limit=1` decodes no further than the first commit.
 
     Raises SlotInUseError or SourceError if the server refuses to read the slot.
     """
@@ -391,28 +395,28 @@ def has_changes(connection: psycopg.Connection[Any], source: str, slot: str, que
 
 def first_message(connection: psycopg.Connection[Any], source: str, slot: str, query: str) -> bytes | None:
     """The first message of a peek; raises as `has_changes` does."""
-    with refusing_slot(source, slot, "read"):
+    with translate_slot_errors(source, slot, "read"):
         row = connection.execute(f"select data from ({query}) m limit 1").fetchone()
     return None if row is None else bytes(row[0])
 
 
-def is_refusal(error: SourceError) -> bool:
-    """Whether an error may concern a change in the slot, rather than the access to the slot."""
-    return not isinstance(
-        error, PassingFaultError | SourceUnreachableError | SourcePermissionError | SlotError
-    )
+def is_decoding_error(error: SourceError) -> bool:
+    """Whether the cause of an error may be a change in the slot, rather than the access to the slot."""
+    return not isinstance(error, TransientError | SourceUnreachableError | SourcePermissionError | SlotError)
 
 
-def refusal(connection: psycopg.Connection[Any], source: str, slot: str, query: str) -> SourceError | None:
-    """The server's error at a change that a peek should deliver; None without one.
+def decoding_error(
+    connection: psycopg.Connection[Any], source: str, slot: str, query: str
+) -> SourceError | None:
+    """The server's error when it decodes what a peek should deliver; None if it decodes everything.
 
-    The messages stay on the server. Raises errors that concern the access to the slot.
+    The server sends no messages. Raises errors about the access to the slot.
     """
     try:
-        with refusing_slot(source, slot, "read"):
+        with translate_slot_errors(source, slot, "read"):
             connection.execute(f"select count(*) from ({query}) m")
     except SourceError as error:
-        if not is_refusal(error):
+        if not is_decoding_error(error):
             raise
         return error
     return None
@@ -421,39 +425,39 @@ def refusal(connection: psycopg.Connection[Any], source: str, slot: str, query: 
 def truncated_relations(
     connection: psycopg.Connection[Any], source: str, slot: str, query: str
 ) -> list[frozenset[int]]:
-    """The relations of each TRUNCATE that a peek delivers; the messages stay on the server.
-
-    Raises as `has_changes`.
-    """
-    with refusing_slot(source, slot, "read"):
-        kept = f"select data from ({query}) m where get_byte(data, 0) = {Truncate.tag}"
-        rows = connection.execute(kept).fetchall()
+    """The relations (oids) of each TRUNCATE that a peek delivers. Raises as `has_changes` does."""
+    with translate_slot_errors(source, slot, "read"):
+        truncates = f"select data from ({query}) m where get_byte(data, 0) = {Truncate.tag}"
+        rows = connection.execute(truncates).fetchall()
     messages = (decode(bytes(data)) for (data,) in rows)
     return [frozenset(m.relation_ids) for m in messages if isinstance(m, Truncate)]
 
 
-def described_in(
+def transactions_and_relations(
     connection: psycopg.Connection[Any], source: str, slot: str, query: str
 ) -> tuple[set[int], set[int]]:
-    """The transactions that a peek delivers, and the relations that it describes. Raises as `has_changes`."""
-    with refusing_slot(source, slot, "read"):
-        kept = f"select data from ({query}) m where get_byte(data, 0) in ({Begin.tag}, {Relation.tag})"
-        rows = connection.execute(kept).fetchall()
+    """The transactions (xids) that a peek delivers, and the relations (oids) that it describes.
+
+    Raises as `has_changes` does.
+    """
+    with translate_slot_errors(source, slot, "read"):
+        selected = f"select data from ({query}) m where get_byte(data, 0) in ({Begin.tag}, {Relation.tag})"
+        rows = connection.execute(selected).fetchall()
     messages = [decode(bytes(data)) for (data,) in rows]
     begun = {m.xid for m in messages if isinstance(m, Begin)}
     return begun, {m.relation_id for m in messages if isinstance(m, Relation)}
 
 
-def relations_changed(connection: psycopg.Connection[Any], source: str, slot: str, query: str) -> set[int]:
-    """The relations that a peek's messages insert into, update, delete from or truncate.
+def changed_relations(connection: psycopg.Connection[Any], source: str, slot: str, query: str) -> set[int]:
+    """The relations (oids) that a peek's messages insert into, update, delete from or truncate.
 
-    Raises as `has_changes`.
+    Raises as `has_changes` does.
     """
-    head, change = "get_byte(data, 0)", bytes([Insert.tag, Update.tag, Delete.tag])
-    with refusing_slot(source, slot, "read"):
+    tag, row_changes = "get_byte(data, 0)", bytes([Insert.tag, Update.tag, Delete.tag])
+    with translate_slot_errors(source, slot, "read"):
         rows = connection.execute(
-            f"select distinct case {head} when {Truncate.tag} then data else substring(data for 5) end"
-            f" from ({query}) m where {head} in ({', '.join(map(str, change))}, {Truncate.tag})"
+            f"select distinct case {tag} when {Truncate.tag} then data else substring(data for 5) end"
+            f" from ({query}) m where {tag} in ({', '.join(map(str, row_changes))}, {Truncate.tag})"
         ).fetchall()
     relations: set[int] = set()
     for (data,) in rows:
@@ -465,15 +469,15 @@ def relations_changed(connection: psycopg.Connection[Any], source: str, slot: st
 
 
 def read_messages(conninfo: Conninfo, query: str) -> Iterator[pa.RecordBatch]:
-    """Run a peek and yield its Arrow batches (data), without collecting them; executors use it too."""
+    """Run a peek in a new session, and yield its messages in Arrow batches (column data). Executors use it, too."""
     with conninfo.adbc() as connection, connection.cursor() as cursor:
-        yield from batches_of(cursor, query)
+        yield from message_batches(cursor, query)
 
 
-def batches_of(cursor: "Cursor", query: str) -> Iterator[pa.RecordBatch]:
-    """Run a peek in an existing session and yield its Arrow batches."""
-    cursor.adbc_statement.set_options(**_BATCHES)
+def message_batches(cursor: "Cursor", query: str) -> Iterator[pa.RecordBatch]:
+    """Run a peek in an existing session, and yield its messages in Arrow batches (column data)."""
+    cursor.adbc_statement.set_options(**_ADBC_OPTIONS)
     execute(cursor, query)
-    for batch in fetched(cursor):
+    for batch in fetch_batches(cursor):
         reach(Failpoint.BATCH_RECEIVED)
         yield batch

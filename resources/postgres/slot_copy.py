@@ -2,8 +2,9 @@
 
 In: a slot that no process moves meanwhile, an LSN, and a peek. Out: the messages of the transactions that
 commit from that LSN on. Only one session at a time can read a slot, and it decodes on one core. A copy begins
-at the slot's position (pg_copy_logical_replication_slot, section 9.28.6). It is advanced to the LSN, for
-which the server decodes without output, and then read like any slot. It ends with its session.
+at the slot's position (pg_copy_logical_replication_slot; PostgreSQL documentation, Replication Management
+Functions). An advance moves it to the LSN; for that the server decodes without output. Then the copy is read
+like any slot. It ends with its session.
 """
 
 import uuid
@@ -17,14 +18,14 @@ import pyarrow as pa
 
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.postgres.sessions import Conninfo, PasswordCommandError
-from pgsieve.resources.postgres.slot import batches_of
+from pgsieve.resources.postgres.slot import message_batches
 from pgsieve.resources.postgres.source import literal
 
 if TYPE_CHECKING:
     from adbc_driver_manager.dbapi import Cursor
 
-#: With fewer spare slots the slot is not copied, because the server might then refuse another client's slot,
-#: or the slot of an exported snapshot.
+#: With fewer spare slots no copy is made, since the server might then refuse another client's slot, or the
+#: slot of an exported snapshot.
 _SPARE_SLOTS = 2
 
 
@@ -33,10 +34,7 @@ class CopyRefusedError(Exception):
 
 
 def has_spare_slots(connection: psycopg.Connection[Any]) -> bool:
-    """Whether the server has spare slots (max_replication_slots, section 19.6.1).
-
-    The slots of REPACK do not count, as they have a limit of their own.
-    """
+    """Whether the server has spare slots (max_replication_slots). Slots of REPACK have their own limit, and do not count."""
     row = connection.execute(
         "select current_setting('max_replication_slots')::int - count(*) from pg_replication_slots"
         " where plugin is distinct from 'pgrepack'"
@@ -46,13 +44,13 @@ def has_spare_slots(connection: psycopg.Connection[Any]) -> bool:
 
 
 class SlotCopy:
-    """A copy of a slot in its own session; one thread reads it, and another thread may stop that."""
+    """A copy of a slot in its own session. One thread reads it, and another thread may stop the reader."""
 
     def __init__(self, cursor: "Cursor", name: str) -> None:
         self._cursor, self._name = cursor, name
 
     def read(self, begin: int, query: Callable[[str], str]) -> Iterator[pa.RecordBatch]:
-        """The batches (data) of a peek from `begin` on; `query` makes the peek from a slot's name.
+        """The batches (column data) of a peek from `begin` on; `query` returns the peek of the slot with a given name.
 
         Raises CopyRefusedError before the first batch, and ADBC's errors later.
         """
@@ -63,7 +61,7 @@ class SlotCopy:
             )
         except adbc_driver_manager.Error as error:
             raise CopyRefusedError(str(error)) from None
-        yield from batches_of(self._cursor, query(self._name))
+        yield from message_batches(self._cursor, query(self._name))
 
     def stop(self) -> None:
         """Cancel the running query, if there is one; then `read` raises."""
@@ -72,14 +70,14 @@ class SlotCopy:
 
 
 @contextmanager
-def copied_slot(conninfo: Conninfo, slot: str) -> Iterator[SlotCopy | None]:
-    """A copy of a slot for the block; None if it cannot get a session, or the server refuses to create it."""
+def copy_slot(conninfo: Conninfo, slot: str) -> Iterator[SlotCopy | None]:
+    """Yield a copy of a slot for the block; None if no session can be opened, or the server refuses to copy."""
     name = f"pgsieve_copy_{uuid.uuid4().hex[:16]}"
     with ExitStack() as stack:
         copy = None
         try:
-            # The transaction stays open: if this process dies, a pooler ends a session in a transaction, and
-            # the copy.
+            # The transaction stays open: if this process dies, a pooler ends a session only in a transaction. The
+            # copy ends with the session.
             cursor = stack.enter_context(stack.enter_context(conninfo.adbc()).cursor())
             _call(cursor, f"pg_copy_logical_replication_slot({literal(slot)}, {literal(name)}, true)")
             copy = SlotCopy(cursor, name)
@@ -89,6 +87,6 @@ def copied_slot(conninfo: Conninfo, slot: str) -> Iterator[SlotCopy | None]:
 
 
 def _call(cursor: "Cursor", function: str) -> None:
-    """Call a function, and fetch its result, since ADBC raises an error only then."""
+    """Call a function, and fetch its result: only then does ADBC raise the function's error."""
     cursor.execute(f"select {function}::text")
     cursor.fetchall()

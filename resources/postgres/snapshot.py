@@ -2,8 +2,8 @@
 
 In: a `Source`, and the tables to copy. Out: a snapshot's name and LSN within a block (`exported_snapshot`),
 one query per chunk (`chunk_queries`), and a chunk's rows as Arrow batches (`read_chunk`, for executors). Only
-CREATE_REPLICATION_SLOT ... (SNAPSHOT 'export') gives a snapshot that is exact at an LSN (section 54.4): the
-snapshot has everything that committed before the LSN, and nothing after.
+CREATE_REPLICATION_SLOT ... (SNAPSHOT 'export') makes a snapshot of everything that committed before an LSN,
+and of nothing else (PostgreSQL documentation, Streaming Replication Protocol).
 """
 
 import uuid
@@ -20,19 +20,19 @@ from psycopg.pq import ExecStatus
 from pgsieve.decoding.lsn import parse_lsn
 from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable, Table
 from pgsieve.resources.parts import number_of_parts
-from pgsieve.resources.postgres.awaited import BRIEF_SECONDS, LOCKED, awaiting
+from pgsieve.resources.postgres.awaited import BRIEF_SECONDS, LOCKED_RELATIONS, limit_wait
 from pgsieve.resources.postgres.errors import (
-    LOCKED_OUT,
+    LOCK_TIMEOUT_SQLSTATE,
     LockedTableError,
-    PassingFaultError,
     SourceError,
-    is_passing,
+    TransientError,
+    is_transient,
     message_without_values,
     without_values,
 )
 from pgsieve.resources.postgres.sessions import Conninfo, execute
-from pgsieve.resources.postgres.slot import warn_of_waiting
-from pgsieve.resources.postgres.source import Source, fetched, literal, quote
+from pgsieve.resources.postgres.slot import warn_of_standby_wait
+from pgsieve.resources.postgres.source import Source, fetch_batches, literal, quote
 
 #: A chunk of a table has at most about this many bytes.
 CHUNK_BYTES = 128 * 1024 * 1024
@@ -42,25 +42,25 @@ CHUNK_BYTES = 128 * 1024 * 1024
 _CLOCK = b"select to_char(clock_timestamp() at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US') || '+00:00'"
 
 
-class SnapshotLostError(PassingFaultError):
-    """The session that exported the snapshot has ended; the table can be copied at a new snapshot."""
+class SnapshotLostError(TransientError):
+    """The session that exported the snapshot has ended, so the table has to be copied at a new snapshot."""
 
 
 class AlteredTableError(SnapshotLostError):
-    """The table was altered, renamed or dropped since its definition was read: queries use the present catalog."""
+    """The table was altered, renamed or dropped since the catalog was read; a query at a snapshot uses the present one."""
 
 
-#: How long a session waits for a lock on a table that it reads.
-_BRIEFLY = f"set lock_timeout = '{BRIEF_SECONDS:g}s'"
-#: SQLSTATEs of a query whose column, table or schema is gone since the catalog was read (appendix A).
-_ALTERED = ("42703", "42P01", "3F000")
+#: Limits how long a session waits for a lock on a table that it reads.
+_SET_LOCK_TIMEOUT = f"set lock_timeout = '{BRIEF_SECONDS:g}s'"
+#: SQLSTATEs of a query whose column, table or schema no longer exists.
+_ALTERED_SQLSTATES = ("42703", "42P01", "3F000")
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """An exported snapshot, and the LSN from which changes follow it.
+    """An exported snapshot, and the LSN from which on changes follow it.
 
-    `time` is the server's time just before (ISO 8601).
+    `time` is the server's time just before the export (ISO 8601, UTC).
     """
 
     name: str
@@ -70,7 +70,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """The queries that copy a table, and its bytes on disk, TOAST included."""
+    """The queries that copy a table, and the table's bytes on disk, including TOAST."""
 
     queries: list[str]
     bytes: int
@@ -80,20 +80,21 @@ class Chunks:
 def exported_snapshot(source: Source, seconds: float | None = None) -> Iterator[Snapshot]:
     """Export a snapshot for the block, by a temporary slot, which ends with the block.
 
-    Raises SnapshotAwaitedError if it waits for open transactions longer than `seconds`; None is no limit.
+    Raises SnapshotAwaitedError if the export waits for open transactions longer than `seconds` (None: no
+    limit).
     """
     slot = f"pgsieve_snapshot_{uuid.uuid4().hex[:16]}"
     with source.connect(replication="database") as connection:
-        warn_of_waiting(connection, source.name)
+        warn_of_standby_wait(connection, source.name)
         export = "(SNAPSHOT 'export')" if connection.info.server_version >= 150000 else "EXPORT_SNAPSHOT"
         command = f'CREATE_REPLICATION_SLOT "{slot}" TEMPORARY LOGICAL pgoutput {export}'
-        with awaiting(source, connection, seconds):
+        with limit_wait(source, connection, seconds):
             clock = connection.pgconn.exec_(_CLOCK)
             result = connection.pgconn.exec_(command.encode())
             if result.status != ExecStatus.TUPLES_OK:
                 state = result.error_field(psycopg.pq.DiagnosticField.SQLSTATE)
                 refused = psycopg.errors.error_from_result(result)
-                raise (PassingFaultError if connection.broken or is_passing(refused) else SourceError)(
+                raise (TransientError if connection.broken or is_transient(refused) else SourceError)(
                     f'source "{source.name}": no snapshot for the initial copy ({result.get_error_message().strip()})',
                     hint="the role needs REPLICATION, and max_replication_slots one free slot",
                     sqlstate=state.decode() if state else None,
@@ -107,8 +108,8 @@ def exported_snapshot(source: Source, seconds: float | None = None) -> Iterator[
         connection.close()
 
 
-#: pg_table_size() locks a table, so a table that another session has locked exclusively counts as empty.
-_BYTES = f"""
+#: Tables that another session has locked exclusively count as empty, because pg_table_size() locks a table.
+_TABLE_BYTES = f"""
 with recursive tree(schema, name, oid, relkind) as (
   select w.schema, w.name, c.oid, relkind from unnest(%s::text[], %s::text[]) w(schema, name)
     join pg_namespace n on n.nspname = w.schema join pg_class c on relnamespace = n.oid and relname = w.name
@@ -116,7 +117,7 @@ with recursive tree(schema, name, oid, relkind) as (
   select schema, name, c.oid, c.relkind from tree t join pg_inherits on inhparent = t.oid join pg_class c on c.oid = inhrelid
    where t.relkind = 'p'
 )
-select schema, name, coalesce(sum(case when oid <> all(array({LOCKED})) then pg_table_size(oid) end), 0)::bigint
+select schema, name, coalesce(sum(case when oid <> all(array({LOCKED_RELATIONS})) then pg_table_size(oid) end), 0)::bigint
   from tree group by 1, 2
 """
 
@@ -124,11 +125,8 @@ select schema, name, coalesce(sum(case when oid <> all(array({LOCKED})) then pg_
 def table_bytes(
     connection: psycopg.Connection[Any], names: Collection[tuple[str, str]]
 ) -> dict[tuple[str, str], int]:
-    """The bytes of tables on disk with TOAST and partitions.
-
-    0 for a table that is missing, or cannot be read now.
-    """
-    rows = connection.execute(_BYTES, [[schema for schema, _ in names], [table for _, table in names]])
+    """The bytes of tables on disk with TOAST and partitions; 0 for a table that is missing or cannot be read now."""
+    rows = connection.execute(_TABLE_BYTES, [[schema for schema, _ in names], [table for _, table in names]])
     return dict.fromkeys(names, 0) | {(schema, table): size for schema, table, size in rows}
 
 
@@ -139,14 +137,15 @@ def chunk_queries(
     catalog: Catalog,
     parallelism: Callable[[int], int],
 ) -> "Chunks":
-    """The queries that together select a table's published rows, one per ctid range of each of its leaves.
+    """The queries that together select a table's published rows: one per ctid range of each of its leaves.
 
-    `expressions` are the select list; `parallelism` gives the number of parallel queries for a table's bytes.
-    Row filters are ORed and run on the server (section 29.4.5). If the role may not read the leaves of a
-    partition tree, one query selects from its root, as a built-in subscription does. Raises LockedTableError.
+    `expressions` are the select list; `parallelism` maps a table's bytes to the number of parallel queries. The
+    server evaluates the row filters, combined by OR (PostgreSQL documentation, Row Filters, Initial Data
+    Synchronization). If the role may not read the leaves of a partition tree, one query selects from its
+    root, as a built-in subscription does. Raises LockedTableError.
     """
     table = replicated.table
-    parts = (
+    leaves = (
         [catalog.tables[leaf] for leaf in table.leaves if leaf in catalog.tables]
         if table.kind == "p"
         else [table]
@@ -155,33 +154,33 @@ def chunk_queries(
     condition = ""
     if replicated.row_filters is not None:
         condition = "(" + " or ".join(f"({row_filter})" for row_filter in replicated.row_filters) + ") and "
-    ranges_work = connection.info.server_version >= 140000
-    with _waiting_briefly(connection):
-        sizes = [_Size.of(connection, part) for part in parts]
+    has_ctid_ranges = connection.info.server_version >= 140000
+    with _limit_lock_wait(connection):
+        sizes = [_Size.of(connection, leaf) for leaf in leaves]
     total = sum(size.bytes for size in sizes)
-    most = max(1, total // number_of_parts(total, CHUNK_BYTES, parallelism(total)))
+    chunk_bytes = max(1, total // number_of_parts(total, CHUNK_BYTES, parallelism(total)))
     queries = []
-    for part, size in zip(parts, sizes, strict=True):
-        chunks = max(1, min(round(size.bytes / most), size.pages)) if ranges_work else 1
+    for leaf, size in zip(leaves, sizes, strict=True):
+        chunks = max(1, min(round(size.bytes / chunk_bytes), size.pages)) if has_ctid_ranges else 1
         bounds = [size.pages * i // chunks for i in range(chunks)]
         for number, low in enumerate(bounds):
             within = f"ctid >= '({low},0)'::tid"
             if number + 1 < len(bounds):
                 within += f" and ctid < '({bounds[number + 1]},0)'::tid"
             queries.append(
-                f"select {columns} from only {quote(part.schema, part.name)} where {condition}{within}"
+                f"select {columns} from only {quote(leaf.schema, leaf.name)} where {condition}{within}"
             )
-    # A built-in subscription copies these leaves, too, although the publisher sends no changes of them.
-    queries += [f"select {columns} from only {leaf} where {condition}true" for leaf in table.unsent_leaves]
-    if table.kind == "p" and _is_read_by_root(connection, table.oid, [part.oid for part in parts]):
+    # A built-in subscription copies these leaves, too, although the publisher sends none of their changes.
+    queries += [f"select {columns} from only {name} where {condition}true" for name in table.unsent_leaves]
+    if table.kind == "p" and _must_read_root(connection, table.oid, [leaf.oid for leaf in leaves]):
         queries = [f"select {columns} from {quote(table.schema, table.name)} where {condition}true"]
     return Chunks(queries, total)
 
 
 @contextmanager
-def _waiting_briefly(connection: psycopg.Connection[Any]) -> Iterator[None]:
-    """Raise LockedTableError if another session keeps a table locked."""
-    connection.execute(_BRIEFLY)
+def _limit_lock_wait(connection: psycopg.Connection[Any]) -> Iterator[None]:
+    """Raise LockedTableError if a statement of the block waits for a lock for longer than `BRIEF_SECONDS`."""
+    connection.execute(_SET_LOCK_TIMEOUT)
     try:
         yield
     except psycopg.errors.LockNotAvailable as error:
@@ -190,14 +189,14 @@ def _waiting_briefly(connection: psycopg.Connection[Any]) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _Size:
-    """The pages of a table's main fork, and its bytes with large values, which are stored elsewhere."""
+    """The pages of a table's main fork, and the table's bytes including TOAST."""
 
     pages: int
     bytes: int
 
     @classmethod
     def of(cls, connection: psycopg.Connection[Any], table: Table) -> "_Size":
-        """The size of a table without partitions; raises AlteredTableError if it is gone."""
+        """The size of a table without partitions; raises AlteredTableError if it was dropped."""
         row = connection.execute(
             "select ceil(pg_relation_size(%(oid)s::oid) / current_setting('block_size')::numeric)::bigint,"
             " pg_table_size(%(oid)s::oid)::bigint",
@@ -210,24 +209,23 @@ class _Size:
         return cls(*row)
 
 
-#: A query of the root uses the root's rights and policies, and ignores those of its partitions (section
-#: 5.12.2).
-_BY_ROOT = """
+#: A query of the root uses the root's rights and policies, and ignores the partitions' own.
+_NEEDS_ROOT = """
 select row_security_active(%s::oid) or exists (
     select from pg_class where oid = any(%s::oid[]) and (row_security_active(oid)
     or not has_schema_privilege(relnamespace, 'usage') or not has_table_privilege(oid, 'select')))
 """
 
 
-def _is_read_by_root(connection: psycopg.Connection[Any], root: int, leaves: Sequence[int]) -> bool:
+def _must_read_root(connection: psycopg.Connection[Any], root: int, leaves: Sequence[int]) -> bool:
     """Whether the role reads other rows from a tree's leaves than from its root, or may not read the leaves."""
-    return connection.execute(_BY_ROOT, [root, list(leaves)]).fetchone() == (True,)
+    return connection.execute(_NEEDS_ROOT, [root, list(leaves)]).fetchone() == (True,)
 
 
-#: Tables with an active row-level policy, unless a permissive policy lets all rows pass, and no restrictive
-#: one hides any.
-_HIDDEN = f"""
-select oid::bigint from pg_class where oid = any(%s::oid[]) and row_security_active(oid) and oid <> all(array({LOCKED}))
+#: Tables with an active row-level policy, except where a permissive policy lets all rows pass, and no
+#: restrictive policy hides any.
+_TABLES_WITH_HIDDEN_ROWS = f"""
+select oid::bigint from pg_class where oid = any(%s::oid[]) and row_security_active(oid) and oid <> all(array({LOCKED_RELATIONS}))
  and not coalesce((
     select bool_or(polpermissive and qual = 'true') and bool_and(polpermissive or qual = 'true')
     from (select polpermissive, coalesce(pg_get_expr(polqual, polrelid), 'true') as qual from pg_policy
@@ -237,30 +235,30 @@ select oid::bigint from pg_class where oid = any(%s::oid[]) and row_security_act
 """
 
 
-def partly_hidden(connection: psycopg.Connection[Any], oids: Collection[int]) -> set[int]:
-    """The tables in which row-level security may hide rows from the role, although it receives their changes."""
-    return {oid for (oid,) in connection.execute(_HIDDEN, [list(oids)])}
+def tables_with_hidden_rows(connection: psycopg.Connection[Any], oids: Collection[int]) -> set[int]:
+    """The tables (oids) in which row-level security may hide rows from the role, whose slot has their changes."""
+    return {oid for (oid,) in connection.execute(_TABLES_WITH_HIDDEN_ROWS, [list(oids)])}
 
 
 def read_chunk(conninfo: Conninfo, snapshot: str, query: str) -> Iterator[pa.RecordBatch]:
-    """Run one chunk's query at the exported snapshot and yield its Arrow batches (COPY BINARY below)."""
+    """Run one chunk's query at the exported snapshot, and yield its Arrow batches."""
     with without_values(), conninfo.adbc() as connection, connection.cursor() as cursor:
         cursor.execute("set transaction isolation level repeatable read, read only")
         try:
             cursor.execute(f"set transaction snapshot {literal(snapshot)}")
         except adbc_driver_manager.Error as error:
-            if is_passing(error):
+            if is_transient(error):
                 raise
             raise SnapshotLostError("the exported snapshot is gone", sqlstate=error.sqlstate) from None
-        cursor.execute(_BRIEFLY)
+        cursor.execute(_SET_LOCK_TIMEOUT)
         try:
             with without_values():
                 execute(cursor, query)
         except SourceError as error:
-            if error.sqlstate == LOCKED_OUT:
+            if error.sqlstate == LOCK_TIMEOUT_SQLSTATE:
                 raise LockedTableError(error.message, sqlstate=error.sqlstate) from None
-            if error.sqlstate not in _ALTERED:
+            if error.sqlstate not in _ALTERED_SQLSTATES:
                 raise
             message = f"the table was altered while it was copied: {error.message}"
             raise AlteredTableError(message, sqlstate=error.sqlstate) from None
-        yield from fetched(cursor)
+        yield from fetch_batches(cursor)

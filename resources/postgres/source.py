@@ -18,7 +18,7 @@ import pyarrow as pa
 from psycopg import sql
 
 from pgsieve.decoding.server_versions import NEWEST_SERVER, OLDEST_SERVER
-from pgsieve.resources.context import assigned
+from pgsieve.resources.context import assign_within
 from pgsieve.resources.postgres.errors import (
     LockHeldError,
     SourceError,
@@ -31,8 +31,8 @@ from pgsieve.resources.postgres.errors import (
     source_error,
     sqlstate_of_connection,
 )
-from pgsieve.resources.postgres.kept_sessions import kept_sessions
 from pgsieve.resources.postgres.pooler import is_pooled, pooler_at, shares_processes, some_pooler
+from pgsieve.resources.postgres.session_pool import current_pool
 from pgsieve.resources.postgres.sessions import Conninfo, PasswordCommandError, UnreadableConninfoError
 from pgsieve.resources.postgres.turns import Turn
 
@@ -51,30 +51,33 @@ def literal(value: str) -> str:
 
 
 #: The WAL level in effect. From 19 on it is `logical` under wal_level = replica too, while a logical slot
-#: exists: the first slot switches decoding on, and dropping the last one switches it off (section 19.5.1).
+#: exists: the first slot switches decoding on, and dropping the last one switches it off (PostgreSQL
+#: documentation, setting wal_level).
 _WAL_LEVEL = "coalesce(current_setting('effective_wal_level', true), current_setting('wal_level'))"
-_SWITCHED_SINCE = 190000
+_SWITCHED_SINCE_VERSION = 190000
 
 _UNREACHABLE = "check host, port, dbname, user and password in conninfo, and that the server is running"
-#: The server names the function that failed, but not its trigger (section 40.1.1).
+#: The server names the function that failed, but not its trigger.
 _LOGIN_TRIGGER = (
     "an event trigger on login fails: correct its function, e.g. by ALTER FUNCTION ... SET search_path = ..., since pgsieve's"
     " sessions have search_path = pg_catalog, pg_temp"
 )
-#: Python's own logging: a terminal shows it, the log of an orchestrator's step does not.
+#: A terminal shows these messages, the log of an orchestrator's step does not.
 _LOGGER = logging.getLogger(__name__)
 
-#: The locks of the context that this thread works in.
-_LOCKS: ContextVar[Mapping[tuple["Source", str], Turn]] = ContextVar("locks", default=MappingProxyType({}))
-#: The session that takes free locks of a source.
-_LOCKING: ContextVar[tuple["Source", psycopg.Connection[tuple[Any, ...]]] | None] = ContextVar(
+#: The locks that the context of this thread holds, by source and activity.
+_HELD_LOCKS: ContextVar[Mapping[tuple["Source", str], Turn]] = ContextVar(
+    "locks", default=MappingProxyType({})
+)
+#: The session of `share_lock_session`, and its source.
+_LOCK_SESSION: ContextVar[tuple["Source", psycopg.Connection[tuple[Any, ...]]] | None] = ContextVar(
     "locking", default=None
 )
 
 
 @dataclass(frozen=True)
 class Source:
-    """One PostgreSQL database, by its libpq conninfo, which no repr and no message shows."""
+    """One PostgreSQL database, with its libpq conninfo, which no repr and no message shows."""
 
     name: str
     _conninfo: str
@@ -82,7 +85,7 @@ class Source:
     _password_command: tuple[str, ...] = ()
     #: Whether the server may be a standby.
     standby: bool = False
-    #: Whether the server may be newer than the versions that pgsieve was tested with.
+    #: Whether the server may be newer than the versions that pgsieve is tested with.
     allow_untested_server: bool = False
 
     def __repr__(self) -> str:
@@ -94,14 +97,14 @@ class Source:
 
     @contextmanager
     def connect(self, **options: Any) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
-        """An autocommit session (`pgsieve.resources.postgres.sessions`); errors become SourceErrors.
+        """An autocommit session for the block (`pgsieve.resources.postgres.sessions`); errors become SourceErrors.
 
-        Without `options` it may be a reused session with the settings of a new one
-        (`pgsieve.resources.postgres.kept_sessions`). Raises SourceSettingError if the server is too old, and
-        UntestedServerError if it is newer than the tested versions, unless `allow_untested_server`.
+        Without `options` the session may come from the pool (`pgsieve.resources.postgres.session_pool`).
+        Raises SourceSettingError if the server is too old. Raises UntestedServerError if the server is newer
+        than the tested versions, unless `allow_untested_server`.
         """
-        kept, conninfo = None if options else kept_sessions(), self._sessions
-        connection = kept.take(conninfo) if kept else None
+        pool, conninfo = None if options else current_pool(), self._sessions
+        connection = pool.take(conninfo) if pool else None
         try:
             connection = connection or conninfo.connect(**options)
         except (UnreadableConninfoError, PasswordCommandError) as error:
@@ -116,7 +119,7 @@ class Source:
                 sqlstate=sqlstate_of_connection(error),
             ) from None
         try:
-            with kept.lending(conninfo, connection) if kept else connection:
+            with pool.lend(conninfo, connection) if pool else connection:
                 self._check_version(connection.info.server_version)
                 yield connection
         except psycopg.Error as error:
@@ -130,79 +133,77 @@ class Source:
             raise source_error(error, message) from cause_without_values(error)
 
     @contextmanager
-    def exclusively(self, what: str, seconds: float | None = None) -> Iterator[Turn]:
-        """Take an advisory lock of the database by its name (section 13.3.5) for the block.
+    def hold_lock(self, activity: str, seconds: float | None = None) -> Iterator[Turn]:
+        """Hold an advisory lock of the database during the block, so that one process at a time does this activity.
 
-        Blocks may be nested. It waits for other processes. With `seconds` it raises LockHeldError after them;
-        without, it logs a warning that names the processes after a second. The work of the block must be
-        right without the lock, because the lock ends silently with its session.
+        Blocks may be nested. Another process may hold the lock: raises LockHeldError after `seconds`. Without
+        `seconds` it waits, and logs a warning that names the process after a second. The lock ends silently
+        with its session, so the block must be correct without it.
         """
-        key = (self, what)
-        if (turn := _LOCKS.get().get(key)) is not None:
+        key = (self, activity)
+        if (turn := _HELD_LOCKS.get().get(key)) is not None:
             yield turn
             return
-        with self._taken(what, seconds) as turn:
-            _LOCKS.set({**_LOCKS.get(), key: turn})
+        with self._hold_new_lock(activity, seconds) as turn:
+            _HELD_LOCKS.set({**_HELD_LOCKS.get(), key: turn})
             try:
                 yield turn
             finally:
-                _LOCKS.set({k: lock for k, lock in _LOCKS.get().items() if k != key})
-                turn.give()
+                _HELD_LOCKS.set({k: lock for k, lock in _HELD_LOCKS.get().items() if k != key})
+                turn.release()
 
     @contextmanager
-    def _taken(self, what: str, seconds: float | None) -> Iterator[Turn]:
-        """Take a lock that this context does not have yet, as `exclusively` describes."""
-        if (free := self._taken_if_free(what)) is not None:
+    def _hold_new_lock(self, activity: str, seconds: float | None) -> Iterator[Turn]:
+        """Take a lock that this context does not have yet, as `hold_lock` describes."""
+        if (free := self._take_free_lock(activity)) is not None:
             yield free
             return
         with self.connect() as connection:
-            turn = Turn(connection, _lock_name(what))
+            turn = Turn(connection, _lock_name(activity))
             try:
                 turn.take(1.0 if seconds is None else seconds)
             except psycopg.errors.LockNotAvailable:
                 holders = turn.holders()
                 if seconds is not None:
                     raise LockHeldError(
-                        f'source "{self.name}": another process is {what}: {holders}',
+                        f'source "{self.name}": another process is {activity}: {holders}',
                         hint="stop it first",
                         sqlstate="55006",
                     ) from None
-                _LOGGER.warning('waiting for "%s" of source "%s": %s', what, self.name, holders)
+                _LOGGER.warning('waiting for "%s" of source "%s": %s', activity, self.name, holders)
                 turn.take(0.0)
             yield turn
 
     @contextmanager
-    def locks_shared(self) -> Iterator[None]:
-        """Let one session take all free locks of the block and its threads: a role's number of sessions may be limited."""
+    def share_lock_session(self) -> Iterator[None]:
+        """Take all free locks of the block and its threads in one session: a role's sessions may be limited."""
         with ExitStack() as opened:
-            # If the error lasts, the next request for a lock raises it.
+            # If the error persists, the next request for a lock raises it.
             with suppress(SourceError):
                 connection = opened.enter_context(self.connect())
-                opened.enter_context(assigned(_LOCKING, (self, connection)))
+                opened.enter_context(assign_within(_LOCK_SESSION, (self, connection)))
             yield
 
-    def _taken_if_free(self, what: str) -> Turn | None:
-        """Take a lock in the session of `locks_shared`.
-
-        None if there is no such session, or the lock is not free.
-        """
-        source, connection = _LOCKING.get() or (None, None)
+    def _take_free_lock(self, activity: str) -> Turn | None:
+        """Take a lock in the session of `share_lock_session`; None without such a session, or if the lock is not free."""
+        source, connection = _LOCK_SESSION.get() or (None, None)
         if connection is None or source != self:
             return None
-        turn = Turn(connection, _lock_name(what))
+        turn = Turn(connection, _lock_name(activity))
         with suppress(psycopg.Error):  # The session was lost.
             return turn if turn.take_if_free() else None
         return None
 
     def executor_conninfo(self) -> Conninfo:
-        """The conninfo for executors, whose environment (PGPASSWORD, service files) may differ."""
+        """The conninfo for Spark's executors, whose environment (PGPASSWORD, service files) may differ."""
         with self.connect() as connection:
             return self._sessions.for_executors(connection)
 
     def check_ready(self) -> int:
-        """The server's version number.
+        """Return the server's version number, e.g. 170002.
 
-        Raises SourceSettingError if the server cannot decode, or is an unexpected standby.
+        Raises SourceSettingError if the server cannot decode WAL, is an unexpected standby, or is behind an
+        unsuitable pooler.
         """
         with self.connect() as connection:
             version = connection.info.server_version
@@ -210,11 +211,11 @@ class Source:
                 f"select {_WAL_LEVEL}, pg_is_in_recovery(), pg_last_wal_receive_lsn() is not null"
             ).fetchone()
             assert row is not None
-            level, in_recovery, streams = row
+            level, in_recovery, is_streaming = row
             if in_recovery:
-                self._refuse_standby(version, streams=streams)
+                self._refuse_standby(version, is_streaming=is_streaming)
             if level != "logical" and not (
-                level == "replica" and version >= _SWITCHED_SINCE and not in_recovery
+                level == "replica" and version >= _SWITCHED_SINCE_VERSION and not in_recovery
             ):
                 self._refuse_wal_level(level, version, in_recovery=in_recovery)
             if is_pooled(connection):
@@ -222,10 +223,7 @@ class Source:
         return version
 
     def _check_version(self, version: int) -> None:
-        """Raise SourceError for a version that must not be used.
-
-        Warn once of an untested version that is allowed.
-        """
+        """Raise SourceError for a version that must not be used; warn once of an untested version that is allowed."""
         major, oldest, newest = (number // 10000 for number in (version, OLDEST_SERVER, NEWEST_SERVER))
         named = f'source "{self.name}": PostgreSQL {major} is'
         if major < oldest:
@@ -240,9 +238,9 @@ class Source:
                 f" `allow_untested_server: true` in pgsieve.yaml, at `sources.{self.name}`",
                 sqlstate="0A000",
             )
-        _warn_once(f"{newer}: replicas may differ from what its own subscriber would hold")
+        _warn_once(f"{newer}: replicas may differ from a built-in subscription's")
 
-    def _refuse_standby(self, version: int, *, streams: bool) -> None:
+    def _refuse_standby(self, version: int, *, is_streaming: bool) -> None:
         """Raise SourceSettingError if the server, a standby, is unexpected or cannot decode."""
         message = f'source "{self.name}": the server is a standby, recovery is in progress'
         if not self.standby:
@@ -256,7 +254,7 @@ class Source:
             raise SourceSettingError(
                 f"{message}; standbys decode from PostgreSQL 16 on", hint="name its primary", sqlstate="0A000"
             )
-        if not streams:
+        if not is_streaming:
             raise SourceSettingError(
                 f"{message}, and it has received nothing by streaming replication",
                 hint="set primary_conninfo there: a standby that only restores archived WAL cannot be read",
@@ -264,9 +262,9 @@ class Source:
             )
 
     def _refuse_wal_level(self, level: str, version: int, *, in_recovery: bool) -> None:
-        """Raise SourceSettingError, as the server's wal_level prevents decoding, and creating a slot would not help."""
+        """Raise SourceSettingError: the server's wal_level prevents decoding, and a new slot would not change it."""
         where, least = "in postgresql.conf", "logical"
-        if version >= _SWITCHED_SINCE:
+        if version >= _SWITCHED_SINCE_VERSION:
             least = "logical" if in_recovery else "replica"
             where = "at its primary, or make a logical replication slot there" if in_recovery else where
         raise SourceSettingError(
@@ -276,7 +274,7 @@ class Source:
         )
 
     def _refuse_pooler(self, connection: psycopg.Connection[Any]) -> None:
-        """Raise SourceSettingError if a pooler shares server processes, or does not support replication."""
+        """Raise SourceSettingError if the pooler shares server processes, or does not support replication."""
         pooler, reason = some_pooler(self._sessions.host), None
         if shares_processes(connection, self.connect):
             reason = "a session's locks and settings do not last there"
@@ -294,13 +292,13 @@ class Source:
             )
 
 
-def _lock_name(what: str) -> str:
-    return f"pgsieve {what}"
+def _lock_name(activity: str) -> str:
+    return f"pgsieve {activity}"
 
 
 def decoding_is_switched(connection: psycopg.Connection[Any]) -> bool:
-    """Whether the first logical slot switches decoding on, and dropping the last one off (from 19 on)."""
-    if connection.info.server_version < _SWITCHED_SINCE:
+    """Whether the first logical slot switches decoding on, and dropping the last one switches it off (from 19 on)."""
+    if connection.info.server_version < _SWITCHED_SINCE_VERSION:
         return False
     row = connection.execute("select current_setting('wal_level') <> 'logical'").fetchone()
     return row == (True,)
@@ -312,10 +310,7 @@ def _warn_once(text: str) -> None:
     _LOGGER.warning(text)
 
 
-def fetched(cursor: "Cursor") -> Iterator[pa.RecordBatch]:
-    """The result of an ADBC cursor, as Arrow batches.
-
-    Its errors keep their SQLSTATE, unlike those of `fetch_record_batch`.
-    """
+def fetch_batches(cursor: "Cursor") -> Iterator[pa.RecordBatch]:
+    """The result of an ADBC cursor, as Arrow batches. Errors have their SQLSTATE, unlike with `fetch_record_batch`."""
     assert cursor._results is not None  # noqa: SLF001 (the only reader that asks the driver what failed)
     yield from cursor._results.reader  # noqa: SLF001

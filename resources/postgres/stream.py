@@ -1,12 +1,12 @@
-"""Consumes a replication slot continuously, by the streaming replication protocol, across reconnections.
+"""Consumes a replication slot continuously by the streaming replication protocol; reconnects if a connection is lost.
 
 In: a `Source`, its slot, options for pgoutput, and the LSN up to which the consumer has everything. Out:
 `Started` and `Received` items, in order. Raises SourceError and its subclasses if another attempt cannot
 help, or did not help in time.
 
-At each `Started` a consumer drops the messages that it received but did not confirm. The server sends again
-all transactions that commit at or after the LSN of `Started`, the last confirmed one (section 54.4,
-START_REPLICATION; section 49.2.2, Replication Slots).
+A consumer that gets `Started` must drop the messages that it received but did not confirm. The server sends
+again all transactions that commit at or after the LSN of `Started`, the last confirmed one (PostgreSQL
+documentation, Streaming Replication Protocol, START_REPLICATION; Replication Slots).
 """
 
 from collections.abc import Callable, Iterator
@@ -21,22 +21,22 @@ from psycopg.pq import ExecStatus
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_exponential
 
 from pgsieve.decoding.lsn import format_lsn
-from pgsieve.resources.postgres.errors import SourceError, SourceUnreachableError, is_passing
+from pgsieve.resources.postgres.errors import SourceError, SourceUnreachableError, is_transient
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
 from pgsieve.resources.postgres.receiver import Received, Receiver, Wakeup
 from pgsieve.resources.postgres.slot import (
     SlotInUseError,
-    refuse_set_back,
-    refusing_slot,
     slot_state,
+    translate_slot_errors,
     verify_slot,
+    verify_wal_end,
 )
 from pgsieve.resources.postgres.source import Source, quote
 from pgsieve.resources.postgres.timeline import current_timeline, refuse_divergence
 
 #: Bytes of messages that may wait for the consumer.
 BUFFER_BYTES = 64 * 1024 * 1024
-#: How long to try at the start: a killed predecessor may still occupy the slot for a moment.
+#: How long to try at the start: a killed process may still occupy the slot for a moment.
 CONNECT_SECONDS = 10.0
 #: How long to try after a connection was lost.
 RECONNECT_SECONDS = 600.0
@@ -50,7 +50,7 @@ _PAUSE_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The stream begins, or begins again, at `lsn`: messages that were received but not confirmed come once more.
+    """The stream begins, or begins again, at `lsn`: the server sends all unconfirmed messages again.
 
     `timeline` is the server's timeline, which changes with a failover.
     """
@@ -61,10 +61,10 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class StreamLimits:
-    """The limits of a stream: bytes that wait for the consumer, and time limits in seconds.
+    """The limits of a stream: bytes that wait for the consumer, and seconds.
 
-    They apply to the first connection, to each reconnection, and to the silence of a server before it counts
-    as gone.
+    The seconds limit the first connection, each reconnection, and the silence after which a server counts as
+    gone.
     """
 
     buffer_bytes: int = BUFFER_BYTES
@@ -79,9 +79,9 @@ _LIMITS = StreamLimits()
 class ReplicationStream:
     """The messages of a slot from `start_lsn` on: `with ReplicationStream(...) as s: for item in s.items(): ...`.
 
-    `timeline` is the timeline of `start_lsn`, if it is known. `confirm` moves the slot. A consumer that has
-    made everything durable must confirm the position of the newest item, even if that has no messages.
-    Otherwise an idle database retains its WAL, and the server's shutdown waits.
+    `timeline` is the timeline of `start_lsn`; None if it is unknown. `confirm` moves the slot. A consumer that
+    has made everything durable must confirm the position of the newest item, even of an item without
+    messages. Otherwise an idle database retains its WAL, and the server's shutdown waits.
     """
 
     def __init__(
@@ -122,14 +122,13 @@ class ReplicationStream:
         self._wakeup.ring()
 
     def restart(self) -> None:
-        """Make `items` connect again after the newest item; the server sends again what was not confirmed."""
+        """Make `items` connect again after the newest item; the server sends all unconfirmed messages again."""
         self._restarting = True
 
     def confirm(self, lsn: int) -> None:
-        """Confirm to the slot that everything that commits before `lsn` is durable.
+        """Confirm to the slot that everything that commits before `lsn` is durable; ignore an earlier `lsn`.
 
-        An older position is ignored. Raises ValueError for a position that no item since the last `Started`
-        has reached.
+        Raises ValueError for a position beyond the items since the last `Started`.
         """
         if lsn > self._delivered:
             raise ValueError(f"{format_lsn(lsn)} was not received, only {format_lsn(self._delivered)}")
@@ -139,10 +138,7 @@ class ReplicationStream:
                 self._receiver.confirm(lsn)
 
     def items(self) -> Iterator[Started | Received]:
-        """The items that arrive, in order, until `stop`.
-
-        There is at least one per second while there is a connection.
-        """
+        """The items that arrive, in order, until `stop`; at least one per second while there is a connection."""
         seconds = self._limits.connect_seconds
         try:
             while (receiver := self._connect(seconds)) is not None:
@@ -150,10 +146,10 @@ class ReplicationStream:
                 assert self._timeline is not None
                 yield Started(self._confirmed, self._timeline)
                 try:
-                    with refusing_slot(self._source.name, self._slot, "read"):
+                    with translate_slot_errors(self._source.name, self._slot, "read"):
                         yield from self._received(receiver)
                 except SourceError as error:
-                    if not _passes(error):
+                    if not _may_succeed_later(error):
                         raise
                     self._log(f"{error.message}; connecting again from {format_lsn(self._confirmed)}")
                 self.disconnect()
@@ -175,13 +171,13 @@ class ReplicationStream:
     def _connect(self, seconds: float) -> Receiver | None:
         """A running receiver, within this many seconds; None if the stream was stopped meanwhile."""
 
-        def over(state: RetryCallState) -> bool:
+        def is_over(state: RetryCallState) -> bool:
             return self._stopped or stop_after_delay(seconds)(state)
 
         attempts = Retrying(
-            retry=retry_if_exception(_passes),
+            retry=retry_if_exception(_may_succeed_later),
             wait=wait_exponential(0.1, max=30),
-            stop=over,
+            stop=is_over,
             sleep=self._pause,
             reraise=True,
         )
@@ -202,15 +198,15 @@ class ReplicationStream:
             connection = opened.enter_context(
                 source.connect(replication="database", cursor_factory=psycopg.ClientCursor)
             )
-            with refusing_slot(source.name, slot, "read"):
+            with translate_slot_errors(source.name, slot, "read"):
                 state, timeline = slot_state(connection, slot), current_timeline(connection)
                 status_seconds = _status_seconds(connection)
             if self._timeline not in {None, timeline}:
                 refuse_divergence(source, self._timeline, self._confirmed, timeline)
             self._timeline = timeline
             verify_slot(state, source.name, slot, self._confirmed)
-            with refusing_slot(source.name, slot, "read"):
-                refuse_set_back(connection, source.name, self._confirmed)
+            with translate_slot_errors(source.name, slot, "read"):
+                verify_wal_end(connection, source.name, self._confirmed)
                 start_replication(connection, slot, self._confirmed, self._options)
             receiver = Receiver(
                 connection,
@@ -238,16 +234,16 @@ class ReplicationStream:
             waiting.poll(seconds * 1000)
 
 
-def _passes(error: BaseException) -> bool:
-    """Whether another attempt may succeed later: the connection was lost, or the server will be available again."""
+def _may_succeed_later(error: BaseException) -> bool:
+    """Whether another attempt may succeed: the connection was lost, the slot is in use, or the server's error is transient."""
     if isinstance(error, SourceUnreachableError | SlotInUseError):
         return True
-    cut = error.__cause__
-    return isinstance(cut, psycopg.Error) and is_passing(cut)
+    cause = error.__cause__
+    return isinstance(cause, psycopg.Error) and is_transient(cause)
 
 
 def _status_seconds(connection: psycopg.Connection[Any]) -> float:
-    """How often to report, so that the server does not end the connection (wal_sender_timeout)."""
+    """The pause between two reports, short enough for the server's wal_sender_timeout."""
     row = connection.execute(
         "select setting::integer from pg_settings where name = 'wal_sender_timeout'"
     ).fetchone()
@@ -264,7 +260,7 @@ def start_replication(
         for name, value in options.arguments(connection.info.server_version).items()
     )
     if connection.info.parameter_status("server_encoding") == "SQL_ASCII":
-        # Otherwise bytes that are not UTF-8 would end the whole stream; see `_UNVALIDATED` of slot.py.
+        # Otherwise bytes that are not UTF-8 would end the whole stream; see `_SQL_ASCII_CASE` of slot.py.
         connection.pgconn.exec_(b"set client_encoding = 'SQL_ASCII'")
     result = connection.pgconn.exec_(
         f"START_REPLICATION SLOT {quote(slot)} LOGICAL {format_lsn(lsn)} ({arguments})".encode()

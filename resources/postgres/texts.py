@@ -1,9 +1,10 @@
 r"""Reads texts of the system catalogs exactly, including names that are invalid in the database's encoding.
 
 In: a session within a transaction. Out: a cursor that reads every text, and the set of illegible texts. A
-server refuses a whole result if it cannot convert one byte of it, or if a byte is not valid UTF-8 in a
-database in SQL_ASCII (section 23.3). So texts are read in the database's own encoding and decoded here,
-SQL_ASCII as UTF-8. A byte that is part of no character becomes an escape, `caf\xe9`.
+server refuses a whole result if it cannot convert one byte of it, or if one byte of a database in SQL_ASCII is
+not valid UTF-8 (PostgreSQL documentation, Character Set Support). So texts are read in the database's own
+encoding and decoded here, SQL_ASCII as UTF-8. A byte that is part of no character becomes an escape,
+`caf\xe9`.
 """
 
 import json
@@ -13,41 +14,39 @@ from typing import Any, TypeVar
 import psycopg
 from psycopg import adapt, errors
 
-Read = TypeVar("Read")
+Result = TypeVar("Result")
 
-#: Types of texts in system catalogs (section 8.3, and 9.16 for JSON), and the elements of their arrays.
+#: The text types of system catalogs; loaders for them apply to elements of arrays, too.
 _TEXTS = ("text", "name", '"char"', "varchar", "bpchar")
 
 
 class Texts:
-    """A cursor that reads texts and records the illegible ones.
-
-    `as_bytes` has them sent in the database's encoding.
-    """
+    """A cursor that reads texts and records the illegible ones; with `as_bytes` in the database's encoding."""
 
     def __init__(self, connection: psycopg.Connection[Any], *, as_bytes: bool) -> None:
         if as_bytes:
             connection.execute(
                 "select set_config('client_encoding', current_setting('server_encoding'), true)"
             )
-        #: Texts with bytes that are part of no character, in their escaped form.
+        #: The texts with bytes that are part of no character, in their escaped form.
         self.illegible: set[str] = set()
         self.cursor = connection.cursor()
         codec, texts = _codec(connection), self
 
         class Text(adapt.Loader):
             def load(self, data: adapt.Buffer) -> str:
-                return texts._legible(bytes(data).decode(codec, "surrogateescape"))
+                return texts._escape(bytes(data).decode(codec, "surrogateescape"))
 
         class Json(adapt.Loader):
             def load(self, data: adapt.Buffer) -> Any:
-                return texts._all_legible(json.loads(bytes(data).decode(codec, "surrogateescape")))
+                return texts._escape_all(json.loads(bytes(data).decode(codec, "surrogateescape")))
 
         for name in _TEXTS:
             self.cursor.adapters.register_loader(name, Text)
         self.cursor.adapters.register_loader("json", Json)
 
-    def _legible(self, text: str) -> str:
+    def _escape(self, text: str) -> str:
+        """The text with escapes for bytes that are part of no character."""
         if text.isascii():
             return text
         escaped = "".join(
@@ -57,27 +56,27 @@ class Texts:
             self.illegible.add(escaped)
         return escaped
 
-    def _all_legible(self, value: Any) -> Any:
+    def _escape_all(self, value: Any) -> Any:
         match value:
             case str():
-                return self._legible(value)
+                return self._escape(value)
             case list():
-                return [self._all_legible(each) for each in value]
+                return [self._escape_all(each) for each in value]
         return value
 
 
-def legibly(connection: psycopg.Connection[Any], read: Callable[[bool], Read]) -> Read:
-    """The result of `read`; if the server cannot convert a text, `read` is repeated with `as_bytes`."""
+def read_legibly(connection: psycopg.Connection[Any], read: Callable[[bool], Result]) -> Result:
+    """The result of `read(as_bytes)`; if the server cannot convert a text, `read` is repeated with True."""
     encoding = connection.info.parameter_status("server_encoding") or "UTF8"
     try:
-        # The server itself converts from every encoding but these two.
+        # From all other encodings the server converts texts itself.
         return read(encoding in {"SQL_ASCII", "UTF8"})
     except (errors.UntranslatableCharacter, errors.CharacterNotInRepertoire):
         return read(True)
 
 
 def _codec(connection: psycopg.Connection[Any]) -> str:
-    """The codec of a session's texts."""
+    """Python's codec for a session's texts."""
     try:
         codec = connection.info.encoding
     except errors.NotSupportedError:  # Python does not know this encoding.

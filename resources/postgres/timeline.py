@@ -1,9 +1,9 @@
-"""Timelines: whether the server's history includes all changes that were read from it or from its former primary.
+"""Verifies that the server's history includes all changes that were read from it or from its former primary.
 
-A promoted standby has its primary's system identifier, but a new timeline (section 25.3.6). It lacks the
-transactions that the primary committed after the standby left the primary's timeline. In: the timeline and
-LSN up to which changes were read. Out: TimelineError if that timeline ends earlier in the server's history,
-or is not in it.
+In: the timeline and LSN up to which changes were read. Raises TimelineError if that timeline ends earlier in
+the server's history, or is not in it. A promoted standby has its primary's system identifier, but a new
+timeline. It lacks the transactions that the primary committed after the standby left the primary's timeline
+(PostgreSQL documentation, Timelines).
 """
 
 import re
@@ -13,8 +13,8 @@ from typing import Any
 import psycopg
 
 from pgsieve.decoding.lsn import format_lsn, parse_lsn
-from pgsieve.resources.postgres.errors import refusing
-from pgsieve.resources.postgres.slot import SlotError, resynchronisation
+from pgsieve.resources.postgres.errors import translate_errors
+from pgsieve.resources.postgres.slot import SlotError, resync_hint
 from pgsieve.resources.postgres.source import Source
 
 
@@ -23,10 +23,10 @@ class TimelineError(SlotError):
 
 
 def current_timeline(connection: psycopg.Connection[Any]) -> int:
-    """The timeline that the server writes to, according to the names of its WAL files.
+    """The timeline that the server writes to, by the names of its WAL files.
 
-    For a standby it is the newer of the timeline that it receives and the timeline of its last restartpoint,
-    because PostgreSQL does not show the timeline that it replays.
+    For a standby it is the newer one of the timeline that the standby receives and the timeline of its last
+    restartpoint: PostgreSQL does not show the timeline that a standby replays.
     """
     row = connection.execute(
         "select case when pg_is_in_recovery()"
@@ -40,7 +40,7 @@ def current_timeline(connection: psycopg.Connection[Any]) -> int:
 def refuse_divergence(
     source: Source, timeline: int, position: int, current: int, subscriptions: Iterable[str] = ()
 ) -> None:
-    """Raise TimelineError unless the server, on timeline `current`, has all of `timeline` up to a position."""
+    """Raise TimelineError unless the server, which is on timeline `current`, has all of `timeline` up to `position`."""
     left_at = _history(source, current).get(timeline)
     if left_at is not None and position <= left_at:
         return
@@ -48,18 +48,18 @@ def refuse_divergence(
     raise TimelineError(
         f'source "{source.name}": Delta holds changes of timeline {timeline} up to {format_lsn(position)}, but that'
         f" {where}, which is now on timeline {current}: this server lacks what was committed between",
-        hint=f"{resynchronisation(subscriptions)}; synchronized_standby_slots on the primary prevents this",
+        hint=f"{resync_hint(subscriptions)}; synchronized_standby_slots on the primary prevents this",
         sqlstate="55000",
     )
 
 
 def _history(source: Source, timeline: int) -> dict[int, int]:
-    """The timelines before this one, and where each was left (section 54.4, TIMELINE_HISTORY)."""
+    """The earlier timelines, and the LSN where each was left (Streaming Replication Protocol, TIMELINE_HISTORY)."""
     if timeline == 1:
         return {}
     with (
         source.connect(replication="database") as connection,
-        refusing(source.name, "read the timeline history"),
+        translate_errors(source.name, "read the timeline history"),
     ):
         result = connection.pgconn.exec_(f"TIMELINE_HISTORY {timeline:d}".encode())
         content = result.get_value(0, 1) if result.ntuples else None

@@ -1,6 +1,6 @@
-"""Turns between processes: an advisory lock of the database (section 13.3.5), its holders, and its queue.
+"""Turns between processes: an advisory lock of the database, its holders, and its queue.
 
-In: a session, and the name of the lock. Raises psycopg's errors.
+In: a session, and the name of the lock. Raises psycopg's errors. PostgreSQL documentation, Advisory Locks.
 """
 
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from pgsieve.resources.postgres.errors import is_passing
+from pgsieve.resources.postgres.errors import is_transient
 
-#: The key of an advisory lock, and the condition for its rows in pg_locks, which shows a key in two halves
-#: (section 53.13).
+#: The key of an advisory lock, and the condition for its rows in the view pg_locks, which shows a key in two
+#: halves.
 _KEY = sql.SQL("hashtextextended({}, 0)")
-_OF_KEY = sql.SQL(
+_HAS_KEY = sql.SQL(
     "locktype = 'advisory' and objsubid = 1"
     " and pg_locks.database = (select oid from pg_database where datname = current_database())"
     " and (classid::bigint << 32) | objid::bigint = {}"
@@ -30,39 +30,39 @@ _IS_AWAITED = sql.SQL("select exists (select from pg_locks where not granted and
 
 @dataclass(frozen=True)
 class Turn:
-    """A named lock of a session; other sessions wait for it in the order in which they came."""
+    """A named lock that a session may take; waiting sessions get it in the order of their requests."""
 
     connection: psycopg.Connection[Any]
     name: str
 
     def take(self, seconds: float) -> None:
-        """Wait for the lock, forever with 0 seconds; raises LockNotAvailable after `seconds`."""
+        """Wait for the lock; raise LockNotAvailable after `seconds`. 0 seconds means no limit."""
         self.connection.execute(sql.SQL("set lock_timeout = {}").format(round(seconds * 1000)))
         self.connection.execute(sql.SQL("select pg_advisory_lock({})").format(self._key))
 
     def take_if_free(self) -> bool:
-        """Take the lock, unless another session has it, or waits for it."""
+        """Take the lock unless another session has it, or waits for it; return whether it was taken."""
         row = self.connection.execute(sql.SQL("select pg_try_advisory_lock({})").format(self._key)).fetchone()
         return row == (True,)
 
-    def give(self) -> None:
-        """Release the lock, which is free already if the session was lost."""
+    def release(self) -> None:
+        """Release the lock. If the session was lost, the server has released it already."""
         with suppress(psycopg.Error):
             self.connection.execute(sql.SQL("select pg_advisory_unlock({})").format(self._key))
 
     def holders(self) -> str:
         """The sessions that hold the lock, as text."""
-        return _holding(self.connection.execute(_HOLDERS.format(_OF_KEY.format(self._key))).fetchall())
+        return _holders_text(self.connection.execute(_HOLDERS.format(_HAS_KEY.format(self._key))).fetchall())
 
     def is_awaited(self) -> bool:
-        """Whether a session waits for the lock.
+        """Whether another session waits for the lock.
 
-        Also true if the session, and the lock with it, was lost: then the lock has to be taken again.
+        Also true if this session was lost, and the lock with it, so that the caller must take the lock again.
         """
         try:
-            row = self.connection.execute(_IS_AWAITED.format(_OF_KEY.format(self._key))).fetchone()
+            row = self.connection.execute(_IS_AWAITED.format(_HAS_KEY.format(self._key))).fetchone()
         except psycopg.Error as error:
-            if not is_passing(error):
+            if not is_transient(error):
                 raise
             return True
         return bool(row and row[0])
@@ -72,7 +72,7 @@ class Turn:
         return _KEY.format(self.name)
 
 
-def _holding(holders: Sequence[tuple[Any, ...]]) -> str:
+def _holders_text(holders: Sequence[tuple[Any, ...]]) -> str:
     descriptions = [
         f"{name} (server process {pid}, from {address}, since {since})"
         for pid, name, address, since in holders

@@ -1,8 +1,8 @@
 """Positions in a source's WAL: how far it is inserted, flushed and replayed, and which cluster wrote it.
 
 In: a session. Out: LSNs and a transaction identifier as integers, the system identifier as text. Raises
-PassingFaultError if a standby does not replay, and the session's errors. Sections 9.28.3, Backup Control
-Functions, and 9.28.4, Recovery Control Functions.
+TransientError if a standby does not replay, and the session's errors. PostgreSQL documentation, Backup Control
+Functions, and Recovery Control Functions.
 """
 
 from contextlib import suppress
@@ -12,20 +12,20 @@ import psycopg
 from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_exponential, wait_fixed
 
 from pgsieve.decoding.lsn import format_lsn, parse_lsn
-from pgsieve.resources.postgres.errors import PassingFaultError
+from pgsieve.resources.postgres.errors import TransientError
 
-#: How long a standby may take to replay what it has received.
+#: How long a standby may take to replay all WAL that it has received.
 _REPLAY_SECONDS = 60.0
-#: How long to wait for another session's commit, which flushes the WAL up to the end of its own record.
+#: How long to wait for a commit of another session, which flushes the WAL up to the end of a record.
 _FLUSH_SECONDS = 0.1
 
 
 def current_lsn(connection: psycopg.Connection[Any]) -> int:
     """The publisher's current WAL flush position, up to which a peek delivers commits.
 
-    Beyond this position a commit may be inserted and not yet flushed. A peek would miss it, and an advance
-    would confirm it. On a standby the position is the replay position, which limits a peek and an advance
-    there (GetXLogReplayRecPtr in src/backend/replication/logical/logicalfuncs.c and slotfuncs.c).
+    A later commit may be inserted but not yet flushed: a peek would miss it, and an advance would confirm it.
+    On a standby it is the replay position, which limits a peek and an advance (GetXLogReplayRecPtr in
+    src/backend/replication/logical/logicalfuncs.c and slotfuncs.c).
     """
     row = connection.execute(
         "select case when pg_is_in_recovery() then pg_last_wal_replay_lsn() else pg_current_wal_flush_lsn() end::text"
@@ -35,11 +35,11 @@ def current_lsn(connection: psycopg.Connection[Any]) -> int:
 
 
 def inserted_lsn(connection: psycopg.Connection[Any]) -> int:
-    """The publisher's current WAL insert position; every transaction committed by now ends before it.
+    """The publisher's current WAL insert position; all transactions that have committed end before it.
 
     On a standby a commit is visible a moment before pg_last_wal_replay_lsn passes it (ApplyWalRecord() in
     src/backend/access/transam/xlogrecovery.c). So this function waits until the standby has replayed all WAL
-    that it has received by now. Raises PassingFaultError if that takes too long.
+    that it has received. Raises TransientError if the standby takes too long.
     """
     row = connection.execute(
         "select pg_is_in_recovery(), case when pg_is_in_recovery()"
@@ -55,7 +55,7 @@ def inserted_lsn(connection: psycopg.Connection[Any]) -> int:
                 wait=wait_exponential(0.01, max=1),
             )(current_lsn, connection)
         except RetryError:
-            raise PassingFaultError(
+            raise TransientError(
                 f"the standby has not replayed the WAL that it received, up to {format_lsn(lsn)}",
                 hint="check whether its recovery is paused, or waits for a query on the standby",
                 sqlstate="55000",
@@ -66,10 +66,10 @@ def inserted_lsn(connection: psycopg.Connection[Any]) -> int:
 def flushed_lsn(connection: psycopg.Connection[Any]) -> int:
     """`current_lsn` at the end of a record, so that a peek and an advance up to it do not wait.
 
-    A server also flushes pages of open transactions. A peek up to the end of such a page waits until the rest
-    of the page's last record is flushed (read_local_xlog_page() in src/backend/access/transam/xlogutils.c).
-    Without a commit that takes up to 15 seconds. So if no session commits soon, this function commits an
-    empty message.
+    A server also flushes full pages of open transactions, and a record may continue on the next page. A peek
+    up to the end of such a page waits until the server has flushed the whole record (read_local_xlog_page() in
+    src/backend/access/transam/xlogutils.c), up to 15 seconds if no session commits. So if no session commits
+    soon, this function commits an empty message.
     """
     try:
         flushed: int | None = Retrying(
@@ -80,14 +80,14 @@ def flushed_lsn(connection: psycopg.Connection[Any]) -> int:
     except RetryError:
         flushed = None
         with suppress(psycopg.errors.InsufficientPrivilege), connection.transaction():
-            # Flush the commit, whatever the role's setting is, but do not wait for standbys.
+            # The commit must be flushed, whatever the role's setting is, but must not wait for standbys.
             connection.execute("set local synchronous_commit to local")
             connection.execute("select pg_logical_emit_message(true, 'pgsieve', '')")
     return flushed or current_lsn(connection)
 
 
 def _flushed_record(connection: psycopg.Connection[Any]) -> int | None:
-    """`current_lsn`; None if it may lie within a record, at the end of a page with WAL on the next page."""
+    """`current_lsn`; None if it may lie within a record: at the end of a page, with WAL on the next page."""
     row = connection.execute(
         "select lsn::text, (case when pg_is_in_recovery() then lsn else pg_current_wal_insert_lsn() end - lsn)::bigint,"
         " current_setting('wal_block_size')::int, pg_size_bytes(current_setting('wal_segment_size'))"
@@ -103,11 +103,10 @@ def _flushed_record(connection: psycopg.Connection[Any]) -> int | None:
 
 
 def next_transaction(connection: psycopg.Connection[Any]) -> int:
-    """The transaction identifier that is assigned next.
+    """The transaction identifier (xid) that the server assigns next, from which age() counts.
 
-    No transaction with it or a later one has changed anything yet. age() counts from this identifier
-    (xid_age() in src/backend/utils/adt/xid.c). A snapshot's xmax would not do, as a running transaction may
-    have it.
+    No transaction with this or a later identifier has changed anything yet (xid_age() in
+    src/backend/utils/adt/xid.c). The xmax of a snapshot lacks this property.
     """
     row = connection.execute("select age('3'::xid) + 3::bigint").fetchone()
     assert row is not None
@@ -115,7 +114,7 @@ def next_transaction(connection: psycopg.Connection[Any]) -> int:
 
 
 def system_identifier(connection: psycopg.Connection[Any]) -> str:
-    """The identifier that the publisher's cluster shares with its physical standbys, and with no other cluster."""
+    """The identifier of the publisher's cluster and its physical standbys, which no other cluster has."""
     row = connection.execute("select system_identifier::text from pg_control_system()").fetchone()
     assert row is not None
     return str(row[0])

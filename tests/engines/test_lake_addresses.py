@@ -13,7 +13,7 @@ import pytest
 
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.stores.storage import Storage, misread
+from pgsieve.resources.lake.stores.storage import Storage, address_problem
 from tests.fixtures.s3_server import BUCKET, KEY, REGION, SECRET, S3Server
 from tests.fixtures.spark_writer import SparkWriter, spark_writer
 
@@ -33,7 +33,7 @@ def _accepted(prefix: str) -> str:
     characters = [
         c
         for c in string.printable + "äŁ日"
-        if misread(f"{prefix}/a{c}b") is None and c not in "/\n\r\t\x0b\x0c"
+        if address_problem(f"{prefix}/a{c}b") is None and c not in "/\n\r\t\x0b\x0c"
     ]
     return "".join(characters)
 
@@ -54,7 +54,7 @@ def test_every_accepted_character_is_the_same_for_both_engines(
     assert set(in_uris) >= set(f"{string.ascii_letters}{string.digits} ~!$&'()+,-.:;=@_ä日")
     addresses = [f"s3://{BUCKET}/a{in_uris}b", f"S3A://{DOTTED}/a b/", f"{tmp_path}/a{in_folders}b"]
     for address in addresses:
-        assert misread(address) is None
+        assert address_problem(address) is None
         storage = Storage.of(address, None if address.startswith("/") else s3_server.storage)
         lake = Lake(storage.address, lambda: None, storage=storage)  # type: ignore[arg-type, return-value]
         assert lake.local is not None

@@ -115,7 +115,7 @@ def test_a_run_that_is_cancelled_loses_nothing(web: Web, page: Page) -> None:
     _run(web)
     before = _rows(web, "orders")
     source = build_project(config).subscriptions["sales"].feed.source
-    with source.exclusively("sales"):
+    with source.hold_lock("sales"):
         web.database.execute("insert into orders values (112, 'EMEA')")
         run = _materialize_all(web, page)
         page.goto(f"{web.address}/runs/{run}")
@@ -212,7 +212,7 @@ def test_a_signal_ends_a_run_in_progress_and_the_next_one_continues(
     with served(publisher_server, tmp_path, f"browser_{number.name.lower()}") as web:
         _run(web)
         source = build_project(load_config(web.path)).subscriptions["sales"].feed.source
-        with source.exclusively("sales"):
+        with source.hold_lock("sales"):
             web.database.execute("insert into orders values (112, 'EMEA')")
             run = _materialize_all(web, page)
             page.goto(f"{web.address}/runs/{run}")

@@ -19,7 +19,7 @@ from pgsieve.assets.steps.moments.moment import Moment, MomentError
 from pgsieve.assets.steps.moments.reading import TableAt, tables_at
 from pgsieve.assets.steps.records.transformed import Transformed
 from pgsieve.decoding.lsn import format_lsn, parse_lsn
-from pgsieve.resources.lake.delta.queries import queried
+from pgsieve.resources.lake.delta.queries import query_table
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.oracle import Rows, Scenario
 from tests.fixtures.pgsieve_replica import PgsieveReplica
@@ -85,7 +85,7 @@ def rows_at(
     replica: PgsieveReplica, table: TableAt, columns: list[str], types: dict[str, str]
 ) -> Rows | None:
     """The rows of a table as PostgreSQL prints them, or None if its columns differ from the subscriber's."""
-    rows = queried(table.table(), "select * from t")
+    rows = query_table(table.table(), "select * from t")
     if set(rows.column_names) - set(replica.metadata.values()) != set(columns):
         return None
     return Rows(printed_rows(rows.select(columns), types))

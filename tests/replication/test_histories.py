@@ -15,7 +15,7 @@ import pytest
 from pgsieve.assets.steps.kept_histories import KeptHistories, KeptHistory
 from pgsieve.assets.steps.records.cuts import Cuts
 from pgsieve.assets.steps.records.table_states import TableStates
-from pgsieve.resources.lake.delta.queries import queried
+from pgsieve.resources.lake.delta.queries import query_table
 from tests.fixtures.oracle import Rows, Scenario
 from tests.fixtures.pgsieve_replica import PgsieveReplica
 from tests.fixtures.schema_changes import alter, copies, replicas
@@ -88,7 +88,7 @@ def _after(versions: list[Row], lsn: int, names: list[str]) -> list[Row]:
 
 def _rows_at(replica: PgsieveReplica, path: str, version: int) -> pa.Table:
     assert replica.lake.local is not None
-    return queried(replica.lake.local.table_as_of(path, version), "select * from t")
+    return query_table(replica.lake.local.table_as_of(path, version), "select * from t")
 
 
 def _sorted(rows: list[Row]) -> list[str]:

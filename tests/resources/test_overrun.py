@@ -15,8 +15,8 @@ from pgsieve.resources.lake import committers as delta
 from pgsieve.resources.lake.delta.errors import ConcurrentWriteError, OverrunError
 from pgsieve.resources.lake.delta.records import Commit, quoted
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.overrun import guarded
-from pgsieve.resources.lake.spark_writes import numbered
+from pgsieve.resources.lake.overrun import with_version_guard
+from pgsieve.resources.lake.spark_writes import number_columns
 from pgsieve.resources.lake.stores.store import Store
 from tests.fixtures.pgsieve_replica import engine
 
@@ -34,8 +34,8 @@ def overwrite(lake: Lake, rows: DataFrame, path: str, base: int) -> None:
 
 
 def merge(lake: Lake, rows: DataFrame, path: str, base: int) -> None:
-    delta.guarded(checkpointed(rows), path, base, Store()).createOrReplaceTempView("merged")
-    with lake.committing(20, vectors=False), lake.access.refusing(path):
+    delta.with_version_guard(checkpointed(rows), path, base, Store()).createOrReplaceTempView("merged")
+    with lake.idempotent_writes(20, vectors=False), lake.access.translate_errors(path):
         lake.spark.sql(
             f"merge into delta.{quoted(path)} t using merged s on t.`a.b` = s.`a.b`"
             " when matched then update set * when not matched then insert *"
@@ -94,7 +94,7 @@ def _committing_afterwards(
             _by_another(folder, position)
 
     def guarded_before(frame: DataFrame, path: str, base: int, store: Store) -> DataFrame:
-        rows = numbered(guarded(frame, path, base, store).coalesce(1))
+        rows = number_columns(with_version_guard(frame, path, base, store).coalesce(1))
         return rows.mapInArrow(commit, rows.schema).toDF(*frame.columns)
 
     return guarded_before
@@ -108,7 +108,7 @@ def test_delta_refuses_a_position_that_appears_after_the_check_of_the_log(
     # Delta compares the log with its state at the begin of its transaction, which is before the check.
     lake, path = _lake(session, tmp_path)
     rows = session.read.format("delta").load(path).where("`a.b` = 10")
-    monkeypatch.setattr(delta, "guarded", _committing_afterwards(tmp_path, 15))
+    monkeypatch.setattr(delta, "with_version_guard", _committing_afterwards(tmp_path, 15))
     with pytest.raises(ConcurrentWriteError):
         write(lake, rows, path, 1)
     newest = DeltaTable(tmp_path / "t")

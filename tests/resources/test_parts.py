@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgsieve.resources.parts import LEAST_BYTES, number_of_parts
+from pgsieve.resources.parts import MIN_PART_BYTES, number_of_parts
 
 MIB = 1024 * 1024
 
@@ -35,4 +35,4 @@ def test_no_part_exceeds_its_limit_or_is_too_small_to_be_worthwhile(
 ) -> None:
     parts = number_of_parts(size, most, beside)
     assert size <= parts * most
-    assert parts in {1, -(-size // most)} or size // parts >= min(LEAST_BYTES, most) // 2
+    assert parts in {1, -(-size // most)} or size // parts >= min(MIN_PART_BYTES, most) // 2

@@ -6,13 +6,13 @@ from contextvars import ContextVar
 
 import pytest
 
-from pgsieve.resources.prefetch import prefetched
+from pgsieve.resources.prefetch import prefetch
 
 VARIABLE: ContextVar[str] = ContextVar("variable", default="")
 
 
 def test_all_items_come_in_order() -> None:
-    with prefetched(range(1000), 3) as items:
+    with prefetch(range(1000), 3) as items:
         assert list(items) == list(range(1000))
 
 
@@ -26,7 +26,7 @@ def test_the_number_of_prefetched_items_is_limited() -> None:
                 third.set()
             yield number
 
-    with prefetched(items(), 2) as coming:
+    with prefetch(items(), 2) as coming:
         assert next(coming) == 0
         assert third.wait(10), "a third item is not made while two wait"
         assert made == [0, 1, 2, 3]
@@ -38,7 +38,7 @@ def test_an_error_of_an_item_comes_after_the_earlier_items() -> None:
         yield 1
         raise OSError("no space left on device")
 
-    with prefetched(items()) as coming:
+    with prefetch(items()) as coming:
         assert next(coming) == 1
         with pytest.raises(OSError, match="no space left"):
             next(coming)
@@ -53,7 +53,7 @@ def test_leaving_early_ends_the_thread_and_makes_no_further_item() -> None:
             yield number
 
     before = set(threading.enumerate())
-    with prefetched(items()) as coming:
+    with prefetch(items()) as coming:
         assert next(coming) == 0
     # Threads of other tests may have ended meanwhile.
     assert set(threading.enumerate()) <= before
@@ -65,7 +65,7 @@ def test_leaving_early_ends_the_thread_and_makes_no_further_item() -> None:
 def test_items_are_made_in_the_context_of_the_caller() -> None:
     token = VARIABLE.set("the caller's")
     try:
-        with prefetched(VARIABLE.get() for _ in range(2)) as items:
+        with prefetch(VARIABLE.get() for _ in range(2)) as items:
             assert list(items) == ["the caller's"] * 2
     finally:
         VARIABLE.reset(token)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pgsieve.resources.private_folder import private_folder, remove_left
+from pgsieve.resources.private_folder import private_folder, remove_abandoned_folders
 
 #: Creates its folder, prints it, and ends as the argument says.
 PROCESS = """
@@ -61,7 +61,7 @@ def test_a_folder_is_removed_with_its_process_or_by_the_next(tmp_path: Path) -> 
 def test_a_link_is_not_followed(tmp_path: Path) -> None:
     (target := tmp_path / "rows").mkdir(mode=0o700)
     (tmp_path / f"pgsieve-{os.geteuid()}-x").symlink_to(target)
-    remove_left(tmp_path)
+    remove_abandoned_folders(tmp_path)
     assert target.exists()
 
 

@@ -20,7 +20,7 @@ from psycopg.conninfo import conninfo_to_dict
 from pgsieve.resources import passwords
 from pgsieve.resources.lake.stores.storage import Storage
 from pgsieve.resources.lake.stores.store import Store
-from pgsieve.resources.passwords import concealed, remember_those_of
+from pgsieve.resources.passwords import conceal_passwords, remember_conninfo
 from pgsieve.resources.postgres import sessions
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.embedded import EmbeddedServer
@@ -304,8 +304,8 @@ def test_four_characters_of_a_password_are_not_shown(
     conninfo: str, message: str, shown: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pgsieve.resources.passwords._secrets", deque[str](maxlen=9))
-    remember_those_of(conninfo)
-    assert concealed(message) == shown
+    remember_conninfo(conninfo)
+    assert conceal_passwords(message) == shown
 
 
 @pytest.mark.parametrize(

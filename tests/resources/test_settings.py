@@ -81,7 +81,9 @@ OTHERS = {
     "extra_float_digits": "-15",
     "search_path": "public",
 }
-PINNED = {name.lower(): value for name, value in sessions._PINNED.items()} | {"client_encoding": "UTF8"}
+PINNED = {name.lower(): value for name, value in sessions._PINNED_SETTINGS.items()} | {
+    "client_encoding": "UTF8"
+}
 TIMEOUTS = sessions._TIMEOUTS
 
 TABLE = r"""
@@ -185,10 +187,10 @@ def test_no_single_setting_changes_what_is_read(conninfo: str) -> None:
         assert "ERROR" not in expected
         for name, value in _others(connection, f"{SETTABLE} and context not like '%backend'").items():
             literal = value if "," in value else sql.Literal(value).as_string(None)
-            connection.pgconn.exec_(f"reset all;{sessions._SETTLED}set {name} = {literal}".encode())
+            connection.pgconn.exec_(f"reset all;{sessions._SET_ALL}set {name} = {literal}".encode())
             if _read(connection, has_filters) != expected:
                 differing.add(name)
-            connection.pgconn.exec_(sessions._SETTLED.encode())
+            connection.pgconn.exec_(sessions._SET_ALL.encode())
             assert _read(connection, has_filters) == expected, name
     assert differing >= {"DateStyle", "IntervalStyle", "extra_float_digits", "bytea_output", "TimeZone"}
     assert differing >= {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextvars import copy_context
 from threading import Event, Thread
 
-from pgsieve.resources.strands import Strand, TicketLock, waiting, working
+from pgsieve.resources.strands import Strand, TicketLock, release_strand, take_strand
 from tests.fixtures.oracle import wait_until
 
 _SECONDS = 60
@@ -16,9 +16,9 @@ def test_a_strand_works_only_while_others_wait() -> None:
     began, answered, other_worked = Event(), Event(), Event()
 
     def first() -> None:
-        with Strand(lock).going_on():
+        with Strand(lock).enter():
             events.append("first begins")
-            with waiting():
+            with release_strand():
                 began.set()
                 answered.wait(_SECONDS)
             # The other strand has to end first.
@@ -27,11 +27,11 @@ def test_a_strand_works_only_while_others_wait() -> None:
 
     def other() -> None:
         began.wait(_SECONDS)
-        with Strand(lock).going_on():
+        with Strand(lock).enter():
             events.append("other begins")
             answered.set()
             # The first strand wants to continue.
-            wait_until(lambda: lock._asked == 3, lambda: "it does not ask for the lock")
+            wait_until(lambda: lock._requested == 3, lambda: "it does not ask for the lock")
             events.append("other ends")
             other_worked.set()
 
@@ -49,18 +49,18 @@ def test_a_strand_has_the_turn_as_long_as_one_of_its_threads_works() -> None:
     ends = {"waits": Event(), "works": Event()}
 
     def one_that_waits() -> None:
-        with working(), waiting():
+        with take_strand(), release_strand():
             waits.set()
             ends["waits"].wait(_SECONDS)
 
     def one_that_works() -> None:
-        with working():
+        with take_strand():
             works.set()
             ends["works"].wait(_SECONDS)
 
-    with Strand(lock).going_on():
+    with Strand(lock).enter():
         threads = [Thread(target=copy_context().run, args=(act,)) for act in (one_that_waits, one_that_works)]
-        with waiting():
+        with release_strand():
             for each, begun in zip(threads, (waits, works), strict=True):
                 each.start()
                 begun.wait(_SECONDS)
@@ -78,19 +78,19 @@ def test_strands_get_the_turn_in_the_order_in_which_they_ask() -> None:
     lock, worked = TicketLock(), list[int]()
 
     def work(number: int) -> None:
-        with Strand(lock).going_on():
+        with Strand(lock).enter():
             worked.append(number)
 
-    with Strand(lock).going_on():
+    with Strand(lock).enter():
         threads = [Thread(target=work, args=(number,)) for number in range(8)]
         for number, each in enumerate(threads, 2):
             each.start()
-            wait_until(lambda asked=number: lock._asked == asked, lambda: "it does not ask for the lock")
+            wait_until(lambda asked=number: lock._requested == asked, lambda: "it does not ask for the lock")
     for each in threads:
         each.join(_SECONDS)
     assert worked == list(range(8))
 
 
 def test_outside_of_a_strand_there_is_no_turn() -> None:
-    with working(), waiting():
+    with take_strand(), release_strand():
         pass

@@ -9,22 +9,22 @@ from threading import Thread
 import pyarrow as pa
 import pytest
 
-from pgsieve.resources.lake.delta.parquet_files import WRITTEN
+from pgsieve.resources.lake.delta.parquet_files import FILE_SCHEMA
 from pgsieve.resources.lake.executors import INLINE, SparkExecutors, Threads
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.work import DRIVER, called, measured, note
+from pgsieve.resources.work import DRIVER, add_costs, measure, name_jobs
 from tests.fixtures.pgsieve_replica import engine
 
 
 def _row(number: int) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist([{"path": str(number), "size": 10 + number}], WRITTEN)
+    return pa.RecordBatch.from_pylist([{"path": str(number), "size": 10 + number}], FILE_SCHEMA)
 
 
 def test_each_runner_counts_its_parts_and_written_rows() -> None:
-    with measured() as work:
-        with measured() as few:
-            INLINE.written(lambda number, _: [_row(number)], 2)
-        Threads(2).written(lambda number, _: [_row(number)], 3)
+    with measure() as work:
+        with measure() as few:
+            INLINE.run(lambda number, _: [_row(number)], 2)
+        Threads(2).run(lambda number, _: [_row(number)], 3)
     assert (few.engine, few.tasks, few.bytes) == (DRIVER, 2, 21)
     assert (work.engine, work.tasks, work.bytes) == ("driver + threads", 5, 21 + 33)
     assert work.seconds >= few.seconds > 0
@@ -32,9 +32,9 @@ def test_each_runner_counts_its_parts_and_written_rows() -> None:
 
 def test_the_work_of_parallel_threads_is_counted_too(tmp_path: Path) -> None:
     lake = Lake(str(tmp_path), lambda: pytest.fail("no session is needed"))
-    with measured() as work:
-        lake.in_parallel(lambda size: note(DRIVER, 1, size), [1, 2, 3])
-    note(DRIVER, 1, 99)  # no caller counts it
+    with measure() as work:
+        lake.map_in_parallel(lambda size: add_costs(DRIVER, 1, size), [1, 2, 3])
+    add_costs(DRIVER, 1, 99)  # no caller counts it
     assert (work.tasks, work.bytes) == (3, 6)
 
 
@@ -47,17 +47,17 @@ def test_jobs_of_spark_are_grouped_by_subscription_and_described() -> None:
     seen: dict[str, tuple[str | None, str | None]] = {}
 
     def written(table: str) -> None:
-        with called("sales", f"UPDATE transformation of public.{table}, slice 0/1A2B"):
-            SparkExecutors(lambda: session).written(lambda number, _: [_row(number)], 2)
+        with name_jobs("sales", f"UPDATE transformation of public.{table}, slice 0/1A2B"):
+            SparkExecutors(lambda: session).run(lambda number, _: [_row(number)], 2)
             seen[table] = properties("spark.jobGroup.id"), properties("spark.job.description")
 
-    with measured() as work:
+    with measure() as work:
         threads = [Thread(target=copy_context().run, args=(written, table)) for table in ("orders", "items")]
         for each in threads:
             each.start()
         for each in threads:
             each.join()
-        with called("sales", "initial sync of public.t"):
+        with name_jobs("sales", "initial sync of public.t"):
             assert lake.spark is session
             seen["t"] = properties("spark.jobGroup.id"), properties("spark.job.description")
     what = "sales: UPDATE transformation of public.{}, slice 0/1A2B"

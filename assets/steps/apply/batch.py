@@ -24,10 +24,10 @@ from pgsieve.assets.steps.records.table_states import Name, TableState, TableSta
 from pgsieve.assets.steps.records.transformed import TableChanges
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.failpoints import Failpoint, reach
-from pgsieve.resources.lake.delta.errors import LakeError, OverrunError, again_after_conflict
+from pgsieve.resources.lake.delta.errors import LakeError, OverrunError, retry_after_conflict
 from pgsieve.resources.lake.delta.records import TableHead
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.work import called
+from pgsieve.resources.work import name_jobs
 
 #: Large applies run one at a time: each has the keys of a whole batch in memory, and keeps all cores busy.
 _ONE_AT_A_TIME = Lock()
@@ -120,7 +120,7 @@ class Batch:
             sizes = {name: lake.records.size(path) for name, path in paths.items()}
         for large in (False, True):
             chosen = [p for p in todo if (sizes[p.pending.name] >= LARGE_BYTES) == large]
-            done = lake.in_parallel(self._applied_in_process, chosen)
+            done = lake.map_in_parallel(self._applied_in_process, chosen)
             applied += [each for each in done if isinstance(each, Applied)]
             left = [each for each in done if isinstance(each, Plan)]
             if left and large:
@@ -128,8 +128,8 @@ class Batch:
                     lake.enable_deletion_vectors(paths[plan.pending.name])
                 left, _, _ = self.planned([p.pending.name for p in left])
             if left:
-                with lake.committing(self.end, vectors=large):
-                    done = lake.in_parallel(self._applied_by_any, left)
+                with lake.idempotent_writes(self.end, vectors=large):
+                    done = lake.map_in_parallel(self._applied_by_any, left)
                     applied += [each for each in done if isinstance(each, Applied)]
         return [*self._applied_before_conflicts(applied), *applied]
 
@@ -162,7 +162,7 @@ class Batch:
                 decided = None
             return replace(plan, examined=True, decided=decided), None
 
-        outcomes = self.lake.in_parallel(one, todo)
+        outcomes = self.lake.map_in_parallel(one, todo)
         plans = [plan for plan, _ in outcomes]
         conflicts = [(error, plan) for plan, error in outcomes if error]
         if not conflicts:
@@ -205,8 +205,8 @@ class Batch:
                 raise
 
         try:
-            with called(self.subscription, f"{name[0]}.{name[1]} up to {format_lsn(self.end)}"):
-                return again_after_conflict(attempt)()
+            with name_jobs(self.subscription, f"{name[0]}.{name[1]} up to {format_lsn(self.end)}"):
+                return retry_after_conflict(attempt)()
         except KeyConflictError as error:
             return _conflicting(name, error)
         except TABLE_ERRORS as error:
@@ -224,7 +224,7 @@ class Batch:
             if many is not None:
                 if many.net is not None and not plan.examined:
                     search.refuse_change(many.net.conflict)
-                with lake.access.refusing(path):
+                with lake.access.translate_errors(path):
                     rows = self._room(pending, many)
                     if (applied := FilesWriter(lake, path, pending, end, rows).apply(many)) is not None:
                         reach(Failpoint.REPLICA_COMMITTED)
@@ -236,7 +236,7 @@ class Batch:
                 return None
             if not plan.examined:
                 search.refuse(few)
-            with lake.access.refusing(path):
+            with lake.access.translate_errors(path):
                 applied = FewChangesWriter(lake, few, path, definition, pending, end).apply()
                 reach(Failpoint.REPLICA_COMMITTED)
         return applied
@@ -303,7 +303,7 @@ def _commit_by_spark(search: ConflictSearch, plan: Plan, end: int) -> Applied:
     changes = SparkChanges(lake, path, search.log, definition, pending)
     size = lake.records.size(path) + pending.size
     writer = ReplicaWriter(lake, path, definition, pending, end, size, None if plan.examined else search)
-    with lake.access.refusing(path):
+    with lake.access.translate_errors(path):
         applied = writer.keyed(changes) if definition.key else writer.keyless(changes)
         reach(Failpoint.REPLICA_COMMITTED)
     return applied

@@ -32,16 +32,16 @@ from pgsieve.decoding.changes.digests import WantedDigests
 from pgsieve.decoding.changes.metadata_columns import APPLIED_AT, Stamp
 from pgsieve.decoding.changes.net_change import NONE, Mask, Numbers
 from pgsieve.decoding.changes.versions import VALIDITY, Commits, with_validity
-from pgsieve.resources.lake.committers import ByFiles
-from pgsieve.resources.lake.delta.conforming import conformed
-from pgsieve.resources.lake.delta.deletion_vectors import Marked
+from pgsieve.resources.lake.committers import FileCommitter
+from pgsieve.resources.lake.delta.conforming import conform
+from pgsieve.resources.lake.delta.deletion_vectors import MarkedFile
 from pgsieve.resources.lake.delta.key_lookup import FileMatches, Flag
 from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.derived_rows import rows_without
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.row_deletion import DeletedRows, RowDeletion
-from pgsieve.resources.lake.stores.store import Reader, RowGroup, Store, joined, parted
+from pgsieve.resources.lake.stores.store import Reader, RowGroup, Store, divide_groups, join_path
 from pgsieve.resources.parts import Guard
 
 #: The most memory for the keys of a batch. If they need more, Spark applies the batch.
@@ -81,7 +81,7 @@ class ManyChanges:
     the apply, if there is one. `empties` says that no row of the replica stays.
     """
 
-    committer: ByFiles
+    committer: FileCommitter
     groups: Sequence[RowGroup]
     schema: pa.Schema
     net: Net | None
@@ -110,7 +110,7 @@ def many_changes(
     schema = pa.schema([rows.field(name) for name in definition.names])
     empties = _empties(definition, pending)
     committer = lake.policy.committer(path, definition.names, None, lambda: schema, overwrite=empties)
-    if not isinstance(committer, ByFiles):
+    if not isinstance(committer, FileCommitter):
         return None
     stamp = definition.metadata_column(APPLIED_AT)
     if not (definition.key or pending.sent("update", "delete")):
@@ -125,7 +125,7 @@ class _Deciding:
     """Computes the net change of a batch; None if the replica's files can be neither rewritten nor marked."""
 
     lake: Lake
-    committer: ByFiles
+    committer: FileCommitter
     path: str
     log: str
     definition: Definition
@@ -137,7 +137,7 @@ class _Deciding:
         """The net change of a table with a key; None also if the keys need too much memory."""
         pending, lake, kept = self.pending, self.lake, self.definition.kept
         keys = pa.schema([self.schema.field(name) for name in self.definition.key])
-        with lake.access.refusing(self.log):
+        with lake.access.translate_errors(self.log):
             files, unsent = dict.fromkeys(group.file for group in self.groups), sorted(pending.unchanged)
             stored = stored_changes(lake.store, files, keys, unsent, kept)
             keyed = keyed_changes(stored, keys, unsent, pending.ends, pending.since, KEY_BYTES, kept)
@@ -172,7 +172,7 @@ class _Deciding:
         """The rows of the replica, among `matches` or all, that are not marked as deleted."""
         deleted = self.definition.deleted
         assert deleted is not None
-        with self.lake.access.refusing(self.path):
+        with self.lake.access.translate_errors(self.path):
             return self.committer.local.flagged(self.path, Flag(deleted, is_set=False), matches)
 
     def _emptied(self, keyed: KeyedChanges) -> Sequence[FileMatches]:
@@ -192,7 +192,7 @@ class _Deciding:
                 counts += np.bincount(match.keys, minlength=len(sought))
             return counts
 
-        with lake.access.refusing(self.log):
+        with lake.access.translate_errors(self.log):
             digests = stored_digests(lake.store, self.groups, self.schema, lake.policy.runner(pending.size))
         changes = KeylessChanges.of(digests, pending.ends, pending.since)
         outcome = changes.outcome(holds)
@@ -207,8 +207,8 @@ class _Deciding:
 
     def _matches(self, keyed: KeyedChanges) -> Sequence[FileMatches] | None:
         """The replica's rows with these keys; None if their files can be neither rewritten nor marked."""
-        with self.lake.access.refusing(self.path):
-            most = None if self._deletion.takes_marks else self._deletion.most
+        with self.lake.access.translate_errors(self.path):
+            most = None if self._deletion.can_mark_rows else self._deletion.max_rewritten_bytes
             return self.committer.local.matches(self.path, keyed.keys, keyed.lookups, most)
 
     @cached_property
@@ -256,7 +256,7 @@ class FilesWriter:
             self._commit(changes, marked)
         return outcome(lake, path, pending, end, **net.counts)
 
-    def _commit(self, changes: ManyChanges, marked: Sequence[Marked] | None) -> int:
+    def _commit(self, changes: ManyChanges, marked: Sequence[MarkedFile] | None) -> int:
         """Write the files and commit them; returns their number of rows.
 
         `marked` are the replica's files with their deletion vectors; None if files with removed rows are rewritten.
@@ -273,9 +273,9 @@ class FilesWriter:
             # Each part of the work writes one file or more.
             kept = [part for n in range(runner.number) if (part := stays[n :: runner.number])]
             for chosen in self._chosen(changes):
-                parts = parted(changes.groups, runner.number)
+                parts = divide_groups(changes.groups, runner.number)
                 task = RowsTask(lake.store, path, changes.schema, whole, size, again, kept, parts, chosen)
-                files.append(runner.written(task, len(again) + len(kept) + len(parts)))
+                files.append(runner.run(task, len(again) + len(kept) + len(parts)))
                 again, kept = (), []
             return pa.concat_tables(files)
 
@@ -349,7 +349,7 @@ class ChosenRows:
         rows = read(["new"])
         rows = rows if chosen.all() else rows.filter(pa.array(chosen))
         batch = pa.RecordBatch.from_struct_array(
-            conformed(rows, pa.schema([("new", kind)]))["new"].combine_chunks()
+            conform(rows, pa.schema([("new", kind)]))["new"].combine_chunks()
         )
         for completion in self.completed:
             batch = completion.of(batch, places[chosen])
@@ -386,10 +386,10 @@ class RowsTask:
     chosen: ChosenRows
 
     def __call__(self, number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
-        """Write one part; yields a row (`WRITTEN`) per file."""
+        """Write one part; yields a row (`FILE_SCHEMA`) per file."""
         if number < len(self.rewritten):
             match = self.rewritten[number]
-            batches = self.store.batches(joined(self.path, match.name), self.whole)
+            batches = self.store.batches(join_path(self.path, match.name), self.whole)
             rows, schema = rows_without(batches, match.rows, self._left(match)), self.whole
         elif (part := number - len(self.rewritten)) < len(self.kept):
             rows, schema = self._kept(self.kept[part]), self.whole
@@ -411,7 +411,7 @@ class RowsTask:
 
     def _rows(self, groups: Sequence[RowGroup]) -> Iterator[pa.RecordBatch]:
         kind, store = pa.struct(self.schema), self.store
-        with store.prefetched(
+        with store.prefetch(
             groups, (self.chosen.rows(read, kind) for _, read in store.readers(groups))
         ) as read:
             yield from (rows for rows in read if rows is not None)

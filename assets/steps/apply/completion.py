@@ -19,9 +19,9 @@ import pyarrow as pa
 from pgsieve.assets.steps.apply.keyed_changes import places_of
 from pgsieve.decoding.changes.columns import field_of
 from pgsieve.decoding.changes.net_change import NONE, Mask, NetChange, Numbers
-from pgsieve.resources.lake.delta.conforming import conformed
+from pgsieve.resources.lake.delta.conforming import conform
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
-from pgsieve.resources.lake.stores.store import RowGroup, Store, joined
+from pgsieve.resources.lake.stores.store import RowGroup, Store, join_path
 
 #: The most bytes of lacking values in memory. If there are more, the rows are completed in parts, and the changes are
 #: read again for each part.
@@ -201,7 +201,7 @@ class _Lacking:
 
     def _rows(self, match: FileMatches, rows: Numbers, only: pa.Schema, budget: _Budget) -> pa.Array:
         taken, begin = [_values(only.empty_table(), only)], 0
-        for batch in self.store.batches(joined(self.path, match.name), only):
+        for batch in self.store.batches(join_path(self.path, match.name), only):
             first, last = np.searchsorted(rows, (begin, begin + batch.num_rows))
             chosen = batch.take(pa.array(rows[first:last] - begin))
             taken.append(budget.take(_values(pa.Table.from_batches([chosen]), only)))
@@ -211,7 +211,7 @@ class _Lacking:
 
 def _values(rows: pa.Table, only: pa.Schema) -> pa.Array:
     """The only column of the rows, cast to the schema's type."""
-    column = conformed(rows, only).column(0)
+    column = conform(rows, only).column(0)
     return pa.concat_arrays(column.chunks) if column.num_chunks else pa.nulls(0, column.type)
 
 

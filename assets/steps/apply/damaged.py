@@ -41,7 +41,7 @@ def states_without_damaged(
 
     if is_uri(lake.uri) and lake.local:
         # Each check waits for the object store.
-        problems = lake.in_parallel(damage, applied)
+        problems = lake.map_in_parallel(damage, applied)
     else:
         problems = list(map(damage, applied))
     aside = [

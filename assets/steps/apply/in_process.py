@@ -18,12 +18,12 @@ from pgsieve.decoding.changes.columns import field_of
 from pgsieve.decoding.changes.merge_source import merge_source
 from pgsieve.decoding.changes.metadata_columns import APPLIED_AT, Stamp
 from pgsieve.decoding.changes.net_change import NONE, Mask, NetChange, Numbers
-from pgsieve.resources.lake.committers import InProcess
+from pgsieve.resources.lake.committers import InProcessCommitter
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.merge import Merge
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.work import DRIVER, note
+from pgsieve.resources.work import DRIVER, add_costs
 
 #: The limit for changes in this process also limits the replica of a MERGE, to this many times the bytes.
 MERGED = 4
@@ -64,7 +64,7 @@ def few_changes(
     # A byte of the replica takes less memory in a MERGE than a byte of the changes.
     size = max(pending.size, replica_size // MERGED)
     committer = lake.policy.committer(path, definition.names, size, overwrite=truncated, key=key)
-    if not isinstance(committer, InProcess):
+    if not isinstance(committer, InProcessCommitter):
         return None
     rows = lake.slice_rows(log, pending.ends, pending.size, every=True)
     return None if rows is None else FewChanges(rows, committer.local)
@@ -88,7 +88,7 @@ class FewChangesWriter:
 
     def apply(self) -> Applied:
         """Apply the changes after the last TRUNCATE: an append if all are INSERTs, else a MERGE."""
-        note(DRIVER, 1, self.few.rows.nbytes)
+        add_costs(DRIVER, 1, self.few.rows.nbytes)
         changes = self._effective(self.few.rows)
         if not (self.pending.sent("update", "delete") or self.definition.kept):
             return self._append(self._rows(changes, self.definition.names), changes.num_rows)

@@ -15,10 +15,10 @@ from pgsieve.assets.steps.apply.completion import Completion
 from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges
 from pgsieve.decoding.changes.metadata_columns import Stamp
 from pgsieve.decoding.changes.net_change import NONE, Mask, NetChange, Numbers
-from pgsieve.resources.lake.delta.conforming import conformed
+from pgsieve.resources.lake.delta.conforming import conform
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
 from pgsieve.resources.lake.derived_rows import rows_at
-from pgsieve.resources.lake.stores.store import Store, joined
+from pgsieve.resources.lake.stores.store import Store, join_path
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class KeptRows:
     def batches(self, store: Store, path: str, schema: pa.Schema, stamp: Stamp) -> Iterator[pa.RecordBatch]:
         """The rows with their new metadata; `path` is the replica, `schema` its columns."""
         fields = pa.schema([schema.field(name) for name in self.ended.column_names])
-        ended = conformed(self.ended, fields)
-        for which, rows in rows_at(store, joined(path, self.name), schema, self.rows):
+        ended = conform(self.ended, fields)
+        for which, rows in rows_at(store, join_path(path, self.name), schema, self.rows):
             metadata, kept = ended.take(pa.array(self.which[which])), rows
             for name in fields.names:
                 place = schema.get_field_index(name)
@@ -97,7 +97,7 @@ class Endings:
         at = np.flatnonzero(self.remains & (net.last != NONE) & (net.ended != NONE))
         at = at[np.argsort(net.last[at])]
         metadata = self._metadata.take(pa.array(net.ended[at]))
-        metadata = conformed(metadata, pa.schema([schema.field(name) for name in metadata.column_names]))
+        metadata = conform(metadata, pa.schema([schema.field(name) for name in metadata.column_names]))
         places = self.keyed.places[net.last[at]]
         return [Completion(name, places, _whole(metadata[name])) for name in metadata.column_names]
 

@@ -23,7 +23,7 @@ from pgsieve.assets.steps.records.failures import in_transaction
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.values.replica_output import shown
-from pgsieve.resources.lake.committers import InProcess
+from pgsieve.resources.lake.committers import InProcessCommitter
 from pgsieve.resources.lake.lake import Lake
 
 INSERT_EXISTS, UPDATE_EXISTS = "insert_exists", "update_exists"
@@ -110,7 +110,7 @@ class ConflictSearch:
         """The changes, if they are few and this process can read the replica's keys; otherwise None."""
         lake, size = self.lake, self.pending.size
         committer = lake.policy.committer(self.path, self.definition.names, size)
-        if not isinstance(committer, InProcess):
+        if not isinstance(committer, InProcessCommitter):
             return None
         rows = lake.slice_rows(self.log, self.pending.ends, size, columns=_CHANGE, every=True)
         return None if rows is None else FewChanges(rows, committer.local)
@@ -121,14 +121,14 @@ class ConflictSearch:
         of_key = pa.schema([rows.field(rows.get_field_index(name)) for name in key])
         keyed = keyed_changes([few.rows], of_key, (), self.pending.ends, self.pending.since)
         assert keyed is not None
-        with self.lake.access.refusing(self.path):
+        with self.lake.access.translate_errors(self.path):
             deleted = self.definition.deleted
             present = keyed.present(lambda keys: few.present_keys(self.path, keys, deleted))
         return keyed.net(present)[1]
 
     def _by_spark(self) -> KeyConflict | None:
         """The first conflict, found by Spark."""
-        with self.lake.access.refusing(self.path):
+        with self.lake.access.translate_errors(self.path):
             changes = SparkChanges(self.lake, self.path, self.log, self.definition, self.pending)
             keyed = changes.keyed()
             return keyed.net(changes.present(keyed))[1]

@@ -29,7 +29,7 @@ from pgsieve.decoding.changes.net_change import (
     net_changes,
     with_deletes,
 )
-from pgsieve.resources.lake.delta.conforming import conformed
+from pgsieve.resources.lake.delta.conforming import conform
 from pgsieve.resources.lake.stores.store import Store
 
 #: The index of an operation is its number in `net_change`.
@@ -257,7 +257,7 @@ def _part(
         changes, places, lsns = changes.filter(pa.array(concerned)), places[concerned], lsns[concerned]
     operations = np.asarray(pc.index_in(changes["operation"], _OPERATIONS)).astype(np.int8)
     new, old = (
-        conformed(pa.table({name: field_of(changes[side], name) for name in keys.names}), keys)
+        conform(pa.table({name: field_of(changes[side], name) for name in keys.names}), keys)
         for side in ("new", "old")
     )
     deleted = operations == DELETE
@@ -274,9 +274,7 @@ def _part(
         moves,
         old.take(pa.array(moves)),
         _sent(changes["unchanged"], unsent) if unsent else (),
-        conformed(
-            pa.table({name: field_of(changes["old"], name) for name, _ in kept}), metadata_schema(kept)
-        ),
+        conform(pa.table({name: field_of(changes["old"], name) for name, _ in kept}), metadata_schema(kept)),
         truncates,
     )
 

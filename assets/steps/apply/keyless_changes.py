@@ -16,10 +16,10 @@ from pgsieve.decoding.changes.columns import SIDES
 from pgsieve.decoding.changes.digests import DIGEST, WantedDigests, digested
 from pgsieve.decoding.changes.multiset import MultisetChange, first_of, multiset_change, needed, sides
 from pgsieve.decoding.changes.net_change import NONE, Numbers
-from pgsieve.resources.lake.delta.conforming import conformed
+from pgsieve.resources.lake.delta.conforming import conform
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
 from pgsieve.resources.lake.executors import Executors
-from pgsieve.resources.lake.stores.store import RowGroup, Store, parted
+from pgsieve.resources.lake.stores.store import RowGroup, Store, divide_groups
 from pgsieve.resources.parts import Guard
 
 #: A function that counts the replica's rows of each digest.
@@ -37,8 +37,8 @@ DIGESTED = changes_of(pa.struct(DIGEST))
 
 def stored_digests(store: Store, groups: Sequence[RowGroup], rows: pa.Schema, runner: Executors) -> pa.Table:
     """The changes in some row groups of a change history, with digests of their rows; `rows` is the rows' schema."""
-    parts = parted(groups, runner.number)
-    return runner.written(_Digesting(store, parts, rows), len(parts), schema=DIGESTED)
+    parts = divide_groups(groups, runner.number)
+    return runner.run(_Digesting(store, parts, rows), len(parts), schema=DIGESTED)
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class _Digesting:
     def __call__(self, number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
         schema = changes_of(pa.struct(self.rows))
         for _, read in self.store.readers(self.parts[number]):
-            changes = conformed(read(schema.names), schema).to_batches()
+            changes = conform(read(schema.names), schema).to_batches()
             yield from (digested(batch, self.rows.names) for batch in guard(changes))
 
 

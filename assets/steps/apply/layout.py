@@ -10,13 +10,13 @@ from dataclasses import replace
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import TableState
 from pgsieve.assets.steps.subscription import Subscription
-from pgsieve.resources.lake.delta.errors import again_after_conflict
+from pgsieve.resources.lake.delta.errors import retry_after_conflict
 from pgsieve.resources.lake.delta.layout import (
     FILE_BYTES,
     FILE_BYTES_PROPERTY,
     PROPERTIES,
     Name,
-    properties_once_set,
+    recorded_properties,
 )
 from pgsieve.resources.lake.lake import Lake
 
@@ -34,12 +34,12 @@ def follow_layout(
         return {}
     versions = {}
     # A property that pgsieve.yaml no longer sets gets its default value.
-    lapsed = {name: _default(name) for name in properties_once_set(state.properties)}
+    lapsed = {name: _default(name) for name in recorded_properties(state.properties)}
     for each in states:
         path = lake.paths.replica(subscription.name, *each.name)
         if each.applies and lake.records.exists(path):
             properties = {**lapsed, **layout.of(each.name).delta()}
-            before = again_after_conflict(lake.set_properties)(path, properties)
+            before = retry_after_conflict(lake.set_properties)(path, properties)
             if before is not None:
                 versions[each.name] = before, lake.records.version(path)
     record.set(replace(state, properties=wanted))

@@ -10,11 +10,11 @@ from uuid import uuid4
 from pyspark.sql import DataFrame
 
 from pgsieve.assets.steps.apply.equal_rows import same_row_sql
-from pgsieve.resources.lake.delta.merge import Clauses, keyless_clauses, refuse_added
+from pgsieve.resources.lake.delta.merge import Clauses, keyless_clauses, refuse_reserved_columns
 from pgsieve.resources.lake.delta.records import quoted
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.overrun import guarded
-from pgsieve.resources.work import engine_of, note
+from pgsieve.resources.lake.overrun import with_version_guard
+from pgsieve.resources.work import add_costs, engine_of
 
 
 def keyless_merge(source: DataFrame, columns: Sequence[str]) -> Clauses:
@@ -33,11 +33,11 @@ def merge_by_spark(
     Returns the number of rows by kind of change; empty if the table has reached the position already. Raises LakeError
     if the table has a column whose name the MERGE uses for its own.
     """
-    refuse_added(lake.columns(path))
+    refuse_reserved_columns(lake.columns(path))
     view = f"pgsieve_{uuid4().hex}"
-    guarded(source, path, base, lake.store).createOrReplaceTempView(view)
+    with_version_guard(source, path, base, lake.store).createOrReplaceTempView(view)
     session = lake.spark
-    note(engine_of(session), 1, 0)
+    add_costs(engine_of(session), 1, 0)
     result = session.sql(clauses.statement(f"delta.{quoted(path)}", view)).collect()
     session.catalog.dropTempView(view)
     counts = result[0].asDict() if result else {}

@@ -51,7 +51,7 @@ class ApplyResult:
     sent_as: dict[Name, SentCounts] = field(default_factory=dict)
 
 
-def batches_of(ends: Sequence[int]) -> Iterable[Sequence[int]]:
+def message_batches(ends: Sequence[int]) -> Iterable[Sequence[int]]:
     """Divide slices, given by their ends, into batches."""
     return [ends[i : i + BATCH_SLICES] for i in range(0, len(ends), BATCH_SLICES)]
 
@@ -75,7 +75,7 @@ def apply(
     log: Log,
     only: Sequence[Name] | None = None,
     *,
-    cut_into: Callable[[Sequence[int]], Iterable[Sequence[int]]] = batches_of,
+    cut_into: Callable[[Sequence[int]], Iterable[Sequence[int]]] = message_batches,
 ) -> ApplyResult:
     """Apply the transformed slices that the replicas lack, and write a cut if anything changed.
 
@@ -83,7 +83,7 @@ def apply(
     the slices into batches, which does not change the rows.
     """
     lake.access.begin_writing()
-    with subscription.feed.source.exclusively(subscription.name):
+    with subscription.feed.source.hold_lock(subscription.name):
         applying = _Apply(subscription, lake, log, only)
         applying.run(cut_into)
         return applying.result
@@ -319,7 +319,9 @@ class _Replicas:
         if any((head.position or 0) > lsn for head in heads.values()):
             return False
         # In parallel, as each check waits for the store.
-        problems = self._lake.in_parallel(lambda name: self._problem(name, None, heads[name]), list(heads))
+        problems = self._lake.map_in_parallel(
+            lambda name: self._problem(name, None, heads[name]), list(heads)
+        )
         for name, problem in zip(heads, problems, strict=True):
             self._continue(name, heads[name], problem)
         return True

@@ -37,14 +37,14 @@ from pgsieve.decoding.changes.metadata_columns import APPLIED_AT, Stamp
 from pgsieve.decoding.changes.net_change import NONE, Numbers, RowVersions, row_versions, with_deletes
 from pgsieve.decoding.changes.versions import TO_LSN, Commits
 from pgsieve.resources.failpoints import Failpoint, reach
-from pgsieve.resources.lake.delta.errors import LakeError, again_after_conflict
+from pgsieve.resources.lake.delta.errors import LakeError, retry_after_conflict
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
 from pgsieve.resources.lake.delta.records import TableHead
 from pgsieve.resources.lake.derived_rows import WrittenRows
 from pgsieve.resources.lake.executors import INLINE
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.stores.store import RowGroup, parted
-from pgsieve.resources.work import called
+from pgsieve.resources.lake.stores.store import RowGroup, divide_groups
+from pgsieve.resources.work import name_jobs
 
 
 class FollowingVersions:
@@ -118,15 +118,15 @@ class FollowingVersions:
 
         def follow(name: Name) -> tuple[Name, str | None]:
             try:
-                with called(self._subscription.name, f"versions of {name[0]}.{name[1]}"):
-                    again_after_conflict(self._follow)(
+                with name_jobs(self._subscription.name, f"versions of {name[0]}.{name[1]}"):
+                    retry_after_conflict(self._follow)(
                         states[name], [c for c in own if c.name == name], decided.get(name)
                     )
             except TABLE_ERRORS as error:
                 return name, why_not_kept(self._lake, error, name, self._path(states[name]))
             return name, None
 
-        done = self._lake.in_parallel(follow, list(dict.fromkeys(change.name for change in own)))
+        done = self._lake.map_in_parallel(follow, list(dict.fromkeys(change.name for change in own)))
         self.positions |= {c.name: c.slice for c in own if c.slice > states[c.name].lsn}
         return {name: problem for name, problem in done if problem is not None}
 
@@ -216,7 +216,7 @@ class VersionsWriter:
 
     def _outcome(self, groups: Sequence[RowGroup]) -> _Outcome:
         lake, files = self.table.lake, list(dict.fromkeys(group.file for group in groups))
-        with lake.access.refusing(self.log):
+        with lake.access.translate_errors(self.log):
             keyed = self._keyed(files)
             times = [lake.store.columns(file, ["commit_lsn", "commit_time"]) for file in files]
         commits = Commits.of(pa.concat_tables(times))
@@ -263,7 +263,7 @@ class VersionsWriter:
         expected, matters = keyed.lookups
         # A present row of a key is expected by its first change, except after an UPDATE that moved a missing row.
         among = (expected, matters) if keyed.changes.moves.any() else (expected,)
-        with lake.access.refusing(path):
+        with lake.access.translate_errors(path):
             local = self._stored.committer.local
             matches = local.matches(path, keyed.keys, among, None, TO_LSN)
             assert matches is not None
@@ -278,7 +278,7 @@ class VersionsWriter:
             return matches, [ends[match.keys] for match in matches]
         of_keys = {match.name: match for match in outcome.matches}
         every, until = list[FileMatches](), list[Numbers]()
-        with self.table.lake.access.refusing(self.table.path):
+        with self.table.lake.access.translate_errors(self.table.path):
             every += present_rows(self._stored.committer.local, self.table.path)
         for match in every:
             # Keys without a change end with the first TRUNCATE.
@@ -311,15 +311,15 @@ class VersionsWriter:
             shared = None if self._shared is None else self._shared.at_places(places, table.columns)
             if shared is not None:
                 made = [[partial(validity.batches, of, rows)] for of, rows in shared]
-                yield WrittenRows(lake.store, table.path, table.schema, size, made).by(INLINE)
+                yield WrittenRows(lake.store, table.path, table.schema, size, made).write_by(INLINE)
                 continue
             read = lake.store, table.path, groups, self.pending.ends, outcome.matches
             for kept, completed in completions(*read, rows, table.columns):
-                parts = parted(groups, runner.number)
+                parts = divide_groups(groups, runner.number)
                 of_changes = ChosenRows(
                     self.pending.ends, self.since, stamp, kept, completed, validity=validity
                 )
                 task = RowsTask(
                     lake.store, table.path, table.columns, table.schema, size, (), (), parts, of_changes
                 )
-                yield runner.written(task, len(parts))
+                yield runner.run(task, len(parts))

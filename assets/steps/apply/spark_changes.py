@@ -44,7 +44,7 @@ class SparkChanges:
 
     def _stored(self) -> DataFrame:
         """The changes that the copy lacks. A slice that was transformed for an earlier copy may have others."""
-        rows = self.lake.slices_of(self.log, self.pending.ends, every=True)
+        rows = self.lake.read_slices(self.log, self.pending.ends, every=True)
         return rows.where(F.col("commit_lsn") >= self.pending.since)
 
     def effective(self) -> DataFrame:

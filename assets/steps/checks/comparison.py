@@ -153,7 +153,7 @@ class Sides:
 
     def _batches(self, local: LocalRecords) -> Iterator[pa.RecordBatch]:
         schema = replica_schema(self.columns)
-        with self.lake.access.refusing(self.path):
+        with self.lake.access.translate_errors(self.path):
             for batch in local.batches(self.path, self.version):
                 yield living(batch, schema, self._deleted)
 

@@ -172,7 +172,7 @@ class _FilteredReplica:
             return _examined(named, schema, parsed, key)
 
         deleted = self.state.definition.deleted if self.state.definition else None
-        with lake.access.refusing(path):
+        with lake.access.translate_errors(path):
             if (local := lake.policy.reader(path)) is not None:
                 batches = (
                     living(batch, stored, deleted) for batch in local.batches(path, local.version(path))

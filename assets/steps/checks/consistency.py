@@ -34,15 +34,15 @@ from pgsieve.resources.lake.delta.errors import LakeError, OverrunError
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.awaited import PATIENT_SECONDS
 from pgsieve.resources.postgres.catalog import read_catalog
-from pgsieve.resources.postgres.errors import refusing
-from pgsieve.resources.postgres.foreign_servers import refuse_unanswering
+from pgsieve.resources.postgres.errors import translate_errors
+from pgsieve.resources.postgres.foreign_servers import verify_foreign_servers
 from pgsieve.resources.postgres.sessions import Conninfo
 from pgsieve.resources.postgres.snapshot import (
     Chunks,
     Snapshot,
     chunk_queries,
     exported_snapshot,
-    partly_hidden,
+    tables_with_hidden_rows,
 )
 from pgsieve.resources.postgres.source import quote
 
@@ -121,12 +121,12 @@ class SubscriptionAtLsn:
         return [n for n in names if Layout.of(self.tables[n].table, self.catalog).is_rewritten(after)]
 
     @contextmanager
-    def refusing(self, name: Name, doing: str) -> Iterator[None]:
+    def translate_errors(self, name: Name, doing: str) -> Iterator[None]:
         """Let errors in the block name the table, whether they come from the publisher or from the lake."""
         qualified = self.tables[name].table.qualified
         with (
-            self.lake.access.refusing(qualified),
-            refusing(self.subscription.feed.source.name, f'{doing} table "{qualified}"'),
+            self.lake.access.translate_errors(qualified),
+            translate_errors(self.subscription.feed.source.name, f'{doing} table "{qualified}"'),
         ):
             yield
 
@@ -178,9 +178,9 @@ def at_one_lsn(subscription: Subscription, lake: Lake, log: Log) -> Iterator[Sub
         catalog = feed.with_defined(read_catalog(connection))
         tables = subscription.tables(catalog)
         # Without these locks other processes could read the slot, or apply changes, beyond the snapshot.
-        with feed.exclusively():
+        with feed.hold_lock():
             snapshot = stack.enter_context(exported_snapshot(feed.source, PATIENT_SECONDS))
-            stack.enter_context(feed.source.exclusively(subscription.name))
+            stack.enter_context(feed.source.hold_lock(subscription.name))
             drain(feed, lake, [subscription], log, upto=snapshot.lsn)
             transform(subscription, lake, log)
             apply(subscription, lake, log)
@@ -194,7 +194,7 @@ def at_one_lsn(subscription: Subscription, lake: Lake, log: Log) -> Iterator[Sub
             TableStates(lake, subscription.name).newest(),
             snapshot,
             seed if hashes_alike(connection, seed) else None,
-            partly_hidden(connection, [replicated.table.oid for replicated in tables.values()]),
+            tables_with_hidden_rows(connection, [replicated.table.oid for replicated in tables.values()]),
         )
 
 
@@ -257,9 +257,9 @@ def _compared(moment: SubscriptionAtLsn, name: Name, log: Log) -> TableConsisten
     replicated = moment.tables[name]
     log(f"comparing {replicated.table.qualified} of {subscription}")
     try:
-        with moment.refusing(name, "compare"):
+        with moment.translate_errors(name, "compare"):
             if replicated.table.unsent_leaves:
-                refuse_unanswering(moment.subscription.feed.source, name)
+                verify_foreign_servers(moment.subscription.feed.source, name)
             return _result(replicated, lsn, moment.sides(name).difference())
     except LakeError as error:
         problem = copy_again(subscription, name, reason(moment.lake, error))

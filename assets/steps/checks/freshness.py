@@ -31,7 +31,7 @@ from pgsieve.resources.postgres.slot import (
     SlotInUseError,
     SlotState,
     first_message,
-    is_refusal,
+    is_decoding_error,
     peek_query,
     slot_state,
 )
@@ -127,7 +127,7 @@ def unread_since(
             return _waiting(connection, feed, state)
         except SourceError as error:
             # A transaction that cannot be sent waits too; see `pgsieve.assets.steps.slot_consumption.unsendable`.
-            if not isinstance(error, LockHeldError | SlotInUseError) and not is_refusal(error):
+            if not isinstance(error, LockHeldError | SlotInUseError) and not is_decoding_error(error):
                 raise
     return _read(connection, lake, feed, ChangeLog(lake, feed).position() or 0)
 
@@ -138,7 +138,7 @@ def _first_commit(lake: Lake, feed: Feed, applied: int) -> datetime | None:
     if lake.local is not None:
         least = slices and lake.local.least(ChangeLog(lake, feed).path, "commit_time", f"slice = {slices[0]}")
         return least.astimezone(UTC) if least else None
-    row = lake.slices_of(ChangeLog(lake, feed).path, slices[:1]).agg(F.min("commit_time")).first()
+    row = lake.read_slices(ChangeLog(lake, feed).path, slices[:1]).agg(F.min("commit_time")).first()
     return None if row is None or row[0] is None else row[0].astimezone(UTC)
 
 
@@ -153,7 +153,7 @@ def _waiting(connection: psycopg.Connection[Any], feed: Feed, state: SlotState) 
     names = tuple(feed.published_part(catalog).slot_publications(catalog))
     answer = _FIRST.get((feed.source, feed.slot))
     if answer is None or not answer.holds(state.confirmed_lsn, names, lsn):
-        with feed.exclusively(_TURN_SECONDS):
+        with feed.hold_lock(_TURN_SECONDS):
             since = _first_waiting(connection, feed, names, lsn)
         answer = _FIRST[feed.source, feed.slot] = _Answer(state.confirmed_lsn, names, lsn, since)
     return answer.since
@@ -184,5 +184,5 @@ def _read(connection: psycopg.Connection[Any], lake: Lake, feed: Feed, durable: 
     """
     if current_lsn(connection) <= durable or lake.local is None:
         return None
-    with lake.access.refusing(path := ChangeLog(lake, feed).path):
+    with lake.access.translate_errors(path := ChangeLog(lake, feed).path):
         return lake.local.written_at(path)

@@ -89,7 +89,7 @@ def _repaired(moment: SubscriptionAtLsn, name: Name, log: Log) -> Repaired:
     if not table.columns:
         return Repaired(*name, lsn, problem="it has no columns, so its rows cannot be told apart")
     log(f"repairing {table.table.qualified} of {moment.subscription.name}")
-    with moment.refusing(name, "repair"):
+    with moment.translate_errors(name, "repair"):
         sides = moment.sides(name)
         net = _net(sides)
         # A table that was rewritten may have been read as empty: then nothing is written, as its rows have to stay.
@@ -118,7 +118,7 @@ def _merged(sides: Sides, net: DataFrame, lsn: int) -> tuple[int, int]:
     totals = aggregated(net, [F.sum("expected").alias("expected"), F.sum("actual").alias("actual")])
     source, clauses = _with_deleted(sides, net) if sides.kept else _without_deleted(sides, net)
     vectors = bool(sides.lake.records.has_deletion_vectors(sides.path))
-    with sides.lake.committing(None, vectors=vectors, metadata={REPAIRED: lsn}):
+    with sides.lake.idempotent_writes(None, vectors=vectors, metadata={REPAIRED: lsn}):
         merge_by_spark(sides.lake, sides.path, source, clauses, sides.version)
     reach(Failpoint.REPLICA_COMMITTED)
     return int(totals["expected"]), int(totals["actual"])

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.decoding.checksums.segments import Checksums, Chosen, RowHash
-from pgsieve.resources.lake.spark_writes import numbered
+from pgsieve.resources.lake.spark_writes import number_columns
 
 #: A sum of 64-bit hashes is in two halves, so that Spark can add them without an overflow.
 _CHECKSUMS = "segment bigint, rows bigint, high bigint, low bigint"
@@ -33,7 +33,7 @@ def replica_checksums(replica: DataFrame, row_hash: RowHash) -> Checksums:
         )
 
     summed = (
-        numbered(replica)
+        number_columns(replica)
         .mapInArrow(checksums, _CHECKSUMS)
         .groupBy("segment")
         .agg(*(F.sum(name).alias(name) for name in ("rows", "high", "low")))
@@ -54,5 +54,5 @@ def replica_rows(replica: DataFrame, chosen: Chosen) -> DataFrame:
     def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return map(chosen.of, batches)
 
-    plain = numbered(replica)
+    plain = number_columns(replica)
     return plain.mapInArrow(rows, plain.schema).toDF(*replica.columns)

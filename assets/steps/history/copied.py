@@ -14,12 +14,12 @@ from pgsieve.assets.steps.records.columns import changes_ddl
 from pgsieve.assets.steps.records.table_states import TableState
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.copied import CopiedRows
-from pgsieve.resources.lake.committers import ByFiles
+from pgsieve.resources.lake.committers import FileCommitter
 from pgsieve.resources.lake.delta.layout import FILE_BYTES
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.derived_rows import Batches, WrittenRows, table_rows
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.spark_writes import numbered
+from pgsieve.resources.lake.spark_writes import number_columns
 
 #: Only the first four columns get statistics: slice, order key and time. Statistics of all would cost as much as writing.
 CHANGES_PROPERTIES = {"delta.dataSkippingNumIndexedCols": "4"}
@@ -41,15 +41,15 @@ def begin_history(
     source, rows = lake.paths.replica(subscription, *state.name), CopiedRows(state.lsn, time, schema)
     size = lake.records.size(source)
     committer, local = lake.policy.file_committer(path, schema), lake.policy.reader(source)
-    if not isinstance(committer, ByFiles) or local is None:
+    if not isinstance(committer, FileCommitter) or local is None:
         _begin_by_spark(lake, source, path, rows, definition, position)
         return
-    with lake.access.refusing(source):
+    with lake.access.translate_errors(source):
         read = table_rows(local, source, pa.schema(list(schema.field("new").type)), rows.of)
     batches: list[Batches] = [partial(_one, rows.begin()), *read]
     written = WrittenRows(lake.store, path, schema, FILE_BYTES, [[each] for each in batches])
     committer.commit(
-        lambda: written.by(lake.policy.runner(size)),
+        lambda: written.write_by(lake.policy.runner(size)),
         path,
         schema,
         Commit(state.lsn, after=position, properties=CHANGES_PROPERTIES),
@@ -65,7 +65,7 @@ def _begin_by_spark(
 ) -> None:
     ddl, names = changes_ddl(definition.columns), list(lake.columns(source))
     begin = lake.spark.createDataFrame(pa.Table.from_batches([rows.begin()]).to_pylist(), ddl)
-    copied = numbered(lake.current(source)).mapInArrow(_changes(rows, names), ddl)
+    copied = number_columns(lake.current(source)).mapInArrow(_changes(rows, names), ddl)
     commit = Commit(rows.lsn, after=position, properties=CHANGES_PROPERTIES)
     lake.write(begin.unionByName(copied), path, commit)
 

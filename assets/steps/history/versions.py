@@ -33,9 +33,9 @@ from pgsieve.decoding.changes.versions import (
 )
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.values.quoting import quote_identifier, quote_qualified
-from pgsieve.resources.lake.committers import ByFiles
+from pgsieve.resources.lake.committers import FileCommitter
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
-from pgsieve.resources.lake.delta.errors import LakeError, again_after_conflict
+from pgsieve.resources.lake.delta.errors import LakeError, retry_after_conflict
 from pgsieve.resources.lake.delta.key_lookup import FileMatches, Flag
 from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.delta.records import Commit
@@ -43,7 +43,7 @@ from pgsieve.resources.lake.derived_rows import WrittenRows, rows_at, table_rows
 from pgsieve.resources.lake.executors import INLINE
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.row_deletion import DeletedRows, RowDeletion
-from pgsieve.resources.lake.stores.store import Store, joined
+from pgsieve.resources.lake.stores.store import Store, join_path
 from pgsieve.resources.parts import Guard
 
 #: In larger tables of versions, versions that end are marked in deletion vectors. Rewriting a file would write its other
@@ -73,7 +73,7 @@ def versions_problem(lake: Lake, definition: Definition, replica: str) -> tuple[
             f"it has a column {quote_identifier(taken[0])} of its own",
             "rename the column, or publish a column list without it",
         )
-    if lake.policy.reached(replica) is None:
+    if lake.policy.local_writer(replica) is None:
         return (
             "only Spark writes its replica",
             "leave `scd2` out for it; the change history has all versions of its rows",
@@ -90,10 +90,10 @@ class StoredVersions:
     schema: pa.Schema
 
     @cached_property
-    def committer(self) -> ByFiles:
+    def committer(self) -> FileCommitter:
         """The committer of the table; raises LakeError if another writer has altered the table."""
         committer = self.lake.policy.file_committer(self.path, self.schema)
-        if not isinstance(committer, ByFiles):
+        if not isinstance(committer, FileCommitter):
             raise _altered(self.path)
         return committer
 
@@ -142,8 +142,8 @@ class VersionTable:
         if local is None or not lake.records.exists(self.path):
             return
         if not set(self.schema.names) <= set(lake.columns(self.path)):
-            with lake.access.refusing(self.path):
-                again_after_conflict(local.append)(self.path, self.schema.empty_table())
+            with lake.access.translate_errors(self.path):
+                retry_after_conflict(local.append)(self.path, self.schema.empty_table())
 
     @property
     def shown(self) -> str:
@@ -164,7 +164,7 @@ class VersionTable:
         """
         self._end_former(lsn, time)
         self.follow_columns()
-        return bool(again_after_conflict(self._begin_anew)(lsn, time, once))
+        return bool(retry_after_conflict(self._begin_anew)(lsn, time, once))
 
     def _begin_anew(self, lsn: int, time: datetime | None, once: bool) -> bool:
         lake, head = self.lake, self.lake.records.head(self.path)
@@ -175,7 +175,7 @@ class VersionTable:
         local = lake.policy.reader(replica)
         if local is None:
             raise _altered(replica)
-        with lake.access.refusing(replica):
+        with lake.access.translate_errors(replica):
             opened = table_rows(local, replica, self.columns, Opened(lsn, time, self.schema).of)
         stored = self.stored
         change = VersionChange.of_all(stored, lsn, time)
@@ -189,7 +189,7 @@ class VersionTable:
                 stored.committer.file_bytes(self.path, {}),
                 [[each] for each in opened],
             )
-            return [rows.by(lake.policy.runner(size))]
+            return [rows.write_by(lake.policy.runner(size))]
 
         change.commit(stored, written, None if reached else lsn, head.version)
         return True
@@ -206,13 +206,13 @@ class VersionTable:
         def end() -> None:
             head, local = self.lake.records.head(path), self.lake.local
             assert local is not None
-            with self.lake.access.refusing(path):
+            with self.lake.access.translate_errors(path):
                 former = StoredVersions(self.lake, path, local.arrow_schema(path))
             change = VersionChange.of_all(former, lsn, time)
             if change.gone.matches:
                 change.commit(former, list, None, head.version)
 
-        again_after_conflict(end)()
+        retry_after_conflict(end)()
 
 
 def why_not_kept(lake: Lake, error: Exception, name: Name, path: str) -> str:
@@ -267,7 +267,7 @@ class _OldRows:
     files: Sequence[_OldFile]
 
     def __call__(self, number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
-        """Write the rows of one file, which is read once; yields a row (`WRITTEN`) per written file."""
+        """Write the rows of one file, which is read once; yields a row (`FILE_SCHEMA`) per written file."""
         file = self.files[number]
         if file.is_replaced:
             yield from self._replaced(file, guard)
@@ -275,7 +275,7 @@ class _OldRows:
         data, schema = file.data, self.schema
         if data is not None:
             schema = pa.schema([self.schema.field(name) for name in (FROM, FROM_LSN)])
-        rows = rows_at(self.store, joined(self.folder, file.name), schema, file.rows)
+        rows = rows_at(self.store, join_path(self.folder, file.name), schema, file.rows)
         whole = rows if data is None else ((at, self._whole(data[at], each)) for at, each in rows)
         yield from self._written(guard(ended(each, file.until[at], self.commits) for at, each in whole))
 
@@ -296,7 +296,7 @@ class _OldRows:
 
         def others() -> Iterator[pa.RecordBatch]:
             begin = size = 0
-            for batch in guard(self.store.batches(joined(self.folder, file.name), self.schema)):
+            for batch in guard(self.store.batches(join_path(self.folder, file.name), self.schema)):
                 first, last = np.searchsorted(file.rows, (begin, begin + batch.num_rows))
                 at, begin = file.rows[first:last] - begin, begin + batch.num_rows
                 if len(at):
@@ -345,11 +345,11 @@ class VersionChange:
         `size` is the size in bytes of the replica's changes that end them.
         """
         lake, committer = table.lake, table.committer
-        with lake.access.refusing(table.path):
+        with lake.access.translate_errors(table.path):
             columns = lake.columns(table.path) if lake.records.exists(table.path) else table.schema.names
         gone = RowDeletion(lake, committer, table.path, columns, size, _REWRITTEN_BYTES).of(matches)
         if gone is None:
-            if not committer.takes_rewriting(table.path, columns):
+            if not committer.can_rewrite_files(table.path, columns):
                 raise _altered(table.path)
             gone = DeletedRows(matches)
         return cls(gone, until, commits)
@@ -359,7 +359,7 @@ class VersionChange:
         """The change that ends all present versions before an LSN."""
         lake, matches = table.lake, list[FileMatches]()
         if lake.local is not None and lake.records.exists(table.path):
-            with lake.access.refusing(table.path):
+            with lake.access.translate_errors(table.path):
                 matches = list(present_rows(lake.local, table.path))
         until = [np.zeros_like(match.rows) for match in matches]
         size = sum(match.size for match in matches)
@@ -382,7 +382,7 @@ class VersionChange:
             old = _OldRows(lake.store, path, whole, size, self.commits, files)
             read = sum(m.size for m, f in zip(self.gone.matches, files, strict=True) if f.data is None)
             runner = lake.policy.runner(read) if read else INLINE
-            return pa.concat_tables([runner.written(old, len(files)), *new()])
+            return pa.concat_tables([runner.run(old, len(files)), *new()])
 
         whole = committer.local.arrow_schema(path) if lake.records.exists(path) else table.schema
         if not self.gone.marked:

@@ -42,7 +42,7 @@ from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.errors import LakeError
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.awaited import PATIENT_SECONDS, SnapshotAwaitedError
-from pgsieve.resources.postgres.errors import PassingFaultError
+from pgsieve.resources.postgres.errors import TransientError
 from pgsieve.resources.postgres.present_catalog import present_catalog
 from pgsieve.resources.postgres.source import quote
 
@@ -171,7 +171,7 @@ class InitialCopy:
 
     def _begun(self, names: list[Name], *, lacking: bool) -> tuple[list[Name], int]:
         """Record that the copy begins; returns the tables to copy, and the version of the states after that."""
-        with self.subscription.feed.source.exclusively(self.subscription.name):
+        with self.subscription.feed.source.hold_lock(self.subscription.name):
             if lacking:
                 needed = set(tables_to_copy(self.subscription, self.lake))
                 names = [name for name in names if name in needed]
@@ -188,7 +188,7 @@ class InitialCopy:
         """
         batch = BatchCopy(self.subscription, self.lake, self.log, self.seconds)
         try:
-            with self.subscription.feed.source.exclusively(self.subscription.name):
+            with self.subscription.feed.source.hold_lock(self.subscription.name):
                 states = self._states.newest().values()
                 ready = {s.name for s in states if s.state == SyncState.READY and s.version > since}
                 lacking = [name for name in names if name not in ready]
@@ -209,7 +209,7 @@ def _given_up(subscription: Subscription, waiting: Sequence[Name], fault: Pgsiev
         quote(*waiting[0]),
         f" and {counted(len(waiting) - 1, 'other table')}" if len(waiting) > 1 else "",
     )
-    return PassingFaultError(
+    return TransientError(
         f'source "{subscription.feed.source.name}": cannot copy table {first}{more} of subscription'
         f' "{subscription.name}" now: {fault.message}',
         hint="run again once the server and the network work again: copied tables stay copied",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pgsieve.assets.steps.records.cuts import Cuts
 from pgsieve.assets.steps.records.failures import reason
 from pgsieve.assets.steps.records.table_states import Name
-from pgsieve.resources.lake.delta.errors import LakeError, again_after_conflict
+from pgsieve.resources.lake.delta.errors import LakeError, retry_after_conflict
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.maintenance import maintenance
 
@@ -69,18 +69,18 @@ class ReplacedReplica:
                 cut.tables.get(self.name, -1) > newest or (cut.states or 0) > (states or 0)
                 for cut in Cuts(lake, self.subscription).kept()
             ),
-            self.path if newest >= 0 and lake.refuses_rows(self.path) else None,
+            self.path if newest >= 0 and lake.has_row_checks(self.path) else None,
         )
 
     def make_room(self, damage: Damage) -> None:
         """Remove the obstacles; data files stay until they are vacuumed. Raises LakeError if a log cannot be removed."""
         lake = self.lake
         if damage.refusing is not None:
-            again_after_conflict(lake.take_any_row)(damage.refusing)
+            retry_after_conflict(lake.remove_row_checks)(damage.refusing)
         if damage.of_cuts:
             cuts = Cuts(lake, self.subscription).path
-            with lake.access.refusing(cuts):
-                again_after_conflict(lambda: maintenance(lake, cuts).delete("true"))()
+            with lake.access.translate_errors(cuts):
+                retry_after_conflict(lambda: maintenance(lake, cuts).delete("true"))()
         for path in damage.logs:
             lake.remove_log(path)
 

@@ -32,7 +32,7 @@ from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.decoding.wording import counted
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.postgres.awaited import SnapshotAwaitedError, lock_awaited
+from pgsieve.resources.postgres.awaited import SnapshotAwaitedError, lock_error
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.errors import LockedTableError
 from pgsieve.resources.postgres.origins import subscribed_tables
@@ -254,7 +254,7 @@ class BatchCopy:
         later = dict[Name, Copied]()
         for name in [name for name, fault in faults.items() if is_locked_out(fault)]:
             table = selection.published[name].table
-            if awaited := lock_awaited(self.subscription.feed.source, {table.oid, *table.leaves}):
+            if awaited := lock_error(self.subscription.feed.source, {table.oid, *table.leaves}):
                 later[name], *_ = deferred(self._states, [name], awaited, self.log)
         return later
 

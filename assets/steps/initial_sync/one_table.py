@@ -36,23 +36,23 @@ from pgsieve.decoding.publications.catalog import ReplicatedTable, Table
 from pgsieve.decoding.values.types import ColumnType, copy_expression
 from pgsieve.decoding.wording import shortened
 from pgsieve.resources.failpoints import Failpoint, reach
-from pgsieve.resources.lake.committers import ByFiles, BySpark, Committer, InProcess
+from pgsieve.resources.lake.committers import Committer, FileCommitter, InProcessCommitter, SparkCommitter
 from pgsieve.resources.lake.delta.errors import (
     ExecutorError,
     LakeError,
     OverrunError,
-    again_after_conflict,
+    retry_after_conflict,
 )
 from pgsieve.resources.lake.delta.layout import FILE_BYTES_PROPERTY
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.postgres.errors import ForeignServerError, SourceError, refusing
-from pgsieve.resources.postgres.foreign_servers import refuse_unanswering
+from pgsieve.resources.postgres.errors import ForeignServerError, SourceError, translate_errors
+from pgsieve.resources.postgres.foreign_servers import verify_foreign_servers
 from pgsieve.resources.postgres.sessions import Conninfo
 from pgsieve.resources.postgres.snapshot import Chunks, Snapshot
 from pgsieve.resources.postgres.source import quote
 from pgsieve.resources.postgres.wal import current_lsn
-from pgsieve.resources.work import DRIVER, called, note
+from pgsieve.resources.work import DRIVER, add_costs, name_jobs
 
 #: The interval at which a copy reports its progress.
 TELL_SECONDS = 30.0
@@ -193,27 +193,27 @@ class SnapshotCopy:
         # Without copy_data, a table that is published again continues with the rows that its replica has.
         if not self.subscription.copy_data and lake.records.exists(path):
             # The position has to rise as with a copy: a replica below its state's LSN counts as put back.
-            lake.hold_position(path, self.snapshot.lsn)
+            lake.record_position(path, self.snapshot.lsn)
             return _Written(version=lake.records.head(path).version)
         if table.unsent_leaves and self.subscription.copy_data:
             with self.reading:
-                refuse_unanswering(self.subscription.feed.source, (table.schema, table.name))
+                verify_foreign_servers(self.subscription.feed.source, (table.schema, table.name))
         chunks = planned.chunks if self.subscription.copy_data else Chunks([], 0)
         key = set(map(self.subscription.replica_name, planned.replicated.key))
         columns = [ReplicaColumn(name, t, name in key) for name, t in types.items()]
         selected = SelectedRows(self.conninfo, self.snapshot.name, chunks.queries, columns)
         committer = self._committer(planned, selected, chunks.bytes)
-        with refusing(self.subscription.feed.source.name, f'copy table "{table.qualified}"'):
+        with translate_errors(self.subscription.feed.source.name, f'copy table "{table.qualified}"'):
             properties = self.subscription.layout.of((table.schema, table.name)).delta()
             progress = Progress(table.qualified, len(chunks.queries), chunks.bytes, self.log)
-            with called(self.subscription.name, f"initial sync of {table.schema}.{table.name}"):
+            with name_jobs(self.subscription.name, f"initial sync of {table.schema}.{table.name}"):
                 commit = Commit(
                     self.snapshot.lsn, overwrite=True, metadata={"copied": True}, properties=properties
                 )
                 rows = self._write_copy(path, committer, selected, commit, progress)
             # A replica that existed before the copy still has its former properties.
             if properties:
-                again_after_conflict(lake.set_properties)(path, properties)
+                retry_after_conflict(lake.set_properties)(path, properties)
         reach(Failpoint.TABLE_COPIED)
         head = lake.records.head(path)
         return _Written(rows, head.version, (head.position or 0) > self.snapshot.lsn)
@@ -267,26 +267,26 @@ class SnapshotCopy:
     ) -> int:
         """Replace the replica by the selected rows; returns their number."""
         match committer:
-            case InProcess():
+            case InProcessCommitter():
                 return self._write_in_process(path, committer, selected, commit)
-            case ByFiles():
+            case FileCommitter():
                 return self._write_files(path, committer, selected, commit, progress)
-            case BySpark():
+            case SparkCommitter():
                 return self._write_by_spark(path, selected, commit)
 
     def _write_in_process(
-        self, path: str, committer: InProcess, selected: SelectedRows, commit: Commit
+        self, path: str, committer: InProcessCommitter, selected: SelectedRows, commit: Commit
     ) -> int:
         with self.reading:
             numbers = range(len(selected.queries))
             batches = [batch for number in numbers for batch in read_again(partial(selected.batches, number))]
         copied = pa.Table.from_batches(batches, selected.schema)
-        note(DRIVER, 1, copied.nbytes)
+        add_costs(DRIVER, 1, copied.nbytes)
         committer.write(path, copied, commit)
         return int(copied.num_rows)
 
     def _write_files(
-        self, path: str, committer: ByFiles, selected: SelectedRows, commit: Commit, progress: Progress
+        self, path: str, committer: FileCommitter, selected: SelectedRows, commit: Commit, progress: Progress
     ) -> int:
         size = committer.file_bytes(path, commit.properties)
 

@@ -25,7 +25,7 @@ from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.decoding.wording import counted
 from pgsieve.resources.failpoints import Failpoint, reach
-from pgsieve.resources.lake.delta.errors import LakeError, again_after_conflict
+from pgsieve.resources.lake.delta.errors import LakeError, retry_after_conflict
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.awaited import SnapshotAwaitedError
 from pgsieve.resources.postgres.snapshot import Snapshot
@@ -158,7 +158,7 @@ class Readiness:
         after = [
             _failed(self.subscription, s.name, problems[s.name]) if s.name in problems else s for s in states
         ]
-        overrun = again_after_conflict(lambda: self._finish(after))()
+        overrun = retry_after_conflict(lambda: self._finish(after))()
         reach(Failpoint.COPY_FINISHED)
         copied = [s for s in after if s.state == SyncState.READY and s.name not in overrun]
         if not copied:
@@ -184,7 +184,7 @@ class Readiness:
 
     def _begin_histories(self, copied: Sequence[TableState]) -> dict[Name, str]:
         """Begin the histories of copied tables with their rows; returns the problems of histories that cannot begin."""
-        problems = self.lake.in_parallel(self._begin_history, copied)
+        problems = self.lake.map_in_parallel(self._begin_history, copied)
         return {
             state.name: problem
             for state, problem in zip(copied, problems, strict=True)

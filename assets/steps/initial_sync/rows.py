@@ -23,7 +23,7 @@ from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.executors import Executors, OnProgress
 from pgsieve.resources.lake.stores.store import Store
 from pgsieve.resources.parts import Guard
-from pgsieve.resources.postgres.errors import LockedTableError, PassingFaultError
+from pgsieve.resources.postgres.errors import LockedTableError, TransientError
 from pgsieve.resources.postgres.sessions import Conninfo
 from pgsieve.resources.postgres.snapshot import SnapshotLostError, read_chunk
 
@@ -80,7 +80,7 @@ def copied_files(
     size: int,
     on_progress: OnProgress | None = None,
 ) -> pa.Table:
-    """Let the executors write the selected rows into files of about `size` bytes; returns a row (`WRITTEN`) per file.
+    """Let the executors write the selected rows into files of about `size` bytes; returns a row (`FILE_SCHEMA`) per file.
 
     `on_progress` is called with the number of finished queries.
     """
@@ -94,7 +94,7 @@ def copied_files(
         # A second attempt is safe: the files of the first one are in no commit.
         return read_again(partial(written, number, guard))
 
-    return executors.written(copy, len(selected.queries), on_progress)
+    return executors.run(copy, len(selected.queries), on_progress)
 
 
 def read_again(chunk: Callable[[], Iterable[pa.RecordBatch]]) -> list[pa.RecordBatch]:
@@ -104,7 +104,7 @@ def read_again(chunk: Callable[[], Iterable[pa.RecordBatch]]) -> list[pa.RecordB
             return list(chunk())
         except (SnapshotLostError, LockedTableError):
             raise
-        except PassingFaultError:
+        except TransientError:
             time.sleep(_PAUSE_SECONDS * 2**reading)
     return list(chunk())
 

@@ -24,7 +24,7 @@ from pgsieve.resources.lake.delta.clones import files_of
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.records import APPLICATION
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.stores.store import joined
+from pgsieve.resources.lake.stores.store import join_path
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ class _Search:
         if not copied:
             return list(ends)
         local = self._local(name)
-        with self._lake.access.refusing(base.history):
+        with self._lake.access.translate_errors(base.history):
             return [
                 end
                 for end in ends
@@ -225,9 +225,9 @@ class _Search:
 
     def _refuse_vacuumed(self, name: Name, local: LocalRecords, path: str, version: int) -> None:
         """Raise MomentError if files of the version are deleted: vacuum keeps only those of versions in cuts."""
-        with self._lake.access.refusing(path):
+        with self._lake.access.translate_errors(path):
             files = files_of(local.as_of(path, version))
-        if not all(self._lake.store.has(joined(path, file)) for file in files):
+        if not all(self._lake.store.has(join_path(path, file)) for file in files):
             raise self._unreadable(
                 name, f"files of version {version} of its replica are deleted, as `retention.versions` says"
             )

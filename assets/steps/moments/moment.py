@@ -100,7 +100,7 @@ def _bounds(
     """The least or the greatest commit LSN of the changes that meet a condition, for each history that has such changes."""
     bounds, where = [], f"{where} and {IS_CHANGE}"
     for path in paths:
-        with lake.access.refusing(path):
+        with lake.access.translate_errors(path):
             local = lake.policy.reader(path)
             if local is not None:
                 ask = local.least if bound == "least" else local.greatest

@@ -18,7 +18,7 @@ from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
 from pgsieve.assets.steps.apply.batch import Batch
-from pgsieve.assets.steps.apply.replica_tables import batches_of, parts_in_memory
+from pgsieve.assets.steps.apply.replica_tables import message_batches, parts_in_memory
 from pgsieve.assets.steps.moments.bases import Base, bases
 from pgsieve.assets.steps.moments.moment import Moment, MomentError
 from pgsieve.assets.steps.moments.slices import put_slice
@@ -30,7 +30,7 @@ from pgsieve.resources.lake.delta.clones import clone
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.paths import OWN_FOLDER
 from pgsieve.resources.lake.stores.storage import is_uri
-from pgsieve.resources.private_folder import private_folder, remove_left
+from pgsieve.resources.private_folder import private_folder, remove_abandoned_folders
 
 #: The folder for clones in a lake on this machine. The folders of feeds have no dot in their names.
 _CLONES = f"{OWN_FOLDER}/.moments"
@@ -72,7 +72,7 @@ class TableAt:
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The table's rows in batches, read by delta-rs, or by Spark if delta-rs cannot."""
         local = self.lake.policy.reader(self.path)
-        with self.lake.access.refusing(self.path):
+        with self.lake.access.translate_errors(self.path):
             if local is not None:
                 yield from local.batches(self.path, self.version)
             else:
@@ -137,14 +137,14 @@ def _scratch_of(lake: Lake) -> Path:
 def remove_left_clones(lake: Lake) -> None:
     """Remove the clones of processes that were killed: their links keep data files from being freed."""
     if not is_uri(lake.uri):
-        remove_left(Path(lake.uri, _CLONES))
+        remove_abandoned_folders(Path(lake.uri, _CLONES))
 
 
 def brought(moment: Moment, chosen: Sequence[Base], into: Lake) -> list[TableAt]:
     """Clone the bases into another lake, and apply their changes up to a moment."""
     subscription = moment.subscription
     into.access.begin_writing()
-    cloned = moment.lake.in_parallel(partial(_cloned, moment, into), chosen)
+    cloned = moment.lake.map_in_parallel(partial(_cloned, moment, into), chosen)
     TableStates(into, subscription).append(base.state for base in chosen)
     _apply(subscription, into, [change for changes in cloned for change in changes])
     made = []
@@ -160,7 +160,7 @@ def _cloned(moment: Moment, into: Lake, base: Base) -> list[TableChanges]:
     lake, subscription = moment.lake, moment.subscription
     assert lake.local is not None
     path = into.paths.replica(subscription, *base.name)
-    with lake.access.refusing(base.path), into.access.refusing(path):
+    with lake.access.translate_errors(base.path), into.access.translate_errors(path):
         clone(lake.local.as_of(base.path, base.version), base.path, lake.store, path, into.store)
     history = into.paths.changes(subscription, *base.name, base.definition.history.generation)
     changes = [put_slice(lake, into, base, end, moment.lsn, history) for end in base.slices]
@@ -172,7 +172,7 @@ def _apply(subscription: str, into: Lake, changes: Sequence[TableChanges]) -> No
     slices: dict[int, list[TableChanges]] = {}
     for change in sorted(changes, key=lambda each: each.slice):
         slices.setdefault(change.slice, []).append(change)
-    for ends in (part for batch in batches_of(list(slices)) for part in parts_in_memory(batch, slices)):
+    for ends in (part for batch in message_batches(list(slices)) for part in parts_in_memory(batch, slices)):
         batch = Batch(subscription, into, ends[-1], [change for end in ends for change in slices[end]])
         todo, _, _ = batch.planned(None)
         for applied in batch.applied(todo):

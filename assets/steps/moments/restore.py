@@ -29,7 +29,7 @@ def restore(moment: Moment, folder: str) -> list[TableAt]:
     _refuse_filled(lake, into)
     chosen, own = bases(moment), f"{into.uri}/{OWN_FOLDER}"
     into.access.begin_writing()
-    with into.access.refusing(into.uri):
+    with into.access.translate_errors(into.uri):
         into.store.touch(f"{own}/unfinished")
     try:
         made = brought(moment, chosen, into)
@@ -55,7 +55,7 @@ def _refuse_filled(lake: Lake, into: Lake) -> None:
             hint="choose another folder",
             sqlstate="22023",
         )
-    with into.access.refusing(into.uri):
+    with into.access.translate_errors(into.uri):
         names = into.store.names(into.uri)
     if names:
         raise MomentError(

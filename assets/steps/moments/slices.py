@@ -19,9 +19,9 @@ from pgsieve.assets.steps.records.transformed import TableChanges
 from pgsieve.assets.steps.update_transformation.changes import spark_tally, written_changes
 from pgsieve.decoding.changes.columns import ROW_OPERATIONS
 from pgsieve.decoding.changes.tally import Tally, count_changes, empty_tally
-from pgsieve.resources.lake.committers import ByFiles
-from pgsieve.resources.lake.delta.conforming import conformed
-from pgsieve.resources.lake.delta.parquet_files import WRITTEN, write_files
+from pgsieve.resources.lake.committers import FileCommitter
+from pgsieve.resources.lake.delta.conforming import conform
+from pgsieve.resources.lake.delta.parquet_files import FILE_SCHEMA, write_files
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake, StoredSlices
 
@@ -52,10 +52,10 @@ def put_slice(lake: Lake, into: Lake, base: Base, end: int, lsn: int, history: s
 
     def written() -> pa.Table:
         files = write_files(history, stored.schema, rows(), count, into.store)
-        return pa.Table.from_batches(files, WRITTEN)
+        return pa.Table.from_batches(files, FILE_SCHEMA)
 
     committer = into.policy.file_committer(history, stored.schema)
-    assert isinstance(committer, ByFiles)
+    assert isinstance(committer, FileCommitter)
     committer.commit(written, history, stored.schema, Commit(ends))
     return _changes(base, ends, size, tally, truncates)
 
@@ -67,12 +67,12 @@ def _rows(lake: Lake, stored: StoredSlices, end: int, lsn: int) -> Iterator[pa.T
         rows = read(stored.schema.names)
         within = pc.and_(pc.equal(rows["slice"], end), pc.less(rows["commit_lsn"], lsn))
         if (part := rows.filter(within)).num_rows:
-            yield conformed(part, stored.schema)
+            yield conform(part, stored.schema)
 
 
 def _put_by_spark(lake: Lake, into: Lake, base: Base, end: int, lsn: int, history: str) -> TableChanges:
     ends, key = min(end, lsn), base.definition.key
-    rows = lake.slices_of(base.history, [end], every=True).where(F.col("commit_lsn") < lsn)
+    rows = lake.read_slices(base.history, [end], every=True).where(F.col("commit_lsn") < lsn)
     into.write(
         rows.withColumn("slice", F.lit(ends).cast("bigint")),
         history,

@@ -35,7 +35,7 @@ def replace_damaged_records(subscription: Subscription, lake: Lake) -> list[str]
         Slices(lake, feed).path,
         *(each(lake, name).path for each in (Cuts, Registered, Sequences)),
     ]
-    with feed.exclusively(), feed.source.exclusively(name):
+    with feed.hold_lock(), feed.source.hold_lock(name):
         damaged = [p for p in (states.path, transformed, *feeds, *others) if _is_damaged(lake, p)]
         if cuts.path not in damaged:
             readable = [p for p in (*of_feed(lake, feed), *of_subscription(lake, name)) if p not in damaged]

@@ -31,9 +31,9 @@ from pgsieve.decoding.publications.routing import CapturePublication
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.paths import OWN_FOLDER
 from pgsieve.resources.postgres.capture import (
-    created_ones,
     drop_publications,
-    foreign_capture,
+    foreign_publications,
+    own_publications,
     shrink_capture,
 )
 from pgsieve.resources.postgres.catalog import read_catalog
@@ -104,7 +104,7 @@ def drop_subscription(
     done = replace(done, unregistered=unregister(Registered(lake, name)))
     if delete_tables and local:
         folders = [f"{lake.uri}/{name}", *([] if others else [ChangeLog(lake, feed).path.rpartition("/")[0]])]
-        with lake.access.refusing(f"{lake.uri}/{name}"):
+        with lake.access.translate_errors(f"{lake.uri}/{name}"):
             done = replace(done, folders=tuple(f for f in folders if local.remove(f)))
     return done
 
@@ -112,7 +112,7 @@ def drop_subscription(
 def _refuse_lake_within(lake: Lake, name: str) -> None:
     """Raise PgsieveError if another lake is in the folder of a subscription: it would be deleted with the folder."""
     folder = f"{lake.uri}/{name}"
-    with lake.access.refusing(folder):
+    with lake.access.translate_errors(folder):
         has_lake = lake.store.has_folder(folder, OWN_FOLDER)
     if has_lake:
         raise PgsieveError(
@@ -132,7 +132,7 @@ def _drop_on_server(
         return Dropped(None, altered, gone, kept_for=tuple(others))
     slot = feed.slot if drop_slot(connection, feed.source.name, feed.slot) else None
     # Read before the publications are dropped: their comments say which ones pgsieve created.
-    foreign = () if feed.filtered else foreign_capture(connection, feed.capture, catalog)
+    foreign = () if feed.filtered else foreign_publications(connection, feed.capture, catalog)
     altered, gone = _shrink(connection, feed, (), catalog)
     return Dropped(slot, altered, gone, tuple(foreign))
 
@@ -160,7 +160,7 @@ def _shrink(
     catalog: Catalog,
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if feed.filtered:
-        gone = created_ones(connection, [feed.unfiltered])
+        gone = own_publications(connection, [feed.unfiltered])
         drop_publications(connection, feed.source.name, gone)
         return (), tuple(gone)
     altered, dropped = shrink_capture(connection, feed.source.name, feed.capture, planned, catalog)

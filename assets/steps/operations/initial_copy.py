@@ -26,7 +26,7 @@ from pgsieve.resources.postgres.awaited import (
     BRIEF_SECONDS,
     PATIENT_SECONDS,
     SnapshotAwaitedError,
-    awaiting,
+    limit_wait,
 )
 from pgsieve.resources.postgres.present_catalog import present_catalog
 from pgsieve.resources.postgres.slot import SlotInUseError, slot_state
@@ -56,13 +56,13 @@ def copy_tables(
     record.keep_folders()
     feed = subscription.feed
     feed.source.check_ready()
-    with feed.exclusively(), feed.source.connect() as connection:
+    with feed.hold_lock(), feed.source.connect() as connection:
         sound_catalog(connection, subscription, present_catalog(connection))
         try:
-            with awaiting(feed.source, connection, BRIEF_SECONDS):
+            with limit_wait(feed.source, connection, BRIEF_SECONDS):
                 sizes = table_bytes(connection, names)
             # If Spark will be needed, it starts now, in the background.
-            lake.policy.expect(max(sizes.values()) if subscription.copy_data else 0)
+            lake.policy.prepare_runner(max(sizes.values()) if subscription.copy_data else 0)
             ready_slot(connection, feed, lake, subscription.name)
         except SnapshotAwaitedError as error:
             return deferred(TableStates(lake, subscription.name), sorted(names), error, log)

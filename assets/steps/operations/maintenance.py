@@ -37,7 +37,7 @@ from pgsieve.assets.steps.slot_consumption.slot import refuse_other_publisher_if
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.steps.validation.layouts import ClusteringError, clustering
 from pgsieve.decoding.lsn import format_lsn
-from pgsieve.resources.lake.delta.errors import again_after_conflict
+from pgsieve.resources.lake.delta.errors import retry_after_conflict
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.maintenance import TableMaintenance, maintenance
 from pgsieve.resources.postgres.errors import SourceUnreachableError
@@ -285,7 +285,7 @@ class _Maintainer:
 
     def files(self, path: str) -> list[File]:
         """The files of a table."""
-        with self._lake.access.refusing(path):
+        with self._lake.access.translate_errors(path):
             return maintenance(self._lake, path).files()
 
     def maintain(
@@ -319,10 +319,10 @@ class _Maintainer:
 
     def _again(self, path: str, work: Callable[[TableMaintenance], int]) -> int:
         def attempt() -> int:
-            with self._lake.access.refusing(path):
+            with self._lake.access.translate_errors(path):
                 return work(maintenance(self._lake, path))
 
-        return again_after_conflict(attempt)()
+        return retry_after_conflict(attempt)()
 
 
 @contextmanager
@@ -333,6 +333,6 @@ def _maintaining(feed: Feed, what: str, lake: Lake, retention: Retention) -> Ite
     """
     with ExitStack() as locked:
         with suppress(SourceUnreachableError):
-            locked.enter_context(feed.source.exclusively(f"maintenance of {what}"))
+            locked.enter_context(feed.source.hold_lock(f"maintenance of {what}"))
             refuse_other_publisher_if_it_answers(feed, lake)
         yield _Maintainer(lake, retention)

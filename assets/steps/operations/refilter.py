@@ -179,7 +179,7 @@ class Refilter:
             )
         if not self.lake.records.exists(path):
             return
-        with self.lake.access.refusing(path):
+        with self.lake.access.translate_errors(path):
             where = f"commit_lsn >= {state.lsn:d} and operation = 'insert' and cardinality(unchanged) > 0"
             if local.least(path, "commit_lsn", where) is not None:
                 raise PgsieveError("some UPDATEs became INSERTs without values that were not sent")

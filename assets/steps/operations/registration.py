@@ -13,7 +13,7 @@ from pgsieve.assets.steps.records.table_states import Name, SyncState, TableStat
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.resources.lake.access import SPARK_ERRORS
-from pgsieve.resources.lake.catalog import SparkCatalog, is_at, written
+from pgsieve.resources.lake.catalog import SparkCatalog, is_at, quoted_name
 from pgsieve.resources.lake.catalog_names import CatalogName, catalog_name
 from pgsieve.resources.lake.delta.errors import spark_message
 from pgsieve.resources.lake.lake import Lake
@@ -45,7 +45,7 @@ class Registration:
         missing = {each: path for each, path in wanted.items() if ours.get(each) != path}
         if not missing:
             return ()
-        with self.lake.access.refusing(self.lake.uri):
+        with self.lake.access.translate_errors(self.lake.uri):
             catalog = SparkCatalog(self.lake.spark)
             taken = [each for each in missing if each not in ours and catalog.location(each) is not None]
             new = {each: path for each, path in missing.items() if each not in taken}
@@ -55,13 +55,13 @@ class Registration:
                 if not is_at(catalog.location(each), path):
                     self._register(catalog, each, path)
         if taken:
-            names = ", ".join(map(written, taken))
+            names = ", ".join(map(quoted_name, taken))
             raise CatalogNameError(
                 f'subscription "{name}": the catalog has {names} already, and pgsieve did not register it',
                 hint="choose other `names` in `catalog` of pgsieve.yaml, or remove the existing entry from the catalog",
                 sqlstate="42P07",
             )
-        return tuple(map(written, new))
+        return tuple(map(quoted_name, new))
 
     def _register(self, catalog: SparkCatalog, name: CatalogName, path: str) -> None:
         try:
@@ -71,7 +71,7 @@ class Registration:
             if is_at(catalog.location(name), path):
                 return  # Another run has registered it at the same time.
             raise CatalogNameError(
-                f'subscription "{self.subscription.name}": the catalog does not take {written(name)}: {spark_message(error)}',
+                f'subscription "{self.subscription.name}": the catalog does not take {quoted_name(name)}: {spark_message(error)}',
                 hint="choose other `names` in `catalog` of pgsieve.yaml; Hive accepts letters, digits and underscores; and check"
                 " that this user may create tables and databases there",
             ) from error
@@ -87,7 +87,7 @@ class Registration:
             if other != table:
                 raise CatalogNameError(
                     f'subscription "{self.subscription.name}": tables {".".join(other)} and {".".join(table)} would both be'
-                    f" {written(each)} in the catalog",
+                    f" {quoted_name(each)} in the catalog",
                     hint="use {schema} in `names` of `catalog` in pgsieve.yaml, or rename one of them",
                     sqlstate="42P07",
                 )
@@ -116,10 +116,10 @@ def unregister(record: Registered) -> tuple[str, ...]:
     lake = record.lake
     if not (ours := record.names()):
         return ()
-    with lake.access.refusing(lake.uri):
+    with lake.access.translate_errors(lake.uri):
         catalog = SparkCatalog(lake.spark)
         there = [each for each, path in ours.items() if is_at(catalog.location(each), path)]
         for each in there:
             catalog.unregister(each)
     record.note(list(ours.items()), registered=False)
-    return tuple(map(written, there))
+    return tuple(map(quoted_name, there))

@@ -21,7 +21,11 @@ from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.decoding.publications.recorded_catalog import catalog_from_json, catalog_to_json
 from pgsieve.resources.lake.delta.records import version_of
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.postgres.alterations import Look, examined_catalog, look
+from pgsieve.resources.postgres.alterations import (
+    CatalogFingerprint,
+    fingerprint_catalog,
+    read_with_fingerprint,
+)
 from pgsieve.resources.postgres.present_catalog import present_catalog
 from pgsieve.resources.postgres.slot import slot_state
 
@@ -50,14 +54,16 @@ CATALOGS = pa.schema(
 ALTERED = pa.schema({"subscription": pa.string(), "begin": pa.int64(), "slice": pa.int64()})
 
 
-def read_examined(connection: psycopg.Connection[Any], feed: Feed) -> tuple[Look, Catalog]:
-    """The publisher's catalog, and a `Look`: a digest of everything there and in pgsieve.yaml that decides the changes.
+def read_catalog_with_fingerprint(
+    connection: psycopg.Connection[Any], feed: Feed
+) -> tuple[CatalogFingerprint, Catalog]:
+    """The publisher's catalog, and a `CatalogFingerprint`: a digest of everything there and in pgsieve.yaml that decides the changes.
 
-    The look is empty if the publisher filters, since it is not needed then.
+    The fingerprint is empty if the publisher filters, since it is not needed then.
     """
     if feed.filtered:
-        return Look("", ""), present_catalog(connection)
-    observed, catalog = examined_catalog(connection, _publications(feed), feed.capture_names())
+        return CatalogFingerprint("", ""), present_catalog(connection)
+    observed, catalog = read_with_fingerprint(connection, _publications(feed), feed.capture_names())
     return _with_configuration(feed, observed), catalog
 
 
@@ -67,7 +73,7 @@ def _publications(feed: Feed) -> list[str]:
     return sorted(named - feed.defined.keys())
 
 
-def _with_configuration(feed: Feed, observed: Look) -> Look:
+def _with_configuration(feed: Feed, observed: CatalogFingerprint) -> CatalogFingerprint:
     configured = [dict(feed.subscriptions), {name: asdict(defined) for name, defined in feed.defined.items()}]
     text = json.dumps(configured, sort_keys=True, default=sorted)
     return replace(observed, digest=f"{observed.digest} {hashlib.sha256(text.encode()).hexdigest()}")
@@ -110,8 +116,8 @@ class Catalogs:
         """The table's path."""
         return self.lake.paths.catalogs(self.feed.name)
 
-    def is_recorded(self, observed: Look) -> bool:
-        """Whether the last record has this look, with all removed rows that are known now.
+    def is_recorded(self, observed: CatalogFingerprint) -> bool:
+        """Whether the last record has this fingerprint, with all removed rows that are known now.
 
         True if the publisher filters, since no record is needed.
         """
@@ -126,7 +132,9 @@ class Catalogs:
         newest = None if self.feed.filtered else self._newest()
         return set() if newest is None else self.feed.subscriptions.keys() - set(newest["subscriptions"])
 
-    def append(self, lsn: int, transaction: int, observed: Look, catalog: Catalog, restart_lsn: int) -> None:
+    def append(
+        self, lsn: int, transaction: int, observed: CatalogFingerprint, catalog: Catalog, restart_lsn: int
+    ) -> None:
         """Record the catalog; from `lsn` and `transaction` on the slot captures everything that it publishes.
 
         The next transactions that the slot sends began after `restart_lsn`, perhaps before the present capture.
@@ -139,7 +147,7 @@ class Catalogs:
             "digest": observed.digest,
             "catalog": catalog_to_json(catalog, _publications(self.feed)),
             "subscriptions": sorted(self.feed.subscriptions),
-            "relations": observed.relations,
+            "relations": observed.relations_digest,
             "transaction": transaction,
             "known": _relations(self.feed, catalog),
             "captured": captured,
@@ -165,7 +173,7 @@ class Catalogs:
         if self.feed.filtered:
             return Unaltered(None, None)
         newest, state = self._newest(position), slot_state(connection, self.feed.slot)
-        observed = look(connection, _publications(self.feed), self.feed.capture_names())
+        observed = fingerprint_catalog(connection, _publications(self.feed), self.feed.capture_names())
         observed = _with_configuration(self.feed, observed)
         if newest is None or state is None or not _is_same(newest, observed):
             return None
@@ -204,13 +212,13 @@ class Catalogs:
         )
 
 
-def _is_same(recorded: dict[str, Any], observed: Look) -> bool:
+def _is_same(recorded: dict[str, Any], observed: CatalogFingerprint) -> bool:
     has_relations = recorded.get("known") is not None
-    return has_relations and observed.is_like(recorded["digest"], recorded["relations"])
+    return has_relations and observed.matches(recorded["digest"], recorded["relations"])
 
 
-def _gone(recorded: dict[str, Any], observed: Look) -> frozenset[int]:
-    """The removed catalog rows whose removal has committed: transactions in progress at the recorded look have ended."""
+def _gone(recorded: dict[str, Any], observed: CatalogFingerprint) -> frozenset[int]:
+    """The removed catalog rows whose removal has committed: transactions in progress at the recorded fingerprint have ended."""
     gone = {*(recorded.get("gone") or ())}
     if recorded.get("unsure") and _is_later(observed.oldest, recorded["transaction"]):
         gone.update(recorded["unsure"])

@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pgsieve.assets.steps.records.table_states import Name, TableState, TableStates
 from pgsieve.decoding.lsn import parse_lsn
 from pgsieve.decoding.values.quoting import quote_qualified
-from pgsieve.resources.lake.delta.errors import PUT_BACK, LakeError, damaged
+from pgsieve.resources.lake.delta.errors import PUT_BACK, LakeError, damaged_table_error
 from pgsieve.resources.lake.delta.records import version_of
 from pgsieve.resources.lake.lake import Lake
 
@@ -62,7 +62,7 @@ class Cut:
     def refuse_earlier_history(self, path: str, state: TableState, position: int) -> None:
         """Raise DamagedTableError if a change history is behind its position in the cut; 0 stands for no history."""
         if self.is_after(state) and 0 < position < self.histories.get(state.name, 0):
-            raise damaged(path, PUT_BACK)
+            raise damaged_table_error(path, PUT_BACK)
 
     def is_after(self, state: TableState) -> bool:
         """Whether the table had this state already when the cut was made.
@@ -77,7 +77,7 @@ class Cut:
         """Raise DamagedTableError if the table states are behind the version from which the cut was made."""
         records, path = states.lake.records, states.path
         if (self.states or 0) > (records.version(path) if records.exists(path) else -1):
-            raise damaged(path, PUT_BACK)
+            raise damaged_table_error(path, PUT_BACK)
 
 
 def version_in(cut: Cut | None, versions: Mapping[Name, int], state: TableState) -> int | None:

@@ -15,7 +15,7 @@ from pgsieve.decoding.row_filters.strings import FilterValueError
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.resources.lake.access import SPARK_ERRORS
 from pgsieve.resources.lake.delta.errors import (
-    NO_TABLES_FAULT,
+    ERRORS_OF_NO_TABLE,
     DamagedTableError,
     ExecutorError,
     RefusedTableError,
@@ -23,21 +23,21 @@ from pgsieve.resources.lake.delta.errors import (
     StoreUnavailableError,
     illegible_file,
     missing_file,
-    raise_ours,
+    raise_executor_error,
     spark_message,
 )
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.errors import (
     ForeignServerError,
     LockedTableError,
-    PassingFaultError,
     SourceUnreachableError,
+    TransientError,
 )
 from pgsieve.resources.postgres.snapshot import AlteredTableError, SnapshotLostError
 
 #: Errors of transient faults. An executor reports them by the names of these classes.
 _PASSING = (
-    PassingFaultError,
+    TransientError,
     SourceUnreachableError,
     SnapshotLostError,
     AlteredTableError,
@@ -75,9 +75,9 @@ def _is(error: PgsieveError, kind: type[PgsieveError]) -> bool:
 def reason(lake: Lake, error: Exception) -> str:
     """The reason why a table's changes cannot be transformed or applied.
 
-    Raises the error if the table is not the cause: one of NO_TABLES_FAULT, or a transient fault.
+    Raises the error if the table is not the cause: one of ERRORS_OF_NO_TABLE, or a transient fault.
     """
-    if isinstance(error, NO_TABLES_FAULT) or passes(error):
+    if isinstance(error, ERRORS_OF_NO_TABLE) or passes(error):
         raise error
     if isinstance(error, (FilterValueError, NumericError)) and error.sqlstate:
         return f"{error.message} [{error.sqlstate}]"  # As Spark reports it.
@@ -85,7 +85,7 @@ def reason(lake: Lake, error: Exception) -> str:
         return error.message
     lake.access.refuse_unavailable(error)
     try:
-        raise_ours(error)
+        raise_executor_error(error)
     except ExecutorError as ours:
         if passes(ours):
             raise
@@ -107,7 +107,7 @@ def _remedy(error: Exception) -> str | None:
     if isinstance(error, PgsieveError):
         return None if isinstance(error, CURED_BY_COPY) else error.hint
     try:
-        raise_ours(error)
+        raise_executor_error(error)
     except ExecutorError as ours:
         return ours.hint
     return None

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from pgsieve.assets.steps.subscription import Feed
-from pgsieve.resources.lake.delta.records import in_order, version_of
+from pgsieve.resources.lake.delta.records import by_version, version_of
 from pgsieve.resources.lake.lake import Lake
 
 #: A row has either `system_identifier`, `timeline` and `given_up` (the slot was dropped), or `deleted_up_to`.
@@ -61,7 +61,7 @@ class FeedRecord:
     def newest(self) -> Mapping[str, Any]:
         """The newest row with a cluster; an empty mapping if there is none."""
         rows = [row for row in self.lake.records.rows(self.path) if row["given_up"] is not None]
-        return next(reversed(in_order(rows)), {})
+        return next(reversed(by_version(rows)), {})
 
     def counting_versions(self) -> set[int]:
         """The Delta versions of the rows that count: the newest with a cluster, and the one with the deleted slices."""

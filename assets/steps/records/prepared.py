@@ -44,7 +44,7 @@ class Prepared:
     def restore(self, assembler: TransactionAssembler) -> tuple[Prepare, ...]:
         """Give the waiting transactions in the table to the assembler; returns them."""
         local = self._local()
-        with self.lake.access.refusing(self.path):
+        with self.lake.access.translate_errors(self.path):
             if not local.exists(self.path):
                 return ()
             rows = local.table(self.path).select(PREPARED.names).cast(PREPARED).sort_by("number")
@@ -66,7 +66,7 @@ class Prepared:
         local, waiting = self._local(), assembler.prepared
         # The change log is made durable first: after a power cut this table must not be ahead of it.
         self.lake.access.make_durable()
-        with self.lake.access.refusing(self.path):
+        with self.lake.access.translate_errors(self.path):
             if waiting == former and local.exists(self.path):
                 local.append(self.path, PREPARED.empty_table(), position)
             else:

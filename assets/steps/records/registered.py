@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 import pyarrow as pa
 
 from pgsieve.resources.lake.catalog_names import CatalogName
-from pgsieve.resources.lake.delta.records import in_order
+from pgsieve.resources.lake.delta.records import by_version
 from pgsieve.resources.lake.lake import Lake
 
 #: `name` is a JSON list of the name's parts.
@@ -35,7 +35,7 @@ class Registered:
 
     def names(self) -> dict[CatalogName, str]:
         """The registered names, each with the path of its table."""
-        newest = {row["name"]: row for row in in_order(self.lake.records.rows(self.path))}
+        newest = {row["name"]: row for row in by_version(self.lake.records.rows(self.path))}
         return {tuple(json.loads(name)): row["path"] for name, row in newest.items() if row["registered"]}
 
     def note(self, names: Collection[tuple[CatalogName, str]], *, registered: bool) -> None:

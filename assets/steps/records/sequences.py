@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from pgsieve.decoding.values.quoting import quote_qualified
-from pgsieve.resources.lake.delta.records import in_order, version_of
+from pgsieve.resources.lake.delta.records import by_version, version_of
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.sequences import Name, SequenceValue
 
@@ -67,7 +67,7 @@ class Sequences:
         return {version_of(row) for row in self._rows().values()}
 
     def _rows(self) -> dict[Name, Any]:
-        return {(row["schema"], row["name"]): row for row in in_order(self.lake.records.rows(self.path))}
+        return {(row["schema"], row["name"]): row for row in by_version(self.lake.records.rows(self.path))}
 
     def append(self, values: Collection[SequenceValue], gone: Collection[SequenceValue], base: int) -> None:
         """Record the values of sequences, and the sequences `gone`, which are no longer published.

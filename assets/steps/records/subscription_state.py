@@ -12,7 +12,7 @@ import pyarrow as pa
 from pgsieve.assets.steps.records.table_states import TableStates
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.resources.lake.delta.layout import FOLDERS
-from pgsieve.resources.lake.delta.records import in_order, version_of
+from pgsieve.resources.lake.delta.records import by_version, version_of
 from pgsieve.resources.lake.lake import Lake
 
 #: The newest row counts. The column `version`, which orders the rows, is added when they are written.
@@ -94,7 +94,7 @@ class SubscriptionRecord:
         rows = self.lake.records.rows(self.path)
         if not rows:
             return SubscriptionState()
-        newest = in_order(rows)[-1]
+        newest = by_version(rows)[-1]
         return SubscriptionState(
             newest["enabled"],
             newest["reason"],

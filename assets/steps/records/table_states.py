@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.values.quoting import quote_qualified
-from pgsieve.resources.lake.delta.records import in_order, version_of
+from pgsieve.resources.lake.delta.records import by_version, version_of
 from pgsieve.resources.lake.lake import Lake
 
 
@@ -191,7 +191,7 @@ class TableStates:
     def _kept(self) -> dict[Name, list[Mapping[str, Any]]]:
         """The rows of each table, oldest first; a row without a definition gets the one of the row before."""
         of_tables: dict[Name, list[Mapping[str, Any]]] = {}
-        for row in in_order(self.lake.records.rows(self.path)):
+        for row in by_version(self.lake.records.rows(self.path)):
             rows = of_tables.setdefault((row["schema"], row["table"]), [])
             rows.append(
                 {**row, "definition": row["definition"] or (rows[-1]["definition"] if rows else None)}
@@ -242,7 +242,7 @@ class TableStates:
         So do the rows that counted at each of `moments`, which are earlier Delta versions of `_table_states`.
         """
         versions: dict[Name, tuple[list[int], list[int]]] = {}
-        for row in in_order(self.lake.records.rows(self.path)):
+        for row in by_version(self.lake.records.rows(self.path)):
             every, defined = versions.setdefault((row["schema"], row["table"]), ([], []))
             every.append(version_of(row))
             if row["definition"]:

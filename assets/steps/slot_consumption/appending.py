@@ -31,11 +31,17 @@ from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
 from pgsieve.resources.postgres.sessions import Conninfo
-from pgsieve.resources.postgres.slot import batches_of, has_changes, peek_query, query_without, refusing_slot
-from pgsieve.resources.postgres.slot_copy import CopyRefusedError, SlotCopy, copied_slot
-from pgsieve.resources.prefetch import prefetched
+from pgsieve.resources.postgres.slot import (
+    exclude_relations,
+    has_changes,
+    message_batches,
+    peek_query,
+    translate_slot_errors,
+)
+from pgsieve.resources.postgres.slot_copy import CopyRefusedError, SlotCopy, copy_slot
+from pgsieve.resources.prefetch import prefetch
 from pgsieve.resources.spool import FileSpool
-from pgsieve.resources.work import called
+from pgsieve.resources.work import name_jobs
 
 #: Files get several row groups, so that all cores can decode a slice.
 _FILE_OPTIONS = {"parquet.block.size": str(32 * 1024 * 1024), "maxRecordsPerFile": "1000000"}
@@ -63,7 +69,7 @@ class Peek:
     def query(self, end: int, *, slot: str | None = None, limit: int | None = None) -> str:
         """The query that peeks up to `end`, at a copy of the slot if `slot` names one; see `peek_query`."""
         query = peek_query(slot or self.feed.slot, end, self.options, self.version, limit)
-        return query_without(query, self.without) if self.without else query
+        return exclude_relations(query, self.without) if self.without else query
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +125,10 @@ def append_slice(
 
 def _write(lake: Lake, feed: Feed, messages: Iterable[pa.Array], end: int) -> WrittenSlice:
     """Write the files of a slice; raises errors of the messages, else LakeError."""
-    summary, path = SliceSummary(lake.policy.expect), ChangeLog(lake, feed).path
+    summary, path = SliceSummary(lake.policy.prepare_runner), ChangeLog(lake, feed).path
     try:
         # delta-rs would need more memory to write the same rows.
-        with lake.access.refusing(path), prefetched(summary.of(change_log_rows(messages, end))) as rows:
+        with lake.access.translate_errors(path), prefetch(summary.of(change_log_rows(messages, end))) as rows:
             batches = write_files(path, CHANGE_LOG, rows, store=lake.store, encodings=_ENCODINGS)
             files = [file for batch in batches for file in batch.to_pylist()]
     except LakeError:
@@ -138,7 +144,7 @@ def commit_slice(
 ) -> None:
     """Commit a written slice; raises OverrunError as `append_slice` does, else LakeError."""
     path = ChangeLog(lake, feed).path
-    with lake.access.refusing(path):
+    with lake.access.translate_errors(path):
         reach(Failpoint.SLICE_WRITTEN)
         local.commit(path, CHANGE_LOG, written.files, Commit(written.end, base=base, after=after))
         reach(Failpoint.SLICE_COMMITTED)
@@ -159,7 +165,7 @@ def append_slices(
         yield end, _append_by_executor(lake, reading.peek, reading.begin, end, after, base)
         return
     feed, unaltered = reading.peek.feed, reading.unaltered
-    with refusing_slot(feed.source.name, feed.slot, "read"), ExitStack() as stack:
+    with translate_slot_errors(feed.source.name, feed.slot, "read"), ExitStack() as stack:
         assembler = TransactionAssembler(stack.enter_context(FileSpool()))
         waiting = Prepared(lake, feed).restore(assembler) if reading.prepared else ()
         for end, written in _read(lake, reading, assembler, stack):
@@ -183,16 +189,16 @@ def _read(
     peek, ends = reading.peek, [*reading.ends]
     # This session is opened before the second one: if the role may have only one more, it has to be this one.
     session = opened.enter_context(opened.enter_context(peek.conninfo.adbc()).cursor())
-    copy = opened.enter_context(copied_slot(peek.conninfo, peek.feed.slot)) if reading.second_ends else None
+    copy = opened.enter_context(copy_slot(peek.conninfo, peek.feed.slot)) if reading.second_ends else None
     if copy is None:
         ends += reading.second_ends
-    messages = batches_of(session, peek.query(ends[-1]))
+    messages = message_batches(session, peek.query(ends[-1]))
     # With prepared transactions a slice without rows is written too: a waiting transaction has no rows yet.
     slices = _written(lake, peek.feed, messages, reading.begin, ends, assembler, empty=reading.prepared)
     if copy is None:
         return slices
     second_slices = _written_by_second_session(lake, peek, copy, ends[-1], reading.second_ends)
-    return chain(slices, opened.enter_context(prefetched(second_slices, len(reading.second_ends), copy.stop)))
+    return chain(slices, opened.enter_context(prefetch(second_slices, len(reading.second_ends), copy.stop)))
 
 
 def _written(
@@ -240,7 +246,7 @@ def _append_by_executor(lake: Lake, peek: Peek, begin: int, end: int, after: int
     with feed.source.connect() as connection:
         if not has_changes(connection, feed.source.name, feed.slot, peek.query(end, limit=1)):
             return False
-    with called(feed.name, f"slot {feed.slot}, slice {format_lsn(end)}"):
+    with name_jobs(feed.name, f"slot {feed.slot}, slice {format_lsn(end)}"):
         return _drained_by_executor(lake, peek, begin, end, after, base)
 
 

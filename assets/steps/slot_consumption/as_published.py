@@ -19,7 +19,7 @@ from pgsieve.resources.lake.delta.errors import OverrunError
 from pgsieve.resources.lake.delta.records import TableHead
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.errors import SourceError
-from pgsieve.resources.postgres.missing_publications import UNDEFINED
+from pgsieve.resources.postgres.missing_publications import UNDEFINED_OBJECT
 
 
 def published_up_to(lake: Lake, own: Sequence[Feed]) -> int:
@@ -70,7 +70,7 @@ def append_as_published(lake: Lake, published: Peek, feed: Feed, begin: int, end
             if not holds:
                 append_nothing(lake, own, end)
     except SourceError as error:
-        if error.sqlstate != UNDEFINED:
+        if error.sqlstate != UNDEFINED_OBJECT:
             raise
         # Before PostgreSQL 18 a publisher cannot decode WAL that is older than one of the publications.
         return False

@@ -31,7 +31,7 @@ def drain(
     source = feed.source
     source.check_ready()
     lake.access.check_writable()
-    with feed.exclusively(), source.connect() as connection:
+    with feed.hold_lock(), source.connect() as connection:
         before = slot_state(connection, feed.slot)
         confirmed = None if before is None else before.confirmed_lsn
         feed, catalog, publications = ready_slot(connection, feed, lake)

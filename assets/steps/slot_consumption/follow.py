@@ -40,12 +40,12 @@ from pgsieve.decoding.protocol.messages import Commit, Prepare, Truncate, decode
 from pgsieve.decoding.protocol.transactions import TransactionAssembler
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.errors import (
-    PassingFaultError,
     SourceError,
     SourceUnreachableError,
+    TransientError,
 )
 from pgsieve.resources.postgres.receiver import Received
-from pgsieve.resources.postgres.slot import SlotAheadError, is_refusal, wait_until_free
+from pgsieve.resources.postgres.slot import SlotAheadError, is_decoding_error, wait_until_free
 from pgsieve.resources.postgres.stream import ReplicationStream, Started
 from pgsieve.resources.spool import FileSpool
 
@@ -82,7 +82,7 @@ class StreamedFeed:
             )
         with ExitStack() as opened:
             #: The slot's lock: as long as it is held, no other process reads the slot or makes it ready.
-            self._turn = opened.enter_context(feed.exclusively())
+            self._turn = opened.enter_context(feed.hold_lock())
             with feed.source.connect() as connection:
                 feed, catalog, publications = ready_slot(connection, feed, lake)
                 warn_of_missing(feed, catalog, log)
@@ -151,7 +151,7 @@ class StreamedFeed:
                 raise
             self._log(f"another process has read the slot {self._feed.slot} meanwhile")
         except SourceError as error:
-            if self.last_message_at is None or not is_refusal(error):
+            if self.last_message_at is None or not is_decoding_error(error):
                 raise
             # The server may be unable to send one transaction: a drain reads around it, or raises the cause.
             self._log(error.message)
@@ -193,7 +193,7 @@ class StreamedFeed:
                 )
                 if not self._altered:
                     refresh_sequences(connection, self._feed, self._lake)
-        except (SourceUnreachableError, PassingFaultError) as error:
+        except (SourceUnreachableError, TransientError) as error:
             # A server that shuts down accepts no connections, and waits for this stream to end.
             self._log(f"{type(error).__name__}; connecting again from {format_lsn(self._durable)}")
             self._stream.restart()

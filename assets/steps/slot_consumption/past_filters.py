@@ -19,8 +19,8 @@ from pgsieve.assets.steps.subscription import Feed
 from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable, Table, replicated_tables
 from pgsieve.decoding.publications.routing import routes
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.postgres.awaited import BRIEF_SECONDS, awaiting
-from pgsieve.resources.postgres.capture import created_ones
+from pgsieve.resources.postgres.awaited import BRIEF_SECONDS, limit_wait
+from pgsieve.resources.postgres.capture import own_publications
 from pgsieve.resources.postgres.errors import SourceError
 from pgsieve.resources.postgres.failing_filter import (
     failing_table,
@@ -28,7 +28,7 @@ from pgsieve.resources.postgres.failing_filter import (
     unfiltered_statements,
 )
 from pgsieve.resources.postgres.present_catalog import present_catalog
-from pgsieve.resources.postgres.slot import refusal
+from pgsieve.resources.postgres.slot import decoding_error
 
 
 def publish_set_aside(
@@ -45,7 +45,7 @@ def publish_set_aside(
     statements = unfiltered_statements(feed.unfiltered, tables, publications, catalog)
     if not statements:
         return
-    if feed.unfiltered in catalog.publications and not created_ones(connection, [feed.unfiltered]):
+    if feed.unfiltered in catalog.publications and not own_publications(connection, [feed.unfiltered]):
         if tables:
             log(
                 f'publication "{feed.unfiltered}" is not pgsieve\'s: until it is renamed, a transaction in which a row filter fails has'
@@ -53,7 +53,7 @@ def publish_set_aside(
             )
         return
     try:
-        with awaiting(feed.source, connection, BRIEF_SECONDS):
+        with limit_wait(feed.source, connection, BRIEF_SECONDS):
             publish_unfiltered(connection, feed.source.name, feed.unfiltered, statements)
     except SourceError as error:
         log(
@@ -75,7 +75,7 @@ def past_filters(connection: psycopg.Connection[Any], peek: Peek, lake: Lake, en
     without = frozenset(oid for each in listed for oid in _relations(aside[each]))
     options = replace(peek.options, publications=(*peek.options.publications, feed.unfiltered))
     past = replace(peek, options=options, without=without)
-    refused = refusal(connection, feed.source.name, feed.slot, past.query(end))
+    refused = decoding_error(connection, feed.source.name, feed.slot, past.query(end))
     return past if refused is None else None
 
 

@@ -42,9 +42,9 @@ from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.errors import LakeError, OverrunError
 from pgsieve.resources.lake.delta.records import TableHead
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.postgres.confirmation import confirm, may_release
+from pgsieve.resources.postgres.confirmation import can_release_wal, confirm
 from pgsieve.resources.postgres.errors import SourceUnreachableError
-from pgsieve.resources.postgres.slot import described_in, slot_state, truncated_relations
+from pgsieve.resources.postgres.slot import slot_state, transactions_and_relations, truncated_relations
 from pgsieve.resources.postgres.slot_copy import has_spare_slots
 
 #: The most bytes of WAL in a slice.
@@ -237,7 +237,7 @@ class _SlotReader:
         return (
             end < self._target
             or end - self.position >= IDLE_BYTES
-            or may_release(self._connection, self._feed.slot, IDLE_BYTES)
+            or can_release_wal(self._connection, self._feed.slot, IDLE_BYTES)
             or _copied_after(self._lake, self._subscriptions, self.position)
         )
 
@@ -298,7 +298,9 @@ class _SlotReader:
         unaltered = self._unaltered
         if self._lake.local is None and unaltered is not None and not unaltered.is_all:
             query = self._peek.query(self._end)
-            begun, described = described_in(self._connection, self._feed.source.name, self._feed.slot, query)
+            begun, described = transactions_and_relations(
+                self._connection, self._feed.source.name, self._feed.slot, query
+            )
             if not unaltered.covers(begun, described):
                 return True
         return self._truncates_root()

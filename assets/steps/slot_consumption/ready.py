@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import psycopg
 
 from pgsieve.assets.steps.log import quiet
-from pgsieve.assets.steps.records.catalogs import Catalogs, decided_by_server, read_examined
+from pgsieve.assets.steps.records.catalogs import Catalogs, decided_by_server, read_catalog_with_fingerprint
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.own_versions import newest_cuts, of_feed, refuse_put_back
 from pgsieve.assets.steps.records.prepared import Prepared
@@ -26,11 +26,11 @@ from pgsieve.decoding.publications.catalog import OPERATIONS, Catalog
 from pgsieve.decoding.publications.routing import CapturePublication
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.postgres.awaited import BRIEF_SECONDS, SnapshotAwaitedError, awaiting
+from pgsieve.resources.postgres.awaited import BRIEF_SECONDS, SnapshotAwaitedError, limit_wait
 from pgsieve.resources.postgres.capture import drop_publications, ensure_capture
 from pgsieve.resources.postgres.confirmation import confirm
 from pgsieve.resources.postgres.errors import SourceError
-from pgsieve.resources.postgres.missing_publications import publications_then
+from pgsieve.resources.postgres.missing_publications import existing_publications
 from pgsieve.resources.postgres.slot import (
     SlotState,
     has_changes,
@@ -52,10 +52,10 @@ def ready_slot(
     SlotError for a slot that does not fit the change log's position; and SnapshotAwaitedError or LockedTableError for a
     lock if the publisher cannot decide.
     """
-    observed, catalog = read_examined(connection, feed)
+    observed, catalog = read_catalog_with_fingerprint(connection, feed)
     sound, server = sound_part(connection, feed, catalog)
     if sound != feed:
-        observed, catalog = read_examined(connection, sound)
+        observed, catalog = read_catalog_with_fingerprint(connection, sound)
     # The query of a killed run continues until the server notices.
     wait_until_free(connection, feed.slot)
     state = take_slot(connection, feed, lake)
@@ -74,7 +74,7 @@ def ready_slot(
         elif not _captured(connection, sound, server, publisher_decides=decides):
             names, recorded = tuple(n for n in names if n not in created), True
         if not recorded:  # The catalog has to include the new capture publications.
-            observed, catalog = read_examined(connection, sound)
+            observed, catalog = read_catalog_with_fingerprint(connection, sound)
             recorded = _is_unread(sound, catalog, publisher_decides=decides)
         captured, transaction = inserted_lsn(connection), next_transaction(connection)
         if state is None:
@@ -150,7 +150,7 @@ def _captured(
 ) -> bool:
     """Create or alter the capture publications as planned; False if a lock prevents it, and the publisher can decide."""
     try:
-        with awaiting(feed.source, connection, BRIEF_SECONDS):
+        with limit_wait(feed.source, connection, BRIEF_SECONDS):
             ensure_capture(connection, feed.source.name, feed.capture, feed.planned_capture(catalog), catalog)
     except SnapshotAwaitedError:
         if not publisher_decides:
@@ -187,7 +187,7 @@ def _drain_before_created(
             return error
         return None
 
-    existing, why = publications_then(publications, refused)
+    existing, why = existing_publications(publications, refused)
     if why is not None:
         raise why
     if len(existing) < len(publications):

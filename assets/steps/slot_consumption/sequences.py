@@ -13,9 +13,9 @@ from pgsieve.assets.steps.records.failures import reason
 from pgsieve.assets.steps.records.sequences import Sequences
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.subscription import Feed
-from pgsieve.resources.lake.delta.errors import LakeError, again_after_conflict
+from pgsieve.resources.lake.delta.errors import LakeError, retry_after_conflict
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.postgres.errors import refusing
+from pgsieve.resources.postgres.errors import translate_errors
 from pgsieve.resources.postgres.sequences import PublishedSequences, SequenceValue, read_sequences
 
 
@@ -30,7 +30,7 @@ def received_sequences(
         frozenset(name for defined in configured for name in defined.sequences),
         any(defined.all_sequences for defined in configured),
     )
-    with refusing(feed.source.name, "read the sequences"):
+    with translate_errors(feed.source.name, "read the sequences"):
         return read_sequences(connection, published)
 
 
@@ -41,7 +41,7 @@ def refresh_sequences(connection: psycopg.Connection[Any], feed: Feed, lake: Lak
     """
     for name in feed.subscriptions:
         try:
-            again_after_conflict(_refresh)(connection, feed, Sequences(lake, name))
+            retry_after_conflict(_refresh)(connection, feed, Sequences(lake, name))
         except LakeError as error:
             # Raises a fault of the lake itself. A damaged table is reported by its own subscription.
             reason(lake, error)

@@ -21,7 +21,7 @@ from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.errors import LakeError, LakeUnavailableError
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.postgres.awaited import PATIENT_SECONDS, awaiting
+from pgsieve.resources.postgres.awaited import PATIENT_SECONDS, limit_wait
 from pgsieve.resources.postgres.errors import SourceError, SourceUnreachableError
 from pgsieve.resources.postgres.slot import (
     SlotAheadError,
@@ -30,9 +30,9 @@ from pgsieve.resources.postgres.slot import (
     create_slot,
     drop_slot,
     enable_failover,
-    refuse_set_back,
     slot_state,
     verify_slot,
+    verify_wal_end,
 )
 from pgsieve.resources.postgres.timeline import current_timeline, refuse_divergence
 from pgsieve.resources.postgres.wal import inserted_lsn, system_identifier
@@ -81,7 +81,7 @@ def take_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, la
         refuse_divergence(feed.source, recorded, durable, timeline, feed.subscriptions)
     verify_slot(state, feed.source.name, feed.slot, durable, feed.subscriptions)
     if durable is not None:
-        refuse_set_back(connection, feed.source.name, durable, feed.subscriptions)
+        verify_wal_end(connection, feed.source.name, durable, feed.subscriptions)
     if state is None:
         return None
     if state.two_phase and durable is not None and Prepared(lake, feed).position() is None:
@@ -265,7 +265,7 @@ def begin_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, l
         )
     forget_copies(lake, feed.subscriptions)
     _claim(connection, feed, lake)
-    with awaiting(feed.source, connection, PATIENT_SECONDS):
+    with limit_wait(feed.source, connection, PATIENT_SECONDS):
         start = create_slot(
             connection,
             feed.source.name,
@@ -310,7 +310,7 @@ def replace_lost_slot(feed: Feed, lake: Lake, *, take_over: bool = False) -> Slo
     It can be repeated after a crash: the slot is then missing, or ahead of the change log. Raises the errors of
     `refuse_other_publisher`, and SlotAheadError without `take_over`, since another lake may read the slot.
     """
-    with feed.exclusively(), feed.source.connect() as connection:
+    with feed.hold_lock(), feed.source.connect() as connection:
         try:
             take_slot(connection, feed, lake)
         except SlotError as lost:

@@ -14,7 +14,7 @@ from pgsieve.resources.postgres.slot import (
     SlotState,
     peek_query,
     read_messages,
-    refusing_slot,
+    translate_slot_errors,
 )
 from pgsieve.resources.spool import FileSpool
 
@@ -29,7 +29,7 @@ def recover_prepared(feed: Feed, lake: Lake, publications: Sequence[str], versio
     if Prepared(lake, feed).position() == durable:
         return
     query = peek_query(feed.slot, durable, at_once(feed, publications), version)
-    with refusing_slot(feed.source.name, feed.slot, "read"), FileSpool() as spool:
+    with translate_slot_errors(feed.source.name, feed.slot, "read"), FileSpool() as spool:
         assembler = TransactionAssembler(spool)
         waiting = Prepared(lake, feed).restore(assembler)
         for messages in read_messages(feed.source.executor_conninfo(), query):

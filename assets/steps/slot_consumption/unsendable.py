@@ -40,9 +40,9 @@ from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.resources.lake.delta.errors import OverrunError
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.errors import SourceError
-from pgsieve.resources.postgres.missing_publications import UNDEFINED, publications_then
+from pgsieve.resources.postgres.missing_publications import UNDEFINED_OBJECT, existing_publications
 from pgsieve.resources.postgres.present_catalog import present_catalog
-from pgsieve.resources.postgres.slot import refusal, relations_changed
+from pgsieve.resources.postgres.slot import changed_relations, decoding_error
 from pgsieve.resources.spool import FileSpool
 
 #: WAL records begin at multiples of this many bytes (MAXALIGN), or after a page header, whose greatest length this is.
@@ -55,7 +55,7 @@ def unsendable(
     connection: psycopg.Connection[Any], peek: Peek, own: Sequence[Feed], end: int
 ) -> SourceError | None:
     """The server's error for sending the changes up to `end` to the feed or to the feeds `own`; None if it sends them."""
-    captured = refusal(connection, peek.feed.source.name, peek.feed.slot, peek.query(end))
+    captured = decoding_error(connection, peek.feed.source.name, peek.feed.slot, peek.query(end))
     if captured is not None:
         return captured
     published = (_refusal(connection, peek_as_published(peek, each), end) for each in own)
@@ -67,8 +67,8 @@ def _refusal(connection: psycopg.Connection[Any], reading: Peek, end: int) -> So
 
     A publication that did not exist yet does not count: see `append_as_published`.
     """
-    refused = refusal(connection, reading.feed.source.name, reading.feed.slot, reading.query(end))
-    return None if refused is not None and refused.sqlstate == UNDEFINED else refused
+    refused = decoding_error(connection, reading.feed.source.name, reading.feed.slot, reading.query(end))
+    return None if refused is not None and refused.sqlstate == UNDEFINED_OBJECT else refused
 
 
 @dataclass(frozen=True)
@@ -130,9 +130,11 @@ class Fallback:
         def reading(names: Sequence[str]) -> Peek:
             return replace(self.peek, options=replace(self.peek.options, publications=tuple(names)))
 
-        existing, _ = publications_then(
+        existing, _ = existing_publications(
             asked,
-            lambda names: refusal(self.connection, feed.source.name, feed.slot, reading(names).query(end)),
+            lambda names: decoding_error(
+                self.connection, feed.source.name, feed.slot, reading(names).query(end)
+            ),
         )
         left_out = [name for name in asked if name not in existing]
         if not present_catalog(self.connection).publications.keys() >= {*left_out}:
@@ -247,7 +249,7 @@ class Fallback:
     def _changed(self, captured: Peek, end: int) -> set[int]:
         """The oids of the relations that the transaction changes."""
         feed = self.peek.feed
-        return relations_changed(self.connection, feed.source.name, feed.slot, captured.query(end))
+        return changed_relations(self.connection, feed.source.name, feed.slot, captured.query(end))
 
     def _listed(self, publications: Sequence[str]) -> set[int]:
         """The oids of the publications' tables and of their partitions."""

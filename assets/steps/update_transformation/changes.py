@@ -25,7 +25,7 @@ from pgsieve.decoding.changes.columns import ENCODED_COLUMNS, ROW_OPERATIONS, SI
 from pgsieve.decoding.changes.sent_as import SentAs, SentCounts, added, as_rows, from_rows
 from pgsieve.decoding.changes.tally import Tally, count_whole_changes, key_changes
 from pgsieve.decoding.changes.transform import Encoded, Transformation, in_slice, truncates
-from pgsieve.resources.lake.delta.parquet_files import WRITTEN, write_files
+from pgsieve.resources.lake.delta.parquet_files import FILE_SCHEMA, write_files
 from pgsieve.resources.lake.executors import Executors
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.store import Store
@@ -41,7 +41,7 @@ _Share = tuple[Transformation, Source]
 
 @dataclass(frozen=True)
 class WrittenChanges:
-    """Files of changes (rows of `WRITTEN`), and the numbers of received changes by the operations that they are sent as."""
+    """Files of changes (rows of `FILE_SCHEMA`), and the numbers of received changes by the operations that they are sent as."""
 
     files: pa.Table
     sent_as: SentCounts
@@ -85,7 +85,7 @@ class ReadableChanges:
             yield from write_files(folder, schema, guard(rows()), count, store)
             yield _counted(counts)
 
-        rows = runner.written(write, len(parts))
+        rows = runner.run(write, len(parts))
         is_file = rows["path"].is_valid()
         return WrittenChanges(rows.filter(is_file), _sum(rows.filter(pc.invert(is_file))))
 
@@ -99,7 +99,7 @@ class ReadableChanges:
                 pass
             yield _counted(counts)
 
-        return _sum(runner.written(make, len(parts)))
+        return _sum(runner.run(make, len(parts)))
 
     def _parts(self, runner: Executors) -> list[Sequence[_Share]]:
         """The parts of the work: a single one for few changes; else each has some row groups of one relation version."""
@@ -256,7 +256,7 @@ def _changes(shares: Sequence[_Share], counts: Counter[SentAs]) -> Iterator[pa.R
 
 def _counted(counts: SentCounts) -> pa.RecordBatch:
     """A row without a file, which has the counts of a part's changes, even if none is sent."""
-    return pa.RecordBatch.from_pylist([{"size": 0, "tally": json.dumps(as_rows(counts))}], WRITTEN)
+    return pa.RecordBatch.from_pylist([{"size": 0, "tally": json.dumps(as_rows(counts))}], FILE_SCHEMA)
 
 
 def _sum(rows: pa.Table) -> SentCounts:

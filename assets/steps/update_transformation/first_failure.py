@@ -33,7 +33,7 @@ class FailureSearch:
 
     def first(self) -> tuple[int, str] | None:
         """The first transaction with changes that cannot be transformed, of any table, and the reason; None if there is none."""
-        failures = self.lake.in_parallel(self._of_table, list(self.work.tables))
+        failures = self.lake.map_in_parallel(self._of_table, list(self.work.tables))
         return min((failure for failure in failures if failure), default=None)
 
     def _of_table(self, name: Name) -> tuple[int, str] | None:

@@ -25,7 +25,7 @@ from pgsieve.decoding.changes.decode import FilterColumns
 from pgsieve.decoding.changes.transform import Encoded
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.shared_reads import SharedReads, shared_reads
-from pgsieve.resources.lake.stores.store import Reader, RowGroup, Store, parted
+from pgsieve.resources.lake.stores.store import Reader, RowGroup, Store, divide_groups
 
 #: An ordinal that sorts before all changes of a transaction.
 FIRST = -1
@@ -107,7 +107,7 @@ class StoredMessages:
 
     def sources(self, parallelism: int) -> "list[Source]":
         """The messages divided into parts of limited size; `parallelism` parts are transformed at the same time."""
-        return [_Groups(self, groups) for groups in parted(self.groups, parallelism)]
+        return [_Groups(self, groups) for groups in divide_groups(self.groups, parallelism)]
 
     def batches(self, groups: Sequence[RowGroup], columns: Sequence[str]) -> Iterator[StoredBatch]:
         """Some columns of the messages in some row groups, in order.
@@ -175,7 +175,7 @@ class _Groups:
     def encoded(self) -> Iterator[Encoded]:
         """As in `Source`. Other subscriptions may reuse the decoded filter columns of a batch."""
         stored = self.messages
-        with stored.store.prefetched(self.groups, stored.batches(self.groups, ENCODED_COLUMNS)) as batches:
+        with stored.store.prefetch(self.groups, stored.batches(self.groups, ENCODED_COLUMNS)) as batches:
             for batch in batches:
                 yield Encoded(batch.messages, partial(_shared, stored.shared, batch.key))
 
@@ -295,7 +295,7 @@ def messages_of(lake: Lake, path: str, ends: Collection[int], size: int | None) 
     table = lake.slice_rows(path, ends, size, every=True)
 
     def frame() -> DataFrame:
-        return lake.slices_of(path, ends, every=True)
+        return lake.read_slices(path, ends, every=True)
 
     if table is not None:
         return Messages(frame, table)

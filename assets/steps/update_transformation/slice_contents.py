@@ -108,8 +108,8 @@ def _summary(lake: Lake, path: str, end: int) -> Mapping[str, Any]:
     columns = ["commit_lsn", "ordinal", "xid", "kind", "relation_id", "data"]
     rows = lake.slice_rows(path, [end], size, columns=columns)
     if rows is None:
-        return aggregated(lake.slices_of(path, [end]), slice_summary())
-    passed = SliceSummary(lake.policy.expect)
+        return aggregated(lake.read_slices(path, [end]), slice_summary())
+    passed = SliceSummary(lake.policy.prepare_runner)
     for _ in passed.of(rows.to_batches()):
         pass
     return passed.get()

@@ -56,13 +56,13 @@ from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.publications.evolution import SchemaChangedError
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.resources.failpoints import Failpoint, reach
-from pgsieve.resources.lake.committers import ByFiles
-from pgsieve.resources.lake.delta.errors import OverrunError, again_after_conflict
+from pgsieve.resources.lake.committers import FileCommitter
+from pgsieve.resources.lake.delta.errors import OverrunError, retry_after_conflict
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.present_catalog import present_catalog
 from pgsieve.resources.postgres.wal import current_lsn
-from pgsieve.resources.work import called
+from pgsieve.resources.work import name_jobs
 
 
 def transform(subscription: Subscription, lake: Lake, log: Log) -> list[TableChanges]:
@@ -73,9 +73,9 @@ def transform(subscription: Subscription, lake: Lake, log: Log) -> list[TableCha
     """
     results: list[TableChanges] = []
     lake.access.begin_writing()
-    with subscription.feed.source.exclusively(subscription.name):
+    with subscription.feed.source.hold_lock(subscription.name):
         # If another process has transformed a slice or copied a table meanwhile, the remaining slices begin anew.
-        again_after_conflict(Transformation(subscription, lake, log).run)(results)
+        retry_after_conflict(Transformation(subscription, lake, log).run)(results)
     return results
 
 
@@ -207,7 +207,7 @@ class _SliceTransformation:
 
         def one(table: Name, messages: Messages) -> TableChanges:
             what = f"UPDATE transformation of {table[0]}.{table[1]}, slice {format_lsn(contents.end)}"
-            with called(name, what):
+            with name_jobs(name, what):
                 try:
                     return self._transform_table(work.of_table(table, messages))
                 except TABLE_ERRORS as error:
@@ -215,7 +215,7 @@ class _SliceTransformation:
                     return TableChanges(contents.end, *table, problem=problem)
 
         with work.messages.persisted() if shared else nullcontext(work.messages) as messages:
-            changes = lake.in_parallel(partial(one, messages=messages), list(work.tables))
+            changes = lake.map_in_parallel(partial(one, messages=messages), list(work.tables))
         if failed and lake.records.version(transformed := Transformed(lake, name).path) != self.base:
             raise OverrunError(transformed)  # Another process may be the cause of the failures.
         TableStates(lake, name).append(failed.values())
@@ -285,13 +285,18 @@ class _SliceTransformation:
             sent_as = changes.attempted(lake, definition.columns, result.size)
             return _counted(result, sent_as, [_tally(lake, path, contents.end, definition.key)])
         readable = changes.readable
-        if isinstance(committer, ByFiles) and readable is not None:
+        if isinstance(committer, FileCommitter) and readable is not None:
             return _write_files(lake, committer, path, result, readable, position)
         return _write_by_spark(lake, path, result, changes, definition, position)
 
 
 def _write_files(
-    lake: Lake, committer: ByFiles, path: str, result: TableChanges, changes: ReadableChanges, position: int
+    lake: Lake,
+    committer: FileCommitter,
+    path: str,
+    result: TableChanges,
+    changes: ReadableChanges,
+    position: int,
 ) -> TableChanges:
     """Let the runner write the files of a table's changes, and commit them."""
     sent_as: SentCounts = {}
@@ -323,7 +328,7 @@ def _write_by_spark(
     lake.write(made.rows.observe(counted, *tally).drop(MOVES, CAME_AS), path, commit, size=result.size)
     reach(Failpoint.CHANGES_WRITTEN)
     counts = observed(
-        counted, tally, lambda: written_changes(lake.slices_of(path, [result.slice]), definition.key)
+        counted, tally, lambda: written_changes(lake.read_slices(path, [result.slice]), definition.key)
     )
     return _counted(result, made.sent_as(), [_tally_of(counts)])
 
@@ -332,9 +337,9 @@ def _tally(lake: Lake, path: str, end: int, key: Sequence[str]) -> Tally:
     """The tally of a slice's changes that a run has written before it died."""
     stored = lake.stored_slices(path, [end])
     if stored is None:
-        return _tally_of(aggregated(written_changes(lake.slices_of(path, [end]), key), spark_tally()))
+        return _tally_of(aggregated(written_changes(lake.read_slices(path, [end]), key), spark_tally()))
     tally = empty_tally()
-    with lake.access.refusing(path):
+    with lake.access.translate_errors(path):
         for _, read in lake.store.readers(stored.groups):
             rows = read(
                 ["slice", "operation", "unchanged", *(f"{side}.{name}" for side in SIDES for name in key)]

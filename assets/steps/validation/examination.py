@@ -33,8 +33,8 @@ from pgsieve.decoding.publications.replica_identity import refused_changes, unfo
 from pgsieve.decoding.publications.routing import changed_relations
 from pgsieve.decoding.row_filters.letter_case import NeededMappings
 from pgsieve.resources.postgres.case_mappings import with_case_mappings
-from pgsieve.resources.postgres.catalog import why_missing
-from pgsieve.resources.postgres.errors import LOCKED_OUT, LockedTableError
+from pgsieve.resources.postgres.catalog import missing_relation_error
+from pgsieve.resources.postgres.errors import LOCK_TIMEOUT_SQLSTATE, LockedTableError
 from pgsieve.resources.postgres.filter_analysis import (
     RejectedFilterError,
     UncheckedFilterError,
@@ -82,7 +82,7 @@ class Examination:
         missing = defined.missing(server)
         for schema, name in missing:
             excluded = (schema, name) in defined.excluded
-            yield why_missing(connection, defined.name, schema, name, excluded=excluded)
+            yield missing_relation_error(connection, defined.name, schema, name, excluded=excluded)
         if missing:
             return
         if not any(table.where for table in defined.tables):
@@ -218,7 +218,7 @@ def locked_tables(feed: Feed, subscription: str, catalog: Catalog) -> Iterator[t
                     f'table "{table.qualified}": its row filters and generated columns cannot be read while'
                     f' "{catalog.tables[oid].qualified}" is locked exclusively by {catalog.locked[oid]}',
                     hint="end the transaction, or wait until it has ended",
-                    sqlstate=LOCKED_OUT,
+                    sqlstate=LOCK_TIMEOUT_SQLSTATE,
                 ),
             )
 

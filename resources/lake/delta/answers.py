@@ -25,7 +25,7 @@ class Answers:
             answers[question] = ask()
         return answers[question]
 
-    def learn(self, version: Hashable, question: str, answer: object) -> None:
+    def record_answer(self, version: Hashable, question: str, answer: object) -> None:
         """Record an answer about a version."""
         self._of(version)[question] = answer
 

@@ -35,7 +35,7 @@ _EXACT_DIGITS = 15
 _BOUND_BYTES = 64
 
 
-def bounded_if_possible(
+def write_with_bounds(
     write: Callable[[WriterProperties], Done], schema: pa.Schema, rows: pa.Table | None = None
 ) -> Done:
     """The result of `write` with properties for its files.
@@ -43,7 +43,7 @@ def bounded_if_possible(
     If delta-rs fails at the bounds of dates, `write` is repeated without these. A failed write has committed
     nothing. `schema` has the columns of the files. `rows` are the rows to write, or a part of them.
     """
-    if rows is not None and any(map(_is_beyond, rows.columns)):
+    if rows is not None and any(map(_has_late_date, rows.columns)):
         return write(writer_properties(schema, dates=False))
     try:
         return write(writer_properties(schema))
@@ -56,7 +56,7 @@ def bounded_if_possible(
 def writer_properties(schema: pa.Schema, *, dates: bool = True) -> WriterProperties:
     """Properties for files with some columns: without the bounds that delta-rs gets wrong and, if not `dates`, of dates."""
     fields = list(schema)
-    unsure = [field for field in fields if _is_unsure(field.type, dates=dates)]
+    unsure = [field for field in fields if _has_unsafe_bounds(field.type, dates=dates)]
     # The properties can name only whole columns. So if one field of a struct is unsure, no struct gets
     # bounds.
     no_structs = any(pa.types.is_nested(field.type) for field in unsure)
@@ -78,7 +78,7 @@ def writer_properties(schema: pa.Schema, *, dates: bool = True) -> WriterPropert
     )
 
 
-def _is_unsure(kind: pa.DataType, *, dates: bool) -> bool:
+def _has_unsafe_bounds(kind: pa.DataType, *, dates: bool) -> bool:
     return any(
         pa.types.is_floating(leaf)
         or (pa.types.is_decimal(leaf) and leaf.precision > _EXACT_DIGITS)
@@ -87,14 +87,14 @@ def _is_unsure(kind: pa.DataType, *, dates: bool) -> bool:
     )
 
 
-def _is_beyond(values: pa.ChunkedArray) -> bool:
+def _has_late_date(values: pa.ChunkedArray) -> bool:
     """Whether there is a date that is too late for delta-rs's bounds, also within a struct or list."""
     kind = values.type
     if pa.types.is_date32(kind):
         last = pc.max(values.cast(pa.int32())).as_py()
         return last is not None and last > _LAST_DAY
     if pa.types.is_list(kind):
-        return _is_beyond(pc.list_flatten(values))
+        return _has_late_date(pc.list_flatten(values))
     if pa.types.is_struct(kind):
-        return any(_is_beyond(pc.struct_field(values, [i])) for i in range(kind.num_fields))
+        return any(_has_late_date(pc.struct_field(values, [i])) for i in range(kind.num_fields))
     return False

@@ -16,11 +16,11 @@ from deltalake import DeltaTable
 
 from pgsieve.resources.lake.delta.deletion_vectors import FEATURE, is_vector_file
 from pgsieve.resources.lake.delta.log import UNLINKABLE
-from pgsieve.resources.lake.stores.store import Store, joined
+from pgsieve.resources.lake.stores.store import Store, join_path
 
 #: The version of an entry, a checkpoint, or a part of a checkpoint; compacted files of several entries do not
 #: match.
-_OF_VERSION = re.compile(r"(\d{20})\.(?!\d{20}\.compacted)")
+_VERSIONED_FILE = re.compile(r"(\d{20})\.(?!\d{20}\.compacted)")
 
 
 def files_of(table: DeltaTable) -> list[str]:
@@ -34,16 +34,16 @@ def clone(table: DeltaTable, path: str, store: Store, into: str, target: Store) 
     if FEATURE in (table.protocol().reader_features or ()):
         names += filter(is_vector_file, store.names(path))
     for name in names:
-        _put(joined(path, name), store, joined(into, name), target)
-    log, version = joined(path, "_delta_log"), table.version()
-    entries = {name: int(match[1]) for name in store.names(log) if (match := _OF_VERSION.match(name))}
+        _link_or_copy(join_path(path, name), store, join_path(into, name), target)
+    log, version = join_path(path, "_delta_log"), table.version()
+    entries = {name: int(match[1]) for name in store.names(log) if (match := _VERSIONED_FILE.match(name))}
     first = max((of for name, of in entries.items() if ".checkpoint" in name and of <= version), default=0)
     # The log comes last, and in its order, so that no reader sees an incomplete table.
     for name in sorted(name for name, of in entries.items() if first <= of <= version):
-        _put(joined(log, name), store, joined(into, f"_delta_log/{name}"), target)
+        _link_or_copy(join_path(log, name), store, join_path(into, f"_delta_log/{name}"), target)
 
 
-def _put(path: str, store: Store, into: str, target: Store) -> None:
+def _link_or_copy(path: str, store: Store, into: str, target: Store) -> None:
     """Give a file a second name, or copy it."""
     (files, inner), (others, outer) = store.system(path), target.system(into)
     others.create_dir(outer.rpartition("/")[0])

@@ -1,8 +1,8 @@
 """Commits to Delta tables by delta-rs: atomic, and once per position.
 
-In: rows, files or a net change, and the version that they were planned from. Out: one commit, which has the
-position as Delta's `txn`. If another writer was faster, the commit is repeated or, if it needs a new plan,
-refused. Raises OverrunError, CommitFailedError and other errors of delta-rs.
+In: rows, files or a net change, and the version from which they were planned. Out: one commit, which has the
+position as Delta's `txn`. If another writer was faster, the commit is repeated; if it needs a new plan,
+OverrunError is raised. Raises also CommitFailedError and other errors of delta-rs.
 
 https://github.com/delta-io/delta/blob/master/PROTOCOL.md (Transaction Identifiers)
 """
@@ -17,26 +17,26 @@ from deltalake import CommitProperties, DeltaTable, Schema, Transaction, WriterP
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
-from pgsieve.resources.lake.delta.bounds import bounded_if_possible, writer_properties
-from pgsieve.resources.lake.delta.errors import OverrunError, commit_again
+from pgsieve.resources.lake.delta.bounds import write_with_bounds, writer_properties
+from pgsieve.resources.lake.delta.errors import OverrunError, retry_commit
 from pgsieve.resources.lake.delta.layout import file_bytes
 from pgsieve.resources.lake.delta.merge import Merge
 from pgsieve.resources.lake.delta.queries import quoted_column
 from pgsieve.resources.lake.delta.records import (
     APPLICATION,
-    VERSIONED,
+    VERSION_APPLICATION,
     Commit,
     TableHead,
     commit_metadata,
-    kept_metadata,
-    versioned,
+    unchanged_metadata,
+    with_version,
 )
 from pgsieve.resources.lake.delta.tables import Tables, arrow_schema, shared_tables
 from pgsieve.resources.lake.stores.store import Store
 
 #: The key of a column's comment in its metadata; Spark uses it, too.
 COMMENT = "comment"
-#: Characters, besides letters and digits, that delta-rs writes unencoded in a path of the log.
+#: The characters, besides letters and digits, that delta-rs does not encode in a path of the log.
 _NOT_ENCODED = "!$&'()+,-./:;=@_~"
 
 
@@ -72,45 +72,41 @@ class Commits:
         self.write(path, rows, Commit(position, base=base, after=after))
 
     def append_versioned(self, path: str, rows: pa.Table, base: int | None = None) -> None:
-        """Append rows that have the Delta version of their commit.
-
-        Raises CommitFailedError if another writer was faster.
-        """
-        table = self.opened(path) or self._created(path, versioned(rows, 0).schema)
+        """Append rows with the Delta version of their commit; raise CommitFailedError if another writer was faster."""
+        table = self.open_if_exists(path) or self._create(path, with_version(rows, 0).schema)
         version = table.version() + 1
         if base not in {None, table.version()}:
             raise OverrunError(path)
-        written = versioned(rows, version)
+        versioned = with_version(rows, version)
         write_deltalake(
             table,
-            written,
+            versioned,
             schema_mode="merge",
             mode="append",
-            writer_properties=writer_properties(written.schema),
+            writer_properties=writer_properties(versioned.schema),
             commit_properties=CommitProperties(
                 custom_metadata={"userMetadata": commit_metadata(None)},
                 max_commit_retries=0,
-                app_transactions=[Transaction(VERSIONED, version)],
+                app_transactions=[Transaction(VERSION_APPLICATION, version)],
             ),
         )
 
     def write(self, path: str, rows: pa.Table | pa.RecordBatchReader, commit: Commit) -> None:
         """Append rows, or overwrite the table with them, in one commit.
 
-        Batches of a reader are written as they come. If another writer was faster, the commit is repeated. As
-        the rows of a reader come only once, CommitFailedError is raised instead for these. Raises
-        OverrunError also if an overwrite would lower the position.
+        If another writer was faster, the commit is repeated. A reader can be read only once, so for its rows
+        CommitFailedError is raised instead. Raises OverrunError also if an overwrite would lower the position.
         """
         overwrite = commit.overwrite
 
         def attempt(table: DeltaTable | None) -> None:
-            if holds(path, self.head_of(path, table), commit):
+            if has_position(path, self.head_of(path, table), commit):
                 return
 
             if table is None:
-                self._tables.expect(path)
+                self._tables.expect_creation(path)
 
-            def written(files: WriterProperties) -> None:
+            def write_once(properties: WriterProperties) -> None:
                 write_deltalake(
                     path if table is None else table,
                     rows,
@@ -119,17 +115,16 @@ class Commits:
                     configuration=None if table else commit.properties,
                     storage_options=self._tables.options if table is None else None,
                     target_file_size=file_bytes(_configuration(table, commit.properties)),
-                    writer_properties=files,
-                    commit_properties=_commit_properties(commit, alone=table is None),
+                    writer_properties=properties,
+                    commit_properties=_commit_properties(commit, on_opened_version=table is None),
                 )
 
             if isinstance(rows, pa.Table):
-                bounded_if_possible(written, rows.schema, rows)
+                write_with_bounds(write_once, rows.schema, rows)
             else:
-                # The rows of a reader come only once.
-                written(writer_properties(rows.schema))
+                write_once(writer_properties(rows.schema))
 
-        self.committed(path, attempt, commit, once=not isinstance(rows, pa.Table))
+        self.commit_with_retries(path, attempt, commit, once=not isinstance(rows, pa.Table))
 
     def commit(
         self,
@@ -142,7 +137,7 @@ class Commits:
         """Add files that `parquet_files` has written, in one commit; create the table first if it is missing.
 
         If another writer was faster, the commit is repeated. `removed` are files to remove: their paths in
-        the log, with sizes. They are files of the version that the commit was planned from.
+        the log with their sizes, as of the version from which the commit was planned.
         """
         now = time.time_ns() // 1_000_000
         actions: list[AddAction | RemoveAction] = [
@@ -151,10 +146,10 @@ class Commits:
         actions += [removal(name, size, now, changes=True) for name, size in (removed or {}).items()]
 
         def attempt(table: DeltaTable | None) -> None:
-            if holds(path, self.head_of(path, table), commit):
+            if has_position(path, self.head_of(path, table), commit):
                 return
             if table is None:
-                self._tables.expect(path)
+                self._tables.expect_creation(path)
                 table = DeltaTable.create(
                     path,
                     Schema.from_arrow(schema),
@@ -162,7 +157,7 @@ class Commits:
                     storage_options=self._tables.options,
                     commit_properties=CommitProperties(max_commit_retries=0),
                 )
-                # The table was opened after its creation, so other writers may have committed in between.
+                # Other writers may have committed between the creation and the opening of the table.
                 if table.version():
                     raise CommitFailedError(f"{path} has been written to")
             table.create_write_transaction(
@@ -172,9 +167,9 @@ class Commits:
                 commit_properties=_commit_properties(commit),
             )
 
-        self.committed(path, attempt, commit)
+        self.commit_with_retries(path, attempt, commit)
 
-    def committed(
+    def commit_with_retries(
         self,
         path: str,
         attempt: Callable[[DeltaTable | None], None],
@@ -182,25 +177,24 @@ class Commits:
         *,
         once: bool = False,
     ) -> None:
-        """Call `attempt` with the newest version of the table, again if another writer was faster.
+        """Call `attempt` with the newest version of the table; repeat that if another writer was faster.
 
-        With a `base`, only that version will do. With `once`, nothing is repeated.
+        A commit with a `base` is not repeated, and neither is one with `once`.
         """
         base, position = commit.base, commit.position
 
-        def committed() -> None:
-            table = self.opened(path)
+        def commit_once() -> None:
+            table = self.open_if_exists(path)
             head = self.head_of(path, table)
-            # From here on, a commit of another writer makes this commit fail.
+            # If another writer commits after this, this commit fails.
             commit.refuse_overrun(path, head)
             try:
                 attempt(table)
-                # The next version is this commit's. A later version means that other writers have committed,
-                # too.
+                # If the table has a later version than the next one, other writers have committed, too.
                 if table is not None and position is not None and table.version() == head.version + 1:
-                    self._tables.learn(path, table, "position", [{"position": position}])
+                    self._tables.record_answer(path, table, "position", [{"position": position}])
             except DeltaError as error:
-                # This commit may have succeeded, if only a later step failed. A new plan notices that.
+                # If only a later step failed, this commit has succeeded, and a new plan notices it.
                 if base is not None and self.head(path).version != base:
                     raise OverrunError(path) from error
                 if table is None and not isinstance(error, CommitFailedError) and self.exists(path):
@@ -208,9 +202,9 @@ class Commits:
                 raise
 
         if once or base is not None:
-            committed()
+            commit_once()
         else:
-            commit_again(committed)()
+            retry_commit(commit_once)()
 
     def merge(
         self,
@@ -220,9 +214,9 @@ class Commits:
         position: int,
         base: int,
     ) -> Mapping[str, int]:
-        """Merge a net change into a table with a key in one commit, once per position; `base` as in `Commit`.
+        """Merge a net change into a table with a key, in one commit, once per position; `base` as in `Commit`.
 
-        Returns the numbers of inserted, updated and deleted rows.
+        Returns the numbers of rows by "inserted", "updated" and "deleted".
         """
         metrics: dict[str, Any] = {}
         clauses, commit = merge.clauses(quoted_column), Commit(position, base=base)
@@ -231,76 +225,76 @@ class Commits:
             assert table is not None
             target = table
 
-            def merged(files: WriterProperties) -> Mapping[str, Any]:
+            def merge_once(properties: WriterProperties) -> Mapping[str, Any]:
                 merger = target.merge(
                     source,
                     clauses.on,
                     source_alias="s",
                     target_alias="t",
-                    writer_properties=files,
+                    writer_properties=properties,
                     commit_properties=_commit_properties(commit),
                 )
                 merger = merger.when_matched_delete(clauses.deletes)
                 if clauses.end:
                     merger = merger.when_matched_update(dict(clauses.end), clauses.ends)
-                done: Mapping[str, Any] = (
+                result: Mapping[str, Any] = (
                     merger.when_matched_update(dict(clauses.update))
                     .when_not_matched_insert(dict(clauses.insert), clauses.inserts)
                     .execute()
                 )
-                return done
+                return result
 
-            metrics.update(bounded_if_possible(merged, arrow_schema(target), source))
+            metrics.update(write_with_bounds(merge_once, arrow_schema(target), source))
 
-        self.committed(path, attempt, commit)
+        self.commit_with_retries(path, attempt, commit)
         return {kind: int(metrics[f"num_target_rows_{kind}"]) for kind in ("inserted", "updated", "deleted")}
 
-    def lacking_comments(
+    def missing_comments(
         self, path: str, description: str | None, columns: Mapping[str, str]
     ) -> tuple[str | None, dict[str, str]]:
-        """The descriptions that a table lacks: its own, or None if it has it, and those of its columns."""
+        """The descriptions that are missing: the table's (None if it has it), and its columns' by name."""
         table = self.table_at(path)
         present = {field.name: (field.metadata or {}).get(COMMENT, "") for field in table.schema().fields}
-        lacking = {
+        missing = {
             name: columns.get(name, "")
             for name, comment in present.items()
             if columns.get(name, "") != comment
         }
         wanted = description or ""
-        return None if (table.metadata().description or "") == wanted else wanted, lacking
+        return None if (table.metadata().description or "") == wanted else wanted, missing
 
     def comment(self, path: str, description: str | None, columns: Mapping[str, str]) -> None:
         """Set the descriptions of a table and some of its columns; rows and position stay."""
         table = self.table_at(path)
-        committed = {"userMetadata": kept_metadata(self.position(path))}
-        properties = CommitProperties(custom_metadata=committed)
+        user_metadata = {"userMetadata": unchanged_metadata(self.position(path))}
+        properties = CommitProperties(custom_metadata=user_metadata)
         if description is not None:
             table.alter.set_table_description(description, commit_properties=properties)
         for field in table.schema().fields:
             if field.name in columns:
-                # Other metadata stays: with column mapping, a column's number and its name in files.
+                # With column mapping, other metadata are the column's number and its name in files.
                 metadata = {**(field.metadata or {}), COMMENT: columns[field.name]}
                 table.alter.set_column_metadata(field.name, metadata, commit_properties=properties)
 
     def properties(self, path: str) -> Mapping[str, str]:
         """The Delta properties of a table; empty if it does not exist."""
-        return _configuration(self.opened(path), None)
+        return _configuration(self.open_if_exists(path), None)
 
     def set_properties(self, path: str, properties: Mapping[str, str]) -> None:
         """Set Delta properties of a table; rows and position stay."""
-        committed = {"userMetadata": kept_metadata(self.position(path))}
+        user_metadata = {"userMetadata": unchanged_metadata(self.position(path))}
         self.table_at(path).alter.set_table_properties(
             dict(properties),
             raise_if_not_exists=False,
-            commit_properties=CommitProperties(custom_metadata=committed),
+            commit_properties=CommitProperties(custom_metadata=user_metadata),
         )
 
     def drop_constraints(self, path: str, names: Iterable[str]) -> None:
         """Drop CHECK constraints of a table; rows and position stay."""
-        committed = {"userMetadata": kept_metadata(self.position(path))}
+        user_metadata = {"userMetadata": unchanged_metadata(self.position(path))}
         for name in names:
             self.table_at(path).alter.drop_constraint(
-                name, commit_properties=CommitProperties(custom_metadata=committed)
+                name, commit_properties=CommitProperties(custom_metadata=user_metadata)
             )
 
     def position(self, path: str) -> int | None:
@@ -309,37 +303,37 @@ class Commits:
 
     def head(self, path: str) -> TableHead:
         """The newest version of a table and its position, read together."""
-        return self.head_of(path, self.opened(path))
+        return self.head_of(path, self.open_if_exists(path))
 
     def head_of(self, path: str, table: DeltaTable | None) -> TableHead:
         """The result of `head` for an open table; None stands for no table."""
         if table is None:
             return TableHead()
-        # To find the position, delta-rs reads the whole log.
-        (row,) = self._tables.remembered(
+        # delta-rs reads the whole log to find the position.
+        (row,) = self._tables.cached_rows(
             path, table, "position", lambda: [{"position": table.transaction_version(APPLICATION)}]
         )
         return TableHead(table.version(), row["position"])
 
-    def opened(self, path: str) -> DeltaTable | None:
+    def open_if_exists(self, path: str) -> DeltaTable | None:
         """The newest version of a table; None if it does not exist."""
-        return self._tables.open_if_any(path)
+        return self._tables.open_if_exists(path)
 
-    def _created(self, path: str, schema: pa.Schema) -> DeltaTable:
-        self._tables.expect(path)
+    def _create(self, path: str, schema: pa.Schema) -> DeltaTable:
+        self._tables.expect_creation(path)
         try:
             return DeltaTable.create(path, Schema.from_arrow(schema), storage_options=self._tables.options)
         except DeltaError:
-            if (table := self.opened(path)) is None:
+            if (table := self.open_if_exists(path)) is None:
                 raise
-            return table  # Another writer was faster.
+            return table  # Another writer has created it.
 
 
-def writable(rows: pa.Table) -> pa.Table:
+def writable_rows(rows: pa.Table) -> pa.Table:
     """Rows from Spark in a form that delta-rs can write.
 
-    Each column and field is nullable, because Delta would keep a constraint that PostgreSQL may drop. Each
-    buffer is copied, because Spark leaves out the offsets of empty lists, which delta-rs reads nevertheless.
+    All columns and fields become nullable, because Delta would keep a constraint that PostgreSQL may drop. All
+    buffers are copied, because Spark leaves out the offsets of empty lists, but delta-rs reads them.
     """
     cast = rows.cast(pa.schema([_nullable(field) for field in rows.schema]))
     return cast.take(pa.array(range(cast.num_rows), pa.int64()))
@@ -354,15 +348,15 @@ def _configuration(table: DeltaTable | None, properties: Mapping[str, str] | Non
 
 
 def is_removable(path: str) -> bool:
-    """Whether `removal` encodes a file's path as the log does; other writers may encode other characters."""
+    """Whether `removal` encodes a file's path as the log has it; other writers may encode other characters."""
     return quote(unquote(path), safe=_NOT_ENCODED) == path
 
 
 def removal(path: str, size: int, time_ms: int, *, changes: bool) -> RemoveAction:
-    """The action that removes a file from a table, by its path in the log.
+    """The action that removes a file from a table, by the file's path in the log.
 
-    `changes` says whether that changes rows. The path is decoded, because delta-rs encodes it again. A path
-    that was encoded twice would match no file, and the rows would stay.
+    `changes` says whether the removal changes rows. The path is decoded, because delta-rs encodes it again. A
+    path that is encoded twice would match no file, and the rows would stay.
     """
     return RemoveAction(unquote(path), changes, time_ms, size, {})
 
@@ -376,11 +370,11 @@ def _nullable(field: pa.Field) -> pa.Field:
     return pa.field(field.name, kind, nullable=True)
 
 
-def holds(path: str, head: TableHead, commit: Commit) -> bool:
-    """Whether a table with this head has a commit's position already.
+def has_position(path: str, head: TableHead, commit: Commit) -> bool:
+    """Whether a table with this head already has the position of a commit.
 
-    Raises OverrunError if an overwrite would lower the position. As the write then follows this head, the
-    slower of two writers of one position is refused.
+    Raises OverrunError if an overwrite would lower the position. The commit must then follow this head, so
+    that the slower of two writers of one position is refused.
     """
     if head.position is None or commit.position is None:
         return False
@@ -389,18 +383,18 @@ def holds(path: str, head: TableHead, commit: Commit) -> bool:
     return head.position >= commit.position
 
 
-def _commit_properties(commit: Commit, *, alone: bool = False) -> CommitProperties:
-    """The properties of a commit.
+def _commit_properties(commit: Commit, *, on_opened_version: bool = False) -> CommitProperties:
+    """The properties of a commit, which delta-rs repeats only if it may follow other writers' commits.
 
-    If `alone`, and for some kinds of commits, it succeeds only on the opened version. Otherwise delta-rs
-    would let an overwrite follow a compaction that it has not seen, and the compacted rows would stay. It
-    would also let the first commit of a table follow another first commit, as neither has read anything that
-    could conflict.
+    With `on_opened_version`, and for most kinds of commits, it must follow the opened version. Otherwise
+    delta-rs would let an overwrite follow a compaction after that version, and the compacted rows would stay.
+    It would also let the first commit of a table follow another first commit, as neither has read anything
+    that could conflict.
     """
     position = commit.position
-    alone = alone or commit.overwrite or commit.base is not None or position is not None
+    must_follow = on_opened_version or commit.overwrite or commit.base is not None or position is not None
     return CommitProperties(
         custom_metadata={"userMetadata": commit.user_metadata},
-        max_commit_retries=0 if alone else None,
+        max_commit_retries=0 if must_follow else None,
         app_transactions=None if position is None else [Transaction(APPLICATION, position)],
     )

@@ -26,13 +26,13 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from pgsieve.resources.lake.delta.commits import is_removable, removal
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
-from pgsieve.resources.lake.delta.errors import OverrunError, commit_again
+from pgsieve.resources.lake.delta.errors import OverrunError, retry_commit
 from pgsieve.resources.lake.delta.layout import file_bytes
 from pgsieve.resources.lake.delta.parquet_files import ROW_GROUP, write_files
-from pgsieve.resources.lake.delta.records import kept_metadata
+from pgsieve.resources.lake.delta.records import unchanged_metadata
 from pgsieve.resources.lake.delta.requirements import is_plain
-from pgsieve.resources.lake.delta.z_order import z_ordered
-from pgsieve.resources.lake.stores.store import joined
+from pgsieve.resources.lake.delta.z_order import sort_by_z_order
+from pgsieve.resources.lake.stores.store import join_path
 
 #: Files by their paths in the log, with their sizes in bytes.
 Files = Mapping[str, int]
@@ -62,7 +62,7 @@ def cluster(local: LocalRecords, path: str, by: Sequence[str]) -> int:
     if not removed:
         return 0
     rows = pa.Table.from_batches(_rows(local, path, removed), local.arrow_schema(path))
-    return _replace(local, path, removed, z_ordered(rows, by).to_batches())
+    return _replace(local, path, removed, sort_by_z_order(rows, by).to_batches())
 
 
 def _files(table: DeltaTable) -> Files:
@@ -94,7 +94,7 @@ def _rows(local: LocalRecords, path: str, files: Iterable[str]) -> Iterator[pa.R
     """The rows of files, with the table's present columns."""
     schema = local.arrow_schema(path)
     for name in files:
-        yield from local.store.batches(joined(path, unquote(name)), schema)
+        yield from local.store.batches(join_path(path, unquote(name)), schema)
 
 
 def _row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema, size: int) -> Iterator[pa.RecordBatch]:
@@ -135,7 +135,7 @@ def _replace(local: LocalRecords, path: str, removed: Files, batches: Iterable[p
     actions += [removal(name, bytes_, now, changes=False) for name, bytes_ in removed.items()]
 
     def commit() -> None:
-        metadata = kept_metadata(local.position(path))
+        metadata = unchanged_metadata(local.position(path))
         # The commit succeeds only on the version that is checked here.
         table = local.table_at(path)
         # A file keeps its name when another process marks some of its rows as deleted.
@@ -150,5 +150,5 @@ def _replace(local: LocalRecords, path: str, removed: Files, batches: Iterable[p
             ),
         )
 
-    commit_again(commit)()
+    retry_commit(commit)()
     return len(removed) - len(added)

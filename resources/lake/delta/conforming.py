@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 
-def conformed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+def conform(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     """The rows with the columns of a schema, matched by name."""
     columns = [
-        _conformed(rows[field.name].combine_chunks(), field.type)
+        _conform(rows[field.name].combine_chunks(), field.type)
         if field.name in rows.column_names
         else pa.nulls(rows.num_rows, field.type)
         for field in schema
@@ -20,7 +20,7 @@ def conformed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def _conformed(values: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
+def _conform(values: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
     if isinstance(values, pa.ChunkedArray):  # combine_chunks leaves an array without chunks chunked.
         values = pa.concat_arrays(values.chunks) if values.chunks else pa.nulls(0, values.type)
     if values.type.equals(kind):
@@ -28,7 +28,7 @@ def _conformed(values: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Arra
     if not pa.types.is_struct(kind):
         return values.cast(kind)
     children = [
-        _conformed(pc.struct_field(values, [place]), field.type)
+        _conform(pc.struct_field(values, [place]), field.type)
         if (place := values.type.get_field_index(field.name)) >= 0
         else pa.nulls(len(values), field.type)
         for field in kind

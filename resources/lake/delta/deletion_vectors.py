@@ -48,7 +48,7 @@ _IDENTITY = ("path", "partitionValues", "size", "deletionVector")
 
 
 @dataclass(frozen=True)
-class Marked:
+class MarkedFile:
     """A file of a table: its last `add` action (`added`), and the numbers of all deleted rows."""
 
     added: Action
@@ -92,7 +92,7 @@ def _named(path: str, names: Collection[str]) -> str:
 def commit_marked(
     log: Log,
     version: int,
-    marked: Sequence[Marked],
+    marked: Sequence[MarkedFile],
     added: Sequence[Action],
     others: Sequence[Action],
     time_ms: int,
@@ -122,7 +122,7 @@ def commit_marked(
     log.commit(version + 1, actions)
 
 
-def _written_vectors(log: Log, marked: Sequence[Marked]) -> list[Action]:
+def _written_vectors(log: Log, marked: Sequence[MarkedFile]) -> list[Action]:
     """Write the vectors of files into one file; return a descriptor for each."""
     if not marked:
         return []

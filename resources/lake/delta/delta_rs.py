@@ -18,12 +18,12 @@ from pgsieve.resources.lake.delta import requirements
 from pgsieve.resources.lake.delta.commits import Commits
 from pgsieve.resources.lake.delta.deletion_vectors import PROPERTY
 from pgsieve.resources.lake.delta.key_lookup import FileMatches, Flag, flagged_rows, matches_among, rows_of
-from pgsieve.resources.lake.delta.queries import queried, quoted_column
+from pgsieve.resources.lake.delta.queries import query_table, quoted_column
 from pgsieve.resources.lake.delta.records import LAST_COMMITS, has_repair, version_with
 from pgsieve.resources.lake.delta.slices import Slices
 from pgsieve.resources.lake.delta.tables import arrow_schema
 from pgsieve.resources.lake.stores.storage import is_uri
-from pgsieve.resources.lake.stores.store import joined
+from pgsieve.resources.lake.stores.store import join_path
 
 
 class LocalRecords(Commits):
@@ -73,18 +73,18 @@ class LocalRecords(Commits):
 
     def rows(self, path: str, where: str = "true") -> list[dict[str, Any]]:
         """The rows of a small table that fulfil an SQL condition; empty if there is no table."""
-        table = self.opened(path)
+        table = self.open_if_exists(path)
         return [] if table is None else self._rows(path, table, where)
 
     def _rows(self, path: str, table: DeltaTable, where: str) -> list[dict[str, Any]]:
         query = f"select * from t where {where}"
-        return self._tables.remembered(path, table, query, lambda: queried(table, query).to_pylist())
+        return self._tables.cached_rows(path, table, query, lambda: query_table(table, query).to_pylist())
 
     def newest(self, path: str, column: str) -> list[dict[str, Any]]:
         """The rows with the greatest number in a column; empty if there is no table."""
-        if (table := self.opened(path)) is None:
+        if (table := self.open_if_exists(path)) is None:
             return []
-        return self._tables.remembered(
+        return self._tables.cached_rows(
             path, table, f"newest {column}", lambda: self._newest(path, table, column)
         )
 
@@ -95,12 +95,12 @@ class LocalRecords(Commits):
         if len(greatest) == 0:
             return []
         if greatest.null_count:
-            greatest = queried(table, f"select {quoted_column(column)} from t")[column]
+            greatest = query_table(table, f"select {quoted_column(column)} from t")[column]
         return self._rows(path, table, f"{quoted_column(column)} = {pc.max(greatest).as_py():d}")
 
     def table(self, path: str) -> pa.Table:
         """All rows of a table, which must be small."""
-        return queried(self.table_at(path), "select * from t")
+        return query_table(self.table_at(path), "select * from t")
 
     def batches(self, path: str, version: int) -> Iterator[pa.RecordBatch]:
         """The rows of one version of a table, batch by batch."""
@@ -111,10 +111,10 @@ class LocalRecords(Commits):
         """A table at one version, at which it stays."""
         return self._tables.as_of(path, version)
 
-    def takes_files(self, path: str, schema: pa.Schema, *, overwrite: bool = False) -> bool:
-        """Whether `commit` can add files of this schema: the table is missing, or `requirements.takes_files`."""
-        table = self.opened(path)
-        return table is None or requirements.takes_files(table, schema, overwrite=overwrite)
+    def can_add_files(self, path: str, schema: pa.Schema, *, overwrite: bool = False) -> bool:
+        """Whether `commit` can add files of this schema: the table is missing, or `requirements.allows_files`."""
+        table = self.open_if_exists(path)
+        return table is None or requirements.allows_files(table, schema, overwrite=overwrite)
 
     def permutes(self, path: str, columns: Sequence[str]) -> bool:
         """Whether a table has these columns in another order, which an overwrite by delta-rs would keep."""
@@ -128,10 +128,10 @@ class LocalRecords(Commits):
 
         An overwrite by delta-rs keeps the partitioning.
         """
-        table = self.opened(path)
+        table = self.open_if_exists(path)
         return table is not None and not set(table.metadata().partition_columns) <= set(columns)
 
-    def takes_properties(self, path: str) -> bool:
+    def can_set_properties(self, path: str) -> bool:
         """Whether `set_properties` keeps a table readable for its present readers.
 
         If the table's protocol lists features, delta-rs adds the feature of the variant type, which few
@@ -140,7 +140,7 @@ class LocalRecords(Commits):
         table = self.table_at(path)
         return (
             requirements.is_unmapped(table)
-            and requirements.is_written(table)
+            and requirements.can_write(table)
             and table.protocol().writer_features is None
         )
 
@@ -150,10 +150,10 @@ class LocalRecords(Commits):
         A table that is made anew has another identifier. A folder that was put back gets new commits with the
         same numbers, but other times.
         """
-        if (table := self.opened(path)) is None:
+        if (table := self.open_if_exists(path)) is None:
             return None
-        entry = joined(path, f"_delta_log/{table.version():020d}.json")
-        (row,) = self._tables.remembered(
+        entry = join_path(path, f"_delta_log/{table.version():020d}.json")
+        (row,) = self._tables.cached_rows(
             path, table, "written", lambda: [{"written": self.store.written_at(entry)}]
         )
         return f"{table.metadata().id} {row['written']}", table.version()
@@ -206,7 +206,7 @@ class LocalRecords(Commits):
 
     def count(self, path: str) -> int:
         """How many rows a table has."""
-        return int(queried(self.table_at(path), "select count(*) as rows from t")["rows"][0].as_py())
+        return int(query_table(self.table_at(path), "select count(*) as rows from t")["rows"][0].as_py())
 
     def written_at(self, path: str) -> datetime:
         """The time of the newest commit."""
@@ -215,14 +215,14 @@ class LocalRecords(Commits):
 
     def least(self, path: str, column: str, where: str) -> Any:
         """The least value of a column in the rows that fulfil an SQL condition; None without such rows."""
-        least = queried(
+        least = query_table(
             self.table_at(path), f"select min({quoted_column(column)}) as m from t where {where}"
         )["m"]
         return least[0].as_py()
 
     def greatest(self, path: str, column: str, where: str) -> Any:
         """The greatest value of a column in the rows that fulfil an SQL condition; None without such rows."""
-        greatest = queried(
+        greatest = query_table(
             self.table_at(path), f"select max({quoted_column(column)}) as m from t where {where}"
         )["m"]
         return greatest[0].as_py()
@@ -244,23 +244,23 @@ class LocalRecords(Commits):
         table = self.table_at(path)
         return (
             requirements.is_unmapped(table)
-            and requirements.is_read(table)
+            and requirements.can_read(table)
             and not table.metadata().partition_columns
         )
 
     def is_unmapped(self, path: str) -> bool:
         """Whether the columns of a table have their own names in its files; True if there is no table."""
-        table = self.opened(path)
+        table = self.open_if_exists(path)
         return table is None or requirements.is_unmapped(table)
 
-    def is_written(self, path: str) -> bool:
+    def can_write(self, path: str) -> bool:
         """Whether delta-rs has all features that a table requires of writers; True if there is no table."""
-        table = self.opened(path)
-        return table is None or requirements.is_written(table)
+        table = self.open_if_exists(path)
+        return table is None or requirements.can_write(table)
 
-    def is_read(self, path: str) -> bool:
+    def can_read(self, path: str) -> bool:
         """Whether delta-rs has all features that a table requires of readers."""
-        return requirements.is_read(self.table_at(path))
+        return requirements.can_read(self.table_at(path))
 
     def has_deletion_vectors(self, path: str) -> bool | None:
         """Whether writers of the table may mark rows in deletion vectors.

@@ -20,21 +20,21 @@ from pgsieve.decoding.changes.equality import comparable
 from pgsieve.resources.lake.delta.deletion_vectors import deleted_rows
 from pgsieve.resources.lake.delta.queries import quoted_column
 from pgsieve.resources.lake.delta.requirements import is_plain
-from pgsieve.resources.lake.stores.store import Store, is_shadowed, joined
+from pgsieve.resources.lake.stores.store import Store, has_dataset_names, join_path
 
 #: The least and the greatest value of a column.
 Bounds = tuple[pa.Scalar, pa.Scalar]
 Key = tuple[object, ...]
 
 #: How many files are searched in parallel; the keys of each may take tens of megabytes.
-_PARALLEL = 2
+_PARALLEL_FILES = 2
 
 #: Integer keys are looked up in an array if it has at most so many elements for each key, and so many more.
-_DENSE, _FEW = 16, 1 << 20
+_MAX_ELEMENTS_PER_KEY, _MAX_EXTRA_ELEMENTS = 16, 1 << 20
 
 #: Delta may cut times in statistics to milliseconds, so the greatest time of a file may be later by up to
 #: this (Per-file Statistics of its protocol).
-_CUT = pa.scalar(1_000, pa.duration("us"))
+_MAX_ROUNDING = pa.scalar(1_000, pa.duration("us"))
 
 
 def key_values(columns: Sequence[pa.ChunkedArray]) -> Iterator[Key]:
@@ -150,7 +150,7 @@ def _matched_files(
     sought, no_rows = _SoughtKeys.of(keys.rename_columns(labels)), np.empty(0, np.int64)
 
     def matches_in(name: str, named: str, size: int) -> FileMatches:
-        rows = pa.Table.from_batches(store.batches(joined(path, name), keys.schema), keys.schema)
+        rows = pa.Table.from_batches(store.batches(join_path(path, name), keys.schema), keys.schema)
         row, key = sought.within(rows.rename_columns(labels))
         marked = deleted.get(name, no_rows)
         stays = np.ones(rows.num_rows, np.bool_)
@@ -161,10 +161,10 @@ def _matched_files(
     actions = pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist()
     files = [(unquote(each["path"]), each["path"], each["size_bytes"]) for each in actions]
     files = [file for file in files if file[0] in names]
-    with ThreadPoolExecutor(_PARALLEL) as pool:
+    with ThreadPoolExecutor(_PARALLEL_FILES) as pool:
         # A few at a time: the caller may stop early.
-        for begin in range(0, len(files), _PARALLEL):
-            matches = pool.map(matches_in, *zip(*files[begin : begin + _PARALLEL], strict=True))
+        for begin in range(0, len(files), _PARALLEL_FILES):
+            matches = pool.map(matches_in, *zip(*files[begin : begin + _PARALLEL_FILES], strict=True))
             yield from (match for match in matches if len(match.rows))
 
 
@@ -186,7 +186,7 @@ def flagged_rows(
     """The rows with a flag, file by file, in order: those in `among`, or of the whole table (None), with key 0."""
     schema, matches = pa.schema([(flag.column, pa.bool_())]), list[FileMatches]()
     for match in every_file(table, flag.lacking) if among is None else among:
-        flags = [batch.column(0) for batch in store.batches(joined(path, match.name), schema)]
+        flags = [batch.column(0) for batch in store.batches(join_path(path, match.name), schema)]
         is_set = np.concatenate([np.empty(0, np.bool_), *(np.asarray(f.fill_null(False)) for f in flags)])
         chosen = is_set == flag.is_set
         if among is None:
@@ -232,7 +232,7 @@ class _SoughtKeys:
             return cls(keys)
         values = np.asarray(column).astype(np.int64)
         least, greatest = int(values.min()), int(values.max())
-        if greatest - least > _DENSE * len(values) + _FEW:
+        if greatest - least > _MAX_ELEMENTS_PER_KEY * len(values) + _MAX_EXTRA_ELEMENTS:
             return cls(keys)
         numbers = np.full(greatest - least + 1, -1, np.int64)
         numbers[values - least] = np.arange(len(values))
@@ -266,12 +266,15 @@ def _equal_rows(left: pa.Table, right: pa.Table) -> tuple[npt.NDArray[np.int64],
         for name in left.column_names
     ]
     both = pa.table(columns, left.column_names)
-    sides = _numbered(both.slice(0, left.num_rows), "left"), _numbered(both.slice(left.num_rows), "right")
+    sides = (
+        _with_numbers(both.slice(0, left.num_rows), "left"),
+        _with_numbers(both.slice(left.num_rows), "right"),
+    )
     equal = sides[0].join(sides[1], left.column_names, join_type="inner")
     return np.asarray(equal["left"]), np.asarray(equal["right"])
 
 
-def _numbered(rows: pa.Table, label: str) -> pa.Table:
+def _with_numbers(rows: pa.Table, label: str) -> pa.Table:
     return rows.append_column(label, pa.array(np.arange(rows.num_rows)))
 
 
@@ -283,7 +286,7 @@ def _candidates(
     if not keys.num_rows or not (files := files_within(table, bounds)):
         return
     first = keys.column_names[0]
-    for batch in _batches(table, store, [joined(path, file) for file in files], schema, bounds):
+    for batch in _batches(table, store, [join_path(path, file) for file in files], schema, bounds):
         rows = pa.Table.from_batches([batch]).select(schema.names).cast(schema)
         # Lists are comparable only within their column.
         if not pa.types.is_list(keys[first].type):
@@ -304,7 +307,7 @@ def files_within(table: DeltaTable, bounds: Mapping[str, Bounds], lacking: str |
                 continue
             lowest, highest = lowest.cast(least.type), highest.cast(least.type)
             if pa.types.is_timestamp(least.type):
-                highest = pc.add_checked(highest, _CUT)
+                highest = pc.add_checked(highest, _MAX_ROUNDING)
             within = pc.and_kleene(pc.less_equal(lowest, greatest), pc.greater_equal(highest, least))
             is_possible = pc.and_kleene(is_possible, within)
     # Without statistics a file may have any value.
@@ -320,7 +323,7 @@ def _batches(
     All files of the table are read if rows are marked as deleted, or if the files lack a column.
     """
     marked = pa.table(table.deletion_vectors().read_all()).num_rows
-    if marked or table.metadata().partition_columns or is_shadowed(schema.names):
+    if marked or table.metadata().partition_columns or has_dataset_names(schema.names):
         select_list = ", ".join(map(quoted_column, schema.names))
         rows = QueryBuilder().register("t", table).execute(f"select {select_list} from t")
         yield from pa.RecordBatchReader.from_stream(rows)

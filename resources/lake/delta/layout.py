@@ -101,7 +101,7 @@ def file_bytes(properties: Mapping[str, str]) -> int:
     return int(size) if size.isascii() and size.isdigit() else FILE_BYTES
 
 
-def properties_once_set(text: str | None) -> set[str]:
+def recorded_properties(text: str | None) -> set[str]:
     """The names of the properties in a text of `delta_json`."""
     if text is None:
         return set()

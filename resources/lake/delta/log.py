@@ -1,9 +1,9 @@
 """The log of a Delta table: reads it backwards from a version, and adds entries that delta-rs cannot write.
 
-In: a table in a folder or on an object store. Out: actions of its entries, and then those of the last
-checkpoint; and a new entry, written atomically and at most once. In a folder a hard link makes the entry, and
-fails if the name exists. On a store a conditional PUT makes it, which the store has proved to support
-(`kept_commits`). Raises OSError, CommitFailedError if another writer was faster, and UnmarkableError.
+In: a table in a folder or on an object store. Out: actions of the entries, and then of the last checkpoint; and a
+new entry, created atomically and at most once. In a folder a hard link creates the entry, and fails if the name
+exists. On a store a conditional PUT does, which `conditional_put_check` has tested. Raises OSError,
+CommitFailedError if another writer was faster, and UnmarkableError.
 
 https://github.com/delta-io/delta/blob/master/PROTOCOL.md (Delta Log Entries, Checkpoints)
 """
@@ -22,42 +22,39 @@ import pyarrow.parquet as pq
 from deltalake.exceptions import CommitFailedError
 from pyarrow.fs import LocalFileSystem
 
-from pgsieve.resources.lake.stores.objects import Objects, objects_at, passes
-from pgsieve.resources.lake.stores.store import Store, joined
+from pgsieve.resources.lake.stores.objects import Objects, is_transient, objects_at
+from pgsieve.resources.lake.stores.store import Store, join_path
 
-#: An action of the log, or its content.
+#: An action of the log, or the content of one.
 Action = dict[str, Any]
 
-#: How many entries are read at a time; on a store each takes a request.
-_PARALLEL = 16
+#: How many entries are read at a time. On a store each read takes a request.
+_PARALLEL_READS = 16
 _LAST_CHECKPOINT = "_last_checkpoint"
-#: The fields of an action that are maps.
+#: The fields of actions that are maps.
 _MAPS = frozenset({"partitionValues", "tags", "configuration", "options"})
-#: The errors of a hard link on file systems without hard links.
+#: The errors of os.link on file systems without hard links.
 UNLINKABLE = {errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EXDEV}
 
 
 class UnmarkableError(Exception):
-    """Rows of a table cannot be marked, as its log is incomplete, or accepts no entry from this process."""
+    """Rows of a table cannot be marked: its log is incomplete, or this process cannot add an entry to it."""
 
 
 class Files(Protocol):
-    """Files of a table, with names relative to its folder; each is read and written as a whole."""
+    """Files of a table, by names relative to the table's folder. Each is read and written as a whole."""
 
-    def refuse_unmakeable(self) -> None:
-        """Raise UnmarkableError if `make` cannot make a file in the log."""
+    def verify_creation(self) -> None:
+        """Raise UnmarkableError if `create` cannot create a file in the log."""
 
     def read(self, name: str) -> bytes | None:
-        """The bytes of a file; None if it does not exist.
-
-        Raises UnmarkableError if this process cannot read the file.
-        """
+        """The bytes of a file; None if it does not exist. Raises UnmarkableError if this process may not read it."""
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a file with a new name, so that it survives a power cut."""
+        """Write a file with a new name durably."""
 
-    def make(self, name: str, content: bytes) -> None:
-        """Write a file with unique bytes, atomically; raises FileExistsError if another file has its name."""
+    def create(self, name: str, content: bytes) -> None:
+        """Create a file with unique bytes, atomically; raise FileExistsError if another file has the name."""
 
 
 class FolderFiles:
@@ -66,7 +63,7 @@ class FolderFiles:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def refuse_unmakeable(self) -> None:
+    def verify_creation(self) -> None:
         """Raise UnmarkableError if the log's folder allows no hard links."""
         one, other = (self._folder / "_delta_log" / f"_link_{uuid.uuid4()}.tmp" for _ in range(2))
         try:
@@ -88,22 +85,22 @@ class FolderFiles:
             return None
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a file with a new name, so that it survives a power cut."""
+        """Write a file with a new name durably."""
         with (self._folder / name).open("xb") as stream:
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
 
-    def make(self, name: str, content: bytes) -> None:
-        """Write a file atomically; raises FileExistsError if another file has its name."""
+    def create(self, name: str, content: bytes) -> None:
+        """Create a file atomically; raise FileExistsError if another file has the name."""
         path = self._folder / name
-        written = path.with_name(f"_commit_{uuid.uuid4()}.json.tmp")
+        temporary = path.with_name(f"_commit_{uuid.uuid4()}.json.tmp")
         try:
-            self.write(str(written.relative_to(self._folder)), content)
-            # A link fails if the name exists; a rename would not.
-            os.link(written, path)
+            self.write(str(temporary.relative_to(self._folder)), content)
+            # Unlike a rename, a link fails if the name exists.
+            os.link(temporary, path)
         finally:
-            written.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
 
 
 class StoreFiles:
@@ -112,29 +109,29 @@ class StoreFiles:
     def __init__(self, objects: Objects, folder: str) -> None:
         self._objects, self._folder = objects, folder
 
-    def refuse_unmakeable(self) -> None:
-        """Do nothing: `kept_commits` has proved that the store supports conditional PUTs."""
+    def verify_creation(self) -> None:
+        """Do nothing: `conditional_put_check` has tested the store's conditional PUTs."""
 
     def read(self, name: str) -> bytes | None:
         """The bytes of a file; None if it does not exist.
 
-        Raises UnmarkableError if the store refuses permanently; delta-rs may have read the table with other
-        credentials.
+        Raises UnmarkableError if the store refuses permanently. delta-rs may have other credentials, with which
+        it read the table.
         """
         try:
             return self._objects.read(f"{self._folder}/{name}")
         except OSError as error:
-            if passes(error):
+            if is_transient(error):
                 raise
             raise UnmarkableError(f"{self._folder}/{name} cannot be read: {error}") from error
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a file with a new name; a store keeps what it has confirmed."""
+        """Write a file with a new name; a store confirms only durable objects."""
         self._objects.write(f"{self._folder}/{name}", content)
 
-    def make(self, name: str, content: bytes) -> None:
-        """Write a file atomically; raises FileExistsError if another file has its name."""
-        self._objects.make(f"{self._folder}/{name}", content)
+    def create(self, name: str, content: bytes) -> None:
+        """Create a file atomically; raise FileExistsError if another file has the name."""
+        self._objects.create(f"{self._folder}/{name}", content)
 
 
 class Log:
@@ -153,16 +150,15 @@ class Log:
         return None if objects is None else cls(path, store, StoreFiles(objects, inner))
 
     def commit(self, version: int, actions: Iterable[Action]) -> None:
-        """Make the entry of a version, atomically. One of the actions must have a unique identifier.
+        """Create the entry of a version atomically; raise CommitFailedError if the version exists.
 
-        Raises CommitFailedError if the version exists.
+        One of the actions must have a unique identifier.
         """
-        # The position comes last, because its presence proves that the entry is not cut off
-        # (`whole_entries`).
+        # The position comes last: its presence proves that the entry is not cut off (`complete_entries`).
         ordered = sorted(actions, key=lambda action: "txn" in action)
         lines = (json.dumps(action, separators=(",", ":")) + "\n" for action in ordered)
         try:
-            self.files.make(_entry(version), "".join(lines).encode())
+            self.files.create(_entry(version), "".join(lines).encode())
         except FileExistsError:
             raise CommitFailedError(
                 f"version {version} of {self.path} was committed by another writer"
@@ -171,22 +167,22 @@ class Log:
     def backwards(
         self, version: int, kind: str, fields: Collection[str] | None
     ) -> Iterator[Iterable[Action]]:
-        """The actions of one kind in each entry from a version backwards, and then those of the last checkpoint.
+        """The actions of one kind in each entry from a version backwards, and then in the last checkpoint.
 
-        Only `fields` are read from the checkpoint. Raises UnmarkableError if an entry after the checkpoint is
-        missing.
+        Actions of the checkpoint have only `fields` (None: all). Raises UnmarkableError if an entry after the
+        checkpoint is missing.
         """
         last = self._last_checkpoint(version)
-        with ThreadPoolExecutor(_PARALLEL) as pool:
-            # Read a few entries at a time, as the caller may stop early.
-            for begin in range(version, last, -_PARALLEL):
-                numbers = range(begin, max(begin - _PARALLEL, last), -1)
+        with ThreadPoolExecutor(_PARALLEL_READS) as pool:
+            # A few entries at a time, as the caller may stop early.
+            for begin in range(version, last, -_PARALLEL_READS):
+                numbers = range(begin, max(begin - _PARALLEL_READS, last), -1)
                 for number, entry in zip(numbers, pool.map(self._entry, numbers), strict=True):
                     if entry is None:
                         raise UnmarkableError(f"version {number} is missing in the log of {self.path}")
                     yield [action[kind] for action in entry if kind in action]
         if last >= 0:
-            yield self._checkpointed(last, kind, fields)
+            yield self._checkpoint_actions(last, kind, fields)
 
     def _entry(self, version: int) -> Sequence[Action] | None:
         content = self.files.read(_entry(version))
@@ -195,9 +191,9 @@ class Log:
         )
 
     def _last_checkpoint(self, version: int) -> int:
-        """The version of the last checkpoint, if it is at or before `version`, and is one file of the classic kind.
+        """The version of the last checkpoint, if it is one classic file at or before `version`; otherwise -1.
 
-        Otherwise -1. Then all entries are read, which exist as long as no checkpoint has replaced them.
+        Without a checkpoint all entries are read, if none was cleaned up.
         """
         try:
             named = json.loads(self.files.read(f"_delta_log/{_LAST_CHECKPOINT}") or b"{}")
@@ -207,8 +203,12 @@ class Log:
         classic = not (named.get("parts") or named.get("v2Checkpoint"))
         return last if classic and last <= version else -1
 
-    def _checkpointed(self, version: int, kind: str, fields: Collection[str] | None) -> Iterator[Action]:
-        files, inner = self._store.system(joined(self.path, f"_delta_log/{version:020}.checkpoint.parquet"))
+    def _checkpoint_actions(
+        self, version: int, kind: str, fields: Collection[str] | None
+    ) -> Iterator[Action]:
+        files, inner = self._store.system(
+            join_path(self.path, f"_delta_log/{version:020}.checkpoint.parquet")
+        )
         try:
             stream = files.open_input_file(inner)
         except FileNotFoundError:
@@ -226,7 +226,7 @@ def _entry(version: int) -> str:
 
 
 def _as_in_json(action: Mapping[str, Any]) -> Action:
-    """A checkpoint's action in the format of the log's entries, with maps as objects and without NULLs."""
+    """A checkpoint's action in the format of log entries: maps as objects, and no NULLs."""
     plain = {key: value for key, value in action.items() if value is not None}
     for key, value in plain.items():
         if key in _MAPS:

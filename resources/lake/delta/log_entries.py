@@ -12,8 +12,8 @@ from collections.abc import Hashable, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from pgsieve.resources.lake.delta.errors import damaged_log
-from pgsieve.resources.lake.delta.whole_entries import NO_ACTIONS, lack_of
+from pgsieve.resources.lake.delta.complete_entries import NO_ACTIONS, find_defect
+from pgsieve.resources.lake.delta.errors import damaged_log_error
 from pgsieve.resources.lake.stores.objects import Objects, objects_at
 from pgsieve.resources.lake.stores.storage import is_uri
 from pgsieve.resources.lake.stores.store import Store
@@ -73,9 +73,9 @@ class LogEntries:
         elif self._is_uri:
             return
         else:
-            lack = lack_of(Path(self._log, _name(version)).read_bytes())
+            lack = find_defect(Path(self._log, _name(version)).read_bytes())
         if lack is not None:
-            raise damaged_log(self._path, f"its entry {version} {lack}")
+            raise damaged_log_error(self._path, f"its entry {version} {lack}")
 
     def any(self) -> bool:
         """Whether there may be a log on an object store; always True if only delta-rs reaches the store."""

@@ -15,7 +15,7 @@ Quote = Callable[[str], str]
 
 #: The columns that Delta's MERGE in Spark adds to the rows (ClassicMergeExecutor and MergeOutputGeneration in
 #: Delta Lake). A table that has all names of a set conflicts with them.
-_ADDED = (
+_RESERVED = (
     {"_target_row_present_"},
     {"_source_row_present_"},
     {"_row_dropped_"},
@@ -23,10 +23,10 @@ _ADDED = (
 )
 
 
-def refuse_added(columns: Collection[str]) -> None:
+def refuse_reserved_columns(columns: Collection[str]) -> None:
     """Raise LakeError if Spark's MERGE would fail because it adds columns with the same names."""
     names = {name.lower() for name in columns}
-    for added in _ADDED:
+    for added in _RESERVED:
         if added <= names:
             shown = ", ".join(sorted(added))
             raise LakeError(
@@ -53,8 +53,8 @@ class Clauses:
     def statement(self, target: str, source: str) -> str:
         """The MERGE as Spark's SQL."""
         deleted = f" and {self.deletes}" if self.deletes else ""
-        ended = f" when matched and {self.ends} then update set {_assigned(self.end)}" if self.end else ""
-        updated = f" when matched then update set {_assigned(self.update)}" if self.update else ""
+        ended = f" when matched and {self.ends} then update set {_assignments(self.end)}" if self.end else ""
+        updated = f" when matched then update set {_assignments(self.update)}" if self.update else ""
         return (
             f"merge into {target} t using {source} s on {self.on}"
             f" when matched{deleted} then delete{ended}{updated}"
@@ -63,7 +63,7 @@ class Clauses:
         )
 
 
-def _assigned(values: Mapping[str, str]) -> str:
+def _assignments(values: Mapping[str, str]) -> str:
     return ", ".join(f"t.{column} = {value}" for column, value in values.items())
 
 

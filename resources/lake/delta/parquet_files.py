@@ -19,11 +19,11 @@ import pyarrow.parquet as pq
 
 from pgsieve.decoding.changes.tally import Tally
 from pgsieve.resources.lake.delta.layout import FILE_BYTES
-from pgsieve.resources.lake.stores.store import Store, joined
+from pgsieve.resources.lake.stores.store import Store, join_path
 
 #: The description of a written file, as Arrow and as Spark's DDL.
-WRITTEN = pa.schema({"path": pa.string(), "size": pa.int64(), "stats": pa.string(), "tally": pa.string()})
-WRITTEN_DDL = "path string, size bigint, stats string, tally string"
+FILE_SCHEMA = pa.schema({"path": pa.string(), "size": pa.int64(), "stats": pa.string(), "tally": pa.string()})
+FILE_DDL = "path string, size bigint, stats string, tally string"
 
 #: The rows of a row group. A file has several row groups, so that several cores can decode it, but few,
 #: because each takes requests to an object store.
@@ -40,9 +40,9 @@ _FOLDER = Store()
 #: little cost.
 _INDEXED_COLUMNS = 32
 #: Texts up to this length are exact bounds; a UUID has 36 characters.
-_TEXT_CHARACTERS = 64
+_MAX_BOUND_CHARACTERS = 64
 #: Delta's decimals have 38 digits at most.
-_EXACT = Context(prec=76)
+_DECIMAL_CONTEXT = Context(prec=76)
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - the zone is written separately
 
 
@@ -55,7 +55,7 @@ def write_files(
     size: int = FILE_BYTES,
     encodings: Mapping[str, str] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Write batches into new files of a table's folder; yield one row (`WRITTEN`) per file.
+    """Write batches into new files of a table's folder; yield one row (`FILE_SCHEMA`) per file.
 
     A file that has `size` bytes gets no further row group. `count` adds numbers for each batch to the file's
     tally, a JSON object. `encodings` are Parquet's encodings for columns without a dictionary, by default
@@ -65,7 +65,7 @@ def write_files(
     group = next(remaining, None)
     while group is not None:
         name = f"part-{uuid.uuid4()}.parquet"
-        files, path = store.system(joined(folder, name))
+        files, path = store.system(join_path(folder, name))
         files.create_dir(path.rpartition("/")[0])
         tally = Tally()
         with (
@@ -75,9 +75,9 @@ def write_files(
                 schema,
                 compression="zstd",
                 compression_level=COMPRESSION_LEVEL,
-                use_dictionary=_repeated(schema),
+                use_dictionary=_dictionary_columns(schema),
                 column_encoding=encodings,
-                write_statistics=_bounded(schema),
+                write_statistics=_columns_with_bounds(schema),
             ) as writer,
         ):
             # A file gets at least one row group, however small `size` is.
@@ -102,7 +102,7 @@ def write_files(
             "stats": _statistics(footer),
             "tally": json.dumps(tally),
         }
-        yield pa.RecordBatch.from_pylist([row], WRITTEN)
+        yield pa.RecordBatch.from_pylist([row], FILE_SCHEMA)
 
 
 def _row_groups(batches: Iterable[pa.RecordBatch], most_bytes: int) -> Iterator[list[pa.RecordBatch]]:
@@ -124,7 +124,7 @@ def _row_groups(batches: Iterable[pa.RecordBatch], most_bytes: int) -> Iterator[
         yield group
 
 
-def _bounded(schema: pa.Schema) -> list[str] | bool:
+def _columns_with_bounds(schema: pa.Schema) -> list[str] | bool:
     """The columns for which a row group has bounds, as paths of leaves; True means all.
 
     Floating-point numbers have none: Parquet's bounds ignore NaN, which Spark and PostgreSQL order after
@@ -135,7 +135,7 @@ def _bounded(schema: pa.Schema) -> list[str] | bool:
     return True if len(bounded) == len(columns) else bounded
 
 
-def _repeated(schema: pa.Schema) -> list[str]:
+def _dictionary_columns(schema: pa.Schema) -> list[str]:
     """The columns that are written with a dictionary of their values, as paths of leaves."""
     return [path for path, kind in _columns(schema) if has_dictionary(kind)]
 
@@ -226,12 +226,12 @@ def _bound(column: pq.ColumnSchema, place: int) -> Callable[[Any], Any] | None:
 
 
 def _decimal(raw: bytes, scale: int) -> Decimal:
-    return Decimal(int.from_bytes(raw, "big", signed=True)).scaleb(-scale, _EXACT)
+    return Decimal(int.from_bytes(raw, "big", signed=True)).scaleb(-scale, _DECIMAL_CONTEXT)
 
 
 def _text(raw: bytes) -> str | None:
     text = raw.decode()
-    return text if len(text) <= _TEXT_CHARACTERS else None
+    return text if len(text) <= _MAX_BOUND_CHARACTERS else None
 
 
 def _date(days: int) -> str | None:

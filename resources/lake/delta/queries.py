@@ -13,7 +13,7 @@ def quoted_column(column: str) -> str:
     return '"' + column.replace('"', '""') + '"'
 
 
-def queried(table: DeltaTable, query: str) -> pa.Table:
+def query_table(table: DeltaTable, query: str) -> pa.Table:
     """The result of SQL over a table `t`.
 
     Raises DeltaError also if a file is missing, for which delta-rs itself raises a plain Exception.

@@ -18,7 +18,7 @@ APPLICATION = "pgsieve"
 
 #: The column with the Delta version of a row's commit, and the application of that commit's `txn` action.
 VERSION = "version"
-VERSIONED = "pgsieve.version"
+VERSION_APPLICATION = "pgsieve.version"
 #: The key in the user metadata of a commit of `check --repair`.
 REPAIRED = "repaired"
 #: How many commits are searched for the one that wrote a position.
@@ -84,17 +84,17 @@ def version_with(commits: Iterable[Mapping[str, Any]], position: int) -> int | N
 
 def position_in(metadata: str | None) -> tuple[int | None, bool]:
     """The position in a commit's user metadata, and whether the commit only repeated a position that its writer had read."""
-    own = _own(metadata)
+    own = _pgsieve_metadata(metadata)
     lsn = own.get("lsn")
     return (lsn if isinstance(lsn, int) else None), bool(own.get("kept"))
 
 
 def has_repair(commits: Iterable[Mapping[str, Any]]) -> bool:
     """Whether one of some commits is a repair."""
-    return any(REPAIRED in _own(commit.get("userMetadata")) for commit in commits)
+    return any(REPAIRED in _pgsieve_metadata(commit.get("userMetadata")) for commit in commits)
 
 
-def _own(metadata: str | None) -> Mapping[str, Any]:
+def _pgsieve_metadata(metadata: str | None) -> Mapping[str, Any]:
     """The part of a commit's user metadata that is pgsieve's."""
     try:
         read = json.loads(metadata or "null")
@@ -104,7 +104,7 @@ def _own(metadata: str | None) -> Mapping[str, Any]:
     return own if isinstance(own, dict) else {}
 
 
-def kept_metadata(position: int | None) -> str:
+def unchanged_metadata(position: int | None) -> str:
     """The user metadata of a commit that keeps rows and position.
 
     Spark looks for the position in the newest commit. The mark `kept` says that the position was read
@@ -113,7 +113,7 @@ def kept_metadata(position: int | None) -> str:
     return commit_metadata(position, {"kept": True})
 
 
-def versioned(rows: pa.Table, version: int) -> pa.Table:
+def with_version(rows: pa.Table, version: int) -> pa.Table:
     """Rows with the Delta version of their commit."""
     return rows.append_column(VERSION, pa.array([version] * rows.num_rows, pa.int64()))
 
@@ -124,7 +124,7 @@ def version_of(row: Mapping[str, Any]) -> int:
     return -1 if version is None else int(version)
 
 
-def in_order(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def by_version(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Rows of `append_versioned`, oldest first; the time decides only between rows without a version."""
     return sorted(rows, key=lambda row: (version_of(row), row["at"]))
 

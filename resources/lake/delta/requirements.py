@@ -18,7 +18,7 @@ COLUMN_MAPPING = "delta.columnMapping.mode"
 #: Writer features that need nothing more of a writer that adds and removes whole files.
 _REWRITABLE = {"appendOnly", "deletionVectors", "invariants", "timestampNtz"}
 #: Features of writers and readers that delta-rs supports.
-_WRITTEN = _REWRITABLE | {
+_SUPPORTED = _REWRITABLE | {
     "changeDataFeed",
     "checkConstraints",
     "columnMapping",
@@ -29,11 +29,16 @@ _WRITTEN = _REWRITABLE | {
 APPEND_ONLY = "delta.appendOnly"
 #: Properties whose value is "true" or "false". Spark ignores the case; delta-rs and this process accept only
 #: lower case.
-_SWITCHES = (APPEND_ONLY, "delta.enableChangeDataFeed", PROPERTY)
+_BOOLEAN_PROPERTIES = (APPEND_ONLY, "delta.enableChangeDataFeed", PROPERTY)
 #: Prefixes of constraints on rows: of CHECK constraints in the table's properties, and of others in a
 #: column's metadata.
-_CONSTRAINT = "delta.constraints."
-_OF_ROWS = ("delta.generationExpression", "delta.identity.", "delta.invariants", "CURRENT_DEFAULT")
+_CONSTRAINT_PREFIX = "delta.constraints."
+_CONSTRAINT_METADATA = (
+    "delta.generationExpression",
+    "delta.identity.",
+    "delta.invariants",
+    "CURRENT_DEFAULT",
+)
 
 
 def is_unmapped(table: DeltaTable) -> bool:
@@ -41,12 +46,12 @@ def is_unmapped(table: DeltaTable) -> bool:
     return bool(table.metadata().configuration.get(COLUMN_MAPPING, "none") == "none")
 
 
-def is_read(table: DeltaTable) -> bool:
+def can_read(table: DeltaTable) -> bool:
     """Whether delta-rs has all features that a table requires of its readers."""
-    return set(table.protocol().reader_features or ()) <= _WRITTEN
+    return set(table.protocol().reader_features or ()) <= _SUPPORTED
 
 
-def is_written(table: DeltaTable) -> bool:
+def can_write(table: DeltaTable) -> bool:
     """Whether delta-rs has all features that a table requires of its writers.
 
     It lacks identity columns, which are part of writer version 6.
@@ -54,8 +59,8 @@ def is_written(table: DeltaTable) -> bool:
     protocol, configuration = table.protocol(), table.metadata().configuration
     return (
         protocol.min_writer_version != 6
-        and set(protocol.writer_features or ()) <= _WRITTEN
-        and all(configuration.get(name, "false") in {"true", "false"} for name in _SWITCHES)
+        and set(protocol.writer_features or ()) <= _SUPPORTED
+        and all(configuration.get(name, "false") in {"true", "false"} for name in _BOOLEAN_PROPERTIES)
     )
 
 
@@ -64,7 +69,7 @@ def is_plain(table: DeltaTable) -> bool:
     if table.metadata().partition_columns:  # The files lack these columns.
         return False
     return (
-        is_unmapped(table) and is_read(table) and not pa.table(table.deletion_vectors().read_all()).num_rows
+        is_unmapped(table) and can_read(table) and not pa.table(table.deletion_vectors().read_all()).num_rows
     )
 
 
@@ -75,37 +80,39 @@ def is_append_only(properties: Mapping[str, str]) -> bool:
 
 def constraints_in(properties: Mapping[str, str]) -> list[str]:
     """The names of the CHECK constraints among the properties of a table."""
-    return [name.removeprefix(_CONSTRAINT) for name in properties if name.startswith(_CONSTRAINT)]
+    return [
+        name.removeprefix(_CONSTRAINT_PREFIX) for name in properties if name.startswith(_CONSTRAINT_PREFIX)
+    ]
 
 
-def takes_files(table: DeltaTable, schema: pa.Schema, *, overwrite: bool) -> bool:
+def allows_files(table: DeltaTable, schema: pa.Schema, *, overwrite: bool) -> bool:
     """Whether files of this schema can be added to a table.
 
     The table must have these columns. Its other columns are NULL in the new rows; an overwrite must have all
     columns. A table with partitions, or with constraints on rows, takes no files.
     """
-    if not _takes_any_row(table):
+    if not _accepts_any_row(table):
         return False
     present = pa.struct(arrow_schema(table))
     given = pa.struct(pa.schema(Schema.from_arrow(schema).to_arrow()))
     return bool(present == given) if overwrite else is_unmapped(table) and _has_fields(present, given)
 
 
-def takes_changes(table: DeltaTable, columns: Collection[str]) -> bool:
+def allows_row_changes(table: DeltaTable, columns: Collection[str]) -> bool:
     """Whether a writer of whole files may replace rows of a table.
 
     The table must have exactly these columns, no change data feed, and no constraint.
     """
     return (
-        is_written(table)
+        can_write(table)
         and {field.name for field in table.schema().fields} == set(columns)
-        and _takes_any_row(table)
+        and _accepts_any_row(table)
         and set(table.protocol().writer_features or ()) <= _REWRITABLE
         and table.metadata().configuration.get("delta.enableChangeDataFeed", "false") != "true"
     )
 
 
-def takes_marks(table: DeltaTable) -> bool:
+def allows_marks(table: DeltaTable) -> bool:
     """Whether rows of a table may be marked in deletion vectors, or this can be enabled.
 
     Tables of writer versions 3 to 6 are excluded, as `deletion_vectors.enable` does not list their features.
@@ -119,7 +126,7 @@ def takes_marks(table: DeltaTable) -> bool:
     )
 
 
-def _takes_any_row(table: DeltaTable) -> bool:
+def _accepts_any_row(table: DeltaTable) -> bool:
     """Whether files can be written without checking rows: the table has no partitions, constraints or computed values.
 
     The features do not show that, as writer versions 3 to 6 list none (Delta's protocol, Writer Version
@@ -130,7 +137,7 @@ def _takes_any_row(table: DeltaTable) -> bool:
         metadata.partition_columns
         or constraints_in(metadata.configuration)
         or any(not field.nullable for field in fields)
-        or any(name.startswith(_OF_ROWS) for field in fields for name in field.metadata or {})
+        or any(name.startswith(_CONSTRAINT_METADATA) for field in fields for name in field.metadata or {})
     )
 
 

@@ -16,24 +16,24 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from pgsieve.resources.lake.delta import deletion_vectors
-from pgsieve.resources.lake.delta.commits import Commits, holds, is_removable
-from pgsieve.resources.lake.delta.deletion_vectors import Marked
+from pgsieve.resources.lake.delta.commits import Commits, has_position, is_removable
+from pgsieve.resources.lake.delta.deletion_vectors import MarkedFile
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
 from pgsieve.resources.lake.delta.log import Log
-from pgsieve.resources.lake.delta.records import APPLICATION, Commit, kept_metadata
-from pgsieve.resources.lake.delta.requirements import is_plain, takes_changes, takes_marks
+from pgsieve.resources.lake.delta.records import APPLICATION, Commit, unchanged_metadata
+from pgsieve.resources.lake.delta.requirements import allows_marks, allows_row_changes, is_plain
 from pgsieve.resources.lake.stores.storage import is_uri
 
 #: Characters of names in object stores that delta-rs encodes once more where it looks for a deletion vector: it finds none.
 _ENCODED_AGAIN = frozenset('~%{}^`[]"<>#|*?\\')
 
 
-def hides_vectors(path: str) -> bool:
+def has_hidden_vectors(path: str) -> bool:
     """Whether delta-rs finds no deletion vector of a table because of its path; Spark finds them."""
     return is_uri(path) and not path.startswith("file:") and not _ENCODED_AGAIN.isdisjoint(path)
 
 
-def takes_rewriting(commits: Commits, path: str, columns: Collection[str]) -> bool:
+def can_rewrite_files(commits: Commits, path: str, columns: Collection[str]) -> bool:
     """Whether files of a table may be rewritten with fewer rows: the table is plain, and requires no more of writers.
 
     It must have only these `columns`, because columns that a user has added keep their values only in a
@@ -43,51 +43,54 @@ def takes_rewriting(commits: Commits, path: str, columns: Collection[str]) -> bo
     return (
         is_plain(table)
         and all(map(is_removable, pa.table(table.get_add_actions())["path"].to_pylist()))
-        and takes_changes(table, columns)
+        and allows_row_changes(table, columns)
     )
 
 
-def takes_marking(commits: Commits, path: str, columns: Collection[str]) -> bool:
+def can_mark_rows(commits: Commits, path: str, columns: Collection[str]) -> bool:
     """Whether `mark_rows` may mark rows of a table: this process can add log entries, and no more is required of writers.
 
-    The table must have only these `columns`, as for `takes_rewriting`.
+    The table must have only these `columns`, as for `can_rewrite_files`.
     """
-    return lets_mark(commits, path) and takes_changes(commits.table_at(path), columns)
+    return can_enable_marking(commits, path) and allows_row_changes(commits.table_at(path), columns)
 
 
-def lets_mark(commits: Commits, path: str) -> bool:
+def can_enable_marking(commits: Commits, path: str) -> bool:
     """Whether `enable_marking` may enable deletion vectors in a table, to whose log this process can add entries."""
-    if hides_vectors(path):
+    if has_hidden_vectors(path):
         return False
-    return Log.of(path, commits.store) is not None and takes_marks(commits.table_at(path))
+    return Log.of(path, commits.store) is not None and allows_marks(commits.table_at(path))
 
 
 def enable_marking(commits: Commits, path: str) -> None:
     """Enable deletion vectors in a table; rows and position stay. Raises UnmarkableError."""
     log, table = _log(commits, path), commits.table_at(path)
-    log.files.refuse_unmakeable()
-    information = _information("SET TBLPROPERTIES", table.version(), kept_metadata(commits.position(path)))
+    log.files.verify_creation()
+    information = _information(
+        "SET TBLPROPERTIES", table.version(), unchanged_metadata(commits.position(path))
+    )
     deletion_vectors.enable(log, table, information)
 
 
-def marked_files(commits: Commits, path: str, matches: Sequence[FileMatches], base: int) -> list[Marked]:
+def marked_files(commits: Commits, path: str, matches: Sequence[FileMatches], base: int) -> list[MarkedFile]:
     """The files that have `matches`, with their `add` actions and these rows marked as deleted, for `mark_rows`.
 
     Raises UnmarkableError if rows of the table cannot be marked.
     """
     log = _log(commits, path)
-    log.files.refuse_unmakeable()
+    log.files.verify_creation()
     added = deletion_vectors.added_files(log, base, {match.name for match in matches})
     # No row of a match is deleted already. NumPy's union, which looks for equal ones, takes ten times as long.
     return [
-        Marked(added[match.name], np.sort(np.concatenate([match.deleted, match.rows]))) for match in matches
+        MarkedFile(added[match.name], np.sort(np.concatenate([match.deleted, match.rows])))
+        for match in matches
     ]
 
 
 def mark_rows(
     commits: Commits,
     path: str,
-    marked: Sequence[Marked],
+    marked: Sequence[MarkedFile],
     files: Iterable[Mapping[str, Any]],
     position: int | None,
     base: int,
@@ -113,12 +116,12 @@ def mark_rows(
         others.append({"txn": {"appId": APPLICATION, "version": position, "lastUpdated": now}})
 
     def attempt(table: DeltaTable | None) -> None:
-        if table is None or holds(path, commits.head_of(path, table), commit):
+        if table is None or has_position(path, commits.head_of(path, table), commit):
             return
         deletion_vectors.commit_marked(_log(commits, path), base, marked, new, others, now)
         _checkpoint(commits.table_at(path))
 
-    commits.committed(path, attempt, commit)
+    commits.commit_with_retries(path, attempt, commit)
 
 
 def _checkpoint(table: DeltaTable) -> None:
@@ -130,7 +133,7 @@ def _checkpoint(table: DeltaTable) -> None:
 
 def _log(commits: Commits, path: str) -> Log:
     log = Log.of(path, commits.store)
-    assert log is not None  # `takes_marking` has checked it.
+    assert log is not None  # `can_mark_rows` has checked it.
     return log
 
 

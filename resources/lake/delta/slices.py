@@ -13,12 +13,12 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from pgsieve.decoding.lsn import format_lsn
-from pgsieve.resources.lake.delta.conforming import conformed
+from pgsieve.resources.lake.delta.conforming import conform
 from pgsieve.resources.lake.delta.errors import DamagedTableError
-from pgsieve.resources.lake.delta.queries import queried
+from pgsieve.resources.lake.delta.queries import query_table
 from pgsieve.resources.lake.delta.requirements import is_plain
 from pgsieve.resources.lake.delta.tables import arrow_schema
-from pgsieve.resources.lake.stores.store import RowGroup, Store, joined
+from pgsieve.resources.lake.stores.store import RowGroup, Store, join_path
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Slices:
 
     def messages(self, end: int) -> list[bytes]:
         """The raw messages of one slice of a change log, in their order."""
-        rows = queried(self.table, f"select data from t where slice = {end:d} order by number")
+        rows = query_table(self.table, f"select data from t where slice = {end:d} order by number")
         messages: list[bytes] = rows["data"].to_pylist()
         return messages
 
@@ -101,7 +101,7 @@ class Slices:
         rows = pa.concat_tables(
             [
                 schema.empty_table(),
-                *(conformed(self.store.read(f, columns=columns, filters=within), schema) for f in files),
+                *(conform(self.store.read(f, columns=columns, filters=within), schema) for f in files),
             ]
         )
         return rows.sort_by([("commit_lsn", "ascending"), ("ordinal", "ascending")])
@@ -115,5 +115,5 @@ class Slices:
         for row in actions.select(read).to_pylist():
             least, greatest = row.get("min.slice"), row.get("max.slice")
             bounded = least is not None and greatest is not None
-            files[joined(self.path, unquote(row["path"]))] = (least, greatest) if bounded else None
+            files[join_path(self.path, unquote(row["path"]))] = (least, greatest) if bounded else None
         return files

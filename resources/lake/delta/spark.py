@@ -20,7 +20,7 @@ from pgsieve.resources.lake.delta.errors import ConcurrentWriteError, OverrunErr
 from pgsieve.resources.lake.delta.records import (
     APPLICATION,
     LAST_COMMITS,
-    VERSIONED,
+    VERSION_APPLICATION,
     Commit,
     TableHead,
     commit_metadata,
@@ -29,7 +29,7 @@ from pgsieve.resources.lake.delta.records import (
     quoted,
     version_of,
     version_with,
-    versioned,
+    with_version,
 )
 from pgsieve.resources.lake.delta.version_answers import VersionAnswers
 
@@ -53,7 +53,7 @@ class SparkRecords:
         """Whether a Delta table exists."""
         if self.stamp(path) is not None:
             return True
-        with _none_where_missing():
+        with _ignore_missing_table():
             self._session().read.format("delta").load(path).schema  # noqa: B018 - Connect resolves only here
             return True
         return False
@@ -65,7 +65,7 @@ class SparkRecords:
 
     def _rows(self, path: str, where: str) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = []
-        with _none_where_missing():
+        with _ignore_missing_table():
             rows += self._session().read.format("delta").load(path).where(where).toArrow().to_pylist()
         return rows
 
@@ -76,7 +76,7 @@ class SparkRecords:
 
     def _newest(self, path: str, column: str) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = []
-        with _none_where_missing():
+        with _ignore_missing_table():
             table = self._session().read.format("delta").load(path)
             greatest = table.agg(F.max(column)).collect()[0][0]
             rows += table.where(F.col(column) == F.lit(greatest)).toArrow().to_pylist()
@@ -118,11 +118,11 @@ class SparkRecords:
         version = self.version(path) + 1 if self.exists(path) else 0
         if base not in {None, max(version - 1, 0)}:
             raise OverrunError(path)
-        written = versioned(rows, version)
+        written = with_version(rows, version)
         frame = self._session().createDataFrame(written, from_arrow_schema(written.schema))
         writer = frame.coalesce(1).write.format("delta").mode("append").option("mergeSchema", "true")
         writer = writer.option("userMetadata", commit_metadata(None))
-        writer.option("txnAppId", VERSIONED).option("txnVersion", str(version)).save(path)
+        writer.option("txnAppId", VERSION_APPLICATION).option("txnVersion", str(version)).save(path)
         kept = [row for row in self.rows(path) if version_of(row) == version]
         if len(kept) != written.num_rows or any(row not in kept for row in written.to_pylist()):
             raise ConcurrentWriteError(f'Delta table "{path}": another writer committed version {version}')
@@ -142,7 +142,7 @@ class SparkRecords:
         # The newest commit is pgsieve's, unless another writer has changed the table since.
         newest, position = TableHead(), 0
         for limit in (" limit 1", ""):
-            with _none_where_missing():
+            with _ignore_missing_table():
                 history = self._session().sql(f"describe history delta.{quoted(path)}{limit}")
                 commits = history.orderBy(F.desc("version")).select("version", "userMetadata")
                 for number, row in enumerate(commits.toLocalIterator()):
@@ -234,7 +234,7 @@ class SparkRecords:
 
     def _slices(self, path: str, after: int) -> tuple[int, ...]:
         ends: list[int] = []
-        with _none_where_missing():
+        with _ignore_missing_table():
             newer = self._session().read.format("delta").load(path).where(F.col("slice") > after)
             ends += sorted(int(row[0]) for row in newer.select("slice").distinct().collect())
         return tuple(ends)
@@ -251,7 +251,7 @@ class SparkRecords:
 
 
 @contextmanager
-def _none_where_missing() -> Iterator[None]:
+def _ignore_missing_table() -> Iterator[None]:
     """End the block early if there is no Delta table at the path."""
     try:
         yield

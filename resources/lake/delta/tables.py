@@ -26,7 +26,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from tenacity import retry, retry_if_exception, stop_after_attempt, wait_fixed
 
 from pgsieve.resources.lake.delta.answers import Answers
-from pgsieve.resources.lake.delta.errors import DamagedTableError, lacks_entries
+from pgsieve.resources.lake.delta.errors import DamagedTableError, has_missing_entries
 from pgsieve.resources.lake.delta.log_entries import LogEntries, Stamp
 from pgsieve.resources.lake.stores.storage import is_uri
 from pgsieve.resources.lake.stores.store import Store
@@ -34,9 +34,9 @@ from pgsieve.resources.lake.stores.store_errors import store_refusal
 
 #: How many tables in folders a thread keeps open, and how many idle tables are kept; a table takes up to a
 #: megabyte.
-_MOST_OPEN = 512
+_MAX_OPEN_TABLES = 512
 #: How many tables are checked in parallel, as each check waits for a store's answer.
-_LOOKS = 8
+_PARALLEL_CHECKS = 8
 
 
 @cache
@@ -96,7 +96,7 @@ class Tables:
         """Whether a Delta table exists; its log may be unreadable."""
         if is_uri(path):
             try:
-                return self.open_if_any(path) is not None
+                return self.open_if_exists(path) is not None
             except DamagedTableError:
                 return True
             except DeltaError as error:
@@ -120,19 +120,19 @@ class Tables:
         later commits check its decisions again. If a check fails, the use of the table raises the error.
         Tables in a folder are always checked, as that costs little.
         """
-        outer = self._seen()
+        outer = self._checked()
         if outer is None:
             self._threads.seen = {}
         try:
-            self._look_at([path for path in dict.fromkeys(paths) if is_uri(path)], ask)
+            self._check_tables([path for path in dict.fromkeys(paths) if is_uri(path)], ask)
             yield
         finally:
             if outer is None:
                 self._threads.seen = None
 
-    def _look_at(self, paths: Collection[str], ask: Callable[[str, DeltaTable], object] | None) -> None:
+    def _check_tables(self, paths: Collection[str], ask: Callable[[str, DeltaTable], object] | None) -> None:
         """Check the tables that this block has not checked yet, in parallel threads."""
-        seen, mine = self._seen(), self._mine()
+        seen, mine = self._checked(), self._own_tables()
         assert seen is not None
         paths = [path for path in paths if path not in seen]
         if len(paths) < 2:
@@ -142,34 +142,34 @@ class Tables:
 
         def look(path: str) -> "dict[str, _OpenTable | Exception | None]":
             try:
-                table = self.open_if_any(path)
+                table = self.open_if_exists(path)
                 if ask is not None and table is not None:
                     ask(path, table)
             except Exception as error:  # noqa: BLE001 - the use of the table raises it
                 return {path: error}
-            opened = self._mine().pop(path, None)
+            opened = self._own_tables().pop(path, None)
             # An existing table that is not open yet is opened when it is used.
             return {path: opened} if opened is not None or table is None else {}
 
-        with ThreadPoolExecutor(min(_LOOKS, len(paths)), "pgsieve-look") as pool:
+        with ThreadPoolExecutor(min(_PARALLEL_CHECKS, len(paths)), "pgsieve-look") as pool:
             for each in pool.map(look, paths):
                 seen |= each
         mine |= {
             path: opened for path, opened in seen.items() if path in paths and isinstance(opened, _OpenTable)
         }
 
-    def open_if_any(self, path: str) -> DeltaTable | None:
+    def open_if_exists(self, path: str) -> DeltaTable | None:
         """The newest version of a table; None if it does not exist."""
         if (opened := self._newest(path)) is not None:
             return opened.table
-        seen = self._seen()
+        seen = self._checked()
         if seen is not None and path in seen:
             return None
         if not is_uri(path) and not _has_log(path):
             return None
         try:
             if path not in self._absent or self.log_of(path).any():
-                return self._opened(path)
+                return self._open_new(path)
         except TableNotFoundError:
             pass
         self._absent.add(path)
@@ -177,18 +177,18 @@ class Tables:
             seen[path] = None
         return None
 
-    def expect(self, path: str) -> None:
+    def expect_creation(self, path: str) -> None:
         """Expect a table at a path that had none, as it is about to be created."""
         self._absent.discard(path)
 
     def open(self, path: str) -> DeltaTable:
         """The newest version of a table."""
         opened = self._newest(path)
-        return self._opened(path) if opened is None else opened.table
+        return self._open_new(path) if opened is None else opened.table
 
     def _newest(self, path: str) -> _OpenTable | None:
         """An open table of this thread, or an idle one, at its newest version; None if there is none."""
-        seen, mine = self._seen(), self._mine()
+        seen, mine = self._checked(), self._own_tables()
         if seen is not None and path in seen:
             if isinstance(outcome := seen[path], Exception):
                 raise outcome
@@ -200,15 +200,15 @@ class Tables:
         if opened is None or not opened.follows(self.log_of(path)):
             return None
         mine[path] = opened
-        self._note(path, opened)
+        self._record_check(path, opened)
         return opened
 
     def log_of(self, path: str) -> LogEntries:
         """The reader of a table's log entries."""
         return LogEntries(path, self._store)
 
-    def _opened(self, path: str) -> DeltaTable:
-        table, mine = _read(path, self.options), self._mine()
+    def _open_new(self, path: str) -> DeltaTable:
+        table, mine = _read(path, self.options), self._own_tables()
         self._absent.discard(path)
         # Read the stamp now. Later it could be the stamp of another table that was made at this path.
         version = table.version()
@@ -217,19 +217,19 @@ class Tables:
         if stamp is not None:
             log.refuse_damaged(version, stamp)
             opened = mine[path] = _OpenTable(table, (version, stamp))
-            self._note(path, opened)
-            if not is_uri(path) and len(mine) > _MOST_OPEN:
+            self._record_check(path, opened)
+            if not is_uri(path) and len(mine) > _MAX_OPEN_TABLES:
                 mine.popitem(last=False)
         return table
 
     def release(self) -> None:
         """Release this thread's open tables for other threads; this thread must not be using one."""
-        mine = self._mine()
-        if seen := self._seen():
+        mine = self._own_tables()
+        if seen := self._checked():
             seen.clear()
         with self._lock:
             self._idle.update(mine)
-            while len(self._idle) > _MOST_OPEN:
+            while len(self._idle) > _MAX_OPEN_TABLES:
                 self._idle.popitem(last=False)
         mine.clear()
 
@@ -237,20 +237,20 @@ class Tables:
         """A table at one version, at which it stays."""
         return _read(path, self.options, version)
 
-    def remembered(
+    def cached_rows(
         self, path: str, table: DeltaTable, query: str, rows: Callable[[], list[dict[str, Any]]]
     ) -> list[dict[str, Any]]:
         """The result of a query, which runs once per version of an open table; `query` identifies it."""
-        opened = self._mine().get(path)
+        opened = self._own_tables().get(path)
         if opened is None or opened.table is not table:
             return rows()
         return [dict(row) for row in opened.answers.of(table.version(), query, rows)]
 
-    def learn(self, path: str, table: DeltaTable, query: str, rows: list[dict[str, Any]]) -> None:
+    def record_answer(self, path: str, table: DeltaTable, query: str, rows: list[dict[str, Any]]) -> None:
         """Record the result of a query about the version that this thread has just committed."""
-        opened = self._mine().get(path)
+        opened = self._own_tables().get(path)
         if opened is not None and opened.table is table:
-            opened.answers.learn(table.version(), query, rows)
+            opened.answers.record_answer(table.version(), query, rows)
 
     def forget(self) -> None:
         """Forget all open tables, as some have been removed."""
@@ -258,7 +258,7 @@ class Tables:
             self._removals += 1
             self._idle.clear()
 
-    def _mine(self) -> OrderedDict[str, _OpenTable]:
+    def _own_tables(self) -> OrderedDict[str, _OpenTable]:
         """The open tables of this thread."""
         if getattr(self._threads, "removals", None) != self._removals:
             self._threads.tables, self._threads.removals = OrderedDict[str, _OpenTable](), self._removals
@@ -267,22 +267,25 @@ class Tables:
         tables: OrderedDict[str, _OpenTable] = self._threads.tables
         return tables
 
-    def _seen(self) -> "dict[str, _OpenTable | Exception | None] | None":
+    def _checked(self) -> "dict[str, _OpenTable | Exception | None] | None":
         """The results of this thread's checks in its `consistent_read`: tables, None for missing tables, errors.
 
         None outside of one.
         """
-        self._mine()  # It empties the results after a removal.
+        self._own_tables()  # It empties the results after a removal.
         seen: dict[str, _OpenTable | Exception | None] | None = getattr(self._threads, "seen", None)
         return seen
 
-    def _note(self, path: str, opened: _OpenTable) -> None:
-        if is_uri(path) and (seen := self._seen()) is not None:
+    def _record_check(self, path: str, opened: _OpenTable) -> None:
+        if is_uri(path) and (seen := self._checked()) is not None:
             seen[path] = opened
 
 
 @retry(
-    retry=retry_if_exception(lacks_entries), wait=wait_fixed(0.2), stop=stop_after_attempt(3), reraise=True
+    retry=retry_if_exception(has_missing_entries),
+    wait=wait_fixed(0.2),
+    stop=stop_after_attempt(3),
+    reraise=True,
 )
 def _read(path: str, options: dict[str, str] | None, version: int | None = None) -> DeltaTable:
     """Open a table; repeat that if a listed entry is gone, as a cleanup removes entries one by one."""

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 _DIGITS = 64
 
 
-def z_ordered(rows: pa.Table, by: Sequence[str]) -> pa.Table:
+def sort_by_z_order(rows: pa.Table, by: Sequence[str]) -> pa.Table:
     """The rows in Z-order of some columns, none of which is nested; NULL comes last in each.
 
     The order uses the rank of each value. So it works for every type, and with any distribution of values.
@@ -31,14 +31,14 @@ def z_ordered(rows: pa.Table, by: Sequence[str]) -> pa.Table:
     digits = _DIGITS // len(columns)
     order = np.zeros(rows.num_rows, np.uint64)
     for place, name in enumerate(reversed(columns)):
-        ranks = _scaled(rows[name], digits)
+        ranks = _scaled_ranks(rows[name], digits)
         for digit in range(digits):
             bit = (ranks >> np.uint64(digit)) & np.uint64(1)
             order |= bit << np.uint64(digit * len(columns) + place)
     return rows.take(pa.array(np.argsort(order, kind="stable")))
 
 
-def _scaled(values: pa.ChunkedArray, digits: int) -> npt.NDArray[np.uint64]:
+def _scaled_ranks(values: pa.ChunkedArray, digits: int) -> npt.NDArray[np.uint64]:
     """The ranks of values, scaled to `digits` binary digits, so that the first digit separates the upper half."""
     ranks: npt.NDArray[np.uint64] = pc.rank(values.combine_chunks(), tiebreaker="dense").to_numpy().astype(
         np.uint64

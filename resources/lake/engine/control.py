@@ -1,6 +1,6 @@
 """Starts the engine of a folder, finds it, and ends it.
 
-In: the folder, and the settings of the engine's session. Out: the record of a running engine, and a `Use` of
+In: the folder, and the settings of the engine's session. Out: the record of a running engine, and a `EngineUse` of
 it. Raises EngineError if an engine does not start to serve, or does not end.
 """
 
@@ -33,7 +33,7 @@ _END_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
-class Use:
+class EngineUse:
     """An engine that this process uses.
 
     The engine does not end before the use is closed, or this process ends.
@@ -62,22 +62,22 @@ def fingerprint(settings: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
 
-def use(folder: EngineFolder, settings: Mapping[str, str]) -> Use | None:
+def use(folder: EngineFolder, settings: Mapping[str, str]) -> EngineUse | None:
     """Use the engine with these settings; None if there is none, or other users have access to its folder."""
     try:
         opened = folder.open()
     except (OSError, EngineError):
         return None
-    lock = _used(folder)
+    lock = _lock_use(folder)
     record = folder.read()
     if record is None or record.fingerprint != fingerprint(settings):
         lock.close()
         os.close(opened)
         return None
-    return Use(record, lock, opened)
+    return EngineUse(record, lock, opened)
 
 
-def _used(folder: EngineFolder) -> IO[bytes]:
+def _lock_use(folder: EngineFolder) -> IO[bytes]:
     """Take the lock of a use. The engine itself takes it for moments, to check whether it is used."""
     while True:
         lock = folder.lock("used", shared=True)
@@ -116,7 +116,7 @@ def launch(
     False if an engine with these settings serves or starts already. See `start`.
     """
     folder.make()
-    with _starting(folder) as is_free:
+    with _lock_start(folder) as is_free:
         record = folder.read()
         if not is_free or (record is None and folder.is_serving()):
             return False
@@ -124,13 +124,13 @@ def launch(
             if record.fingerprint == fingerprint(settings):
                 return False
             _replace(folder, record)
-        with folder.opened() as opened:
+        with folder.open_within() as opened:
             log = os.open(folder.log.name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600, dir_fd=opened)
             process = subprocess.Popen(  # noqa: S603 - our own interpreter, no shell
                 # With -P Python imports no module from the current folder.
                 [sys.executable, "-P", "-m", server.__name__],
                 cwd=f"/proc/self/fd/{opened}",
-                # os.environ has a token that `keep_token_out` hides from the lake's requests; the environment
+                # os.environ has a token that `hide_token` hides from the lake's requests; the environment
                 # that a child inherits by default lacks it.
                 env=dict(os.environ),
                 stdin=subprocess.PIPE,
@@ -149,7 +149,7 @@ def launch(
 
 
 @contextmanager
-def _starting(folder: EngineFolder) -> Iterator[bool]:
+def _lock_start(folder: EngineFolder) -> Iterator[bool]:
     """Whether no other process is starting an engine; within the block none can."""
     lock = folder.lock("starting")
     try:

@@ -18,7 +18,7 @@ _CHUNK_BYTES = 1 << 20
 _CONNECT_SECONDS = 10.0
 
 
-def connected(pid: int, port: int) -> socket.socket | None:
+def connect_to_process(pid: int, port: int) -> socket.socket | None:
     """A connection to the process's port on 127.0.0.1.
 
     None if the process does not listen there, or another process does.
@@ -56,7 +56,7 @@ def _admit(entrance: socket.socket, pid: int, port: int) -> None:
 
 def _serve(visitor: socket.socket, pid: int, port: int) -> None:
     """Forward in both directions until either end closes."""
-    spark = connected(pid, port) if is_own(visitor) else None
+    spark = connect_to_process(pid, port) if is_own(visitor) else None
     if spark is None:
         visitor.close()
         return

@@ -19,10 +19,10 @@ from pathlib import Path
 _TABLES = ("tcp", "tcp6")
 #: 127.0.0.1 in the tables' format, words of 32 bits in the machine's byte order, alone and within an IPv6
 #: address.
-_WORD = f"{socket.htonl(0x7F000001):08X}"
-_LOOPBACK = (_WORD, f"{0:016X}{socket.htonl(0xFFFF):08X}{_WORD}")
+_LOOPBACK_WORD = f"{socket.htonl(0x7F000001):08X}"
+_LOOPBACK = (_LOOPBACK_WORD, f"{0:016X}{socket.htonl(0xFFFF):08X}{_LOOPBACK_WORD}")
 _WAIT_SECONDS = 10.0
-_LOOK_SECONDS = 0.005
+_POLL_SECONDS = 0.005
 
 
 def is_of_process(connection: socket.socket, pid: int) -> bool:
@@ -39,7 +39,7 @@ def is_of_process(connection: socket.socket, pid: int) -> bool:
         # Zero: no process has accepted it yet.
         if inodes != {0}:
             return False
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
     return False
 
 

@@ -69,7 +69,7 @@ class EngineFolder:
         self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
         if self.path.stat().st_uid == os.geteuid():
             self.path.chmod(0o700)
-        with self.opened():
+        with self.open_within():
             return
 
     def open(self) -> int:
@@ -89,7 +89,7 @@ class EngineFolder:
         return folder
 
     @contextmanager
-    def opened(self) -> Iterator[int]:
+    def open_within(self) -> Iterator[int]:
         """The open folder within the block. See `open`."""
         folder = self.open()
         try:
@@ -109,7 +109,7 @@ class EngineFolder:
 
     def lock(self, name: str, *, shared: bool = False) -> IO[bytes] | None:
         """Lock a file until it is closed; None if another process has locked it."""
-        with self.opened() as folder:
+        with self.open_within() as folder:
             file = os.fdopen(os.open(name, os.O_RDWR | os.O_CREAT, 0o600, dir_fd=folder), "rb")
         try:
             fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
@@ -120,7 +120,7 @@ class EngineFolder:
 
     def read(self) -> EngineRecord | None:
         """The record of the running engine; None if none runs, or it does not serve yet."""
-        with suppress(OSError, ValueError, TypeError), self.opened() as folder:
+        with suppress(OSError, ValueError, TypeError), self.open_within() as folder:
             with os.fdopen(os.open(_RECORD, os.O_RDONLY, dir_fd=folder), encoding="utf-8") as file:
                 record = EngineRecord(**json.load(file))
             if self.is_serving():
@@ -133,13 +133,13 @@ class EngineFolder:
 
     def forget(self) -> None:
         """Remove the record of the engine."""
-        with suppress(FileNotFoundError), self.opened() as folder:
+        with suppress(FileNotFoundError), self.open_within() as folder:
             os.unlink(_RECORD, dir_fd=folder)
 
     def write_private(self, name: str, text: str) -> None:
         """Write a file that only its owner can read, atomically."""
         temporary = f"{name}.new"
-        with self.opened() as folder:
+        with self.open_within() as folder:
             with suppress(FileNotFoundError):
                 os.unlink(temporary, dir_fd=folder)
             new = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)

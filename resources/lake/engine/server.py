@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pgsieve import __version__
-from pgsieve.resources.lake.engine.entrance import connected, open_entrance
+from pgsieve.resources.lake.engine.entrance import connect_to_process, open_entrance
 from pgsieve.resources.lake.engine.record import EngineFolder, EngineRecord
 from pgsieve.resources.lake.java.jvm import JAVA_OPTIONS, environment, files, submit_command
 from pgsieve.resources.processes import end_with_parent
@@ -34,12 +34,12 @@ SERVER_SETTINGS = {
     "spark.connect.session.manager.defaultSessionTimeout": "10m",
     JAVA_OPTIONS: "-XX:+UseG1GC -XX:G1PeriodicGCInterval=60000",
 }
-_LOOK_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 _MAIN = "pgsieve.lake.EngineServer"
 #: The jar with that class, and its source, which `make java` compiles.
 JAR, SOURCE = (Path(__file__).resolve().parent / name for name in ("pgsieve-engine.jar", "EngineServer.java"))
-_STARTED_SECONDS = 120.0
-_ENDED_SECONDS = 10.0
+_START_TIMEOUT_SECONDS = 120.0
+_END_TIMEOUT_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -79,13 +79,13 @@ def serve(folder: EngineFolder, plan: Plan) -> int:
             preexec_fn=end_with_parent,  # noqa: PLW1509 - this process has one thread
         )
         try:
-            if not _answers(spark, port):
+            if not _wait_until_listening(spark, port):
                 return 1
             open_entrance(spark.pid, port)
             folder.write(
                 EngineRecord(os.getpid(), spark.pid, token, plan.fingerprint, __version__, time.time())
             )
-            _wait(folder, plan, spark)
+            _wait_for_end(folder, plan, spark)
         finally:
             folder.forget()
             _stop(spark)
@@ -98,21 +98,21 @@ def _free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def _answers(spark: subprocess.Popen[bytes], port: int) -> bool:
+def _wait_until_listening(spark: subprocess.Popen[bytes], port: int) -> bool:
     """Wait until Spark listens; False if it ends before, or does not listen in time."""
-    deadline = time.monotonic() + _STARTED_SECONDS
+    deadline = time.monotonic() + _START_TIMEOUT_SECONDS
     while spark.poll() is None and time.monotonic() < deadline:
-        if connection := connected(spark.pid, port):
+        if connection := connect_to_process(spark.pid, port):
             connection.close()
             return True
-        time.sleep(_LOOK_SECONDS / 5)
+        time.sleep(_POLL_SECONDS / 5)
     return False
 
 
-def _wait(folder: EngineFolder, plan: Plan, spark: subprocess.Popen[bytes]) -> None:
+def _wait_for_end(folder: EngineFolder, plan: Plan, spark: subprocess.Popen[bytes]) -> None:
     """Return when there is a reason to end; after that no process can begin a use."""
     last_use = time.monotonic()
-    while spark.poll() is None and _is_there():
+    while spark.poll() is None and _has_folder():
         unused = folder.lock("used")
         if unused is None:
             last_use = time.monotonic()
@@ -121,10 +121,10 @@ def _wait(folder: EngineFolder, plan: Plan, spark: subprocess.Popen[bytes]) -> N
                 if _is_over(plan, time.monotonic() - last_use):
                     folder.forget()
                     return
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
 
 
-def _is_there() -> bool:
+def _has_folder() -> bool:
     """Whether the current folder has not been deleted."""
     try:
         return bool(os.getcwd())  # noqa: PTH109 - Path.cwd does the same if the folder is gone
@@ -134,11 +134,11 @@ def _is_there() -> bool:
 
 def _is_over(plan: Plan, unused_seconds: float) -> bool:
     if plan.owner is not None:
-        return not _lives(plan.owner)
+        return not _is_alive(plan.owner)
     return unused_seconds > plan.idle_seconds
 
 
-def _lives(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -155,7 +155,7 @@ def _end(_signal: int, _frame: object) -> None:
 def _stop(spark: subprocess.Popen[bytes]) -> None:
     spark.terminate()
     try:
-        spark.wait(_ENDED_SECONDS)
+        spark.wait(_END_TIMEOUT_SECONDS)
     except subprocess.TimeoutExpired:
         spark.kill()
         spark.wait()

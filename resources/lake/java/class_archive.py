@@ -19,18 +19,18 @@ from pathlib import Path
 #: A folder with the jars of another machine; by default jars are in the virtual environment.
 FOLDER_VARIABLE = "PGSIEVE_JARS"
 #: Keeps Java from reporting its use of an archive in its output, which is Spark's log.
-_SILENT = ("-Xlog:cds=off", "-Xlog:cds+dynamic=off", "-Xlog:class+path=off")
+_SILENT_OPTIONS = ("-Xlog:cds=off", "-Xlog:cds+dynamic=off", "-Xlog:class+path=off")
 _PROGRAM = "pgsieve.resources.lake.archived_session"
 
 
-def kept_folder() -> Path:
+def jars_folder() -> Path:
     """The folder of the jars and the archive: PGSIEVE_JARS, or otherwise the virtual environment."""
     return Path(os.environ.get(FOLDER_VARIABLE) or sys.prefix)
 
 
 def archive_file() -> Path:
     """The path of the archive of this Java's classes, even if it does not exist yet."""
-    return kept_folder() / f"spark-{version('pyspark')}-{_java()}.jsa"
+    return jars_folder() / f"spark-{version('pyspark')}-{_java()}.jsa"
 
 
 def _java() -> str:
@@ -52,7 +52,7 @@ def options(java_options: str) -> list[str]:
     file = archive_file()
     if "SharedArchiveFile" in java_options or "ArchiveClassesAtExit" in java_options or not file.is_file():
         return []
-    return [f"-XX:SharedArchiveFile={file}", *_SILENT]
+    return [f"-XX:SharedArchiveFile={file}", *_SILENT_OPTIONS]
 
 
 def make_archive() -> bool:
@@ -71,7 +71,7 @@ def make_archive() -> bool:
         )
         with suppress(OSError):
             if not done.returncode:
-                _give_name(made, file)
+                _publish(made, file)
     finally:
         made.unlink(missing_ok=True)
     return file.is_file()
@@ -79,7 +79,7 @@ def make_archive() -> bool:
 
 def archiving_options(made: Path) -> str:
     """The options that have a JVM write an archive of its classes as it ends."""
-    return " ".join((f'"-XX:ArchiveClassesAtExit={made}"', *_SILENT))
+    return " ".join((f'"-XX:ArchiveClassesAtExit={made}"', *_SILENT_OPTIONS))
 
 
 def copy_archive(folder: Path) -> None:
@@ -89,12 +89,12 @@ def copy_archive(folder: Path) -> None:
         made = folder / f".{file.name}.{os.getpid()}"
         try:
             shutil.copyfile(file, made)
-            _give_name(made, folder / file.name)
+            _publish(made, folder / file.name)
         finally:
             made.unlink(missing_ok=True)
 
 
-def _give_name(made: Path, file: Path) -> None:
+def _publish(made: Path, file: Path) -> None:
     """Write all of an archive to disk, and then give it the name that `options` uses."""
     with made.open("rb") as written:
         os.fsync(written.fileno())

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from pgsieve.resources.lake.java import class_archive
 from pgsieve.resources.lake.java.login import AGENT
-from pgsieve.resources.limited import limited
+from pgsieve.resources.limited import limit_time
 from pgsieve.resources.private_folder import private_folder
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _LOCAL_DIRECTORIES = "spark.local.dir"
 _LOG_LEVEL = "spark.log.level"
 _CATALOG, _WAREHOUSE = "spark.sql.catalogImplementation", "spark.sql.warehouse.dir"
 #: Variables that alter the encoding of text, the Spark that runs, its mode, and its folders; also all `LC_…`.
-_ALTERING = frozenset(
+_ALTERING_VARIABLES = frozenset(
     (
         "LANG",
         "LANGUAGE",
@@ -52,7 +52,7 @@ _QUIET = ("ERROR", "FATAL", "OFF")
 _COLLECTOR = re.compile(r"-XX:\+Use\w+GC\b")
 _LOG = "spark.log"
 #: The variables that lead pyspark to a running JVM.
-_INFORMED = "_PYSPARK_DRIVER_CONN_INFO_PATH"
+_ADDRESS_FILE_VARIABLE = "_PYSPARK_DRIVER_CONN_INFO_PATH"
 _PORT, _SECRET = "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"
 _WAIT_SECONDS = 0.05
 #: How long a session may take to stop, as its cluster may be gone; and how long its JVM may take to end after
@@ -76,7 +76,7 @@ def environment(master: str) -> dict[str, str]:
     if master.startswith("local"):
         # Only this machine connects to it, and the machine's own name may not resolve.
         chosen = {"SPARK_LOCAL_IP": "127.0.0.1", **chosen}
-    if name := _name_of_unnamed():
+    if name := _substitute_name():
         chosen |= {"SPARK_USER": name, "HADOOP_USER_NAME": name}
     return chosen
 
@@ -87,7 +87,7 @@ def _is_altering(name: str, master: str) -> bool:
     SPARK_HOME stays for a cluster, whose settings may be in that folder.
     """
     return name.startswith("LC_") or (
-        name in _ALTERING and (name != "SPARK_HOME" or master.startswith("local"))
+        name in _ALTERING_VARIABLES and (name != "SPARK_HOME" or master.startswith("local"))
     )
 
 
@@ -107,7 +107,7 @@ def has_writable_home() -> bool:
     return home is not None and os.access(home, os.W_OK | os.X_OK)
 
 
-def _name_of_unnamed() -> str | None:
+def _substitute_name() -> str | None:
     """A name for a user without an entry in /etc/passwd: the user's number. None for other users."""
     try:
         pwd.getpwuid(os.geteuid())
@@ -125,7 +125,7 @@ def files(settings: Mapping[str, str], folder: Path, own: Mapping[str, str]) -> 
     options = [f"-Djava.io.tmpdir={temporary}", f"-Duser.home={_home()}", "-Duser.language=en"]
     # UsePerfData would show the process and its command to all users, in /tmp.
     options += ["-Dfile.encoding=UTF-8", "-Dsun.jnu.encoding=UTF-8", "-XX:-UsePerfData"]
-    if name := _name_of_unnamed():
+    if name := _substitute_name():
         options += [f"-Duser.name={name}", f"-javaagent:{AGENT}={name}"]
     users = settings.get(JAVA_OPTIONS, "")
     # A JVM with two collectors does not start: the user's takes the place of the one of this JVM.
@@ -137,8 +137,8 @@ def files(settings: Mapping[str, str], folder: Path, own: Mapping[str, str]) -> 
     chosen = f"{owns} {users}"
     is_local = settings["spark.master"].startswith("local")
     options += [*(class_archive.options(chosen) if is_local else []), *shlex.split(chosen)]
-    java = _written(folder / "java.options", "\n".join(map(_quoted, options)))
-    written = {**settings, **own, JAVA_OPTIONS: f"-XX:VMOptionsFile={_escaped(str(java))}"}
+    java = _write_private(folder / "java.options", "\n".join(map(_quote_option, options)))
+    written = {**settings, **own, JAVA_OPTIONS: f"-XX:VMOptionsFile={_escape_option(str(java))}"}
     if not has_writable_home():
         # Ivy writes lock files even if all jars are present.
         written = {"spark.jars.ivy": str(temporary / "ivy"), **written}
@@ -152,10 +152,10 @@ def files(settings: Mapping[str, str], folder: Path, own: Mapping[str, str]) -> 
         if settings.get(_CATALOG) != "hive":
             # Spark creates this folder, although it stays empty, and by default in the current folder.
             written = {_WAREHOUSE: str(temporary / "warehouse"), **written}
-    return _written(folder / "spark.conf", properties(written))
+    return _write_private(folder / "spark.conf", properties(written))
 
 
-def _written(file: Path, text: str) -> Path:
+def _write_private(file: Path, text: str) -> Path:
     """Write a file that only its owner can read."""
     file.unlink(missing_ok=True)
     with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as new:
@@ -163,13 +163,13 @@ def _written(file: Path, text: str) -> Path:
     return file
 
 
-def _quoted(option: str) -> str:
+def _quote_option(option: str) -> str:
     """An option in the format of a JVM options file, which has no escapes."""
     quote = "'" if '"' in option else '"'
     return f"{quote}{option}{quote}"
 
 
-def _escaped(text: str) -> str:
+def _escape_option(text: str) -> str:
     """A text as one part of `spark.driver.extraJavaOptions`, which Spark splits at blanks."""
     return '"' + text.replace("\\", r"\\").replace('"', r"\"") + '"'
 
@@ -247,7 +247,7 @@ def _gateway(settings: Mapping[str, str], end_seconds: float) -> Iterator[None]:
                 *(submit_command(master), "--properties-file", str(configured), "--load-spark-defaults"),
                 *shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell")),
             ],
-            env=environment(master) | {"SPARK_CONNECT_MODE": "0", _INFORMED: str(gateway)},
+            env=environment(master) | {"SPARK_CONNECT_MODE": "0", _ADDRESS_FILE_VARIABLE: str(gateway)},
             # The JVM ends when this pipe is closed, so it ends with this process, even by SIGKILL.
             stdin=subprocess.PIPE,
             stdout=log,
@@ -259,7 +259,7 @@ def _gateway(settings: Mapping[str, str], end_seconds: float) -> Iterator[None]:
     while process.poll() is None and not gateway.is_file():
         time.sleep(_WAIT_SECONDS)
     if not gateway.is_file():
-        raise JavaEndedError(_last_words(folder / _LOG))
+        raise JavaEndedError(_log_summary(folder / _LOG))
     port, secret = _address(gateway.read_bytes())
     os.environ |= {_PORT: str(port), _SECRET: secret}
     try:
@@ -282,10 +282,10 @@ def _end(process: "subprocess.Popen[bytes]", seconds: float) -> None:
     from pyspark import SparkContext
 
     assert process.stdin is not None
-    with suppress(Exception), limited(_STOP_SECONDS):
+    with suppress(Exception), limit_time(_STOP_SECONDS):
         if (context := SparkContext._active_spark_context) is not None:  # noqa: SLF001 - no public name
             context.stop()
-    with suppress(Exception), limited(_STOP_SECONDS):
+    with suppress(Exception), limit_time(_STOP_SECONDS):
         # Otherwise the garbage collector would send requests to a JVM that is gone.
         if (gateway := SparkContext._gateway) is not None:  # noqa: SLF001
             gateway.shutdown()
@@ -296,7 +296,7 @@ def _end(process: "subprocess.Popen[bytes]", seconds: float) -> None:
         process.kill()
 
 
-def _last_words(log: Path) -> str:
+def _log_summary(log: Path) -> str:
     """The most informative line of a log: the first that names an error, or else the last."""
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.is_file() else []
     errors = [line.strip() for line in lines if "rror" in line or "xception" in line]

@@ -15,11 +15,11 @@ from pathlib import Path
 
 _KEY, _SECRET, _TOKEN = "aws_access_key_id", "aws_secret_access_key", "aws_session_token"
 #: Settings for credentials that have to be requested, and that take precedence over keys in the same profile.
-_ROLES = ("role_arn", "sso_session", "sso_start_url", "sso_account_id", "sso_role_name")
+_ROLE_SETTINGS = ("role_arn", "sso_session", "sso_start_url", "sso_account_id", "sso_role_name")
 #: Settings for credentials that have to be requested, over which keys take precedence.
-_OTHERS = ("credential_process", "login_session", "web_identity_token_file")
+_REQUEST_SETTINGS = ("credential_process", "login_session", "web_identity_token_file")
 #: The variable that makes tools ignore endpoints in the files.
-_IGNORED = "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS"
+_IGNORE_ENDPOINTS = "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS"
 _ENDPOINT = "endpoint_url"
 
 
@@ -42,7 +42,7 @@ class AwsProfile:
         return tuple(value for name, value in self.keys.items() if name != _KEY)
 
     @property
-    def ends(self) -> bool:
+    def has_expiring_keys(self) -> bool:
         """Whether the keys expire after some hours, when a tool writes new ones into the file."""
         return _TOKEN in self.keys
 
@@ -54,12 +54,12 @@ class AwsProfile:
         name = environ.get("AWS_PROFILE") or "default"
         plain = config.get(name, {}) if name == "default" else {}
         settings = {**plain, **config.get(f"profile {name}", {}), **credentials.get(name, {})}
-        is_asked_for = any(settings.get(role) for role in _ROLES)
+        is_asked_for = any(settings.get(role) for role in _ROLE_SETTINGS)
         return cls(
             endpoint=_endpoint(settings, config, environ),
             region=settings.get("region"),
             keys={} if is_asked_for else _keys(settings),
-            has_credentials=any(settings.get(name) for name in (_KEY, *_ROLES, *_OTHERS)),
+            has_credentials=any(settings.get(name) for name in (_KEY, *_ROLE_SETTINGS, *_REQUEST_SETTINGS)),
         )
 
 
@@ -76,7 +76,7 @@ def _endpoint(
 
     S3's own endpoint takes precedence over the endpoint of all services.
     """
-    ignored = environ.get(_IGNORED) or settings.get("ignore_configured_endpoint_urls") or ""
+    ignored = environ.get(_IGNORE_ENDPOINTS) or settings.get("ignore_configured_endpoint_urls") or ""
     if ignored.lower() == "true":
         return None
     services = config.get(f"services {settings.get('services')}", {})

@@ -23,10 +23,10 @@ from pgsieve.decoding.errors import PgsieveError
 BUCKET = "lake"
 REGION = "us-east-1"
 
-_PATIENCE = 60
-_TRIES = 5
+_TIMEOUT_SECONDS = 60
+_MAX_ATTEMPTS = 5
 #: SeaweedFS adds this to the number of a port to get its gRPC port.
-_GRPC = 10_000
+_GRPC_PORT_OFFSET = 10_000
 _PARTS = ("master", "volume", "filer", "admin")
 #: The server's message once keys and bucket exist; its port answers earlier.
 _READY = "ready to use"
@@ -44,9 +44,9 @@ def embedded_s3(folder: Path, key: str, secret: str) -> Iterator[str]:
     program = _program()
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
-        for _ in range(_TRIES):
+        for _ in range(_MAX_ATTEMPTS):
             s3, *others = _free_ports(1 + len(_PARTS))
-            if stack.enter_context(_running(program, folder, s3, others, key, secret)):
+            if stack.enter_context(_run_server(program, folder, s3, others, key, secret)):
                 yield f"http://127.0.0.1:{s3}"
                 return
             stack.close()
@@ -74,7 +74,7 @@ def _free_ports(count: int) -> list[int]:
         while len(ports) < count:
             port = random.randrange(11_000, 22_000)  # noqa: S311 - no secret
             try:
-                for each in (port, port + _GRPC):
+                for each in (port, port + _GRPC_PORT_OFFSET):
                     bound.enter_context(socket.socket()).bind(("127.0.0.1", each))
             except OSError:
                 continue
@@ -83,7 +83,9 @@ def _free_ports(count: int) -> list[int]:
 
 
 @contextmanager
-def _running(program: str, folder: Path, s3: int, others: list[int], key: str, secret: str) -> Iterator[bool]:
+def _run_server(
+    program: str, folder: Path, s3: int, others: list[int], key: str, secret: str
+) -> Iterator[bool]:
     command = [program, "mini", f"-dir={folder}", f"-bucket={BUCKET}", f"-s3.port={s3}"]
     command += ["-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-webdav=false", "-admin.ui=false"]
     command += ["-s3.port.iceberg=0", "-s3.port.lance=0"]
@@ -110,7 +112,7 @@ def _running(program: str, folder: Path, s3: int, others: list[int], key: str, s
         yield _is_ready(process, log)
     finally:
         process.stdin.close()
-        process.wait(_PATIENCE)
+        process.wait(_TIMEOUT_SECONDS)
 
 
 def _is_ready(process: subprocess.Popen[bytes], log: Path) -> bool:
@@ -118,7 +120,7 @@ def _is_ready(process: subprocess.Popen[bytes], log: Path) -> bool:
 
     False if it ended, for example because another program took its port.
     """
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + _TIMEOUT_SECONDS
     while time.monotonic() < deadline:
         text = log.read_text(errors="replace")
         if _READY in text:

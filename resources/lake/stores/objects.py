@@ -37,27 +37,27 @@ _LOGGER = logging.getLogger(__name__)
 FIRST_BYTES = 1024 * 1024
 #: The size of the parts in which an object is written, and how many are written, and are in memory, at a
 #: time. A smaller object takes one request.
-PART_BYTES, _PARTS_AT_A_TIME = 10 * 1024 * 1024, 4
+PART_BYTES, _PARALLEL_PARTS = 10 * 1024 * 1024, 4
 #: Distinguishes objects with the same name: tag, time and size.
 Stamp = tuple[str | None, datetime, int]
 
 #: A store's answer if an object has no bytes at the requested position (RFC 9110, section 15.5.17).
-_NO_RANGE = "416 Range Not Satisfiable"
+_RANGE_NOT_SATISFIABLE = "416 Range Not Satisfiable"
 #: An option that delta-rs takes with the others, and this library separately.
 _ALLOW_HTTP = "aws_allow_http"
 #: The beginning of the data structures that the library adds to a message.
 _STRUCTURES = "\n\nDebug source:"
 
 
-def passes(error: BaseException) -> bool:
-    """Whether a store's refusal passes by itself."""
+def is_transient(error: BaseException) -> bool:
+    """Whether a store's refusal is transient."""
     refused = store_refusal([error])
-    return refused is not None and refused.passes
+    return refused is not None and refused.is_transient
 
 
 #: Repeats a conditional PUT that was cut off, which the library itself does not repeat.
-_again = retry(
-    retry=retry_if_exception(passes),
+_retry_creation = retry(
+    retry=retry_if_exception(is_transient),
     wait=wait_random_exponential(0.1, max=5),
     stop=stop_after_attempt(4) | stop_after_delay(60),
     reraise=True,
@@ -73,7 +73,7 @@ def objects_at(path: str, options: tuple[tuple[str, str], ...]) -> "Objects | No
         return None
     parts = urlsplit(path)
     try:
-        return _shared(f"{parts.scheme}://{parts.netloc}", options)
+        return _shared_objects(f"{parts.scheme}://{parts.netloc}", options)
     except OSError as error:
         _LOGGER.debug("%s: %s", path, error)
         return None
@@ -84,7 +84,7 @@ class Objects:
 
     def __init__(self, root: str, options: Mapping[str, str]) -> None:
         with _os_errors():
-            self._store = _opened(root, options)
+            self._store = _open_store(root, options)
 
     def read(self, path: str) -> bytes | None:
         """The bytes of an object; None if it does not exist."""
@@ -105,7 +105,7 @@ class Objects:
                 answer = obstore.get(self._store, path, options={"range": (0, size)})
                 return bytes(answer.bytes()), answer.meta["size"]
         except OSError as error:
-            if _NO_RANGE in str(error):
+            if _RANGE_NOT_SATISFIABLE in str(error):
                 return b"", 0  # The object is empty.
             raise
 
@@ -156,8 +156,8 @@ class Objects:
         except FileNotFoundError:
             return None
 
-    @_again
-    def make(self, path: str, content: bytes) -> None:
+    @_retry_creation
+    def create(self, path: str, content: bytes) -> None:
         """Create an object with unique bytes; raises FileExistsError if another object has its name."""
         import obstore
 
@@ -168,10 +168,10 @@ class Objects:
                 raise FileExistsError(path) from None
         except obstore.exceptions.BaseError as error:
             # The store may have the object nevertheless.
-            if not self._is_made(path, content):
-                raise OSError(_words(error)) from error
+            if not self._has_content(path, content):
+                raise OSError(_message(error)) from error
 
-    def _is_made(self, path: str, content: bytes) -> bool:
+    def _has_content(self, path: str, content: bytes) -> bool:
         """Whether the object exists with these bytes; raises FileExistsError if it has other bytes."""
         try:
             existing = self.read(path)
@@ -190,9 +190,7 @@ class ObjectWriter:
     def __init__(self, store: "ObjectStore", path: str) -> None:
         import obstore
 
-        self._file = obstore.open_writer(
-            store, path, buffer_size=PART_BYTES, max_concurrency=_PARTS_AT_A_TIME
-        )
+        self._file = obstore.open_writer(store, path, buffer_size=PART_BYTES, max_concurrency=_PARALLEL_PARTS)
 
     def write(self, content: bytes | pa.Buffer) -> int:
         """Add bytes; return their number."""
@@ -223,12 +221,12 @@ def has_credentials(path: str, options: Mapping[str, str], environ: Mapping[str,
 
 
 @cache
-def _shared(root: str, options: tuple[tuple[str, str], ...]) -> Objects:
+def _shared_objects(root: str, options: tuple[tuple[str, str], ...]) -> Objects:
     """The objects of a store with these options; this process shares their connections."""
     return Objects(root, dict(options))
 
 
-def _opened(root: str, options: Mapping[str, str]) -> "ObjectStore":
+def _open_store(root: str, options: Mapping[str, str]) -> "ObjectStore":
     from obstore.store import S3Store, from_url
 
     # The library's annotations are typed dictionaries; these options come from a configuration.
@@ -257,10 +255,10 @@ def _os_errors() -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise FileNotFoundError(_words(error)) from error
+        raise FileNotFoundError(_message(error)) from error
     except obstore.exceptions.BaseError as error:
-        raise OSError(_words(error)) from error
+        raise OSError(_message(error)) from error
 
 
-def _words(error: Exception) -> str:
+def _message(error: Exception) -> str:
     return str(error).partition(_STRUCTURES)[0]

@@ -14,7 +14,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from pgsieve.resources.context import assigned
+from pgsieve.resources.context import assign_within
 
 #: The size of the cache of a run, and of each Python worker of Spark.
 BYTES, WORKER_BYTES = 256 * 1024 * 1024, 64 * 1024 * 1024
@@ -27,35 +27,35 @@ class SharedReads:
     """
 
     def __init__(self, room: int = BYTES, name: str | None = None) -> None:
-        self._whole, self._room, self._name = room, room, name
-        self._kept: dict[Hashable, pa.RecordBatch] = {}
+        self._total_bytes, self._free_bytes, self._name = room, room, name
+        self._batches: dict[Hashable, pa.RecordBatch] = {}
         self._lock = Lock()
 
     def get(self, key: Hashable, make: Callable[[], pa.RecordBatch]) -> pa.RecordBatch:
         """The batch of a key, from the cache or from `make`."""
         with self._lock:
-            kept = self._kept.get(key)
+            kept = self._batches.get(key)
         if kept is not None:
             return kept
         made = make()
         with self._lock:
-            if made.nbytes <= self._room and key not in self._kept:
-                self._room -= made.nbytes
-                self._kept[key] = made
+            if made.nbytes <= self._free_bytes and key not in self._batches:
+                self._free_bytes -= made.nbytes
+                self._batches[key] = made
         return made
 
     def make_room(self) -> None:
         """Empty the cache if less than half of the room is left, as the next readers read other row groups."""
         with self._lock:
-            if self._room < self._whole // 2:
-                self._room = self._whole
-                self._kept.clear()
+            if self._free_bytes < self._total_bytes // 2:
+                self._free_bytes = self._total_bytes
+                self._batches.clear()
 
     def __reduce__(self) -> tuple[Callable[[str | None], "SharedReads"], tuple[str | None]]:
-        return _of_worker, (self._name,)
+        return _worker_reads, (self._name,)
 
 
-def _of_worker(name: str | None) -> SharedReads:
+def _worker_reads(name: str | None) -> SharedReads:
     """The calling process' cache of a name; a new name replaces the earlier cache."""
     if name is None:
         return SharedReads(0)
@@ -78,9 +78,9 @@ _SHARED: ContextVar[SharedReads | None] = ContextVar("reads", default=None)
 
 
 @contextmanager
-def reads_shared() -> Iterator[None]:
+def share_reads() -> Iterator[None]:
     """Cache row groups for the next reader within the block, and in the threads that continue its context."""
-    with assigned(_SHARED, SharedReads(name=uuid4().hex)):
+    with assign_within(_SHARED, SharedReads(name=uuid4().hex)):
         yield
 
 

@@ -31,12 +31,12 @@ OPTIONS: dict[str, tuple[str, ...]] = {
 #: Options that no message may show.
 SECRETS = ("secret_access_key", "session_token", "account_key", "sas_token", "client_secret")
 #: Schemes of file systems with atomic renames, where commits of several Spark applications are safe.
-_ATOMIC = {"file", "hdfs", "viewfs"}
+_ATOMIC_SCHEMES = {"file", "hdfs", "viewfs"}
 
 #: The SDK's chain of credential providers; S3A's own lacks profiles and the token of a web identity.
 _SDK_CHAIN = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
-_KEYS = "org.apache.hadoop.fs.s3a.{}AWSCredentialsProvider"
-_TOKENS = "org.apache.hadoop.fs.azurebfs.oauth2.{}TokenProvider"
+_KEY_PROVIDER = "org.apache.hadoop.fs.s3a.{}AWSCredentialsProvider"
+_OAUTH_PROVIDER = "org.apache.hadoop.fs.azurebfs.oauth2.{}TokenProvider"
 _DEFAULT_REGION = "us-east-1"
 #: Variables that name another server than S3 itself. delta-rs reads them; Spark gets the server from here.
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
@@ -49,7 +49,7 @@ _BEFORE_PROFILES = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE")
 _S3_ITSELF = re.compile(r"(?i)\.amazonaws\.com(?:\.cn)?\.?$")
 
 #: A host that is an IP address.
-_NUMBER = re.compile(r"[0-9.]+|[0-9a-f.]*:[0-9a-f:.]*")
+_IP_ADDRESS = re.compile(r"[0-9.]+|[0-9a-f.]*:[0-9a-f:.]*")
 
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # Two letters at least.
 
@@ -66,7 +66,7 @@ _AMBIGUOUS_IN_FOLDERS = re.compile(r"%[0-9A-Fa-f]{2}|[\\^|\[\]\x00-\x1f\x7f]")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
-def misread(lake: str) -> tuple[str, str] | None:
+def address_problem(lake: str) -> tuple[str, str] | None:
     """Why the engines would disagree about an address, and the remedy; None if they agree.
 
     The message shows only single characters of the address, as it may have credentials.
@@ -107,7 +107,7 @@ _SERVER = re.compile(
 )
 
 
-def misread_endpoint(endpoint: str) -> tuple[str, str] | None:
+def endpoint_problem(endpoint: str) -> tuple[str, str] | None:
     """Why an address cannot be that of a server with S3's interface, and the remedy; None if it can.
 
     The message shows nothing of the address, as it may have credentials.
@@ -153,7 +153,7 @@ class Storage:
         address = lake.rstrip("/") or lake
         return cls(re.sub(r"(?i)^s3a?://", "s3a://", address), options or {}, only_spark=only_spark)
 
-    def beside(self, address: str) -> "Storage":
+    def at(self, address: str) -> "Storage":
         """The storage of another address, with the same options in the same store, and by `storage_of` elsewhere."""
         other = Storage.of(address, self.options, only_spark=self.only_spark)
         same = urlsplit(other.address)[:2] == urlsplit(self.address)[:2]
@@ -175,14 +175,14 @@ class Storage:
         return None if is_uri(self.address) else self.address
 
     @property
-    def by_delta_rs(self) -> bool:
+    def is_reached_by_delta_rs(self) -> bool:
         """Whether delta-rs reads and writes there, besides Spark; at `file://` only Spark does."""
         return not self.only_spark and (self.folder is not None or self.platform is not None)
 
     @property
     def is_safe(self) -> bool:
         """Whether the store keeps the first of two commits of one version, from either engine."""
-        return self.platform is not None or self.scheme in _ATOMIC
+        return self.platform is not None or self.scheme in _ATOMIC_SCHEMES
 
     def endpoint(self, environ: Mapping[str, str] = os.environ) -> str | None:
         """The address of the server with S3's interface, if the options, the environment or a profile name one.
@@ -196,22 +196,22 @@ class Storage:
         named, endpoint = next(((name, value) for name, value in given.items() if value), (None, None))
         if named is None or endpoint is None:
             named, endpoint = "`endpoint_url` of a profile of AWS' tools", AwsProfile.of(environ).endpoint
-        if endpoint and (problem := misread_endpoint(endpoint)):
+        if endpoint and (problem := endpoint_problem(endpoint)):
             raise EndpointError(self.address, named, *problem)
         return endpoint
 
-    def imitates_s3(self, environ: Mapping[str, str] = os.environ) -> bool:
+    def is_s3_imitation(self, environ: Mapping[str, str] = os.environ) -> bool:
         """Whether the store has S3's interface but is not S3 itself, whose conditional writes are documented."""
         endpoint = self.endpoint(environ)
         return endpoint is not None and not _S3_ITSELF.search(urlsplit(endpoint).hostname or "")
 
-    def _by_path(self, environ: Mapping[str, str]) -> str | None:
+    def _path_style(self, environ: Mapping[str, str]) -> str | None:
         """Whether the bucket is in the path, and not in the host's name; None if an engine may choose.
 
         An IP address cannot have a bucket in the host's name, whatever the settings say.
         """
         endpoint = self.endpoint(environ)
-        if endpoint and _NUMBER.fullmatch(urlsplit(endpoint).hostname or ""):
+        if endpoint and _IP_ADDRESS.fullmatch(urlsplit(endpoint).hostname or ""):
             return "true"
         return self.options.get("path_style") or ("true" if endpoint else None)
 
@@ -233,7 +233,7 @@ class Storage:
         """delta-rs's options; delta-rs itself reads others from the environment and the machine."""
         option = self.options.get
         if self.platform == "s3":
-            endpoint, by_path = self.endpoint(environ), self._by_path(environ)
+            endpoint, by_path = self.endpoint(environ), self._path_style(environ)
             if endpoint and by_path == "false":
                 # delta-rs does not add the bucket to the host of an endpoint.
                 endpoint = self._endpoint_with_bucket(endpoint)
@@ -247,7 +247,7 @@ class Storage:
                 "aws_secret_access_key": option("secret_access_key"),
                 "aws_session_token": option("session_token"),
                 "aws_conditional_put": "etag",
-                **self._of_a_profile(environ, endpoint),
+                **self._profile_options(environ, endpoint),
             }
             if (endpoint or "").lower().startswith("http://"):
                 options["aws_allow_http"] = "true"
@@ -266,7 +266,7 @@ class Storage:
             options = {"google_service_account": option("service_account")}
         return {name: value for name, value in options.items() if value is not None}
 
-    def _of_a_profile(self, environ: Mapping[str, str], endpoint: str | None) -> dict[str, str]:
+    def _profile_options(self, environ: Mapping[str, str], endpoint: str | None) -> dict[str, str]:
         """The options from a profile. delta-rs itself reads no profile if an endpoint is given.
 
         The keys are passed even without an endpoint, as other libraries use these options, too. Only keys
@@ -276,7 +276,7 @@ class Storage:
         if profile.region and not self._region(environ):
             options["aws_region"] = profile.region
         has_keys = "access_key_id" in self.options or any(environ.get(name) for name in _BEFORE_PROFILES)
-        if not has_keys and (endpoint or not profile.ends):
+        if not has_keys and (endpoint or not profile.has_expiring_keys):
             remember(*profile.secrets)
             options |= profile.keys
         return options
@@ -304,13 +304,13 @@ class Storage:
 
     def _s3a(self, environ: Mapping[str, str]) -> dict[str, str | None]:
         option = self.options.get
-        endpoint, by_path = self.endpoint(environ), self._by_path(environ)
+        endpoint, by_path = self.endpoint(environ), self._path_style(environ)
         if endpoint and by_path == "false":
             endpoint = self._endpoint_without_bucket(endpoint)
         region = self._region(environ) or AwsProfile.of(environ).region
         provider = _SDK_CHAIN
         if option("access_key_id"):
-            provider = _KEYS.format("Temporary" if option("session_token") else "Simple")
+            provider = _KEY_PROVIDER.format("Temporary" if option("session_token") else "Simple")
         return {
             "fs.s3a.endpoint": endpoint,
             "fs.s3a.endpoint.region": region or (_DEFAULT_REGION if endpoint else None),
@@ -332,11 +332,11 @@ class Storage:
             }
         kind = f"fs.azure.account.oauth.provider.type.{account}"
         if not option("client_secret"):
-            return {f"fs.azure.account.auth.type.{account}": "OAuth", kind: _TOKENS.format("Msi")}
+            return {f"fs.azure.account.auth.type.{account}": "OAuth", kind: _OAUTH_PROVIDER.format("Msi")}
         tokens = f"https://login.microsoftonline.com/{option('tenant_id')}/oauth2/token"
         return {
             f"fs.azure.account.auth.type.{account}": "OAuth",
-            kind: _TOKENS.format("ClientCreds"),
+            kind: _OAUTH_PROVIDER.format("ClientCreds"),
             f"fs.azure.account.oauth2.client.id.{account}": option("client_id"),
             f"fs.azure.account.oauth2.client.secret.{account}": option("client_secret"),
             f"fs.azure.account.oauth2.client.endpoint.{account}": tokens,
@@ -365,7 +365,7 @@ def storage_of(address: str) -> Storage:
     return _declared.get(address) or Storage.of(address)
 
 
-def keep_token_out(options: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> None:
+def hide_token(options: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> None:
     """Keep delta-rs and obstore from sending an empty token, or a token that belongs to other keys.
 
     A token in the environment may belong to other keys than those in the options, and no option turns the

@@ -22,9 +22,9 @@ import pyarrow.dataset as ds
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from pgsieve.resources.lake.stores.storage import Storage, is_uri, keep_token_out
+from pgsieve.resources.lake.stores.storage import Storage, hide_token, is_uri
 from pgsieve.resources.parts import number_of_parts
-from pgsieve.resources.prefetch import prefetched
+from pgsieve.resources.prefetch import prefetch
 
 if TYPE_CHECKING:
     from pgsieve.resources.lake.stores.objects import Objects
@@ -44,7 +44,7 @@ class Store:
 
     def __post_init__(self) -> None:
         """Keep out a token of the environment, also of an executor's environment."""
-        keep_token_out(dict(self.options))
+        hide_token(dict(self.options))
 
     def __reduce__(self) -> tuple[type["Store"], tuple[tuple[tuple[str, str], ...]]]:
         """Send executors only the options, because connections cannot be sent."""
@@ -136,10 +136,10 @@ class Store:
                     yield group, partial(_read_group, opened, group.number)
 
     @contextmanager
-    def prefetched(self, groups: Sequence["RowGroup"], items: Iterable[T]) -> Iterator[Iterator[T]]:
+    def prefetch(self, groups: Sequence["RowGroup"], items: Iterable[T]) -> Iterator[Iterator[T]]:
         """The results of row groups; on an object store the next one is prefetched."""
         if groups and not isinstance(self.system(groups[0].file)[0], pafs.LocalFileSystem):
-            with prefetched(items, 1) as fetched:
+            with prefetch(items, 1) as fetched:
                 yield fetched
         else:
             yield iter(items)
@@ -166,7 +166,7 @@ class Store:
 
         They have the columns of `schema`; columns that the file lacks are NULL.
         """
-        if is_shadowed(schema.names):
+        if has_dataset_names(schema.names):
             yield from self._batches_of_file(path, schema, groups)
             return
         fragment = self._fragment(path)
@@ -177,12 +177,12 @@ class Store:
         yield from dataset.to_batches(batch_readahead=2, fragment_readahead=1)
 
     def _fragment(self, path: str) -> ds.ParquetFileFragment:
-        if (whole := self._whole(path)) is not None:
+        if (whole := self._small_file(path)) is not None:
             return ds.ParquetFileFormat().make_fragment(whole)
         files, inner = self.system(path)
         return ds.ParquetFileFormat().make_fragment(inner, filesystem=files)
 
-    def _whole(self, path: str) -> pa.Buffer | None:
+    def _small_file(self, path: str) -> pa.Buffer | None:
         """The bytes of a small file on a store, because a dataset would open the file more than once.
 
         None for other files, and on an executor.
@@ -261,7 +261,7 @@ class RowGroup:
     bytes: int
 
 
-def parted(groups: Sequence[RowGroup], parallelism: int = 1) -> list[Sequence[RowGroup]]:
+def divide_groups(groups: Sequence[RowGroup], parallelism: int = 1) -> list[Sequence[RowGroup]]:
     """Divide row groups, in their order, into parts of about `PART_BYTES`.
 
     One executor reads a part at a time. The number of parts is a multiple of `parallelism`, unless parts
@@ -284,15 +284,15 @@ def _read_group(opened: Callable[[], pq.ParquetFile], number: int, columns: Sequ
 
 
 #: Columns that an Arrow dataset adds to those of its files; columns of the same names conflict with them.
-_OF_DATASETS = frozenset({"__batch_index", "__filename", "__fragment_index", "__last_in_fragment"})
+_DATASET_COLUMNS = frozenset({"__batch_index", "__filename", "__fragment_index", "__last_in_fragment"})
 
 
-def is_shadowed(names: Iterable[str]) -> bool:
+def has_dataset_names(names: Iterable[str]) -> bool:
     """Whether an Arrow dataset cannot read columns of these names."""
-    return not _OF_DATASETS.isdisjoint(names)
+    return not _DATASET_COLUMNS.isdisjoint(names)
 
 
-def joined(folder: str, name: str) -> str:
+def join_path(folder: str, name: str) -> str:
     """The path of a file whose name is relative to the folder."""
     return f"{folder}/{name}" if is_uri(folder) else str(Path(folder, name))
 

@@ -1,4 +1,4 @@
-"""Refusals of an object store: the reason, the remedy, and whether the fault passes by itself.
+"""Refusals of an object store: the reason, the remedy, and whether the fault is transient.
 
 In: errors of delta-rs and of Spark's file systems, which quote the store's answer. Out: a `StoreRefusal`, or
 None if the error concerns one table, or not the store. A refusal shows only the code of an answer, because
@@ -27,26 +27,26 @@ class StoreFault(Enum):
     NO_FILE_SYSTEM = "Spark has no file system for this address"
 
 
-_GO_ON = "then run again: nothing is lost, a slot is confirmed only up to what the lake holds"
+_RUN_AGAIN = "then run again: nothing is lost, a slot is confirmed only up to what the lake holds"
 _HINTS = {
-    StoreFault.NO_BUCKET: f"create it, or correct `lake` in pgsieve.yaml; {_GO_ON}",
+    StoreFault.NO_BUCKET: f"create it, or correct `lake` in pgsieve.yaml; {_RUN_AGAIN}",
     StoreFault.CREDENTIALS: f"renew them at their source: `storage` in pgsieve.yaml, the environment, a profile or the"
-    f" machine's role; {_GO_ON}",
+    f" machine's role; {_RUN_AGAIN}",
     StoreFault.NO_CREDENTIALS: "give them in `storage` of pgsieve.yaml, in the environment, in a profile or by the machine's"
     " role; if an endpoint is given, a profile must have the keys themselves, as no role, single sign-on or process is used"
-    f" then; {_GO_ON}",
+    f" then; {_RUN_AGAIN}",
     StoreFault.DENIED: "these credentials need the right to list, read, write and delete objects below the lake, and the"
-    f" bucket may not be read-only; {_GO_ON}",
-    StoreFault.REGION: f"give the bucket's `region` in `storage` of pgsieve.yaml, or as AWS_REGION; {_GO_ON}",
+    f" bucket may not be read-only; {_RUN_AGAIN}",
+    StoreFault.REGION: f"give the bucket's `region` in `storage` of pgsieve.yaml, or as AWS_REGION; {_RUN_AGAIN}",
     StoreFault.BUSY: "run again later: nothing is lost, a slot is confirmed only up to what the lake holds",
     StoreFault.NO_FILE_SYSTEM: "have Spark get the package of the file system, as by `spark.jars.packages` in `spark.conf` of"
-    f' pgsieve.yaml (pgsieve\'s documentation, "Platforms: what to set, and what was run"); {_GO_ON}',
+    f' pgsieve.yaml (pgsieve\'s documentation, "Platforms: what to set, and what was run"); {_RUN_AGAIN}',
     StoreFault.UNREACHED: "check whether this machine reaches the endpoint that `storage` in pgsieve.yaml, the environment or a"
-    f" profile names; {_GO_ON}",
+    f" profile names; {_RUN_AGAIN}",
 }
 
 #: The stores' own codes; S3, Azure and Google share some.
-_CODES = {
+_CODE_FAULTS = {
     **dict.fromkeys(
         ("NoSuchBucket", "ContainerNotFound", "ContainerBeingDeleted", "FilesystemNotFound"),
         StoreFault.NO_BUCKET,
@@ -84,13 +84,13 @@ _CODES = {
         StoreFault.BUSY,
     ),
 }
-_STATUS = {
+_STATUS_FAULTS = {
     "401": StoreFault.CREDENTIALS,
     "403": StoreFault.DENIED,
     **dict.fromkeys(("429", "500", "502", "503", "504"), StoreFault.BUSY),
 }
 #: Exceptions of Hadoop's file systems whose messages do not quote a code.
-_CLASSES = {
+_CLASS_FAULTS = {
     "UnknownStoreException": StoreFault.NO_BUCKET,
     "NoAuthWithAWSException": StoreFault.NO_CREDENTIALS,
     "NoAwsCredentialsException": StoreFault.NO_CREDENTIALS,
@@ -105,10 +105,10 @@ _CLASSES = {
 }
 
 #: Colours and arrows in delta-rs's messages.
-_ORNAMENT = re.compile("\x1b" + r"\[[0-9;]*m|↳")
+_DECORATION = re.compile("\x1b" + r"\[[0-9;]*m|↳")
 #: Signs that a message is about the store, and not about a row or the publisher: a request of delta-rs, or an
 #: exception of S3A or ABFS.
-_OF_A_STORE = re.compile(
+_STORE_ERROR = re.compile(
     r"Error performing [A-Z]+ |\(Service: \w+, Status Code: |org\.apache\.hadoop\.fs\.(?:s3a|azurebfs)\."
     r"|software\.amazon\.awssdk\.|AccessDeniedException: (?:s3a|abfss?)://"
 )
@@ -125,7 +125,7 @@ _METADATA = re.compile(r"Error performing [A-Z]+ http://(?:169\.254\.169\.254|me
 _NO_FILE_SYSTEM = re.compile(r"No FileSystem for scheme|Class [\w.]+\.hadoop\.fs\.[\w.]+ not found")
 #: delta-rs's message for an answer of S3 that refers to another region.
 _OTHER_REGION = "incorrectly configured region"
-_CLASS = re.compile("|".join(_CLASSES))
+_CLASS = re.compile("|".join(_CLASS_FAULTS))
 _NETWORK = re.compile(
     r"error sending request|error trying to connect|[Cc]onnection (?:refused|reset|closed)|dns error"
     r"|HTTP error|timed out|UnknownHostException|ConnectException|body from connection"
@@ -140,7 +140,7 @@ class StoreRefusal:
     code: str | None = None
 
     @property
-    def what(self) -> str:
+    def reason(self) -> str:
         """The reason, with the store's code."""
         return self.fault.value + (f" ({self.code})" if self.code else "")
 
@@ -150,7 +150,7 @@ class StoreRefusal:
         return _HINTS[self.fault]
 
     @property
-    def passes(self) -> bool:
+    def is_transient(self) -> bool:
         """Whether the same request may succeed a moment later by itself."""
         return self.fault in {StoreFault.BUSY, StoreFault.UNREACHED}
 
@@ -159,7 +159,7 @@ def store_refusal(errors: Iterable[BaseException]) -> StoreRefusal | None:
     """The refusal of the store, from an error and its causes; None if they show none."""
     for error in errors:
         text = str(error)
-        if "SQLSTATE: 22" not in text and (refused := _refusal(_ORNAMENT.sub("", text))):
+        if "SQLSTATE: 22" not in text and (refused := _refusal(_DECORATION.sub("", text))):
             return refused
     return None
 
@@ -167,7 +167,7 @@ def store_refusal(errors: Iterable[BaseException]) -> StoreRefusal | None:
 def _refusal(text: str) -> StoreRefusal | None:
     if _NO_FILE_SYSTEM.search(text):
         return StoreRefusal(StoreFault.NO_FILE_SYSTEM)
-    if not _OF_A_STORE.search(text):
+    if not _STORE_ERROR.search(text):
         return None
     if _METADATA.search(text):
         return StoreRefusal(StoreFault.NO_CREDENTIALS)
@@ -175,18 +175,18 @@ def _refusal(text: str) -> StoreRefusal | None:
         return StoreRefusal(StoreFault.REGION)
     for match in _CODE.finditer(text):
         code = next(filter(None, match.groups()))
-        if code in _CODES:
-            return StoreRefusal(_CODES[code], code)
+        if code in _CODE_FAULTS:
+            return StoreRefusal(_CODE_FAULTS[code], code)
     if named := _CLASS.search(text):
-        fault = _CLASSES[named[0]]
+        fault = _CLASS_FAULTS[named[0]]
         if fault is not StoreFault.UNREACHED or _NETWORK.search(text):
             return StoreRefusal(fault)
     if _BAD_HEAD.search(text):
         return StoreRefusal(StoreFault.CREDENTIALS, "HTTP 400")
     for match in _STATUS_CODE.finditer(text):
         status = match[1] or match[2]
-        if status in _STATUS:
-            return StoreRefusal(_STATUS[status], f"HTTP {status}")
+        if status in _STATUS_FAULTS:
+            return StoreRefusal(_STATUS_FAULTS[status], f"HTTP {status}")
     if re.search(r"AccessDeniedException: (?:s3a|abfss?)://", text):
         return StoreRefusal(StoreFault.DENIED)
     return StoreRefusal(StoreFault.UNREACHED) if _NETWORK.search(text) else None

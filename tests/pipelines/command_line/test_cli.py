@@ -20,7 +20,7 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.command_line import app as application
 from pgsieve.pipelines.command_line import cli, console
 from pgsieve.pipelines.commands.results import SlotStatus, StatusReport, SubscriptionStatus, TableStatus
-from pgsieve.resources.lake.jars import keep_jars
+from pgsieve.resources.lake.jars import record_jars
 
 ROOT = Path(__file__).parents[3]
 COMMANDS = {
@@ -281,7 +281,7 @@ def test_jars_are_fetched_for_a_folder_where_the_environment_cannot_be_written(i
     def fetched(packages, repositories, file):
         assert Path(repositories["spark.jars.ivy"]).parent == file.parent
         (file.parent / f"{len(packages.coordinates)}.jar").write_bytes(b"jar")
-        keep_jars(packages.name, f"file://{file.parent}/{len(packages.coordinates)}.jar", file)
+        record_jars(packages.name, f"file://{file.parent}/{len(packages.coordinates)}.jar", file)
 
     monkeypatch.setattr("pgsieve.resources.lake.jars._fetch", fetched)
     assert json.loads(invoke("jars", "copy", "--json").stdout)["folder"] == str(tmp_path / "copy")

@@ -81,8 +81,8 @@ def test_a_locked_table_delays_no_other(shop: Shop, monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(module, "PATIENT_SECONDS", 0.5)
     for module in (catalog, filter_analysis):
         monkeypatch.setattr(module, "LOCK_SECONDS", 0.2)
-    monkeypatch.setattr(awaited, "LOOK_SECONDS", 0.2)
-    monkeypatch.setattr(snapshot, "_BRIEFLY", "set lock_timeout = '0.2s'")
+    monkeypatch.setattr(awaited, "POLL_SECONDS", 0.2)
+    monkeypatch.setattr(snapshot, "_SET_LOCK_TIMEOUT", "set lock_timeout = '0.2s'")
     own = {"source": "shop", "publications": ["q"], "row_filter": "publisher"}
     written = {"tables": [{"table": "public.filtered", "where": "id > 0"}]}
     source = {**shop.written["sources"]["shop"], "publications": {"d": written}}

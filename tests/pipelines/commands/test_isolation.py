@@ -91,7 +91,7 @@ def test_ctrl_c_ends_the_step_in_progress_and_is_no_subscriptions_error(shop: Sh
     shop.database.execute("insert into orders values (5, 5); insert into stock values (5, 5)")
     source = Source("shop", shop.written["sources"]["shop"]["conninfo"])
     log = shop.path.with_name("log")
-    with source.exclusively("two"):
+    with source.hold_lock("two"):
         process = commands.start(["-c", str(shop.path), "run"], log)
         wait_until(lambda: log.exists() and 'waiting for "two"' in log.read_text(), log.read_text, 300)
         assert process.pid is not None

@@ -138,7 +138,7 @@ def test_a_maintenance_waits_for_another_of_the_same_tables(shop: Shop) -> None:
     shop.copy()
     project = build_project(load_config(shop.path))
     feed = project.subscriptions["one"].feed
-    with feed.source.exclusively("maintenance of one"):
+    with feed.source.hold_lock("maintenance of one"):
         maintaining = threading.Thread(target=shop.cli, args=("maintain",))
         maintaining.start()
         maintaining.join(3)

@@ -84,21 +84,21 @@ def test_a_single_step_does_its_work_itself(lake: Lake) -> None:
 
 
 def test_an_interrupted_recording_ends_the_work(lake: Lake) -> None:
-    began, going_on, worked = threading.Event(), threading.Event(), list[str]()
+    began, enter, worked = threading.Event(), threading.Event(), list[str]()
 
     def work(name: str, _: Log) -> None:
         worked.append(name)
         began.set()
-        going_on.wait(60)
+        enter.wait(60)
 
     def interrupted() -> None:
         with prefetched_work(lake, {name: partial(work, name) for name in "abc"}):
             began.wait(60)
-            threading.Timer(0.2, going_on.set).start()
+            threading.Timer(0.2, enter.set).start()
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert worked == ["a"], "work was started after the end"
-    assert going_on.is_set(), "work in progress was not waited for"
+    assert enter.is_set(), "work in progress was not waited for"
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("pgsieve-work")]

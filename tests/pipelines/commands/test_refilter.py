@@ -24,7 +24,7 @@ from pgsieve.assets.steps.update_transformation.transform import transform
 from pgsieve.pipelines.command_line import cli
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.project import build_project
-from pgsieve.resources.lake.delta.queries import queried
+from pgsieve.resources.lake.delta.queries import query_table
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures import commands
@@ -89,7 +89,7 @@ class Views:
 
     def rows(self, name: str, table: str = "orders") -> list[tuple[Any, ...]]:
         lake = build_project(load_config(self.path)).lake.open()
-        rows = queried(
+        rows = query_table(
             lake.local.table_at(lake.paths.replica(name, "public", table)), "select * from t order by 1"
         )
         return [tuple(row.values()) for row in rows.to_pylist()]

@@ -12,7 +12,7 @@ from pgsieve.pipelines.config.model import Config, ConfigError, parse_config
 from pgsieve.pipelines.project import build_project
 from pgsieve.resources.lake.stores import log_store
 from pgsieve.resources.lake.stores.storage import storage_of
-from pgsieve.resources.passwords import concealed
+from pgsieve.resources.passwords import conceal_passwords
 
 SECRET = "w9Kq+3zP/x7Lm2Vt"
 
@@ -43,7 +43,7 @@ def test_secrets_are_in_no_repr_and_no_text() -> None:
     assert SECRET not in repr(config) + repr(lake) + repr(storage_of(lake.uri)) + config.model_dump_json()
     # Dagster shows and records this of a resource.
     assert SECRET not in str(lake.get_resource_definition().config_schema.default_value)
-    assert SECRET not in concealed(f"403 Forbidden: {SECRET}")
+    assert SECRET not in conceal_passwords(f"403 Forbidden: {SECRET}")
 
 
 def test_secrets_among_the_settings_of_spark_are_in_no_repr_and_no_text() -> None:
@@ -56,8 +56,8 @@ def test_secrets_among_the_settings_of_spark_are_in_no_repr_and_no_text() -> Non
     lake = build_project(config).lake
     for secret in (SECRET, SECRET[::-1]):
         assert secret not in repr(config) + repr(lake)
-        assert secret not in concealed(f"403 Forbidden: {secret}")
-    assert concealed("it is true") == "it is true"
+        assert secret not in conceal_passwords(f"403 Forbidden: {secret}")
+    assert conceal_passwords("it is true") == "it is true"
 
 
 @pytest.mark.parametrize(

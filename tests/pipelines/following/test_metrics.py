@@ -185,7 +185,7 @@ def test_a_follower_ends_if_changes_wait_but_nothing_moves(shop: Shop) -> None:
         assert follower.get("/")[0] == 404
 
         source = build_project(load_config(shop.path)).subscriptions["two"].feed.source
-        with source.exclusively("two"):
+        with source.hold_lock("two"):
             shop.database.execute("insert into stock values (20, 0)")
             waiting = sample("pgsieve_follower_waiting_seconds", "shop", slot)
             wait_until(lambda: follower.metrics()[waiting] > 0, follower.log.read_text, 30)

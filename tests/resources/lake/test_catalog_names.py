@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from pgsieve.resources.lake.catalog import is_at, written
+from pgsieve.resources.lake.catalog import is_at, quoted_name
 from pgsieve.resources.lake.catalog_names import catalog_name
 
 
 def test_a_dot_in_a_tables_name_separates_nothing() -> None:
     name = catalog_name("{subscription}.{schema}_{table}", "sales", "public", "a.b`c")
     assert name == ("sales", "public_a.b`c")
-    assert written(name) == "`sales`.`public_a.b``c`"
+    assert quoted_name(name) == "`sales`.`public_a.b``c`"
 
 
 def test_a_catalog_may_have_three_parts() -> None:

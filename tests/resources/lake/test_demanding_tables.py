@@ -9,8 +9,8 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 
-from pgsieve.resources.lake.committers import ByFiles, BySpark, InProcess
-from pgsieve.resources.lake.delta.errors import NO_TABLES_FAULT, LakeError, OverrunError
+from pgsieve.resources.lake.committers import FileCommitter, InProcessCommitter, SparkCommitter
+from pgsieve.resources.lake.delta.errors import ERRORS_OF_NO_TABLE, LakeError, OverrunError
 from pgsieve.resources.lake.delta.records import Commit, quoted
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.maintenance import maintenance
@@ -87,12 +87,12 @@ def test_delta_rs_does_what_it_can_and_spark_the_rest(tmp_path: Path, demand: st
     path = demanding(tmp_path, demand)
     lake = Lake(str(tmp_path), lambda: engine().session, LakeSettings(threads=2))
     assert lake.local is not None
-    policy, files = lake.policy, ByFiles(lake.local, lake.access)
-    by_delta_rs = isinstance(policy.committer(path, _SCHEMA.names, 100), InProcess)
+    policy, files = lake.policy, FileCommitter(lake.local, lake.access)
+    is_reached_by_delta_rs = isinstance(policy.committer(path, _SCHEMA.names, 100), InProcessCommitter)
     many = policy.committer(path, _SCHEMA.names, None, lambda: _SCHEMA)
-    assert isinstance(many, BySpark) >= (not by_delta_rs)
-    assert files.takes_marking(path, _SCHEMA.names) <= by_delta_rs
-    assert files.takes_rewriting(path, _SCHEMA.names) <= by_delta_rs
+    assert isinstance(many, SparkCommitter) >= (not is_reached_by_delta_rs)
+    assert files.can_mark_rows(path, _SCHEMA.names) <= is_reached_by_delta_rs
+    assert files.can_rewrite_files(path, _SCHEMA.names) <= is_reached_by_delta_rs
     compacted = maintenance(lake, path).compact()
     assert compacted == 2
     lake.set_properties(path, {"delta.checkpointInterval": "20"})
@@ -107,7 +107,7 @@ def test_delta_rs_does_what_it_can_and_spark_the_rest(tmp_path: Path, demand: st
     assert lake.count(path) == 4
     if lake.policy.reader(path) is not None:
         assert sum(batch.num_rows for batch in lake.local.batches(path, lake.local.version(path))) == 4
-    assert by_delta_rs == (demand not in LEFT and not is_refused(path))
+    assert is_reached_by_delta_rs == (demand not in LEFT and not is_refused(path))
 
 
 @pytest.mark.drawn
@@ -117,13 +117,13 @@ def test_a_refusal_of_delta_rs_is_no_conflict_and_an_error_of_its_table(tmp_path
     lake = Lake(str(tmp_path), lambda: engine().session, LakeSettings(threads=2))
     assert lake.local is not None
     for overwrite in (False, True):
-        with pytest.raises(LakeError) as raised, lake.access.refusing(path):
+        with pytest.raises(LakeError) as raised, lake.access.translate_errors(path):
             lake.local.write(path, rows(5), Commit(7, overwrite=overwrite))
-        assert not isinstance(raised.value, NO_TABLES_FAULT)
+        assert not isinstance(raised.value, ERRORS_OF_NO_TABLE)
     write_deltalake(other := str(tmp_path / "o"), rows(1), configuration={"delta.appendOnly": "true"})
-    with pytest.raises(LakeError, match="append-only") as raised, lake.access.refusing(other):
+    with pytest.raises(LakeError, match="append-only") as raised, lake.access.translate_errors(other):
         lake.local.write(other, rows(5), Commit(7, overwrite=True))
-    assert not isinstance(raised.value, NO_TABLES_FAULT)
+    assert not isinstance(raised.value, ERRORS_OF_NO_TABLE)
     with pytest.raises(OverrunError):
         lake.local.write(other, rows(5), Commit(8, base=7))
 
@@ -138,13 +138,13 @@ def test_a_users_demands_that_refuse_rows_are_removed_and_the_position_stays(
     address, place = (str(tmp_path), path) if reached else (tmp_path.as_uri(), Path(path).as_uri())
     lake = Lake(address, lambda: engine().session, LakeSettings(threads=2))
     assert (lake.local is not None) is reached
-    assert not lake.refuses_rows(place)
+    assert not lake.has_row_checks(place)
     lake.write(engine().session.createDataFrame(rows(4)), place, Commit(7), size=100)
     for change in ("add constraint `A c` check (id < 9)", "set tblproperties ('delta.appendOnly' = 'TRUE')"):
         engine().session.sql(f"alter table delta.{quoted(path)} {change}")
-    assert lake.refuses_rows(place)
-    lake.take_any_row(place)
-    assert not lake.refuses_rows(place)
+    assert lake.has_row_checks(place)
+    lake.remove_row_checks(place)
+    assert not lake.has_row_checks(place)
     assert lake.records.position(place) == 7
     lake.write(engine().session.createDataFrame(rows(10)), place, Commit(8, overwrite=True), size=100)
     assert lake.count(place) == 1

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from pgsieve.resources.lake.delta.errors import SparkUnavailableError
-from pgsieve.resources.lake.delta.parquet_files import WRITTEN
+from pgsieve.resources.lake.delta.parquet_files import FILE_SCHEMA
 from pgsieve.resources.lake.executors import (
     INLINE,
     Executors,
@@ -29,7 +29,7 @@ _WAIT_SECONDS = 30.0
 
 def row(name: str) -> pa.RecordBatch:
     """A row of a file."""
-    return pa.RecordBatch.from_pylist([{"path": name}], WRITTEN)
+    return pa.RecordBatch.from_pylist([{"path": name}], FILE_SCHEMA)
 
 
 @pytest.mark.parametrize(
@@ -105,12 +105,12 @@ def test_all_parts_are_written_with_limited_parallelism() -> None:
 
     threads = Threads(2)
     with ThreadPoolExecutor(2) as pool:  # two tables, which share the threads
-        tables = list(pool.map(lambda parts: threads.written(part, parts), (9, 5)))
+        tables = list(pool.map(lambda parts: threads.run(part, parts), (9, 5)))
     for table, parts in zip(tables, (9, 5), strict=True):
         names = {f"{number}.{each}" for number in range(parts) for each in range(number)}
         assert set(table["path"].to_pylist()) == names
-        assert table.schema == WRITTEN
-    assert threads.written(part, 0).num_rows == 0
+        assert table.schema == FILE_SCHEMA
+    assert threads.run(part, 0).num_rows == 0
 
 
 def endless(begun: threading.Event) -> Iterator[pa.RecordBatch]:
@@ -132,16 +132,16 @@ def test_a_failing_part_ends_the_others_and_its_error_is_raised() -> None:
 
     threads = Threads(2)
     with pytest.raises(OSError, match="No space left") as raised:
-        threads.written(part, 6)
+        threads.run(part, 6)
     assert raised.value.errno == 28
     assert set(parts) <= {0, 1, 2}, "a part began after another had failed"
-    assert threads.written(lambda number, _: [row(str(number))], 2).num_rows == 2
+    assert threads.run(lambda number, _: [row(str(number))], 2).num_rows == 2
 
 
 def test_a_stopped_part_ends_with_its_next_batch() -> None:
     begun, threads = threading.Event(), Threads(2)
     with ThreadPoolExecutor(1) as pool:
-        writing = pool.submit(threads.written, lambda _, guard: guard(endless(begun)), 5)
+        writing = pool.submit(threads.run, lambda _, guard: guard(endless(begun)), 5)
         assert begun.wait(_WAIT_SECONDS)
         threads.stop()
         with pytest.raises(CancelledError):
@@ -150,5 +150,5 @@ def test_a_stopped_part_ends_with_its_next_batch() -> None:
 
 def test_the_number_of_written_parts_is_reported() -> None:
     received: list[int] = []
-    Threads(2).written(lambda number, _: [row(str(number))], 3, received.append)
+    Threads(2).run(lambda number, _: [row(str(number))], 3, received.append)
     assert received == [1, 2, 3]

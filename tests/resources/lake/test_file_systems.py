@@ -18,7 +18,7 @@ def test_a_file_system_that_spark_lacks_sets_no_table_aside(address: str) -> Non
     lake = Lake(address, lambda: session, storage=Storage.of(address, {}))
     path = f"{address}/sales/public/orders"
     for read in (lambda: lake.current(path).count(), lambda: session.read.parquet(path).count()):
-        with pytest.raises(LakeUnavailableError) as refused, lake.access.refusing(path):
+        with pytest.raises(LakeUnavailableError) as refused, lake.access.translate_errors(path):
             read()
         assert refused.value.message == f'lake "{address}": Spark has no file system for this address'
         assert "spark.jars.packages" in (refused.value.hint or "")

@@ -20,7 +20,7 @@ from pgsieve.resources.lake.delta.errors import LakeUnavailableError
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.delta.row_removal import enable_marking, mark_rows, marked_files
 from pgsieve.resources.lake.delta.tables import Tables
-from pgsieve.resources.lake.half_written import put_back
+from pgsieve.resources.lake.half_written import roll_back_tables
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.store import Store
 from tests.fixtures.lakes import no_session
@@ -76,7 +76,7 @@ def test_a_table_is_restored_to_its_last_complete_version(tmp_path: Path, left: 
     for position in range(1, 5):
         LocalRecords().append(str(table), rows(position), position)
     spoil(table)
-    put_back(tmp_path / "lake", 0)
+    roll_back_tables(tmp_path / "lake", 0)
     records = LocalRecords(Store(), Tables(Store()))
     assert records.exists(str(table)) == (version is not None)
     if version is not None:
@@ -94,12 +94,12 @@ def test_older_or_removed_files_are_left_alone(tmp_path: Path) -> None:
         LocalRecords().append(str(table), rows(position), position)
     whole = entry(table, 3).read_bytes()
     empty(entry(table, 3))
-    put_back(tmp_path, entry(table, 3).stat().st_mtime_ns + 10**10)
+    roll_back_tables(tmp_path, entry(table, 3).stat().st_mtime_ns + 10**10)
     assert entry(table, 3).exists(), "this loss is damage, because the entry was on disk"
     entry(table, 3).write_bytes(whole)
     DeltaTable(str(table)).optimize.compact()
     DeltaTable(str(table)).vacuum(0, dry_run=False, enforce_retention_duration=False)
-    put_back(tmp_path, 0)
+    roll_back_tables(tmp_path, 0)
     assert LocalRecords().count(str(table)) == 4
 
 
@@ -114,13 +114,13 @@ def test_an_incomplete_checkpoint_and_its_pointer_are_removed(tmp_path: Path) ->
         lambda: empty(log / f"{3:020d}.checkpoint.parquet"),
     ):
         spoil()
-        put_back(tmp_path, 0)
+        roll_back_tables(tmp_path, 0)
         assert not (log / "_last_checkpoint").exists()
         assert LocalRecords(Store(), Tables(Store())).count(str(table)) == 4
         DeltaTable(str(table)).create_checkpoint()
     # A checkpoint of a removed version is removed, too.
     empty(entry(table, 3))
-    put_back(tmp_path, 0)
+    roll_back_tables(tmp_path, 0)
     assert LocalRecords(Store(), Tables(Store())).position(str(table)) == 3
 
 
@@ -131,11 +131,11 @@ def test_a_version_with_incomplete_deletion_vectors_is_removed(tmp_path: Path) -
     matches = [m for m in records.matches(str(table), rows(8), [np.array([True])], None) or () if len(m.rows)]
     marked = marked_files(records, str(table), matches, 1)
     mark_rows(records, str(table), marked, [], 20, 1)
-    put_back(tmp_path, 0)
+    roll_back_tables(tmp_path, 0)
     assert LocalRecords(Store(), Tables(Store())).position(str(table)) == 20
     (vector,) = table.glob("*.bin")
     vector.write_bytes(vector.read_bytes()[:-1])
-    put_back(tmp_path, 0)
+    roll_back_tables(tmp_path, 0)
     assert LocalRecords(Store(), Tables(Store())).position(str(table)) == 10
 
 
@@ -160,7 +160,7 @@ def test_a_killed_process_leaves_its_mark_and_the_next_one_repairs(tmp_path: Pat
     empty(entry(table, 1))
     subprocess.run([sys.executable, "-c", killed.partition("os.kill")[0], str(lake)], check=True)
     assert entry(table, 1).exists()
-    unsynced.leave_all()
+    unsynced.close_all_lakes()
     assert [each.name for each in marks.iterdir()] == ["lock"]
 
 
@@ -175,11 +175,11 @@ def test_after_a_write_that_did_not_reach_the_disk_nothing_counts_as_durable(
             raise OSError(code, os.strerror(code))
 
         with monkeypatch.context() as patched:
-            patched.setattr(unsynced, "_synchronise", refuse)
+            patched.setattr(unsynced, "_sync_file_system", refuse)
             with pytest.raises(LakeUnavailableError, match="cannot be written: "):
                 lake.access.make_durable()
         # The kernel reports the error only once, but the pages stay lost.
         with pytest.raises(LakeUnavailableError, match="cannot be written: "):
             lake.access.make_durable()
-    unsynced.leave_all()
+    unsynced.close_all_lakes()
     assert len(list((tmp_path / "lake" / "_pgsieve" / ".unsynced").iterdir())) == 2, "the mark is gone"

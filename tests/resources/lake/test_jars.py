@@ -17,8 +17,8 @@ from pgsieve.resources.lake.jars import (
     copy_jars,
     delta_packages,
     fetch,
-    keep_jars,
-    kept_jars,
+    record_jars,
+    recorded_jars,
     s3_packages,
 )
 
@@ -40,45 +40,45 @@ def jars(tmp_path: Path) -> list[Path]:
 
 
 def test_jars_are_those_that_spark_resolved_in_its_order(tmp_path: Path, jars: list[Path]) -> None:
-    keep_jars(PACKAGE, ",".join(jar.as_uri() for jar in reversed(jars)), tmp_path / "kept.json")
-    assert kept_jars(PACKAGE, tmp_path / "kept.json") == [str(jar) for jar in reversed(jars)]
+    record_jars(PACKAGE, ",".join(jar.as_uri() for jar in reversed(jars)), tmp_path / "kept.json")
+    assert recorded_jars(PACKAGE, tmp_path / "kept.json") == [str(jar) for jar in reversed(jars)]
 
 
 def test_jars_of_another_version_are_not_used(tmp_path: Path, jars: list[Path]) -> None:
-    keep_jars(PACKAGE, ",".join(jar.as_uri() for jar in jars), tmp_path / "kept.json")
-    assert kept_jars(PACKAGE.replace("4.4.0", "4.4.1"), tmp_path / "kept.json") is None
+    record_jars(PACKAGE, ",".join(jar.as_uri() for jar in jars), tmp_path / "kept.json")
+    assert recorded_jars(PACKAGE.replace("4.4.0", "4.4.1"), tmp_path / "kept.json") is None
 
 
 def test_one_deleted_jar_makes_all_unknown(tmp_path: Path, jars: list[Path]) -> None:
-    keep_jars(PACKAGE, ",".join(jar.as_uri() for jar in jars), tmp_path / "kept.json")
+    record_jars(PACKAGE, ",".join(jar.as_uri() for jar in jars), tmp_path / "kept.json")
     jars[1].unlink()
-    assert kept_jars(PACKAGE, tmp_path / "kept.json") is None
+    assert recorded_jars(PACKAGE, tmp_path / "kept.json") is None
 
 
 @pytest.mark.parametrize("spark_jars", ["", ","])
 def test_a_session_without_jars_leaves_them_unknown(tmp_path: Path, spark_jars: str) -> None:
-    keep_jars(PACKAGE, spark_jars, tmp_path / "kept.json")
-    assert kept_jars(PACKAGE, tmp_path / "kept.json") is None
+    record_jars(PACKAGE, spark_jars, tmp_path / "kept.json")
+    assert recorded_jars(PACKAGE, tmp_path / "kept.json") is None
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"another": []}'])
 def test_an_unreadable_record_counts_as_none(tmp_path: Path, content: str) -> None:
     (tmp_path / "kept.json").write_text(content, encoding="utf-8")
-    assert kept_jars(PACKAGE, tmp_path / "kept.json") is None
+    assert recorded_jars(PACKAGE, tmp_path / "kept.json") is None
 
 
 def test_a_record_that_cannot_be_stored_is_made_again(tmp_path: Path, jars: list[Path]) -> None:
     nowhere = tmp_path / "missing" / "kept.json"
-    keep_jars(PACKAGE, jars[0].as_uri(), nowhere)
-    assert kept_jars(PACKAGE, nowhere) is None
+    record_jars(PACKAGE, jars[0].as_uri(), nowhere)
+    assert recorded_jars(PACKAGE, nowhere) is None
 
 
 def test_records_of_several_sets_of_jars_are_kept(tmp_path: Path, jars: list[Path]) -> None:
     kept = tmp_path / "kept.json"
-    keep_jars("a", jars[0].as_uri(), kept)
-    keep_jars("b", jars[1].as_uri(), kept)
-    assert kept_jars("a", kept) == [str(jars[0])]
-    assert kept_jars("b", kept) == [str(jars[1])]
+    record_jars("a", jars[0].as_uri(), kept)
+    record_jars("b", jars[1].as_uri(), kept)
+    assert recorded_jars("a", kept) == [str(jars[0])]
+    assert recorded_jars("b", kept) == [str(jars[1])]
 
 
 DELTA = Packages((PACKAGE,))
@@ -87,7 +87,7 @@ S3 = Packages(("org.apache.hadoop:hadoop-aws:3.4.2", "software.amazon.awssdk:s3:
 
 def test_the_users_packages_are_added(tmp_path: Path, jars: list[Path]) -> None:
     kept = tmp_path / "kept.json"
-    keep_jars(DELTA.name, jars[0].as_uri(), kept)
+    record_jars(DELTA.name, jars[0].as_uri(), kept)
     conf = {"spark.jars.packages": "org.postgresql:postgresql:42.7.4, x:y:1", "spark.jars": "/own.jar"}
     assert class_path([DELTA, S3], ["/log.jar"], {**conf, "spark.jars.excludes": "b:c"}, kept) == {
         "spark.jars": f"/log.jar,{jars[0]},/own.jar",
@@ -112,13 +112,13 @@ def test_a_copied_folder_names_its_jars_wherever_it_is(
     tmp_path: Path, jars: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
-    keep_jars(DELTA.name, ",".join(jar.as_uri() for jar in jars))
+    record_jars(DELTA.name, ",".join(jar.as_uri() for jar in jars))
     copy_jars(tmp_path / "copy", [DELTA])
     elsewhere = (tmp_path / "copy").rename(tmp_path / "elsewhere")
     monkeypatch.setattr(sys, "prefix", str(tmp_path / "nowhere"))
-    assert kept_jars(DELTA.name) is None
+    assert recorded_jars(DELTA.name) is None
     monkeypatch.setenv("PGSIEVE_JARS", str(elsewhere))
-    assert kept_jars(DELTA.name) == [str(elsewhere / jar.name) for jar in jars]
+    assert recorded_jars(DELTA.name) == [str(elsewhere / jar.name) for jar in jars]
     fetch([DELTA], {})  # nothing has to be downloaded
 
 

@@ -47,7 +47,7 @@ def test_it_finds_what_cloudpickle_finds(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_cloudpickle_searches_so_once_it_is_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
     cloud = cloudpickle.cloudpickle
     monkeypatch.setattr(cloud, "_find_imported_submodules", cloud._find_imported_submodules)
-    module_search.search_once()
-    module_search.search_once()
+    module_search.cache_module_search()
+    module_search.cache_module_search()
     assert isinstance(cloud._find_imported_submodules, module_search._Search)
     assert cloudpickle.loads(cloudpickle.dumps(FUNCTIONS[0]))().as_py() == 3

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from pgsieve.resources.lake.committers import ByFiles, BySpark, Committer, InProcess
+from pgsieve.resources.lake.committers import Committer, FileCommitter, InProcessCommitter, SparkCommitter
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.policy import LakeSettings
@@ -20,12 +20,12 @@ _SCHEMA = pa.schema({"a": pa.int64(), "b": pa.string()})
 @pytest.mark.parametrize(
     ("asked", "committer", "reason"),
     [
-        ({"size": 100}, InProcess, "100 bytes"),
-        ({"size": 101}, BySpark, "101 bytes"),
-        ({"size": 101, "schema": lambda: _SCHEMA}, ByFiles, "101 bytes"),
-        ({"size": None}, BySpark, "many rows"),
-        ({"size": 1, "key": ["double"]}, BySpark, "a key"),
-        ({"size": 1, "overwrite": True}, BySpark, "another order"),
+        ({"size": 100}, InProcessCommitter, "100 bytes"),
+        ({"size": 101}, SparkCommitter, "101 bytes"),
+        ({"size": 101, "schema": lambda: _SCHEMA}, FileCommitter, "101 bytes"),
+        ({"size": None}, SparkCommitter, "many rows"),
+        ({"size": 1, "key": ["double"]}, SparkCommitter, "a key"),
+        ({"size": 1, "overwrite": True}, SparkCommitter, "another order"),
     ],
 )
 def test_the_committer_of_rows_and_the_reason(
@@ -49,4 +49,4 @@ def test_the_committer_of_rows_and_the_reason(
 
 def test_a_name_that_delta_in_spark_would_map_needs_no_spark(tmp_path: Path) -> None:
     lake = Lake(str(tmp_path), no_session)
-    assert isinstance(lake.policy.committer(str(tmp_path / "t"), ["a b"], 1), InProcess)
+    assert isinstance(lake.policy.committer(str(tmp_path / "t"), ["a b"], 1), InProcessCommitter)

@@ -12,24 +12,24 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pgsieve.resources.lake.delta.parquet_files import WRITTEN
+from pgsieve.resources.lake.delta.parquet_files import FILE_SCHEMA
 from pgsieve.resources.lake.executors import INLINE, SparkExecutors, Threads
 from pgsieve.resources.lake.shared_jobs import (
-    PartsOfMany,
     Request,
     SharedJobs,
-    jobs_shared,
-    shared_jobs,
+    SharedParts,
+    current_shared_jobs,
+    share_jobs,
     tasks_of,
 )
 from pgsieve.resources.parts import Guard, Part
-from pgsieve.resources.work import Work, called, measured
+from pgsieve.resources.work import Work, measure, name_jobs
 from tests.fixtures.oracle import wait_until
 from tests.fixtures.pgsieve_replica import engine
 
 
 def _rows(name: str, parts: int = 1) -> pa.Table:
-    return pa.Table.from_pylist([{"path": f"{name} {n}", "size": 10 + n} for n in range(parts)], WRITTEN)
+    return pa.Table.from_pylist([{"path": f"{name} {n}", "size": 10 + n} for n in range(parts)], FILE_SCHEMA)
 
 
 def _asked(name: str, parts: int = 1) -> Request:
@@ -141,23 +141,23 @@ def test_each_part_is_in_one_task_and_tasks_have_equal_shares(
 
 def test_a_failing_part_fails_only_its_caller() -> None:
     job = [_asked("a", 3), _asked("bad", 2), _asked("b", 1), _asked("bad too")]
-    together = PartsOfMany([each.part for each in job], tasks_of(job, 2), WRITTEN)
-    rows = INLINE.written(together, len(together.tasks), schema=together.written)
-    a, bad, b, bad_too = together.of_callers(rows)
+    together = SharedParts([each.part for each in job], tasks_of(job, 2), FILE_SCHEMA)
+    rows = INLINE.run(together, len(together.tasks), schema=together.written)
+    a, bad, b, bad_too = together.rows_by_caller(rows)
     assert a is not None
     assert b is not None
     assert a.sort_by("path") == _rows("a", 3)
     assert b == _rows("b")
     assert (bad, bad_too) == (None, None)
-    nothing = together.of_callers(together.written.empty_table())
-    assert nothing == [WRITTEN.empty_table()] * len(job)
+    nothing = together.rows_by_caller(together.written.empty_table())
+    assert nothing == [FILE_SCHEMA.empty_table()] * len(job)
 
 
 def test_jobs_are_shared_only_within_their_block() -> None:
-    assert shared_jobs() is None
-    with jobs_shared():
-        assert copy_context().run(shared_jobs) is shared_jobs() is not None
-    assert shared_jobs() is None
+    assert current_shared_jobs() is None
+    with share_jobs():
+        assert copy_context().run(current_shared_jobs) is current_shared_jobs() is not None
+    assert current_shared_jobs() is None
     assert (INLINE.callers, Threads(3).callers) == (1, 1)
 
 
@@ -174,7 +174,7 @@ def _sent_part(name: str, until: str | None) -> Part:
             raise ValueError("bad fails")
         yield pa.RecordBatch.from_pylist([{"path": f"{name} {number}", "size": 10}], schema)
 
-    schema = WRITTEN
+    schema = FILE_SCHEMA
     return part
 
 
@@ -188,12 +188,12 @@ def test_spark_runs_shared_requests_under_the_names_of_all(tmp_path: Path) -> No
 
     def written(name: str, parts: int) -> tuple[list[str], Work]:
         part = _sent_part(name, str(until) if name == "one" else None)
-        with measured() as work, called(name, f"UPDATE transformation of public.{name}, slice 0/1A2B"):
-            rows = executors.written(part, parts)
+        with measure() as work, name_jobs(name, f"UPDATE transformation of public.{name}, slice 0/1A2B"):
+            rows = executors.run(part, parts)
         return rows["path"].to_pylist(), work
 
-    with ThreadPoolExecutor(4) as pool, jobs_shared():
-        jobs = shared_jobs()
+    with ThreadPoolExecutor(4) as pool, share_jobs():
+        jobs = current_shared_jobs()
         assert jobs is not None
 
         def ask(name: str, parts: int) -> Future[Any]:

@@ -12,7 +12,7 @@ from zipimport import zipimporter
 import pyarrow as pa
 import pytest
 
-from pgsieve.resources.lake.delta.parquet_files import WRITTEN
+from pgsieve.resources.lake.delta.parquet_files import FILE_SCHEMA
 from pgsieve.resources.lake.executors import SparkExecutors, forget_archives
 from pgsieve.resources.parts import Guard
 from tests.fixtures.pgsieve_replica import engine
@@ -51,9 +51,9 @@ def test_workers_import_installed_packages_and_read_no_archive_again() -> None:
         import pyspark
 
         archives = sum(isinstance(each, zipimporter) for each in sys.path_importer_cache.values())
-        yield pa.RecordBatch.from_pylist([{"path": pyspark.__file__, "size": archives}], WRITTEN)
+        yield pa.RecordBatch.from_pylist([{"path": pyspark.__file__, "size": archives}], FILE_SCHEMA)
 
     session = engine().session
-    rows = SparkExecutors(lambda: session).written(part, 3)
+    rows = SparkExecutors(lambda: session).run(part, 3)
     assert not [path for path in rows["path"].to_pylist() if ".zip" in path]
     assert rows["size"].to_pylist() == [0, 0, 0]

@@ -12,9 +12,9 @@ from psycopg.pq import ExecStatus
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.errors import (
     ForeignServerError,
-    PassingFaultError,
+    TransientError,
     message_without_values,
-    refusing,
+    translate_errors,
 )
 from pgsieve.resources.postgres.sessions import Conninfo
 
@@ -26,7 +26,7 @@ def test_a_refusal_of_a_drivers_own_query_shows_the_servers_words(
     with psycopg.connect(publisher_server.conninfo()) as other:
         # ADBC's driver reads the types when it connects.
         other.execute("LOCK TABLE pg_catalog.pg_type IN ACCESS EXCLUSIVE MODE")
-        with pytest.raises(PassingFaultError) as refused, refusing("shop", "read"), impatient.adbc():
+        with pytest.raises(TransientError) as refused, translate_errors("shop", "read"), impatient.adbc():
             pass
     assert refused.value.message == ('source "shop": cannot read (canceling statement due to lock timeout)')
 
@@ -38,11 +38,11 @@ def test_a_lost_connection_is_temporary_however_libpq_reports_it(publisher_serve
         assert result.status == ExecStatus.FATAL_ERROR
         error = psycopg.errors.error_from_result(result)
         assert (type(error), error.sqlstate) == (psycopg.DatabaseError, None)
-        with pytest.raises(PassingFaultError), refusing("shop", "read"):
+        with pytest.raises(TransientError), translate_errors("shop", "read"):
             raise error
     with psycopg.connect(publisher_server.conninfo()) as connection:
         socket.socket(fileno=os.dup(connection.pgconn.socket)).shutdown(socket.SHUT_RDWR)
-        with pytest.raises(PassingFaultError), refusing("shop", "read"):
+        with pytest.raises(TransientError), translate_errors("shop", "read"):
             connection.execute("select 1")
 
 
@@ -53,18 +53,18 @@ def test_a_lost_connection_is_another_servers_if_the_session_continues(
     """postgres_fdw and dblink raise such an error. If a server ends a session it says FATAL, and libpq gives no SQLSTATE."""
     raising = f"do $$ begin raise exception using errcode = '{sqlstate}', message = 'no connection'; end $$"
     with psycopg.connect(publisher_server.conninfo(), autocommit=True) as connection:
-        with pytest.raises(ForeignServerError) as refused, refusing("shop", "read"):
+        with pytest.raises(ForeignServerError) as refused, translate_errors("shop", "read"):
             connection.execute(raising)
         assert refused.value.sqlstate == sqlstate
         connection.execute("select 1")
         with Conninfo(publisher_server.conninfo()).adbc() as other, other.cursor() as cursor:
-            with pytest.raises(ForeignServerError) as refused, refusing("shop", "read"):
+            with pytest.raises(ForeignServerError) as refused, translate_errors("shop", "read"):
                 cursor.execute(raising)
             assert refused.value.sqlstate == sqlstate
             other.rollback()
             cursor.execute("select pg_backend_pid()")
             connection.execute("select pg_terminate_backend(%s)", cursor.fetchone())
-            with pytest.raises(PassingFaultError), refusing("shop", "read"):
+            with pytest.raises(TransientError), translate_errors("shop", "read"):
                 cursor.execute("select 1")
 
 

@@ -20,11 +20,11 @@ def test_a_wait_for_another_process_is_reported_after_a_second_with_its_pid(
     source, had = Source("shop", publisher_server.conninfo()), threading.Event()
 
     def work() -> None:
-        with source.exclusively("sales"):
+        with source.hold_lock("sales"):
             had.set()
 
-    with source.exclusively("sales"), psycopg.connect(publisher_server.conninfo(), autocommit=True) as other:
-        with source.exclusively("other"):
+    with source.hold_lock("sales"), psycopg.connect(publisher_server.conninfo(), autocommit=True) as other:
+        with source.hold_lock("other"):
             assert not caplog.messages, "a process waits"
         # The server needs a moment to notice that the other connection is closed.
         query = "select pid from pg_locks where locktype = 'advisory' and granted"
@@ -47,8 +47,8 @@ def test_a_lock_is_reentrant_and_released_once(publisher_server: EmbeddedServer)
     source, other = Source("shop", publisher_server.conninfo()), Source("shop", publisher_server.conninfo())
     with psycopg.connect(publisher_server.conninfo(), autocommit=True) as database:
         locks = "select pid from pg_locks where locktype = 'advisory' and granted"
-        with source.exclusively("sales"):
-            with other.exclusively("sales"), source.exclusively("other"):
+        with source.hold_lock("sales"):
+            with other.hold_lock("sales"), source.hold_lock("other"):
                 assert database.execute(locks).rowcount == 2
             wait_until(
                 lambda: database.execute(locks).rowcount == 1, lambda: "the lock is gone, or the other left"
@@ -61,7 +61,7 @@ def test_a_lock_that_is_lost_with_its_session_is_no_error(publisher_server: Embe
     rob = "select pg_terminate_backend(pid) from pg_locks where locktype = 'advisory' and granted"
     with (
         psycopg.connect(publisher_server.conninfo(), autocommit=True) as database,
-        source.exclusively("sales"),
+        source.hold_lock("sales"),
     ):
         assert database.execute(rob).rowcount == 1
 
@@ -76,12 +76,12 @@ def test_one_session_takes_all_free_locks_and_others_wait(
     names, had = ("a", "b", "c"), threading.Event()
 
     def wait() -> None:
-        with source.locks_shared(), source.exclusively("b"):
+        with source.share_lock_session(), source.hold_lock("b"):
             had.set()
 
     with psycopg.connect(publisher_server.conninfo(), autocommit=True) as database:
-        with source.locks_shared(), ExitStack() as stack:
-            turns = [stack.enter_context(source.exclusively(name)) for name in names]
+        with source.share_lock_session(), ExitStack() as stack:
+            turns = [stack.enter_context(source.hold_lock(name)) for name in names]
             assert [number for _, number in database.execute(locks)] == [3]
             waiting = threading.Thread(target=wait)
             waiting.start()
@@ -92,12 +92,12 @@ def test_one_session_takes_all_free_locks_and_others_wait(
                 "select pg_terminate_backend(pid) from pg_locks where locktype = 'advisory' and granted"
             )
             assert had.wait(30)
-            with source.exclusively("d"):
+            with source.hold_lock("d"):
                 assert [number for _, number in database.execute(locks)] == [1]
-            with elsewhere.exclusively("d"):
+            with elsewhere.hold_lock("d"):
                 pass
         waiting.join(30)
         wait_until(lambda: database.execute(locks).rowcount == 0, lambda: "a lock is left")
     gone = Source("gone", "host=127.0.0.1 port=1 dbname=x")
-    with gone.locks_shared(), pytest.raises(SourceUnreachableError), gone.exclusively("a"):
+    with gone.share_lock_session(), pytest.raises(SourceUnreachableError), gone.hold_lock("a"):
         pass

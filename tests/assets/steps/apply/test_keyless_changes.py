@@ -15,7 +15,7 @@ from pgsieve.assets.steps.apply.keyless_changes import going
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.digests import WantedDigests, row_digests
 from pgsieve.decoding.publications.evolution import Layout
-from pgsieve.resources.lake.committers import ByFiles
+from pgsieve.resources.lake.committers import FileCommitter
 from pgsieve.resources.lake.delta.row_removal import enable_marking, mark_rows, marked_files
 from pgsieve.resources.lake.executors import INLINE
 from pgsieve.resources.lake.lake import Lake
@@ -87,7 +87,7 @@ def _mark(changes: Changes, gone: list[Row]) -> None:
     counts = Counter(map(str, gone))
     distinct = [row for row in _ROWS if counts[str(row)]]
     sought = WantedDigests(row_digests(pa.RecordBatch.from_pylist(distinct, schema)))
-    row_matches = ByFiles(lake.local, lake.access).row_matches(changes.path, sought, schema, INLINE)
+    row_matches = FileCommitter(lake.local, lake.access).row_matches(changes.path, sought, schema, INLINE)
     matches = going(row_matches, np.array([counts[str(row)] for row in distinct]))
     base = local.version(changes.path)
     marked = marked_files(local, changes.path, matches, base)

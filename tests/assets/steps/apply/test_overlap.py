@@ -156,7 +156,7 @@ def _process(folder: Path, conninfo: str, name: str, writer: str, *, filtered: b
     if lake.local:
         # Each process has its own open tables.
         lake.local = delta_rs.LocalRecords(lake.store, Tables(lake.store))
-        lake.records = NamedRecords(lake.local, lake.access.refusing)
+        lake.records = NamedRecords(lake.local, lake.access.translate_errors)
         lake.policy = replace(lake.policy, local=lake.local)
     return Process(Subscription("sub", feed), lake)
 
@@ -178,7 +178,7 @@ def overlap(
         psycopg.connect(publisher_server.conninfo(), autocommit=True) as admin,
     ):
         # A lost lock gives no error.
-        patch.setattr(Source, "exclusively", lambda *_: nullcontext())
+        patch.setattr(Source, "hold_lock", lambda *_: nullcontext())
         # Each process has its own lock.
         patch.setattr(batch, "_ONE_AT_A_TIME", nullcontext())
         admin.execute(f"create database {name}")
@@ -231,7 +231,9 @@ def test_changes_of_a_batch_that_another_process_applied_are_not_applied_again(
         owner, function = Batch, "applied"
     else:
         # After the version was checked, the commit itself is refused.
-        owner, function = (commits, "_commit_properties") if overlap.first.lake.local else (delta, "guarded")
+        owner, function = (
+            (commits, "_commit_properties") if overlap.first.lake.local else (delta, "with_version_guard")
+        )
     calls = _meanwhile(monkeypatch, owner, function, overlap.second.apply_oldest)
     apply(overlap.first.subscription, overlap.first.lake, _quiet)
     assert len(calls) > 1

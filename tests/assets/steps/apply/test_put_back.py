@@ -48,7 +48,7 @@ def _after_the_first_look(patch: pytest.MonkeyPatch, shop: Shop, put_back: _Once
 
 
 def _beside_a_commit(put_back: _Once, *, before: bool) -> Act:
-    committed: Act = Commits.committed
+    committed: Act = Commits.commit_with_retries
 
     def act(self: Commits, path: str, *given: Any, **named: Any) -> object:
         if before and path == put_back.path:
@@ -62,11 +62,11 @@ def _beside_a_commit(put_back: _Once, *, before: bool) -> Act:
 
 
 def _before_the_commit(patch: pytest.MonkeyPatch, shop: Shop, put_back: _Once) -> None:
-    patch.setattr(Commits, "committed", _beside_a_commit(put_back, before=True))
+    patch.setattr(Commits, "commit_with_retries", _beside_a_commit(put_back, before=True))
 
 
 def _after_the_commit(patch: pytest.MonkeyPatch, shop: Shop, put_back: _Once) -> None:
-    patch.setattr(Commits, "committed", _beside_a_commit(put_back, before=False))
+    patch.setattr(Commits, "commit_with_retries", _beside_a_commit(put_back, before=False))
 
 
 def _after_a_run_without_a_cut(patch: pytest.MonkeyPatch, shop: Shop, put_back: _Once) -> None:
@@ -177,7 +177,7 @@ def test_versions_that_are_put_back_begin_again_with_the_next_run(
     else:
         shop.database.execute("update orders set n = 40 where id = 3")
         with monkeypatch.context() as patch:
-            patch.setattr(Commits, "committed", _beside_a_commit(put_back, before=before))
+            patch.setattr(Commits, "commit_with_retries", _beside_a_commit(put_back, before=before))
             shop.run("one")
     assert put_back.done
 

@@ -24,7 +24,7 @@ from pgsieve.assets.steps.records.transformed import TableChanges
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.columns import ROW_OPERATIONS, changes_schema
 from pgsieve.decoding.publications.evolution import Layout
-from pgsieve.resources.lake.delta.errors import again_after_conflict
+from pgsieve.resources.lake.delta.errors import retry_after_conflict
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.policy import LakeSettings
@@ -93,14 +93,14 @@ class World:
             unchanged=COLUMNS,
         )
 
-        decided = again_after_conflict(self.decided)(slice_)
+        decided = retry_after_conflict(self.decided)(slice_)
 
         def attempt() -> None:
             pending = Pending([slice_], self.lake.records.head(self.table.path))
             VersionsWriter(self.table, self.log, pending, _COPIED, decided).apply()
 
         # A separate commit gives the table deletion vectors.
-        again_after_conflict(attempt)()
+        retry_after_conflict(attempt)()
 
     def decided(self, slice_: TableChanges) -> DecidedKeys | None:
         """The decisions of the replica's apply: of the same changes, or of other slices if the replica was behind."""

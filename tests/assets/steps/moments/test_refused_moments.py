@@ -32,7 +32,7 @@ from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
 from pgsieve.decoding.lsn import format_lsn, parse_lsn
 from pgsieve.resources.lake.delta.errors import LakeError
-from pgsieve.resources.lake.delta.queries import queried
+from pgsieve.resources.lake.delta.queries import query_table
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.source import Source
@@ -75,7 +75,7 @@ class Counters:
 
     def read(self, lsn: int) -> list[dict[str, object]]:
         (table,) = tables_at(Moment(self.lake, "sub", lsn))
-        return queried(table.table(), "select * from t order by id").to_pylist()
+        return query_table(table.table(), "select * from t order by id").to_pylist()
 
     def n(self, lsn: int) -> object:
         return self.read(lsn)[0]["n"]
@@ -252,7 +252,7 @@ def test_a_folder_gets_the_tables_of_a_moment_and_keeps_them(counters: Counters,
     for moment in (Retention(timedelta(), timedelta(), timedelta(hours=2)), FOREVER):
         counters.maintain(moment)
     shutil.rmtree(lake.uri)
-    restored = queried(DeltaTable(table.path), "select * from t order by id").to_pylist()
+    restored = query_table(DeltaTable(table.path), "select * from t order by id").to_pylist()
     assert [row["n"] for row in restored] == [1, 100]
 
 

@@ -29,7 +29,7 @@ from pgsieve.assets.steps.records.table_states import SyncState, TableState, Tab
 from pgsieve.assets.steps.records.transformed import TRANSFORMED, TableChanges
 from pgsieve.assets.steps.subscription import Definition, Feed, Subscription
 from pgsieve.decoding.publications.evolution import Layout
-from pgsieve.resources.lake.delta.errors import OverrunError, again_after_conflict
+from pgsieve.resources.lake.delta.errors import OverrunError, retry_after_conflict
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.source import Source
@@ -426,7 +426,7 @@ def test_an_apply_that_compaction_overtook_begins_again(shop: Shop) -> None:
     shop.apply("first", 10)
 
     def merge() -> None:
-        with shop.lake.access.refusing(path):
+        with shop.lake.access.translate_errors(path):
             table = DeltaTable(path)
             if not attempts:
                 shop.maintain(replace(AT_ONCE, versions=timedelta(hours=2)))
@@ -434,6 +434,6 @@ def test_an_apply_that_compaction_overtook_begins_again(shop: Shop) -> None:
             source = pa.table({"key": [10]})
             table.merge(source, "t.id = s.key", "s", "t").when_matched_delete().execute()
 
-    again_after_conflict(merge)()
+    retry_after_conflict(merge)()
     assert len(attempts) == 2
     assert shop.ids("first", "a") == {0}

@@ -35,7 +35,7 @@ from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.resources.lake.delta.errors import DamagedTableError
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.maintenance import maintenance
-from pgsieve.resources.postgres.alterations import Look
+from pgsieve.resources.postgres.alterations import CatalogFingerprint
 from pgsieve.resources.postgres.source import Source
 from tests.fixtures.lakes import no_session
 from tests.fixtures.pgsieve_replica import engine
@@ -122,8 +122,8 @@ def test_a_cut_and_a_state_are_ordered_by_the_cuts_versions(lake: Lake) -> None:
 def test_the_later_of_two_catalogs_of_one_lsn_counts(lake: Lake) -> None:
     nothing = Catalog(tables={}, publications={}, server_version=180000)
     for digest in ("b", "a", "c", "b"):
-        Catalogs(lake, FEED).append(5, 3, Look(digest, ""), nothing, 5)
-        assert Catalogs(lake, FEED).is_recorded(Look(digest, ""))
+        Catalogs(lake, FEED).append(5, 3, CatalogFingerprint(digest, ""), nothing, 5)
+        assert Catalogs(lake, FEED).is_recorded(CatalogFingerprint(digest, ""))
 
 
 def test_the_order_outlives_compaction_and_vacuum(lake: Lake) -> None:
@@ -185,15 +185,17 @@ def test_a_lake_of_an_earlier_version_continues(lake: Lake) -> None:
     assert kept.state == SyncState.READY
     assert SubscriptionRecord(lake, "sub").state().enabled
     assert Cuts(lake, "sub").kept()[-1].is_after(kept)
-    assert not Catalogs(lake, FEED).is_recorded(Look("a", "")), "an old lake cannot say what it has recorded"
+    assert not Catalogs(lake, FEED).is_recorded(CatalogFingerprint("a", "")), (
+        "an old lake cannot say what it has recorded"
+    )
 
     TableStates(lake, "sub").append([TableState("public", "t", SyncState.SET_ASIDE)])
     SubscriptionRecord(lake, "sub").disable("an error")
     nothing = Catalog(tables={}, publications={}, server_version=180000)
-    Catalogs(lake, FEED).append(5, 3, Look("b", ""), nothing, 5)
+    Catalogs(lake, FEED).append(5, 3, CatalogFingerprint("b", ""), nothing, 5)
     assert state(lake) == SyncState.SET_ASIDE
     assert not SubscriptionRecord(lake, "sub").state().enabled
-    assert Catalogs(lake, FEED).is_recorded(Look("b", ""))
+    assert Catalogs(lake, FEED).is_recorded(CatalogFingerprint("b", ""))
     assert not Cuts(lake, "sub").kept()[-1].is_after(TableStates(lake, "sub").newest()["public", "t"])
     Cuts(lake, "sub").append(Cut(2, {("public", "t"): 5}, at - DAY, 0))
     assert Cuts(lake, "sub").kept()[-1].tables == {("public", "t"): 5}

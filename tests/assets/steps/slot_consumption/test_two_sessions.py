@@ -24,7 +24,7 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres import confirmation
 from pgsieve.resources.postgres.embedded import EmbeddedServer
-from pgsieve.resources.postgres.slot_copy import SlotCopy, copied_slot
+from pgsieve.resources.postgres.slot_copy import SlotCopy, copy_slot
 from pgsieve.resources.postgres.source import Source
 from pgsieve.resources.postgres.wal import current_lsn
 from tests.fixtures.lakes import no_session
@@ -205,7 +205,7 @@ def test_the_part_of_an_ended_session_is_read_again(
     server: EmbeddedServer, lake: Lake, monkeypatch: pytest.MonkeyPatch, ended: str
 ) -> None:
     feeds = cut, one = a_feed(server, "cut"), a_feed(server, "one")
-    read = appending.batches_of if ended == "first" else SlotCopy.read
+    read = appending.message_batches if ended == "first" else SlotCopy.read
 
     def reads_and_ends(*arguments: object) -> Iterator[pa.RecordBatch]:
         for batch in read(*arguments):  # type: ignore[operator]
@@ -217,7 +217,7 @@ def test_the_part_of_an_ended_session_is_read_again(
             drained(feed, lake)
         write(connection, random.Random(4))
         with monkeypatch.context() as patched:
-            owner, name = (appending, "batches_of") if ended == "first" else (SlotCopy, "read")
+            owner, name = (appending, "message_batches") if ended == "first" else (SlotCopy, "read")
             patched.setattr(owner, name, reads_and_ends)
             with pytest.raises((PgsieveError, OSError)):
                 drained(cut, lake)
@@ -259,9 +259,9 @@ def test_a_slot_copy_without_a_session_is_none(server: EmbeddedServer) -> None:
         replace(conninfo, password_command="false"),
         replace(conninfo, text=server.conninfo(user="nobody")),
     ):
-        with copied_slot(refused, "s") as copy:
+        with copy_slot(refused, "s") as copy:
             assert copy is None
-    with copied_slot(conninfo, "gone") as copy:
+    with copy_slot(conninfo, "gone") as copy:
         assert copy is None
 
 
@@ -283,7 +283,7 @@ def test_stopping_a_slot_copy_does_not_wait_for_its_reading(server: EmbeddedServ
         connection.execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput')")
         conninfo = Source("shop", server.conninfo()).executor_conninfo()
         raised = list[Exception]()
-        with copied_slot(conninfo, "s") as copy:
+        with copy_slot(conninfo, "s") as copy:
             assert copy is not None
             begin = current_lsn(connection)
 

@@ -31,7 +31,7 @@ from pgsieve.decoding.row_filters.analysis import FilterColumn, parse_row_filter
 from pgsieve.decoding.row_filters.nodes import RowFilter
 from pgsieve.decoding.values.types import column_type
 from pgsieve.resources.lake.executors import INLINE, Threads
-from pgsieve.resources.lake.stores.shared_reads import SharedReads, reads_shared, shared_reads
+from pgsieve.resources.lake.stores.shared_reads import SharedReads, share_reads, shared_reads
 from pgsieve.resources.lake.stores.store import Store
 
 _INT, _TEXT = 23, 25
@@ -204,7 +204,7 @@ def test_a_shared_reading_gives_each_subscription_the_same_as_its_own(
 
     stored = messages[1]
     alone = rows(stored, "alone")
-    with reads_shared():
+    with share_reads():
         kept = replace(stored, shared=shared_reads())
         assert rows(kept, "shared") == alone
     assert rows(replace(stored, shared=SharedReads(2000)), "some") == alone

@@ -28,10 +28,10 @@ from tenacity import retry, retry_if_exception_type
 from pgsieve.resources.lake.delta import compaction
 from pgsieve.resources.lake.delta.compaction import cluster, compact
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
-from pgsieve.resources.lake.delta.errors import OverrunError, again_after_conflict
+from pgsieve.resources.lake.delta.errors import OverrunError, retry_after_conflict
 from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.delta.records import Commit, quoted
-from pgsieve.resources.lake.delta.row_removal import takes_rewriting
+from pgsieve.resources.lake.delta.row_removal import can_rewrite_files
 from pgsieve.resources.lake.delta.tables import Tables
 from pgsieve.resources.lake.stores.store import Store
 from tests.fixtures.pgsieve_replica import engine
@@ -63,7 +63,7 @@ def written(path: str) -> str:
 
 def replaced(local: LocalRecords, path: str, gone: int, come: int) -> None:
     """Replace a row, and its file, by another."""
-    assert takes_rewriting(local, path, rows().column_names)
+    assert can_rewrite_files(local, path, rows().column_names)
     matches = local.matches(path, rows(gone).select(["slice"]), [np.ones(1, np.bool_)], 2**40)
     assert matches is not None
     files = write_files(path, rows(come).schema, rows(come).to_batches(), store=local.store, size=2**20)
@@ -152,11 +152,11 @@ def test_random_compactions_and_writers_leave_the_written_rows(tmp_path: Path, s
         for _ in range(8):
             way = drawn.choice(list(_WAYS))
             with contextlib.suppress(OverrunError):
-                again_after_conflict(lambda way=way: _WAYS[way](other_process(), path))()
+                retry_after_conflict(lambda way=way: _WAYS[way](other_process(), path))()
 
     def append() -> None:
         for value in range(_FILES, _FILES + 30):
-            again_after_conflict(
+            retry_after_conflict(
                 lambda value=value: other_process().write(path, rows(value), Commit(value + 1))
             )()
 
@@ -177,10 +177,10 @@ _PROCESS = """
 import sys
 from pgsieve.resources.lake.delta.compaction import compact
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
-from pgsieve.resources.lake.delta.errors import again_after_conflict
+from pgsieve.resources.lake.delta.errors import retry_after_conflict
 print("ready", flush=True)
 for line in sys.stdin:
-    again_after_conflict(lambda: compact(LocalRecords(), line.strip()))()
+    retry_after_conflict(lambda: compact(LocalRecords(), line.strip()))()
     print("done", flush=True)
 """
 
@@ -353,7 +353,7 @@ def test_a_file_that_delta_rs_cannot_name_stays(
     _rename_first(Path(path), "a+b", "a%2Bb")
     way(other_process(), path)
     assert values(path) == list(range(_FILES))
-    assert not takes_rewriting(LocalRecords(), path, rows().column_names)
+    assert not can_rewrite_files(LocalRecords(), path, rows().column_names)
 
 
 def _rename_first(table: Path, name: str, logged: str) -> None:
@@ -382,4 +382,4 @@ def test_rows_are_not_replaced_if_a_user_added_a_column(tmp_path: Path) -> None:
     path = written(str(tmp_path / "t"))
     table = DeltaTable(path)
     table.alter.add_columns([Field("mine", "string")])
-    assert not takes_rewriting(LocalRecords(), path, rows().column_names)
+    assert not can_rewrite_files(LocalRecords(), path, rows().column_names)

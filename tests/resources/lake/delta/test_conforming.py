@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from pgsieve.resources.lake.delta.conforming import conformed
+from pgsieve.resources.lake.delta.conforming import conform
 
 
 def test_columns_that_a_file_lacks_are_null() -> None:
@@ -16,7 +16,7 @@ def test_columns_that_a_file_lacks_are_null() -> None:
             "m": pa.bool_(),
         }
     )
-    conforming = conformed(rows, schema)
+    conforming = conform(rows, schema)
     assert conforming.schema == schema
     assert conforming.to_pylist() == [
         {"row": {"a": 1, "b": "x", "c": None}, "n": 1, "m": None},
@@ -26,4 +26,4 @@ def test_columns_that_a_file_lacks_are_null() -> None:
 
 def test_a_file_without_rows_has_the_columns() -> None:
     schema = pa.schema({"row": pa.struct({"a": pa.int64()})})
-    assert conformed(pa.table({"row": pa.array([], pa.struct({}))}), schema) == schema.empty_table()
+    assert conform(pa.table({"row": pa.array([], pa.struct({}))}), schema) == schema.empty_table()

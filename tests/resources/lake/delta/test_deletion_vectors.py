@@ -18,7 +18,7 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 
-from pgsieve.resources.lake.committers import ByFiles
+from pgsieve.resources.lake.committers import FileCommitter
 from pgsieve.resources.lake.delta import log as log_module
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.errors import LakeUnavailableError, OverrunError
@@ -26,7 +26,7 @@ from pgsieve.resources.lake.delta.key_lookup import FileMatches
 from pgsieve.resources.lake.delta.log import Log, UnmarkableError
 from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.delta.records import Commit, quoted
-from pgsieve.resources.lake.delta.row_removal import enable_marking, mark_rows, marked_files, takes_marking
+from pgsieve.resources.lake.delta.row_removal import can_mark_rows, enable_marking, mark_rows, marked_files
 from pgsieve.resources.lake.delta.tables import Tables
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.objects import Objects, objects_at
@@ -88,7 +88,7 @@ def table_of(place: Place, keys: range, files: int = 3) -> LocalRecords:
     for number in range(files):
         ids = list(keys)[number::files]
         local.write(path, pa.table({"id": ids, "n": [2 * each for each in ids]}, _ROWS), Commit(number + 1))
-    assert takes_marking(local, path, _ROWS.names)
+    assert can_mark_rows(local, path, _ROWS.names)
     enable_marking(local, path)
     return local
 
@@ -377,7 +377,7 @@ class TestOnABadNetwork:
 
     def test_a_refusing_store_is_reported_without_a_secret(self, place: Place, proxy: S3Proxy) -> None:
         local = table_of(place, range(9))
-        files = ByFiles(local, Lake(place.storage.address, no_session, storage=place.storage).access)
+        files = FileCommitter(local, Lake(place.storage.address, no_session, storage=place.storage).access)
         key = pa.table({"id": [4]})
         matches = local.matches(place.path, key, [np.ones(1, bool)], None)
         assert matches
@@ -402,7 +402,7 @@ def test_where_delta_rs_would_find_no_vector_no_row_is_marked(place: Place) -> N
     escaped = replace(place, path=f"{place.path}~g1")
     escaped.local().write(escaped.path, pa.table({"id": [1, 2], "n": [2, 4]}, _ROWS), Commit(1))
     in_folder = "://" not in place.path
-    assert takes_marking(escaped.local(), escaped.path, _ROWS.names) is in_folder
+    assert can_mark_rows(escaped.local(), escaped.path, _ROWS.names) is in_folder
     lake = Lake(place.path.rpartition("/")[0], no_session, storage=place.storage)
     lake.enable_deletion_vectors(escaped.path)
     assert bool(lake.records.has_deletion_vectors(escaped.path)) is in_folder

@@ -106,7 +106,7 @@ def test_every_reader_reports_an_unreadable_file(lake: Lake, damage: str) -> Non
     for reader, read in READERS.items():
         if reader == "row_groups" and damage == "without a part of its pages":
             continue
-        with pytest.raises(DamagedTableError) as raised, lake.access.refusing(path):
+        with pytest.raises(DamagedTableError) as raised, lake.access.translate_errors(path):
             read(LocalRecords(lake.store), path)
         message = raised.value.message
         assert message.startswith(f'Delta table "{path}": '), (reader, message)
@@ -130,7 +130,7 @@ def test_an_unreadable_checkpoint_is_damage_of_the_log(lake: Lake, damage: str) 
         lake.local.append(path, ROWS, position)
     _opened(lake.local, path).create_checkpoint()
     assert _change(lake, f"{path}/_delta_log", ".checkpoint.parquet", DAMAGES[damage])
-    with pytest.raises(DamagedTableError, match="its log ") as raised, lake.access.refusing(path):
+    with pytest.raises(DamagedTableError, match="its log ") as raised, lake.access.translate_errors(path):
         LocalRecords(lake.store).rows(path)
     assert "http" not in raised.value.message
 

@@ -15,9 +15,9 @@ from py4j.clientserver import ClientServer, JavaParameters, PythonParameters
 from pgsieve.resources.lake.delta.errors import (
     DamagedTableError,
     first_line,
-    is_lost,
+    is_spark_lost,
     missing_file,
-    refusal,
+    refusal_code,
     spark_message,
 )
 from pgsieve.resources.lake.lake import Lake
@@ -31,23 +31,25 @@ def raised_from(error: BaseException, cause: BaseException) -> BaseException:
 
 def test_a_refusal_is_found_among_the_causes() -> None:
     full = OSError(errno.ENOSPC, "No space left on device")
-    assert refusal(raised_from(RuntimeError("it failed"), raised_from(ValueError(), full))) == errno.ENOSPC
-    assert refusal(RuntimeError("it failed")) is None
+    assert (
+        refusal_code(raised_from(RuntimeError("it failed"), raised_from(ValueError(), full))) == errno.ENOSPC
+    )
+    assert refusal_code(RuntimeError("it failed")) is None
 
 
 def test_a_cycle_of_causes_ends() -> None:
     first, second = RuntimeError("first"), RuntimeError("second")
     raised_from(first, raised_from(second, first))
-    assert refusal(first) is None
+    assert refusal_code(first) is None
     assert missing_file(second) is None
 
 
 def test_spark_is_lost_if_spark_says_so_and_not_if_a_cell_does() -> None:
     lost = "Task 0 in stage 3.0 failed 4 times: ExecutorLostFailure (executor 7 exited unrelated to the running tasks)"
-    assert is_lost(raised_from(RuntimeError("it failed"), ValueError(lost)))
-    assert not is_lost(RuntimeError("it failed"))
+    assert is_spark_lost(raised_from(RuntimeError("it failed"), ValueError(lost)))
+    assert not is_spark_lost(RuntimeError("it failed"))
     cell = "[CAST_INVALID_INPUT] The value 'ExecutorLostFailure' cannot be cast to \"INT\". SQLSTATE: 22018"
-    assert not is_lost(RuntimeError(cell))
+    assert not is_spark_lost(RuntimeError(cell))
 
 
 def test_an_error_in_the_data_shows_only_its_condition_or_postgresqls_words() -> None:
@@ -114,7 +116,10 @@ def test_a_log_without_its_beginning_gives_pgsieves_own_message(
     entry = tmp_path / "t" / "_delta_log" / f"{0:020}.json"
     kept = [line for line in entry.read_text().splitlines() if not json.loads(line).keys() & {*lost}]
     entry.write_text("\n".join(kept))
-    with pytest.raises(DamagedTableError) as damaged, Lake(str(tmp_path), no_session).access.refusing(path):
+    with (
+        pytest.raises(DamagedTableError) as damaged,
+        Lake(str(tmp_path), no_session).access.translate_errors(path),
+    ):
         DeltaTable(path)
     assert damaged.value.message == f'Delta table "{path}": its log lacks an entry or a checkpoint'
 
@@ -129,5 +134,5 @@ def test_a_jvm_that_no_longer_answers_is_a_lost_spark() -> None:
         gateway.shutdown_callback_server()
         with pytest.raises(ConnectionRefusedError) as other:
             socket.create_connection(("127.0.0.1", port))
-    assert is_lost(raised.value)
-    assert not is_lost(other.value)
+    assert is_spark_lost(raised.value)
+    assert not is_spark_lost(other.value)

@@ -7,15 +7,15 @@ from pgsieve.resources.lake.delta.layout import (
     SubscriptionLayout,
     TableLayout,
     file_bytes,
-    properties_once_set,
+    recorded_properties,
 )
 
 
 def test_former_properties_are_known_from_the_record() -> None:
     tables = {("public", "a"): TableLayout(properties={"delta.checkpointInterval": "7"})}
     layout = SubscriptionLayout(every=TableLayout(file_bytes=70000), tables=tables)
-    assert properties_once_set(layout.delta_json()) == {"delta.checkpointInterval", "delta.targetFileSize"}
-    assert properties_once_set(None) == set()
+    assert recorded_properties(layout.delta_json()) == {"delta.checkpointInterval", "delta.targetFileSize"}
+    assert recorded_properties(None) == set()
     assert layout.of(("public", "a")).delta() == {
         "delta.checkpointInterval": "7",
         "delta.targetFileSize": "70000",

@@ -80,15 +80,15 @@ def test_a_version_is_read_once(tmp_path: Path) -> None:
     append(tmp_path / "t", 1)
     asked = list[int]()
 
-    def remembered() -> list[dict[str, int]]:
+    def cached_rows() -> list[dict[str, int]]:
         table = kept_tables.open(path)
-        return kept_tables.remembered(
+        return kept_tables.cached_rows(
             path, table, "files", lambda: asked.append(1) or [{"n": len(table.file_uris())}]
         )
 
-    assert [remembered(), remembered()] == [[{"n": 1}]] * 2
+    assert [cached_rows(), cached_rows()] == [[{"n": 1}]] * 2
     append(tmp_path / "t", 2)
-    assert [remembered(), remembered()] == [[{"n": 2}]] * 2
+    assert [cached_rows(), cached_rows()] == [[{"n": 2}]] * 2
     assert len(asked) == 2
 
 
@@ -106,13 +106,13 @@ def test_another_table_at_the_same_path_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "backup").rename(path)
     assert kept_tables.open(path).version() == 0
     shutil.rmtree(path)
-    assert kept_tables.open_if_any(path) is None
+    assert kept_tables.open_if_exists(path) is None
 
 
 def test_the_number_of_open_tables_is_limited(
     tmp_path: Path, opened: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tables, "_MOST_OPEN", 4)
+    monkeypatch.setattr(tables, "_MAX_OPEN_TABLES", 4)
     kept_tables, paths = Tables(Store()), [tmp_path / str(number) for number in range(6)]
     for path in paths:
         append(path, 1)

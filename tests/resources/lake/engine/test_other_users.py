@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from pgsieve.resources.lake.engine import control
-from pgsieve.resources.lake.engine.entrance import connected
+from pgsieve.resources.lake.engine.entrance import connect_to_process
 from pgsieve.resources.lake.engine.record import EngineError, EngineFolder, EngineRecord
 from pgsieve.resources.lake.session import SparkEngine
 
@@ -172,7 +172,7 @@ def test_another_user_gets_nothing_of_an_engine(
     while _ports(record.spark_pid):
         time.sleep(0.05)
     with _listening("127.0.0.1", int(connect)) as listener:
-        assert connected(record.spark_pid, int(connect)) is None
+        assert connect_to_process(record.spark_pid, int(connect)) is None
         assert engine.folder.read() == record, "the record is gone"
         stopped.close()
         used = control.use(engine.folder, engine.settings)

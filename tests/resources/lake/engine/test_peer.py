@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pgsieve.resources.lake.engine.entrance import connected
+from pgsieve.resources.lake.engine.entrance import connect_to_process
 
 #: Listens, prints its port and what it receives. It accepts one connection, or leaves it in the queue.
 LISTENER = """
@@ -39,7 +39,7 @@ def test_a_connection_is_made_only_to_the_expected_process(
     port = int(other.stdout.readline())
     other.stdin.write("accept\n")
     other.stdin.flush()
-    assert connected(os.getpid(), port) is None, (
+    assert connect_to_process(os.getpid(), port) is None, (
         "the listener belongs to the same user, but is another process"
     )
     assert other.stdout.readline() == "b''\n", "it received bytes"
@@ -51,9 +51,9 @@ def test_a_connection_is_made_only_to_the_expected_process(
 
         thread = Thread(target=lambda: accepted.append(own.accept()[0]))
         thread.start()
-        connection = connected(os.getpid(), own_port)
+        connection = connect_to_process(os.getpid(), own_port)
         thread.join()
         assert connection is not None
         connection.close()
         accepted[0].close()
-    assert connected(os.getpid(), own_port) is None, "no process listens any more"
+    assert connect_to_process(os.getpid(), own_port) is None, "no process listens any more"

@@ -8,7 +8,7 @@ import pytest
 
 from pgsieve.resources.lake.stores.aws_profile import AwsProfile
 from pgsieve.resources.lake.stores.storage import EndpointError, Storage
-from pgsieve.resources.passwords import concealed
+from pgsieve.resources.passwords import conceal_passwords
 
 KEYS = "aws_access_key_id = AKIA7\naws_secret_access_key = x7Qm-secret-2Lp\n"
 TOKEN = "aws_session_token = t0k-en-of-an-hour\n"
@@ -142,7 +142,12 @@ def test_an_invalid_address_is_refused_with_its_place(home: Home, name: str, end
     if name.startswith("AWS_"):
         environ = home(**{name: endpoint})
     storage = Storage.of("s3://bucket/lake")
-    for method in (storage.endpoint, storage.delta_rs_options, storage.spark_settings, storage.imitates_s3):
+    for method in (
+        storage.endpoint,
+        storage.delta_rs_options,
+        storage.spark_settings,
+        storage.is_s3_imitation,
+    ):
         with pytest.raises(EndpointError) as caught:
             method(environ)
         assert caught.value.message.startswith(f'lake "s3a://bucket/lake": {name} ')
@@ -155,7 +160,7 @@ def test_delta_rs_gets_the_profile_that_it_does_not_read_itself(home: Home) -> N
     config = "[default]\nregion = eu-central-1\n"
     kept = storage.delta_rs_options(home(config, f"[default]\n{KEYS}"))
     assert (kept["aws_access_key_id"], kept["aws_region"]) == ("AKIA7", "eu-central-1")
-    assert "secret" not in concealed("x7Qm-secret-2Lp")
+    assert "secret" not in conceal_passwords("x7Qm-secret-2Lp")
     # delta-rs reads temporary credentials itself, again and again, if it reads them at all.
     ending = home(config, f"[default]\n{KEYS}{TOKEN}")
     assert "aws_access_key_id" not in storage.delta_rs_options(ending)

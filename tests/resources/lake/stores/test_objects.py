@@ -59,9 +59,9 @@ def test_both_libraries_use_the_configured_endpoint_whatever_the_environment_nam
 def test_an_object_is_created_once(s3_server: S3Server, s3_folder: str) -> None:
     storage = Storage.of(s3_folder, s3_server.storage)
     objects, name = Objects("s3a://lake", storage.delta_rs_options()), f"{s3_folder.rpartition('/')[2]}/x"
-    objects.make(name, b"1")
+    objects.create(name, b"1")
     with pytest.raises(FileExistsError):
-        objects.make(name, b"2")
+        objects.create(name, b"2")
     assert objects.read(name) == b"1"
     assert objects.read(f"{name}/none") is None
 

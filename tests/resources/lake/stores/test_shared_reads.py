@@ -7,7 +7,7 @@ from functools import partial
 
 import pyarrow as pa
 
-from pgsieve.resources.lake.stores.shared_reads import SharedReads, reads_shared, shared_reads
+from pgsieve.resources.lake.stores.shared_reads import SharedReads, share_reads, shared_reads
 
 
 def _batch(made: list[int], rows: int) -> pa.RecordBatch:
@@ -25,14 +25,14 @@ def test_values_that_fit_are_made_once_and_the_first_ones_stay() -> None:
 
 def test_another_process_keeps_its_own_reads_until_the_next_run() -> None:
     made: list[int] = []
-    with reads_shared():
+    with share_reads():
         kept = shared_reads()
         assert shared_reads() is kept
         kept.get("a", partial(_batch, made, 3))
         tasks = [pickle.loads(pickle.dumps(kept)) for _ in range(2)]
     for shared in (*tasks, *tasks):
         assert shared.get("a", partial(_batch, made, 2)).num_rows == 2
-    with reads_shared():
+    with share_reads():
         pickle.loads(pickle.dumps(shared_reads())).get("a", partial(_batch, made, 1))
     pickle.loads(pickle.dumps(kept)).get("a", partial(_batch, made, 4))
     assert made == [3, 2, 1, 4]

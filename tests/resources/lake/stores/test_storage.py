@@ -6,13 +6,13 @@ import pytest
 
 from pgsieve.resources.lake.session import (
     UnsafeLogStoreError,
-    refuse_other_log_store,
     session_config,
     storage_settings,
+    verify_log_store_settings,
 )
 from pgsieve.resources.lake.stores import log_store
 from pgsieve.resources.lake.stores.storage import Storage, declare, storage_of
-from pgsieve.resources.passwords import concealed
+from pgsieve.resources.passwords import conceal_passwords
 
 MINIO = {
     "endpoint": "http://minio:9000",
@@ -147,7 +147,7 @@ def test_both_engines_use_the_server_of_the_environment(name: str) -> None:
 )
 def test_a_server_that_imitates_s3_is_recognised_by_its_name(endpoint: str | None, imitates: bool) -> None:
     options = {} if endpoint is None else {"endpoint": endpoint}
-    assert Storage.of("s3://bucket/lake", options).imitates_s3({}) is imitates
+    assert Storage.of("s3://bucket/lake", options).is_s3_imitation({}) is imitates
 
 
 def test_azure_in_the_options_of_both_engines() -> None:
@@ -180,7 +180,7 @@ def test_secrets_are_in_no_repr_no_text_and_no_command_that_starts_a_jvm() -> No
     declare(storage)
     assert storage_of("s3a://bucket/lake") is storage
     assert "x7Qm" not in repr(storage)
-    assert "x7Qm" not in concealed("403 for AKIA7, x7Qm-secret-2Lp")
+    assert "x7Qm" not in conceal_passwords("403 for AKIA7, x7Qm-secret-2Lp")
     assert "x7Qm" not in str(session_config("local[1]", {}, storage))
 
 
@@ -201,7 +201,7 @@ def test_the_users_settings_of_the_file_system_are_kept() -> None:
 def test_another_log_store_on_s3_is_refused_unless_only_spark_writes(setting: str) -> None:
     conf = {setting: "io.delta.storage.S3SingleDriverLogStore"}
     with pytest.raises(UnsafeLogStoreError, match=setting):
-        refuse_other_log_store(Storage.of("s3://bucket/lake"), conf)
-    refuse_other_log_store(Storage.of("s3://bucket/lake", only_spark=True), conf)
-    refuse_other_log_store(Storage.of("/lakes/shop"), conf)
-    refuse_other_log_store(Storage.of("s3://bucket/lake"), {setting: log_store.CLASS})
+        verify_log_store_settings(Storage.of("s3://bucket/lake"), conf)
+    verify_log_store_settings(Storage.of("s3://bucket/lake", only_spark=True), conf)
+    verify_log_store_settings(Storage.of("/lakes/shop"), conf)
+    verify_log_store_settings(Storage.of("s3://bucket/lake"), {setting: log_store.CLASS})

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pgsieve.resources.lake.delta.errors import LakeError
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.storage import Storage, is_uri
-from pgsieve.resources.lake.stores.store import PART_BYTES, RowGroup, Store, parted
+from pgsieve.resources.lake.stores.store import PART_BYTES, RowGroup, Store, divide_groups
 from tests.fixtures.lakes import no_session
 from tests.fixtures.s3_proxy import s3_proxy
 from tests.fixtures.s3_server import S3Server
@@ -141,7 +141,7 @@ def test_parts_have_all_row_groups_in_their_order_and_their_bytes_are_bounded(
     sizes: list[int], beside: int
 ) -> None:
     groups, largest = _groups(sizes), max(sizes, default=0)
-    parts = parted(groups, beside)
+    parts = divide_groups(groups, beside)
     assert [group for part in parts for group in part] == groups
     assert all(parts)
     assert all(sum(group.bytes for group in part) <= PART_BYTES + largest for part in parts)
@@ -152,6 +152,6 @@ def test_parts_have_all_row_groups_in_their_order_and_their_bytes_are_bounded(
     [(3, 2, 1), (8, 2, 2), (33, 2, 2), (75, 1, 3), (75, 2, 4), (75, 4, 4), (0, 2, 0)],
 )
 def test_parallel_executors_have_the_same_number_of_parts(megabytes: int, beside: int, parts: int) -> None:
-    sizes = [len(part) for part in parted(_groups([1024 * 1024] * megabytes), beside)]
+    sizes = [len(part) for part in divide_groups(_groups([1024 * 1024] * megabytes), beside)]
     assert len(sizes) == parts
     assert max(sizes, default=0) - min(sizes, default=0) <= 1

@@ -67,7 +67,7 @@ def test_credentials_that_expire_at_a_head_request_set_no_table_aside(
     proxy.heal()
     lake.store.touch(path := f"{lake.uri}/t/x")
     proxy.refuse(EXPIRED, methods="HEAD")
-    with pytest.raises(LakeUnavailableError) as refused, lake.access.refusing(f"{lake.uri}/t"):
+    with pytest.raises(LakeUnavailableError) as refused, lake.access.translate_errors(f"{lake.uri}/t"):
         lake.store.stamp(path)
     assert refused.value.message == f'lake "{lake.uri}": the store does not accept the credentials (HTTP 400)'
     assert not isinstance(refused.value, StoreUnavailableError), "this error is not temporary"
@@ -166,7 +166,7 @@ _S3A = (
 def test_error_texts_of_engines_are_understood(text: str, fault: StoreFault, passes: bool) -> None:
     refused = store_refusal([RuntimeError("it failed"), RuntimeError(text)])
     assert refused is not None
-    assert (refused.fault, refused.passes) == (fault, passes)
+    assert (refused.fault, refused.is_transient) == (fault, passes)
 
 
 @pytest.mark.parametrize(

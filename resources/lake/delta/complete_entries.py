@@ -19,7 +19,7 @@ NO_ACTIONS = "has no actions"
 _CUT_OFF = "is cut off"
 
 
-def lack_of(content: bytes) -> str | None:
+def find_defect(content: bytes) -> str | None:
     """What an entry lacks, as text; None if it is complete.
 
     All supported engines begin an entry with a commitInfo. If the commitInfo has a position, a txn action has

@@ -7,10 +7,10 @@ from contextlib import ExitStack
 import psycopg
 import pytest
 
-from pgsieve.resources.postgres import kept_sessions
+from pgsieve.resources.postgres import session_pool
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.errors import SourceError
-from pgsieve.resources.postgres.kept_sessions import sessions_kept
+from pgsieve.resources.postgres.session_pool import pool_sessions
 from pgsieve.resources.postgres.source import Source
 from tests.fixtures.oracle import wait_until
 
@@ -37,7 +37,7 @@ def _wait_for_statement_timeout(admin: psycopg.Connection[tuple[str]], value: st
 
 def test_a_session_is_used_again_in_the_block_and_closed_after_it(source: Source) -> None:
     assert _pid(source) != _pid(source)
-    with sessions_kept():
+    with pool_sessions():
         pid = _pid(source)
         assert _pid(source) == pid
         with source.connect() as session:
@@ -48,7 +48,7 @@ def test_a_session_is_used_again_in_the_block_and_closed_after_it(source: Source
 
 
 def test_a_reused_session_is_like_a_new_one(source: Source) -> None:
-    with sessions_kept():
+    with pool_sessions():
         with source.connect() as session:
             session.execute("set search_path = public")
             session.execute("set lock_timeout = 1")
@@ -72,7 +72,7 @@ def test_only_the_users_own_timeouts_count_in_a_reused_session(
         "select pg_backend_pid(), current_setting('lock_timeout'), current_setting('statement_timeout'),"
         " current_setting('idle_in_transaction_session_timeout')"
     )
-    with sessions_kept(), psycopg.connect(publisher_server.conninfo(), autocommit=True) as admin:
+    with pool_sessions(), psycopg.connect(publisher_server.conninfo(), autocommit=True) as admin:
         pid = _pid(source)
         try:
             for name in names:
@@ -90,12 +90,12 @@ def test_only_the_users_own_timeouts_count_in_a_reused_session(
 
 def test_a_lock_ends_with_its_block_though_its_session_is_kept(source: Source) -> None:
     other = Source("shop", source._conninfo)
-    with sessions_kept():
-        with source.exclusively("sales"):
+    with pool_sessions():
+        with source.hold_lock("sales"):
             pass
         with source.connect() as session:
             assert session.execute("select from pg_locks where locktype = 'advisory'").rowcount == 0
-    with other.exclusively("sales", 1.0):
+    with other.hold_lock("sales", 1.0):
         pass
 
 
@@ -103,8 +103,8 @@ def test_a_lock_ends_with_its_block_though_its_session_is_kept(source: Source) -
 def test_a_session_that_was_ended_or_idle_for_too_long_is_not_used(
     source: Source, publisher_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, idle_seconds: float
 ) -> None:
-    monkeypatch.setattr(kept_sessions, "IDLE_SECONDS", idle_seconds)
-    with sessions_kept(), psycopg.connect(publisher_server.conninfo(), autocommit=True) as admin:
+    monkeypatch.setattr(session_pool, "IDLE_SECONDS", idle_seconds)
+    with pool_sessions(), psycopg.connect(publisher_server.conninfo(), autocommit=True) as admin:
         pid = _pid(source)
         if idle_seconds:
             admin.execute("select pg_terminate_backend(%s, 10000)", [pid])
@@ -112,7 +112,7 @@ def test_a_session_that_was_ended_or_idle_for_too_long_is_not_used(
 
 
 def test_a_session_in_which_something_failed_is_not_used_again(source: Source) -> None:
-    with sessions_kept():
+    with pool_sessions():
         pid = _pid(source)
         with pytest.raises(SourceError), source.connect() as session:
             session.execute("select 1 / 0")
@@ -120,14 +120,14 @@ def test_a_session_in_which_something_failed_is_not_used_again(source: Source) -
 
 
 def test_few_sessions_stay_idle(source: Source) -> None:
-    with sessions_kept(), ExitStack() as opened:
-        sessions = [opened.enter_context(source.connect()) for _ in range(kept_sessions.MOST + 2)]
+    with pool_sessions(), ExitStack() as opened:
+        sessions = [opened.enter_context(source.connect()) for _ in range(session_pool.MAX_IDLE_SESSIONS + 2)]
         opened.close()
-        assert [session.closed for session in sessions].count(False) == kept_sessions.MOST
+        assert [session.closed for session in sessions].count(False) == session_pool.MAX_IDLE_SESSIONS
 
 
 def test_a_walsender_is_not_used_again(source: Source) -> None:
-    with sessions_kept():
+    with pool_sessions():
         with source.connect(replication="database", cursor_factory=psycopg.ClientCursor) as walsender:
             walsender.execute("IDENTIFY_SYSTEM")
         assert walsender.closed

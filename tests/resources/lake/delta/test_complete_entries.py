@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from pgsieve.resources.lake.delta.complete_entries import find_defect
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.errors import DamagedTableError
 from pgsieve.resources.lake.delta.merge import Merge
@@ -16,7 +17,6 @@ from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.delta.row_removal import enable_marking, mark_rows, marked_files
 from pgsieve.resources.lake.delta.tables import Tables
-from pgsieve.resources.lake.delta.whole_entries import lack_of
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.store import Store
 from tests.fixtures.lakes import no_session
@@ -73,17 +73,17 @@ def test_an_entry_truncated_anywhere_is_damage(tmp_path: Path, act: Act) -> None
     act(writer, path)
     entry = max(Path(path, "_delta_log").glob("*.json"))
     whole = entry.read_bytes()
-    assert lack_of(whole) is None
+    assert find_defect(whole) is None
     # The rows name their version, so nothing is lost without the txn action.
     end = whole.find(b'\n{"txn":{"appId":"pgsieve.version"')
     for length in range(len(whole.rstrip()) if end < 0 else end):
-        assert lack_of(whole[:length]) is not None, (length, whole[:length])
+        assert find_defect(whole[:length]) is not None, (length, whole[:length])
     # Once as the table is opened, once as an open table is refreshed.
     for content in (b"", b"\n", whole[: len(whole) // 2], whole[: whole.index(b"\n")]):
         entry.write_bytes(content)
         for records in (LocalRecords(Store(), Tables(Store())), writer):
             refused = pytest.raises(DamagedTableError, match="its log cannot be read: ")
-            with refused, Lake(path, no_session).access.refusing(path):
+            with refused, Lake(path, no_session).access.translate_errors(path):
                 records.head(path)
             assert records.exists(path)
     entry.write_bytes(whole)

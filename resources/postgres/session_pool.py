@@ -1,8 +1,7 @@
-"""Publisher sessions that are reused within a command, since a run makes many short queries.
+"""A pool of publisher sessions, which a command reuses for its many short queries.
 
 In: conninfos. Out: sessions in the state of a new one, for one caller at a time. A new session costs the
-server a process and its catalog caches: some ten milliseconds of CPU, more than most queries. A session that
-was idle for `IDLE_SECONDS` is not reused, as a firewall may have dropped it. Raises nothing.
+server a process and its catalog caches: some ten milliseconds of CPU, more than most queries. Raises nothing.
 """
 
 import time
@@ -17,27 +16,28 @@ from weakref import WeakKeyDictionary
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from pgsieve.resources.context import assigned
-from pgsieve.resources.postgres.sessions import Conninfo, settle_again
+from pgsieve.resources.context import assign_within
+from pgsieve.resources.postgres.sessions import Conninfo, reset_settings
 
-#: A session that was idle for longer is closed. So are idle sessions beyond this number, because a role's
-#: number of sessions may be limited.
-IDLE_SECONDS, MOST = 10.0, 3
+#: A session that was idle for longer is closed, as a firewall may have dropped it.
+IDLE_SECONDS = 10.0
+#: The server may limit a role's number of sessions, so further idle sessions are closed.
+MAX_IDLE_SESSIONS = 3
 #: How long a request to cancel a statement may take.
 CANCEL_SECONDS = 5.0
 
 _Session = psycopg.Connection[tuple[Any, ...]]
-_KEPT: ContextVar["KeptSessions | None"] = ContextVar("sessions", default=None)
+_POOL: ContextVar["SessionPool | None"] = ContextVar("sessions", default=None)
 
 
-class KeptSessions:
+class SessionPool:
     """The idle sessions of a command; the one that was used last is reused first."""
 
     def __init__(self) -> None:
         self._idle: dict[Conninfo, list[tuple[float, _Session]]] = defaultdict(list)
-        self._lent = set[_Session]()
-        #: For each session the statement that gives it the settings of a new one.
-        self._settling = WeakKeyDictionary[_Session, str]()
+        self._in_use = set[_Session]()
+        #: For each session the statements that give it the settings of a new one.
+        self._reset_statements = WeakKeyDictionary[_Session, str]()
         self._lock = Lock()
 
     def take(self, conninfo: Conninfo) -> _Session | None:
@@ -48,16 +48,17 @@ class KeptSessions:
                     return None
                 since, session = self._idle[conninfo].pop()
             if time.monotonic() - since < IDLE_SECONDS:
-                with suppress(psycopg.Error):  # The server has ended it meanwhile.
-                    self._settling[session] = settle_again(session, self._settling.get(session))
+                with suppress(psycopg.Error):  # The server may have ended the session meanwhile.
+                    statements = self._reset_statements.get(session)
+                    self._reset_statements[session] = reset_settings(session, statements)
                     return session
             session.close()
 
     @contextmanager
-    def lending(self, conninfo: Conninfo, session: _Session) -> Iterator[None]:
-        """Keep a session for reuse after the block, unless the block fails."""
+    def lend(self, conninfo: Conninfo, session: _Session) -> Iterator[None]:
+        """Lend a session to the block, and keep it for reuse unless the block fails."""
         with self._lock:
-            self._lent.add(session)
+            self._in_use.add(session)
         try:
             yield
         except BaseException:
@@ -65,22 +66,22 @@ class KeptSessions:
             raise
         finally:
             with self._lock:
-                self._lent.discard(session)
-        self._give(conninfo, session)
+                self._in_use.discard(session)
+        self._take_back(conninfo, session)
 
     def cancel(self) -> None:
-        """Have the server cancel the statements in progress; their callers get an error."""
+        """Make the server cancel the statements in progress, so that their callers get an error."""
         with self._lock:
-            lent = list(self._lent)
-        for session in lent:
+            sessions = list(self._in_use)
+        for session in sessions:
             with suppress(psycopg.Error):
                 session.cancel_safe(timeout=CANCEL_SECONDS)
 
-    def _give(self, conninfo: Conninfo, session: _Session) -> None:
-        """Keep a session, unless it was lost, is within a transaction or statement, or there are `MOST` already."""
+    def _take_back(self, conninfo: Conninfo, session: _Session) -> None:
+        """Add a session to the idle ones; close it if it is lost, within a transaction or statement, or surplus."""
         if not session.closed and session.info.transaction_status == TransactionStatus.IDLE:
             with self._lock:
-                if len(idle := self._idle[conninfo]) < MOST:
+                if len(idle := self._idle[conninfo]) < MAX_IDLE_SESSIONS:
                     idle.append((time.monotonic(), session))
                     return
         session.close()
@@ -95,12 +96,12 @@ class KeptSessions:
 
 
 @contextmanager
-def sessions_kept() -> Iterator[None]:
-    """Reuse sessions within the block, and in the threads that continue its context."""
-    with closing(KeptSessions()) as kept, assigned(_KEPT, kept):
+def pool_sessions() -> Iterator[None]:
+    """Reuse sessions within the block, and in threads with a copy of its context."""
+    with closing(SessionPool()) as pool, assign_within(_POOL, pool):
         yield
 
 
-def kept_sessions() -> KeptSessions | None:
-    """The sessions of the enclosing block; None outside of one."""
-    return _KEPT.get()
+def current_pool() -> SessionPool | None:
+    """The pool of the enclosing `pool_sessions`; None outside of one."""
+    return _POOL.get()
