@@ -46,11 +46,6 @@ A message names the object, what is wrong and what to do; it never contains a ce
             EventTriggerError         resources.postgres.ddl
             ForeignServerError        resources.postgres.errors
             LockHeldError             resources.postgres.errors
-            TransientError            resources.postgres.errors
-                LockedTableError      resources.postgres.errors
-                SnapshotAwaitedError  resources.postgres.awaited
-                SnapshotLostError     resources.postgres.snapshot
-                    AlteredTableError resources.postgres.snapshot
             SlotError                 resources.postgres.slot
                 ChangeLogLostError    assets.steps.slot_consumption.slot
                 FeedLostError         assets.steps.slot_consumption.slot
@@ -64,6 +59,11 @@ A message names the object, what is wrong and what to do; it never contains a ce
             SourcePermissionError     resources.postgres.errors
             SourceSettingError        resources.postgres.errors
             SourceUnreachableError    resources.postgres.errors
+            TransientError            resources.postgres.errors
+                LockedTableError      resources.postgres.errors
+                SnapshotAwaitedError  resources.postgres.awaited
+                SnapshotLostError     resources.postgres.snapshot
+                    AlteredTableError resources.postgres.snapshot
             UndefinedObjectError      resources.postgres.ddl
             UntestedServerError       resources.postgres.errors
         SparkUnavailableError         resources.lake.delta.errors
