@@ -14,10 +14,9 @@ from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.definition import DefinedPublication, DefinedTable
 from pgsieve.pipelines.config.model import Config, SourceConfig, SubscriptionConfig
-from pgsieve.resources.lake.session import SparkEngine, conceal_settings, verify_log_store_settings
-from pgsieve.resources.lake.stores.storage import Storage, declare
+from pgsieve.pipelines.connections import declared_storage, source_of, spark_engine_of
+from pgsieve.resources.lake.stores.storage import Storage
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
-from pgsieve.resources.postgres.source import Source
 
 
 @dataclass(frozen=True)
@@ -42,10 +41,7 @@ class Project:
 
 def build_project(config: Config) -> Project:
     """The feeds and subscriptions of a configuration."""
-    storage = config.storage.storage_of(config.lake)
-    _refuse_unsafe_store(storage, config.spark.conf)
-    declare(storage)
-    conceal_settings(config.spark.conf)
+    storage = declared_storage(config)
     feeds: dict[str, Feed] = {}
     for name, source in config.sources.items():
         sharing = {
@@ -85,18 +81,6 @@ def build_project(config: Config) -> Project:
     return Project(feeds, subscriptions, lake, retention, names)
 
 
-def spark_engine_of(config: Config) -> SparkEngine:
-    """The Spark engine of a configuration; call it after `declare` of the storage."""
-    return SparkEngine(
-        master=config.spark.master,
-        spark_config=config.spark.conf,
-        lake=config.storage.storage_of(config.lake).address,
-        engine=config.spark.engine,
-        engine_folder=str(config.state_folder / "engine"),
-        engine_idle=config.spark.engine_idle.total_seconds(),
-    )
-
-
 def _feed(
     name: str,
     source_name: str,
@@ -124,14 +108,7 @@ def _feed(
     }
     return Feed(
         name=name,
-        source=Source(
-            source_name,
-            source.conninfo.get_secret_value(),
-            source.password.get_secret_value() if source.password else None,
-            tuple(part.get_secret_value() for part in source.password_command or ()),
-            source.standby,
-            source.allow_untested_server,
-        ),
+        source=source_of(source_name, source),
         slot=slot,
         capture=source.capture,
         filtered=filtered,
@@ -157,21 +134,6 @@ def _pgoutput_options(source: str, sharing: Sequence[SubscriptionConfig]) -> Pgo
                 sqlstate="22023",
             )
     return PgoutputOptions((), first.binary, first.streaming, first.two_phase, first.origin)
-
-
-def _refuse_unsafe_store(storage: Storage, conf: Mapping[str, str]) -> None:
-    """Refuse a lake whose store may lose a commit, unless a single Spark session is the only writer."""
-    if storage.only_spark:
-        return
-    if not storage.is_safe:
-        raise PgsieveError(
-            f'the lake is at "{storage.scheme}://", where a commit could be lost: it is not certain that this store refuses'
-            " the second of two commits of one version",
-            hint="move the lake to s3://, abfss://, gs://, hdfs:// or a folder; or, if a single Spark session or Spark Connect"
-            " server is the only writer there, set `storage: {only_writer: spark}`",
-            sqlstate="0A000",
-        )
-    verify_log_store_settings(storage, conf)
 
 
 def _refuse_unsupported(subscription: SubscriptionConfig, storage: Storage) -> None:

@@ -117,6 +117,9 @@ def run(
             "--metrics-port is for --follow: a process that ends cannot be scraped",
             hint="after a run, `pgsieve status --prometheus` prints the metrics, e.g. for node_exporter's textfile collector",
         )
+    from pgsieve.pipelines.commands.early_start import start_early
+
+    start_early(settings, selected)
     from pgsieve.pipelines.commands.run import run as run_pipeline
 
     with console.progress() as progress:

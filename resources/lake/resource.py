@@ -42,12 +42,18 @@ class LakeResource(dg.ConfigurableResource["LakeResource"]):
         """
         if not is_uri(self.uri):
             recover(self.uri)
-        config = self.engine.spark_config
-        settings = LakeSettings(
-            int(config.get(SMALL_BYTES, SMALL_BYTES_DEFAULT)),
-            int(config.get(REWRITTEN_BYTES, REWRITTEN_BYTES_DEFAULT)),
-            config.get(WANT_VECTORS, "true").lower() == "true",
-            self.engine.threads,
-            self.engine.cores,
+        return Lake(
+            self.uri, session or (lambda: self.engine.session), settings_of(self.engine), folders=self.folders
         )
-        return Lake(self.uri, session or (lambda: self.engine.session), settings, folders=self.folders)
+
+
+def settings_of(engine: SparkEngine) -> LakeSettings:
+    """The user's settings for work on a lake, among those of Spark."""
+    config = engine.spark_config
+    return LakeSettings(
+        int(config.get(SMALL_BYTES, SMALL_BYTES_DEFAULT)),
+        int(config.get(REWRITTEN_BYTES, REWRITTEN_BYTES_DEFAULT)),
+        config.get(WANT_VECTORS, "true").lower() == "true",
+        engine.threads,
+        engine.cores,
+    )

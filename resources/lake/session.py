@@ -319,6 +319,13 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
         return is_wanted and self.spark_master.startswith("local") and sys.platform == "linux"
 
     @property
+    def starts_own_session(self) -> bool:
+        """Whether this process starts a session itself: not if it uses a server or a warm engine."""
+        if self.master.startswith("sc://"):
+            return False
+        return not self.can_use_engine or (self.engine == "use" and not self.folder.is_serving())
+
+    @property
     def folder(self) -> EngineFolder:
         """The folder of the warm engine."""
         return EngineFolder(Path(self.engine_folder))
@@ -378,8 +385,11 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
     def _local_session(self) -> SparkSession:
         if self._local is None:
             self.fetch_jars()
-            advice = "" if archive_file().is_file() else "; it starts in half the time after `pgsieve jars`"
-            _LOGGER.info("starting Spark, %s%s", self.spark_master, advice)
+            if not jvm.is_running():
+                advice = (
+                    "" if archive_file().is_file() else "; it starts in half the time after `pgsieve jars`"
+                )
+                _LOGGER.info("starting Spark, %s%s", self.spark_master, advice)
             storage = storage_of(self.lake)
             config = self.settings
             os.environ["PYSPARK_PYTHON"] = config["spark.pyspark.python"]

@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pgsieve.resources.lake.java import class_archive
 from pgsieve.resources.lake.java.login import AGENT
@@ -202,13 +202,19 @@ def submit_command(master: str) -> str:
     )
 
 
+def is_running() -> bool:
+    """Whether pyspark has a JVM in this process already."""
+    from pyspark import SparkContext
+
+    return SparkContext._gateway is not None  # noqa: SLF001 - pyspark has no public name for it
+
+
 def session(settings: Mapping[str, str], end_seconds: float = _END_SECONDS) -> "SparkSession":
     """The session of this process, in the JVM that pyspark already uses, or else in a new one.
 
     The JVM ends with this process, and may take `end_seconds` for it. Raises JavaEndedError if the JVM ends
     early, and pyspark's errors if the session does not start.
     """
-    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     # This variable would choose another Spark than the configured master.
@@ -218,7 +224,7 @@ def session(settings: Mapping[str, str], end_seconds: float = _END_SECONDS) -> "
         # The JVM gets these in another form.
         if key not in {JAVA_OPTIONS, _LOCAL_DIRECTORIES}:
             builder = builder.config(key, value)
-    if SparkContext._gateway is not None:  # noqa: SLF001 - pyspark has no public name for it
+    if is_running():
         return builder.getOrCreate()
     with _gateway(settings, end_seconds):
         return builder.getOrCreate()
@@ -256,6 +262,7 @@ def _gateway(settings: Mapping[str, str], end_seconds: float) -> Iterator[None]:
             start_new_session=True,
         )
     atexit.register(_end, process, end_seconds)
+    _import_client()
     while process.poll() is None and not gateway.is_file():
         time.sleep(_WAIT_SECONDS)
     if not gateway.is_file():
@@ -266,6 +273,13 @@ def _gateway(settings: Mapping[str, str], end_seconds: float) -> Iterator[None]:
         yield
     finally:
         del os.environ[_PORT], os.environ[_SECRET]
+
+
+def _import_client() -> None:
+    """Import, while the JVM starts, what pyspark imports with its first requests: pandas, most of all."""
+    with suppress(ImportError):
+        import pyspark.sql.pandas.conversion
+        import pyspark.testing  # noqa: F401 - imported by NumpyArrayConverter in pyspark/sql/types.py
 
 
 def _address(answer: bytes) -> tuple[int, str]:
@@ -284,6 +298,7 @@ def _end(process: "subprocess.Popen[bytes]", seconds: float) -> None:
     assert process.stdin is not None
     with suppress(Exception), limit_time(_STOP_SECONDS):
         if (context := SparkContext._active_spark_context) is not None:  # noqa: SLF001 - no public name
+            _leave_accumulators(context)
             context.stop()
     with suppress(Exception), limit_time(_STOP_SECONDS):
         # Otherwise the garbage collector would send requests to a JVM that is gone.
@@ -294,6 +309,16 @@ def _end(process: "subprocess.Popen[bytes]", seconds: float) -> None:
         process.wait(seconds)
     except subprocess.TimeoutExpired:
         process.kill()
+
+
+def _leave_accumulators(context: Any) -> None:
+    """Spare the end of a context the wait for its server of accumulators, up to a second; nothing uses them here.
+
+    The server's thread ends with this process, and does not report that the JVM has gone.
+    """
+    if (server := getattr(context, "_accumulatorServer", None)) is not None:
+        server.handle_error = lambda *_: None
+        context._accumulatorServer = None  # noqa: SLF001 - pyspark has no public name for it
 
 
 def _log_summary(log: Path) -> str:

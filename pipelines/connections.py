@@ -1,0 +1,62 @@
+"""What a configuration connects to: the lake's storage, Spark, and the sources.
+
+In: the configuration. Out: the storage, the Spark engine and the sources; nothing is connected yet. Raises
+PgsieveError for a lake whose store could lose a commit. It imports no assets, so that a command can connect
+before it has imported them (`pgsieve.pipelines.commands.early_start`).
+"""
+
+from collections.abc import Mapping
+
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.pipelines.config.model import Config, SourceConfig
+from pgsieve.resources.lake.session import SparkEngine, conceal_settings, verify_log_store_settings
+from pgsieve.resources.lake.stores.storage import Storage, declare
+from pgsieve.resources.postgres.source import Source
+
+
+def declared_storage(config: Config) -> Storage:
+    """The lake's storage, whose options `storage_of` finds from now on; secrets stay out of messages."""
+    storage = config.storage.storage_of(config.lake)
+    _refuse_unsafe_store(storage, config.spark.conf)
+    declare(storage)
+    conceal_settings(config.spark.conf)
+    return storage
+
+
+def spark_engine_of(config: Config) -> SparkEngine:
+    """The Spark engine of a configuration; call it after `declared_storage`."""
+    return SparkEngine(
+        master=config.spark.master,
+        spark_config=config.spark.conf,
+        lake=config.storage.storage_of(config.lake).address,
+        engine=config.spark.engine,
+        engine_folder=str(config.state_folder / "engine"),
+        engine_idle=config.spark.engine_idle.total_seconds(),
+    )
+
+
+def source_of(name: str, source: SourceConfig) -> Source:
+    """A source of a configuration."""
+    return Source(
+        name,
+        source.conninfo.get_secret_value(),
+        source.password.get_secret_value() if source.password else None,
+        tuple(part.get_secret_value() for part in source.password_command or ()),
+        source.standby,
+        source.allow_untested_server,
+    )
+
+
+def _refuse_unsafe_store(storage: Storage, conf: Mapping[str, str]) -> None:
+    """Refuse a lake whose store may lose a commit, unless a Spark session is the only writer there."""
+    if storage.only_spark:
+        return
+    if not storage.is_safe:
+        raise PgsieveError(
+            f'the lake is at "{storage.scheme}://", where a commit could be lost: it is not certain that this store refuses'
+            " the second of two commits of one version",
+            hint="move the lake to s3://, abfss://, gs://, hdfs:// or a folder; or, if a single Spark session or Spark Connect"
+            " server is the only writer there, set `storage: {only_writer: spark}`",
+            sqlstate="0A000",
+        )
+    verify_log_store_settings(storage, conf)
