@@ -25,8 +25,8 @@ from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.translator import AssetKind, Naming, of_feed, of_replica
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.values.quoting import quote_qualified
-from pgsieve.decoding.visible import visible
-from pgsieve.decoding.wording import counted
+from pgsieve.decoding.visible import escape_controls
+from pgsieve.decoding.wording import quantity
 from pgsieve.resources.postgres.slot import SlotState, slot_state
 
 Keys = Mapping[dg.AssetKey, Name]
@@ -112,7 +112,7 @@ def _result(key: dg.AssetKey, compared: TableConsistency) -> dg.AssetCheckResult
             "rows at the publisher": compared.publisher_rows,
             "rows in the replica": compared.replica_rows,
             "differing rows": compared.differing,
-            "keys": list(map(visible, compared.keys)),
+            "keys": list(map(escape_controls, compared.keys)),
         },
     )
 
@@ -121,9 +121,9 @@ def _difference(compared: TableConsistency) -> str | None:
     """The number of differing rows, the keys of some, and the command that repairs them; None if no row differs."""
     if compared.equal:
         return None
-    keys = visible(", ".join(compared.keys))
+    keys = escape_controls(", ".join(compared.keys))
     more = ", …" if len(compared.keys) < compared.differing else ""
-    rows = f"{counted(compared.differing, 'row')} {'differs' if compared.differing == 1 else 'differ'}"
+    rows = f"{quantity(compared.differing, 'row')} {'differs' if compared.differing == 1 else 'differ'}"
     return f"{rows}: {keys}{more}. `pgsieve check --repair` writes what the publisher has."
 
 

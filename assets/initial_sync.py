@@ -30,7 +30,7 @@ from pgsieve.assets.translator import AssetKind, Naming, of_replica, of_source_t
 from pgsieve.assets.unrun_events import unasked
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.values.quoting import quote_qualified
-from pgsieve.decoding.visible import visible
+from pgsieve.decoding.visible import escape_controls
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.awaited import PATIENT_SECONDS
 from pgsieve.resources.work import Work, measure
@@ -174,13 +174,13 @@ def _metadata(copied: Sequence[Copied]) -> dict[str, Any]:
     records = [
         dg.TableRecord(
             {
-                "table": visible(quote_qualified(c.schema, c.table)),
+                "table": escape_controls(quote_qualified(c.schema, c.table)),
                 "rows": c.rows,
                 "seconds": round(c.seconds, 2),
-                "row filter": visible(c.row_filter or ""),
+                "row filter": escape_controls(c.row_filter or ""),
                 "LSN": format_lsn(c.lsn),
                 "Delta version": c.version,
-                "problem": visible(c.problem or ""),
+                "problem": escape_controls(c.problem or ""),
             }
         )
         for c in copied

@@ -6,9 +6,9 @@ from typing import Any
 
 import dagster as dg
 
-from pgsieve.decoding.changes.sent_as import SentCounts, became, by_origin, received
+from pgsieve.decoding.changes.sent_as import SentCounts, counts_by_origin, counts_by_result, received_counts
 from pgsieve.decoding.lsn import format_lsn
-from pgsieve.decoding.visible import visible
+from pgsieve.decoding.visible import escape_controls
 from pgsieve.resources.postgres.comments import Comments
 from pgsieve.resources.work import Work
 
@@ -34,13 +34,13 @@ def spent(work: Work) -> dict[str, Any]:
 
 def transformed(counts: SentCounts) -> dict[str, Any]:
     """How many UPDATEs were sent as which operation, how many relations had changes, and a table of both."""
-    origins = by_origin(counts)
+    origins = counts_by_origin(counts)
     records = [
         dg.TableRecord(
             {
-                "through": visible(source),
-                "row filter": visible(row_filter or NO_FILTER),
-                **{f"{operation}s": count for operation, count in received(part).items()},
+                "through": escape_controls(source),
+                "row filter": escape_controls(row_filter or NO_FILTER),
+                **{f"{operation}s": count for operation, count in received_counts(part).items()},
                 **_updates(part),
             }
         )
@@ -60,7 +60,7 @@ def _changes(origin: tuple[object, SentCounts]) -> int:
 
 
 def _updates(counts: SentCounts) -> dict[str, int]:
-    updates = became(counts)
+    updates = counts_by_result(counts)
     sent = {f"UPDATEs sent as {as_.upper()}": count for as_, count in updates.items() if as_ is not None}
     return {**sent, "UPDATEs not sent": updates[None]}
 
@@ -75,7 +75,7 @@ def column_schema(
 
 
 def _shown(comment: str | None) -> str | None:
-    return None if comment is None else visible(comment)
+    return None if comment is None else escape_controls(comment)
 
 
 def of_columns(
@@ -89,7 +89,7 @@ def of_columns(
     `published` maps the replica's name of each table column to the publisher's name. It has no metadata columns.
     """
     of_column = {name: comments.columns[own] for name, own in published.items() if own in comments.columns}
-    comment = {} if comments.table is None else {"comment": visible(comments.table)}
+    comment = {} if comments.table is None else {"comment": escape_controls(comments.table)}
     return {
         **comment,
         "dagster/column_schema": column_schema(columns, of_column),

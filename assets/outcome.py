@@ -22,7 +22,7 @@ from pgsieve.assets.steps.records.subscription_state import SubscriptionState, d
 from pgsieve.assets.steps.records.table_states import SyncState, TableState
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.values.quoting import quote_qualified
-from pgsieve.decoding.visible import visible
+from pgsieve.decoding.visible import escape_controls
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.work import Work
 
@@ -105,7 +105,7 @@ class _Visible(logging.Filter):
     """Removes characters that control a terminal from records, since these may contain names from a database."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        record.msg, record.args = visible(record.getMessage()), ()
+        record.msg, record.args = escape_controls(record.getMessage()), ()
         return True
 
 
@@ -171,7 +171,7 @@ def problems_of(
     The problem of a sequence has a key that no table can have; `of_tables` leaves these keys out.
     """
     problems: dict[Name | None, str] = {
-        name: visible(f"{quote_qualified(*name)} is set aside: {state.reason}")
+        name: escape_controls(f"{quote_qualified(*name)} is set aside: {state.reason}")
         for name, state in sorted(states.items())
         if state.state == SyncState.SET_ASIDE
     }

@@ -60,10 +60,10 @@ from pgsieve.assets.unrun_events import (
     tables_shown_failed,
     unasked,
 )
-from pgsieve.decoding.changes.sent_as import added
+from pgsieve.decoding.changes.sent_as import sum_counts
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.values.quoting import quote_qualified
-from pgsieve.decoding.visible import visible
+from pgsieve.decoding.visible import escape_controls
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.comments import Comments, read_comments
 from pgsieve.resources.postgres.errors import SourceError
@@ -368,7 +368,7 @@ def _totals(result: ApplyResult, cut: Cut) -> dict[str, Any]:
         "updated": sum(a.updated for a in changed),
         "deleted": sum(a.deleted for a in changed),
         "truncated": sum(a.truncated for a in changed),
-        **transformed(added(*result.sent_as.values())),
+        **transformed(sum_counts(*result.sent_as.values())),
     }
 
 
@@ -400,7 +400,7 @@ def _metadata(
         # As text: Dagster plots each number.
         "Delta version": None if version is None else str(version),
         "row filter": row_filter,
-        "changes came through": visible(", ".join(applied.through)) or None,
+        "changes came through": escape_controls(", ".join(applied.through)) or None,
     }
     return {
         "state": state.state.meaning,

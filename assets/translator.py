@@ -18,7 +18,7 @@ from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.table_groups import GroupPath, within
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.values.quoting import quote_qualified
-from pgsieve.decoding.visible import visible
+from pgsieve.decoding.visible import escape_controls
 
 
 class AssetKind(StrEnum):
@@ -140,7 +140,7 @@ class PgsieveTranslator:
             key=data.key,
             group_name=_group(data),
             kinds=_KINDS.get(data.kind, {"deltalake"}),
-            description="\n\n".join(map(visible, filter(None, [data.comment, _description(data)]))),
+            description="\n\n".join(map(escape_controls, filter(None, [data.comment, _description(data)]))),
         )
 
 

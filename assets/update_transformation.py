@@ -14,9 +14,9 @@ from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
 from pgsieve.assets.translator import AssetKind, Naming, of_feed, of_subscription
 from pgsieve.assets.unrun_events import disabled_before
-from pgsieve.decoding.changes.sent_as import added
+from pgsieve.decoding.changes.sent_as import sum_counts
 from pgsieve.decoding.values.quoting import quote_qualified
-from pgsieve.decoding.visible import visible
+from pgsieve.decoding.visible import escape_controls
 from pgsieve.resources.work import measure
 
 #: The data version is the same in each run. With a new version, Dagster would call every replica "unsynced" whose table
@@ -71,7 +71,7 @@ def _metadata(changes: Sequence[TableChanges]) -> dict[str, Any]:
     records = [
         dg.TableRecord(
             {
-                "table": visible(quote_qualified(*c.name)),
+                "table": escape_controls(quote_qualified(*c.name)),
                 **{
                     f"{operation}s received": c.received.get(operation, 0)
                     for operation in ("insert", "update", "delete")
@@ -81,8 +81,8 @@ def _metadata(changes: Sequence[TableChanges]) -> dict[str, Any]:
                     for operation in ("insert", "update", "delete")
                 },
                 "truncates": c.truncates,
-                "partitions": visible(", ".join(c.through)),
-                "problem": visible(c.problem or ""),
+                "partitions": escape_controls(", ".join(c.through)),
+                "problem": escape_controls(c.problem or ""),
             }
         )
         for c in changes
@@ -94,4 +94,4 @@ def _metadata(changes: Sequence[TableChanges]) -> dict[str, Any]:
         )
         totals[f"{operation}s after"] = dg.MetadataValue.int(sum(c.sent.get(operation, 0) for c in changes))
     table = dg.MetadataValue.table(records) if records else dg.MetadataValue.text("no changes")
-    return {"tables": table, **totals, **transformed(added(*(c.sent_as for c in changes)))}
+    return {"tables": table, **totals, **transformed(sum_counts(*(c.sent_as for c in changes)))}

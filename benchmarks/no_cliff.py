@@ -26,7 +26,7 @@ from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
-from pgsieve.decoding.changes.deleted_rows import OF_KEPT
+from pgsieve.decoding.changes.deleted_rows import DELETED_ROW_COLUMNS
 from pgsieve.decoding.changes.metadata_columns import METADATA
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.project import build_project
@@ -77,7 +77,7 @@ KINDS = {
     "TRUNCATE": Kind(change="truncate {table}; insert into {table} {first}"),
     "mapped names": Kind(more='"Line No" int', more_of="i % 1000"),
     "metadata columns": Kind(
-        layout={"columns": {kind: f"_{kind}" for kind in METADATA if kind not in OF_KEPT}}
+        layout={"columns": {kind: f"_{kind}" for kind in METADATA if kind not in DELETED_ROW_COLUMNS}}
     ),
     "deletes": Kind(change=_DELETE),
     "soft deletes": Kind(layout={"deletes": "soft"}, change=_DELETE, peer="deletes"),

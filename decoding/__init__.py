@@ -1,12 +1,11 @@
-"""PostgreSQL's logical replication as rules on bytes and columns: no I/O, no Spark, no Dagster.
+"""PostgreSQL's logical replication as functions on bytes and columns, without I/O, Spark or Dagster.
 
 - `binary` reads and writes bytes.
-- `values` has PostgreSQL's types. A new type is added there.
-- `protocol` is pgoutput.
+- `values` converts values of PostgreSQL's types.
+- `protocol` decodes and encodes pgoutput's messages.
 - `plugins` has output plugins.
-- `publications` decides which changes are sent, and under which relation: partition roots, and the truth
-  table of the UPDATE transformation.
-- `row_filters` evaluates WHERE clauses.
+- `publications` decides which changes are sent, and as which relation.
+- `row_filters` parses and evaluates WHERE clauses.
 - `changes` decodes and transforms changes, and computes the net change of each key.
-- `checksums` compares the publisher with the replica.
+- `checksums` computes checksums of rows as the publisher does.
 """

@@ -1,6 +1,6 @@
-"""The base of every error that pgsieve raises on purpose, and the errors of this package.
+"""The base class of pgsieve's errors, and the errors of this package.
 
-A message names the object, what is wrong and what to do; it never contains a cell value or a password.
+A message says which object has which problem; it never contains a password or a value, except a row's key.
 
     PgsieveError
         CatalogNameError              assets.steps.operations.registration
@@ -81,33 +81,32 @@ A message names the object, what is wrong and what to do; it never contains a ce
         UnsupportedTypeError
         ValueNotRepresentableError
 
-Outside of the tree are signals that never reach a user: `RefusedError`, `InvalidConstantError`,
-`InvalidSyntaxError` (a row filter that is refused becomes UnsupportedFilterError), `NoOutputError`,
-`LostMessagesError`.
+These exceptions never reach a user, and are not in the tree: `RefusedError`, `InvalidConstantError` and
+`InvalidSyntaxError`, which `analysis` turns into errors of row filters, `NoOutputError`, `LostMessagesError`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pgsieve.decoding.visible import visible
+from pgsieve.decoding.visible import escape_controls
 
-#: A placeholder in a hint for the table's name, which the caller inserts.
-OF_TABLE = "<schema>.<table>"
+#: Stands in a hint for the table's name, which the caller inserts.
+TABLE_PLACEHOLDER = "<schema>.<table>"
 
 
 class PgsieveError(Exception):
     """An error that a user can act on.
 
-    `message` says what is wrong with which object, and `hint` what to do. `sqlstate` is PostgreSQL's code for
-    the error, if it has one (PostgreSQL documentation, appendix A). Both texts are safe to show: control
-    characters in names are escaped.
+    `message` says which object has which problem, and `hint` what to do. In both texts control characters are
+    escaped. `sqlstate` is PostgreSQL's code for the error, if any (PostgreSQL documentation, PostgreSQL Error
+    Codes).
     """
 
     def __init__(self, message: str, *, hint: str | None = None, sqlstate: str | None = None) -> None:
-        self.message = visible(message)
+        self.message = escape_controls(message)
         super().__init__(self.message)
-        self.hint = None if hint is None else visible(hint)
+        self.hint = None if hint is None else escape_controls(hint)
         self.sqlstate = sqlstate
 
     def __str__(self) -> str:
@@ -117,26 +116,23 @@ class PgsieveError(Exception):
 
 
 class ProtocolError(PgsieveError):
-    """The publisher's bytes are not the logical replication protocol (section 54.5)."""
+    """The publisher's bytes violate the logical replication protocol."""
 
 
 class UnsupportedFilterError(PgsieveError):
-    """A row filter that cannot be evaluated exactly as PostgreSQL does."""
+    """pgsieve cannot evaluate a row filter exactly as PostgreSQL does."""
 
 
 class UnsupportedTypeError(PgsieveError):
-    """A type override that the column's PostgreSQL type does not allow."""
+    """A column's PostgreSQL type does not allow a type override."""
 
 
 class UnsupportedBinaryError(PgsieveError):
-    """A value in binary format that cannot be printed as the text of its type.
-
-    The message names the column, never the value.
-    """
+    """Only the server can print a value in binary format; the message has the column, never the value."""
 
 
 class ValueNotRepresentableError(PgsieveError):
-    """A value that its column's Spark type cannot represent; the message names the column, never the value.
+    """A column's Spark type cannot represent a value; the message has the column, never the value.
 
     `row` is the index of the value among the converted values.
     """
@@ -145,11 +141,8 @@ class ValueNotRepresentableError(PgsieveError):
         super().__init__(message, hint=hint)
         self.row = row
 
-    def in_row(self, key: Mapping[str, str]) -> ValueNotRepresentableError:
-        """Return the error with the row's key in its message, as PostgreSQL shows keys.
-
-        Other values are never shown.
-        """
+    def with_key(self, key: Mapping[str, str]) -> ValueNotRepresentableError:
+        """Return the error with the row's key in its message, in PostgreSQL's form."""
         if not key:
             return self
         columns, values = ", ".join(key), ", ".join(key.values())
@@ -158,7 +151,7 @@ class ValueNotRepresentableError(PgsieveError):
 
 
 class RowFilterSyntaxError(PgsieveError):
-    """A row filter that PostgreSQL refuses too: it is no expression, or has wrong types."""
+    """A row filter that PostgreSQL refuses too: it is not an expression, or has wrong types."""
 
 
 class UndefinedColumnError(PgsieveError):

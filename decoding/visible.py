@@ -1,8 +1,8 @@
-"""Text that is safe to show in a terminal and on a page: control characters become visible escapes.
+"""Makes text safe to show in a terminal and on a page.
 
-In: names, messages and reasons, parts of which may come from a database. Out: the same text on one line, with
-escapes for control characters and for characters that reorder text or are invisible (Unicode Standard Annex
-9, bidirectional controls). Raises nothing.
+In: names and messages with parts from a database. Out: the same text on one line, with escapes for control
+characters, and for characters that reorder text or are invisible (Unicode Standard Annex 9, bidirectional
+controls). Raises nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import re
 from typing import Final
 
-#: Controls of C0 and C1, bidirectional and invisible formatting, ends of lines and paragraphs, lone
+#: Control characters (C0, C1), bidirectional and invisible formatting, line and paragraph separators, lone
 #: surrogates, tags.
 _CONTROLS: Final = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff"
@@ -19,15 +19,15 @@ _CONTROLS: Final = re.compile(
 )
 
 
-def visible(text: str) -> str:
-    r"""The text with escapes such as `\x1b`, `\n` and `\u202e` in place of these characters."""
+def escape_controls(text: str) -> str:
+    r"""Replace these characters by escapes such as `\x1b`, `\n` and `\u202e`."""
     return text if text.isprintable() else _CONTROLS.sub(_escaped, text)
 
 
-def visible_json(text: str) -> str:
-    r"""The same JSON document with escapes such as `\u009b` in its strings.
+def escape_controls_in_json(text: str) -> str:
+    r"""Replace these characters in the strings of a JSON document by escapes such as `\u009b`.
 
-    Line ends between its parts stay.
+    Line ends stay.
     """
     return text if text.isprintable() else _CONTROLS.sub(_json_escaped, text)
 
@@ -37,5 +37,5 @@ def _escaped(match: re.Match[str]) -> str:
 
 
 def _json_escaped(match: re.Match[str]) -> str:
-    # JSON escapes the characters of C0 in strings; the others are the document's layout.
+    # In strings JSON has escaped the characters of C0; the rest of them are the document's layout.
     return match[0] if match[0] < " " else json.dumps(match[0])[1:-1]

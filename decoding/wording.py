@@ -1,17 +1,21 @@
-"""Wording of messages: numbers with a noun (`1 table`, `2 tables`), and long expressions. Raises nothing."""
+"""Wording of messages: numbers with a noun, and long expressions."""
 
 from __future__ import annotations
 
 
-def counted(number: int, noun: str) -> str:
-    """The number with its noun; the noun gets an `s` unless the number is 1."""
+def quantity(number: int, noun: str) -> str:
+    """A number with its noun, such as `1 table` or `2 tables`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-#: A message shows this many characters of an expression.
-_SHOWN = 200
+#: The most characters of an expression in a message.
+_MAX_EXPRESSION_CHARACTERS = 200
 
 
-def shortened(expression: str) -> str:
-    """The expression, or the beginning of a long one."""
-    return expression if len(expression) <= _SHOWN else f"{expression[:_SHOWN]}…"
+def shorten(expression: str) -> str:
+    """Return the expression, cut if it is long."""
+    return (
+        expression
+        if len(expression) <= _MAX_EXPRESSION_CHARACTERS
+        else f"{expression[:_MAX_EXPRESSION_CHARACTERS]}…"
+    )

@@ -14,7 +14,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from pgsieve.decoding.wording import counted
+from pgsieve.decoding.wording import quantity
 from pgsieve.resources.context import assign_within
 
 #: The engine of small work: the calling thread.
@@ -89,7 +89,7 @@ def joint_job_name(names: Collection[Name]) -> Name:
     owner = (
         ", ".join(owners)
         if len(owners) <= _MAX_LISTED_SUBSCRIPTIONS
-        else counted(len(owners), "subscription")
+        else quantity(len(owners), "subscription")
     )
     return owner, actions[0] + more
 

@@ -15,8 +15,8 @@ from typing import Any
 import pyarrow as pa
 
 from pgsieve.assets.steps.kept_histories import KeptHistories
-from pgsieve.decoding.changes.deleted_rows import DELETED, OF_KEPT
-from pgsieve.decoding.changes.metadata_columns import FLAGS, column_of, metadata_type
+from pgsieve.decoding.changes.deleted_rows import DELETED, DELETED_ROW_COLUMNS
+from pgsieve.decoding.changes.metadata_columns import FLAG_KINDS, metadata_column, metadata_type
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import (
     Catalog,
@@ -27,17 +27,22 @@ from pgsieve.decoding.publications.catalog import (
     replicated_tables,
 )
 from pgsieve.decoding.publications.definition import DefinedPublication
-from pgsieve.decoding.publications.evolution import Layout, LayoutColumn, SchemaChangedError, sources
-from pgsieve.decoding.publications.evolution import Source as ColumnSource
-from pgsieve.decoding.publications.replica_names import refuse_shared_names, snake
+from pgsieve.decoding.publications.evolution import (
+    ColumnSource,
+    Layout,
+    LayoutColumn,
+    SchemaChangedError,
+    column_sources,
+)
+from pgsieve.decoding.publications.replica_names import refuse_shared_names, snake_case
 from pgsieve.decoding.publications.routing import (
     CapturePublication,
     capture_suffixes,
-    leaves_captured,
+    leaf_captured_trees,
     plan_capture,
 )
-from pgsieve.decoding.values.builtin_types import NONE_DEFINED, DefinedTypes
-from pgsieve.decoding.values.quoting import MAX_BYTES, cut_name
+from pgsieve.decoding.values.builtin_types import NO_DEFINED_TYPES, DefinedTypes
+from pgsieve.decoding.values.quoting import MAX_NAME_BYTES, cut_name
 from pgsieve.decoding.values.types import ColumnType, column_type
 from pgsieve.resources.lake.delta.layout import SubscriptionLayout
 from pgsieve.resources.lake.spark_writes import column_mapping
@@ -73,7 +78,7 @@ class Feed:
     @property
     def unfiltered(self) -> str:
         """The name of pgsieve's own publication of tables whose row filter fails; see `past_filters`."""
-        return cut_name(self.slot, MAX_BYTES - len(_UNFILTERED_SUFFIX), self.slot) + _UNFILTERED_SUFFIX
+        return cut_name(self.slot, MAX_NAME_BYTES - len(_UNFILTERED_SUFFIX), self.slot) + _UNFILTERED_SUFFIX
 
     def hold_lock(self, seconds: float | None = None) -> AbstractContextManager[Turn]:
         """Hold the lock for reading the slot during the block; exclusive work on a subscription takes this lock first.
@@ -118,7 +123,7 @@ class Feed:
         """The leaves of each root whose TRUNCATE looks, as captured, like a TRUNCATE of all its leaves."""
         if self.filtered:
             return ()
-        return leaves_captured(
+        return leaf_captured_trees(
             catalog, {name: self.publications(catalog, name) for name in self.subscriptions}
         )
 
@@ -170,7 +175,9 @@ class Subscription:
         self.refuse_shared_names(table)
         layout = Layout.of(table, catalog)
         columns = tuple(replace(c, name=self.replica_name(c.name)) for c in layout.columns)
-        entries = [p.listed(oid) for p in self.feed.publications(catalog, self.name) for oid in _tree(table)]
+        entries = [
+            p.table_entry(oid) for p in self.feed.publications(catalog, self.name) for oid in _tree(table)
+        ]
         if (problem := self.metadata_problem(replicated)) is not None:
             raise problem
         return Definition(
@@ -186,8 +193,10 @@ class Subscription:
         """The metadata columns of a table's replica: their names by kind of metadata."""
         layout = self.layout.of((table.schema, table.name))
         named = layout.columns or {}
-        of_deletes = {kind: named.get(kind, name) for kind, name in OF_KEPT.items() if layout.keeps_deleted}
-        return {kind: name for kind, name in named.items() if kind not in OF_KEPT} | of_deletes
+        of_deletes = {
+            kind: named.get(kind, name) for kind, name in DELETED_ROW_COLUMNS.items() if layout.keeps_deleted
+        }
+        return {kind: name for kind, name in named.items() if kind not in DELETED_ROW_COLUMNS} | of_deletes
 
     def metadata_problem(self, replicated: ReplicatedTable) -> PgsieveError | None:
         """Why a table's replica cannot have the metadata columns; None if it can."""
@@ -219,7 +228,7 @@ class Subscription:
 
     def replica_name(self, column: str) -> str:
         """The replica's name of a column, from its name at the publisher; a name of the replica stays as it is."""
-        return snake(column) if self.layout.plain_names else column
+        return snake_case(column) if self.layout.plain_names else column
 
     def refuse_shared_names(self, table: Table) -> None:
         """Raise PgsieveError if two columns of a table would have the same name in the replica."""
@@ -252,7 +261,7 @@ class Subscription:
         column: str,
         type_oid: int,
         type_modifier: int,
-        defined: DefinedTypes = NONE_DEFINED,
+        defined: DefinedTypes = NO_DEFINED_TYPES,
     ) -> ColumnType:
         """The replica's type of one column: the user's choice, else the default for its type.
 
@@ -398,7 +407,7 @@ class Definition:
 
     def metadata_column(self, kind: str) -> str | None:
         """The name of the column with a kind of metadata; None if there is none."""
-        return column_of(self.metadata, kind)
+        return metadata_column(self.metadata, kind)
 
     @property
     def deleted(self) -> str | None:
@@ -444,12 +453,12 @@ def planned_sources(former: Definition, present: Definition) -> tuple[ColumnSour
     """Where the values of the present columns come from; raises SchemaChangedError if the table has to be copied again."""
     if bool(column_mapping(former.names)) != bool(column_mapping(present.names)):
         raise SchemaChangedError("a column got or lost a name that Parquet forbids")
-    planned = sources(
+    planned = column_sources(
         former.layout,
         present.layout,
         dict(former.table_columns),
         dict(present.table_columns),
-        listed=former.listed or present.listed,
+        has_column_list=former.listed or present.listed,
     )
     if not former.key and present.key and present.layout.is_of_leaves:
         raise SchemaChangedError("a key finds the rows of its partitions now")
@@ -460,7 +469,7 @@ def planned_sources(former: Definition, present: Definition) -> tuple[ColumnSour
     if present.kept and former.key_numbers != present.key_numbers:
         raise SchemaChangedError("its key changed, and rows that were deleted may share the new one")
     # No former row is deleted.
-    not_deleted = dict.fromkeys((kind for _, kind in present.metadata if kind in FLAGS), "f")
+    not_deleted = dict.fromkeys((kind for _, kind in present.metadata if kind in FLAG_KINDS), "f")
     metadata = (
         ColumnSource(name, source, None if source else not_deleted.get(kind))
         for name, kind in present.metadata
@@ -475,7 +484,7 @@ def defined_types(
     """The replica's columns, each with the Arrow type in which its values arrive."""
     types = []
     for name, _ in definition.table_columns:
-        column = definition.layout.named(name)
+        column = definition.layout.column_by_name(name)
         assert column is not None
         chosen = subscription.override(table, name)
         types.append((name, column_type(column.type_oid, column.type_modifier, chosen).arrow))

@@ -1,4 +1,4 @@
-"""Bytes: bounded reads of one message, writes, and reads of many values at once.
+"""Reads and writes bytes: one message with bounds checks, or many values at once.
 
-These modules correspond to PostgreSQL's pqformat.c. They contain no rule of a message or a type.
+These modules correspond to PostgreSQL's pqformat.c. They contain no rules of messages or types.
 """

@@ -1,8 +1,10 @@
-"""A bounded reader: the bytes of one message in, numbers and strings in wire order out.
+"""A bounded reader: the bytes of one message in, its numbers and strings in order out.
 
-Each reading method takes the name of the field, for errors. Raises only ProtocolError, with the message's
-name, the offset and what was expected there; never reads or allocates beyond the message. Integers are
-big-endian (PostgreSQL documentation 54.6, Message Data Types; src/backend/libpq/pqformat.c).
+Each reading method takes the name of the field for its error. It raises only ProtocolError, with the
+message's name, the offset and the expected bytes, and never reads or allocates beyond the message. Integers
+are big-endian.
+
+PostgreSQL documentation, Message Data Types; src/backend/libpq/pqformat.c.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from pgsieve.decoding.errors import ProtocolError
 
 PROTOCOL_VIOLATION = "08P01"
 
-# Formats, not struct.Struct objects: these cannot be sent to Spark's executors.
+# Not struct.Struct objects, which Spark cannot send to executors.
 _I8, _U16, _I16, _U32, _I32, _U64, _I64 = "!b", "!H", "!h", "!I", "!i", "!Q", "!q"
 
 
@@ -24,7 +26,7 @@ class Cursor:
     __slots__ = ("_data", "_message", "_offset", "_size")
 
     def __init__(self, data: bytes | bytearray | memoryview, message: str, *, offset: int = 0) -> None:
-        self._data = bytes(data)  # no copy when it is bytes already
+        self._data = bytes(data)  # bytes are not copied
         self._size = len(self._data)
         self._message = message
         self._offset = offset
@@ -40,14 +42,14 @@ class Cursor:
         return self._size - self._offset
 
     def fail(self, expected: str, *, back: int = 0) -> NoReturn:
-        """Raise this message's error; the wrong field begins `back` bytes before the position."""
+        """Raise ProtocolError; the wrong field begins `back` bytes before the position."""
         raise ProtocolError(
             f"malformed {self._message} message at offset {self._offset - back}: expected {expected}",
             sqlstate=PROTOCOL_VIOLATION,
         )
 
     def end(self) -> None:
-        """Check that the whole message was read."""
+        """Raise ProtocolError if bytes remain."""
         if self.remaining:
             self.fail(f"the end of the message, but {self.remaining} bytes remain")
 
@@ -92,13 +94,13 @@ class Cursor:
         end = self._data.find(b"\0", self._offset)
         if end < 0:
             self.fail(f"{field}, a string that ends with a zero byte")
-        # A name that is not UTF-8 must not fail here: it concerns its own table only.
+        # A name that is not UTF-8 must not stop the messages of all other tables.
         text = str(self._data[self._offset : end], "utf-8", "surrogateescape")
         self._offset = end + 1
         return text
 
     def byten(self, length: int, field: str) -> bytes:
-        """Read `length` bytes (the manual's Byten)."""
+        """Read `length` bytes (Byten in the documentation)."""
         start = self._offset
         end = start + length
         if length < 0 or end > self._size:
@@ -106,8 +108,8 @@ class Cursor:
         self._offset = end
         return self._data[start:end]
 
-    def sized(self, field: str) -> bytes:
-        """Read a length of 32 bits, and as many bytes."""
+    def length_prefixed(self, field: str) -> bytes:
+        """Read a length of 32 bits, and that many bytes."""
         start = self._offset + 4
         if start <= self._size:
             length: int = struct.unpack_from(_I32, self._data, start - 4)[0]
@@ -118,7 +120,7 @@ class Cursor:
         return self.byten(self.i32(f"length of {field}"), field)  # This raises the error.
 
     def flags(self, field: str, *, allowed: int) -> int:
-        """Read a byte of flags; a flag outside `allowed` is an error."""
+        """Read a byte of flags; raises ProtocolError for a flag outside `allowed`."""
         value = self.u8(field)
         if value & ~allowed:
             self.fail(f"{field} with no bit outside 0x{allowed:02x}, not 0x{value:02x}", back=1)
@@ -132,8 +134,8 @@ class Cursor:
         """Read an LSN that is set (XLogRecPtrIsValid)."""
         return self.u64(field) or self.fail(f"{field}, not zero", back=8)
 
-    def fits(self, count: int, field: str, *, item_size: int) -> int:
-        """Check a count that was just read: this many items of at least `item_size` bytes must remain."""
+    def check_count(self, count: int, field: str, *, item_size: int) -> int:
+        """Return a count that was just read; raises ProtocolError if so many items cannot remain."""
         if not 0 <= count * item_size <= self.remaining:
             self.fail(f"a number of {field} that {self.remaining} bytes can hold, not {count}")
         return count

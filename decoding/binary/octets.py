@@ -1,8 +1,8 @@
-"""Many messages or values as one run of bytes, which can be read at many positions at once.
+"""Reads many messages or values at once, as one run of bytes.
 
 In: an Arrow binary array. Out: numpy arrays. No Python code runs per value. Raises ProtocolError for a
-message that is NULL and for a value that is not as wide as its type, and ValueError for more than 2 GiB,
-which 32-bit offsets cannot address.
+message that is NULL, and for a value that does not have the width of its type. Raises ValueError for more
+than 2 GiB, which 32-bit offsets cannot address.
 """
 
 from __future__ import annotations
@@ -20,26 +20,23 @@ Positions: TypeAlias = npt.NDArray[np.int64]
 Words: TypeAlias = npt.NDArray[np.uint64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
-_WORD = 8
-_MOST = 2**31 - 1
+_WORD_BYTES = 8
+_MAX_BYTES = 2**31 - 1
 
 
 class Octets:
-    """The bytes of a binary array.
-
-    Each value has the bytes from its item of `starts` to its item of `ends`.
-    """
+    """The bytes of a binary array, and the positions `starts` and `ends` of its values in `buffer`."""
 
     __slots__ = ("_last", "_words", "buffer", "ends", "starts")
 
     def __init__(self, data: pa.Array) -> None:
         if data.null_count:
             raise ProtocolError("a message is NULL")
-        wide = pa.types.is_large_binary(data.type)
+        is_large = pa.types.is_large_binary(data.type)
         offsets = offsets_of(data).astype(np.int64)
         first, last = (int(offsets[0]), int(offsets[-1])) if len(data) else (0, 0)
-        if last - first > _MOST:
-            kind = "large_binary" if wide else "binary"
+        if last - first > _MAX_BYTES:
+            kind = "large_binary" if is_large else "binary"
             raise ValueError(f"a {kind} array of messages holds more than 2 GiB: decode smaller batches")
         offsets -= first
         self.starts: Positions = offsets[:-1]
@@ -47,14 +44,14 @@ class Octets:
         values = data.buffers()[2]
         self.buffer: pa.Buffer = pa.py_buffer(b"") if values is None else values.slice(first, last - first)
         readable = self.buffer
-        if readable.size < _WORD:
-            readable = pa.py_buffer(readable.to_pybytes().ljust(_WORD, b"\0"))
-        self._last = readable.size - _WORD
-        # A view in which a word starts at every byte, so that words at many positions are one lookup.
+        if readable.size < _WORD_BYTES:
+            readable = pa.py_buffer(readable.to_pybytes().ljust(_WORD_BYTES, b"\0"))
+        self._last = readable.size - _WORD_BYTES
+        # A view with a word at every byte, so that one lookup reads words at many positions.
         self._words = np.ndarray((self._last + 1,), dtype="<u8", buffer=readable, strides=(1,))
 
     def kinds(self) -> npt.NDArray[np.uint8]:
-        """The byte at each value's start: the type of a message, unless it is empty."""
+        """The first byte of each value: the type byte of a message, or undefined if it is empty."""
         return (self.words(self.starts) >> 56).astype(np.uint8)
 
     def words(self, positions: Positions) -> Words:
@@ -63,31 +60,33 @@ class Octets:
             return self._words[positions].byteswap()
         inside = np.minimum(positions, self._last)
         beyond = positions - inside
-        words: Words = self._words[inside].byteswap() << (np.minimum(beyond, _WORD - 1) * 8).astype(np.uint64)
-        words[beyond >= _WORD] = 0
+        words: Words = self._words[inside].byteswap() << (np.minimum(beyond, _WORD_BYTES - 1) * 8).astype(
+            np.uint64
+        )
+        words[beyond >= _WORD_BYTES] = 0
         return words
 
 
 def offsets_of(values: pa.Array) -> npt.NDArray[Any]:
-    """Return the n + 1 offsets of a binary or string array, large or not, within its buffer of values."""
-    wide = pa.types.is_large_binary(values.type) or pa.types.is_large_string(values.type)
+    """The n + 1 offsets of a binary or string array, large or not, in its buffer of values."""
+    is_large = pa.types.is_large_binary(values.type) or pa.types.is_large_string(values.type)
     buffer = values.buffers()[1]
     if buffer is None or not len(values):
-        return np.zeros(len(values) + 1, np.int64 if wide else np.int32)
-    all_offsets: npt.NDArray[Any] = np.frombuffer(buffer, np.int64 if wide else np.int32)
+        return np.zeros(len(values) + 1, np.int64 if is_large else np.int32)
+    all_offsets: npt.NDArray[Any] = np.frombuffer(buffer, np.int64 if is_large else np.int32)
     return all_offsets[values.offset : values.offset + len(values) + 1]
 
 
-def bits(values: npt.NDArray[np.bool_]) -> pa.Buffer:
-    """Return booleans as Arrow's bitmap."""
+def bitmap(values: npt.NDArray[np.bool_]) -> pa.Buffer:
+    """Convert booleans to Arrow's bitmap."""
     return pa.py_buffer(np.packbits(values, bitorder="little"))
 
 
-def gathered(buffer: pa.Buffer, bounds: npt.NDArray[np.int32]) -> pa.Array:
-    """The values with these bounds (start, end, start, end …) as a binary array.
+def gather(buffer: pa.Buffer, bounds: npt.NDArray[np.int32]) -> pa.Array:
+    """Return the values with these bounds (start, end, start, end …) as a binary array.
 
-    Bounds never decrease. So they are the offsets of a binary array in which every other element is a value,
-    and the elements between are the bytes that separate the values.
+    Bounds never decrease. So they are the offsets of a binary array in which values alternate with the bytes
+    between them.
     """
     count = len(bounds) // 2
     if not count:
@@ -99,7 +98,10 @@ def gathered(buffer: pa.Buffer, bounds: npt.NDArray[np.int32]) -> pa.Array:
 
 
 def fixed_width(values: pa.Array, layout: str) -> tuple[npt.NDArray[Any], Mask]:
-    """Return values of one width as numbers, with 0 for NULL, and the mask of values that are not NULL."""
+    """Convert values of one width to numbers, 0 for NULL.
+
+    Also return the mask of values that are not NULL.
+    """
     kind = np.dtype(layout)
     valid = np.asarray(values.is_valid())
     offsets = offsets_of(values)
@@ -111,23 +113,20 @@ def fixed_width(values: pa.Array, layout: str) -> tuple[npt.NDArray[Any], Mask]:
     return numbers, valid
 
 
-def binary_of(numbers: npt.NDArray[Any], valid: Mask) -> pa.Array:
-    """Return numbers in binary format, big-endian, as a binary array.
-
-    Numbers that are not valid become NULL.
-    """
-    kind, every = numbers.dtype, bool(valid.all())
-    sent = (numbers if every else numbers[valid]).astype(kind.newbyteorder(">"))
+def to_binary(numbers: npt.NDArray[Any], valid: Mask) -> pa.Array:
+    """Convert numbers to their big-endian binary format; numbers that are not `valid` become NULL."""
+    kind, is_complete = numbers.dtype, bool(valid.all())
+    sent = (numbers if is_complete else numbers[valid]).astype(kind.newbyteorder(">"))
     offsets = np.zeros(len(valid) + 1, np.int32)
     np.cumsum(valid * np.int32(kind.itemsize), out=offsets[1:])
-    validity = None if every else bits(valid)
+    validity = None if is_complete else bitmap(valid)
     return pa.Array.from_buffers(
         pa.binary(), len(valid), [validity, pa.py_buffer(offsets), pa.py_buffer(sent)]
     )
 
 
-def without_nulls(values: pa.Array, convert: Callable[[pa.Array], pa.Array]) -> pa.Array:
-    """Convert the values that are not NULL, cast to binary; NULL stays NULL."""
+def convert_valid(values: pa.Array, convert: Callable[[pa.Array], pa.Array]) -> pa.Array:
+    """Cast values to binary, and apply `convert` to those that are not NULL; NULL stays NULL."""
     values = values.cast(pa.binary())
     if not values.null_count:
         return convert(values)

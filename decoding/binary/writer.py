@@ -1,7 +1,7 @@
-"""The counterpart of the cursor: numbers and strings in wire order in, the bytes of one message out.
+"""The counterpart of the cursor: numbers and strings in order in, the bytes of one message out.
 
-Raises ProtocolError for all that the cursor refuses to read: a value that does not fit its field, a zero byte
-in a string, an unset LSN where one is required.
+Raises ProtocolError for values that the cursor would refuse: a number that does not fit its field, a zero
+byte in a string, an unset LSN where one is required.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pgsieve.decoding.errors import ProtocolError
 
 
 class Writer:
-    """The bytes of one message; each method appends to them."""
+    """The bytes of one message, to which each method appends."""
 
     __slots__ = ("_data", "_message")
 
@@ -24,11 +24,11 @@ class Writer:
         self._message = message
 
     def getvalue(self) -> bytes:
-        """Everything written so far."""
+        """The bytes so far."""
         return bytes(self._data)
 
     def fail(self, expected: str) -> NoReturn:
-        """Raise this message's error."""
+        """Raise ProtocolError with the message's name."""
         raise ProtocolError(
             f"cannot encode {self._message} message: expected {expected}", sqlstate=PROTOCOL_VIOLATION
         )
@@ -60,11 +60,11 @@ class Writer:
     def cstr(self, text: str, field: str) -> None:
         """Write a string and a zero byte."""
         encoded = b""
-        with suppress(UnicodeEncodeError):  # The text has a lone surrogate that stands for no byte.
+        with suppress(UnicodeEncodeError):  # A lone surrogate does not stand for a byte.
             encoded = text.encode("utf-8", "surrogateescape") if "\0" not in text else b""
-        # The bytes of surrogates may form UTF-8, and would be read as another text.
+        # The bytes of several surrogates can form UTF-8, which the cursor would read as another text.
         if encoded.decode("utf-8", "surrogateescape") != text:
-            self.fail(f"{field}, a string of characters without a zero one")
+            self.fail(f"{field}, a string without a zero character or a lone surrogate")
         self._data += encoded
         self._data.append(0)
 
@@ -72,8 +72,8 @@ class Writer:
         """Write bytes as they are."""
         self._data += content
 
-    def sized(self, content: bytes, field: str) -> None:
-        """Write the length of 32 bits, and the bytes."""
+    def length_prefixed(self, content: bytes, field: str) -> None:
+        """Write a length of 32 bits, and the bytes."""
         self.i32(len(content), field)
         self._data += content
 

@@ -1,9 +1,8 @@
-"""The Arrow form of a row's change: its columns, its operations, and the structs of its two sides.
+"""The Arrow columns of a change.
 
 A change is (commit_lsn, ordinal, number, commit_time, operation, unchanged, old, new). `old` and `new` are
-structs of the relation's columns; `old` is absent if the publisher sent no old tuple, `new` is absent for
-a delete. `unchanged` names the columns of `new` that were not sent because their TOASTed value did not
-change. Raises nothing.
+structs of the relation's columns. `old` is NULL if the publisher sent no old tuple, `new` is NULL for a
+delete. `unchanged` lists the columns of `new` that were not sent because their TOASTed value did not change.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import pyarrow.compute as pc
 #: Operations that change one row.
 ROW_OPERATIONS = ("insert", "update", "delete")
 CHANGE_COLUMNS = ("commit_lsn", "ordinal", "number", "commit_time", "operation", "unchanged", "old", "new")
-#: The columns of a change log that decoding reads.
+#: The columns of a change log that `decode` reads.
 ENCODED_COLUMNS = (*CHANGE_COLUMNS[:4], "data")
 SIDES = ("old", "new")
 #: The type of `commit_time`.
@@ -24,7 +23,7 @@ COMMIT_TIME = pa.timestamp("us", "UTC")
 
 
 def changes_schema(columns: Iterable[tuple[str, pa.DataType]]) -> pa.Schema:
-    """The columns of a table's transformed changes as Arrow, for a replica of these columns."""
+    """The schema of a table's transformed changes, for a replica with these columns."""
     row = pa.struct([pa.field(name, kind) for name, kind in columns])
     return pa.schema(
         [
@@ -41,16 +40,16 @@ def changes_schema(columns: Iterable[tuple[str, pa.DataType]]) -> pa.Schema:
     )
 
 
-def without_slice(schema: pa.Schema) -> pa.Schema:
-    """The columns of a change before its slice is added."""
+def schema_without_slice(schema: pa.Schema) -> pa.Schema:
+    """The schema of changes without their slice."""
     return pa.schema([field for field in schema if field.name in CHANGE_COLUMNS])
 
 
-def field_of(rows: pa.Array | pa.ChunkedArray, name: str) -> pa.Array | pa.ChunkedArray:
-    """A field of structs, by its index: Arrow reads a name that begins with a dot or a bracket as a path."""
+def struct_field(rows: pa.Array | pa.ChunkedArray, name: str) -> pa.Array | pa.ChunkedArray:
+    """A field of structs, looked up by index: Arrow takes a name with a leading dot or bracket for a path."""
     return pc.struct_field(rows, [rows.type.get_field_index(name)])
 
 
-def repeated(value: pa.Array, count: int) -> pa.Array:
-    """An array of one value, repeated `count` times."""
+def repeat_value(value: pa.Array, count: int) -> pa.Array:
+    """Repeat an array of one value `count` times."""
     return value.take(pa.nulls(count, pa.int64()).fill_null(0))

@@ -1,8 +1,7 @@
 """Copied rows as changes of a change history: rows of a replica in, changes out.
 
-A copy becomes a change `snapshot`, which ends all earlier rows, and a change `copy` for each of its rows.
-Both have the LSN of the snapshot, and come before every change that committed at or after it. Raises Arrow's
-errors.
+A copy becomes a change `snapshot`, which ends all earlier rows, and a change `copy` for each row. They have
+the LSN of the snapshot, and precede all changes that committed at or after it. Raises Arrow's errors.
 """
 
 from __future__ import annotations
@@ -12,21 +11,22 @@ from datetime import datetime
 
 import pyarrow as pa
 
-from pgsieve.decoding.changes.columns import repeated
+from pgsieve.decoding.changes.columns import repeat_value
 
-#: The operations of a copy; the publisher's changes have others.
+#: The operations of a copy; changes of the publisher have other operations.
 SNAPSHOT, COPY = "snapshot", "copy"
-#: Their ordinals, which precede those of changes that committed at the same LSN: these begin with 0.
+#: Their ordinals. Changes that committed at the same LSN follow, as their ordinals begin with 0.
 _PLACES = {SNAPSHOT: -2, COPY: -1}
-#: SQL conditions: whether a row of a change history is a change, and whether it begins a copy.
+#: SQL conditions: whether a row of a change history is a change of the publisher, and whether it begins a
+#: copy.
 IS_CHANGE, IS_SNAPSHOT = "ordinal >= 0", f"ordinal = {_PLACES[SNAPSHOT]}"
 
 
 @dataclass(frozen=True)
 class CopiedRows:
-    """Turns the rows of a copy at an LSN into changes. It is sent to executors.
+    """Turns the rows of a copy at an LSN into changes. Spark sends it to executors.
 
-    `schema` is that of the change history, `time` the time of the snapshot.
+    `schema` is the schema of the change history, `time` the time of the snapshot.
     """
 
     lsn: int
@@ -34,11 +34,11 @@ class CopiedRows:
     schema: pa.Schema
 
     def begin(self) -> pa.RecordBatch:
-        """The change `snapshot`, which comes before the rows."""
+        """Return the change `snapshot`, which precedes the rows."""
         return self._changes(SNAPSHOT, pa.nulls(1, self.schema.field("new").type))
 
     def of(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Rows of the replica as changes."""
+        """Return rows of the replica as changes."""
         fields = list(self.schema.field("new").type)
         children = [rows.column(rows.schema.get_field_index(each.name)).cast(each.type) for each in fields]
         return self._changes(COPY, pa.StructArray.from_arrays(children, fields=fields))
@@ -54,7 +54,9 @@ class CopiedRows:
         }
         count = len(rows)
         columns = [
-            rows if field.name == "new" else repeated(pa.array([values.get(field.name)], field.type), count)
+            rows
+            if field.name == "new"
+            else repeat_value(pa.array([values.get(field.name)], field.type), count)
             for field in self.schema
         ]
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)

@@ -1,7 +1,7 @@
-"""Decodes raw messages of one relation version into changes (`columns`): Arrow batches in, Arrow batches out.
+"""Decodes messages of one relation version into changes (`columns`): Arrow batches in, Arrow batches out.
 
-Raises ValueNotRepresentableError, with the row's key, for a value that its column's type in the replica
-cannot represent.
+Raises ValueNotRepresentableError, with the row's key, if the column's type in the replica cannot represent a
+value.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pgsieve.decoding.changes.columns import CHANGE_COLUMNS, ROW_OPERATIONS, repeated
+from pgsieve.decoding.changes.columns import CHANGE_COLUMNS, ROW_OPERATIONS, repeat_value
 from pgsieve.decoding.errors import ValueNotRepresentableError
 from pgsieve.decoding.protocol.tuples import RelationColumns, decode_changes
-from pgsieve.decoding.values.replica_output import shown
+from pgsieve.decoding.values.replica_output import value_texts
 
 _LETTERS = pa.array(["I", "U", "D"])
 _OPERATIONS = pa.array(ROW_OPERATIONS)
@@ -24,7 +24,7 @@ _OPERATIONS = pa.array(ROW_OPERATIONS)
 
 @dataclass(frozen=True)
 class AddedColumn:
-    """A column that a relation version does not have yet, and its value (an array of one) in all rows."""
+    """A column that a relation version does not have yet, and its value in all rows as an array of one."""
 
     name: str
     spark: str
@@ -35,8 +35,8 @@ class AddedColumn:
 class FilterColumns:
     """The columns that row filters read, in the default types of `values.types`.
 
-    The replica's types may differ. An object of this class identifies decoded messages: its types and values
-    are compared, but not hashed. `key` names a row in an error.
+    The replica's types may differ. Decoded messages are cached by objects of this class: types and values are
+    compared, but not hashed. `key` has the columns that identify a row in an error.
     """
 
     names: frozenset[str]
@@ -45,55 +45,58 @@ class FilterColumns:
     key: Sequence[str] = field(default=(), compare=False)
 
 
-def decoded(
+def decode_batch(
     batch: pa.RecordBatch,
     columns: RelationColumns,
     names: Collection[str],
     key: Sequence[str],
     added: Sequence[AddedColumn] = (),
 ) -> pa.RecordBatch:
-    """Decode Insert, Update and Delete messages column by column: `names`, then the `added` columns.
+    """Decode Insert, Update and Delete messages into changes with the columns `names` and `added`.
 
-    A column of `new` that was not sent gets its value from `old`, if `old` has it (identity columns).
-    `key` names a row in an error.
+    A column of `new` that was not sent gets its value from `old`, if `old` has it (identity columns). `key`
+    has the columns that identify a row in an error.
     """
     data = batch.column("data")
     try:
         changes = decode_changes(data, columns, old_columns=names, new_columns=names, complete=True)
     except ValueNotRepresentableError as error:
-        raise error.in_row(_key_of(data.slice(error.row, 1), columns, key)) from None
+        raise error.with_key(_key_texts(data.slice(error.row, 1), columns, key)) from None
     return pa.RecordBatch.from_arrays(
         [
             *(batch.column(name) for name in CHANGE_COLUMNS[:4]),
             _OPERATIONS.take(pc.index_in(changes.operation, _LETTERS)),
             changes.unchanged,
-            _with_added(changes.old, added, pc.equal(changes.old_kind, "O")),
-            _with_added(changes.new, added, changes.new.is_valid()),
+            _append_columns(changes.old, added, pc.equal(changes.old_kind, "O")),
+            _append_columns(changes.new, added, changes.new.is_valid()),
         ],
         names=CHANGE_COLUMNS,
     )
 
 
-def _with_added(rows: pa.StructArray, added: Sequence[AddedColumn], whole: pa.Array) -> pa.StructArray:
-    """Rows with the added columns.
-
-    Only a `whole` row has their value, as an old key has only the key's columns.
-    """
+def _append_columns(
+    rows: pa.StructArray, added: Sequence[AddedColumn], is_complete: pa.Array
+) -> pa.StructArray:
+    """Append the added columns; they are NULL in rows that are not complete, which are old keys."""
     if not added:
         return rows
-    values = [pc.if_else(whole, repeated(a.value, len(rows)), pa.scalar(None, a.value.type)) for a in added]
+    values = [
+        pc.if_else(is_complete, repeat_value(a.value, len(rows)), pa.scalar(None, a.value.type))
+        for a in added
+    ]
     fields = [*rows.type, *(pa.field(a.name, a.value.type) for a in added)]
     children = [pc.struct_field(rows, [i]) for i in range(rows.type.num_fields)]
     return pa.StructArray.from_arrays([*children, *values], fields=fields, mask=rows.is_null())
 
 
-def _key_of(message: pa.Array, columns: RelationColumns, key: Sequence[str]) -> Mapping[str, str]:
-    """The key of one change; empty if the key itself cannot be converted."""
+def _key_texts(message: pa.Array, columns: RelationColumns, key: Sequence[str]) -> Mapping[str, str]:
+    """The texts of one change's key by column; empty if the key cannot be converted."""
     with suppress(ValueNotRepresentableError):
         change = decode_changes(message, columns, old_columns=key, new_columns=key)
         rows = change.old if change.old.null_count == 0 else change.new
         if rows.null_count == 0:
             return {
-                field.name: shown(pc.struct_field(rows, [place]))[0] for place, field in enumerate(rows.type)
+                field.name: value_texts(pc.struct_field(rows, [place]))[0]
+                for place, field in enumerate(rows.type)
             }
     return {}

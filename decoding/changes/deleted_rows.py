@@ -1,9 +1,9 @@
 """The metadata of deleted rows that a replica keeps.
 
-A module without pyarrow, which pgsieve.yaml's reader need not load.
+This module does not import pyarrow, so that reading pgsieve.yaml does not either.
 """
 
-#: The kind of metadata that says whether a row is deleted.
+#: The kind of the metadata column that marks deleted rows.
 DELETED = "deleted"
-#: The metadata of deleted rows, and the default names of these columns.
-OF_KEPT = {DELETED: "_deleted", "filtered": "_filtered", "deleted_at": "_deleted_at"}
+#: The default names of the columns with metadata of deleted rows, by kind.
+DELETED_ROW_COLUMNS = {DELETED: "_deleted", "filtered": "_filtered", "deleted_at": "_deleted_at"}

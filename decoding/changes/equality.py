@@ -1,7 +1,8 @@
-"""PostgreSQL's equality: a column in, a column out that is equal in Arrow if it is in PostgreSQL.
+"""PostgreSQL's equality: a column in, a column out whose values are equal in Arrow if they are in PostgreSQL.
 
-Arrow compares and groups by bits, and supports neither for lists. So NaN gets one bit pattern, and so does
-zero. A list is replaced by bytes with a number for each distinct element. The result is for comparisons only.
+Arrow compares and groups values by their bits, and does neither with lists. So all NaN get one bit pattern,
+and all zeros another. A list becomes bytes with a number for each distinct element. The result is only for
+comparisons.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 
-def comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Values that Arrow compares as PostgreSQL compares the column's values; NULL stays NULL."""
+def to_comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return values that Arrow compares as PostgreSQL compares the column's values; NULL stays NULL."""
     if pa.types.is_list(column.type):
         return pa.chunked_array([_lists(column.combine_chunks())])
     if not pa.types.is_floating(column.type):
@@ -22,7 +23,7 @@ def comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _lists(lists: pa.ListArray) -> pa.Array:
-    elements = comparable(pa.chunked_array([lists.flatten()])).combine_chunks()
+    elements = to_comparable(pa.chunked_array([lists.flatten()])).combine_chunks()
     numbers = np.asarray(elements.dictionary_encode().indices.fill_null(-1), np.int32)
     offsets = np.zeros(len(lists) + 1, np.int64)
     np.cumsum(np.asarray(pc.fill_null(lists.value_lengths(), 0)) * numbers.itemsize, out=offsets[1:])

@@ -1,8 +1,7 @@
-"""Keys as numbers: rows of key columns in, the same number for keys that are equal in PostgreSQL out.
+"""Numbers keys: a table of the key's columns in, one integer per row out.
 
-In: an Arrow table of the key's columns. Out: one integer per row, from 0 on. Rows are equal if all their
-values are equal (`equality`). NULL counts as a value here, although no table has NULL in a key. Raises
-Arrow's errors.
+Keys are equal if all their values are equal in PostgreSQL (`equality`); NULL equals NULL. Raises Arrow's
+errors.
 """
 
 from __future__ import annotations
@@ -12,19 +11,19 @@ from functools import reduce
 import numpy as np
 import pyarrow as pa
 
-from pgsieve.decoding.changes.equality import comparable
+from pgsieve.decoding.changes.equality import to_comparable
 from pgsieve.decoding.changes.net_change import Numbers
 
 
 def key_numbers(keys: pa.Table) -> Numbers:
-    """A number for each row, from 0 on; equal keys have the same number."""
-    return reduce(_combined, (_encoded(comparable(column)) for column in keys.columns))
+    """Return a number for each row, from 0 on; equal keys have the same number."""
+    return reduce(_combine, (_encode(to_comparable(column)) for column in keys.columns))
 
 
-def _combined(left: Numbers, right: Numbers) -> Numbers:
-    return _encoded(pa.chunked_array([pa.array(left * (int(right.max(initial=0)) + 1) + right)]))
+def _combine(left: Numbers, right: Numbers) -> Numbers:
+    return _encode(pa.chunked_array([pa.array(left * (int(right.max(initial=0)) + 1) + right)]))
 
 
-def _encoded(column: pa.ChunkedArray) -> Numbers:
+def _encode(column: pa.ChunkedArray) -> Numbers:
     indices = column.combine_chunks().dictionary_encode(null_encoding="encode").indices
     return np.asarray(indices).astype(np.int64)

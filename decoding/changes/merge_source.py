@@ -1,7 +1,7 @@
-"""The source of a MERGE: for each value of a new row, the change or the replica's row from which it comes.
+"""The source of a MERGE: for each value of a new row, the change or the replica's row that has it.
 
-In: a net change. Out: one element per key, by numbers of keys and of changes. The caller fetches the values:
-Arrow by `take`, Spark by joins. Raises nothing.
+In: a net change. Out: numbers of keys and of changes, one element per key. The caller fetches the values:
+with Arrow by `take`, with Spark by joins. Raises nothing.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from pgsieve.decoding.changes.net_change import NONE, Mask, NetChange, Numbers
 
 @dataclass(frozen=True)
 class MergeSource:
-    """The action of a MERGE for each of `keys`: delete, update or upsert, and end if ended rows are kept.
+    """The action of a MERGE for each of `keys`: delete, update, upsert, or end if ended rows are kept.
 
-    `last` is the change that has the row. For each column that some change left out, `sent` is the change
-    that has the column's value, or `NONE` without one. Then a row that came from another key takes the value
-    of the replica's row of the key `base`, and a row that `keeps` the column has its own value. `expected`:
-    the replica should have a row of the key. `ended` is the change that ended a kept row; `end` alters only
-    that row's metadata.
+    - `expected` says that the replica should have a row with the key.
+    - `last` is the change that has the row.
+    - `sent` is, for each column that some change omitted, the change that has the column's value, or `NONE`.
+      In the latter case, a row that moved from another key takes the value of the replica's row with the key
+      `base`, and a row with `keeps` retains its value.
+    - `ended` is the change that ended a kept row. The action end alters only such a row's metadata.
     """
 
     keys: Numbers
@@ -37,11 +38,14 @@ class MergeSource:
 
 
 def merge_source(net: NetChange, *, keeps: bool = False) -> MergeSource:
-    """The source of a MERGE that applies a net change to the replica; `keeps` as in `net_changes`."""
+    """Return the source of a MERGE that applies a net change to the replica.
+
+    `keeps` is as in `net_changes`.
+    """
     moved, remains = net.updated & (net.base != net.keys), net.remains
     unsent = {name: changes == NONE for name, changes in net.sent.items()}
     lacking = moved & np.logical_or.reduce([*unsent.values(), np.zeros_like(moved)])
-    # A key without a row afterwards keeps its ended row.
+    # The ended row of a key stays if the key has no row afterwards.
     at = np.flatnonzero(remains) if keeps else np.arange(len(net.keys))
     ends = net.updated & (net.last == NONE)
     actions = np.select([net.upserted | moved, ends, net.updated], ["upsert", "end", "update"], "delete")

@@ -1,10 +1,10 @@
-"""Metadata columns: a replica's data about each of its rows, as ordinary columns of its changes.
+"""Metadata columns: data about each row of a replica, as ordinary columns of its changes.
 
-In: the chosen metadata (`METADATA`), and changes of one relation version. Out: values for the changes' new
-rows, and for deleted rows that are kept. Raises nothing.
+In: the chosen metadata (`METADATA`), and changes of one relation version. Out: values for the new rows of
+changes, and for deleted rows that are kept. Raises nothing.
 
-A copied row has the snapshot's LSN and time and no commit; its first change replaces all of them. Only the
-apply knows when a row was applied, and adds it (`Stamp`).
+A copied row has the snapshot's LSN and time, but no commit; its first change replaces both. The apply adds
+the time at which it applies a row (`Stamp`).
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ METADATA: Mapping[str, int] = MappingProxyType(
     }
 )
 APPLIED_AT = "applied_at"
-#: Metadata columns: their names, and the kind of each.
+#: Metadata columns: pairs of name and kind.
 Metadata = Sequence[tuple[str, str]]
-#: The kinds that changes have as a column of the same name.
-_OF_CHANGES = frozenset({"commit_lsn", "commit_time", "ordinal", "operation"})
-FLAGS = frozenset({"deleted", "filtered"})
-_ENDED: Mapping[str, object] = MappingProxyType({"deleted": True, "operation": "delete"})
+#: The kinds whose values are in the changes' column of the same name.
+_CHANGE_KINDS = frozenset({"commit_lsn", "commit_time", "ordinal", "operation"})
+FLAG_KINDS = frozenset({"deleted", "filtered"})
+_ENDED_VALUES: Mapping[str, object] = MappingProxyType({"deleted": True, "operation": "delete"})
 
 
 def metadata_type(kind: str) -> ColumnType:
@@ -52,47 +52,53 @@ def metadata_type(kind: str) -> ColumnType:
     return column_type(METADATA[kind], -1)
 
 
-def column_of(metadata: Metadata, kind: str) -> str | None:
-    """The name of the column with a kind of metadata; None without one."""
+def metadata_column(metadata: Metadata, kind: str) -> str | None:
+    """The name of the column with this kind of metadata, or None."""
     return next((name for name, each in metadata if each == kind), None)
 
 
 @dataclass(frozen=True)
 class MetadataColumns:
-    """The kind of each metadata column by name, and the table or partition of the changes (None: unknown)."""
+    """The kind of each metadata column by name, and the table or partition of the changes, if known."""
 
     kinds: Mapping[str, str] = field(default_factory=dict)
     source: str | None = None
 
     def values(self, name: str, changes: Mapping[str, pa.Array], count: int) -> pa.Array:
-        """The values of a column for the new rows of `count` changes; `changes` are the changes' columns."""
+        """The values of a column for the new rows of `count` changes; `changes` has the changes' columns."""
         kind = self.kinds[name]
         arrow = metadata_type(kind).arrow
-        if kind in _OF_CHANGES:
+        if kind in _CHANGE_KINDS:
             return changes[kind].cast(arrow)
         if kind == "source_table" and self.source is not None:
             return pa.repeat(pa.scalar(self.source, arrow), count)
-        if kind in FLAGS:
+        if kind in FLAG_KINDS:
             return pa.repeat(pa.scalar(False, arrow), count)
         return pa.nulls(count, arrow)
 
-    def ended_values(self, name: str, changes: Mapping[str, pa.Array], came_as: pa.Array) -> pa.Array:
-        """The values of a column for old rows, if the replica keeps deleted rows; otherwise NULL.
+    def ended_values(
+        self, name: str, changes: Mapping[str, pa.Array], original_operations: pa.Array
+    ) -> pa.Array:
+        """The values of a column for old rows: NULL unless the replica keeps deleted rows.
 
-        `came_as` are the operations before row filters.
+        `original_operations` are the operations before row filters.
         """
         kind = self.kinds[name]
         match kind:
             case _ if DELETED not in self.kinds.values():
-                return pa.nulls(len(came_as), metadata_type(kind).arrow)
+                return pa.nulls(len(original_operations), metadata_type(kind).arrow)
             case "deleted" | "operation":
-                return pa.repeat(pa.scalar(_ENDED[kind], metadata_type(kind).arrow), len(came_as))
+                return pa.repeat(
+                    pa.scalar(_ENDED_VALUES[kind], metadata_type(kind).arrow), len(original_operations)
+                )
             case "deleted_at":
                 return changes["commit_time"].cast(metadata_type(kind).arrow)
             case "filtered":
-                return pc.and_(pc.equal(changes["operation"], "delete"), pc.equal(came_as, "update"))
+                return pc.and_(
+                    pc.equal(changes["operation"], "delete"), pc.equal(original_operations, "update")
+                )
             case _:
-                return self.values(name, changes, len(came_as))
+                return self.values(name, changes, len(original_operations))
 
 
 def metadata_schema(metadata: Metadata) -> pa.Schema:
@@ -101,9 +107,9 @@ def metadata_schema(metadata: Metadata) -> pa.Schema:
 
 
 def truncated_metadata(truncates: pa.Table, metadata: Metadata) -> pa.Table:
-    """The metadata of rows that TRUNCATEs end: one row for each of `truncates`.
+    """The metadata of the rows that TRUNCATEs end, one row per TRUNCATE.
 
-    `truncates` has `commit_lsn`, `ordinal` and `commit_time`.
+    `truncates` has the columns `commit_lsn`, `ordinal` and `commit_time`.
     """
     values = {
         "deleted_at": truncates["commit_time"],
@@ -122,11 +128,8 @@ def truncated_metadata(truncates: pa.Table, metadata: Metadata) -> pa.Table:
     return pa.table(columns, schema)
 
 
-def copied_as(kind: str, lsn: int, time: str) -> str:
-    """The SQL expression of a metadata column in a copy.
-
-    `lsn` and `time` (PostgreSQL's text) are the snapshot's.
-    """
+def metadata_copy_expression(kind: str, lsn: int, time: str) -> str:
+    """The SQL expression of a metadata column in a copy; `lsn` and `time` (a text) are the snapshot's."""
     match kind:
         case "operation":
             return "'copy'::pg_catalog.text"
@@ -149,25 +152,25 @@ def copied_as(kind: str, lsn: int, time: str) -> str:
 Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
 
 
-def living(rows: Rows, schema: pa.Schema, deleted: str | None) -> Rows:
-    """The living rows of a replica, in the columns and types of a schema.
+def select_living(rows: Rows, schema: pa.Schema, deleted: str | None) -> Rows:
+    """Return the rows of a replica that are not deleted, in the columns and types of a schema.
 
-    The column `deleted` marks rows that do not live; None: all rows live.
+    The column `deleted` marks deleted rows; without such a column it is None.
     """
-    # The cast comes first: DataFusion reads texts as views, which Arrow cannot filter.
+    # Casts before it filters: DataFusion reads texts as views, which Arrow cannot filter.
     typed = rows.select(schema.names).cast(schema)
     return typed if deleted is None else typed.filter(pc.invert(pc.fill_null(rows[deleted], False)))
 
 
 @dataclass(frozen=True)
 class Stamp:
-    """Sets the column for the time at which rows are applied; None: the replica has no such column."""
+    """Sets the column with the time at which rows are applied, if the replica has such a column."""
 
     column: str | None
     time: datetime = field(default_factory=lambda: datetime.now(UTC))
 
     def of(self, rows: Rows) -> Rows:
-        """The rows with the time."""
+        """Return the rows with the time set."""
         if self.column is None:
             return rows
         place = rows.schema.get_field_index(self.column)

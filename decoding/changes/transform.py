@@ -1,8 +1,10 @@
-"""The UPDATE transformation (section 29.4.3): messages of one relation version -> the subscription's changes.
+"""Transforms messages of one relation version into the subscription's changes, with pgoutput's row filters.
 
 In: batches of stored messages (`ENCODED_COLUMNS`). Out: batches of changes in the replica's columns, and
-counts of changes by operation and result. Raises the errors of decoding, and PostgreSQL's errors if a filter
+counts of changes by operation and result. Raises the errors of decoding, and PostgreSQL's error if a filter
 fails for a row.
+
+PostgreSQL documentation, Row Filters: UPDATE Transformations.
 """
 
 from __future__ import annotations
@@ -18,54 +20,61 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pgsieve.decoding.changes.columns import CHANGE_COLUMNS, ROW_OPERATIONS, SIDES, field_of, without_slice
-from pgsieve.decoding.changes.decode import AddedColumn, FilterColumns, decoded
+from pgsieve.decoding.changes.columns import (
+    CHANGE_COLUMNS,
+    ROW_OPERATIONS,
+    SIDES,
+    schema_without_slice,
+    struct_field,
+)
+from pgsieve.decoding.changes.decode import AddedColumn, FilterColumns, decode_batch
 from pgsieve.decoding.changes.metadata_columns import MetadataColumns
 from pgsieve.decoding.changes.sent_as import NOTHING, Origin, SentAs
 from pgsieve.decoding.protocol.tuples import RelationColumns
 from pgsieve.decoding.publications.update_transformation import UPDATE_TRANSFORMATION
-from pgsieve.decoding.row_filters.evaluation.verdicts import Verdicts, condition
+from pgsieve.decoding.row_filters.evaluation.verdicts import Verdicts, compile_filters
 from pgsieve.decoding.row_filters.nodes import RowFilter
 from pgsieve.decoding.row_filters.numeric import NumericError
 from pgsieve.decoding.row_filters.strings import FilterValueError
-from pgsieve.decoding.wording import shortened
+from pgsieve.decoding.wording import shorten
 
 _Mask: TypeAlias = npt.NDArray[np.bool_]
-#: For each change the index in `ROW_OPERATIONS` of the operation as which it is sent, or `NOTHING`.
+#: By change, the index in `ROW_OPERATIONS` of the operation as which it is sent, or `NOTHING`.
 _Codes: TypeAlias = npt.NDArray[np.int32]
-#: For insert, update and delete the row filters that are ORed, None for no filter.
+#: For insert, update and delete, the row filters to join with OR, or None.
 Filters: TypeAlias = Mapping[str, Sequence[RowFilter] | None]
-#: For insert, update and delete the verdict on a batch of rows, None for no filter.
+#: For insert, update and delete, the function that evaluates the filters on a batch of rows, or None.
 _Conditions: TypeAlias = Mapping[str, Verdicts | None]
-#: Returns the columns that filters read of a batch of messages; makes them unless another transformation has.
+#: Returns the filter columns of a batch of messages; calls the given function unless they are decoded
+#: already.
 Shared: TypeAlias = Callable[[FilterColumns, Callable[[], pa.RecordBatch]], pa.RecordBatch]
 
 _OPERATIONS = pa.array(ROW_OPERATIONS)
 _CODES = {operation: number for number, operation in enumerate(ROW_OPERATIONS)}
 
 
-def _alone(_read: FilterColumns, make: Callable[[], pa.RecordBatch]) -> pa.RecordBatch:
+def _make_unshared(_read: FilterColumns, make: Callable[[], pa.RecordBatch]) -> pa.RecordBatch:
     return make()
 
 
 @dataclass(frozen=True)
-class Encoded:
-    """A batch of messages.
-
-    `shared` gives the columns that filters read, decoded once for several transformations.
-    """
+class EncodedMessages:
+    """A batch of messages; with `shared`, several transformations decode the filter columns only once."""
 
     batch: pa.RecordBatch
-    shared: Shared = _alone
+    shared: Shared = _make_unshared
 
 
 @dataclass(frozen=True)
 class Transformation:
-    """Decodes the messages of a relation version into the changes that the subscription gets.
+    """Decodes the messages of a relation version into the subscription's changes.
 
-    It is sent to executors. `schema` is that of the replica's changes (`changes_schema`), `key` its key.
-    `read` are the columns that the filters read; None without filters. Changes are counted by `origin`.
-    `metadata` are columns of `schema` that the table does not have.
+    Spark sends it to executors.
+
+    - `schema` is the schema of the replica's changes (`changes_schema`), `key` the replica's key.
+    - `read` has the columns that the filters read, or is None without filters.
+    - `origin` is the relation by which changes are counted.
+    - `metadata` are the columns of `schema` that the table does not have.
     """
 
     columns: RelationColumns
@@ -78,64 +87,63 @@ class Transformation:
     origin: Origin = field(default_factory=Origin)
     metadata: MetadataColumns = field(default_factory=MetadataColumns)
 
-    def changes(self, messages: Iterable[Encoded], counts: Counter[SentAs]) -> Iterator[pa.RecordBatch]:
-        """The subscription's changes, in the columns of `schema` except the slice.
+    def changes(
+        self, messages: Iterable[EncodedMessages], counts: Counter[SentAs]
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the subscription's changes in the columns of `schema` without the slice, and count them."""
+        return (sent for sent, _ in self.changes_with_operations(messages, counts))
 
-        They are counted in `counts`. See `made`.
-        """
-        return (sent for sent, _ in self.made(messages, counts))
-
-    def made(
-        self, messages: Iterable[Encoded], counts: Counter[SentAs]
+    def changes_with_operations(
+        self, messages: Iterable[EncodedMessages], counts: Counter[SentAs]
     ) -> Iterator[tuple[pa.RecordBatch, pa.Array]]:
-        """The same, each batch with the operations of its changes before row filters.
+        """Yield the same batches, each with the operations of its changes before row filters.
 
-        A transformed UPDATE is sent even if `operations` has no insert or delete (29.4.3). Changes that the
-        filters reject are decoded only as far as the filters read.
+        An UPDATE that becomes an INSERT or DELETE is sent even if `operations` lacks these. Of changes that
+        the filters reject, only the filter columns are decoded.
         """
         conditions: _Conditions = {
-            operation: None if filters is None else _named(filters)
+            operation: None if filters is None else _condition(filters)
             for operation, filters in self.filters.items()
         }
         names = frozenset(f.name for f in self.schema.field("new").type) - self.metadata.kinds.keys()
         for each in messages:
-            chosen, becomes = each.batch, None
+            chosen, sent_codes = each.batch, None
             if not chosen.num_rows:
                 continue
             if self.read is not None:
-                becomes = self._codes(self._filtered(self.read, each), conditions, counts)
-                is_sent = becomes != NOTHING
-                chosen, becomes = chosen.filter(pa.array(is_sent)), becomes[is_sent]
+                sent_codes = self._codes(self._decode_filter_columns(self.read, each), conditions, counts)
+                is_sent = sent_codes != NOTHING
+                chosen, sent_codes = chosen.filter(pa.array(is_sent)), sent_codes[is_sent]
             if chosen.num_rows:
-                whole = decoded(chosen, self.columns, names, self.key, self.added)
-                codes = self._codes(whole, conditions, counts) if becomes is None else becomes
-                yield _as_sent(whole, codes, self.schema, self.metadata)
+                decoded = decode_batch(chosen, self.columns, names, self.key, self.added)
+                codes = self._codes(decoded, conditions, counts) if sent_codes is None else sent_codes
+                yield _sent_changes(decoded, codes, self.schema, self.metadata)
 
-    def _filtered(self, read: FilterColumns, messages: Encoded) -> pa.RecordBatch:
-        """The changes with the columns that filters read."""
+    def _decode_filter_columns(self, read: FilterColumns, messages: EncodedMessages) -> pa.RecordBatch:
+        """Return the changes with the filter columns."""
 
         def make() -> pa.RecordBatch:
-            return decoded(messages.batch, read.columns, read.names, read.key, read.added)
+            return decode_batch(messages.batch, read.columns, read.names, read.key, read.added)
 
         return messages.shared(read, make)
 
     def _codes(self, changes: pa.RecordBatch, conditions: _Conditions, counts: Counter[SentAs]) -> _Codes:
-        """Count decoded changes, and return the codes of the operations as which they are sent."""
+        """Return the codes of the operations as which changes are sent, and count the changes."""
         operation: _Codes = np.asarray(pc.index_in(changes.column("operation"), _OPERATIONS))
-        becomes = _sent_as(changes, operation, conditions, self.operations)
-        self.origin.count(operation, becomes, counts)
-        return becomes
+        sent_codes = _sent_codes(changes, operation, conditions, self.operations)
+        self.origin.count(operation, sent_codes, counts)
+        return sent_codes
 
 
-def _named(filters: Sequence[RowFilter]) -> Verdicts:
-    """The verdict of row filters that are ORed; an error of their evaluation names them."""
-    evaluated = condition(*(each.tree for each in filters))
+def _condition(filters: Sequence[RowFilter]) -> Verdicts:
+    """Compile row filters, joined with OR; errors of their evaluation have the filters' text."""
+    evaluated = compile_filters(*(each.tree for each in filters))
 
     def verdicts_on(batch: pa.RecordBatch) -> pa.BooleanArray:
         try:
             return evaluated(batch)
         except (FilterValueError, NumericError) as error:
-            where = shortened(" OR ".join(each.expression for each in filters))
+            where = shorten(" OR ".join(each.expression for each in filters))
             raise type(error)(
                 f"row filter {where}: {error.message}",
                 hint="alter the row filter, or correct the row at the publisher",
@@ -145,87 +153,90 @@ def _named(filters: Sequence[RowFilter]) -> Verdicts:
     return verdicts_on
 
 
-def _sent_as(
+def _sent_codes(
     changes: pa.RecordBatch, operation: _Codes, conditions: _Conditions, operations: Collection[str]
 ) -> _Codes:
-    """The codes of the operations as which changes are sent; `changes` have the columns that filters read."""
+    """Return the codes of the operations as which changes are sent.
+
+    `changes` need only the filter columns.
+    """
     has_old = np.asarray(changes.column("old").is_valid())
 
     def matches(of: str, side: str, rows: _Mask) -> _Mask:
-        return _matches(conditions[of], changes.column(side), rows & (operation == _CODES[of]))
+        return _match_mask(conditions[of], changes.column(side), rows & (operation == _CODES[of]))
 
     every = np.ones(len(operation), np.bool_)
-    becomes = np.full(len(operation), NOTHING, np.int32)
+    sent_codes = np.full(len(operation), NOTHING, np.int32)
     if "delete" in operations:
-        becomes[matches("delete", "old", has_old)] = _CODES["delete"]
+        sent_codes[matches("delete", "old", has_old)] = _CODES["delete"]
     if "insert" in operations:
-        becomes[matches("insert", "new", every)] = _CODES["insert"]
+        sent_codes[matches("insert", "new", every)] = _CODES["insert"]
     updates = operation == _CODES["update"]
     if "update" in operations and conditions["update"] is None:
-        becomes[updates] = _CODES["update"]
+        sent_codes[updates] = _CODES["update"]
     elif "update" in operations and updates.any():
         before, after = matches("update", "old", has_old), matches("update", "new", every)
-        # Without an old tuple the new row alone decides.
+        # Without an old tuple the new row decides for both.
         before = np.where(has_old, before, after)
         for (old_matches, new_matches), sent in UPDATE_TRANSFORMATION.items():
             if sent is not None:
-                becomes[updates & (before == old_matches) & (after == new_matches)] = _CODES[sent]
-    return becomes
+                sent_codes[updates & (before == old_matches) & (after == new_matches)] = _CODES[sent]
+    return sent_codes
 
 
-def _matches(verdicts: Verdicts | None, rows: pa.StructArray, concerned: _Mask) -> _Mask:
-    """The mask of the `concerned` rows that pass; NULL counts as no. Other rows are not evaluated."""
+def _match_mask(verdicts: Verdicts | None, rows: pa.StructArray, is_evaluated: _Mask) -> _Mask:
+    """The mask of rows that match, among the rows of `is_evaluated`; no other rows are evaluated."""
     if verdicts is None:
-        return concerned
-    passed = np.zeros(len(concerned), np.bool_)
-    if concerned.any():
+        return is_evaluated
+    passed = np.zeros(len(is_evaluated), np.bool_)
+    if is_evaluated.any():
         batch = pa.RecordBatch.from_struct_array(
-            rows if concerned.all() else rows.filter(pa.array(concerned))
+            rows if is_evaluated.all() else rows.filter(pa.array(is_evaluated))
         )
-        passed[concerned] = np.asarray(verdicts(batch).fill_null(False))
+        passed[is_evaluated] = np.asarray(verdicts(batch).fill_null(False))
     return passed
 
 
-def _as_sent(
-    changes: pa.RecordBatch, becomes: _Codes, schema: pa.Schema, metadata: MetadataColumns
+def _sent_changes(
+    changes: pa.RecordBatch, sent_codes: _Codes, schema: pa.Schema, metadata: MetadataColumns
 ) -> tuple[pa.RecordBatch, pa.Array]:
-    """The changes that are sent, in the columns of `schema` except the slice, and their first operations.
-
-    These are the operations before row filters.
-    """
-    came_as = changes.column("operation")
+    """Return the sent changes in the columns of `schema` without the slice, and their original operations."""
+    original_operations = changes.column("operation")
     columns = {name: changes.column(name) for name in CHANGE_COLUMNS}
-    columns["operation"] = _OPERATIONS.take(pa.array(becomes, mask=becomes == NOTHING))
-    for name, gone in (("old", "insert"), ("new", "delete"), ("unchanged", "delete")):
-        columns[name] = _without(columns[name], becomes == _CODES[gone])
-    sent = _projected(columns, without_slice(schema), metadata, came_as)
-    if (becomes != NOTHING).all():
-        return sent, came_as
+    columns["operation"] = _OPERATIONS.take(pa.array(sent_codes, mask=sent_codes == NOTHING))
+    for name, operation in (("old", "insert"), ("new", "delete"), ("unchanged", "delete")):
+        columns[name] = _set_null(columns[name], sent_codes == _CODES[operation])
+    sent = _project(columns, schema_without_slice(schema), metadata, original_operations)
+    if (sent_codes != NOTHING).all():
+        return sent, original_operations
     is_sent = columns["operation"].is_valid()
-    return sent.filter(is_sent), came_as.filter(is_sent)
+    return sent.filter(is_sent), original_operations.filter(is_sent)
 
 
-def _without(values: pa.Array, absent: _Mask) -> pa.Array:
-    """The values, with NULL where `absent` is true."""
+def _set_null(values: pa.Array, absent: _Mask) -> pa.Array:
+    """Return the values with NULL where `absent` is true."""
     if not absent.any():
         return values
     return values.take(pa.array(np.arange(len(values)), mask=absent))
 
 
-def _projected(
-    columns: Mapping[str, pa.Array], schema: pa.Schema, metadata: MetadataColumns, came_as: pa.Array
+def _project(
+    columns: Mapping[str, pa.Array],
+    schema: pa.Schema,
+    metadata: MetadataColumns,
+    original_operations: pa.Array,
 ) -> pa.RecordBatch:
-    """The changes in the columns and fields of a schema. An old row has the metadata of a row that ends."""
+    """Return the changes in the columns of a schema; an old row has the metadata of an ended row."""
     arrays = {name: columns[name] for name in schema.names}
 
     def child(rows: pa.StructArray, side: str, f: pa.Field) -> pa.Array:
         if f.name not in metadata.kinds:
-            return field_of(rows, f.name)
+            return struct_field(rows, f.name)
         new = side == "new"
         return (
             metadata.values(f.name, columns, len(rows))
             if new
-            else metadata.ended_values(f.name, columns, came_as)
+            else metadata.ended_values(f.name, columns, original_operations)
         )
 
     for side in SIDES:
@@ -235,19 +246,16 @@ def _projected(
     return pa.RecordBatch.from_arrays(list(arrays.values()), schema=schema)
 
 
-def truncates(places: Sequence[tuple[int, int, datetime | None]], schema: pa.Schema) -> pa.RecordBatch:
-    """TRUNCATEs at these order keys and commit times, as changes of that schema except the slice.
-
-    Their other columns are NULL.
-    """
+def truncate_changes(places: Sequence[tuple[int, int, datetime | None]], schema: pa.Schema) -> pa.RecordBatch:
+    """Return TRUNCATEs as changes without the slice, given their commit LSNs, ordinals and commit times."""
     rows = [
         {"commit_lsn": lsn, "ordinal": ordinal, "commit_time": time, "operation": "truncate"}
         for lsn, ordinal, time in places
     ]
-    return pa.RecordBatch.from_pylist(rows, without_slice(schema))
+    return pa.RecordBatch.from_pylist(rows, schema_without_slice(schema))
 
 
-def in_slice(changes: pa.RecordBatch, end: int, schema: pa.Schema) -> pa.RecordBatch:
-    """Changes with the end of their slice as the first column."""
+def add_slice(changes: pa.RecordBatch, end: int, schema: pa.Schema) -> pa.RecordBatch:
+    """Add the end of the slice as the first column of changes."""
     ends = pa.array(np.full(changes.num_rows, end, np.int64))
     return pa.RecordBatch.from_arrays([ends, *changes.columns], schema=schema)

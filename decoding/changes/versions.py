@@ -1,8 +1,8 @@
-"""Versions of rows, as in a slowly changing dimension of type 2: rows with columns for their validity.
+"""Versions of rows with columns for their validity, as in a slowly changing dimension of type 2.
 
-A version is valid from the commit that made it up to the commit that ended it. So `valid_from_lsn` <= c and c
-< `valid_to_lsn` find the rows after the commit at an LSN c. A copied row is valid from the last LSN before
-its snapshot's. Raises Arrow's errors.
+A version is valid from the commit that made it, up to the commit that ended it. So the condition
+`valid_from_lsn` <= c < `valid_to_lsn` selects the rows after the commit at an LSN c. A copied row is valid
+from the last LSN before its snapshot's. Raises Arrow's errors.
 """
 
 from __future__ import annotations
@@ -15,28 +15,42 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pgsieve.decoding.changes.columns import repeated
+from pgsieve.decoding.changes.columns import repeat_value
 from pgsieve.decoding.changes.net_change import NONE, Numbers
 
 _TIME = pa.timestamp("us", "UTC")
-FROM, FROM_LSN, TO, TO_LSN, CURRENT = "valid_from", "valid_from_lsn", "valid_to", "valid_to_lsn", "is_current"
-#: The columns of a version after those of its row.
-VALIDITY = pa.schema({FROM: _TIME, FROM_LSN: pa.int64(), TO: _TIME, TO_LSN: pa.int64(), CURRENT: pa.bool_()})
+VALID_FROM, VALID_FROM_LSN, VALID_TO, VALID_TO_LSN, IS_CURRENT = (
+    "valid_from",
+    "valid_from_lsn",
+    "valid_to",
+    "valid_to_lsn",
+    "is_current",
+)
+#: The columns of a version that follow those of its row.
+VALIDITY = pa.schema(
+    {
+        VALID_FROM: _TIME,
+        VALID_FROM_LSN: pa.int64(),
+        VALID_TO: _TIME,
+        VALID_TO_LSN: pa.int64(),
+        IS_CURRENT: pa.bool_(),
+    }
+)
 
 
 def versions_schema(columns: Iterable[tuple[str, pa.DataType]]) -> pa.Schema:
-    """The columns of versions of rows with these columns."""
+    """The schema of versions of rows with these columns."""
     return pa.schema([*(pa.field(name, kind) for name, kind in columns), *VALIDITY])
 
 
-def last_before(lsn: int) -> int:
-    """The LSN from which rows of a snapshot at `lsn` are valid; their commits are unknown."""
+def lsn_before(lsn: int) -> int:
+    """The LSN from which rows of a snapshot at `lsn` are valid, as their commits are unknown."""
     return lsn - 1
 
 
 @dataclass(frozen=True)
 class Commits:
-    """Commits by their numbers: their LSNs, in order, and their times (None where unknown)."""
+    """Commits by number: their LSNs, in order, and their times, None if unknown."""
 
     lsns: pa.Array
     times: pa.Array
@@ -65,11 +79,8 @@ class Commits:
         return np.searchsorted(np.asarray(self.lsns), lsns).astype(np.int64)
 
 
-def with_validity(rows: pa.RecordBatch, begun: Numbers, until: Numbers, commits: Commits) -> pa.RecordBatch:
-    """Rows as versions, by the numbers of the commits that begin and end them.
-
-    A present version ends with `NONE`.
-    """
+def add_validity(rows: pa.RecordBatch, begun: Numbers, until: Numbers, commits: Commits) -> pa.RecordBatch:
+    """Return rows as versions, given the numbers of the commits that begin and end them, or `NONE`."""
     begins, ends = pa.array(begun), pa.array(until, mask=until == NONE)
     validity = [
         commits.times.take(begins),
@@ -81,29 +92,26 @@ def with_validity(rows: pa.RecordBatch, begun: Numbers, until: Numbers, commits:
     return pa.RecordBatch.from_arrays([*rows.columns, *validity], schema=pa.schema([*rows.schema, *VALIDITY]))
 
 
-def ended(versions: pa.RecordBatch, until: Numbers, commits: Commits) -> pa.RecordBatch:
-    """Present versions, ended by the commits of these numbers.
-
-    Versions that began at the same commit are left out.
-    """
+def end_versions(versions: pa.RecordBatch, until: Numbers, commits: Commits) -> pa.RecordBatch:
+    """End current versions by the commits with these numbers; drop those that began at the same commit."""
     ends = pa.array(until)
     values = {
-        TO: commits.times.take(ends),
-        TO_LSN: commits.lsns.take(ends),
-        CURRENT: repeated(pa.array([False]), len(until)),
+        VALID_TO: commits.times.take(ends),
+        VALID_TO_LSN: commits.lsns.take(ends),
+        IS_CURRENT: repeat_value(pa.array([False]), len(until)),
     }
     for name, value in values.items():
         place = versions.schema.get_field_index(name)
         versions = versions.set_column(place, versions.schema.field(place), value)
-    stays = pc.less(versions.column(FROM_LSN), versions.column(TO_LSN))
+    stays = pc.less(versions.column(VALID_FROM_LSN), versions.column(VALID_TO_LSN))
     return versions if stays.false_count == 0 else versions.filter(stays)
 
 
 @dataclass(frozen=True)
-class Opened:
-    """Turns a replica's rows at an LSN into present versions; `schema` is that of versions.
+class OpenedVersions:
+    """Turns a replica's rows at an LSN into current versions with this schema.
 
-    It is sent to executors.
+    Spark sends it to executors.
     """
 
     lsn: int
@@ -111,9 +119,9 @@ class Opened:
     schema: pa.Schema
 
     def of(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Rows of the replica as versions."""
+        """Return rows of the replica as versions."""
         begun, until = np.zeros(rows.num_rows, np.int64), np.full(rows.num_rows, NONE, np.int64)
-        made = with_validity(rows, begun, until, Commits.one(last_before(self.lsn), self.time))
+        made = add_validity(rows, begun, until, Commits.one(lsn_before(self.lsn), self.time))
         columns = [
             made.column(made.schema.get_field_index(field.name)).cast(field.type) for field in self.schema
         ]

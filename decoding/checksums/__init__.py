@@ -1,4 +1,5 @@
-"""Checksums of rows and of segments of a table, as a server computes them for its own table.
+"""Checksums of rows and of segments of a table, equal to those that the publisher computes in SQL.
 
-The functions work on Arrow columns, and follow PostgreSQL's record_send, hash_array_extended and hashfn.c.
+The functions work on Arrow columns, and follow PostgreSQL's record_send(), hash_array_extended() and
+hashfn.c.
 """

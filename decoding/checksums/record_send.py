@@ -1,12 +1,12 @@
-"""Rows of a replica as record_send would return them: Arrow columns in, one byte string per row out.
+"""Rows of a replica as record_send() would return them: Arrow columns in, one byte string per row out.
 
-The publisher computes the same bytes for its rows by `row_expression`, so that both sides can hash them. Two
-rows have the same bytes only if all their values are the same. Equal values may have different bytes: -0.0
-and 0.0, the several NaNs of PostgreSQL, and arrays whose elements have another type by `types`.
+The publisher computes the same bytes for its rows with `row_expression`, so that both sides can hash them.
+Rows with the same bytes have the same values. The reverse is not always true: -0.0 and 0.0, several NaNs, and
+arrays whose elements have another type by `types` can be equal and have different bytes.
 
 The bytes of a row are the number of its columns, and for each column the oid of its type, the length of the
-value (-1 for NULL), and the result of the type's send function: record_send in
-src/backend/utils/adt/rowtypes.c.
+value (-1 for NULL), and the result of the type's send function (record_send() in
+src/backend/utils/adt/rowtypes.c).
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pgsieve.decoding.binary.octets import binary_of
+from pgsieve.decoding.binary.octets import to_binary
 from pgsieve.decoding.values import datetimes
 from pgsieve.decoding.values.arrays import ArrayText, text_from_lists
 from pgsieve.decoding.values.numeric import text_from_decimal
 from pgsieve.decoding.values.output import text_of
 from pgsieve.decoding.values.types import ColumnType
 
-#: Bytes in rows and columns; each row of a table has the same number of them.
+#: A matrix of bytes with one line per row.
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 _BYTEA, _TEXT = 17, 25
-_NUMBERS: Mapping[pa.DataType, tuple[int, str]] = MappingProxyType(
+_NUMBER_TYPES: Mapping[pa.DataType, tuple[int, str]] = MappingProxyType(
     {
         pa.bool_(): (16, "bool"),
         pa.int16(): (21, "int2"),
@@ -42,23 +42,26 @@ _NUMBERS: Mapping[pa.DataType, tuple[int, str]] = MappingProxyType(
         pa.float64(): (701, "float8"),
     }
 )
-"""The PostgreSQL type, by oid and name, whose binary format a number has."""
+"""By Arrow type, the oid and the name of the PostgreSQL type with the same binary format."""
 
-_PRINTED: Mapping[pa.DataType, int] = MappingProxyType(
+_PRINTED_TYPES: Mapping[pa.DataType, int] = MappingProxyType(
     {
-        **{arrow: oid for arrow, (oid, _) in _NUMBERS.items()},
+        **{arrow: oid for arrow, (oid, _) in _NUMBER_TYPES.items()},
         pa.binary(): _BYTEA,
         pa.date32(): 1082,
         pa.timestamp("us"): 1114,
         pa.timestamp("us", "UTC"): 1184,
     }
 )
-"""The oid of the type whose output function prints an array's elements."""
+"""By Arrow type of an array's elements, the oid of the type whose output function prints them."""
 
 
 @dataclass(frozen=True, slots=True)
 class SentColumn:
-    """A column as a field: its SQL expression, the oid of the expression's type, its type in the replica."""
+    """A column as a field of record_send(): SQL expression, its type's oid, and the type in the replica.
+
+    `delimiter` separates the elements of an array; it is '' for other types.
+    """
 
     expression: str
     oid: int
@@ -69,8 +72,8 @@ class SentColumn:
     def of(cls, quoted: str, type_oid: int, type: ColumnType) -> SentColumn:  # noqa: A002 - as in PostgreSQL
         """The field for a column; `quoted` is its name in SQL."""
         expression, oid = type.expression.format(quoted), _TEXT
-        if type.arrow in _NUMBERS:
-            oid, name = _NUMBERS[type.arrow]
+        if type.arrow in _NUMBER_TYPES:
+            oid, name = _NUMBER_TYPES[type.arrow]
             expression = f"({expression})::pg_catalog.{name}"
         elif pa.types.is_decimal(type.arrow):
             expression = f"pg_catalog.trim_scale({quoted})::pg_catalog.text"
@@ -95,69 +98,66 @@ def record_send(arrays: Sequence[pa.Array], columns: Sequence[SentColumn]) -> pa
 
 
 def _pieces(arrays: Sequence[pa.Array], columns: Sequence[SentColumn]) -> Iterator[pa.Array]:
-    """Yield binary arrays whose concatenation gives the rows.
-
-    Adjacent fields of fixed width are one array.
-    """
+    """Yield binary arrays to concatenate; adjacent fields of fixed width form one array."""
     count = len(arrays[0])
-    fixed = [_same(len(columns), count)]
+    fixed = [_repeat_integer(len(columns), count)]
     for array, column in zip(arrays, columns, strict=True):
-        sent = _sent(array, column)
+        sent = _sent_values(array, column)
         lengths = np.asarray(pc.binary_length(sent).fill_null(-1), np.int32)
-        fixed += [_same(column.oid, count), _octets(lengths)]
-        if column.arrow in _NUMBERS and not sent.null_count:
+        fixed += [_repeat_integer(column.oid, count), _integer_octets(lengths)]
+        if column.arrow in _NUMBER_TYPES and not sent.null_count:
             width = column.arrow.byte_width if column.arrow != pa.bool_() else 1
             fixed.append(np.frombuffer(sent.buffers()[2], np.uint8, count * width).reshape(count, width))
         else:
-            yield _piece(fixed)
+            yield _to_array(fixed)
             yield sent.fill_null(b"")
             fixed = []
     if fixed:
-        yield _piece(fixed)
+        yield _to_array(fixed)
 
 
-def _same(number: int, count: int) -> Bytes:
+def _repeat_integer(number: int, count: int) -> Bytes:
     return np.broadcast_to(np.frombuffer(number.to_bytes(4, "big"), np.uint8), (count, 4))
 
 
-def _octets(numbers: npt.NDArray[np.int32]) -> Bytes:
+def _integer_octets(numbers: npt.NDArray[np.int32]) -> Bytes:
     return numbers.astype(">i4").view(np.uint8).reshape(len(numbers), 4)
 
 
-def _piece(fixed: Sequence[Bytes]) -> pa.Array:
+def _to_array(fixed: Sequence[Bytes]) -> pa.Array:
     octets = np.concatenate(fixed, axis=1)
     count, width = octets.shape
     return pa.Array.from_buffers(pa.binary(width), count, [None, pa.py_buffer(octets)]).cast(pa.binary())
 
 
-def _sent(array: pa.Array, column: SentColumn) -> pa.Array:
-    """Values as the send function of the column's expression returns them; NULL stays NULL."""
+def _sent_values(array: pa.Array, column: SentColumn) -> pa.Array:
+    """The results of the send function for the column's expression; NULL stays NULL."""
     kind = array.type
     if pa.types.is_list(kind):
-        return text_from_lists(array, _text(array.flatten()), column.delimiter).cast(pa.binary())
+        return text_from_lists(array, _element_texts(array.flatten()), column.delimiter).cast(pa.binary())
     if pa.types.is_decimal(kind):
         text = text_from_decimal(array)
         if kind.scale:
             text = pc.ascii_rtrim(pc.ascii_rtrim(text, "0"), ".")
         return text.cast(pa.binary())
-    return _binary(array)
+    return _binary_format(array)
 
 
-def _binary(array: pa.Array) -> pa.Array:
+def _binary_format(array: pa.Array) -> pa.Array:
     """Values in binary format: numbers, dates and timestamps, text and bytea."""
-    if array.type in _NUMBERS:
+    if array.type in _NUMBER_TYPES:
         is_boolean = pa.types.is_boolean(array.type)
         numbers = array.cast(pa.uint8()) if is_boolean else array
-        return binary_of(np.asarray(numbers.fill_null(0)), np.asarray(array.is_valid()))
+        return to_binary(np.asarray(numbers.fill_null(0)), np.asarray(array.is_valid()))
     if pa.types.is_temporal(array.type):
         return datetimes.to_send(array)
     return array.cast(pa.binary())
 
 
-def _text(elements: pa.Array) -> pa.Array:
-    """Elements of an array as their type's output function prints them."""
+def _element_texts(elements: pa.Array) -> pa.Array:
+    """The results of the output function for an array's elements."""
     if pa.types.is_string(elements.type):
         return elements
     if pa.types.is_decimal(elements.type):
         return text_from_decimal(elements)
-    return text_of(_binary(elements), _PRINTED[elements.type])
+    return text_of(_binary_format(elements), _PRINTED_TYPES[elements.type])

@@ -1,11 +1,11 @@
-"""Divides rows into segments by their hashes, and counts the rows and sums the hashes of each.
+"""Divides rows into segments by their hashes, counts the rows of each segment, and sums up their hashes.
 
-In: the columns of a table and a seed. Out: SQL by which a publisher computes the hash of each row and the
-checksums of each segment, and the same for a replica's rows as Arrow columns. The order of the rows does not
-matter; equal rows count as often as they occur. The low bits of a row's hash are its segment. So a row that
-differs is usually in different segments at the publisher and in the replica, and then both segments differ.
+In: the columns of a table, and a seed. Out: SQL with which a publisher computes the hash of each row and the
+checksums of each segment, and the same results for a replica's rows as Arrow columns. The order of rows does
+not matter; equal rows all count. The low bits of a row's hash are the number of its segment. So a row that
+differs usually has different segments at the publisher and in the replica, and both segments differ.
 
-Two different tables have the same checksums in one of 2⁶⁴ cases, and each seed has other such cases.
+Two different tables have the same checksums with a probability of 2⁻⁶⁴; with another seed these are others.
 """
 
 from __future__ import annotations
@@ -24,47 +24,48 @@ from pgsieve.decoding.binary.octets import Mask, Positions, Words
 from pgsieve.decoding.checksums.hash_bytes import hash_bytes_extended
 from pgsieve.decoding.checksums.record_send import SentColumn, record_send, row_expression
 
-#: With so few groups, the server's hash table stays within the default work_mem.
+#: With so few groups, the server's hash table fits into the default work_mem.
 SEGMENTS = 2**14
-_SEGMENT = SEGMENTS - 1
+_SEGMENT_MASK = SEGMENTS - 1
 
-#: Of a longer row (in bytes) the SHA-256 is hashed: blocks of one value cannot be hashed at the same time.
-_LONG = 1000
-#: So few rows are hashed at once that they stay in the processor's cache.
-_ROWS = 8192
-_BYTES = 64 * 1024 * 1024
+#: For a row with more bytes, its SHA-256 is hashed, because the blocks of one value must be hashed in
+#: sequence.
+_MAX_HASHED_BYTES = 1000
+#: The most rows and bytes that are hashed together. So few rows stay in the processor's cache.
+_MAX_ROWS = 8192
+_MAX_BYTES = 64 * 1024 * 1024
 
 Numbers: TypeAlias = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class RowHash:
-    """Hashes the rows of a table, at the publisher and in this process."""
+    """Hashes the rows of a table, in SQL at the publisher or in this process."""
 
     columns: tuple[SentColumn, ...]
     seed: int
 
     @property
     def expression(self) -> str:
-        """The hash of a row in SQL, a bigint."""
+        """The SQL expression for the hash of a row, a bigint."""
         sent = "CASE WHEN pg_catalog.length(sent) <= {0} THEN sent ELSE pg_catalog.sha256(sent) END"
-        # Without OFFSET 0 the planner would repeat the row's expression at each use of `sent`.
+        # Without OFFSET 0 the planner repeats the row's expression at each use of `sent`.
         return (
-            f"(SELECT {hash_expression(sent.format(_LONG), self.seed)}"
+            f"(SELECT {hash_expression(sent.format(_MAX_HASHED_BYTES), self.seed)}"
             f" FROM (SELECT {row_expression(self.columns)} AS sent OFFSET 0) AS one_row)"
         )
 
     def of(self, batch: pa.RecordBatch) -> Words:
-        """The hashes of a batch's rows; its columns are those of the table, in their order."""
+        """The hashes of a batch's rows; its columns are the table's, in order."""
         arrays = [
             a if a.type == c.arrow else a.cast(c.arrow)
             for a, c in zip(batch.columns, self.columns, strict=True)
         ]
-        return np.concatenate([self._hashes(part) for part in _parts(arrays)])
+        return np.concatenate([self._part_hashes(part) for part in _parts(arrays)])
 
-    def _hashes(self, arrays: Sequence[pa.Array]) -> Words:
+    def _part_hashes(self, arrays: Sequence[pa.Array]) -> Words:
         rows = record_send(arrays, self.columns)
-        is_long = pc.greater(pc.binary_length(rows), _LONG)
+        is_long = pc.greater(pc.binary_length(rows), _MAX_HASHED_BYTES)
         if is_long.true_count:
             digests = [hashlib.sha256(row.as_buffer()).digest() for row in rows.filter(is_long)]
             rows = pc.replace_with_mask(rows, is_long, pa.array(digests, pa.binary()))
@@ -72,15 +73,15 @@ class RowHash:
 
 
 def hash_expression(value: str, seed: int) -> str:
-    """The hash of a bytea in SQL: that of an array with one element, as servers before 18 hash no bytea."""
+    """The SQL expression for the hash of a bytea, in an array because servers before 18 cannot hash bytea."""
     signed = seed - 2**64 if seed >= 2**63 else seed
     return f"pg_catalog.hash_array_extended(ARRAY[{value}], {signed})"
 
 
 def array_hashes(values: pa.Array, seed: int) -> Words:
-    """The results of `hash_expression` for binary values, unsigned.
+    """The results of `hash_expression` for binary values, as unsigned numbers.
 
-    Source: hash_array_extended in utils/adt/arrayfuncs.c.
+    Source: hash_array_extended() in src/backend/utils/adt/arrayfuncs.c.
     """
     return hash_bytes_extended(values, seed) + np.uint64(31)
 
@@ -88,74 +89,74 @@ def array_hashes(values: pa.Array, seed: int) -> Words:
 def _parts(arrays: Sequence[pa.Array]) -> Iterator[Sequence[pa.Array]]:
     count = len(arrays[0])
     size = sum(a.nbytes for a in arrays)
-    step = max(1, min(_ROWS, _BYTES * count // max(size, 1)))
+    step = max(1, min(_MAX_ROWS, _MAX_BYTES * count // max(size, 1)))
     for first in range(0, max(count, 1), step):
         yield [a.slice(first, step) for a in arrays]
 
 
-def segment_of(hashes: Words) -> Numbers:
-    """The segments of rows by their hashes."""
-    return (hashes & np.uint64(_SEGMENT)).astype(np.int64)
+def segments_of(hashes: Words) -> Numbers:
+    """The numbers of the segments of rows with these hashes."""
+    return (hashes & np.uint64(_SEGMENT_MASK)).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class Checksums:
-    """For each segment of a table, the number of its rows and the sum of their hashes modulo 2⁶⁴."""
+    """By segment of a table, the number of its rows and the sum of their hashes modulo 2⁶⁴."""
 
     rows: Numbers = field(default_factory=lambda: np.zeros(SEGMENTS, np.int64))
     sums: Words = field(default_factory=lambda: np.zeros(SEGMENTS, np.uint64))
 
     def add(self, hashes: Words) -> None:
-        """Count rows by their hashes."""
-        segments = segment_of(hashes)
+        """Add rows, given their hashes."""
+        segments = segments_of(hashes)
         self.rows[:] += np.bincount(segments, minlength=SEGMENTS)
         np.add.at(self.sums, segments, hashes)
 
-    def include(self, segments: Positions, rows: Numbers, sums: Words) -> None:
-        """Add the checksums of some of the rows; `segments` may name a segment several times."""
+    def add_sums(self, segments: Positions, rows: Numbers, sums: Words) -> None:
+        """Add checksums of rows; `segments` may contain a segment several times."""
         np.add.at(self.rows, segments, rows)
         np.add.at(self.sums, segments, sums)
 
-    def differing(self, other: Checksums) -> Mask:
+    def differing_segments(self, other: Checksums) -> Mask:
         """The mask of segments that differ."""
         differ: Mask = (self.rows != other.rows) | (self.sums != other.sums)
         return differ
 
 
 def checksums_query(rows: str) -> str:
-    """SQL for the checksums of all segments; `rows` is a query with a column `hash`."""
+    """Return SQL for the checksums of all segments; `rows` is a query with a column `hash`."""
     return (
-        f"SELECT hash & {_SEGMENT} AS segment, pg_catalog.count(*) AS rows, pg_catalog.sum(hash)::text AS sum"
+        f"SELECT hash & {_SEGMENT_MASK} AS segment, pg_catalog.count(*) AS rows, pg_catalog.sum(hash)::text AS sum"
         f" FROM ({rows} OFFSET 0) AS hashed GROUP BY 1"
     )
 
 
-def include_queried(checksums: Checksums, batch: pa.RecordBatch) -> None:
-    """Add a result of `checksums_query`."""
+def add_query_result(checksums: Checksums, batch: pa.RecordBatch) -> None:
+    """Add a result of `checksums_query` to checksums."""
     sums = [int(text) % 2**64 for text in batch.column("sum").to_pylist()]
-    checksums.include(
+    checksums.add_sums(
         np.asarray(batch.column("segment")), np.asarray(batch.column("rows")), np.array(sums, np.uint64)
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
-    """Chosen segments of a table: those whose element of `segments` is true."""
+class ChosenSegments:
+    """Segments of a table, chosen by the mask `segments`."""
 
     row_hash: RowHash
     segments: Mask
 
     def query(self, rows: str, columns: Sequence[str]) -> str:
-        """SQL for `columns` of the rows in these segments.
+        """Return SQL for `columns` of the rows in these segments.
 
         `rows` is a query with these columns and a column `hash`.
         """
         numbers = ",".join(map(str, np.flatnonzero(self.segments)))
         return (
             f"SELECT {', '.join(columns)} FROM ({rows}) AS hashed"
-            f" WHERE hash & {_SEGMENT} IN (SELECT pg_catalog.unnest('{{{numbers}}}'::bigint[]))"
+            f" WHERE hash & {_SEGMENT_MASK} IN (SELECT pg_catalog.unnest('{{{numbers}}}'::bigint[]))"
         )
 
     def of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows of a batch that are in these segments."""
-        return batch.filter(pa.array(self.segments[segment_of(self.row_hash.of(batch))]))
+        """Return the rows of a batch that are in these segments."""
+        return batch.filter(pa.array(self.segments[segments_of(self.row_hash.of(batch))]))

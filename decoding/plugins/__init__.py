@@ -1,7 +1,4 @@
-"""Output plugins: callbacks that turn a slot's messages into text, JSON or pgoutput's own messages.
-
-In: a name. Out: the plugin. Raises OutputPluginError for an unknown name.
-"""
+"""Output plugins: callbacks that turn a slot's messages into text, JSON or pgoutput's messages."""
 
 from __future__ import annotations
 
@@ -16,8 +13,8 @@ PLUGINS: Mapping[str, OutputPluginInit] = MappingProxyType(
 )
 
 
-def plugin(name: str) -> OutputPluginInit:
-    """The output plugin of this name."""
+def find_plugin(name: str) -> OutputPluginInit:
+    """Return the output plugin of this name; raises OutputPluginError if there is none."""
     if name not in PLUGINS:
         raise OutputPluginError(
             f'output plugin "{name}" does not exist', hint=f"plugins: {', '.join(PLUGINS)}", sqlstate="58P01"

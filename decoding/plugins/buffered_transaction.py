@@ -1,9 +1,9 @@
-"""A transaction that is buffered until it commits or is prepared.
+"""Buffers a transaction in memory until it commits or is prepared.
 
-In: its changes. Out: the changes in order. It is for output plugins that do not stream, or do not decode
-prepared transactions, like the server's reorder buffer (src/backend/replication/logical/reorderbuffer.c). It
-keeps the bytes of each message in memory, with the descriptions of the relations at that time. Raises only
-errors of decoding.
+In: the messages of its changes, with the relations as they are described at that point. Out: the changes that
+were not aborted, in order. Output plugins without streaming, or without two-phase commit, need it. It does
+the work of the server's reorder buffer (src/backend/replication/logical/reorderbuffer.c). Raises the errors
+of `decode`.
 """
 
 from __future__ import annotations
@@ -20,39 +20,33 @@ BufferedChange: TypeAlias = Insert | Update | Delete | Truncate | LogicalMessage
 
 @dataclass(slots=True)
 class BufferedTransaction:
-    """The changes of one transaction.
+    """The changes of one transaction. If it is streamed, each has the xid of its subtransaction."""
 
-    Changes of a `streamed` one have the transaction id of their subtransaction.
-    """
-
-    streamed: bool
+    is_streamed: bool
     origin: str | None = None
     origin_lsn: int = 0
     _changes: list[tuple[bytes, tuple[PublishedRelation, ...]]] = field(default_factory=list)
     #: The index of each subtransaction's first change, in the order of the changes.
-    _first: dict[int, int] = field(default_factory=dict)
+    _first_changes: dict[int, int] = field(default_factory=dict)
 
     def add(self, message: BufferedChange, data: bytes, relations: tuple[PublishedRelation, ...]) -> None:
         """Add the next change."""
         if message.xid is not None:
-            self._first.setdefault(message.xid, len(self._changes))
+            self._first_changes.setdefault(message.xid, len(self._changes))
         self._changes.append((data, relations))
 
     def abort(self, subxid: int) -> None:
-        """Drop the changes of a subtransaction and of those within it: all changes since its first one.
-
-        Nothing is dropped for a subtransaction without changes (stream_abort_internal in worker.c).
-        """
-        start = self._first.get(subxid)
+        """Drop all changes since the first one of a subtransaction (stream_abort_internal in worker.c)."""
+        start = self._first_changes.get(subxid)
         if start is None:
             return
         del self._changes[start:]
-        while self._first and next(reversed(self._first.values())) >= start:
-            self._first.popitem()
+        while self._first_changes and next(reversed(self._first_changes.values())) >= start:
+            self._first_changes.popitem()
 
     def changes(self) -> Iterator[tuple[BufferedChange, tuple[PublishedRelation, ...]]]:
-        """The remaining changes."""
+        """Decode and yield the remaining changes."""
         for data, relations in self._changes:
-            message = decode(data, streaming=self.streamed)
+            message = decode(data, streaming=self.is_streamed)
             assert isinstance(message, BufferedChange)
             yield message, relations

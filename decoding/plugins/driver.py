@@ -1,20 +1,22 @@
-"""Drives an output plugin with a slot's pgoutput messages: bytes in, the plugin's output out.
+"""Drives an output plugin with pgoutput messages: bytes in, the plugin's output out.
 
-The messages are those of one session in their order, of any protocol version, from a slot or from the change
-log. The driver makes of them the calls that `pgsieve.decoding.plugins.interface` lists:
+In: the messages of one session in order, of any protocol version, from a slot or from the change log. Out:
+the output of the callbacks that `pgsieve.decoding.plugins.interface` lists:
 
-- Insert, Update, Delete, Truncate and Message are passed with the last description of their relations.
-- A streamed transaction is passed as blocks if the plugin streams. Otherwise the driver buffers it until its
-  end, and leaves out the changes of aborted subtransactions.
-- A prepared transaction is passed at PREPARE if the plugin decodes it then and filter_prepare does not refuse
-  it. Otherwise it is passed at COMMIT PREPARED like any other, and not at all after ROLLBACK PREPARED.
-- A transaction whose origin filter_by_origin refuses is left out.
+- Insert, Update, Delete, Truncate and Message come with the last description of their relations.
+- A streamed transaction comes in blocks if the plugin streams. Otherwise the driver buffers it until its end,
+  without the changes of aborted subtransactions.
+- A prepared transaction comes at PREPARE if the plugin has two-phase callbacks and filter_prepare returns
+  false. Otherwise it comes at COMMIT PREPARED like any other transaction, and is dropped at ROLLBACK
+  PREPARED.
+- A transaction for which filter_by_origin returns true is dropped.
 
-pgoutput's messages contain less than the WAL. So filter_by_origin is called once per transaction instead of
-once per change, and not for messages outside transactions. A streamed transaction has no origin yet.
+pgoutput's messages contain less than the WAL. So the driver calls filter_by_origin once per transaction
+instead of once per change, and not for messages outside transactions. A streamed transaction has no origin at
+that time.
 
-Raises ProtocolError for messages in an order in which no server sends them, OutputPluginError for a callback
-that the plugin lacks, and the plugin's own errors.
+Raises ProtocolError if no server sends messages in this order, MissingCallbackError if the plugin lacks a
+required callback, and the plugin's errors.
 """
 
 from __future__ import annotations
@@ -64,30 +66,30 @@ from pgsieve.decoding.server_versions import NEWEST_SERVER
 
 
 @dataclass(slots=True)
-class _Open:
-    """A transaction for which the plugin is called; a streamed transaction includes all its blocks.
+class _OpenTransaction:
+    """A transaction for which the plugin is called, with all its blocks if it is streamed.
 
-    The callback `start` is called at the first message after the Origin. `ignored` is None until
-    filter_by_origin has decided.
+    The driver calls `start_callback` at the first message after the Origin message. `is_ignored` is None
+    until the driver has called filter_by_origin.
     """
 
     txn: Transaction
-    start: str
-    started: bool = False
-    ignored: bool | None = None
+    start_callback: str
+    is_started: bool = False
+    is_ignored: bool | None = None
 
     @property
-    def prefix(self) -> str:
-        """The prefix of the callbacks' names for changes."""
-        return "stream_" if self.start == "stream_start" else ""
+    def callback_prefix(self) -> str:
+        """The prefix of the names of callbacks for changes."""
+        return "stream_" if self.start_callback == "stream_start" else ""
 
 
 class PluginDriver:
     """Calls one plugin for the messages of one session: `with PluginDriver(...) as driver: driver.feed(...)`.
 
-    `options` are the plugin's, by name. `parallel`: the messages were requested with streaming = parallel.
-    `server_version` is the version whose plugin is imitated. `type_names` are SQL names of types by oid, if
-    the catalog is available.
+    `options` has the names and values of the plugin's options. `parallel` says that the messages were
+    requested with streaming = parallel. The plugin writes the output of a server of `server_version`.
+    `type_names` has SQL names of types by oid; it is empty without a catalog.
     """
 
     def __init__(
@@ -103,11 +105,11 @@ class PluginDriver:
         self._decoder = Decoder(parallel=parallel)
         self._order = MessageOrder()
         self._relations = RelationCache(type_names)
-        #: The transaction or block to which the next messages belong; at most one of the two is set.
-        self._open: _Open | None = None
+        #: The transaction or block of the next messages; at most one of the two is set.
+        self._open: _OpenTransaction | None = None
         self._buffering: BufferedTransaction | None = None
-        #: Transactions that have begun and not ended, including prepared ones.
-        self._streams: dict[int, _Open] = {}
+        #: Transactions that have not ended, including prepared ones, by xid.
+        self._streams: dict[int, _OpenTransaction] = {}
         self._buffered: dict[int, BufferedTransaction] = {}
         self._ignored: set[int] = set()
 
@@ -130,7 +132,7 @@ class PluginDriver:
         self._plugin.shutdown()
 
     def feed(self, data: bytes) -> Iterator[Output]:
-        """Take the session's next message; yield the plugin's output as it is written."""
+        """Pass the session's next message; yield the plugin's output."""
         message = self._decoder.decode(data)
         self._order.check(message)
         match message:
@@ -138,7 +140,7 @@ class PluginDriver:
                 self._relations.add(message, self._order.block)
             case Begin():
                 txn = Transaction(message.xid, message.final_lsn, commit_time=message.commit_time)
-                self._open = _Open(txn, "begin")
+                self._open = _OpenTransaction(txn, "begin")
             case BeginPrepare():
                 self._begin_prepare(message)
             case StreamStart():
@@ -155,13 +157,13 @@ class PluginDriver:
                 else:
                     yield from self._change(self._current(), message, relations)
             case Commit():
-                begun = self._current()
-                begun.txn.end_lsn = message.end_lsn
-                yield from self._end(begun, "commit", message.commit_lsn)
+                open_txn = self._current()
+                open_txn.txn.end_lsn = message.end_lsn
+                yield from self._end(open_txn, "commit", message.commit_lsn)
             case Prepare():
                 if self._open is None and self._buffering is None:
-                    # PostgreSQL 18 sends no Begin Prepare for an empty transaction, but the plugin's
-                    # callbacks need the state that begin_prepare sets.
+                    # PostgreSQL 18 sends no Begin Prepare for an empty transaction. The plugin's prepare
+                    # callback needs the state that begin_prepare sets.
                     self._begin_prepare(message)
                 if self._buffering is not None:
                     self._buffering = None
@@ -184,8 +186,8 @@ class PluginDriver:
             case _:
                 assert_never(message)
 
-    def _current(self) -> _Open:
-        assert self._open is not None  # MessageOrder allows messages of a transaction only within one.
+    def _current(self) -> _OpenTransaction:
+        assert self._open is not None  # MessageOrder checked that a transaction is open.
         return self._open
 
     def _relations_of(self, message: BufferedChange) -> tuple[PublishedRelation, ...]:
@@ -202,58 +204,62 @@ class PluginDriver:
 
     # transactions
 
-    def _start(self, begun: _Open) -> list[Output]:
-        if begun.ignored is None:
-            begun.ignored = self._plugin.refuses_origin(begun.txn.origin)
-        if begun.ignored or begun.started:
+    def _start(self, open_txn: _OpenTransaction) -> list[Output]:
+        if open_txn.is_ignored is None:
+            open_txn.is_ignored = self._plugin.is_origin_filtered(open_txn.txn.origin)
+        if open_txn.is_ignored or open_txn.is_started:
             return []
-        begun.started = True
-        return self._plugin.call(begun.start, begun.txn)
+        open_txn.is_started = True
+        return self._plugin.call(open_txn.start_callback, open_txn.txn)
 
     def _change(
-        self, begun: _Open, message: BufferedChange, relations: tuple[PublishedRelation, ...]
+        self, open_txn: _OpenTransaction, message: BufferedChange, relations: tuple[PublishedRelation, ...]
     ) -> Iterator[Output]:
-        yield from self._start(begun)
-        if begun.ignored:
+        yield from self._start(open_txn)
+        if open_txn.is_ignored:
             return
         match message:
             case LogicalMessage():
-                yield from self._plugin.call(begun.prefix + "message", begun.txn, message)
+                yield from self._plugin.call(open_txn.callback_prefix + "message", open_txn.txn, message)
             case Truncate():
-                yield from self._plugin.call(begun.prefix + "truncate", begun.txn, relations, message)
+                yield from self._plugin.call(
+                    open_txn.callback_prefix + "truncate", open_txn.txn, relations, message
+                )
             case _:
-                yield from self._plugin.call(begun.prefix + "change", begun.txn, relations[0], message)
+                yield from self._plugin.call(
+                    open_txn.callback_prefix + "change", open_txn.txn, relations[0], message
+                )
 
-    def _end(self, begun: _Open, name: str, *lsn: int) -> Iterator[Output]:
-        """Call the last callback of a transaction or block, even of an empty one."""
+    def _end(self, open_txn: _OpenTransaction, name: str, *lsn: int) -> Iterator[Output]:
+        """Call the last callback of a transaction or block, even if it is empty."""
         self._open = None
-        yield from self._start(begun)
-        if not begun.ignored:
-            yield from self._plugin.call(name, begun.txn, *lsn)
+        yield from self._start(open_txn)
+        if not open_txn.is_ignored:
+            yield from self._plugin.call(name, open_txn.txn, *lsn)
 
-    def _replay(self, transaction: BufferedTransaction, begun: _Open) -> Iterator[Output]:
-        """Pass the changes of a buffered transaction."""
-        begun.txn.origin, begun.txn.origin_lsn = transaction.origin, transaction.origin_lsn
+    def _replay(self, transaction: BufferedTransaction, open_txn: _OpenTransaction) -> Iterator[Output]:
+        """Pass the changes of a buffered transaction to the plugin."""
+        open_txn.txn.origin, open_txn.txn.origin_lsn = transaction.origin, transaction.origin_lsn
         for message, relations in transaction.changes():
-            yield from self._change(begun, message, relations)
+            yield from self._change(open_txn, message, relations)
 
     def _replay_committed(self, transaction: BufferedTransaction, txn: Transaction) -> Iterator[Output]:
-        """Pass a buffered transaction as if it had not been streamed or prepared."""
-        begun = _Open(txn, "begin")
-        yield from self._replay(transaction, begun)
-        yield from self._end(begun, "commit", txn.final_lsn)
+        """Pass a buffered transaction to the plugin as if it was never streamed or prepared."""
+        open_txn = _OpenTransaction(txn, "begin")
+        yield from self._replay(transaction, open_txn)
+        yield from self._end(open_txn, "commit", txn.final_lsn)
 
     # two-phase commit
 
     def _begin_prepare(self, message: BeginPrepare | Prepare) -> None:
         if self._plugin.decodes_prepare(message.xid, message.gid):
-            self._open = _Open(_prepared(message), "begin_prepare")
+            self._open = _OpenTransaction(_prepared_transaction(message), "begin_prepare")
         else:
-            self._buffered[message.xid] = self._buffering = BufferedTransaction(streamed=False)
+            self._buffered[message.xid] = self._buffering = BufferedTransaction(is_streamed=False)
 
-    def _prepare(self, begun: _Open, message: Prepare | StreamPrepare) -> Iterator[Output]:
-        yield from self._end(begun, "prepare", message.prepare_lsn)
-        if begun.ignored:
+    def _prepare(self, open_txn: _OpenTransaction, message: Prepare | StreamPrepare) -> Iterator[Output]:
+        yield from self._end(open_txn, "prepare", message.prepare_lsn)
+        if open_txn.is_ignored:
             self._ignored.add(message.xid)
 
     def _commit_prepared(self, message: CommitPrepared) -> Iterator[Output]:
@@ -261,16 +267,16 @@ class PluginDriver:
         if xid in self._ignored:
             self._ignored.remove(xid)
         elif transaction := self._buffered.pop(xid, None):
-            yield from self._replay_committed(transaction, _committed(Transaction(xid, gid=gid), message))
-        elif streamed := self._streams.pop(xid, None):
-            _committed(streamed.txn, message)
-            yield from self._end_stream(streamed, "stream_commit", streamed.txn, message.commit_lsn)
+            yield from self._replay_committed(transaction, _set_commit(Transaction(xid, gid=gid), message))
+        elif stream := self._streams.pop(xid, None):
+            _set_commit(stream.txn, message)
+            yield from self._end_stream(stream, "stream_commit", stream.txn, message.commit_lsn)
         elif self._plugin.decodes_prepare(xid, gid):
-            txn = _committed(Transaction(xid, gid=gid), message)
+            txn = _set_commit(Transaction(xid, gid=gid), message)
             yield from self._plugin.call("commit_prepared", txn, message.commit_lsn)
         else:
             raise OutputPluginError(
-                f"transaction {xid} was prepared before the first message that was read, and committed at"
+                f"transaction {xid} was prepared before the first message, and committed at"
                 f" {format_lsn(message.commit_lsn)}: its changes are missing",
                 hint="use a plugin that decodes transactions when they are prepared",
                 sqlstate="55000",
@@ -280,9 +286,9 @@ class PluginDriver:
         xid, gid = message.xid, message.gid
         if xid in self._ignored:
             self._ignored.remove(xid)
-        elif streamed := self._streams.pop(xid, None):
-            streamed.txn.abort_time = message.rollback_time
-            yield from self._end_stream(streamed, "stream_abort", streamed.txn, message.rollback_end_lsn)
+        elif stream := self._streams.pop(xid, None):
+            stream.txn.abort_time = message.rollback_time
+            yield from self._end_stream(stream, "stream_abort", stream.txn, message.rollback_end_lsn)
         elif self._buffered.pop(xid, None) is None and self._plugin.decodes_prepare(xid, gid):
             txn = Transaction(xid, end_lsn=message.rollback_end_lsn, gid=gid)
             txn.prepare_time, txn.commit_time = message.prepare_time, message.rollback_time
@@ -294,84 +300,89 @@ class PluginDriver:
 
     def _stream_start(self, xid: int) -> None:
         if self._plugin.streaming:
-            self._open = self._streams.setdefault(xid, _Open(Transaction(xid), "stream_start"))
-            self._open.started = False
+            self._open = self._streams.setdefault(xid, _OpenTransaction(Transaction(xid), "stream_start"))
+            self._open.is_started = False
         else:
-            self._buffering = self._buffered.setdefault(xid, BufferedTransaction(streamed=True))
+            self._buffering = self._buffered.setdefault(xid, BufferedTransaction(is_streamed=True))
 
-    def _end_stream(self, streamed: _Open, name: str, txn: Transaction, lsn: int) -> Iterator[Output]:
-        """Call a callback between blocks, or after the last block."""
-        if not streamed.ignored:
+    def _end_stream(
+        self, stream: _OpenTransaction, name: str, txn: Transaction, lsn: int
+    ) -> Iterator[Output]:
+        """Call a callback of a streamed transaction outside its blocks."""
+        if not stream.is_ignored:
             yield from self._plugin.call(name, txn, lsn)
 
     def _stream_commit(self, message: StreamCommit) -> Iterator[Output]:
         xid = message.xid
         self._relations.end_stream(xid, committed=True)
         if transaction := self._buffered.pop(xid, None):
-            yield from self._replay_committed(transaction, _committed(Transaction(xid), message))
+            yield from self._replay_committed(transaction, _set_commit(Transaction(xid), message))
         else:
-            streamed = self._streams.pop(xid)
-            _committed(streamed.txn, message)
-            yield from self._end_stream(streamed, "stream_commit", streamed.txn, message.commit_lsn)
+            stream = self._streams.pop(xid)
+            _set_commit(stream.txn, message)
+            yield from self._end_stream(stream, "stream_commit", stream.txn, message.commit_lsn)
 
     def _stream_abort(self, message: StreamAbort) -> Iterator[Output]:
         xid, subxid = message.xid, message.subxid
-        whole = xid == subxid
-        if whole:
+        is_toplevel = xid == subxid
+        if is_toplevel:
             self._relations.end_stream(xid, committed=False)
         if transaction := self._buffered.get(xid):
             transaction.abort(subxid)
-            if whole:
+            if is_toplevel:
                 del self._buffered[xid]
             return
-        streamed = self._streams.get(xid)
-        if streamed is None:
+        stream = self._streams.get(xid)
+        if stream is None:
             return
-        if whole:
+        if is_toplevel:
             del self._streams[xid]
-        txn = streamed.txn if whole else Transaction(subxid, toptxn=streamed.txn)
+        txn = stream.txn if is_toplevel else Transaction(subxid, toptxn=stream.txn)
         txn.abort_time = message.abort.time if message.abort else 0
         abort_lsn = message.abort.lsn if message.abort else 0
-        yield from self._end_stream(streamed, "stream_abort", txn, abort_lsn)
+        yield from self._end_stream(stream, "stream_abort", txn, abort_lsn)
 
     def _stream_prepare(self, message: StreamPrepare) -> Iterator[Output]:
         xid = message.xid
         self._relations.end_stream(xid, committed=True)
         if not self._plugin.decodes_prepare(xid, message.gid):
             return  # until COMMIT PREPARED or ROLLBACK PREPARED
-        txn = _prepared(message)
+        txn = _prepared_transaction(message)
         if transaction := self._buffered.pop(xid, None):
-            begun = _Open(txn, "begin_prepare")
-            yield from self._replay(transaction, begun)
-            yield from self._prepare(begun, message)
+            open_txn = _OpenTransaction(txn, "begin_prepare")
+            yield from self._replay(transaction, open_txn)
+            yield from self._prepare(open_txn, message)
             return
-        streamed = self._streams.pop(xid)
-        if streamed.ignored:
+        stream = self._streams.pop(xid)
+        if stream.is_ignored:
             self._ignored.add(xid)
-        txn.output_plugin_private = streamed.txn.output_plugin_private
-        yield from self._end_stream(streamed, "stream_prepare", txn, message.prepare_lsn)
+        txn.output_plugin_private = stream.txn.output_plugin_private
+        yield from self._end_stream(stream, "stream_prepare", txn, message.prepare_lsn)
 
 
-def _prepared(message: BeginPrepare | Prepare | StreamPrepare) -> Transaction:
+def _prepared_transaction(message: BeginPrepare | Prepare | StreamPrepare) -> Transaction:
     txn = Transaction(message.xid, message.prepare_lsn, message.end_lsn, gid=message.gid)
     txn.prepare_time = message.prepare_time
     return txn
 
 
-def _committed(txn: Transaction, message: StreamCommit | CommitPrepared) -> Transaction:
+def _set_commit(txn: Transaction, message: StreamCommit | CommitPrepared) -> Transaction:
     txn.final_lsn, txn.end_lsn, txn.commit_time = message.commit_lsn, message.end_lsn, message.commit_time
     return txn
 
 
 def binary_changes(driver: PluginDriver, messages: Iterable[bytes]) -> Iterator[bytes]:
-    """The plugin's output for these messages, as pg_logical_slot_get_binary_changes returns it."""
+    """Yield the plugin's output for these messages, as pg_logical_slot_get_binary_changes does."""
     for data in messages:
         for output in driver.feed(data):
             yield output.data
 
 
 def text_changes(driver: PluginDriver, messages: Iterable[bytes]) -> Iterator[str]:
-    """The same as text, as pg_logical_slot_get_changes returns it; refuses a plugin with binary output."""
+    """Yield the output as text, as pg_logical_slot_get_changes does.
+
+    Raises OutputTypeError if the plugin writes binary output, or text that is not UTF-8.
+    """
     if driver.output_type is not OutputType.TEXT:
         raise OutputTypeError(
             "the output plugin produces binary output, but textual data is expected",
@@ -383,6 +394,6 @@ def text_changes(driver: PluginDriver, messages: Iterable[bytes]) -> Iterator[st
 
 
 def _text(data: bytes) -> str:
-    with suppress(UnicodeDecodeError):  # That error would contain the values.
+    with suppress(UnicodeDecodeError):  # Its text contains the values.
         return str(data, "utf-8")
     raise OutputTypeError("the output plugin wrote text that is not UTF-8", sqlstate="22021")

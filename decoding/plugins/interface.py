@@ -1,8 +1,8 @@
-"""The interface of logical decoding output plugins (PostgreSQL documentation 49.6), as Python callables.
+"""The interface of logical decoding output plugins, as Python callables.
 
-An output plugin is a function without arguments that returns its `OutputPluginCallbacks`. This frozen
-dataclass stands for the struct that _PG_output_plugin_init fills, with None for NULL. Each callback gets the
-`DecodingContext`, through which it writes; most callbacks also get the `Transaction`.
+An output plugin is a function without arguments that returns its `OutputPluginCallbacks`. This dataclass
+corresponds to the struct that _PG_output_plugin_init fills, with None for NULL. Each callback gets the
+`DecodingContext`, to which it writes; most callbacks also get the `Transaction`.
 `pgsieve.decoding.plugins.driver` calls them in this order:
 
 - startup, once; shutdown, once at the end;
@@ -11,13 +11,16 @@ dataclass stands for the struct that _PG_output_plugin_init fills, with None for
   commit_prepared or rollback_prepared;
 - for a streamed transaction: blocks of stream_start, (stream_change | stream_truncate | stream_message)*,
   stream_stop, and after the last block stream_commit, stream_prepare or stream_abort. Blocks of several
-  transactions may alternate; stream_abort of a subtransaction comes between blocks;
+  transactions can alternate; stream_abort of a subtransaction comes between blocks;
 - message without a transaction, for a message that is not transactional;
 - filter_by_origin before a transaction begins, filter_prepare before it is prepared.
 
-begin, change and commit are required. A plugin with any callback of the streaming or of the two-phase group
-turns the group on; then the group's required callbacks must exist when they are called. Raises subclasses of
-OutputPluginError, with the server's messages and codes (src/backend/replication/logical/logical.c).
+A plugin must have begin, change and commit. With any callback of the streaming group or of the two-phase
+group, the plugin turns this group on, and needs the group's required callbacks when they are called. Raises
+subclasses of OutputPluginError, with the server's messages and codes
+(src/backend/replication/logical/logical.c).
+
+PostgreSQL documentation, Logical Decoding Output Plugins.
 """
 
 from __future__ import annotations
@@ -33,15 +36,15 @@ from pgsieve.decoding.protocol.relations import PublishedRelation
 
 
 class OutputPluginError(PgsieveError):
-    """An output plugin that cannot be loaded, or that breaks a rule of the interface."""
+    """An output plugin cannot be loaded, or breaks a rule of the interface."""
 
 
 class MissingCallbackError(OutputPluginError):
-    """A callback that the plugin has to have."""
+    """The plugin lacks a required callback."""
 
 
 class OutputPluginOptionError(OutputPluginError):
-    """An option that the plugin does not have, or a value that the option does not take."""
+    """The plugin does not have an option, or the option does not accept a value."""
 
 
 class OutputNotAcceptedError(OutputPluginError):
@@ -49,11 +52,11 @@ class OutputNotAcceptedError(OutputPluginError):
 
 
 class OutputTypeError(OutputPluginError):
-    """Binary output instead of text, or values that a plugin cannot print."""
+    """A plugin writes binary output instead of text, or cannot print a value."""
 
 
 class OutputType(Enum):
-    """The kind of output: text in the encoding of the values, or any bytes."""
+    """The type of a plugin's output: text in the encoding of the values, or any bytes."""
 
     BINARY = "binary"
     TEXT = "text"
@@ -61,9 +64,9 @@ class OutputType(Enum):
 
 @dataclass(slots=True)
 class OutputPluginOptions:
-    """The options that startup may set.
+    """The options that the startup callback may set.
 
-    `receive_rewrites` has no effect, as pgoutput sends no rewrites of tables.
+    `receive_rewrites` has no effect, because pgoutput does not send rewrites of tables.
     """
 
     output_type: OutputType = OutputType.BINARY
@@ -72,11 +75,11 @@ class OutputPluginOptions:
 
 @dataclass(slots=True)
 class Transaction:
-    """The properties of a transaction (ReorderBufferTXN); LSNs and times that are not known yet are 0.
+    """The properties of a transaction (ReorderBufferTXN); an LSN or time that is not known yet is 0.
 
-    `final_lsn` is the record of the commit or prepare, `end_lsn` the position after it. Times are
-    microseconds since 2000-01-01. `output_plugin_private` is for the plugin's own use. `toptxn` is set for a
-    subtransaction.
+    `final_lsn` is the position of the commit or prepare record, `end_lsn` the position after this record.
+    Times are microseconds since 2000-01-01. The plugin may keep its state in `output_plugin_private`.
+    `toptxn` is the top-level transaction of a subtransaction.
     """
 
     xid: int
@@ -101,11 +104,11 @@ class Output:
 
 
 class DecodingContext:
-    """A plugin's context (LogicalDecodingContext).
+    """The context of a plugin's calls (LogicalDecodingContext).
 
-    `output_plugin_options` are the client's names and values. `streaming` and `two_phase` say whether these
-    groups of callbacks are on; startup may turn them off. `server_version` is the version whose behaviour is
-    wanted, as in server_version_num.
+    `output_plugin_options` has the client's names and values. `streaming` and `two_phase` say whether these
+    groups of callbacks are on; startup may turn them off. The plugin behaves as on a server of
+    `server_version`, a number like server_version_num.
     """
 
     def __init__(
@@ -124,7 +127,7 @@ class DecodingContext:
         self.out = bytearray()
         self.accept_writes = False
         self._prepared_write: bool | None = None
-        self._written: list[Output] = []
+        self._output: list[Output] = []
 
     def prepare_write(self, *, last: bool) -> None:
         """Empty `out`; the plugin fills it and then calls `write` (OutputPluginPrepareWrite)."""
@@ -143,30 +146,32 @@ class DecodingContext:
                 hint="call prepare_write before each write, with the same `last`",
                 sqlstate="XX000",
             )
-        self._written.append(Output(bytes(self.out), last))
+        self._output.append(Output(bytes(self.out), last))
         self._prepared_write = None
 
-    def take_written(self) -> list[Output]:
-        """Return the output since the last call."""
-        written, self._written = self._written, []
-        return written
+    def take_output(self) -> list[Output]:
+        """Remove and return the output since the last call."""
+        output, self._output = self._output, []
+        return output
 
 
 Change: TypeAlias = Insert | Update | Delete
-Startup: TypeAlias = Callable[[DecodingContext, OutputPluginOptions, bool], None]
-OfContext: TypeAlias = Callable[[DecodingContext], None]
-OfTransaction: TypeAlias = Callable[[DecodingContext, Transaction], None]
-AtLsn: TypeAlias = Callable[[DecodingContext, Transaction, int], None]
-OfChange: TypeAlias = Callable[[DecodingContext, Transaction, PublishedRelation, Change], None]
-OfTruncate: TypeAlias = Callable[[DecodingContext, Transaction, Sequence[PublishedRelation], Truncate], None]
-OfMessage: TypeAlias = Callable[[DecodingContext, Transaction | None, LogicalMessage], None]
-OfStreamedMessage: TypeAlias = Callable[[DecodingContext, Transaction, LogicalMessage], None]
-FilterByOrigin: TypeAlias = Callable[[DecodingContext, str | None], bool]
-FilterPrepare: TypeAlias = Callable[[DecodingContext, int, str], bool]
-AtPrepareEnd: TypeAlias = Callable[[DecodingContext, Transaction, int, int], None]
+StartupCallback: TypeAlias = Callable[[DecodingContext, OutputPluginOptions, bool], None]
+ContextCallback: TypeAlias = Callable[[DecodingContext], None]
+TransactionCallback: TypeAlias = Callable[[DecodingContext, Transaction], None]
+LsnCallback: TypeAlias = Callable[[DecodingContext, Transaction, int], None]
+ChangeCallback: TypeAlias = Callable[[DecodingContext, Transaction, PublishedRelation, Change], None]
+TruncateCallback: TypeAlias = Callable[
+    [DecodingContext, Transaction, Sequence[PublishedRelation], Truncate], None
+]
+MessageCallback: TypeAlias = Callable[[DecodingContext, Transaction | None, LogicalMessage], None]
+StreamedMessageCallback: TypeAlias = Callable[[DecodingContext, Transaction, LogicalMessage], None]
+FilterByOriginCallback: TypeAlias = Callable[[DecodingContext, str | None], bool]
+FilterPrepareCallback: TypeAlias = Callable[[DecodingContext, int, str], bool]
+RollbackPreparedCallback: TypeAlias = Callable[[DecodingContext, Transaction, int, int], None]
 
-_REQUIRED = ("begin", "change", "commit")
-_STREAMING = (
+_REQUIRED_CALLBACKS = ("begin", "change", "commit")
+_STREAMING_CALLBACKS = (
     "stream_start",
     "stream_stop",
     "stream_abort",
@@ -175,7 +180,7 @@ _STREAMING = (
     "stream_message",
     "stream_truncate",
 )
-_TWO_PHASE = (
+_TWO_PHASE_CALLBACKS = (
     "begin_prepare",
     "prepare",
     "commit_prepared",
@@ -187,37 +192,37 @@ _TWO_PHASE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputPluginCallbacks:
-    """The callbacks of a plugin; their arguments are those of the manual's typedefs.
+    """The callbacks of a plugin, with the arguments of the documentation's typedefs.
 
-    If a typedef has the parts of a message, the callback gets the message instead. `filter_by_origin` gets
-    the origin's name, or None for local changes. `filter_by_origin` and `filter_prepare` return true for
-    changes to leave out.
+    A callback gets a message object where the typedef lists the message's parts. `filter_by_origin` gets the
+    name of the origin, or None for local changes; it returns true to drop a transaction. `filter_prepare`
+    returns true to decode a prepared transaction only when it commits.
     """
 
-    begin: OfTransaction
-    change: OfChange
-    commit: AtLsn
-    startup: Startup | None = None
-    shutdown: OfContext | None = None
-    truncate: OfTruncate | None = None
-    message: OfMessage | None = None
-    filter_by_origin: FilterByOrigin | None = None
-    filter_prepare: FilterPrepare | None = None
-    begin_prepare: OfTransaction | None = None
-    prepare: AtLsn | None = None
-    commit_prepared: AtLsn | None = None
-    rollback_prepared: AtPrepareEnd | None = None
-    stream_start: OfTransaction | None = None
-    stream_stop: OfTransaction | None = None
-    stream_abort: AtLsn | None = None
-    stream_prepare: AtLsn | None = None
-    stream_commit: AtLsn | None = None
-    stream_change: OfChange | None = None
-    stream_message: OfStreamedMessage | None = None
-    stream_truncate: OfTruncate | None = None
+    begin: TransactionCallback
+    change: ChangeCallback
+    commit: LsnCallback
+    startup: StartupCallback | None = None
+    shutdown: ContextCallback | None = None
+    truncate: TruncateCallback | None = None
+    message: MessageCallback | None = None
+    filter_by_origin: FilterByOriginCallback | None = None
+    filter_prepare: FilterPrepareCallback | None = None
+    begin_prepare: TransactionCallback | None = None
+    prepare: LsnCallback | None = None
+    commit_prepared: LsnCallback | None = None
+    rollback_prepared: RollbackPreparedCallback | None = None
+    stream_start: TransactionCallback | None = None
+    stream_stop: TransactionCallback | None = None
+    stream_abort: LsnCallback | None = None
+    stream_prepare: LsnCallback | None = None
+    stream_commit: LsnCallback | None = None
+    stream_change: ChangeCallback | None = None
+    stream_message: StreamedMessageCallback | None = None
+    stream_truncate: TruncateCallback | None = None
 
     def __post_init__(self) -> None:
-        for name in _REQUIRED:
+        for name in _REQUIRED_CALLBACKS:
             if getattr(self, name) is None:
                 raise MissingCallbackError(
                     f"output plugins have to register a {name} callback", sqlstate="XX000"
@@ -225,13 +230,13 @@ class OutputPluginCallbacks:
 
     @property
     def streaming(self) -> bool:
-        """Whether the plugin streams transactions in progress: it has a callback of the streaming group."""
-        return any(getattr(self, name) is not None for name in _STREAMING)
+        """Whether the plugin has a streaming callback, and so receives transactions in progress."""
+        return any(getattr(self, name) is not None for name in _STREAMING_CALLBACKS)
 
     @property
     def two_phase(self) -> bool:
-        """Whether the plugin decodes transactions when they are prepared: it has a two-phase callback."""
-        return any(getattr(self, name) is not None for name in _TWO_PHASE)
+        """Whether the plugin has a two-phase callback, and so decodes transactions when they are prepared."""
+        return any(getattr(self, name) is not None for name in _TWO_PHASE_CALLBACKS)
 
 
 OutputPluginInit: TypeAlias = Callable[[], OutputPluginCallbacks]

@@ -7,20 +7,20 @@ r"""The output plugin `json`: one line with a JSON object per callback, with exa
 `xid`                  the transaction; in a stream_abort of a subtransaction also its `subxid`
 `lsn`, `end_lsn`       the record of the commit, prepare or message, and the position after it
 `time`                 ISO, in UTC: of the commit or prepare; of the rollback in a rollback_prepared
-`gid`, `origin`        if the transaction has them
+`gid`, `origin`        of the transaction, if any
 `schema`, `table`      the relation; in a truncate `tables`, pairs of them, with `cascade` and
                        `restart_identity`
-`old`, `new`           the rows, by column; `old` is the replica identity, with all columns if
-                       `old_is_full`
+`old`, `new`           the rows, by column; `old` has the columns of the replica identity, or all
+                       columns if `old_is_full`
 `unchanged`            the columns of `new` whose TOASTed value was not sent; they are not in `new`
-`transactional`,       of a message; content that is not UTF-8 is in `content_hex` instead
+`transactional`,       of a message; `content_hex` replaces `content` if that is not UTF-8
 `prefix`, `content`
 =====================  ==============================================================================
 
-Integers and booleans are JSON's, NULL is null. Every other value is PostgreSQL's own text, because readers of
-JSON would round numbers. With the option stream-changes (default off), a transaction in progress is written
-as blocks of the same objects between stream_start and stream_stop; a change in a block has the `xid` of its
-subtransaction.
+Integers and booleans have JSON's types, NULL is null. Any other value is a string with PostgreSQL's text,
+because readers of JSON round numbers. With the option stream-changes (default off), the plugin writes a
+transaction in progress as blocks of the same objects between stream_start and stream_stop. A change in a
+block has the `xid` of its subtransaction.
 
 Raises OutputPluginOptionError for other options, OutputTypeError for values in binary format or not in UTF-8.
 """
@@ -77,10 +77,10 @@ def _startup(ctx: DecodingContext, options: OutputPluginOptions, is_init: bool) 
 
 
 def _write(ctx: DecodingContext, action: str, fields: Mapping[str, Any]) -> None:
-    """Write one object; fields that are None are left out."""
-    shown = {name: value for name, value in fields.items() if value is not None}
+    """Write one object, without the fields that are None."""
+    present = {name: value for name, value in fields.items() if value is not None}
     ctx.prepare_write(last=True)
-    ctx.out += json.dumps({"action": action, **shown}, ensure_ascii=False, separators=(",", ":")).encode()
+    ctx.out += json.dumps({"action": action, **present}, ensure_ascii=False, separators=(",", ":")).encode()
     ctx.write(last=True)
 
 
@@ -91,44 +91,44 @@ def _begin(ctx: DecodingContext, txn: Transaction) -> None:
 
 
 def _begin_prepare(ctx: DecodingContext, txn: Transaction) -> None:
-    _write(ctx, "begin_prepare", {**_prepared(txn), "origin": txn.origin})
+    _write(ctx, "begin_prepare", {**_prepare_fields(txn), "origin": txn.origin})
 
 
 def _prepare(ctx: DecodingContext, txn: Transaction, prepare_lsn: int) -> None:
     del prepare_lsn
-    _write(ctx, "prepare", _prepared(txn))
+    _write(ctx, "prepare", _prepare_fields(txn))
 
 
 def _stream_prepare(ctx: DecodingContext, txn: Transaction, prepare_lsn: int) -> None:
     del prepare_lsn
-    _write(ctx, "stream_prepare", _prepared(txn))
+    _write(ctx, "stream_prepare", _prepare_fields(txn))
 
 
-def _prepared(txn: Transaction) -> dict[str, Any]:
+def _prepare_fields(txn: Transaction) -> dict[str, Any]:
     time = timestamptz_text(txn.prepare_time)
-    return {"xid": txn.xid, "gid": txn.gid, **_position(txn), "time": time}
+    return {"xid": txn.xid, "gid": txn.gid, **_lsn_fields(txn), "time": time}
 
 
 def _commit(ctx: DecodingContext, txn: Transaction, commit_lsn: int) -> None:
     del commit_lsn
-    _write(ctx, "commit", _committed(txn))
+    _write(ctx, "commit", _commit_fields(txn))
 
 
 def _commit_prepared(ctx: DecodingContext, txn: Transaction, commit_lsn: int) -> None:
     del commit_lsn
-    _write(ctx, "commit_prepared", {**_committed(txn), "gid": txn.gid})
+    _write(ctx, "commit_prepared", {**_commit_fields(txn), "gid": txn.gid})
 
 
 def _stream_commit(ctx: DecodingContext, txn: Transaction, commit_lsn: int) -> None:
     del commit_lsn
-    _write(ctx, "stream_commit", _committed(txn))
+    _write(ctx, "stream_commit", _commit_fields(txn))
 
 
-def _committed(txn: Transaction) -> dict[str, Any]:
-    return {"xid": txn.xid, **_position(txn), "time": timestamptz_text(txn.commit_time)}
+def _commit_fields(txn: Transaction) -> dict[str, Any]:
+    return {"xid": txn.xid, **_lsn_fields(txn), "time": timestamptz_text(txn.commit_time)}
 
 
-def _position(txn: Transaction) -> dict[str, str]:
+def _lsn_fields(txn: Transaction) -> dict[str, str]:
     return {"lsn": format_lsn(txn.final_lsn), "end_lsn": format_lsn(txn.end_lsn)}
 
 
@@ -160,13 +160,13 @@ def _change(ctx: DecodingContext, txn: Transaction, relation: PublishedRelation,
     new = None if isinstance(change, Delete) else change.new
     columns = relation.message.columns
     unchanged = [c.name for c, value in zip(columns, new or (), strict=False) if isinstance(value, Unchanged)]
-    full = isinstance(old, OldRow)
+    is_full = isinstance(old, OldRow)
     fields = {
         "xid": change.xid or txn.xid,
         "schema": relation.namespace,
         "table": relation.message.name,
-        "old_is_full": True if full else None,
-        "old": None if old is None else _row(relation, old.columns, keys_only=not full),
+        "old_is_full": True if is_full else None,
+        "old": None if old is None else _row(relation, old.columns, keys_only=not is_full),
         "new": None if new is None else _row(relation, new),
         "unchanged": unchanged or None,
     }
@@ -203,7 +203,7 @@ def _message(ctx: DecodingContext, txn: Transaction | None, message: LogicalMess
 
 
 def _row(relation: PublishedRelation, values: TupleData, *, keys_only: bool = False) -> dict[str, Any]:
-    """A row's values by column; an old key has only the key's columns."""
+    """A row's values by column, for an old key only those of the key's columns."""
     row: dict[str, str | int | bool | None] = {}
     for column, value in zip(relation.message.columns, values, strict=True):
         if isinstance(value, Null):
@@ -221,7 +221,7 @@ def _row(relation: PublishedRelation, values: TupleData, *, keys_only: bool = Fa
 
 
 def _value(relation: PublishedRelation, column: RelationColumn, content: bytes) -> str | int | bool:
-    with suppress(ValueError):  # That error would contain the value.
+    with suppress(ValueError):  # Its text contains the value.
         if column.type_oid in _INTEGERS:
             return int(content)
         return content == b"t" if column.type_oid == _BOOL else str(content, "utf-8")
@@ -233,7 +233,7 @@ def _value(relation: PublishedRelation, column: RelationColumn, content: bytes) 
 
 
 def init() -> OutputPluginCallbacks:
-    """The plugin's callbacks; it has no state."""
+    """The callbacks of the plugin, which has no state."""
     return OutputPluginCallbacks(
         startup=_startup,
         begin=_begin,

@@ -1,7 +1,8 @@
-"""Calls the callbacks of an output plugin by name, and knows which of them are required.
+"""Calls the callbacks of an output plugin by name.
 
-In: a callback's name and arguments. Out: the callback's output. Raises MissingCallbackError, with the
-messages and codes of src/backend/replication/logical/logical.c, and the plugin's own errors.
+In: a callback's name and arguments. Out: the callback's output. Raises MissingCallbackError if a required
+callback is missing, with the messages and codes of src/backend/replication/logical/logical.c, and the
+plugin's errors.
 """
 
 from __future__ import annotations
@@ -17,22 +18,21 @@ from pgsieve.decoding.plugins.interface import (
     OutputType,
 )
 
-_STREAMING = "logical streaming requires a {}_cb callback"
-_TWO_PHASE = "logical replication at prepare time requires a {}_cb callback"
+_STREAMING_MESSAGE = "logical streaming requires a {}_cb callback"
+_TWO_PHASE_MESSAGE = "logical replication at prepare time requires a {}_cb callback"
 
-#: The messages for missing callbacks of an active group. Other callbacks may be missing, and are then not
-#: called.
-_MISSING = MappingProxyType(
+#: The messages for missing callbacks; callbacks that are not listed here may be missing.
+_MISSING_CALLBACK_MESSAGES = MappingProxyType(
     {
-        "stream_start": _STREAMING,
-        "stream_stop": _STREAMING,
-        "stream_abort": _STREAMING,
-        "stream_commit": _STREAMING,
-        "stream_change": _STREAMING,
-        "begin_prepare": _TWO_PHASE,
-        "prepare": _TWO_PHASE,
-        "commit_prepared": _TWO_PHASE,
-        "rollback_prepared": _TWO_PHASE,
+        "stream_start": _STREAMING_MESSAGE,
+        "stream_stop": _STREAMING_MESSAGE,
+        "stream_abort": _STREAMING_MESSAGE,
+        "stream_commit": _STREAMING_MESSAGE,
+        "stream_change": _STREAMING_MESSAGE,
+        "begin_prepare": _TWO_PHASE_MESSAGE,
+        "prepare": _TWO_PHASE_MESSAGE,
+        "commit_prepared": _TWO_PHASE_MESSAGE,
+        "rollback_prepared": _TWO_PHASE_MESSAGE,
         "stream_prepare": "logical streaming at prepare time requires a {}_cb callback",
     }
 )
@@ -52,11 +52,11 @@ class LoadedPlugin:
             server_version=server_version,
         )
         if self._callbacks.startup is not None:
-            is_init = False  # The slot exists already; the plugin does not create it.
+            is_init = False  # The slot exists already.
             self._callbacks.startup(self._context, self._context.options, is_init)
 
     def shutdown(self) -> None:
-        """Let the plugin release its resources."""
+        """Call the plugin's shutdown callback, if it has one."""
         if self._callbacks.shutdown is not None:
             self._callbacks.shutdown(self._context)
 
@@ -70,26 +70,28 @@ class LoadedPlugin:
         """Whether the plugin is called for transactions in progress."""
         return self._context.streaming
 
-    def refuses_origin(self, origin: str | None) -> bool:
-        """Whether transactions of this origin are left out."""
-        refuses = self._callbacks.filter_by_origin
-        return refuses is not None and refuses(self._context, origin)
+    def is_origin_filtered(self, origin: str | None) -> bool:
+        """Whether the plugin drops transactions of this origin."""
+        is_filtered = self._callbacks.filter_by_origin
+        return is_filtered is not None and is_filtered(self._context, origin)
 
     def decodes_prepare(self, xid: int, gid: str) -> bool:
         """Whether the plugin decodes this transaction when it is prepared."""
-        refuses = self._callbacks.filter_prepare
-        return self._context.two_phase and not (refuses is not None and refuses(self._context, xid, gid))
+        is_filtered = self._callbacks.filter_prepare
+        return self._context.two_phase and not (
+            is_filtered is not None and is_filtered(self._context, xid, gid)
+        )
 
     def call(self, name: str, *arguments: object) -> list[Output]:
-        """Call the callback of this name; return its output."""
+        """Call the callback of this name and return its output."""
         callback = getattr(self._callbacks, name)
         if callback is None:
-            if name in _MISSING:
-                raise MissingCallbackError(_MISSING[name].format(name), sqlstate="55000")
+            if name in _MISSING_CALLBACK_MESSAGES:
+                raise MissingCallbackError(_MISSING_CALLBACK_MESSAGES[name].format(name), sqlstate="55000")
             return []
         self._context.accept_writes = True
         try:
             callback(self._context, *arguments)
         finally:
             self._context.accept_writes = False
-        return self._context.take_written()
+        return self._context.take_output()

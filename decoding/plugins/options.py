@@ -1,6 +1,6 @@
-"""Reads the values of output plugin options as the server does.
+"""Parses options of output plugins as the server does.
 
-Raises OutputPluginOptionError with the option's name, and with its value, because options contain no data.
+Raises OutputPluginOptionError with the option's name and value; options contain no data of rows.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pgsieve.decoding.values.booleans import BOOLEANS
 
 
 def parse_bool(name: str, value: str | None) -> bool:
-    """A boolean as parse_bool reads it; a missing value is true."""
+    """Parse a boolean as the server's parse_bool does; a missing value is true."""
     if value is None:
         return True
     if value.lower() not in BOOLEANS:
@@ -23,8 +23,8 @@ def parse_bool(name: str, value: str | None) -> bool:
 
 
 def unknown_option(name: str, value: str | None, names: tuple[str, ...]) -> OutputPluginOptionError:
-    """The error for an option that a plugin does not have."""
-    shown = "(null)" if value is None else value
+    """Return the error for an option that a plugin does not have."""
+    value_text = "(null)" if value is None else value
     return OutputPluginOptionError(
-        f'option "{name}" = "{shown}" is unknown', hint=f"options: {', '.join(names)}", sqlstate="22023"
+        f'option "{name}" = "{value_text}" is unknown', hint=f"options: {', '.join(names)}", sqlstate="22023"
     )

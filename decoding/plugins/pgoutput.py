@@ -1,14 +1,16 @@
 """The output plugin `pgoutput`: writes pgoutput's messages in another version or with other options.
 
-For example, a recording of version 4 with streamed and prepared transactions becomes one of version 1, for a
-reader that knows version 1 only. Options, with the server's meaning (PostgreSQL documentation 54.5.1):
-proto_version, which is required; streaming (off, on, parallel), two_phase, messages (off), origin (any,
-none). Values keep their format. The server has already applied the publications to the messages.
+For example, it turns a recording of version 4 with streamed and prepared transactions into one of version 1,
+for a reader that supports only version 1. The options have the server's meaning: proto_version, which is
+required; streaming (off, on, parallel), two_phase, messages (off), origin (any, none). Values keep their
+format. The plugin does not take publications, because the server has already applied them.
 
-As on the server, a transaction without changes is not written. A relation is described before its first
-change, when its description has changed, and again within a streamed transaction. With streaming = parallel,
-an abort that was read without this option has LSN and time 0. Raises OutputPluginOptionError, with pgoutput's
+As on the server, the plugin writes no transaction without changes. It describes a relation before its first
+change, after its description changes, and again within each streamed transaction. With streaming = parallel,
+an abort from messages without this option has LSN and time 0. Raises OutputPluginOptionError, with pgoutput's
 messages and codes (src/backend/replication/pgoutput/pgoutput.c).
+
+PostgreSQL documentation, Logical Streaming Replication Parameters.
 """
 
 from __future__ import annotations
@@ -59,12 +61,12 @@ _Description = tuple[Relation, tuple[Type, ...]]
 
 
 class Pgoutput:
-    """The plugin's state: its options, and the descriptions of relations that it has written."""
+    """The plugin's state: its options, and the descriptions of relations that it wrote last."""
 
     def __init__(self) -> None:
-        self._messages = self._local_only = self._parallel = False
-        self._described: dict[int, _Description] = {}
-        self._described_in: dict[int, dict[int, _Description]] = {}
+        self._sends_messages = self._is_local_only = self._is_parallel = False
+        self._descriptions: dict[int, _Description] = {}
+        self._stream_descriptions: dict[int, dict[int, _Description]] = {}
 
     # startup and filters
 
@@ -77,189 +79,193 @@ class Pgoutput:
             if name not in _OPTIONS:
                 raise OutputPluginOptionError(
                     f"unrecognized pgoutput option: {name}",
-                    hint=f"options: {', '.join(_OPTIONS)}; publications are those that the slot is read with",
+                    hint=f"options: {', '.join(_OPTIONS)}; the server applies publications when the slot is read",
                     sqlstate="XX000",
                 )
             if name in values:
                 raise OutputPluginOptionError("conflicting or redundant options", sqlstate="42601")
             values[name] = value
-        protocol = _protocol(values.get("proto_version"))
+        protocol = _parse_protocol(values.get("proto_version"))
         streaming = (values.get("streaming", "off") or "on").lower()
-        self._parallel = streaming == "parallel"
-        ctx.streaming = self._parallel or _boolean("streaming", streaming)
+        self._is_parallel = streaming == "parallel"
+        ctx.streaming = self._is_parallel or _parse_boolean("streaming", streaming)
         if ctx.streaming:
-            _require(protocol, _STREAM_PROTOCOL, "streaming")
-        if self._parallel:
-            _require(protocol, _PARALLEL_PROTOCOL, "parallel streaming")
-        ctx.two_phase = "two_phase" in values and _boolean("two_phase", values["two_phase"])
+            _require_protocol(protocol, _STREAM_PROTOCOL, "streaming")
+        if self._is_parallel:
+            _require_protocol(protocol, _PARALLEL_PROTOCOL, "parallel streaming")
+        ctx.two_phase = "two_phase" in values and _parse_boolean("two_phase", values["two_phase"])
         if ctx.two_phase:
-            _require(protocol, _TWO_PHASE_PROTOCOL, "two-phase commit")
-        self._messages = "messages" in values and _boolean("messages", values["messages"])
+            _require_protocol(protocol, _TWO_PHASE_PROTOCOL, "two-phase commit")
+        self._sends_messages = "messages" in values and _parse_boolean("messages", values["messages"])
         origin = (values.get("origin", "any") or "").lower()
         if origin not in ("any", "none"):
             raise OutputPluginOptionError(f'unrecognized origin value: "{origin}"', sqlstate="22023")
-        self._local_only = origin == "none"
+        self._is_local_only = origin == "none"
 
     def filter_by_origin(self, ctx: DecodingContext, origin: str | None) -> bool:
-        """With origin = none, leave out transactions that have an origin."""
+        """With origin = none, drop transactions that have an origin."""
         del ctx
-        return self._local_only and origin is not None
+        return self._is_local_only and origin is not None
 
     # transactions
 
     @staticmethod
     def begin(ctx: DecodingContext, txn: Transaction) -> None:
-        """Put off Begin until the first change."""
+        """Write nothing: Begin is deferred until the first change."""
         del ctx
         txn.output_plugin_private = False
 
     @staticmethod
-    def _begun(ctx: DecodingContext, txn: Transaction) -> None:
+    def _write_deferred_begin(ctx: DecodingContext, txn: Transaction) -> None:
         if txn.output_plugin_private is False:
             txn.output_plugin_private = True
             _begin(ctx, txn, Begin(txn.final_lsn, txn.commit_time, txn.xid))
 
     @staticmethod
     def commit(ctx: DecodingContext, txn: Transaction, commit_lsn: int) -> None:
-        """Commit, if Begin was written."""
+        """Write Commit if Begin was written."""
         if txn.output_plugin_private:
             _write(ctx, Commit(commit_lsn, txn.end_lsn, txn.commit_time))
 
     @staticmethod
     def begin_prepare(ctx: DecodingContext, txn: Transaction) -> None:
-        """Begin Prepare, even of an empty transaction."""
-        _begin(ctx, txn, BeginPrepare(*_prepared(txn)))
+        """Write Begin Prepare, even for an empty transaction."""
+        _begin(ctx, txn, BeginPrepare(*_prepare_fields(txn)))
 
     @staticmethod
     def prepare(ctx: DecodingContext, txn: Transaction, prepare_lsn: int) -> None:
-        """Prepare."""
+        """Write Prepare."""
         del prepare_lsn
-        _write(ctx, Prepare(*_prepared(txn)))
+        _write(ctx, Prepare(*_prepare_fields(txn)))
 
     @staticmethod
     def commit_prepared(ctx: DecodingContext, txn: Transaction, commit_lsn: int) -> None:
-        """Commit Prepared."""
+        """Write Commit Prepared."""
         _write(ctx, CommitPrepared(commit_lsn, txn.end_lsn, txn.commit_time, txn.xid, txn.gid))
 
     @staticmethod
     def rollback_prepared(
         ctx: DecodingContext, txn: Transaction, prepare_end_lsn: int, prepare_time: int
     ) -> None:
-        """Rollback Prepared."""
+        """Write Rollback Prepared."""
         message = RollbackPrepared(
             prepare_end_lsn, txn.end_lsn, prepare_time, txn.commit_time, txn.xid, txn.gid
         )
         _write(ctx, message)
 
-    # changes, in a stream and outside of one
+    # changes
 
     def change(
         self, ctx: DecodingContext, txn: Transaction, relation: PublishedRelation, change: Change
     ) -> None:
-        """Insert, Update or Delete."""
-        self._begun(ctx, txn)
-        self._describe(ctx, self._described, relation, None)
+        """Write Insert, Update or Delete."""
+        self._write_deferred_begin(ctx, txn)
+        self._describe(ctx, self._descriptions, relation, None)
         _write(ctx, replace(change, xid=None))
 
     def truncate(
         self, ctx: DecodingContext, txn: Transaction, relations: Sequence[PublishedRelation], change: Truncate
     ) -> None:
-        """Truncate."""
-        self._begun(ctx, txn)
+        """Write Truncate."""
+        self._write_deferred_begin(ctx, txn)
         for relation in relations:
-            self._describe(ctx, self._described, relation, None)
+            self._describe(ctx, self._descriptions, relation, None)
         _write(ctx, replace(change, xid=None))
 
     def message(self, ctx: DecodingContext, txn: Transaction | None, message: LogicalMessage) -> None:
-        """Message, if messages are requested."""
-        if self._messages:
+        """Write Message if messages are requested."""
+        if self._sends_messages:
             if txn is not None:
-                self._begun(ctx, txn)
+                self._write_deferred_begin(ctx, txn)
             _write(ctx, replace(message, xid=None))
 
     def stream_change(
         self, ctx: DecodingContext, txn: Transaction, relation: PublishedRelation, change: Change
     ) -> None:
-        """Insert, Update or Delete with its subtransaction's id."""
-        self._describe(ctx, self._described_in.setdefault(txn.xid, {}), relation, change.xid)
+        """Write Insert, Update or Delete with its subtransaction's xid."""
+        self._describe(ctx, self._stream_descriptions.setdefault(txn.xid, {}), relation, change.xid)
         _write(ctx, change)
 
     def stream_truncate(
         self, ctx: DecodingContext, txn: Transaction, relations: Sequence[PublishedRelation], change: Truncate
     ) -> None:
-        """Truncate with its subtransaction's id."""
+        """Write Truncate with its subtransaction's xid."""
         for relation in relations:
-            self._describe(ctx, self._described_in.setdefault(txn.xid, {}), relation, change.xid)
+            self._describe(ctx, self._stream_descriptions.setdefault(txn.xid, {}), relation, change.xid)
         _write(ctx, change)
 
     def stream_message(self, ctx: DecodingContext, txn: Transaction, message: LogicalMessage) -> None:
-        """Message with the transaction's id."""
+        """Write Message with the transaction's xid."""
         del txn
-        if self._messages:
+        if self._sends_messages:
             _write(ctx, message)
 
     @staticmethod
     def _describe(
         ctx: DecodingContext,
-        described: dict[int, _Description],
+        descriptions: dict[int, _Description],
         relation: PublishedRelation,
         xid: int | None,
     ) -> None:
-        """Write Type and Relation messages, unless the same ones were written last."""
+        """Write Type and Relation messages, unless the last written ones are the same."""
         message, types = relation.message, relation.types
-        former = described.get(message.relation_id)
+        former = descriptions.get(message.relation_id)
         if former is not None and former[0] is message:
             return
-        described[message.relation_id] = (message, types)
-        if former is not None and _as_sent(*former, xid) == _as_sent(message, types, xid):
+        descriptions[message.relation_id] = (message, types)
+        if former is not None and _description_messages(*former, xid) == _description_messages(
+            message, types, xid
+        ):
             return
-        for description in _as_sent(message, types, xid):
+        for description in _description_messages(message, types, xid):
             _write(ctx, description, last=False)
 
     # streams
 
     @staticmethod
     def stream_start(ctx: DecodingContext, txn: Transaction) -> None:
-        """Stream Start, with the origin in the first block."""
-        first = txn.output_plugin_private is None
+        """Write Stream Start, and in the first block the origin."""
+        is_first = txn.output_plugin_private is None
         txn.output_plugin_private = True
-        start = StreamStart(txn.xid, first_segment=first)
-        if first:
+        start = StreamStart(txn.xid, first_segment=is_first)
+        if is_first:
             _begin(ctx, txn, start)
         else:
             _write(ctx, start)
 
     @staticmethod
     def stream_stop(ctx: DecodingContext, txn: Transaction) -> None:
-        """Stream Stop."""
+        """Write Stream Stop."""
         del txn
         _write(ctx, StreamStop())
 
     def stream_abort(self, ctx: DecodingContext, txn: Transaction, abort_lsn: int) -> None:
-        """Stream Abort, with LSN and time if streaming = parallel."""
+        """Write Stream Abort, with LSN and time if streaming = parallel."""
         if txn.toptxn is None:
-            self._described_in.pop(txn.xid, None)
-        abort = AbortInfo(abort_lsn, txn.abort_time) if self._parallel else None
+            self._stream_descriptions.pop(txn.xid, None)
+        abort = AbortInfo(abort_lsn, txn.abort_time) if self._is_parallel else None
         _write(ctx, StreamAbort((txn.toptxn or txn).xid, txn.xid, abort))
 
     def stream_commit(self, ctx: DecodingContext, txn: Transaction, commit_lsn: int) -> None:
-        """Stream Commit; the stream's descriptions of relations stay valid."""
-        self._described |= self._described_in.pop(txn.xid, {})
+        """Write Stream Commit; the stream's descriptions of relations stay valid."""
+        self._descriptions |= self._stream_descriptions.pop(txn.xid, {})
         _write(ctx, StreamCommit(txn.xid, commit_lsn, txn.end_lsn, txn.commit_time))
 
     def stream_prepare(self, ctx: DecodingContext, txn: Transaction, prepare_lsn: int) -> None:
-        """Stream Prepare."""
+        """Write Stream Prepare."""
         del prepare_lsn
-        self._described_in.pop(txn.xid, None)
-        _write(ctx, StreamPrepare(*_prepared(txn)))
+        self._stream_descriptions.pop(txn.xid, None)
+        _write(ctx, StreamPrepare(*_prepare_fields(txn)))
 
 
-def _as_sent(message: Relation, types: tuple[Type, ...], xid: int | None) -> tuple[Type | Relation, ...]:
+def _description_messages(
+    message: Relation, types: tuple[Type, ...], xid: int | None
+) -> tuple[Type | Relation, ...]:
     return (*(replace(each, xid=xid) for each in types), replace(message, xid=xid))
 
 
 def _begin(ctx: DecodingContext, txn: Transaction, message: Begin | BeginPrepare | StreamStart) -> None:
-    """Write the first message of a transaction, and then its origin, if there is one."""
+    """Write the first message of a transaction, then the origin if it has one."""
     _write(ctx, message, last=txn.origin is None)
     if txn.origin is not None:
         _write(ctx, Origin(txn.origin_lsn, txn.origin))
@@ -271,11 +277,11 @@ def _write(ctx: DecodingContext, message: Message, *, last: bool = True) -> None
     ctx.write(last=last)
 
 
-def _prepared(txn: Transaction) -> tuple[int, int, int, int, str]:
+def _prepare_fields(txn: Transaction) -> tuple[int, int, int, int, str]:
     return txn.final_lsn, txn.end_lsn, txn.prepare_time, txn.xid, txn.gid
 
 
-def _protocol(value: str | None) -> int:
+def _parse_protocol(value: str | None) -> int:
     try:
         protocol = int(value or "0")
     except ValueError:
@@ -288,7 +294,7 @@ def _protocol(value: str | None) -> int:
     return protocol
 
 
-def _require(protocol: int, least: int, feature: str) -> None:
+def _require_protocol(protocol: int, least: int, feature: str) -> None:
     if protocol < least:
         raise OutputPluginOptionError(
             f"requested proto_version={protocol} does not support {feature}, need {least} or higher",
@@ -296,7 +302,7 @@ def _require(protocol: int, least: int, feature: str) -> None:
         )
 
 
-def _boolean(name: str, value: str | None) -> bool:
+def _parse_boolean(name: str, value: str | None) -> bool:
     try:
         return parse_bool(name, value)
     except OutputPluginOptionError:

@@ -1,32 +1,32 @@
 """The output plugin `test_decoding`: a line of text for each callback, with the server's wording.
 
 Its options are booleans: include-xids (on by default), include-timestamp, force-binary, skip-empty-xacts,
-only-local, include-rewrites, stream-changes (off by default). Raises OutputPluginOptionError for other
-options and for values that are no booleans, and OutputTypeError for values in binary format, which only a
+only-local, include-rewrites, stream-changes (all off by default). Raises OutputPluginOptionError for other
+options and for values that are not booleans, and OutputTypeError for values in binary format, which only a
 server can print. Source: contrib/test_decoding/test_decoding.c.
 
-For the same WAL, the text equals that of the server's plugin line by line. It differs because pgoutput sends
-only published changes, while the server's plugin ignores publications:
+For the same WAL, the lines equal those of the server's plugin, with these exceptions. Most of them come from
+the publications, which the server's plugin ignores:
 
 - A transaction without a published change is missing; the server prints BEGIN and COMMIT for it, unless
   skip-empty-xacts is on. Messages are missing if the slot was read without `messages`.
-- Changes that are not published are missing: of tables outside the publications, such as materialized views,
-  and of operations, rows and columns that are left out, such as generated columns. Updates and deletes of
-  tables without a replica identity are missing, as they fail when they are published. A TRUNCATE lists
-  partitions, but not the partitioned tables that the server lists too.
+- Tables, operations, rows and columns that are not published are missing, such as materialized views and
+  generated columns. Updates and deletes of tables without a replica identity are missing, because they fail
+  if they are published. A TRUNCATE lists partitions, but not the partitioned tables that the server lists
+  too.
 - Changes of a partition that is published as its root have the root's name and columns.
-- Rewrites of tables by DDL, which include-rewrites shows, are missing.
-- Names of types that are not built in may differ if only Type messages give them
+- Rewrites of tables by DDL, which the server prints with include-rewrites, are missing.
+- Names of types that are not built in can differ if they come from Type messages
   (`pgsieve.decoding.protocol.relations`).
-- Single changes, messages that are not transactional, and streamed transactions have no origin, so only-local
-  leaves out whole transactions only.
-- With stream-changes, the blocks of a (sub)transaction that had aborted when it was read may differ: the
-  server stops when it notices the abort, which depends on the plugin's catalog lookups.
+- Single changes, messages that are not transactional, and streamed transactions have no origin. So only-local
+  drops only whole transactions.
+- With stream-changes, the blocks of a (sub)transaction that aborted before the server decoded it can differ:
+  the server stops when it notices the abort, which depends on the plugin's catalog lookups.
 - Times are in UTC; the server prints them in TimeZone.
 
-The driver's `server_version` chooses the server's version. Before PostgreSQL 17, skip-empty-xacts does not
-count messages as changes, so neither BEGIN nor the opening of a block is printed for them. Names that are key
-words are in quotes, and each version has more key words.
+The text is that of a server of the driver's `server_version`. Before PostgreSQL 17, messages do not count as
+changes for skip-empty-xacts, so they print neither BEGIN nor the opening of a block. Names that are key words
+are in quotes, and each version has more key words.
 """
 
 from __future__ import annotations
@@ -68,17 +68,17 @@ _OPTIONS = (
     "include-rewrites",
     "stream-changes",
 )
-#: Without a value these options keep their setting; the others are turned on.
-_NEED_A_VALUE = ("force-binary", "include-rewrites", "stream-changes")
-_MESSAGES_BEGIN_SINCE = 170000
+#: Without a value, these options keep their setting, and all others are turned on.
+_OPTIONS_THAT_NEED_A_VALUE = ("force-binary", "include-rewrites", "stream-changes")
+_MESSAGES_COUNT_SINCE = 170000
 
 _BOOL = 16
-_BITS = frozenset({1560, 1562})
+_BIT_STRINGS = frozenset({1560, 1562})
 _NUMBERS = frozenset({20, 21, 23, 26, 700, 701, 1700})
 
 
 @dataclass(slots=True)
-class _Wrote:
+class _Written:
     """Whether output was written for a transaction, and for its current block."""
 
     xact: bool = False
@@ -87,10 +87,7 @@ class _Wrote:
 
 @dataclass(slots=True)
 class _Prefixes:
-    """The texts before a relation's values: the table, and ` name[type]:` for each column.
-
-    They come from the relation's last description.
-    """
+    """The texts before a relation's values: the table, and ` name[type]:` for each column."""
 
     relation: PublishedRelation
     table: bytes
@@ -98,10 +95,10 @@ class _Prefixes:
 
 
 class TestDecoding:
-    """The plugin's state: its options."""
+    """The plugin's state: its options, and the prefixes of each relation by its id."""
 
     def __init__(self) -> None:
-        self._on = dict.fromkeys(_OPTIONS, False) | {"include-xids": True}
+        self._settings = dict.fromkeys(_OPTIONS, False) | {"include-xids": True}
         self._server_version = NEWEST_SERVER
         self._prefixes: dict[int, _Prefixes] = {}
 
@@ -111,74 +108,73 @@ class TestDecoding:
         """Read the options."""
         del is_init
         for name, value in ctx.output_plugin_options:
-            if name not in self._on:
+            if name not in self._settings:
                 raise unknown_option(name, value, _OPTIONS)
-            if value is not None or name not in _NEED_A_VALUE:
-                self._on[name] = parse_bool(name, value)
-        options.output_type = OutputType.BINARY if self._on["force-binary"] else OutputType.TEXT
-        options.receive_rewrites = self._on["include-rewrites"]
-        ctx.streaming = ctx.streaming and self._on["stream-changes"]
+            if value is not None or name not in _OPTIONS_THAT_NEED_A_VALUE:
+                self._settings[name] = parse_bool(name, value)
+        options.output_type = OutputType.BINARY if self._settings["force-binary"] else OutputType.TEXT
+        options.receive_rewrites = self._settings["include-rewrites"]
+        ctx.streaming = ctx.streaming and self._settings["stream-changes"]
         self._server_version = ctx.server_version
 
     def filter_by_origin(self, ctx: DecodingContext, origin: str | None) -> bool:
-        """With only-local, leave out transactions that have an origin."""
+        """With only-local, drop transactions that have an origin."""
         del ctx
-        return self._on["only-local"] and origin is not None
+        return self._settings["only-local"] and origin is not None
 
     @staticmethod
     def filter_prepare(ctx: DecodingContext, xid: int, gid: str) -> bool:
-        """Put off transactions with `_nodecode` in their gid until COMMIT PREPARED."""
+        """Defer transactions with `_nodecode` in their gid until COMMIT PREPARED."""
         del ctx, xid
         return "_nodecode" in gid
 
     # transactions
 
     def begin(self, ctx: DecodingContext, txn: Transaction) -> None:
-        """BEGIN, also of a prepared transaction.
-
-        With skip-empty-xacts it is put off until the first change.
-        """
-        txn.output_plugin_private = _Wrote()
-        if not self._on["skip-empty-xacts"]:
+        """Write BEGIN, also for a prepared transaction; skip-empty-xacts defers it until the first change."""
+        txn.output_plugin_private = _Written()
+        if not self._settings["skip-empty-xacts"]:
             self._write(ctx, self._begin_line(txn))
 
     def _begin_line(self, txn: Transaction) -> str:
-        return "BEGIN" + self._xid(" {}", txn)
+        return "BEGIN" + self._format_xid(" {}", txn)
 
     def commit(self, ctx: DecodingContext, txn: Transaction, commit_lsn: int) -> None:
-        """COMMIT."""
+        """Write COMMIT."""
         del commit_lsn
-        if not self._skips(txn):
-            self._write(ctx, "COMMIT" + self._xid(" {}", txn) + self._at(txn.commit_time))
+        if not self._is_skipped(txn):
+            self._write(ctx, "COMMIT" + self._format_xid(" {}", txn) + self._format_time(txn.commit_time))
 
     def prepare(self, ctx: DecodingContext, txn: Transaction, prepare_lsn: int) -> None:
-        """PREPARE TRANSACTION."""
+        """Write PREPARE TRANSACTION."""
         del prepare_lsn
-        if not self._skips(txn):
+        if not self._is_skipped(txn):
             self._write(ctx, self._two_phase("PREPARE TRANSACTION", txn, txn.prepare_time))
 
     def commit_prepared(self, ctx: DecodingContext, txn: Transaction, commit_lsn: int) -> None:
-        """COMMIT PREPARED."""
+        """Write COMMIT PREPARED."""
         del commit_lsn
         self._write(ctx, self._two_phase("COMMIT PREPARED", txn, txn.commit_time))
 
     def rollback_prepared(
         self, ctx: DecodingContext, txn: Transaction, prepare_end_lsn: int, prepare_time: int
     ) -> None:
-        """ROLLBACK PREPARED, with the time of the rollback."""
+        """Write ROLLBACK PREPARED, with the time of the rollback."""
         del prepare_end_lsn, prepare_time
         self._write(ctx, self._two_phase("ROLLBACK PREPARED", txn, txn.commit_time))
 
     def _two_phase(self, command: str, txn: Transaction, time: int) -> str:
-        return f"{command} {quote_literal(txn.gid)}{self._xid(', txid {}', txn)}{self._at(time)}"
+        return (
+            f"{command} {quote_literal(txn.gid)}{self._format_xid(', txid {}', txn)}{self._format_time(time)}"
+        )
 
     # changes
 
     def change(
         self, ctx: DecodingContext, txn: Transaction, relation: PublishedRelation, change: Change
     ) -> None:
-        """The table, the operation, and its old and new rows."""
-        self._begun(ctx, txn)
+        """Write the table, the operation, and the old and new rows."""
+        self._write_deferred_begin(ctx, txn)
         prefixes = self._prefixes_of(relation)
         ctx.prepare_write(last=True)
         out = ctx.out
@@ -205,67 +201,69 @@ class TestDecoding:
         relations: Sequence[PublishedRelation],
         change: Truncate,
     ) -> None:
-        """The tables and the options of a TRUNCATE."""
-        self._begun(ctx, txn)
+        """Write the tables and the options of a TRUNCATE."""
+        self._write_deferred_begin(ctx, txn)
         flags = " restart_seqs" * change.restart_identity + " cascade" * change.cascade
         tables = ", ".join(map(self._qualified, relations))
         self._write(ctx, f"table {tables}: TRUNCATE:{flags or ' (no-flags)'}")
 
     def message(self, ctx: DecodingContext, txn: Transaction | None, message: LogicalMessage) -> None:
-        """A message with its content."""
-        if txn is not None and self._server_version >= _MESSAGES_BEGIN_SINCE:
-            self._begun(ctx, txn)
-        self._write(ctx, f"message: {_described(message)} content:", message.content)
+        """Write a message with its content."""
+        if txn is not None and self._server_version >= _MESSAGES_COUNT_SINCE:
+            self._write_deferred_begin(ctx, txn)
+        self._write(ctx, f"message: {_message_properties(message)} content:", message.content)
 
-    def _begun(self, ctx: DecodingContext, txn: Transaction) -> None:
-        """Write the BEGIN that skip-empty-xacts put off."""
-        wrote: _Wrote = txn.output_plugin_private
-        if self._on["skip-empty-xacts"] and not wrote.xact:
+    def _write_deferred_begin(self, ctx: DecodingContext, txn: Transaction) -> None:
+        """Write the BEGIN that skip-empty-xacts deferred."""
+        written: _Written = txn.output_plugin_private
+        if self._settings["skip-empty-xacts"] and not written.xact:
             self._write(ctx, self._begin_line(txn), last=False)
-        wrote.xact = True
+        written.xact = True
 
     # streams
 
     def stream_start(self, ctx: DecodingContext, txn: Transaction) -> None:
-        """Open a block; with skip-empty-xacts this is put off until the first change."""
+        """Write the opening of a block; skip-empty-xacts defers it until the first change."""
         if txn.output_plugin_private is None:
-            txn.output_plugin_private = _Wrote()
+            txn.output_plugin_private = _Written()
         txn.output_plugin_private.stream = False
-        if not self._on["skip-empty-xacts"]:
+        if not self._settings["skip-empty-xacts"]:
             self._write(ctx, self._stream_line("opening a streamed block for transaction", txn))
 
     def stream_stop(self, ctx: DecodingContext, txn: Transaction) -> None:
-        """Close the block."""
-        if not self._on["skip-empty-xacts"] or txn.output_plugin_private.stream:
+        """Write the closing of a block, unless it is empty and skip-empty-xacts is on."""
+        if not self._settings["skip-empty-xacts"] or txn.output_plugin_private.stream:
             self._write(ctx, self._stream_line("closing a streamed block for transaction", txn))
 
     def stream_abort(self, ctx: DecodingContext, txn: Transaction, abort_lsn: int) -> None:
-        """A streamed transaction, or one of its subtransactions, was aborted."""
+        """Write the abort of a streamed transaction or of one of its subtransactions."""
         del abort_lsn
-        if not self._skips(txn.toptxn or txn):
+        if not self._is_skipped(txn.toptxn or txn):
             self._write(ctx, self._stream_line("aborting streamed (sub)transaction", txn))
 
     def stream_prepare(self, ctx: DecodingContext, txn: Transaction, prepare_lsn: int) -> None:
-        """PREPARE TRANSACTION of a streamed transaction."""
+        """Write the PREPARE TRANSACTION of a streamed transaction."""
         del prepare_lsn
-        if not self._skips(txn):
+        if not self._is_skipped(txn):
             gid = quote_literal(txn.gid)
-            named = f"TXN {gid}, txid {txn.xid}" if self._on["include-xids"] else gid
-            self._write(ctx, f"preparing streamed transaction {named}{self._at(txn.prepare_time)}")
+            transaction = f"TXN {gid}, txid {txn.xid}" if self._settings["include-xids"] else gid
+            self._write(
+                ctx, f"preparing streamed transaction {transaction}{self._format_time(txn.prepare_time)}"
+            )
 
     def stream_commit(self, ctx: DecodingContext, txn: Transaction, commit_lsn: int) -> None:
-        """COMMIT of a streamed transaction."""
+        """Write the COMMIT of a streamed transaction."""
         del commit_lsn
-        if not self._skips(txn):
+        if not self._is_skipped(txn):
             line = self._stream_line("committing streamed transaction", txn)
-            self._write(ctx, line + self._at(txn.commit_time))
+            self._write(ctx, line + self._format_time(txn.commit_time))
 
     def stream_change(
         self, ctx: DecodingContext, txn: Transaction, relation: PublishedRelation, change: Change
     ) -> None:
-        """A line for a change, without its values, because the change may still be aborted."""
+        """Write a line for a change without its values, because the transaction can still abort."""
         del relation, change
-        self._streamed(ctx, txn)
+        self._write_deferred_block(ctx, txn)
         self._write(ctx, self._for_transaction("streaming change for", txn))
 
     def stream_truncate(
@@ -275,41 +273,41 @@ class TestDecoding:
         relations: Sequence[PublishedRelation],
         change: Truncate,
     ) -> None:
-        """A line for a TRUNCATE."""
+        """Write a line for a TRUNCATE."""
         del relations, change
-        self._streamed(ctx, txn)
+        self._write_deferred_block(ctx, txn)
         self._write(ctx, self._for_transaction("streaming truncate for", txn))
 
     def stream_message(self, ctx: DecodingContext, txn: Transaction, message: LogicalMessage) -> None:
-        """A transactional message without its content."""
-        if self._server_version >= _MESSAGES_BEGIN_SINCE:
-            self._streamed(ctx, txn)
-        self._write(ctx, f"streaming message: {_described(message)}")
+        """Write a transactional message without its content."""
+        if self._server_version >= _MESSAGES_COUNT_SINCE:
+            self._write_deferred_block(ctx, txn)
+        self._write(ctx, f"streaming message: {_message_properties(message)}")
 
-    def _streamed(self, ctx: DecodingContext, txn: Transaction) -> None:
-        """Write the opening of a block that skip-empty-xacts put off."""
-        wrote: _Wrote = txn.output_plugin_private
-        if self._on["skip-empty-xacts"] and not wrote.stream:
+    def _write_deferred_block(self, ctx: DecodingContext, txn: Transaction) -> None:
+        """Write the opening of a block that skip-empty-xacts deferred."""
+        written: _Written = txn.output_plugin_private
+        if self._settings["skip-empty-xacts"] and not written.stream:
             line = self._stream_line("opening a streamed block for transaction", txn)
             self._write(ctx, line, last=False)
-        wrote.xact = wrote.stream = True
+        written.xact = written.stream = True
 
     # text
 
-    def _skips(self, txn: Transaction) -> bool:
-        return self._on["skip-empty-xacts"] and not txn.output_plugin_private.xact
+    def _is_skipped(self, txn: Transaction) -> bool:
+        return self._settings["skip-empty-xacts"] and not txn.output_plugin_private.xact
 
-    def _xid(self, form: str, txn: Transaction) -> str:
-        return form.format(txn.xid) if self._on["include-xids"] else ""
+    def _format_xid(self, form: str, txn: Transaction) -> str:
+        return form.format(txn.xid) if self._settings["include-xids"] else ""
 
-    def _stream_line(self, what: str, txn: Transaction) -> str:
-        return what + self._xid(" TXN {}", txn)
+    def _stream_line(self, text: str, txn: Transaction) -> str:
+        return text + self._format_xid(" TXN {}", txn)
 
-    def _for_transaction(self, what: str, txn: Transaction) -> str:
-        return f"{what} {self._xid('TXN {}', txn) or 'transaction'}"
+    def _for_transaction(self, text: str, txn: Transaction) -> str:
+        return f"{text} {self._format_xid('TXN {}', txn) or 'transaction'}"
 
-    def _at(self, time: int) -> str:
-        return f" (at {timestamptz_text(time)})" if self._on["include-timestamp"] else ""
+    def _format_time(self, time: int) -> str:
+        return f" (at {timestamptz_text(time)})" if self._settings["include-timestamp"] else ""
 
     def _prefixes_of(self, relation: PublishedRelation) -> _Prefixes:
         prefixes = self._prefixes.get(relation.message.relation_id)
@@ -333,7 +331,7 @@ class TestDecoding:
         ctx.write(last=last)
 
 
-def _described(message: LogicalMessage) -> str:
+def _message_properties(message: LogicalMessage) -> str:
     return f"transactional: {message.transactional:d} prefix: {message.prefix}, sz: {len(message.content)}"
 
 
@@ -357,13 +355,13 @@ def _print_tuple(out: bytearray, prefixes: _Prefixes, values: TupleData, *, skip
 
 
 def _literal(type_oid: int, content: bytes) -> bytes:
-    """A value as an SQL literal of the form that the server's plugin prints for its type."""
+    """A value as the SQL literal that the server's plugin prints for its type."""
     if type_oid in _NUMBERS:
         return content
     if type_oid == _BOOL:
         return b"true" if content == b"t" else b"false"
     quoted = content.replace(b"'", b"''")
-    return b"B'" + content + b"'" if type_oid in _BITS else b"'" + quoted + b"'"
+    return b"B'" + content + b"'" if type_oid in _BIT_STRINGS else b"'" + quoted + b"'"
 
 
 def init() -> OutputPluginCallbacks:

@@ -1,5 +1,7 @@
-"""pgoutput's messages (PostgreSQL documentation, 54.9): one at a time as dataclasses, or many as columns.
+"""pgoutput's messages: one at a time as dataclasses, or many as columns.
 
-`transactions` assembles a slot's messages into whole transactions in commit order; `tuples` decodes rows into
-typed columns.
+`transactions` assembles a session's messages into complete transactions in commit order; `tuples` decodes
+rows into typed columns.
+
+PostgreSQL documentation, Logical Replication Message Formats.
 """

@@ -1,9 +1,10 @@
 """The messages that describe and change relations, and the logical decoding message.
 
-Each class has one message's fields, and reads and writes the bytes after the type byte. Between Stream Start
-and Stream Stop a transaction id follows the type byte; `pgsieve.decoding.protocol.messages` reads it into
-`xid`, which is None outside a stream. Readers raise ProtocolError. PostgreSQL documentation 54.9;
-src/backend/replication/logical/proto.c.
+Each class has the fields of one message, and reads and writes the bytes after the type byte. Between Stream
+Start and Stream Stop a transaction id follows the type byte. `pgsieve.decoding.protocol.messages` reads this
+id into `xid`, which is None outside a stream. Wrong bytes raise ProtocolError.
+
+PostgreSQL documentation, Logical Replication Message Formats; src/backend/replication/logical/proto.c.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ from pgsieve.decoding.protocol.tuple_data import (
 )
 
 REPLICA_IDENTITIES = "dnfi"
-"""default, nothing, full, index: pg_class.relreplident."""
+"""pg_class.relreplident: default, nothing, full, index."""
 
 _PART_OF_KEY = 1
 _CASCADE = 1
 _RESTART_IDENTITY = 2
 _TRANSACTIONAL = 1
-_COLUMN_SIZE = 10  # The least size: flags, an empty name, the type's oid and modifier.
+_COLUMN_SIZE = 10  # The least bytes of a column: flags, an empty name, the type's oid and modifier.
 
 
 @dataclass(frozen=True, slots=True)
 class RelationColumn:
-    """A published column; `is_key` when it is part of the replica identity."""
+    """A published column; `is_key` says whether it is part of the replica identity."""
 
     is_key: bool
     name: str
@@ -63,10 +64,7 @@ class RelationColumn:
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """The current description of a relation; it replaces an earlier one with the same id.
-
-    The namespace '' means pg_catalog.
-    """
+    """The description of a relation; it replaces earlier ones. The namespace '' means pg_catalog."""
 
     tag: ClassVar[int] = ord("R")
 
@@ -86,7 +84,7 @@ class Relation:
         identity = chr(cursor.u8("replica identity"))
         if identity not in REPLICA_IDENTITIES:
             cursor.fail(f"a replica identity of {list(REPLICA_IDENTITIES)}", back=1)
-        count = cursor.fits(cursor.i16("number of columns"), "columns", item_size=_COLUMN_SIZE)
+        count = cursor.check_count(cursor.i16("number of columns"), "columns", item_size=_COLUMN_SIZE)
         columns = tuple([RelationColumn.read(cursor) for _ in range(count)])
         return cls(relation_id, namespace, name, identity, columns, xid)
 
@@ -105,7 +103,7 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class Type:
-    """A type that is not built in; for a domain, its own oid with its base type's name."""
+    """A type that is not built in; for a domain, the domain's oid and the base type's name."""
 
     tag: ClassVar[int] = ord("Y")
 
@@ -128,7 +126,7 @@ class Type:
 
 @dataclass(frozen=True, slots=True)
 class Insert:
-    """A new row."""
+    """An inserted row."""
 
     tag: ClassVar[int] = ord("I")
 
@@ -149,10 +147,7 @@ class Insert:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """A changed row. `old` is None when the replica identity did not change.
-
-    Then `new` contains the identity.
-    """
+    """An updated row; `old` is None if the replica identity did not change, because `new` has its values."""
 
     tag: ClassVar[int] = ord("U")
 
@@ -176,7 +171,7 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """A row that is gone."""
+    """A deleted row."""
 
     tag: ClassVar[int] = ord("D")
 
@@ -197,7 +192,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Truncate:
-    """The relations that one TRUNCATE empties."""
+    """The published relations of one TRUNCATE."""
 
     tag: ClassVar[int] = ord("T")
 
@@ -211,7 +206,7 @@ class Truncate:
         """Read the bytes after the type byte."""
         count = cursor.i32("number of relations")
         options = cursor.flags("truncate options", allowed=_CASCADE | _RESTART_IDENTITY)
-        cursor.fits(count, "relations", item_size=4)
+        cursor.check_count(count, "relations", item_size=4)
         relation_ids = tuple([cursor.u32("relation id") for _ in range(count)])
         return cls(relation_ids, bool(options & _CASCADE), bool(options & _RESTART_IDENTITY), xid)
 
@@ -227,7 +222,7 @@ class Truncate:
 
 @dataclass(frozen=True, slots=True)
 class LogicalMessage:
-    """A message of pg_logical_emit_message; one that is not transactional comes outside any transaction."""
+    """A message of pg_logical_emit_message(); if it is not transactional, it comes outside transactions."""
 
     tag: ClassVar[int] = ord("M")
 
@@ -244,7 +239,7 @@ class LogicalMessage:
             transactional=bool(cursor.flags("message flags", allowed=_TRANSACTIONAL)),
             lsn=cursor.u64("message LSN"),
             prefix=cursor.cstr("message prefix"),
-            content=cursor.sized("message content"),
+            content=cursor.length_prefixed("message content"),
             xid=xid,
         )
 
@@ -253,4 +248,4 @@ class LogicalMessage:
         out.u8(_TRANSACTIONAL if self.transactional else 0, "message flags")
         out.u64(self.lsn, "message LSN")
         out.cstr(self.prefix, "message prefix")
-        out.sized(self.content, "length of the message content")
+        out.length_prefixed(self.content, "length of the message content")

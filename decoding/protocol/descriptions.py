@@ -1,10 +1,11 @@
-"""Adds missing Relation messages: messages of one session in, messages with all descriptions out.
+"""Inserts missing Relation messages: messages of one session in, messages with all descriptions out.
 
-A publisher sends a relation's description once per session (section 54.5.2). But pgsieve cuts a session into
-slices that are read separately, and moves streamed and prepared transactions to the place where they
-committed. So descriptions have to be repeated. `RelationDescriptions` inserts a Relation message, with the
-Type messages of its columns, before the first change that would otherwise be read with no description or with
-a wrong one. Raises ProtocolError.
+A publisher describes a relation once per session. But pgsieve divides a session into slices that are read
+separately, and moves streamed and prepared transactions to their commits. So it must repeat descriptions.
+`RelationDescriptions` inserts a Relation message, with the Type messages of its columns, before the first
+change that would otherwise follow no description or a wrong one. Raises ProtocolError.
+
+PostgreSQL documentation, Logical Streaming Replication Protocol.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from pgsieve.decoding.protocol.messages import decode
 
 _RELATION, _TYPE, _TRUNCATE = b"RYT"
 _CHANGES = np.frombuffer(b"IUD", np.uint8)
-_SHORTEST_CHANGE = 5
+_SHORTEST_CHANGE = 5  # bytes: type byte, relation id
 
 Marks: TypeAlias = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A Relation message with the Type messages of its columns, and when it arrived."""
+    """A Relation message after the Type messages of its columns; `arrival` numbers descriptions in order."""
 
     arrival: int
     messages: tuple[bytes, ...]
@@ -39,10 +40,10 @@ class Description:
 
 @dataclass(slots=True)
 class RelationDescriptions:
-    """The publisher's descriptions of relations, and the relations whose description has to be repeated.
+    """The publisher's descriptions of relations, and the stale relations, whose description must be repeated.
 
-    Such a relation is stale: its valid description was not passed on in this slice, or another one was passed
-    on later.
+    A relation is stale if its valid description is not in the output of this slice, or if another description
+    follows there.
     """
 
     _descriptions: dict[int, Description] = field(default_factory=dict)
@@ -51,18 +52,18 @@ class RelationDescriptions:
     _arrivals: int = 0
 
     def begin_slice(self) -> None:
-        """From here on, describe every relation again before its first change."""
+        """Mark all relations as stale, so that each is described again before its next change."""
         self._stale = set(self._descriptions)
 
-    def note(self, data: pa.Array) -> dict[int, Description]:
-        """Keep the Type messages of a binary array, and return the array's descriptions of relations."""
+    def read_descriptions(self, data: pa.Array) -> dict[int, Description]:
+        """Store the Type messages of a binary array, and return its descriptions by relation id."""
         kind = Octets(data).kinds()
         descriptions: dict[int, Description] = {}
         for at in np.flatnonzero((kind == _RELATION) | (kind == _TYPE)):
-            self._note(data[int(at)].as_py(), descriptions)
+            self._read_description(data[int(at)].as_py(), descriptions)
         return descriptions
 
-    def _note(self, raw: bytes, descriptions: dict[int, Description]) -> None:
+    def _read_description(self, raw: bytes, descriptions: dict[int, Description]) -> None:
         message = decode(raw)
         if isinstance(message, Type):
             self._types[message.type_oid] = raw
@@ -72,10 +73,10 @@ class RelationDescriptions:
             self._arrivals += 1
             descriptions[message.relation_id] = Description(self._arrivals, (*types, raw))
 
-    def replayed(self, relations: Mapping[int, Description]) -> None:
-        """Record the descriptions of a streamed or prepared transaction that was passed on at its commit.
+    def record_replayed(self, relations: Mapping[int, Description]) -> None:
+        """Record the descriptions of a streamed or prepared transaction that is now in the output.
 
-        The valid description of a relation is the one that arrived last, whatever was passed on last.
+        The valid description of a relation is the one that arrived last, which may not be last in the output.
         """
         for relation_id, description in relations.items():
             former = self._descriptions.get(relation_id)
@@ -83,32 +84,29 @@ class RelationDescriptions:
                 self._descriptions[relation_id] = description
         self._stale.update(relations)
 
-    def described(self, data: pa.Array) -> Iterator[pa.Array]:
-        """Pass on messages of transactions that were not streamed or prepared.
-
-        Missing descriptions are inserted.
-        """
+    def insert_missing(self, data: pa.Array) -> Iterator[pa.Array]:
+        """Yield messages of transactions that are not streamed or prepared, with all descriptions."""
         octets = Octets(data)
         kind = octets.kinds()
-        describing = (kind == _RELATION) | (kind == _TYPE)
-        wanted = self._first_uses(octets, kind, data) if self._stale else {}
+        is_description = (kind == _RELATION) | (kind == _TYPE)
+        first_uses = self._first_uses(octets, kind, data) if self._stale else {}
         passed = 0
-        for at in sorted({*map(int, np.flatnonzero(describing)), *wanted}):
-            missing = [i for i in wanted.get(at, ()) if i in self._stale]
+        for at in sorted({*map(int, np.flatnonzero(is_description)), *first_uses}):
+            missing = [i for i in first_uses.get(at, ()) if i in self._stale]
             if missing:
                 yield data.slice(passed, at - passed)
                 passed = at
                 yield pa.array([m for i in missing for m in self._descriptions[i].messages], data.type)
                 self._stale.difference_update(missing)
-            if describing[at]:
+            if is_description[at]:
                 descriptions: dict[int, Description] = {}
-                self._note(data[at].as_py(), descriptions)
+                self._read_description(data[at].as_py(), descriptions)
                 self._descriptions.update(descriptions)
                 self._stale.difference_update(descriptions)
         yield data.slice(passed) if passed else data
 
     def _first_uses(self, octets: Octets, kind: Marks, data: pa.Array) -> dict[int, list[int]]:
-        """The positions at which messages first change or truncate stale relations, with these relations."""
+        """By position of a message, the stale relations that it changes or truncates first."""
         uses: dict[int, list[int]] = {}
         changes: Positions = np.flatnonzero(np.isin(kind, _CHANGES))
         if (octets.ends[changes] - octets.starts[changes] < _SHORTEST_CHANGE).any():

@@ -1,8 +1,10 @@
-"""The CopyData messages of a replication connection, around pgoutput's own messages.
+"""The CopyData messages of a replication connection, which contain pgoutput's messages.
 
-The bytes of one CopyData in, XLogData, PrimaryKeepalive, StandbyStatusUpdate or OtherEnvelope out, and back;
-or many XLogData in, their columns out (`xlog_data_columns`). Raises ProtocolError. Envelopes have type bytes
-of their own: 'r' is not Rollback Prepared. PostgreSQL documentation 54.4, START_REPLICATION;
+In: the bytes of one CopyData message. Out: XLogData, PrimaryKeepalive, StandbyStatusUpdate or OtherEnvelope;
+and back. `xlog_data_columns` turns many XLogData into columns. Raises ProtocolError. The type bytes of
+envelopes and of pgoutput's messages are independent: here 'r' is not Rollback Prepared.
+
+PostgreSQL documentation, Streaming Replication Protocol, START_REPLICATION;
 src/backend/replication/walreceiver.c.
 """
 
@@ -21,15 +23,15 @@ from pgsieve.decoding.binary.octets import Octets
 from pgsieve.decoding.binary.writer import Writer
 from pgsieve.decoding.errors import ProtocolError
 
-_YES = 1
+_REPLY_REQUESTED = 1
 
 XLOG_DATA_HEADER_BYTES = 25
-"""The number of bytes before the message in XLogData. The server's other envelopes are shorter than this."""
+"""The number of bytes before the message in XLogData. All other envelopes of a server are shorter."""
 
 
 @dataclass(frozen=True, slots=True)
 class XLogData:
-    """From the server: `data` is one message of the output plugin; both LSNs are its position in the WAL."""
+    """From the server: one message of the output plugin; both LSNs are its position in the WAL."""
 
     tag: ClassVar[int] = ord("w")
 
@@ -55,7 +57,7 @@ class XLogData:
 
 @dataclass(frozen=True, slots=True)
 class PrimaryKeepalive:
-    """From the server: its position, and whether it requests an answer at once."""
+    """From the server: its position in the WAL, and whether it requests an immediate reply."""
 
     tag: ClassVar[int] = ord("k")
 
@@ -67,21 +69,18 @@ class PrimaryKeepalive:
     def read(cls, cursor: Cursor) -> PrimaryKeepalive:
         """Read the bytes after the type byte."""
         wal_end, send_time = cursor.u64("end of WAL"), cursor.i64("send time")
-        return cls(wal_end, send_time, bool(cursor.flags("reply request", allowed=_YES)))
+        return cls(wal_end, send_time, bool(cursor.flags("reply request", allowed=_REPLY_REQUESTED)))
 
     def write(self, out: Writer) -> None:
         """Write the bytes after the type byte."""
         out.u64(self.wal_end, "end of WAL")
         out.i64(self.send_time, "send time")
-        out.u8(_YES if self.reply_requested else 0, "reply request")
+        out.u8(_REPLY_REQUESTED if self.reply_requested else 0, "reply request")
 
 
 @dataclass(frozen=True, slots=True)
 class StandbyStatusUpdate:
-    """From the client: `flushed` is the position up to which the slot may drop WAL.
-
-    It is the end LSN of a durable commit.
-    """
+    """From the client: up to `flushed`, the end LSN of a durable commit, the slot no longer needs the WAL."""
 
     tag: ClassVar[int] = ord("r")
 
@@ -99,7 +98,7 @@ class StandbyStatusUpdate:
             flushed=cursor.u64("flushed LSN"),
             applied=cursor.u64("applied LSN"),
             client_time=cursor.i64("client time"),
-            reply_requested=bool(cursor.flags("reply request", allowed=_YES)),
+            reply_requested=bool(cursor.flags("reply request", allowed=_REPLY_REQUESTED)),
         )
 
     def write(self, out: Writer) -> None:
@@ -108,12 +107,12 @@ class StandbyStatusUpdate:
         out.u64(self.flushed, "flushed LSN")
         out.u64(self.applied, "applied LSN")
         out.i64(self.client_time, "client time")
-        out.u8(_YES if self.reply_requested else 0, "reply request")
+        out.u8(_REPLY_REQUESTED if self.reply_requested else 0, "reply request")
 
 
 @dataclass(frozen=True, slots=True)
 class OtherEnvelope:
-    """An envelope of an unknown type. A receiver ignores it, as PostgreSQL's own receiver does."""
+    """An envelope of an unknown type, which a receiver ignores."""
 
     tag: int
     content: bytes
@@ -121,7 +120,7 @@ class OtherEnvelope:
     def write(self, out: Writer) -> None:
         """Write the bytes after the type byte."""
         if self.tag in _READERS:
-            out.fail("a type byte that no other envelope has")
+            out.fail("a type byte of an unknown envelope")
         out.byten(self.content)
 
 
@@ -138,7 +137,7 @@ _NAMES: dict[int, str] = {kind.tag: kind.__name__ for kind in get_args(KnownEnve
 
 def decode_envelope(data: bytes | bytearray | memoryview) -> Envelope:
     """Decode the content of one CopyData message."""
-    octets = bytes(data)  # no copy when it is bytes already
+    octets = bytes(data)  # bytes are not copied
     if not octets:
         raise ProtocolError(
             "malformed CopyData message at offset 0: expected a type byte, but 0 bytes remain",
@@ -164,14 +163,13 @@ def encode_envelope(envelope: Envelope) -> bytes:
 def xlog_data_columns(
     octets: bytes | bytearray, lengths: npt.NDArray[np.int32]
 ) -> tuple[npt.NDArray[np.int64], pa.BinaryArray]:
-    """Return `data_start` and `data` of many XLogData that follow each other.
+    """Return `data_start` and `data` of many consecutive envelopes, given their `lengths`.
 
-    No Python code runs per envelope. Envelopes of other types are left out. Each envelope must be longer than
-    XLOG_DATA_HEADER_BYTES.
+    Envelopes of other types are skipped. Each envelope must be longer than XLOG_DATA_HEADER_BYTES. No Python
+    code runs per envelope.
     """
     count = len(lengths)
-    # The offsets divide the bytes into header, message, header, message, …, so that Arrow can gather the
-    # messages.
+    # The offsets divide the bytes into header, message, header, message, …: elements of a binary array.
     offsets = np.zeros(2 * count + 1, np.int32)
     np.cumsum(lengths, out=offsets[2::2])
     offsets[1::2] = offsets[:-1:2] + XLOG_DATA_HEADER_BYTES

@@ -1,9 +1,10 @@
-"""The headers of a slot's messages: batches of raw messages in, the columns that order and group them out.
+"""Scans the headers of messages: batches of raw messages in, columns by which to order and group them out.
 
-The scan reads only type byte, relation and transaction, for all messages of a batch at once;
-`pgsieve.decoding.protocol.tuples` decodes rows later. Raises ProtocolError for messages outside Begin ...
-Commit, and for messages of streamed and prepared transactions, which `transactions` has to assemble before.
-PostgreSQL documentation 54.5 and 54.9.
+The scan reads only the type byte, the relation and the transaction, for all messages of a batch at once;
+`pgsieve.decoding.protocol.tuples` decodes rows later. Raises ProtocolError for messages outside transactions,
+and for messages of streamed and prepared transactions, which `transactions` must assemble first.
+
+PostgreSQL documentation, Logical Streaming Replication Protocol, Logical Replication Message Formats.
 """
 
 from __future__ import annotations
@@ -21,35 +22,37 @@ from pgsieve.decoding.errors import ProtocolError
 _POSTGRES_EPOCH_MICROS = 946_684_800_000_000  # 2000-01-01 UTC in Unix time
 
 _BEGIN, _COMMIT, _MESSAGE = b"BCM"
+# Bytes of messages: _RELATION_SIZE is the least size of a message with a relation id, _SHORTEST_MESSAGE that
+# of a logical decoding message.
 _BEGIN_SIZE, _COMMIT_SIZE, _RELATION_SIZE = 21, 26, 5
 _SHORTEST_MESSAGE = 15
 
 
-def _table(letters: bytes) -> npt.NDArray[np.bool_]:
+def _lookup_table(letters: bytes) -> npt.NDArray[np.bool_]:
     table = np.zeros(256, np.bool_)
     table[np.frombuffer(letters, np.uint8)] = True
     return table
 
 
-_KNOWN = _table(b"BCORYIUDTM")
-_WITH_RELATION = _table(b"RIUD")
-_OF_ROWS = _table(b"IUD")
-_CHANGES = _table(b"IUDTM")
+_IS_KNOWN = _lookup_table(b"BCORYIUDTM")
+_HAS_RELATION = _lookup_table(b"RIUD")
+_IS_ROW_CHANGE = _lookup_table(b"IUD")
+_IS_CHANGE = _lookup_table(b"IUDTM")
 
 
 @dataclass(frozen=True, slots=True)
 class MessageHeaders:
-    """One element per message.
+    """The headers of messages; each array has one element per message.
 
-    `relation_id` is set on Relation, Insert, Update and Delete, and 0 on others. `commit_lsn` (the start of
-    the commit record, Begin's final LSN), `commit_time` (microseconds since 1970-01-01 UTC) and `xid` are the
-    transaction's. `end_lsn` is set on Commit, and 0 on others: the end of the commit record, up to which the
-    slot is confirmed.
-
-    `ordinal` orders the messages of a transaction. The n-th change (Insert, Update, Delete, Truncate,
-    Message) has 2n; a message between two changes has the odd number between theirs. So a change has the same
-    (commit_lsn, ordinal) in every session, although sessions send Relation messages at different places. The
-    last Relation message with a lower ordinal describes the change.
+    - `relation_id` is set for Relation, Insert, Update and Delete, and 0 for others.
+    - `commit_lsn` (the start of the commit record, which is Begin's final LSN), `commit_time` (microseconds
+      since 1970-01-01 UTC) and `xid` are the transaction's.
+    - `end_lsn` is set for Commit, and 0 for others: the end of the commit record, up to which a client
+      confirms.
+    - `ordinal` orders the messages of a transaction. The n-th change (Insert, Update, Delete, Truncate,
+      Message) has 2n; a message between two changes has the odd number between theirs. So a change has the
+      same (commit_lsn, ordinal) in every session, although sessions send Relation messages at different
+      positions. The last Relation message with a lower ordinal describes the change.
     """
 
     kind: npt.NDArray[np.uint8]
@@ -62,50 +65,54 @@ class MessageHeaders:
 
 
 class HeaderScanner:
-    """Scans the consecutive batches of one reading of a slot; a transaction may span batches."""
+    """Scans consecutive batches of messages of one session; a transaction may span batches."""
 
     def __init__(self) -> None:
         # The transaction that is open when the next batch begins; LSN 0 means none.
         self._lsn = self._time = self._xid = self._changes = 0
 
     @property
-    def in_transaction(self) -> bool:
-        """Whether the Commit of the last transaction is still to come."""
+    def is_in_transaction(self) -> bool:
+        """Whether the last transaction has no Commit yet."""
         return self._lsn != 0
 
     def scan(self, data: pa.Array) -> MessageHeaders:
-        """Read the headers of the next batch of messages (binary or large_binary)."""
+        """Return the headers of the next batch of messages (binary or large_binary)."""
         octets = Octets(data)
         starts, sizes = octets.starts, octets.ends - octets.starts
         head = octets.words(starts)
         kind = (head >> 56).astype(np.uint8)
-        _require((sizes > 0) & _KNOWN[kind], kind, "is not part of a transaction that is sent at commit")
-        with_relation = _WITH_RELATION[kind]
-        _require(~with_relation | (sizes >= _RELATION_SIZE), kind, "ends before its relation")
+        _require((sizes > 0) & _IS_KNOWN[kind], kind, "is not part of a transaction that is sent at commit")
+        has_relation = _HAS_RELATION[kind]
+        _require(~has_relation | (sizes >= _RELATION_SIZE), kind, "ends before its relation")
 
         begins, commits = np.flatnonzero(kind == _BEGIN), np.flatnonzero(kind == _COMMIT)
         _require(sizes[begins] == _BEGIN_SIZE, kind[begins], f"does not have {_BEGIN_SIZE} bytes")
         _require(sizes[commits] == _COMMIT_SIZE, kind[commits], f"does not have {_COMMIT_SIZE} bytes")
         _require(head[commits] >> 48 & 0xFF == 0, kind[commits], "has unknown flags")
         at = starts[begins]
-        # Element 0 is the transaction that the previous batch left open, element n this batch's n-th.
+        # Element 0 is the open transaction of the previous batch, element n this batch's n-th transaction.
         lsns = np.append(self._lsn, _signed(octets.words(at + 1)))
         times = np.append(self._time, _signed(octets.words(at + 9)) + _POSTGRES_EPOCH_MICROS)
         xids = np.append(self._xid, _signed(octets.words(at + 17) >> np.uint64(32)))
         _require(lsns[1:] > 0, kind[begins], "has no final LSN")
-        begun = np.cumsum(kind == _BEGIN)
+        transaction_index = np.cumsum(kind == _BEGIN)
 
-        # Begin and Commit alternate, and all but non-transactional messages are between them.
-        depth = (1 if self._lsn else 0) + begun - np.cumsum(kind == _COMMIT)
+        # Begin and Commit alternate, and all messages but non-transactional ones are between them.
+        depth = (1 if self._lsn else 0) + transaction_index - np.cumsum(kind == _COMMIT)
         inside = depth + (kind == _COMMIT) == 1
         outside, messages = ~inside, np.flatnonzero((kind == _MESSAGE) & ~inside)
         _require(depth >> 1 == 0, kind, "opens or ends a transaction out of turn")
         _require(sizes[messages] >= _SHORTEST_MESSAGE, kind[messages], "is too short")
-        at_once = np.zeros(len(kind), np.bool_)
-        at_once[messages] = (head[messages] >> 48 & 0xFF) == 0
-        _require(inside | at_once, kind, "came outside of a transaction")
+        is_not_transactional = np.zeros(len(kind), np.bool_)
+        is_not_transactional[messages] = (head[messages] >> 48 & 0xFF) == 0
+        _require(inside | is_not_transactional, kind, "came outside of a transaction")
 
-        commit_lsn, commit_time, xid = lsns[begun], times[begun], xids[begun]
+        commit_lsn, commit_time, xid = (
+            lsns[transaction_index],
+            times[transaction_index],
+            xids[transaction_index],
+        )
         ends = np.zeros(len(kind), np.int64)
         at = starts[commits]
         _require(
@@ -113,11 +120,11 @@ class HeaderScanner:
         )
         ends[commits] = _signed(octets.words(at + 10))
 
-        change = _CHANGES[kind]
+        change = _IS_CHANGE[kind]
         changes = np.cumsum(change)
-        before = np.append(-self._changes, changes[begins])[begun]
+        before = np.append(-self._changes, changes[begins])[transaction_index]
         ordinal = 2 * (changes - before) + ~change
-        # A message that is sent at once has its own LSN and no transaction.
+        # A non-transactional message has its own LSN and no transaction.
         commit_lsn[outside] = _signed(octets.words(starts[outside] + 2))
         commit_time[outside] = xid[outside] = ordinal[outside] = 0
 
@@ -127,15 +134,15 @@ class HeaderScanner:
                 (int(lsns[-1]), int(times[-1]), int(xids[-1])) if is_open else (0, 0, 0)
             )
             self._changes = int(changes[-1] - before[-1]) if is_open else 0
-        relation_id = np.where(with_relation, head >> 24 & 0xFFFFFFFF, 0).astype(np.int64)
+        relation_id = np.where(has_relation, head >> 24 & 0xFFFFFFFF, 0).astype(np.int64)
         return MessageHeaders(kind, relation_id, commit_lsn, ordinal, commit_time, xid, ends)
 
 
-def begun_and_changed(data: pa.Array) -> tuple[set[int], set[int]]:
-    """The transactions that begin in these messages, and the relations whose rows the messages change."""
+def begun_xids_and_changed_relations(data: pa.Array) -> tuple[set[int], set[int]]:
+    """The xids of transactions that begin in these messages, and the ids of relations with changed rows."""
     octets = Octets(data)
     kind = octets.kinds()
-    begins, changes = octets.starts[kind == _BEGIN], octets.starts[_OF_ROWS[kind]]
+    begins, changes = octets.starts[kind == _BEGIN], octets.starts[_IS_ROW_CHANGE[kind]]
     xids = octets.words(begins + 17) >> np.uint64(32)
     relations = octets.words(changes) >> np.uint64(24) & np.uint64(0xFFFFFFFF)
     return set(np.unique(xids).tolist()), set(np.unique(relations).tolist())
@@ -146,7 +153,7 @@ def _signed(words: Words) -> npt.NDArray[np.int64]:
 
 
 def _require(condition: npt.NDArray[np.bool_], kind: npt.NDArray[Any], failure: str) -> None:
-    """Raise a ProtocolError that names the first message for which the condition does not hold."""
+    """Raise ProtocolError with the type of the first message for which the condition is false."""
     if not condition.all():
         first = int(kind[int(np.argmin(condition))])
         raise ProtocolError(f"message of type {chr(first)!r} {failure}", sqlstate="08P01")

@@ -1,10 +1,11 @@
-"""Checks the order of the messages of one session: messages in, nothing out.
+"""Checks the order of the messages of one session.
 
-Raises ProtocolError for a message that may not come at its place: a change outside a transaction, a
-transaction within another, the end of a transaction that is not open, a block of a stream that has not begun.
-The error names the message and the place where it may come. PostgreSQL documentation 54.5, Logical Streaming
-Replication Protocol. The rules are those that the server's own subscriber checks in
-src/backend/replication/logical/worker.c, and further rules that pgoutput always keeps.
+Raises ProtocolError for a change outside a transaction, a transaction inside another, the end of a
+transaction that is not open, and a block of a stream that has not begun. The error says where the message may
+come. The rules are those of PostgreSQL's subscriber (src/backend/replication/logical/worker.c), and others
+that pgoutput always follows.
+
+PostgreSQL documentation, Logical Streaming Replication Protocol.
 """
 
 from __future__ import annotations
@@ -30,24 +31,26 @@ from pgsieve.decoding.protocol.messages import (
     StreamStop,
 )
 
-_OfTransaction: TypeAlias = Begin | BeginPrepare | Prepare | StreamStart | CommitPrepared | RollbackPrepared
+_TransactionMessage: TypeAlias = (
+    Begin | BeginPrepare | Prepare | StreamStart | CommitPrepared | RollbackPrepared
+)
 
 
 class MessageOrder:
-    """Follows the messages of one session."""
+    """Checks the messages of one session, one after the other."""
 
-    __slots__ = ("_before", "_open", "_prepared", "_streams")
+    __slots__ = ("_open", "_prepared", "_previous", "_streams")
 
     def __init__(self) -> None:
         self._open: Begin | BeginPrepare | StreamStart | None = None
-        self._before: Message | None = None
-        #: Transactions that have begun and not ended, by their ids.
+        self._previous: Message | None = None
+        #: The xids of transactions that have begun and not ended.
         self._streams: set[int] = set()
         self._prepared: set[int] = set()
 
     @property
     def block(self) -> int | None:
-        """The streamed transaction in whose block the last message is, or None."""
+        """The xid of the streamed transaction whose block is open, or None."""
         return self._open.xid if isinstance(self._open, StreamStart) else None
 
     def check(self, message: Message) -> None:
@@ -64,15 +67,15 @@ class MessageOrder:
                 self._expect_new(message, self._streams)
                 self._prepared.discard(message.xid)
             case Origin():
-                first = not isinstance(self._before, StreamStart) or self._before.first_segment
-                if self._before is not self._open or self._open is None or not first:
+                is_first = not isinstance(self._previous, StreamStart) or self._previous.first_segment
+                if self._previous is not self._open or self._open is None or not is_first:
                     self._fail(message, "directly after the begin of a transaction")
             case LogicalMessage(transactional=False):
                 self._expect_none_open(message)
             case _:
                 if self._open is None:
                     self._fail(message, "within a transaction")
-        self._before = message
+        self._previous = message
 
     def _begin(self, message: Begin | BeginPrepare | StreamStart) -> None:
         self._expect_none_open(message)
@@ -88,20 +91,20 @@ class MessageOrder:
     def _end(self, message: Commit | Prepare | StreamStop) -> None:
         match message, self._open:
             case Commit(commit_lsn=lsn), Begin() as begun:
-                agree = lsn == begun.final_lsn
+                matches = lsn == begun.final_lsn
             case Prepare(), BeginPrepare() as begun:
                 ended = (message.prepare_lsn, message.end_lsn, message.xid, message.gid)
-                agree = ended == (begun.prepare_lsn, begun.end_lsn, begun.xid, begun.gid)
+                matches = ended == (begun.prepare_lsn, begun.end_lsn, begun.xid, begun.gid)
             case StreamStop(), StreamStart():
-                agree = True
+                matches = True
             case Prepare(), None:
-                # PostgreSQL 18 sends no Begin Prepare for a transaction that changed nothing and locked rows.
+                # PostgreSQL 18 sends no Begin Prepare for a transaction that locked rows and changed nothing.
                 self._expect_new(message, self._prepared | self._streams)
-                agree = True
+                matches = True
             case _:
                 self._fail(message, "at the end of a transaction or block of its kind")
-        if not agree:
-            self._fail(message, "with the LSN and the transaction that its begin names")
+        if not matches:
+            self._fail(message, "with the LSN and the transaction of its begin")
         if isinstance(message, Prepare):
             self._prepared.add(message.xid)
         self._open = None
@@ -109,7 +112,7 @@ class MessageOrder:
     def _end_stream(self, message: StreamCommit | StreamAbort | StreamPrepare) -> None:
         self._expect_none_open(message)
         if isinstance(message, StreamAbort):
-            # The server also sends it after an abort that it noticed before it sent a block.
+            # The server also sends Stream Abort for a transaction of which it has sent no block.
             if message.subxid == message.xid:
                 self._streams.discard(message.xid)
             return
@@ -119,7 +122,7 @@ class MessageOrder:
         if isinstance(message, StreamPrepare):
             self._prepared.add(message.xid)
 
-    def _expect_new(self, message: _OfTransaction, begun: set[int]) -> None:
+    def _expect_new(self, message: _TransactionMessage, begun: set[int]) -> None:
         if message.xid in begun:
             self._fail(message, f"after the end of transaction {message.xid}, which has begun before")
 

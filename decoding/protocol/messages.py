@@ -1,10 +1,11 @@
 """pgoutput messages of protocol versions 1 to 4: the bytes of one message in, its dataclass out, and back.
 
 `encode(decode(data)) == data` and `decode(encode(message)) == message`. Every byte is checked; wrong bytes
-raise ProtocolError and no other error. The bytes do not say whether a message lies between Stream Start and
-Stream Stop, nor whether the session asked for streaming = parallel, so the caller passes both. `Decoder`
-tracks them for the messages of one session. PostgreSQL documentation 54.9, Logical Replication Message
-Formats.
+raise ProtocolError and no other error. The bytes do not show whether a message lies between Stream Start and
+Stream Stop, and whether the session requested streaming = parallel, so the caller passes both. `Decoder`
+tracks the blocks of one session.
+
+PostgreSQL documentation, Logical Replication Message Formats.
 """
 
 from __future__ import annotations
@@ -147,10 +148,11 @@ def decode(
 ) -> Message:
     """Decode one message.
 
-    `streaming`: the message lies between Stream Start and Stream Stop, where changes have a transaction id.
-    `parallel`: the session asked for streaming = parallel, where Stream Abort has an LSN and a time.
+    `streaming` says that the message lies between Stream Start and Stream Stop, where changes have a
+    transaction id. `parallel` says that the session requested streaming = parallel, so Stream Abort has an
+    LSN and a time.
     """
-    octets = bytes(data)  # no copy when it is bytes already
+    octets = bytes(data)  # bytes are not copied
     if not octets:
         raise ProtocolError(
             "malformed message at offset 0: expected a message type byte, but 0 bytes remain",
@@ -171,10 +173,7 @@ def decode(
 
 
 def encode(message: Message) -> bytes:
-    """Encode one message.
-
-    A change with an `xid` is encoded as in a stream, any other one as outside a stream.
-    """
+    """Encode one message; a change with an `xid` is encoded as inside a stream."""
     out = Writer(type(message).__name__)
     out.u8(message.tag, "message type byte")
     if isinstance(message, ChangeMessage) and message.xid is not None:
@@ -184,10 +183,10 @@ def encode(message: Message) -> bytes:
 
 
 class Decoder:
-    """Decodes the messages of one session in their order, and knows whether a streamed block is open.
+    """Decodes the messages of one session in order, and tracks whether a streamed block is open.
 
-    Between Stream Start and Stream Stop only changes and an Origin may come
-    (PostgreSQL documentation 54.5, Logical Streaming Replication Protocol).
+    Between Stream Start and Stream Stop it accepts only changes and an Origin (PostgreSQL documentation,
+    Logical Streaming Replication Protocol).
     """
 
     __slots__ = ("_parallel", "_streaming")

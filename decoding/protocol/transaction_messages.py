@@ -1,9 +1,10 @@
-"""The messages around the changes: transactions, streamed blocks, two-phase commit, origins.
+"""The messages of transactions, streamed blocks, two-phase commit and origins.
 
-Each class has one message's fields, and reads and writes the bytes after the type byte. Times are
-microseconds since 2000-01-01, LSNs are unsigned numbers. Readers raise ProtocolError, also for an unknown
-flag, and for an unset LSN or transaction id if PostgreSQL's own subscriber refuses it. PostgreSQL
-documentation 54.9; src/backend/replication/logical/proto.c.
+Each class has the fields of one message, and reads and writes the bytes after the type byte. Times are
+microseconds since 2000-01-01, LSNs are unsigned numbers. Wrong bytes raise ProtocolError; so do unknown
+flags, and an unset LSN or transaction id where PostgreSQL's subscriber refuses it.
+
+PostgreSQL documentation, Logical Replication Message Formats; src/backend/replication/logical/proto.c.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ _NO_FLAGS = 0
 _FIRST_SEGMENT = 1
 
 _PreparedFields: TypeAlias = tuple[int, int, int, int, str]
-"""LSN of the event, end LSN, time of the event, xid, gid."""
+"""The event's LSN, end LSN and time, then xid and gid."""
 
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """A transaction starts; `final_lsn` is its commit record, equal to Commit's `commit_lsn`."""
+    """A transaction begins; `final_lsn` is the position of its commit record, as is Commit's `commit_lsn`."""
 
     tag: ClassVar[int] = ord("B")
 
@@ -46,7 +47,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The transaction's end; a subscriber that has the whole transaction confirms `end_lsn`."""
+    """A transaction ends; a subscriber confirms `end_lsn` once it has stored the transaction."""
 
     tag: ClassVar[int] = ord("C")
 
@@ -70,7 +71,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The origin of the transaction: it reached the publisher by replication."""
+    """The origin of a transaction that reached the publisher by replication."""
 
     tag: ClassVar[int] = ord("O")
 
@@ -79,7 +80,7 @@ class Origin:
 
     @classmethod
     def read(cls, cursor: Cursor) -> Origin:
-        """Read the bytes after the type byte; in a stream the LSN is zero."""
+        """Read the bytes after the type byte; the LSN may be zero, as in a stream."""
         return cls(cursor.u64("origin commit LSN"), cursor.cstr("origin name"))
 
     def write(self, out: Writer) -> None:
@@ -90,7 +91,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class StreamStart:
-    """A block of a transaction that is still in progress starts."""
+    """A block of a transaction in progress begins."""
 
     tag: ClassVar[int] = ord("S")
 
@@ -111,7 +112,7 @@ class StreamStart:
 
 @dataclass(frozen=True, slots=True)
 class StreamStop:
-    """The block ends."""
+    """A block of a transaction in progress ends."""
 
     tag: ClassVar[int] = ord("E")
 
@@ -153,7 +154,7 @@ class StreamCommit:
 
 @dataclass(frozen=True, slots=True)
 class AbortInfo:
-    """Where and when a streamed transaction aborted; sent only with streaming = parallel."""
+    """The LSN and the time of an abort, which are sent only with streaming = parallel."""
 
     lsn: int
     time: int
@@ -161,7 +162,7 @@ class AbortInfo:
 
 @dataclass(frozen=True, slots=True)
 class StreamAbort:
-    """A streamed transaction, or its subtransaction `subxid` when that differs, was aborted."""
+    """A streamed transaction aborted, or its subtransaction `subxid` if that differs from `xid`."""
 
     tag: ClassVar[int] = ord("A")
 
@@ -191,7 +192,7 @@ class StreamAbort:
 
 @dataclass(frozen=True, slots=True)
 class BeginPrepare:
-    """A transaction that will be prepared starts."""
+    """A transaction begins that will be prepared."""
 
     tag: ClassVar[int] = ord("b")
 
@@ -203,7 +204,7 @@ class BeginPrepare:
 
     @classmethod
     def read(cls, cursor: Cursor) -> BeginPrepare:
-        """Read the bytes after the type byte; unlike other two-phase messages this one has no flags."""
+        """Read the bytes after the type byte; unlike other two-phase messages, this one has no flags."""
         return cls(*_read_prepared(cursor, "prepare"))
 
     def write(self, out: Writer) -> None:
@@ -214,7 +215,7 @@ class BeginPrepare:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """PREPARE TRANSACTION: the changes since Begin Prepare wait for their commit or rollback."""
+    """PREPARE TRANSACTION: the changes since Begin Prepare await COMMIT PREPARED or ROLLBACK PREPARED."""
 
     tag: ClassVar[int] = ord("P")
 
@@ -264,7 +265,7 @@ class CommitPrepared:
 
 @dataclass(frozen=True, slots=True)
 class RollbackPrepared:
-    """ROLLBACK PREPARED; it names the PREPARE also by its end and time, because a gid may be used again."""
+    """ROLLBACK PREPARED; as a gid can be reused, it also identifies the PREPARE by its end LSN and time."""
 
     tag: ClassVar[int] = ord("r")
 
@@ -327,9 +328,9 @@ class StreamPrepare:
 def _read_prepared(
     cursor: Cursor, event: str, read_xid: Callable[[Cursor, str], int] = Cursor.u32
 ) -> _PreparedFields:
-    """Read the fields that all two-phase messages except Rollback Prepared share.
+    """Read the fields of all two-phase messages except Rollback Prepared.
 
-    Only logicalrep_read_prepare_common, for Prepare and Stream Prepare, requires a valid transaction id.
+    Prepare and Stream Prepare require a valid transaction id (logicalrep_read_prepare_common()).
     """
     return (
         cursor.valid_lsn(f"{event} LSN"),

@@ -1,15 +1,17 @@
-"""Assembles whole transactions in commit order: any session's messages in, messages as without streaming out.
+"""Assembles complete transactions in commit order: any session's messages in, messages without streaming out.
 
-With streaming, from protocol version 2 on, a session sends a transaction in progress in blocks, with other
-transactions between them. With two_phase it sends a prepared transaction before the server knows whether it
-commits. `TransactionAssembler` keeps such a transaction in a spool until its commit, leaves out
-subtransactions that were rolled back, and passes it on as in protocol version 1: Begin, changes without a
-transaction id, Commit. All other messages pass through unchanged. So the same transactions come out in the
-same order with all options of a slot.
+With streaming, a session sends a transaction in progress in blocks, with other transactions between them.
+With two_phase, it sends a prepared transaction before COMMIT PREPARED or ROLLBACK PREPARED.
+`TransactionAssembler` keeps such a transaction in a spool until it commits, without the subtransactions that
+were rolled back, and then yields it as in protocol version 1: Begin, changes without a transaction id,
+Commit. All other messages are unchanged. So the output has the same transactions in the same order for all
+options of a slot.
 
-It works on arrays of messages: one step in Python is one block of a stream or one prepared transaction, never
-one change. Raises ProtocolError for messages in an order in which PostgreSQL does not send them. PostgreSQL
-documentation 54.5.1 and 54.9; src/backend/replication/logical/worker.c.
+Python code runs once per block or prepared transaction, never per change. Raises ProtocolError if PostgreSQL
+does not send messages in this order.
+
+PostgreSQL documentation, Logical Streaming Replication Parameters, Logical Replication Message Formats;
+src/backend/replication/logical/worker.c.
 """
 
 from __future__ import annotations
@@ -44,32 +46,32 @@ from pgsieve.decoding.protocol.messages import (
 )
 
 SPOOLED = pa.schema([("xid", pa.int64()), ("data", pa.binary())])
-"""Messages in a spool: the (sub)transaction of each, and the message as outside a stream."""
+"""Messages in a spool: the (sub)transaction's id, and the message without its transaction id."""
 
-_BLOCK = np.frombuffer(b"RYIUDTMO", np.uint8)  # The messages between Stream Start and Stream Stop.
+_BLOCK_KINDS = np.frombuffer(b"RYIUDTMO", np.uint8)  # The messages between Stream Start and Stream Stop.
 _ORIGIN = ord("O")
-_XID = 4  # Bytes of the transaction id, directly after the type byte.
+_XID_BYTES = 4  # Bytes of the transaction id, directly after the type byte.
 
-_KINDS = np.zeros(256, np.bool_)
-_KINDS[np.frombuffer(b"SEcApbPKr", np.uint8)] = True
+_IS_BOUNDARY = np.zeros(256, np.bool_)
+_IS_BOUNDARY[np.frombuffer(b"SEcApbPKr", np.uint8)] = True
 
 
 class Spool(Protocol):
-    """Keeps messages (batches of `SPOOLED`) of unfinished transactions, by the transaction's number."""
+    """Stores messages (batches of `SPOOLED`) of unfinished transactions by a transaction's number."""
 
     def append(self, number: int, messages: pa.RecordBatch) -> None:
-        """Keep more messages of a transaction."""
+        """Store more messages of a transaction."""
 
     def read(self, number: int) -> Iterator[pa.RecordBatch]:
-        """Return a transaction's messages so far; a transaction without messages is no error."""
+        """Return the stored messages of a transaction; there may be none."""
 
     def drop(self, number: int) -> None:
-        """Drop a transaction's messages, if there are any."""
+        """Delete the messages of a transaction; there may be none."""
 
 
 @dataclass(slots=True)
 class _SpooledTransaction:
-    """A transaction in the spool: its aborted parts, and its descriptions of relations."""
+    """A transaction in the spool: its aborted subtransactions, and its descriptions with their xids."""
 
     number: int
     aborted: set[int] = field(default_factory=set)
@@ -77,81 +79,81 @@ class _SpooledTransaction:
 
     @property
     def described(self) -> dict[int, Description]:
-        """The relations that its messages describe, without those of aborted subtransactions."""
+        """The descriptions of relations by id, without those from aborted subtransactions."""
         return {i: description for i, (xid, description) in self.relations.items() if xid not in self.aborted}
 
 
 class TransactionAssembler:
-    """Assembles the transactions of one session; `parallel`: the session asked for streaming = parallel."""
+    """Assembles the transactions of one session.
+
+    `parallel` says that the session requested streaming = parallel.
+    """
 
     def __init__(self, spool: Spool, *, parallel: bool = False) -> None:
         self._spool = spool
         self._parallel = parallel
         self._number = 0
         self._streams: dict[int, _SpooledTransaction] = {}
-        self._block: int | None = None  # The transaction of the open block.
+        self._block: int | None = None  # The xid of the open block's transaction.
         self._preparing: tuple[BeginPrepare, _SpooledTransaction] | None = None
         self._prepared: dict[tuple[int, str], tuple[Prepare, _SpooledTransaction]] = {}
         self._relations = RelationDescriptions()
 
     @property
     def prepared(self) -> tuple[Prepare, ...]:
-        """The transactions that wait for COMMIT PREPARED or ROLLBACK PREPARED, in the order of PREPARE."""
+        """The prepared transactions that have not ended, in the order of PREPARE."""
         return tuple(prepare for prepare, _ in self._prepared.values())
 
     def messages_of(self, prepare: Prepare) -> Iterator[pa.RecordBatch]:
-        """The messages (`SPOOLED`) of a transaction in `prepared`."""
+        """The messages (batches of `SPOOLED`) of a transaction in `prepared`."""
         return self._spool.read(self._prepared[prepare.xid, prepare.gid][1].number)
 
     def restore(self, prepare: Prepare, messages: Iterable[pa.RecordBatch]) -> None:
-        """Keep a prepared transaction of an earlier session.
-
-        `messages` is that session's result of `messages_of`.
-        """
-        spooled = self._new()
+        """Add a prepared transaction of an earlier session, with that session's result of `messages_of`."""
+        spooled = self._new_transaction()
         for batch in messages:
             self._spool.append(spooled.number, batch)
-        self._wait(prepare, spooled)
+        self._keep_prepared(prepare, spooled)
 
     @property
     def in_block(self) -> bool:
-        """Whether a streamed block, or a transaction that is being prepared, has not ended yet."""
+        """Whether a streamed block, or a transaction between Begin Prepare and Prepare, is open."""
         return self._block is not None or self._preparing is not None
 
     def begin_slice(self) -> None:
-        """Describe relations again, because later messages are read without the earlier ones."""
+        """Describe relations again, because readers of the next slice do not read earlier ones."""
         self._relations.begin_slice()
 
     def assemble(self, data: pa.Array) -> Iterator[pa.Array]:
-        """Take the session's next messages (binary), and yield the messages of committed transactions."""
+        """Add the session's next messages (binary), and yield the messages of committed transactions."""
         kind = Octets(data).kinds()
         first = 0
-        for at in map(int, np.flatnonzero(_KINDS[kind])):
+        for at in map(int, np.flatnonzero(_IS_BOUNDARY[kind])):
             if at > first:
                 yield from self._pass_on(data.slice(first, at - first))
-            yield from self._end_or_begin(data[at].as_py())
+            yield from self._handle_boundary(data[at].as_py())
             first = at + 1
         if first < len(data):
             yield from self._pass_on(data.slice(first))
 
     def _pass_on(self, data: pa.Array) -> Iterator[pa.Array]:
-        """Keep or pass on messages between two messages that begin or end a block or a transaction."""
+        """Spool messages of a block or of a transaction to prepare, yield others with their descriptions."""
         if self._block is not None:
-            self._keep_block(self._streams[self._block], self._block, data)
+            self._spool_block(self._streams[self._block], self._block, data)
         elif self._preparing is not None:
             begin, spooled = self._preparing
-            for described in self._relations.described(data):
+            for described in self._relations.insert_missing(data):
                 self._append(spooled, np.full(len(described), begin.xid), described)
         else:
-            yield from self._relations.described(data)
+            yield from self._relations.insert_missing(data)
 
-    def _keep_block(self, spooled: _SpooledTransaction, top: int, data: pa.Array) -> None:
-        """Keep a part of a block, without the transaction ids in its messages."""
-        messages, xids = _without_xids(data, top)
+    def _spool_block(self, spooled: _SpooledTransaction, top: int, data: pa.Array) -> None:
+        """Spool messages of a block without their transaction ids."""
+        messages, xids = _strip_xids(data, top)
         by_xid = pc.unique(pa.array(xids))
         for xid in by_xid.to_pylist():
             part = messages if len(by_xid) == 1 else messages.filter(pa.array(xids == xid))
-            noted = self._relations.note(part)
+            noted = self._relations.read_descriptions(part)
             spooled.relations.update((i, (xid, description)) for i, description in noted.items())
         self._append(spooled, xids, messages)
 
@@ -159,7 +161,7 @@ class TransactionAssembler:
         columns = [pa.array(xids, pa.int64()), data.cast(pa.binary())]
         self._spool.append(spooled.number, pa.RecordBatch.from_arrays(columns, schema=SPOOLED))
 
-    def _end_or_begin(self, raw: bytes) -> Iterator[pa.Array]:
+    def _handle_boundary(self, raw: bytes) -> Iterator[pa.Array]:
         message = decode(raw, parallel=self._parallel)
         if self._block is not None and not isinstance(message, StreamStop):
             _fail(message, "inside a streamed block")
@@ -179,24 +181,22 @@ class TransactionAssembler:
                 begin = Begin(message.commit_lsn, message.commit_time, message.xid)
                 yield from self._replay(spooled, begin, message.end_lsn)
             case BeginPrepare():
-                # The kept messages need their own descriptions, and so do later messages.
+                # The spooled messages and the messages after them are read separately.
                 self._relations.begin_slice()
-                self._preparing = message, self._new()
+                self._preparing = message, self._new_transaction()
             case Prepare():
-                # A transaction that only rolled back to a savepoint, and changed nothing, comes without Begin
-                # Prepare.
-                begun, spooled = self._preparing or (message, self._new())
+                # A transaction that changed nothing, only rolled back to a savepoint, has no Begin Prepare.
+                begun, spooled = self._preparing or (message, self._new_transaction())
                 if (begun.xid, begun.gid) != (message.xid, message.gid):
                     _fail(message, "of another transaction than its Begin Prepare")
-                self._wait(message, spooled)
+                self._keep_prepared(message, spooled)
                 self._preparing = None
                 self._relations.begin_slice()
             case StreamPrepare():
                 spooled = self._compact(self._end_stream(message))
-                self._wait(_prepare_of(message), spooled)
-                # From here on, servers regard its descriptions as sent; from 19 on, even if it does not
-                # commit.
-                self._relations.replayed(spooled.described)
+                self._keep_prepared(_to_prepare(message), spooled)
+                # The server does not repeat these descriptions; from 19 on, not even after a rollback.
+                self._relations.record_replayed(spooled.described)
             case CommitPrepared():
                 # For a transaction that changed nothing, servers before 17 send no Prepare.
                 if waiting := self._prepared.pop((message.xid, message.gid), None):
@@ -205,10 +205,10 @@ class TransactionAssembler:
                     self._relations.begin_slice()
             case RollbackPrepared():
                 self._roll_back(message)
-            case _:  # pragma: no branch - assemble chooses the kinds above only
+            case _:  # pragma: no branch - assemble passes only the kinds above
                 _fail(message, "here")
 
-    def _new(self) -> _SpooledTransaction:
+    def _new_transaction(self) -> _SpooledTransaction:
         self._number += 1
         return _SpooledTransaction(self._number)
 
@@ -216,7 +216,7 @@ class TransactionAssembler:
         if message.first_segment:
             if message.xid in self._streams:
                 _fail(message, "of a transaction that is streamed already")
-            self._streams[message.xid] = self._new()
+            self._streams[message.xid] = self._new_transaction()
         elif message.xid not in self._streams:
             _fail(message, "of a transaction whose first block was never received")
         self._block = message.xid
@@ -229,22 +229,25 @@ class TransactionAssembler:
     def _abort(self, message: StreamAbort) -> None:
         spooled = self._streams.get(message.xid)
         if spooled is None:
-            return  # Nothing of it was sent.
+            return  # The server has sent no block.
         if message.subxid == message.xid:
             del self._streams[message.xid]
             self._spool.drop(spooled.number)
         else:
             spooled.aborted.add(message.subxid)
 
-    def _wait(self, prepare: Prepare, spooled: _SpooledTransaction) -> None:
-        """Keep a prepared transaction; if it is sent again after a restart, it replaces the former one."""
+    def _keep_prepared(self, prepare: Prepare, spooled: _SpooledTransaction) -> None:
+        """Keep a prepared transaction.
+
+        It replaces an earlier copy, which a server sends again after a restart.
+        """
         before = self._prepared.pop((prepare.xid, prepare.gid), None)
         if before is not None:
             self._spool.drop(before[1].number)
         self._prepared[prepare.xid, prepare.gid] = prepare, spooled
 
     def _roll_back(self, message: RollbackPrepared) -> None:
-        """Drop a prepared transaction; one that was never received is no error."""
+        """Drop a prepared transaction, unless it is unknown."""
         prepare, spooled = self._prepared.get((message.xid, message.gid), (None, None))
         if prepare is None or spooled is None:
             return
@@ -253,17 +256,17 @@ class TransactionAssembler:
             self._spool.drop(spooled.number)
 
     def _compact(self, spooled: _SpooledTransaction) -> _SpooledTransaction:
-        """Drop aborted subtransactions from the spool, so that it has exactly the prepared changes."""
+        """Replace a transaction in the spool by one without its aborted subtransactions."""
         if not spooled.aborted:
             return spooled
-        compacted = self._new()
+        compacted = self._new_transaction()
         compacted.relations = {i: (0, description) for i, description in spooled.described.items()}
-        for batch in self._surviving(spooled):
+        for batch in self._remaining_messages(spooled):
             self._spool.append(compacted.number, batch)
         self._spool.drop(spooled.number)
         return compacted
 
-    def _surviving(self, spooled: _SpooledTransaction) -> Iterator[pa.RecordBatch]:
+    def _remaining_messages(self, spooled: _SpooledTransaction) -> Iterator[pa.RecordBatch]:
         aborted = pa.array(sorted(spooled.aborted), pa.int64())
         for batch in self._spool.read(spooled.number):
             remaining = batch.filter(pc.invert(pc.is_in(batch.column("xid"), aborted)))
@@ -271,9 +274,9 @@ class TransactionAssembler:
                 yield remaining
 
     def _replay(self, spooled: _SpooledTransaction, begin: Begin, end_lsn: int) -> Iterator[pa.Array]:
-        """Pass on a committed transaction, unless it has no messages."""
+        """Yield a committed transaction, unless it has no messages."""
         begun = False
-        for batch in self._surviving(spooled):
+        for batch in self._remaining_messages(spooled):
             if not begun:
                 yield _array(encode(begin))
                 begun = True
@@ -281,41 +284,41 @@ class TransactionAssembler:
         if begun:
             yield _array(encode(Commit(begin.final_lsn, end_lsn, begin.commit_time)))
         self._spool.drop(spooled.number)
-        self._relations.replayed(spooled.described)
+        self._relations.record_replayed(spooled.described)
 
 
 def _array(message: bytes) -> pa.Array:
     return pa.array([message], pa.binary())
 
 
-def _prepare_of(message: StreamPrepare) -> Prepare:
+def _to_prepare(message: StreamPrepare) -> Prepare:
     return Prepare(message.prepare_lsn, message.end_lsn, message.prepare_time, message.xid, message.gid)
 
 
-def _without_xids(data: pa.Array, top: int) -> tuple[pa.Array, npt.NDArray[np.int64]]:
-    """Remove the transaction ids from a block's messages.
+def _strip_xids(data: pa.Array, top: int) -> tuple[pa.Array, npt.NDArray[np.int64]]:
+    """Return a block's messages without their transaction ids, and these ids.
 
-    An Origin has none, because it concerns the whole stream.
+    For an Origin, which has no id, the result has `top`, the streamed transaction.
     """
     octets = Octets(data)
     head = octets.words(octets.starts)
     kind = (head >> 56).astype(np.uint8)
     has_xid = kind != _ORIGIN
     sizes = octets.ends - octets.starts
-    if not np.isin(kind, _BLOCK).all() or (sizes[has_xid] <= _XID).any():
+    if not np.isin(kind, _BLOCK_KINDS).all() or (sizes[has_xid] <= _XID_BYTES).any():
         raise ProtocolError("a message does not belong in a streamed block", sqlstate=PROTOCOL_VIOLATION)
     xids = np.where(has_xid, head >> 24 & 0xFFFFFFFF, top).astype(np.int64)
     if not xids.all():
         raise ProtocolError(
             "a message in a streamed block has no transaction id", sqlstate=PROTOCOL_VIOLATION
         )
-    kept = np.ones(octets.buffer.size, np.bool_)
+    is_kept = np.ones(octets.buffer.size, np.bool_)
     with_xid = octets.starts[has_xid]
-    for byte in range(1, 1 + _XID):
-        kept[with_xid + byte] = False
+    for byte in range(1, 1 + _XID_BYTES):
+        is_kept[with_xid + byte] = False
     offsets = np.zeros(len(data) + 1, np.int32)
-    np.cumsum(sizes - _XID * has_xid, out=offsets[1:])
-    remaining = np.frombuffer(octets.buffer, np.uint8)[kept]
+    np.cumsum(sizes - _XID_BYTES * has_xid, out=offsets[1:])
+    remaining = np.frombuffer(octets.buffer, np.uint8)[is_kept]
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(remaining)]
     return pa.Array.from_buffers(pa.binary(), len(data), buffers, 0), xids
 

@@ -1,8 +1,9 @@
-"""TupleData: the columns of one row as pgoutput sends them, each value as bytes.
+"""TupleData: the columns of one row as pgoutput sends them.
 
-Bytes at a cursor in, a tuple with one of Null, Unchanged, Text and Binary per column out, and back.
-Raises ProtocolError for an unknown kind of value and for counts and lengths beyond the message.
-PostgreSQL documentation 54.9, TupleData; logicalrep_read_tuple in proto.c.
+In: bytes at a cursor. Out: a tuple with a Null, Unchanged, Text or Binary per column; and back. Raises
+ProtocolError for an unknown kind of value, and for counts and lengths beyond the message.
+
+PostgreSQL documentation, Logical Replication Message Formats, TupleData; logicalrep_read_tuple() in proto.c.
 """
 
 from __future__ import annotations
@@ -25,24 +26,24 @@ OLD_ROW = ord("O")
 
 @dataclass(frozen=True, slots=True)
 class Null:
-    """SQL NULL; in an old key also every column that is not part of the key."""
+    """SQL NULL; in an old key also each column outside the key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unchanged:
-    """A TOASTed value that the UPDATE did not change: it is not sent."""
+    """A TOASTed value that the UPDATE did not change, and that is not sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """The text of the type's output function, in the client encoding."""
+    """The result of the type's output function, in the client encoding."""
 
     content: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Binary:
-    """The bytes of the type's send function."""
+    """The result of the type's send function."""
 
     content: bytes
 
@@ -56,7 +57,7 @@ UNCHANGED = Unchanged()
 
 @dataclass(frozen=True, slots=True)
 class OldKey:
-    """The old key of a relation whose replica identity is an index: the other columns are Null."""
+    """The old key of a row; the columns outside the replica identity are Null."""
 
     columns: TupleData
 
@@ -80,8 +81,8 @@ _OLD_IMAGE: dict[int, type[OldKey | OldRow]] = {OLD_KEY: OldKey, OLD_ROW: OldRow
 
 
 def read_tuple(cursor: Cursor) -> TupleData:
-    """Read one TupleData; a column takes at least the byte of its kind."""
-    count = cursor.fits(cursor.i16("number of columns"), "columns", item_size=1)
+    """Read one TupleData."""
+    count = cursor.check_count(cursor.i16("number of columns"), "columns", item_size=1)
     return tuple([_read_column(cursor) for _ in range(count)])
 
 
@@ -91,7 +92,7 @@ def write_tuple(out: Writer, columns: TupleData) -> None:
     for column in columns:
         out.u8(_KIND[type(column)], "kind of value")
         if isinstance(column, Text | Binary):
-            out.sized(column.content, "length of a value")
+            out.length_prefixed(column.content, "length of a value")
 
 
 def read_new(cursor: Cursor) -> TupleData:
@@ -122,7 +123,7 @@ def write_old(out: Writer, old: OldKey | OldRow) -> None:
 
 
 def read_old_and_new(cursor: Cursor) -> tuple[OldKey | OldRow | None, TupleData]:
-    """Read an old tuple, if there is one, and the new tuple."""
+    """Read an optional old tuple, and the new tuple."""
     mark = cursor.u8("'K', 'O' or 'N'")
     if mark == NEW_TUPLE:
         return None, read_tuple(cursor)
@@ -136,7 +137,7 @@ def _read_column(cursor: Cursor) -> ColumnValue:
     kind = cursor.u8("kind of value")
     carrier = _WITH_CONTENT.get(kind)
     if carrier is not None:
-        return carrier(cursor.sized("value"))
+        return carrier(cursor.length_prefixed("value"))
     if kind not in _WITHOUT_CONTENT:
         cursor.fail(f"'n', 'u', 't' or 'b', the kind of a value, not byte 0x{kind:02x}", back=1)
     return _WITHOUT_CONTENT[kind]

@@ -1,13 +1,15 @@
-"""Many changes of one relation as columns: Insert, Update and Delete messages in, typed Arrow columns out.
+"""Decodes many changes of one relation: Insert, Update and Delete messages in, typed Arrow columns out.
 
-A vector of positions, one per message, walks over all tuples at once, column by column. Then the values of
-each column are gathered and converted together. Values may be in text or in binary format: with the option
+An array of positions, one per message, moves over all tuples at once, column by column. Then the values of
+each column are gathered and converted together. A column may mix text and binary format: with the option
 binary, types without a send function are still sent as text. No Python code runs per row or per value.
 
-Every byte is checked: bytes that are not messages of one relation raise ProtocolError. A value that its
-column's Spark type cannot hold raises ValueNotRepresentableError. If the replica has text, a value in binary
-format that cannot be printed raises UnsupportedBinaryError. PostgreSQL documentation 54.9;
-logicalrep_write_tuple in src/backend/replication/logical/proto.c.
+Every byte is checked. Raises ProtocolError if the bytes are not messages of one relation,
+ValueNotRepresentableError if a column's Spark type cannot hold a value, and UnsupportedBinaryError if a value
+in binary format must become text, and only the server can print it.
+
+PostgreSQL documentation, Logical Replication Message Formats; logicalrep_write_tuple() in
+src/backend/replication/logical/proto.c.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pgsieve.decoding.binary.octets import Mask, Octets, Positions, bits, gathered
+from pgsieve.decoding.binary.octets import Mask, Octets, Positions, bitmap, gather
 from pgsieve.decoding.errors import ProtocolError
 from pgsieve.decoding.values.types import ColumnType, from_binary, from_text
 
@@ -31,14 +33,14 @@ _INSERT, _UPDATE, _DELETE = b"IUD"
 _OLD_KEY, _OLD_ROW, _NEW = b"KON"
 _NULL, _UNCHANGED, _TEXT, _BINARY = b"nutb"
 
-_HEADER = 8  # Type byte, relation, mark of the first tuple, number of columns.
-_TUPLE_HEADER = 3  # Mark, number of columns.
-_ROWS = 8192  # So few tuples are walked together that their bytes stay in the processor's cache.
+_HEADER_BYTES = 8  # Type byte, relation, mark of the first tuple, number of columns.
+_TUPLE_HEADER_BYTES = 3  # Mark, number of columns.
+_ROWS_PER_WALK = 8192  # The bytes of so few tuples stay in the processor's cache.
 
 
 @dataclass(frozen=True, slots=True)
 class RelationColumns:
-    """The columns of one version of a relation, as its Relation message orders them."""
+    """The columns of one version of a relation, in the order of its Relation message."""
 
     names: tuple[str, ...]
     types: tuple[ColumnType, ...]
@@ -46,12 +48,13 @@ class RelationColumns:
 
 @dataclass(frozen=True, slots=True)
 class DecodedChanges:
-    """One element per message.
+    """Decoded changes; each array has one element per message.
 
-    `operation` is 'I', 'U' or 'D'; `old_kind` is 'K' or 'O', or empty without an old tuple (strings). `old`
-    and `new` are structs of the chosen columns, null if the message has no such tuple. In an old key the
-    columns that are not part of the key are null. `unchanged` lists the columns of `new` that are null only
-    because their TOASTed value did not change and was not sent; it is null without such columns.
+    - `operation` is 'I', 'U' or 'D'; `old_kind` is 'K', 'O', or '' without an old tuple.
+    - `old` and `new` are structs of the chosen columns, or null if the message has no such tuple. In an old
+      key the columns outside the key are null.
+    - `unchanged` lists the columns of `new` that are null because their TOASTed value did not change and was
+      not sent; null if there are none.
     """
 
     operation: pa.Array
@@ -63,17 +66,17 @@ class DecodedChanges:
 
 @dataclass(frozen=True, slots=True)
 class _Cells:
-    """A column's values in all messages: their bounds, and their kinds ('t', 'b', 'n' or 'u').
+    """A column's values in all messages: their bounds, and the marks of their kinds ('t', 'b', 'n' or 'u').
 
-    `bounds` has start and end of each message's value, so it never decreases. `marks` is a single mark if all
-    values have the same kind.
+    `bounds` has the start and the end of each value, and never decreases. `marks` is one number if all values
+    have the same kind.
     """
 
     bounds: npt.NDArray[np.int32]
     marks: Marks | int
 
     def has_kind(self, mark: int) -> Mask | bool:
-        """The mask of the values with this kind; a single boolean if all have the same kind."""
+        """The mask of the values with this kind, or one boolean if all have the same kind."""
         return self.marks == mark
 
 
@@ -85,17 +88,17 @@ def decode_changes(
     new_columns: Collection[str] | None = None,
     complete: bool = False,
 ) -> DecodedChanges:
-    """Decode Insert, Update and Delete messages of one relation version (binary or large_binary), in order.
+    """Decode Insert, Update and Delete messages (binary or large_binary) of one relation version, in order.
 
-    `old_columns` and `new_columns` choose columns of `old` and `new`, in the relation's order; the others are
-    skipped. None chooses all. With `complete`, a column of `new` that was not sent gets its value from `old`,
-    if `old` has one. A NULL in `old` is no value there, because a value that is not sent is never NULL.
+    `old_columns` and `new_columns` choose columns of `old` and `new`; None chooses all. With `complete`, a
+    column of `new` that was not sent gets its value from `old`, unless it is NULL there: an unsent value is
+    never NULL.
     """
     octets, count, width = Octets(data), len(data), len(columns.names)
     operation, mark = _headers(octets, width)
     is_old = (mark == _OLD_KEY) | (mark == _OLD_ROW)
-    old_at, new_at = _chosen(columns, old_columns), _chosen(columns, new_columns)
-    positions = octets.starts + _HEADER
+    old_at, new_at = _column_indexes(columns, old_columns), _column_indexes(columns, new_columns)
+    positions = octets.starts + _HEADER_BYTES
     old_cells: list[_Cells] = []
     if is_old.any():
         with_old = np.flatnonzero(is_old)
@@ -107,7 +110,7 @@ def decode_changes(
         second = octets.words(positions[updates])
         _require((second >> 56 == _NEW).all(), "has no new tuple")
         _require((second >> 40 & 0xFFFF == width).all(), f"does not have {width} columns")
-        positions[updates] += _TUPLE_HEADER
+        positions[updates] += _TUPLE_HEADER_BYTES
     is_new = operation != _DELETE
     new_cells: list[_Cells] = []
     if is_new.any():
@@ -116,8 +119,10 @@ def decode_changes(
         positions[with_new] = after
     if complete and old_cells and new_cells:
         old_of = dict(zip(old_at, old_cells, strict=True))
-        new_cells = [_completed(cells, old_of.get(at)) for at, cells in zip(new_at, new_cells, strict=True)]
-    # Positions only increase, so a walk that ends where its message ends was always inside the message.
+        new_cells = [
+            _fill_unchanged(cells, old_of.get(at)) for at, cells in zip(new_at, new_cells, strict=True)
+        ]
+    # Positions only increase, so a walk that ends at the end of its message never left the message.
     _require((positions == octets.ends).all(), "does not end where its last value ends")
 
     struct = partial(_struct, columns, octets.buffer)
@@ -126,14 +131,14 @@ def decode_changes(
         old_kind=_letters(mark, is_old),
         old=struct(old_at, old_cells, is_old),
         new=struct(new_at, new_cells, is_new),
-        unchanged=_unchanged(count, [columns.names[at] for at in new_at], new_cells),
+        unchanged=_unchanged_columns(count, [columns.names[at] for at in new_at], new_cells),
     )
 
 
 def _headers(octets: Octets, width: int) -> tuple[Marks, Marks]:
-    """Each message's type, and the mark of its first tuple.
+    """Return each message's type, and the mark of its first tuple.
 
-    Messages that do not change a relation of this width are refused.
+    Raises ProtocolError if the messages do not change one relation with `width` columns.
     """
     head = octets.words(octets.starts)
     operation, mark = (head >> 56).astype(np.uint8), (head >> 16).astype(np.uint8)
@@ -146,8 +151,11 @@ def _headers(octets: Octets, width: int) -> tuple[Marks, Marks]:
         "has no tuple that its type allows",
     )
     _require((head & 0xFFFF == width).all(), f"does not have {width} columns")
-    # A value has at least one byte. Without this check, few bytes could claim the memory of many values.
-    _require((octets.ends - octets.starts >= _HEADER + width).all(), f"is too short for {width} columns")
+    # A value has at least one byte. Without this check, a short message could allocate memory for many
+    # values.
+    _require(
+        (octets.ends - octets.starts >= _HEADER_BYTES + width).all(), f"is too short for {width} columns"
+    )
     return operation, mark
 
 
@@ -156,7 +164,7 @@ def _require(condition: bool | np.bool_, failure: str) -> None:
         raise ProtocolError(f"a message {failure}", sqlstate="08P01")
 
 
-def _chosen(columns: RelationColumns, names: Collection[str] | None) -> list[int]:
+def _column_indexes(columns: RelationColumns, names: Collection[str] | None) -> list[int]:
     """Return the indexes of the chosen columns."""
     return [at for at, name in enumerate(columns.names) if names is None or name in names]
 
@@ -164,23 +172,25 @@ def _chosen(columns: RelationColumns, names: Collection[str] | None) -> list[int
 def _walk(
     octets: Octets, positions: Positions, rows: Positions, width: int, chosen: Sequence[int]
 ) -> tuple[list[_Cells], Positions]:
-    """Walk over one tuple of each of `rows`; the first column of each is at its item of `positions`.
+    """Move over one tuple in each message of `rows`, whose first column begins at the message's position.
 
-    Returns the cells of the chosen columns, and where the tuples end. Messages that are not in `rows` get
+    Return the cells of the chosen columns, and the positions after the tuples. Messages outside `rows` get
     empty values at their end, with the mark of NULL.
     """
     count = len(positions)
     places = {column: place for place, column in enumerate(chosen)}
-    whole = len(rows) == count
+    is_every_row = len(rows) == count
     bounds = np.empty((len(chosen), count, 2), np.int32)
-    if not whole:
+    if not is_every_row:
         bounds[:] = octets.ends[:, np.newaxis]
-    marks: list[Marks | int | None] = [None if whole else np.full(count, _NULL, np.uint8) for _ in chosen]
+    marks: list[Marks | int | None] = [
+        None if is_every_row else np.full(count, _NULL, np.uint8) for _ in chosen
+    ]
     ends = positions[rows]
-    for first in range(0, len(rows), _ROWS):
-        batch: slice | Positions = slice(first, first + _ROWS)
+    for first in range(0, len(rows), _ROWS_PER_WALK):
+        batch: slice | Positions = slice(first, first + _ROWS_PER_WALK)
         at = ends[batch]
-        if not whole:
+        if not is_every_row:
             batch = rows[batch]
         for column in range(width):
             start, end, mark = _step(octets, at)
@@ -188,19 +198,18 @@ def _walk(
             if place is not None:
                 bounds[place, batch, 0] = start
                 bounds[place, batch, 1] = end
-                marks[place] = _marked(marks[place], mark, batch, count)
+                marks[place] = _add_marks(marks[place], mark, batch, count)
             at = end
-        ends[first : first + _ROWS] = at
+        ends[first : first + _ROWS_PER_WALK] = at
     return [
         _Cells(bounds[place].reshape(-1), _TEXT if mark is None else mark) for place, mark in enumerate(marks)
     ], ends
 
 
-def _marked(seen: Marks | int | None, mark: Marks | int, batch: slice | Positions, count: int) -> Marks | int:
-    """Add the marks of a batch of rows to the marks of earlier rows.
-
-    If all marks are the same, one stands for all.
-    """
+def _add_marks(
+    seen: Marks | int | None, mark: Marks | int, batch: slice | Positions, count: int
+) -> Marks | int:
+    """Return the marks with those of a batch of rows added; one mark if all are the same."""
     if seen is None and isinstance(mark, int):
         return mark
     if isinstance(seen, int) and isinstance(mark, int) and seen == mark:
@@ -212,8 +221,8 @@ def _marked(seen: Marks | int | None, mark: Marks | int, batch: slice | Position
 
 
 def _step(octets: Octets, at: Positions) -> tuple[Positions, Positions, Marks | int]:
-    """Read one value of each tuple: its start, its end, and its kind (one mark if all are the same)."""
-    words = octets.words(at)  # The kind of the value, then, if the value was sent, four bytes of length.
+    """Return the start, the end and the mark of the value at each position; one mark if all are the same."""
+    words = octets.words(at)  # A byte for the kind; then, if the value was sent, four bytes for its length.
     mark = int(words[0] >> 56) if len(words) else _TEXT
     if mark in (_TEXT, _BINARY):
         less = words - np.uint64(mark << 56)
@@ -228,16 +237,16 @@ def _step(octets: Octets, at: Positions) -> tuple[Positions, Positions, Marks | 
     return start, start + np.where(sent, words >> 24 & 0xFFFFFFFF, 0).view(np.int64), marks
 
 
-def _completed(new: _Cells, old: _Cells | None) -> _Cells:
-    """Take unchanged values from the old tuple of the same message."""
+def _fill_unchanged(new: _Cells, old: _Cells | None) -> _Cells:
+    """Return the new values, with unsent ones taken from the old tuple of the same message."""
     if old is None:
         return new
-    inherited = new.has_kind(_UNCHANGED) & (old.has_kind(_TEXT) | old.has_kind(_BINARY))
-    if not np.any(inherited):
+    is_filled = new.has_kind(_UNCHANGED) & (old.has_kind(_TEXT) | old.has_kind(_BINARY))
+    if not np.any(is_filled):
         return new
-    inherited = np.broadcast_to(inherited, len(new.bounds) // 2)
-    bounds = np.where(np.repeat(inherited, 2), old.bounds, new.bounds)
-    return _Cells(bounds, np.where(inherited, old.marks, new.marks).astype(np.uint8))
+    is_filled = np.broadcast_to(is_filled, len(new.bounds) // 2)
+    bounds = np.where(np.repeat(is_filled, 2), old.bounds, new.bounds)
+    return _Cells(bounds, np.where(is_filled, old.marks, new.marks).astype(np.uint8))
 
 
 def _struct(
@@ -247,7 +256,7 @@ def _struct(
     cells: Sequence[_Cells],
     is_present: Mask,
 ) -> pa.StructArray:
-    """Convert the chosen columns and put them into one struct."""
+    """Convert the chosen columns to one struct."""
     kind = pa.struct([pa.field(columns.names[at], columns.types[at].arrow) for at in chosen])
     if not is_present.any():
         return pa.nulls(len(is_present), kind)
@@ -255,20 +264,20 @@ def _struct(
         _values(buffer, cell, columns.types[at], columns.names[at])
         for at, cell in zip(chosen, cells, strict=True)
     ]
-    validity = None if is_present.all() else bits(is_present)
+    validity = None if is_present.all() else bitmap(is_present)
     return pa.Array.from_buffers(kind, len(is_present), [validity], children=children)
 
 
 def _values(buffer: pa.Buffer, cells: _Cells, kind: ColumnType, name: str) -> pa.Array:
-    """Convert a column's values, which may be in text and in binary format, to one array."""
-    values = gathered(buffer, cells.bounds)
+    """Convert a column's values, in text and in binary format, to one array."""
+    values = gather(buffer, cells.bounds)
     if isinstance(cells.marks, int) and cells.marks == _TEXT:
         return from_text(values, kind, name)
     text, binary = (np.broadcast_to(cells.has_kind(mark), len(values)) for mark in (_TEXT, _BINARY))
     if not binary.any():
-        return from_text(_only(values, text), kind, name)
+        return from_text(_null_unsent(values, text), kind, name)
     if not text.any():
-        return from_binary(_only(values, binary), kind, name)
+        return from_binary(_null_unsent(values, binary), kind, name)
     both = pa.concat_arrays(
         [
             from_text(values.filter(pa.array(text)), kind, name),
@@ -279,11 +288,11 @@ def _values(buffer: pa.Buffer, cells: _Cells, kind: ColumnType, name: str) -> pa
     return both.take(pa.array(places, mask=~(text | binary)))
 
 
-def _only(values: pa.Array, is_sent: Mask) -> pa.Array:
-    """The values that were sent, NULL for the others."""
+def _null_unsent(values: pa.Array, is_sent: Mask) -> pa.Array:
+    """The values, with NULL for those that were not sent."""
     if is_sent.all():
         return values
-    return pa.Array.from_buffers(pa.binary(), len(values), [bits(is_sent), *values.buffers()[1:]])
+    return pa.Array.from_buffers(pa.binary(), len(values), [bitmap(is_sent), *values.buffers()[1:]])
 
 
 def _letters(letters: Marks, is_present: Mask) -> pa.Array:
@@ -295,8 +304,8 @@ def _letters(letters: Marks, is_present: Mask) -> pa.Array:
     )
 
 
-def _unchanged(count: int, names: Sequence[str], cells: Sequence[_Cells]) -> pa.Array:
-    """For each message, the list of columns that were sent as unchanged."""
+def _unchanged_columns(count: int, names: Sequence[str], cells: Sequence[_Cells]) -> pa.Array:
+    """For each message, the list of columns whose value was not sent because it did not change."""
     kind = pa.list_(pa.string())
     masks = {
         name: np.broadcast_to(cell.has_kind(_UNCHANGED), count)
@@ -311,5 +320,5 @@ def _unchanged(count: int, names: Sequence[str], cells: Sequence[_Cells]) -> pa.
     np.cumsum(sizes, out=offsets[1:])
     unsent_names = pa.array(list(masks), pa.string()).take(pa.array(np.nonzero(unsent)[1]))
     return pa.Array.from_buffers(
-        kind, count, [bits(sizes > 0), pa.py_buffer(offsets)], children=[unsent_names]
+        kind, count, [bitmap(sizes > 0), pa.py_buffer(offsets)], children=[unsent_names]
     )

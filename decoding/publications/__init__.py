@@ -1,5 +1,5 @@
-"""The changes that a publication sends: tables, columns, operations, and the relation they are published as.
+"""The changes that publications send: tables, columns, operations, and the relation of each change.
 
-`update_transformation` is the truth table of PostgreSQL documentation 29.4.3. `catalog` (`published_as`)
-resolves `publish_via_partition_root` for one table, `routing` for all relations that a slot captures.
+`catalog` (`publish_as_relation`) resolves `publish_via_partition_root` for one table, `routing` for all
+relations that a slot captures. `update_transformation` has the rules of an UPDATE under a row filter.
 """

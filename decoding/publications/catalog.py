@@ -1,11 +1,12 @@
-"""Publications: which of them apply to a relation, and which part of its changes they send.
+"""Publications: the part of a relation's changes that the subscribed publications send.
 
-In: the publisher's tables and publications from its catalog (or pgsieve.yaml). Out: for a changed relation,
-the part that the subscribed publications send together (`published_relation`), and the relation as which they
-send it: `published_as` resolves publish_via_partition_root. Also the tables of the initial copy
-(`replicated_tables`). Raises `PublicationError` for a combination that PostgreSQL refuses. Source:
-get_rel_sync_entry() in src/backend/replication/pgoutput/pgoutput.c, pg_get_publication_tables() in
-src/backend/catalog/pg_publication.c, and sections 29.4 and 29.5.
+In: the publisher's tables, and its publications from the catalog or pgsieve.yaml. Out: the part of a
+relation's changes that publications send together (`published_relation`), the relation as which one
+publication sends them (`publish_as_relation`, which resolves publish_via_partition_root), and the tables of
+the initial copy (`replicated_tables`). Raises `PublicationError` for a combination that PostgreSQL refuses.
+
+Source: get_rel_sync_entry() in src/backend/replication/pgoutput/pgoutput.c, pg_get_publication_tables() in
+src/backend/catalog/pg_publication.c; PostgreSQL documentation, Row Filters and Column Lists.
 """
 
 from __future__ import annotations
@@ -21,22 +22,25 @@ from pgsieve.decoding.values.builtin_types import DefinedTypes
 OPERATIONS = ("insert", "update", "delete", "truncate")
 
 
-#: Stands for a row filter that the server could not print. It is no SQL, so that it is never evaluated.
+#: Replaces a row filter that the server could not print. It is not valid SQL, so pgsieve never evaluates it.
 UNREAD_FILTER = "? (the table is locked)"
 
 
 class PublicationError(PgsieveError):
-    """The subscribed publications cannot be used together, or one of them is missing."""
+    """A publication is missing or not valid, or the publications of a subscription cannot be combined."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """A column of a table, as pg_attribute has it; `generated` is '', 's' (stored) or 'v' (virtual).
+    """A column of a table (pg_attribute).
 
-    `changed` is the transaction that last altered it. `missing` is the value of the column in rows older than
-    it (attmissingval, as its type prints it), None if these rows have NULL. `collation` includes the schema
-    unless that is pg_catalog. `is_sent` is false for a generated column that changes do not contain: a
-    virtual one, and before version 18 a stored one.
+    - `collation` includes the schema unless that is pg_catalog.
+    - `generated` is '', 's' (stored) or 'v' (virtual).
+    - `changed` is the transaction that last altered the column.
+    - `missing` is the column's value in rows that are older than the column, as its type prints it
+      (attmissingval), or None for NULL.
+    - `is_sent` is false if changes do not contain the column: for a virtual column, and before version 18 for
+      any generated column.
     """
 
     name: str
@@ -61,16 +65,14 @@ class Table:
     - `ancestors` are the oids of the partitioned tables above a partition, nearest first; `leaves` are the
       oids of the leaf partitions below a partitioned table.
     - `partition_columns` are the columns of its partition key, '' for an expression.
-    - `unsent_leaves` are the names, as SQL has them, of leaves whose changes are not in the WAL: unlogged and
-      foreign ones.
-    - `children` are the oids of the tables that directly inherit from a plain one.
-    - `columns_ever` counts the dropped columns too (relnatts).
-    - `file` is the file of the rows (relfilenode); it is another one after all rows were rewritten.
-    - `case_mappings` are the server's mappings of letters' case by collation, if the table's row filters need
-      them.
-    - `encoding` is the server's encoding of the text that row filters read, and `major_version` the version
-      of the server that evaluates them.
-    - `legible` is false if the name, schema or columns have bytes that are invalid in that encoding.
+    - `unsent_leaves` are the quoted names of leaves whose changes are not in the WAL: unlogged and foreign
+      tables.
+    - `children` are the oids of the tables that inherit directly from a plain table.
+    - `columns_ever` counts the columns with the dropped ones (relnatts).
+    - `file` is the file of the rows (relfilenode); it changes when all rows are rewritten.
+    - `case_mappings` are the server's case mappings by collation, if the table's row filters need them.
+    - `encoding` is the database's encoding, and `major_version` the server's version, for row filters.
+    - `legible` is false if the table's name, its schema's or a column's is invalid in that encoding.
     """
 
     oid: int
@@ -97,7 +99,7 @@ class Table:
     def key(self) -> tuple[str, ...]:
         """The columns by which a subscriber finds a row: the identity index, else the primary key.
 
-        Without either it is empty, and rows are compared as a whole (FindReplTupleInLocalRel() in
+        Without either the key is empty, and the subscriber compares whole rows (FindReplTupleInLocalRel() in
         src/backend/replication/logical/worker.c).
         """
         if self.replica_identity == "i":
@@ -106,7 +108,7 @@ class Table:
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """The columns that an old tuple has (ALTER TABLE ... REPLICA IDENTITY)."""
+        """The columns of an old tuple (ALTER TABLE ... REPLICA IDENTITY)."""
         if self.replica_identity == "f":
             return tuple(a.name for a in self.attributes)
         return self.key
@@ -121,7 +123,7 @@ class Table:
 class PublicationTable:
     """A table listed in a publication, with its row filter and column list.
 
-    `filter_columns` are the columns that the row filter reads, None if the filter has not been analysed.
+    `filter_columns` are the columns that the row filter reads, or None if nothing has analysed the filter.
     """
 
     oid: int
@@ -134,8 +136,8 @@ class PublicationTable:
 class Publication:
     """A publication; `generated_columns` is publish_generated_columns: 'n' (none) or 's' (stored).
 
-    `excluded` are the oids of the tables that ALL TABLES leaves out (EXCEPT, since version 19), with their
-    partitions. `owner` is the role's name, None for a publication of pgsieve.yaml.
+    `excluded` are the oids of the tables that ALL TABLES excludes (EXCEPT, since version 19), with their
+    partitions. `owner` is the owner's role name, or None for a publication of pgsieve.yaml.
     """
 
     name: str
@@ -148,31 +150,31 @@ class Publication:
     owner: str | None = None
     excluded: frozenset[int] = frozenset()
 
-    def listed(self, oid: int) -> PublicationTable | None:
-        """The publication's own entry of a table, if it lists that table by name."""
+    def table_entry(self, oid: int) -> PublicationTable | None:
+        """The publication's entry for a table, None if it does not list the table by name."""
         return next((t for t in self.tables if t.oid == oid), None)
 
     def contains(self, table: Table) -> bool:
-        """Whether the publication contains the table itself, not only an ancestor of it."""
+        """Whether the publication contains the table itself; an ancestor does not count."""
         if self.all_tables:
             return self.excluded.isdisjoint({table.oid, *table.ancestors})
-        return table.schema in self.schemas or self.listed(table.oid) is not None
+        return table.schema in self.schemas or self.table_entry(table.oid) is not None
 
     def row_filter(self, table: Table) -> str | None:
-        """The row filter of a table that this publication contains; None sends every row."""
+        """The publication's row filter for a table; None if it sends every row."""
         if self.all_tables or table.schema in self.schemas:
             return None
-        entry = self.listed(table.oid)
+        entry = self.table_entry(table.oid)
         return entry.where if entry else None
 
     def has_column_list(self, table: Table) -> bool:
         """Whether the publication has a column list for a table."""
-        entry = self.listed(table.oid)
+        entry = self.table_entry(table.oid)
         return not self.all_tables and entry is not None and entry.columns is not None
 
     def column_list(self, table: Table) -> tuple[str, ...]:
-        """The columns of a table that this publication sends, in the table's order."""
-        entry = None if self.all_tables or table.schema in self.schemas else self.listed(table.oid)
+        """The columns of a table that the publication sends, in the table's order."""
+        entry = None if self.all_tables or table.schema in self.schemas else self.table_entry(table.oid)
         if entry and entry.columns is not None:
             return tuple(a.name for a in table.attributes if a.name in entry.columns)
         generated = {"", "s"} if self.generated_columns == "s" else {""}
@@ -181,11 +183,13 @@ class Publication:
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """The publisher's tables by oid, at one moment; `types` defines users' types, by oid.
+    """The publisher's tables, publications and users' types, all of one snapshot.
 
-    For each kind of name that values of some types print (`NAMES_OF` of decoding/values/printed_names.py),
-    `names` has a digest of all names of the kind. `locked` are the tables whose row filters and generation
-    expressions are unknown because of a lock, and the holder of the lock.
+    - `tables` and `types` are by oid.
+    - `names` has a digest of all names of a kind, for each kind of `NAMES_OF` in
+      decoding/values/printed_names.py.
+    - `locked` has the holder of the lock by table, for tables whose row filters and generation expressions
+      are unknown because of a lock.
     """
 
     tables: Mapping[int, Table]
@@ -200,11 +204,10 @@ class Catalog:
         object.__setattr__(self, "by_name", {(t.schema, t.name): t for t in self.tables.values()})
 
     def select(self, names: Sequence[str]) -> tuple[Publication, ...]:
-        """The named publications; raises PublicationError for those that do not exist.
+        """Return the named publications; raises PublicationError if one does not exist.
 
-        Servers from 18 on ignore missing publications (LoadPublications() in
-        src/backend/replication/pgoutput/pgoutput.c), so there only a selection without any publication is an
-        error.
+        From version 18 on, it raises the error only if none exists, because the server ignores missing
+        publications (LoadPublications() in src/backend/replication/pgoutput/pgoutput.c).
         """
         selected = tuple(self.publications[n] for n in names if n in self.publications)
         missing = self.missing(names)
@@ -213,7 +216,7 @@ class Catalog:
         return selected
 
     def missing(self, names: Iterable[str]) -> PublicationError | None:
-        """The error for named publications that do not exist; None if all exist."""
+        """The error for publications that do not exist, or None if all exist."""
         missing = ", ".join(f'"{n}"' for n in names if n not in self.publications)
         if not missing:
             return None
@@ -228,7 +231,7 @@ class Catalog:
 class PublishedRelation:
     """The part of a relation's changes that the publications of one subscription send together.
 
-    `filters` has for each operation the row filters that are ORed, or None if every row passes.
+    `filters` has by operation the row filters, joined with OR, or None if all rows are sent.
     """
 
     relation: Table
@@ -239,10 +242,11 @@ class PublishedRelation:
     publications: tuple[str, ...]
 
 
-def published_as(publication: Publication, table: Table, catalog: Catalog) -> tuple[Table, int] | None:
-    """The relation as which one publication sends changes of `table`, and its level above the table.
+def publish_as_relation(publication: Publication, table: Table, catalog: Catalog) -> tuple[Table, int] | None:
+    """The relation as which a publication sends changes of `table`, and its level in the partition tree.
 
-    The result is None if the publication sends none.
+    The level is 0 for the table itself, 1 for its parent, and so on. None if the publication sends no
+    changes.
     """
     chain = [table, *(catalog.tables[a] for a in table.ancestors if a in catalog.tables)]
     containing = [level for level, relation in enumerate(chain) if publication.contains(relation)]
@@ -252,8 +256,8 @@ def published_as(publication: Publication, table: Table, catalog: Catalog) -> tu
     return chain[level], level
 
 
-def _disjunction(filters: Iterable[str | None]) -> tuple[str, ...] | None:
-    """Row filters to OR, each once; None if one of them is missing (every row passes)."""
+def _distinct_filters(filters: Iterable[str | None]) -> tuple[str, ...] | None:
+    """Distinct row filters to join with OR; None if one is missing, so that all rows are sent."""
     distinct: dict[str, None] = {}
     for row_filter in filters:
         if row_filter is None:
@@ -262,7 +266,7 @@ def _disjunction(filters: Iterable[str | None]) -> tuple[str, ...] | None:
     return tuple(distinct)
 
 
-def _refuse_disagreement_on_generated_columns(publications: Sequence[Publication], table: Table) -> None:
+def _require_same_generated_columns(publications: Sequence[Publication], table: Table) -> None:
     """Raise PublicationError as check_and_init_gencol() of pgoutput.c does (since version 18)."""
     if not any(a.generated for a in table.attributes):
         return
@@ -277,7 +281,7 @@ def _refuse_disagreement_on_generated_columns(publications: Sequence[Publication
         )
 
 
-def _agreed_columns(publications: Sequence[Publication], table: Table) -> tuple[str, ...]:
+def _common_columns(publications: Sequence[Publication], table: Table) -> tuple[str, ...]:
     lists = {p.column_list(table) for p in publications}
     if len(lists) > 1:
         names = ", ".join(f'"{p.name}"' for p in publications)
@@ -294,24 +298,27 @@ def published_relation(
 ) -> PublishedRelation | None:
     """The part of changes to `table` (a plain table or a leaf) that `publications` together send.
 
-    The result is None if they send nothing. The publish-as relation is the topmost that any publication asks
-    for. Only publications that ask for this relation contribute row filters and column lists; the operations
-    are those of all publications (get_rel_sync_entry). Raises PublicationError for column lists that
-    disagree.
+    None if they send nothing. The publish-as relation is the topmost one of all publications. Only
+    publications with this relation contribute row filters and column lists; all contribute their operations
+    (get_rel_sync_entry()). Raises PublicationError if column lists differ.
     """
-    placed = [(p, at) for p in publications if (at := published_as(p, table, catalog)) is not None]
-    # A partitioned table is itself published only under publish_via_partition_root.
-    placed = [(p, at) for p, at in placed if at[0].kind != "p" or p.via_root]
-    if not placed:
+    levels = [
+        (p, target) for p in publications if (target := publish_as_relation(p, table, catalog)) is not None
+    ]
+    # Only publish_via_partition_root publishes a partitioned table itself.
+    levels = [(p, target) for p, target in levels if target[0].kind != "p" or p.via_root]
+    if not levels:
         return None
-    top = max(level for _, (_, level) in placed)
-    winning = [(p, relation) for p, (relation, level) in placed if level == top]
-    publish_as = winning[0][1]
-    _refuse_disagreement_on_generated_columns([p for p, _ in winning], publish_as)
-    operations = frozenset().union(*(p.operations for p, _ in placed))
+    top = max(level for _, (_, level) in levels)
+    contributing = [(p, relation) for p, (relation, level) in levels if level == top]
+    publish_as = contributing[0][1]
+    _require_same_generated_columns([p for p, _ in contributing], publish_as)
+    operations = frozenset().union(*(p.operations for p, _ in levels))
     filters = {
-        operation: _disjunction(p.row_filter(publish_as) for p, _ in winning if operation in p.operations)
-        if any(operation in p.operations for p, _ in winning)
+        operation: _distinct_filters(
+            p.row_filter(publish_as) for p, _ in contributing if operation in p.operations
+        )
+        if any(operation in p.operations for p, _ in contributing)
         else None
         for operation in ("insert", "update", "delete")
     }
@@ -320,18 +327,18 @@ def published_relation(
         publish_as=publish_as,
         operations=operations,
         filters=filters,
-        columns=_agreed_columns([p for p, _ in winning], publish_as),
-        publications=tuple(p.name for p, _ in winning),
+        columns=_common_columns([p for p, _ in contributing], publish_as),
+        publications=tuple(p.name for p, _ in contributing),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicatedTable:
-    """A table of which a subscription has a replica: the initial copy's rows and columns, the replica's key.
+    """A table of which a subscription has a replica: the rows and columns of the initial copy, and the key.
 
-    `row_filters` are ORed, whatever the publications' operations are; None copies every row (29.4.5).
-    `leaves` are the partitions that contain the rows of a partitioned table, and `routed_by` the columns that
-    decide in which partition a row is.
+    `row_filters` are joined with OR, whatever the publications' operations are; None copies all rows
+    (PostgreSQL documentation, Row Filters: Initial Data Synchronization). `leaves` are the leaf partitions of
+    a partitioned table, and `routed_by` the columns that decide a row's partition.
     """
 
     table: Table
@@ -344,16 +351,23 @@ class ReplicatedTable:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The key columns of the replica; empty if only whole rows can be distinguished.
+        """The key columns of the replica; empty if rows can only be compared as a whole.
 
-        Old rows have the identity of their leaf. So the root's key is used if the identities of all leaves
-        contain it. Otherwise the key that all leaves share is used, if it contains the columns that choose
-        the leaf: then it is unique in the whole tree. Without updates and deletes no row is looked up, so the
-        leaves' keys do not count: a deleted row stays in the replica, and its key may come again.
+        An old row has the identity columns of its leaf. So the key is the root's if the identities of all
+        leaves contain it. Otherwise it is the key that all leaves share, if that contains the partition key:
+        then it is unique in the whole tree. Without updates and deletes the leaves' identities do not matter,
+        and a shared key would be wrong: a deleted row stays in the replica, and a later insert can repeat its
+        key.
         """
-        own = self.table.key
-        has_own = own and all(set(own) <= set(leaf.identity) for leaf in self.leaves if leaf.identity)
-        key = own if has_own or not {"update", "delete"} & self.operations else self._shared_key or own
+        root_key = self.table.key
+        has_root_key = root_key and all(
+            set(root_key) <= set(leaf.identity) for leaf in self.leaves if leaf.identity
+        )
+        key = (
+            root_key
+            if has_root_key or not {"update", "delete"} & self.operations
+            else self._shared_key or root_key
+        )
         return key if set(key) <= set(self.columns) else ()
 
     @property
@@ -365,7 +379,7 @@ class ReplicatedTable:
         return tuple(a.name for a in self.table.attributes if a.name in shared)
 
 
-def _tables_of(publication: Publication, catalog: Catalog) -> dict[int, Table]:
+def _sent_tables(publication: Publication, catalog: Catalog) -> dict[int, Table]:
     """The tables that a publication sends, as pg_get_publication_tables() lists them."""
     members = {t.oid: t for t in catalog.tables.values() if publication.contains(t)}
     if publication.via_root:
@@ -378,12 +392,12 @@ def _tables_of(publication: Publication, catalog: Catalog) -> dict[int, Table]:
 def replicated_tables(
     publications: Sequence[Publication], catalog: Catalog
 ) -> dict[tuple[str, str], ReplicatedTable]:
-    """The tables that a subscription to `publications` replicates, by (schema, name), in name order.
+    """The tables that a subscription to `publications` replicates, by (schema, name), in this order.
 
-    If one publication publishes via the partition root, partitions with an ancestor in the combined list are
-    left out, so that no row is copied twice (pg_get_publication_tables since version 16).
+    If a publication has publish_via_partition_root, partitions with an ancestor in the list are omitted, so
+    that no row is copied twice (pg_get_publication_tables() since version 16).
     """
-    by_publication = [(p, _tables_of(p, catalog)) for p in publications]
+    by_publication = [(p, _sent_tables(p, catalog)) for p in publications]
     combined: dict[int, Table] = {}
     for _, tables in by_publication:
         combined |= tables
@@ -394,21 +408,23 @@ def replicated_tables(
         sending = [p for p, tables in by_publication if oid in tables]
         result[table.schema, table.name] = ReplicatedTable(
             table=table,
-            columns=_agreed_columns(sending, table),
-            row_filters=_disjunction(p.row_filter(table) for p in sending),
+            columns=_common_columns(sending, table),
+            row_filters=_distinct_filters(p.row_filter(table) for p in sending),
             publications=tuple(p.name for p in sending),
             operations=frozenset().union(*(p.operations for p in sending)),
-            leaves=(leaves := _present(table.leaves, catalog)),
-            routed_by=_routed_by(table, leaves, catalog),
+            leaves=(leaves := _tables_by_oid(table.leaves, catalog)),
+            routed_by=_partition_key_columns(table, leaves, catalog),
         )
     return result
 
 
-def _present(oids: Iterable[int], catalog: Catalog) -> tuple[Table, ...]:
+def _tables_by_oid(oids: Iterable[int], catalog: Catalog) -> tuple[Table, ...]:
     return tuple(catalog.tables[oid] for oid in oids if oid in catalog.tables)
 
 
-def _routed_by(root: Table, leaves: Iterable[Table], catalog: Catalog) -> frozenset[str]:
-    """The columns of the partition keys from a root down to its leaves."""
-    between = {a for leaf in leaves for a in leaf.ancestors} - {*root.ancestors}
-    return frozenset(column for table in _present(between, catalog) for column in table.partition_columns)
+def _partition_key_columns(root: Table, leaves: Iterable[Table], catalog: Catalog) -> frozenset[str]:
+    """The columns of the partition keys between a root and its leaves."""
+    partitioned = {a for leaf in leaves for a in leaf.ancestors} - {*root.ancestors}
+    return frozenset(
+        column for table in _tables_by_oid(partitioned, catalog) for column in table.partition_columns
+    )

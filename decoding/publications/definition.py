@@ -1,10 +1,10 @@
-"""Publications that pgsieve.yaml defines, checked by the rules of CREATE PUBLICATION.
+"""Publications that pgsieve.yaml defines, with the checks of CREATE PUBLICATION.
 
-In: tables, WHERE, column lists and parameters as a user wrote them, and the publisher's catalog. Out: a
-`Publication` like the server's own, or each reason why CREATE PUBLICATION refuses it, in the order in which
-the server checks (CreatePublication() in src/backend/commands/publicationcmds.c, pub_collist_validate() in
-src/backend/catalog/pg_publication.c). Only a server knows whether a WHERE is allowed, so the caller asks the
-server and passes its verdict.
+In: tables, WHERE, column lists and parameters from pgsieve.yaml, and the publisher's catalog. Out: a
+`Publication` like the server's, or the errors of CREATE PUBLICATION in the server's order
+(CreatePublication() in src/backend/commands/publicationcmds.c, pub_collist_validate() in
+src/backend/catalog/pg_publication.c). Only a server can check a WHERE, so the caller passes a function that
+does so.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pgsieve.decoding.publications.catalog import (
 _SYSTEM_COLUMNS: Final = frozenset({"tableoid", "ctid", "xmin", "xmax", "cmin", "cmax"})
 
 #: Returns the server's error for a WHERE over a table, or None if the server accepts it.
-Verdict = Callable[[Table, str], PublicationError | None]
+WhereCheck = Callable[[Table, str], PublicationError | None]
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class DefinedTable:
 
 @dataclass(frozen=True)
 class DefinedPublication:
-    """A publication that pgsieve.yaml defines instead of the server."""
+    """A publication that pgsieve.yaml defines, and that does not exist on the server."""
 
     name: str
     tables: tuple[DefinedTable, ...]
@@ -47,19 +47,18 @@ class DefinedPublication:
     via_root: bool
     generated_columns: str = "n"
     all_tables: bool = False
-    #: The tables that ALL TABLES leaves out, by schema and name.
+    #: The schemas and names of the tables that ALL TABLES excludes.
     excluded: tuple[tuple[str, str], ...] = ()
-    #: Sequences by schema and name; PostgreSQL itself publishes sequences only since version 19, and only all
-    #: of them.
+    #: The schemas and names of sequences. PostgreSQL publishes sequences only since version 19, and only all.
     sequences: tuple[tuple[str, str], ...] = ()
     all_sequences: bool = False
 
     def resolve(self, catalog: Catalog) -> Publication:
-        """The publication over the catalog's tables; raises PublicationError as CREATE PUBLICATION does."""
+        """Return the publication; raises the error of CREATE PUBLICATION, but does not check WHERE."""
         for problem in self.problems(catalog, lambda _table, _where: None):
             raise problem
         entries: dict[int, PublicationTable] = {}
-        for defined, table in self._listed(catalog):
+        for defined, table in self._entries(catalog):
             columns = None if defined.columns is None else frozenset(defined.columns)
             entries.setdefault(table.oid, PublicationTable(table.oid, defined.where, columns))
         return Publication(
@@ -75,12 +74,12 @@ class DefinedPublication:
         )
 
     def missing(self, catalog: Catalog) -> list[tuple[str, str]]:
-        """The tables that the catalog does not have: they do not exist, or cannot be published."""
+        """The schemas and names of tables that are not in the catalog."""
         named = [*((t.schema, t.name) for t in self.tables), *self.excluded]
         return [name for name in named if name not in catalog.by_name]
 
-    def problems(self, catalog: Catalog, verdict: Verdict) -> Iterator[PublicationError]:
-        """Everything that CREATE PUBLICATION would refuse; the first problem is the one that it reports."""
+    def problems(self, catalog: Catalog, check_where: WhereCheck) -> Iterator[PublicationError]:
+        """Yield all errors of CREATE PUBLICATION, in the server's order; the server raises only the first."""
         if self.generated_columns != "n" and catalog.server_version < 180000:
             yield self._refusal('unrecognized publication parameter: "publish_generated_columns"', "42601")
         for schema, name in self.missing(catalog):
@@ -93,11 +92,11 @@ class DefinedPublication:
                     "22023",
                     "exclude the root of its partition tree, or list the tables that are published",
                 )
-        entries = list(self._listed(catalog))
-        yield from self._redundant(entries)
+        entries = list(self._entries(catalog))
+        yield from self._redundancy_errors(entries)
         for defined, table in entries:
             if defined.where is not None:
-                yield from self._where_problems(table, defined.where, verdict)
+                yield from self._where_problems(table, defined.where, check_where)
         for defined, table in entries:
             if defined.columns is not None and table.kind == "p" and not self.via_root:
                 yield self._refusal(
@@ -109,43 +108,46 @@ class DefinedPublication:
             if defined.columns is not None:
                 yield from self._column_problems(table, defined.columns, catalog.server_version)
 
-    def _listed(self, catalog: Catalog) -> Iterator[tuple[DefinedTable, Table]]:
-        """The tables in order, each followed by those that inherit from it, as OpenTableList() adds them."""
+    def _entries(self, catalog: Catalog) -> Iterator[tuple[DefinedTable, Table]]:
+        """Yield the tables in the order of OpenTableList(): each before the tables that inherit from it."""
         for defined in self.tables:
             for table in _with_children(defined.schema, defined.name, catalog):
                 yield defined, table
 
-    def _redundant(self, entries: list[tuple[DefinedTable, Table]]) -> Iterator[PublicationError]:
-        """The errors for tables that are listed twice.
+    def _redundancy_errors(self, entries: list[tuple[DefinedTable, Table]]) -> Iterator[PublicationError]:
+        """Yield the errors for tables with several entries.
 
-        If the second entry comes by inheritance, the server names the table that it added last.
+        If the second entry comes from inheritance, the server's message has the name of the table that it
+        added last.
         """
         first: dict[int, DefinedTable] = {}
-        added = ""
+        last_added = ""
         for defined, table in entries:
             if table.oid not in first:
-                first[table.oid], added = defined, table.name
+                first[table.oid], last_added = defined, table.name
                 continue
             earlier = first[table.oid]
             inherits = (table.schema, table.name) != (defined.schema, defined.name)
-            for clause, redundant in (
+            for clause, is_redundant in (
                 ("WHERE clauses", (earlier.where or defined.where) is not None),
                 ("column lists", (earlier.columns or defined.columns) is not None),
             ):
-                if redundant:
-                    name = added if inherits else table.name
+                if is_redundant:
+                    name = last_added if inherits else table.name
                     yield self._refusal(f'conflicting or redundant {clause} for table "{name}"', "42710")
                     break
 
-    def _where_problems(self, table: Table, where: str, verdict: Verdict) -> Iterator[PublicationError]:
+    def _where_problems(
+        self, table: Table, where: str, check_where: WhereCheck
+    ) -> Iterator[PublicationError]:
         if table.kind == "p" and not self.via_root:
             yield self._refusal(
                 f'cannot use publication WHERE clause for relation "{table.name}": WHERE clause cannot be used for a'
                 " partitioned table when publish_via_partition_root is false.",
                 "22023",
             )
-        elif (refused := verdict(table, where)) is not None:
-            yield self._refusal(refused.message, refused.sqlstate, refused.hint)
+        elif (error := check_where(table, where)) is not None:
+            yield self._refusal(error.message, error.sqlstate, error.hint)
 
     def _column_problems(
         self, table: Table, columns: tuple[str, ...], server_version: int
@@ -184,7 +186,7 @@ class DefinedPublication:
 
 
 def _with_children(schema: str, name: str, catalog: Catalog) -> Iterator[Table]:
-    """A table and the tables that inherit from it, each once."""
+    """Yield a table and all tables that inherit from it."""
     table = catalog.by_name.get((schema, name))
     pending = [] if table is None else [table]
     seen: set[int] = set()

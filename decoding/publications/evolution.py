@@ -1,12 +1,13 @@
-"""Schema changes of a published table: whether its replica can follow in place, and how.
+"""Schema changes of a published table: whether its replica can be altered in place, and how.
 
-The stream describes a table only when a row changes, and by names only. Defaults that PostgreSQL fills in
-and values that ALTER TABLE rewrites are in no message. So two states of the catalog are compared: the one
-that the replica follows (`Layout`) and the present one. A column is identified by its number, which is never
-reused; an altered column by the transaction in its row of pg_attribute; a rewritten table by its file. Out:
-the source of each column's values (`sources`), and the present names of the columns in a Relation message
-from the time between (`present_names`). Raises SchemaChangedError where rows may have changed in a way that
-neither state shows.
+A Relation message comes only when a row changes, and it has only the names of columns. No message has the
+defaults that PostgreSQL fills in, or the values that ALTER TABLE rewrites. So this module compares two states
+of the catalog: the former one, which the replica has (`Layout`), and the present one. It identifies a column
+by its number, which is never reused, an altered column by the transaction in its row of pg_attribute, and a
+rewritten table by its file.
+
+Out: the source of each column's values (`column_sources`), and the present names of a Relation message's
+columns (`present_names`). Raises SchemaChangedError if a change between both states is ambiguous.
 
 PostgreSQL documentation, ALTER TABLE, notes; ATExecAddColumn() in src/backend/commands/tablecmds.c.
 """
@@ -19,25 +20,27 @@ from itertools import pairwise
 
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import Attribute, Catalog, Table
-from pgsieve.decoding.values.builtin_types import MADE
+from pgsieve.decoding.values.builtin_types import DERIVED_TYPES
 from pgsieve.decoding.values.printed_names import NAMES_OF
 
-#: text and varchar have the same bytes and the same text.
+#: text and varchar: their values have the same text.
 _TEXTS = {25, 1043}
 
 
 class SchemaChangedError(PgsieveError):
-    """The table changed in a way that only another copy can follow."""
+    """Only another copy of the table can apply a schema change to the replica."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayoutColumn:
-    """A column of a table: its number, name and type, and the transaction that altered it.
+    """A column of a table.
 
-    `missing` has the missing value, or the different ones of a partitioned table's leaves; None is NULL.
-    `made` describes the parts of a user's type: for each enum or composite its kind and oid, then the labels
-    or fields that its values print, with the transactions that wrote the labels; and for printed names their
-    kind, then a digest.
+    - `changed` is the transaction that last altered the column.
+    - `missing` has the column's value in older rows, or several values if the leaves of a partitioned table
+      differ; None is NULL.
+    - `made` describes the parts of the type on which the text of its values depends. Each entry has a kind,
+      an oid or name, and details: ("e", oid, labels...) and ("w", oid, transactions that wrote the labels...)
+      for an enum, ("c", oid, fields...) for a composite, ("n", kind of names, digest) for printed names.
     """
 
     number: int
@@ -51,7 +54,10 @@ class LayoutColumn:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The parts of a table's definition that its rows depend on: columns, and files (or its leaves')."""
+    """The parts of a table's definition that its rows depend on.
+
+    `files` has pairs of oid and file: those of the leaves, or of a table without partitions.
+    """
 
     oid: int
     columns: tuple[LayoutColumn, ...]
@@ -60,7 +66,7 @@ class Layout:
 
     @classmethod
     def of(cls, table: Table, catalog: Catalog) -> Layout:
-        """The present layout of a table."""
+        """The layout of a table in a catalog."""
         parts = (
             [catalog.tables[oid] for oid in table.leaves if oid in catalog.tables]
             if table.leaves
@@ -73,8 +79,8 @@ class Layout:
                 a.type_oid,
                 a.type_modifier,
                 a.changed,
-                _missing(a, parts),
-                _made(a.type_oid, catalog),
+                _missing_values(a, parts),
+                _type_parts(a.type_oid, catalog),
             )
             for a in table.attributes
         )
@@ -87,60 +93,64 @@ class Layout:
         return any(oid != self.oid for oid, _ in self.files)
 
     def is_rewritten(self, after: Catalog) -> bool:
-        """Whether a later state of the catalog has other files for the table.
+        """Whether a later state of the catalog lacks the table or has other files for it.
 
-        After TRUNCATE, and after an ALTER TABLE that rewrites rows, an older snapshot finds no row (section
-        13.6).
+        After TRUNCATE or an ALTER TABLE that rewrites the table, an older snapshot sees an empty table
+        (PostgreSQL documentation, Concurrency Control: Caveats).
         """
         table = after.tables.get(self.oid)
         return table is None or Layout.of(table, after).files != self.files
 
-    def numbered(self, number: int) -> LayoutColumn | None:
+    def column_by_number(self, number: int) -> LayoutColumn | None:
         """The column with this number."""
         return next((c for c in self.columns if c.number == number), None)
 
-    def named(self, name: str) -> LayoutColumn | None:
+    def column_by_name(self, name: str) -> LayoutColumn | None:
         """The column with this name."""
         return next((c for c in self.columns if c.name == name), None)
 
-    def added_since(self, former: Layout) -> list[LayoutColumn]:
-        """The columns that a former layout did not have yet."""
+    def columns_added_since(self, former: Layout) -> list[LayoutColumn]:
+        """The columns that were added after a former layout."""
         return [c for c in self.columns if c.number > former.columns_ever]
 
 
-def _missing(attribute: Attribute, parts: Sequence[Table]) -> tuple[str | None, ...]:
+def _missing_values(attribute: Attribute, parts: Sequence[Table]) -> tuple[str | None, ...]:
     values = {a.missing for part in parts for a in part.attributes if a.name == attribute.name}
     return tuple(sorted(values, key=lambda value: (value is not None, value or "")))
 
 
-def _made(type_oid: int, catalog: Catalog) -> tuple[tuple[str, ...], ...]:
-    """The parts of a type whose alteration makes its values print differently without rewriting them."""
-    made, written, names = dict[int, tuple[str, ...]](), dict[int, tuple[str, ...]](), set[str]()
-    reached, rest = set[int](), [type_oid]
-    while rest:
-        oid = rest.pop()
-        if oid in reached:
+def _type_parts(type_oid: int, catalog: Catalog) -> tuple[tuple[str, ...], ...]:
+    """`LayoutColumn.made`: altering one of these parts changes the text of values without rewriting rows."""
+    parts, label_transactions, names = dict[int, tuple[str, ...]](), dict[int, tuple[str, ...]](), set[str]()
+    seen, pending = set[int](), [type_oid]
+    while pending:
+        oid = pending.pop()
+        if oid in seen:
             continue
-        reached.add(oid)
+        seen.add(oid)
         if oid in NAMES_OF:
             names.add(NAMES_OF[oid])
-        if (type_ := catalog.types.get(oid) or MADE.get(oid)) is None:
+        if (type_ := catalog.types.get(oid) or DERIVED_TYPES.get(oid)) is None:
             continue
-        rest += [type_.of, *(field for _, field in type_.fields)]
+        pending += [type_.of, *(field for _, field in type_.fields)]
         if type_.kind == "e":
-            made[oid] = ("e", str(oid), *type_.labels)
-            written[oid] = ("w", str(oid), *map(str, type_.written))
+            parts[oid] = ("e", str(oid), *type_.labels)
+            label_transactions[oid] = ("w", str(oid), *map(str, type_.written))
         elif type_.kind == "c":
-            made[oid] = ("c", str(oid), *(f"{number} {field}" for number, field in type_.fields))
-    printed = (("n", kind, catalog.names.get(kind, "")) for kind in sorted(names))
-    return (*(made[oid] for oid in sorted(made)), *(written[oid] for oid in sorted(written)), *printed)
+            parts[oid] = ("c", str(oid), *(f"{number} {field}" for number, field in type_.fields))
+    printed_names = (("n", kind, catalog.names.get(kind, "")) for kind in sorted(names))
+    return (
+        *(parts[oid] for oid in sorted(parts)),
+        *(label_transactions[oid] for oid in sorted(label_transactions)),
+        *printed_names,
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """A column of the replica, and the source of its values: a former column, or one value for all rows.
+class ColumnSource:
+    """A column of the replica, and the source of its values in the rows that the replica already has.
 
-    A `value` of None is NULL.
+    The source is the column `former`, or, if that is None, `value` for all rows, where None is NULL.
     """
 
     column: str
@@ -148,72 +158,75 @@ class Source:
     value: str | None = None
 
 
-def sources(
+def column_sources(
     former: Layout,
     present: Layout,
     former_columns: Mapping[str, str],
     present_columns: Mapping[str, str],
     *,
-    listed: bool,
-) -> tuple[Source, ...]:
-    """The source of each present column for the rows that the replica already has.
+    has_column_list: bool,
+) -> tuple[ColumnSource, ...]:
+    """Return the source of each present column for the rows that the replica already has.
 
-    `former_columns` and `present_columns` are the published ones with their Spark types. `listed` says that a
-    column list may have kept an added column out of the stream. Raises SchemaChangedError.
+    `former_columns` and `present_columns` have the Spark types of the published columns. With a column list,
+    the stream may lack values of an added column. Raises SchemaChangedError.
     """
     refuse_ambiguity(former, present)
     return tuple(
-        _source(former, present, name, former_columns, spark, listed=listed)
-        for name, spark in present_columns.items()
+        _column_source(former, present, name, former_columns, spark_type, has_column_list=has_column_list)
+        for name, spark_type in present_columns.items()
     )
 
 
 def refuse_ambiguity(former: Layout, present: Layout) -> None:
-    """Raise if a name may have meant several columns between the two states: messages have only names."""
+    """Raise SchemaChangedError if a column name in a message between both states can mean several columns."""
     if former.oid != present.oid:
         raise SchemaChangedError("it was dropped and created again")
-    added = present.added_since(former)
+    added = present.columns_added_since(former)
     if len(added) != present.columns_ever - former.columns_ever:
         raise SchemaChangedError("a column was added and dropped again")
     names = {c.name for c in former.columns}
     for column in present.columns:
-        before = former.numbered(column.number)
+        before = former.column_by_number(column.number)
         if column.name in names and (before is None or before.name != column.name):
             raise SchemaChangedError(f'column "{column.name}" is another one than before')
-    dropped = {c.type_oid for c in former.columns if present.numbered(c.number) is None}
+    dropped = {c.type_oid for c in former.columns if present.column_by_number(c.number) is None}
     if any(c.type_oid in dropped for c in added):
         raise SchemaChangedError("a column was dropped and one of the same type added")
 
 
-def _source(
-    former: Layout, present: Layout, name: str, columns: Mapping[str, str], spark: str, *, listed: bool
-) -> Source:
-    column = present.named(name)
+def _column_source(
+    former: Layout,
+    present: Layout,
+    name: str,
+    columns: Mapping[str, str],
+    spark_type: str,
+    *,
+    has_column_list: bool,
+) -> ColumnSource:
+    column = present.column_by_name(name)
     assert column is not None
-    before = former.numbered(column.number)
+    before = former.column_by_number(column.number)
     if before is None:
-        if listed:
+        if has_column_list:
             raise SchemaChangedError(f'column "{name}" was added beside a column list')
-        return Source(name, None, missing_value(column, former, present))
+        return ColumnSource(name, None, missing_value(column, former, present))
     if before.name not in columns:
         raise SchemaChangedError(f'column "{name}" is published now')
-    if columns[before.name] != spark or not _prints_alike(before.type_oid, column.type_oid):
+    if columns[before.name] != spark_type or not _has_same_text(before.type_oid, column.type_oid):
         raise SchemaChangedError(f'column "{name}" has another type')
     if _is_altered(before.made, column.made):
         raise SchemaChangedError(f'the type of column "{name}" was altered, or a name that its values print')
     if column.changed != before.changed and _files_differ(former, present):
         raise SchemaChangedError(f'column "{name}" was altered and the table rewritten')
-    return Source(name, before.name)
+    return ColumnSource(name, before.name)
 
 
 def missing_value(column: LayoutColumn, former: Layout, present: Layout) -> str | None:
-    """The value of an added column in older rows.
-
-    Raises SchemaChangedError if the value is unknown.
-    """
+    """The value of an added column in older rows; raises SchemaChangedError if it is unknown."""
     if len(column.missing) > 1:
         raise SchemaChangedError(
-            f'column "{column.name}" was added with a default that partitions disagree on'
+            f'column "{column.name}" was added with different defaults in the partitions'
         )
     value = column.missing[0] if column.missing else None
     if value is None and _files_differ(former, present):
@@ -221,20 +234,20 @@ def missing_value(column: LayoutColumn, former: Layout, present: Layout) -> str 
     return value
 
 
-def _prints_alike(former: int, present: int) -> bool:
+def _has_same_text(former: int, present: int) -> bool:
     return former == present or {former, present} <= _TEXTS
 
 
 def _is_altered(former: tuple[tuple[str, ...], ...], present: tuple[tuple[str, ...], ...]) -> bool:
-    """Whether values may print differently; new labels at the end of an enum do not count.
+    """Whether the text of values can differ; new labels at the end of an enum do not change it.
 
-    A record of an earlier version of pgsieve may lack an entry. Then labels count as not altered, and printed
-    names as altered.
+    A record of an earlier version of pgsieve may lack an entry. A missing entry counts as altered for printed
+    names, and as unaltered for all else.
     """
     before = {entry[:2]: entry for entry in former}
     return any(
-        (entry[: len(was)] if entry[0] in {"e", "w"} else entry) != was
-        if (was := before.get(entry[:2])) is not None
+        (entry[: len(before_entry)] if entry[0] in {"e", "w"} else entry) != before_entry
+        if (before_entry := before.get(entry[:2])) is not None
         else entry[0] == "n"
         for entry in present
     )
@@ -249,23 +262,25 @@ def _files_differ(former: Layout, present: Layout) -> bool:
 def present_names(
     columns: Iterable[tuple[str, int]], relation_id: int, former: Layout, present: Layout
 ) -> tuple[str, ...]:
-    """The present names of a Relation message's columns (name and type); it is not later than `present`.
+    """The present names of the columns (name, type oid) of a Relation message from between both states.
 
-    Dropped columns keep their name. Raises SchemaChangedError for a name that neither state has.
+    A dropped column keeps its name. Raises SchemaChangedError if a name is ambiguous, or in neither state.
     """
     names, numbers = [], []
     for name, type_oid in columns:
-        column = present.named(name) or former.named(name)
+        column = present.column_by_name(name) or former.column_by_name(name)
         if column is None:
             raise SchemaChangedError(f'column "{name}" had another name before and after')
-        now, before = present.numbered(column.number), former.numbered(column.number)
+        now, before = present.column_by_number(column.number), former.column_by_number(column.number)
         if type_oid not in {c.type_oid for c in (now, before) if c}:
             raise SchemaChangedError(f'column "{name}" had another type before and after')
         names.append(now.name if now else name)
         numbers.append(column.number)
     if relation_id != present.oid:
-        # A leaf numbers its columns in its own way, so their order does not reveal swapped names.
-        renamed = [c for c in present.columns if (b := former.numbered(c.number)) and b.changed != c.changed]
+        # A leaf may number its columns differently, so their order cannot show whether names were swapped.
+        renamed = [
+            c for c in present.columns if (b := former.column_by_number(c.number)) and b.changed != c.changed
+        ]
         if renamed:
             raise SchemaChangedError(f'column "{renamed[0].name}" was altered')
     elif any(low >= high for low, high in pairwise(numbers)):

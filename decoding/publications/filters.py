@@ -1,8 +1,8 @@
-"""The row filters of a published relation, parsed over its publish-as relation.
+"""Parses the row filters of publications over the catalog's tables.
 
-In: a table of the catalog, with the server's case mappings. Out: row filters, or the case mappings that a
-filter needs. Raises the errors of `parse_row_filter`. The import of the parser takes a tenth of a second, so
-the functions import it only when there is a filter.
+In: a table of the catalog, with the server's case mappings, and the text of a filter. Out: the parsed filter,
+or the case mappings that it needs. Raises the errors of `parse_row_filter`. The functions import the parser
+only when they are called, because the import takes a tenth of a second.
 """
 
 from collections.abc import Mapping
@@ -12,37 +12,39 @@ from types import MappingProxyType
 
 from pgsieve.decoding.errors import PgsieveError, UnsupportedFilterError
 from pgsieve.decoding.publications.catalog import PublishedRelation, Table
-from pgsieve.decoding.row_filters.letter_case import CaseMappings, NeededMappings, of_server
+from pgsieve.decoding.row_filters.letter_case import CaseMappings, MappingRequests, server_mappings
 from pgsieve.decoding.row_filters.nodes import RowFilter
 
 
-def row_filter(sent: PublishedRelation, text: str) -> RowFilter:
-    """Parse a row filter.
+def parse_published_filter(sent: PublishedRelation, text: str) -> RowFilter:
+    """Parse a row filter over the relation's publish-as relation."""
+    return parse_table_filter(sent.publish_as, text)
 
-    Raises UnsupportedFilterError, with a remedy, for one that pgsieve cannot evaluate.
+
+def parse_table_filter(table: Table, text: str, mappings: CaseMappings | None = None) -> RowFilter:
+    """Parse a row filter over a table; `mappings`, if given, replace the table's case mappings.
+
+    Raises UnsupportedFilterError, with a remedy, if pgsieve cannot evaluate the filter.
     """
-    return table_filter(sent.publish_as, text)
-
-
-def table_filter(table: Table, text: str, mappings: CaseMappings | None = None) -> RowFilter:
-    """Parse a row filter over a table; raises as `row_filter` does.
-
-    `mappings` replaces the table's case mappings.
-    """
-    from pgsieve.decoding.publications.generated_columns import expanded
+    from pgsieve.decoding.publications.generated_columns import expand_unsent_columns
     from pgsieve.decoding.row_filters.analysis import PUBLISHER_HINT, FilterColumn, parse_row_filter
-    from pgsieve.decoding.row_filters.evaluation.verdicts import condition
+    from pgsieve.decoding.row_filters.evaluation.verdicts import compile_filters
 
-    chosen = of_server(dict(table.case_mappings)) if mappings is None else mappings
+    chosen = server_mappings(dict(table.case_mappings)) if mappings is None else mappings
     columns = {
         a.name: FilterColumn(a.name, a.type_oid, a.type_modifier, a.collation) for a in table.attributes
     }
     parsed = parse_row_filter(
-        expanded(text, table), columns, table.qualified, chosen, table.encoding, table.major_version
+        expand_unsent_columns(text, table),
+        columns,
+        table.qualified,
+        chosen,
+        table.encoding,
+        table.major_version,
     )
     try:
-        condition(parsed.tree)
-    # A filter that can be parsed cannot always be evaluated: that takes more nested calls.
+        compile_filters(parsed.tree)
+    # The evaluation needs more nested calls than the parser.
     except RecursionError:
         raise UnsupportedFilterError(
             f"row filter of {table.qualified} cannot be evaluated outside PostgreSQL: it is nested too deeply",
@@ -51,23 +53,20 @@ def table_filter(table: Table, text: str, mappings: CaseMappings | None = None) 
     return parsed
 
 
-@lru_cache(maxsize=4096)  # A continuous run calls this for each slice.
-def needed_mappings(table: Table, text: str) -> Mapping[str, bool]:
-    """The collations under which a row filter changes or ignores case.
-
-    The value is true if the filter uses initcap under the collation.
-    """
-    needed = NeededMappings()
+@lru_cache(maxsize=4096)  # A continuous run calls this often with the same filters.
+def needed_case_mappings(table: Table, text: str) -> Mapping[str, bool]:
+    """The collations under which a row filter changes or ignores case, and whether it uses initcap."""
+    needed = MappingRequests()
     with suppress(PgsieveError):  # The filter's evaluation reports its errors.
-        table_filter(table, text, needed)
+        parse_table_filter(table, text, needed)
     return MappingProxyType(needed.collations)
 
 
-def reads_unsent(table: Table, text: str) -> bool:
+def reads_unsent_columns(table: Table, text: str) -> bool:
     """Whether a row filter reads a generated column that changes do not contain.
 
-    It raises the errors of `expanded`.
+    Raises the errors of `expand_unsent_columns`.
     """
-    from pgsieve.decoding.publications.generated_columns import expanded
+    from pgsieve.decoding.publications.generated_columns import expand_unsent_columns
 
-    return expanded(text, table) != text
+    return expand_unsent_columns(text, table) != text

@@ -1,10 +1,11 @@
 """Row filters over generated columns that changes do not contain.
 
-In: the text of a row filter, and its table. Out: the same filter with each such column replaced by its
-expression, as expand_generated_columns_in_expr() of src/backend/rewrite/rewriteHandler.c does for virtual
-columns. Servers before 18 do not send stored columns either; their values equal the expression's, because
-generation expressions are immutable (section 5.4). Raises UnsupportedFilterError for a column whose value
-this would change.
+In: the text of a row filter, and its table. Out: the filter with each such column replaced by its expression,
+as expand_generated_columns_in_expr() of src/backend/rewrite/rewriteHandler.c does for virtual columns. A
+stored column, which servers before 18 do not send, can be replaced too: generation expressions are immutable.
+Raises UnsupportedFilterError for a column whose expression can have another value than the column.
+
+PostgreSQL documentation, Generated Columns.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from pgsieve.decoding.row_filters import grammar
 from pgsieve.decoding.row_filters.constants import RefusedError
 from pgsieve.decoding.row_filters.nodes import BPCHAR, VARCHAR
 
-#: An explicit cast to these types cuts a text that is too long; the assignment to the column would fail.
-_CUT: Final = frozenset({BPCHAR, VARCHAR})
+#: An explicit cast to these types cuts a text that is too long, while an assignment to the column fails.
+_LENGTH_LIMITED_TYPES: Final = frozenset({BPCHAR, VARCHAR})
 
 
-def expanded(where: str, table: Table) -> str:
-    """The row filter over columns that changes contain; text that is no expression is returned as it is."""
+def expand_unsent_columns(where: str, table: Table) -> str:
+    """Return the row filter over columns that changes contain; text that cannot be parsed is unchanged."""
     unsent = {a.name: a for a in table.attributes if not a.is_sent}
     if not unsent:
         return where
@@ -41,8 +42,8 @@ def expanded(where: str, table: Table) -> str:
 
 
 def _expression(column: Attribute, table: Table) -> str:
-    """The column's expression, cast to the column's type, because the server does not print that cast."""
-    if column.type_oid in _CUT and column.type_modifier != -1:
+    """The column's expression with a cast to the column's type, which the server does not print."""
+    if column.type_oid in _LENGTH_LIMITED_TYPES and column.type_modifier != -1:
         raise UnsupportedFilterError(
             f"row filter of {table.qualified} cannot be evaluated outside PostgreSQL: {column.name}: it is a generated"
             f" column of type {column.type_name}",

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
-#: Each delimiter inside a value has a backslash before it (outToken), so quotes need no rule of their own.
+#: A backslash precedes each delimiter inside a value (outToken()), so quotes need no special rule.
 _TOKEN: Final = re.compile(r"[(){}]|(?:\\.|[^\s(){}\\])+", re.DOTALL)
 
-#: Labels of versions 13 and 14 that differ from the struct's name, and the labels of later versions.
+#: Labels of versions 13 and 14 that later versions renamed to the struct's name.
 _RENAMED: Final = MappingProxyType({
     "ARRAY": "ARRAYEXPR", "CASE": "CASEEXPR", "COALESCE": "COALESCEEXPR", "COLLATE": "COLLATEEXPR",
     "MINMAX": "MINMAXEXPR", "ROW": "ROWEXPR", "ROWCOMPARE": "ROWCOMPAREEXPR", "WHEN": "CASEWHEN",
@@ -25,19 +25,19 @@ _RENAMED: Final = MappingProxyType({
 
 @dataclass(frozen=True, slots=True)
 class TreeNode:
-    """A node: its label, and its fields in the order of the text, each with its first value."""
+    """A node: its label, and the first value of each field."""
 
     label: str
     fields: Mapping[str, Value]
 
     def number(self, field: str) -> int:
-        """A field with an oid or an attribute number; 0 if the node has no such field."""
+        """A field's number, such as an oid or an attribute number; 0 if the node lacks the field."""
         value = self.fields.get(field, "0")
         return int(value) if isinstance(value, str) else 0
 
     @property
     def children(self) -> tuple[TreeNode, ...]:
-        """The nodes directly below, including nodes in lists."""
+        """The nodes in the fields and in their lists."""
         return tuple(node for value in self.fields.values() for node in _nodes(value))
 
 
@@ -54,7 +54,7 @@ def _nodes(value: Value) -> Iterator[TreeNode]:
 
 
 def parse_node_tree(text: str) -> Value:
-    """Parse text of any depth into a node, or a list of nodes; raises ValueError for text that is no tree."""
+    """Parse text of any depth into a node or a list of nodes; raises ValueError for other text."""
     top: list[Value] = []
     enclosing: list[list[Value]] = []
     values = top
@@ -76,7 +76,7 @@ def parse_node_tree(text: str) -> Value:
 
 
 def parse_expression(text: str) -> TreeNode:
-    """Parse text into a node; raises ValueError, for a list too."""
+    """Parse text into a node; raises ValueError for other text, including a list."""
     tree = parse_node_tree(text)
     if not isinstance(tree, TreeNode):
         raise ValueError("not the text of an expression")  # noqa: TRY004 - the text is wrong, not a type
@@ -84,10 +84,7 @@ def parse_expression(text: str) -> TreeNode:
 
 
 def _node(values: list[Value]) -> TreeNode:
-    """A node from its label and `:field value` pairs.
-
-    A value may begin with a colon. Only the first value of a field is kept.
-    """
+    """Return a node from its label and `:field value` pairs; a value may begin with a colon too."""
     if not values or not isinstance(values[0], str):
         raise ValueError("a node without a label")
     fields: dict[str, Value] = {}

@@ -1,10 +1,11 @@
-"""Replica identities: changes that a publisher refuses, and changes that find no row in a replica.
+"""Replica identities: changes that a publisher refuses, and changes for which a subscriber finds no row.
 
 In: a table, publications, and the catalog. Out: the errors that UPDATE and DELETE would raise on the
-publisher (`refused_changes`), and the error that they would raise on a subscriber (`unfound_rows`). The
-publisher's rules are CheckCmdReplicaIdentity() of src/backend/executor/execReplication.c with
-pub_rf_contains_invalid_column() and pub_contains_invalid_column() of src/backend/commands/publicationcmds.c;
-the subscriber's rule is check_relation_updatable() of src/backend/replication/logical/worker.c, applied to
+publisher (`publisher_errors`), and the error that they would raise on a subscriber (`subscriber_error`).
+
+The publisher's rules are CheckCmdReplicaIdentity() of src/backend/executor/execReplication.c with
+pub_rf_contains_invalid_column() and pub_contains_invalid_column() of src/backend/commands/publicationcmds.c.
+The subscriber's rule is check_relation_updatable() of src/backend/replication/logical/worker.c, applied to
 the leaf of a row.
 """
 
@@ -19,7 +20,7 @@ from pgsieve.decoding.publications.catalog import (
     Publication,
     ReplicatedTable,
     Table,
-    published_as,
+    publish_as_relation,
     published_relation,
 )
 
@@ -27,26 +28,26 @@ _COMMANDS: Final = {"update": ("update", "updating"), "delete": ("delete from", 
 
 
 class ReplicaIdentityError(PgsieveError):
-    """The publisher would refuse UPDATE or DELETE: the replica identity does not cover what is published."""
+    """The publisher refuses UPDATE or DELETE, or a subscriber cannot find its row."""
 
 
-def refused_changes(
+def publisher_errors(
     table: Table, publication: Publication, catalog: Catalog
 ) -> Iterator[ReplicaIdentityError]:
-    """The errors that UPDATE and DELETE of the table would raise for this publication.
+    """Yield the errors that UPDATE and DELETE of the table would raise because of this publication.
 
-    With publish_via_partition_root, the root's filter and column list are compared with the leaf's identity
-    by name.
+    With publish_via_partition_root, the server compares the root's filter and column list with the names of
+    the leaf's identity columns.
     """
-    placed = published_as(publication, table, catalog)
+    target = publish_as_relation(publication, table, catalog)
     operations = [o for o in _COMMANDS if o in publication.operations]
-    if placed is None or not operations:
+    if target is None or not operations:
         return
-    uncovered = _uncovered(table, placed[0], publication, catalog.server_version)
+    problem = _coverage_problem(table, target[0], publication, catalog.server_version)
     for operation in operations:
         command, doing = _COMMANDS[operation]
-        if uncovered is not None:
-            reason, columns, hint = uncovered
+        if problem is not None:
+            reason, columns, hint = problem
             yield ReplicaIdentityError(
                 f'cannot {command} table "{table.qualified}": {reason} (publication "{publication.name}":'
                 f" {', '.join(columns)})",
@@ -62,29 +63,33 @@ def refused_changes(
             )
 
 
-def _uncovered(
+def _coverage_problem(
     table: Table, publish_as: Table, publication: Publication, server_version: int
 ) -> tuple[str, list[str], str] | None:
-    """The reason for a refusal, the columns that cause it, and the remedy; None without a reason."""
-    entry = None if publication.all_tables else publication.listed(publish_as.oid)
-    full = table.replica_identity == "f"
+    """Why the identity does not cover the publication: reason, columns and hint; None if it does."""
+    entry = None if publication.all_tables else publication.table_entry(publish_as.oid)
+    is_full = table.replica_identity == "f"
     identity = set(table.identity)
-    if entry is not None and not full and (beyond := (entry.filter_columns or frozenset()) - identity):
+    if (
+        entry is not None
+        and not is_full
+        and (columns_outside := (entry.filter_columns or frozenset()) - identity)
+    ):
         return (
             "Column used in the publication WHERE expression is not part of the replica identity.",
-            sorted(beyond),
+            sorted(columns_outside),
             "set REPLICA IDENTITY FULL or an index that has the column, or publish only inserts",
         )
     columns = entry.columns if entry is not None else None
-    if columns is not None and (full or not identity <= columns):
+    if columns is not None and (is_full or not identity <= columns):
         return (
             "Column list used by the publication does not cover the replica identity.",
             sorted(identity - columns) or ["REPLICA IDENTITY FULL"],
-            "take the column list away"
-            if full
+            "remove the column list"
+            if is_full
             else "add the columns of the replica identity to the column list",
         )
-    if server_version < 180000 or (columns is not None and not full):
+    if server_version < 180000 or (columns is not None and not is_full):
         return None
     published = {"", "s"} if publication.generated_columns == "s" else {""}
     if unpublished := [
@@ -98,28 +103,28 @@ def _uncovered(
     return None
 
 
-def unfound_rows(
+def subscriber_error(
     replicated: ReplicatedTable, publications: Sequence[Publication], catalog: Catalog
 ) -> ReplicaIdentityError | None:
-    """The error if UPDATE or DELETE of some rows, as it is sent, would find no row of the replica.
+    """The error if a subscriber would not find the row of some UPDATE or DELETE, else None.
 
-    None if every change finds its row, if no such change is sent, or if the root of a partition tree has a
-    key: a subscriber assumes this key as the identity of all leaves (`leaves_of_another_identity`).
+    None also if the root of a partition tree has a key: a subscriber takes it for the identity of all leaves
+    (`leaves_without_root_key`).
     """
-    unfound = [] if replicated.key else _unfound(replicated, publications, catalog)
-    if not unfound:
+    relations = [] if replicated.key else _relations_without_key(replicated, publications, catalog)
+    if not relations:
         return None
-    table, relation = replicated.table, unfound[0]
+    table, relation = replicated.table, relations[0]
     unsent = [c for c in relation.identity if c not in replicated.columns]
     if unsent:
         reason = f"the replica identity has {', '.join(unsent)}, which is not published"
         hint = "choose a replica identity of published columns, or REPLICA IDENTITY FULL, or publish only inserts"
     else:
         identity = ", ".join(relation.identity)
-        reason = f'the replica identity ({identity}) of partition "{relation.qualified}" is no key of the whole table'
+        reason = f'the replica identity ({identity}) of partition "{relation.qualified}" is not a key of the whole table'
         hint = (
-            "give every partition REPLICA IDENTITY FULL, or a primary key of the same columns that contains the"
-            " partition key; or publish the partitions as themselves (publish_via_partition_root = false), or only inserts"
+            "give every partition REPLICA IDENTITY FULL, or the same primary key with the columns of the partition key;"
+            " or publish the partitions themselves (publish_via_partition_root = false), or only inserts"
         )
     return ReplicaIdentityError(
         f'table "{table.qualified}": publisher did not send replica identity column expected by the replica: {reason}',
@@ -128,33 +133,35 @@ def unfound_rows(
     )
 
 
-def leaves_of_another_identity(
+def leaves_without_root_key(
     replicated: ReplicatedTable, publications: Sequence[Publication], catalog: Catalog
 ) -> list[Table]:
-    """The leaves whose old rows lack the root's key, by which a subscriber would search for them."""
-    return _unfound(replicated, publications, catalog) if replicated.key else []
+    """The leaves whose old rows lack columns of the root's key, by which a subscriber searches for them."""
+    return _relations_without_key(replicated, publications, catalog) if replicated.key else []
 
 
-def _unfound(
+def _relations_without_key(
     replicated: ReplicatedTable, publications: Sequence[Publication], catalog: Catalog
 ) -> list[Table]:
-    """The relations of a replicated table whose UPDATE or DELETE may lack columns that find the row."""
+    """The relations of a replicated table whose UPDATE or DELETE can lack the columns to find the row."""
     key = set(replicated.key)
     return [
         relation
         for relation in replicated.leaves or (replicated.table,)
         if relation.identity  # Otherwise the publisher refuses the change.
         and not (key <= set(relation.identity) if key else relation.replica_identity == "f")
-        and may_change(relation, replicated.table, publications, catalog)
+        and sends_updates_or_deletes(relation, replicated.table, publications, catalog)
     ]
 
 
-def may_change(
+def sends_updates_or_deletes(
     relation: Table, published: Table, publications: Sequence[Publication], catalog: Catalog
 ) -> bool:
-    """Whether the publisher allows UPDATE or DELETE, and sends it as a change of the published table."""
-    sent = published_relation(relation, publications, catalog)
-    if sent is None or sent.publish_as.oid != published.oid:
+    """Whether the publisher allows UPDATE or DELETE, and sends them as changes of `published`."""
+    published_part = published_relation(relation, publications, catalog)
+    if published_part is None or published_part.publish_as.oid != published.oid:
         return False
-    refusing = [p for p in publications if any(refused_changes(relation, p, catalog))]
-    return bool((sent.operations & {*_COMMANDS}) - frozenset().union(*(p.operations for p in refusing)))
+    refusing = [p for p in publications if any(publisher_errors(relation, p, catalog))]
+    return bool(
+        (published_part.operations & {*_COMMANDS}) - frozenset().union(*(p.operations for p in refusing))
+    )

@@ -1,7 +1,4 @@
-"""Names of a replica's columns: the publisher's names, or plain names made from them.
-
-In: names of columns. Out: plain names. Raises PgsieveError if two columns would get the same name.
-"""
+"""Makes plain names for a replica's columns from the publisher's names."""
 
 from __future__ import annotations
 
@@ -13,15 +10,12 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.values.quoting import quote_identifier
 
 _PLAIN = re.compile(r"[a-z_][a-z0-9_]*")
-#: Where a word begins in `lineNo` and in `HTTPPort`.
+#: The start of a word in `lineNo` or `HTTPPort`.
 _WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
-def snake(name: str) -> str:
-    """A name of `a-z`, `0-9` and `_`: `Line No` and `lineNo` become `line_no`.
-
-    A plain name stays as it is.
-    """
+def snake_case(name: str) -> str:
+    """Return a name of only `a-z`, `0-9` and `_`: `Line No` and `lineNo` become `line_no`."""
     if _PLAIN.fullmatch(name):
         return name
     letters = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
@@ -30,14 +24,14 @@ def snake(name: str) -> str:
 
 
 def refuse_shared_names(table: str, columns: Iterable[str]) -> None:
-    """Raise PgsieveError if `snake` gives two columns of a table the same name."""
+    """Raise PgsieveError if `snake_case` gives two columns of a table the same name."""
     former: dict[str, str] = {}
     for column in columns:
-        other = former.setdefault(snake(column), column)
+        other = former.setdefault(snake_case(column), column)
         if other != column:
             raise PgsieveError(
                 f'table "{table}": columns {quote_identifier(other)} and {quote_identifier(column)} would both be'
-                f" {snake(column)} in the replica",
+                f" {snake_case(column)} in the replica",
                 hint="rename one of them, or leave `names: snake` out of the subscription's layout",
                 sqlstate="42701",
             )

@@ -1,10 +1,9 @@
-"""Which relations a source's slot captures, and which replica a captured change belongs to.
+"""Decides which relations a slot captures, and to which replica a captured change belongs.
 
-In: a catalog, and the publications of each subscription of a source
-(`pgsieve.decoding.publications.catalog`). Out: the capture publications that together send exactly the
-subscribed tables and operations, unfiltered (`plan_capture`); for each relation id in messages the table as
-which it is published, which resolves publish_via_partition_root (`routes`); and the tables that a TRUNCATE
-empties (`truncated_tables`).
+In: a catalog, and the publications of each subscription of a slot (`pgsieve.decoding.publications.catalog`).
+Out: the capture publications, which together send exactly the subscribed tables and operations without
+filters (`plan_capture`); for each relation id in messages the relation as which it is published, with
+publish_via_partition_root resolved (`routes`); and the tables that a TRUNCATE empties (`truncated_tables`).
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ Subscriptions = Mapping[str, Sequence[Publication]]
 
 @dataclass(frozen=True, slots=True)
 class CapturePublication:
-    """One unfiltered publication that a slot reads: tables that share operations and routing."""
+    """A publication without filters that a slot reads: tables with the same operations and `via_root`."""
 
     suffix: str
     operations: tuple[str, ...]
@@ -41,48 +40,51 @@ def changed_relations(catalog: Catalog) -> list[Table]:
     return [t for t in catalog.tables.values() if t.kind == "r"]
 
 
-def _same_under(root: Table, sent: Mapping[int, PublishedRelation], catalog: Catalog) -> bool:
-    """Whether every leaf under `root` is published as `root`, with the same operations and filters."""
-    below = [sent.get(leaf) for leaf in root.leaves if leaf in catalog.tables]
-    if not below:
+def _has_uniform_leaves(root: Table, sent: Mapping[int, PublishedRelation], catalog: Catalog) -> bool:
+    """Whether all leaves of `root` are published as `root`, with the same operations, filters and columns."""
+    leaves = [sent.get(leaf) for leaf in root.leaves if leaf in catalog.tables]
+    if not leaves:
         return False
-    first = below[0]
+    first = leaves[0]
     return all(
         s is not None
         and first is not None
         and s.publish_as.oid == root.oid
         and (s.operations, s.filters, s.columns) == (first.operations, first.filters, first.columns)
-        for s in below
+        for s in leaves
     )
 
 
 def plan_capture(catalog: Catalog, subscriptions: Subscriptions) -> tuple[CapturePublication, ...]:
-    """The capture publications for the subscriptions of one source.
+    """Return the capture publications for the subscriptions of one slot.
 
-    A partition tree is captured as its root if every subscription publishes it as this root, in the same way
-    for all leaves. Then the publisher routes changes by its historic catalog, and distinguishes a TRUNCATE of
-    a leaf from one of the root. Other trees that a subscription publishes as a root are captured as leaves,
-    and `routes` routes their changes; the root is listed without publish_via_partition_root, so that new
-    leaves are captured too. A table is captured only with operations that a subscription publishes, because a
-    publication of updates makes UPDATE fail on a table without replica identity (CREATE PUBLICATION, notes).
+    A partition tree is captured as its root if all subscriptions publish it as this root, in the same way for
+    all leaves. Then the publisher routes changes by its historic catalog, and distinguishes a TRUNCATE of a
+    leaf from one of the root. Of any other tree that a subscription publishes as its root, the leaves are
+    captured, and `routes` routes their changes. The publication then lists the root without
+    publish_via_partition_root, so that new leaves are captured too.
+
+    A table is captured only with the operations that a subscription publishes, because a publication of
+    updates makes UPDATE fail on a table without a replica identity (PostgreSQL documentation, CREATE
+    PUBLICATION, notes).
     """
-    sent_by = [
+    sent_by_subscription = [
         {t.oid: sent for t in changed_relations(catalog) if (sent := published_relation(t, ps, catalog))}
         for ps in subscriptions.values()
     ]
-    as_root = _roots(catalog, subscriptions, sent_by)
+    as_root = _captured_roots(catalog, subscriptions, sent_by_subscription)
     captured: dict[int, tuple[Table, set[str]]] = {
         oid: (catalog.tables[oid], set(operations)) for oid, (_, operations) in as_root.items()
     }
-    for sent_to_one in sent_by:
-        for relation in sent_to_one.values():
+    for relations in sent_by_subscription:
+        for relation in relations.values():
             above = [a for a in relation.relation.ancestors if a in as_root]
             oid = above[-1] if above else relation.relation.oid
             captured.setdefault(oid, (relation.relation, set()))[1].update(relation.operations)
     groups: dict[tuple[tuple[str, ...], bool], list[Table]] = {}
     for table, operations in captured.values():
         if not table.legible:
-            continue  # No statement can name this table; `Subscription.definition` reports it.
+            continue  # A statement cannot name this table; `Subscription.definition` reports it.
         ordered = tuple(o for o in OPERATIONS if o in operations)
         via_root = table.oid in as_root and as_root[table.oid][0]
         groups.setdefault((ordered, via_root), []).append(table)
@@ -97,33 +99,33 @@ def plan_capture(catalog: Catalog, subscriptions: Subscriptions) -> tuple[Captur
     )
 
 
-def _roots(
-    catalog: Catalog, subscriptions: Subscriptions, sent_by: Sequence[Mapping[int, PublishedRelation]]
+def _captured_roots(
+    catalog: Catalog,
+    subscriptions: Subscriptions,
+    sent_by_subscription: Sequence[Mapping[int, PublishedRelation]],
 ) -> dict[int, tuple[bool, frozenset[str]]]:
-    """The partitioned tables that capture publications list, with their operations.
-
-    The boolean says whether a tree is captured as its root.
-    """
-    wanted: dict[int, frozenset[str]] = {}
+    """By oid of the partitioned tables to list, whether each is captured as its root, and its operations."""
+    replicated_roots: dict[int, frozenset[str]] = {}
     for publications in subscriptions.values():
         for replicated in replicated_tables(publications, catalog).values():
             if replicated.table.kind == "p":
                 oid = replicated.table.oid
-                wanted[oid] = wanted.get(oid, frozenset()) | replicated.operations
+                replicated_roots[oid] = replicated_roots.get(oid, frozenset()) | replicated.operations
     result = {}
-    for oid, operations in wanted.items():
+    for oid, operations in replicated_roots.items():
         root = catalog.tables[oid]
-        if any(a in wanted for a in root.ancestors):
+        if any(a in replicated_roots for a in root.ancestors):
             continue
-        interested = [sent for sent in sent_by if any(leaf in sent for leaf in root.leaves)]
-        result[oid] = (all(_same_under(root, sent, catalog) for sent in interested), operations)
+        sending = [sent for sent in sent_by_subscription if any(leaf in sent for leaf in root.leaves)]
+        result[oid] = (all(_has_uniform_leaves(root, sent, catalog) for sent in sending), operations)
     return result
 
 
-def leaves_captured(catalog: Catalog, subscriptions: Subscriptions) -> tuple[frozenset[int], ...]:
-    """The leaves of each root whose own TRUNCATE is published while only its leaves are captured.
+def leaf_captured_trees(catalog: Catalog, subscriptions: Subscriptions) -> tuple[frozenset[int], ...]:
+    """The leaves of each root whose TRUNCATE is published, but which is captured as its leaves.
 
-    A captured TRUNCATE of every leaf may have been one of the root; only the publisher knows.
+    A captured TRUNCATE of all these leaves may be one of the root. Only the publisher's WAL shows which it
+    is.
     """
     sent = [s for publications in subscriptions.values() for s in routes(catalog, publications).values()]
     trees = {
@@ -136,7 +138,7 @@ def leaves_captured(catalog: Catalog, subscriptions: Subscriptions) -> tuple[fro
 
 
 def capture_suffixes() -> tuple[str, ...]:
-    """The suffixes of capture publications' names, after the configured name."""
+    """All suffixes that follow the configured name in names of capture publications."""
     groups = [g for n in range(1, len(OPERATIONS) + 1) for g in combinations(OPERATIONS, n)]
     return tuple(_suffix(group, via_root=via_root) for group in groups for via_root in (False, True))
 
@@ -147,25 +149,26 @@ def _suffix(operations: tuple[str, ...], *, via_root: bool) -> str:
 
 
 def routes(catalog: Catalog, publications: Sequence[Publication]) -> dict[int, PublishedRelation]:
-    """For each relation id that captured messages may have, the part of its changes that a subscription gets.
+    """By relation id in captured messages, the part of the changes that one subscription receives.
 
-    A root's id stands for all its leaves if these agree; they do if the tree is captured as its root.
+    The result has the id of a root only if all its leaves are published alike, as in a tree that is captured
+    as its root.
     """
     sent = {
         t.oid: s for t in changed_relations(catalog) if (s := published_relation(t, publications, catalog))
     }
-    roots = {s.publish_as.oid: s for s in sent.values() if _same_under(s.publish_as, sent, catalog)}
+    roots = {s.publish_as.oid: s for s in sent.values() if _has_uniform_leaves(s.publish_as, sent, catalog)}
     return roots | sent
 
 
 def truncated_tables(
     relation_ids: Iterable[int], catalog: Catalog, publications: Sequence[Publication]
 ) -> list[Table]:
-    """The replica tables that a captured TRUNCATE empties (pgoutput_truncate()).
+    """The replicated tables that a captured TRUNCATE empties (pgoutput_truncate()).
 
-    A table that is published as its root is emptied by a TRUNCATE of the root, not by one of a partition. If
-    leaves are captured, a TRUNCATE that lists all of them counts as the root's; if this may be wrong, the
-    publisher decides (`leaves_captured`).
+    A TRUNCATE of a partition does not empty a table that is published as its root. If leaves are captured, a
+    TRUNCATE of all leaves counts as one of the root. `leaf_captured_trees` lists the trees for which this can
+    be wrong.
     """
     truncated = set(relation_ids)
     emptied: dict[int, Table] = {}

@@ -1,13 +1,16 @@
-"""The result of an UPDATE under a row filter (section 29.4.3, pgoutput_row_filter()).
+"""The operation that a publication sends for an UPDATE under a row filter.
 
-In: whether the old and the new row match. Out: the operation that is sent. A result of NULL counts as no
-match. For an UPDATE without an old tuple only the new row is evaluated: its identity columns did not change,
-and a row filter over an updated table may use only these.
+In: whether the old and the new row match. Out: the operation. If the filter is NULL, the row does not match.
+An UPDATE without an old tuple did not change the identity columns. The row filter of an updated table may use
+only these columns, so the new row decides for both.
+
+PostgreSQL documentation, Row Filters: UPDATE Transformations; pgoutput_row_filter() in
+src/backend/replication/pgoutput/pgoutput.c.
 """
 
 from __future__ import annotations
 
-#: (old row matches, new row matches) -> the operation that is sent; None: nothing is sent.
+#: By (old row matches, new row matches) the operation that is sent; None if nothing is sent.
 UPDATE_TRANSFORMATION: dict[tuple[bool, bool], str | None] = {
     (False, False): None,
     (False, True): "insert",

@@ -1,5 +1,7 @@
-"""Row filters (section 29.4): from the text of a WHERE clause to a typed tree, or a refusal.
+"""Row filters: parses the text of a WHERE clause into a typed tree, or refuses it, and evaluates the tree.
 
-`analysis` reads the text as the server's parser does; the other modules have PostgreSQL's rules on types,
-functions and constants.
+`analysis` parses the text as the server does, with PostgreSQL's rules on types, functions and constants from
+the other modules. `evaluation` gives a verdict on each row.
+
+PostgreSQL documentation, Row Filters.
 """

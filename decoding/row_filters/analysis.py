@@ -1,12 +1,11 @@
-"""Reads the text of a publication's WHERE clause into a typed tree.
+"""Parses the text of a publication's WHERE clause into a typed tree.
 
 In: an expression as `pg_get_expr(prqual, prrelid)` prints it or as a user types it, and the relation's
 columns. Out: a `RowFilter` with its tree (`pgsieve.decoding.row_filters.nodes`). Raises
-UnsupportedFilterError for a filter that pgsieve cannot evaluate exactly as PostgreSQL does,
-RowFilterSyntaxError for one that PostgreSQL refuses too, and UndefinedColumnError for a column that the
-relation does not have.
+UnsupportedFilterError if pgsieve cannot evaluate the filter exactly as PostgreSQL does, RowFilterSyntaxError
+if PostgreSQL rejects the filter too, and UndefinedColumnError if the relation lacks a column of the filter.
 
-PostgreSQL documentation: sections 29.4 (row filters), 4.1.6 (operator precedence), 9.24, 9.25 (comparisons).
+PostgreSQL documentation: Row Filters, Operator Precedence, Subquery Expressions, Row and Array Comparisons.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from pgsieve.decoding.errors import RowFilterSyntaxError, UndefinedColumnError, 
 from pgsieve.decoding.row_filters import functions, grammar, operators, patterns, simplification, type_rules
 from pgsieve.decoding.row_filters import regex as filter_regex
 from pgsieve.decoding.row_filters.constants import InvalidConstantError, RefusedError, number_constant
-from pgsieve.decoding.row_filters.encodings import UTF8, require_alike, require_characters
-from pgsieve.decoding.row_filters.letter_case import CaseMappings, only_ascii
+from pgsieve.decoding.row_filters.encodings import UTF8, require_characters, require_same_result
+from pgsieve.decoding.row_filters.letter_case import CaseMappings, ascii_only_mappings
 from pgsieve.decoding.row_filters.nodes import (
     BOOL,
     INTERVAL,
@@ -40,24 +39,25 @@ from pgsieve.decoding.row_filters.nodes import (
     Node,
     Not,
     RowFilter,
-    can_fail,
     column_names,
     is_null,
+    tree_can_fail,
 )
 from pgsieve.decoding.server_versions import NEWEST_SERVER
-from pgsieve.decoding.values.builtin_types import ELEMENTS
-from pgsieve.decoding.wording import shortened
+from pgsieve.decoding.values.builtin_types import ELEMENT_OIDS
+from pgsieve.decoding.wording import shorten
 
 PUBLISHER_HINT: Final = "use row_filter: publisher"
 
 
 @dataclass(frozen=True, slots=True)
 class FilterColumn:
-    """A column as a filter sees it.
+    """A column of the filtered relation.
 
-    `collation` is the name of a collation of pg_catalog, '' when the type has none. A collation of another
-    schema is given as `schema.name` and is not trusted to be deterministic. If the database's own collation
-    orders by bytes and its encoding is UTF8, a caller may pass 'C' instead of 'default'.
+    `collation` is the name of a collation of pg_catalog, or '' if the type has none. For a collation of
+    another schema it is `schema.name`; pgsieve then treats the collation as nondeterministic. If the
+    database's default collation orders by bytes and its encoding is UTF8, a caller may pass 'C' instead of
+    'default'.
     """
 
     name: str
@@ -70,11 +70,11 @@ def parse_row_filter(
     expression: str,
     columns: Mapping[str, FilterColumn],
     relation: str,
-    mappings: CaseMappings = only_ascii,
+    mappings: CaseMappings = ascii_only_mappings,
     encoding: str = UTF8,
     major_version: int = NEWEST_SERVER // 10000,
 ) -> RowFilter:
-    """Return a relation's filter as a server of that version, encoding and case mappings evaluates it."""
+    """Return the filter as a server with this version, encoding and case mappings evaluates it."""
     return _Analysis(expression, columns, relation, mappings, encoding, major_version).row_filter()
 
 
@@ -84,7 +84,7 @@ _Row = tuple[Node, ...]
 
 @dataclass(frozen=True, slots=True)
 class _Analysis:
-    """Name and type resolution of one filter: sqlglot's tree in, nodes out."""
+    """Resolves the names and types of one filter: sqlglot's tree in, nodes out."""
 
     _expression: str
     _columns: Mapping[str, FilterColumn]
@@ -94,15 +94,12 @@ class _Analysis:
     _version: int
 
     def row_filter(self) -> RowFilter:
-        """Return the filter; the expression must be boolean.
-
-        Its columns are all that the expression names.
-        """
+        """Return the filter with all columns that its text names; the expression must be boolean."""
         try:
             tree = self._condition(grammar.parse(self._expression))
-            require_alike(tree, self._encoding)
+            require_same_result(tree, self._encoding)
             return RowFilter(
-                self._expression, simplification.simplified(tree, self._version), column_names(tree)
+                self._expression, simplification.simplify(tree, self._version), column_names(tree)
             )
         except RefusedError as error:
             raise self._unsupported(self._expression, str(error)) from None
@@ -110,30 +107,30 @@ class _Analysis:
             raise self._unsupported(self._expression, "it is nested too deeply") from None
         except grammar.InvalidSyntaxError:
             raise RowFilterSyntaxError(
-                f"row filter of {self._relation} is no SQL expression: {shortened(self._expression)}",
+                f"row filter of {self._relation} is not an SQL expression: {shorten(self._expression)}",
                 sqlstate="42601",
             ) from None
 
-    # Errors. They show parts of the filter, which are the publication's definition, not values of rows.
+    # Errors. Their messages quote the filter, which belongs to the publication's definition, but no row.
 
     def _unsupported(self, part: str, reason: str) -> UnsupportedFilterError:
         return UnsupportedFilterError(
-            f"row filter of {self._relation} cannot be evaluated outside PostgreSQL: {shortened(part)}: {reason}",
+            f"row filter of {self._relation} cannot be evaluated outside PostgreSQL: {shorten(part)}: {reason}",
             hint=PUBLISHER_HINT,
         )
 
     def _refuse(self, part: exp.Expr, reason: str) -> NoReturn:
         raise self._unsupported(part.sql(dialect="postgres"), reason)
 
-    def _checked(self, part: exp.Expr, analyse: Callable[[], Node]) -> Node:
-        """Apply a type rule to a part of the filter; an error names the part."""
+    def _apply_rule(self, part: exp.Expr, analyse: Callable[[], Node]) -> Node:
+        """Return the node that a type rule makes for a part; an error names the part."""
         try:
             return analyse()
         except RefusedError as error:
             self._refuse(part, str(error))
         except InvalidConstantError as error:
             raise RowFilterSyntaxError(
-                f"row filter of {self._relation} is not valid: {shortened(part.sql(dialect='postgres'))}: {error}",
+                f"row filter of {self._relation} is not valid: {shorten(part.sql(dialect='postgres'))}: {error}",
                 sqlstate=error.sqlstate,
             ) from None
 
@@ -148,7 +145,7 @@ class _Analysis:
     def _condition(self, part: exp.Expr) -> Node:
         node = self._node(part)
         if node.type_oid == UNKNOWN:
-            node = self._checked(part, partial(type_rules.coerce, node, BOOL))
+            node = self._apply_rule(part, partial(type_rules.coerce, node, BOOL))
         if node.type_oid != BOOL:
             raise RowFilterSyntaxError(
                 f"row filter of {self._relation}: {part.sql(dialect='postgres')} must be type boolean, "
@@ -158,19 +155,21 @@ class _Analysis:
         return node
 
     def _node(self, part: exp.Expr) -> Node:
-        part = grammar.without_parentheses(part)
+        part = grammar.strip_parentheses(part)
         handler = _HANDLERS.get(type(part))
-        unread = {name for name, value in part.args.items() if value} - operators.arguments(type(part))
-        if handler is None or unread:
+        unhandled = {name for name, value in part.args.items() if value} - operators.supported_arguments(
+            type(part)
+        )
+        if handler is None or unhandled:
             self._refuse(part, "it has no exact counterpart in pgsieve")
-        return self._checked(part, partial(handler, self, part))
+        return self._apply_rule(part, partial(handler, self, part))
 
     def _nodes(self, parts: Sequence[exp.Expr]) -> list[Node]:
         return [self._node(part) for part in parts]
 
-    def _row(self, part: exp.Expr) -> _Row | None:
-        """The fields of ROW(a, b) or (a, b); None for a part that is no row constructor."""
-        part = grammar.without_parentheses(part)
+    def _row_fields(self, part: exp.Expr) -> _Row | None:
+        """The fields of ROW(a, b) or (a, b); None if the part is not a row constructor."""
+        part = grammar.strip_parentheses(part)
         is_row = isinstance(part, exp.Tuple) or (
             isinstance(part, exp.Anonymous) and grammar.function_name(part) == "row"
         )
@@ -181,7 +180,7 @@ class _Analysis:
     def column(self, part: exp.Column) -> Node:
         identifier, table = part.this, part.args.get("table")
         if not isinstance(identifier, exp.Identifier):
-            self._refuse(part, "it is no column")
+            self._refuse(part, "it is not a column")
         name = grammar.folded_name(identifier)
         qualifier = ".".join(
             grammar.folded_name(item) for item in (part.args.get("db"), table) if item is not None
@@ -210,39 +209,42 @@ class _Analysis:
         return Constant(None, type_oid=UNKNOWN)
 
     def type_of(self, part: exp.DataType) -> tuple[int, tuple[int, ...]]:
-        """Return a cast's type: oid and modifier."""
+        """Return the oid and the modifier of a cast's type."""
         if part.this == exp.DType.ARRAY and part.expressions:
             element_oid, modifier = self.type_of(part.expressions[0])
             if modifier:
-                self._refuse(part, "a type modifier is not understood on an array")
-            return type_rules.array_of(element_oid), ()
+                self._refuse(part, "a type modifier on an array is not supported")
+            return type_rules.array_type_of(element_oid), ()
         type_oid = operators.TYPES.get(part.this)
         parameters = [str(parameter.this) for parameter in part.expressions]
         if type_oid is None or part.args.get("nested") or not all(p.isdecimal() for p in parameters):
             self._refuse(part, "the type has no exact counterpart in pgsieve")
         modifier = tuple(int(parameter) for parameter in parameters)
         if part.this == exp.DType.CHAR and not modifier:
-            modifier = (1,)  # character is character(1), bpchar is not
+            modifier = (1,)  # character means character(1); bpchar has no length limit
         return type_oid, modifier
 
     def cast(self, part: exp.Cast) -> Node:
         type_oid, modifier = self.type_of(part.to)
-        if isinstance(part.this, exp.Array) and not part.this.expressions and type_oid in ELEMENTS:
-            return type_rules.array((), ELEMENTS[type_oid])
+        if isinstance(part.this, exp.Array) and not part.this.expressions and type_oid in ELEMENT_OIDS:
+            return type_rules.array((), ELEMENT_OIDS[type_oid])
         if modifier and type_oid in STRINGS:
             require_characters(self._encoding)
-        # The left operand of :: is a primary; CAST(… AS …) delimits its operand. So no precedence here.
+        # Precedence needs no check: the left operand of :: is a primary, and CAST(… AS …) delimits its
+        # operand.
         return type_rules.cast(self._node(part.this), type_oid, modifier)
 
     def collate(self, part: exp.Collate) -> Node:
         operand = type_rules.unknown_as_text(self._node(self._left(part)))
         if operand.type_oid not in STRINGS:
-            self._refuse(part, "collations are not supported by its type")
-        named = part.expression
-        qualifier = grammar.folded_name(named.args["table"]) if named.args.get("table") else "pg_catalog"
-        name = grammar.folded_name(named.this if isinstance(named, exp.Column) else named)
-        trusted = name if qualifier == "pg_catalog" else f"{qualifier}.{name}"
-        return Collate(operand, trusted, type_oid=operand.type_oid)
+            self._refuse(part, "its type does not support collations")
+        identifier = part.expression
+        qualifier = (
+            grammar.folded_name(identifier.args["table"]) if identifier.args.get("table") else "pg_catalog"
+        )
+        name = grammar.folded_name(identifier.this if isinstance(identifier, exp.Column) else identifier)
+        full_name = name if qualifier == "pg_catalog" else f"{qualifier}.{name}"
+        return Collate(operand, full_name, type_oid=operand.type_oid)
 
     # Operators.
 
@@ -264,35 +266,36 @@ class _Analysis:
         return Not(result) if part.args.get("negate") else result
 
     def _null_test(self, tested: exp.Expr, *, negated: bool) -> Node:
-        # A row IS NULL when all its fields are, and IS NOT NULL when none is (section 9.2).
-        row = self._row(tested)
+        # A row IS NULL if all its fields are NULL, and IS NOT NULL if none is (PostgreSQL documentation,
+        # Comparison Functions and Operators).
+        row = self._row_fields(tested)
         fields = (self._node(tested),) if row is None else row
         tests = [IsNull(type_rules.unknown_as_text(field)) for field in fields]
         return functions.logical("AND", [Not(test) if negated else test for test in tests])
 
     def comparison(self, part: exp.Expr) -> Node:
         operator = operators.COMPARISONS[type(part)]
-        quantified = grammar.quantified(part.expression)
+        quantified = grammar.quantified_operand(part.expression)
         if quantified is not None:
             return self._each_element(self._left(part), *quantified, partial(type_rules.comparison, operator))
         left, right = self._left(part), self._right(part)
-        rows = self._rows(part, left, right)
+        rows = self._row_pair(part, left, right)
         if rows is None:
             return type_rules.comparison(operator, self._node(left), self._node(right))
         return functions.row_comparison(operator, *rows, self._version)
 
-    def _rows(self, part: exp.Expr, left: exp.Expr, right: exp.Expr) -> tuple[_Row, _Row] | None:
-        """Return both sides when they are rows of one length, None when neither is a row."""
-        rows = self._row(left), self._row(right)
+    def _row_pair(self, part: exp.Expr, left: exp.Expr, right: exp.Expr) -> tuple[_Row, _Row] | None:
+        """Return the fields of both sides, or None if neither side is a row."""
+        rows = self._row_fields(left), self._row_fields(right)
         if rows[0] is None and rows[1] is None:
             return None
         if rows[0] is None or rows[1] is None or len(rows[0]) != len(rows[1]) or not rows[0]:
-            self._refuse(part, "a row compares only with a row of the same number of fields")
+            self._refuse(part, "a row can only be compared with a row of the same number of fields")
         return rows[0], rows[1]
 
     def distinct(self, part: exp.Expr) -> Node:
         left, right = self._left(part), self._right(part)
-        rows = self._rows(part, left, right) or ((self._node(left),), (self._node(right),))
+        rows = self._row_pair(part, left, right) or ((self._node(left),), (self._node(right),))
         same = functions.logical("AND", [type_rules.not_distinct(*pair) for pair in zip(*rows, strict=True)])
         return same if isinstance(part, exp.NullSafeEQ) else Not(same)
 
@@ -300,19 +303,19 @@ class _Analysis:
         compare = type_rules.comparison
         value = self._node(self._left(part))
         low, high = (self._node(grammar.operand(part, part.args[end], right=True)) for end in ("low", "high"))
-        inside = functions.logical("AND", [compare(">=", value, low), compare("<=", value, high)])
+        in_range = functions.logical("AND", [compare(">=", value, low), compare("<=", value, high)])
         if not part.args.get("symmetric"):
-            return inside
-        swapped = functions.logical("AND", [compare(">=", value, high), compare("<=", value, low)])
-        return functions.logical("OR", [inside, swapped])
+            return in_range
+        in_swapped_range = functions.logical("AND", [compare(">=", value, high), compare("<=", value, low)])
+        return functions.logical("OR", [in_range, in_swapped_range])
 
     def in_(self, part: exp.In) -> Node:
         left, items = self._left(part), part.expressions
         if not items:
             self._refuse(part, "only a list of values is supported, no subquery")
-        row = self._row(left)
+        row = self._row_fields(left)
         if row is not None:
-            pairs = (self._rows(item, left, item) for item in items)
+            pairs = (self._row_pair(item, left, item) for item in items)
             same = [functions.row_comparison("=", *pair, self._version) for pair in pairs if pair is not None]
             return functions.logical("OR", same)
         value, nodes = self._node(left), self._nodes(items)
@@ -320,50 +323,52 @@ class _Analysis:
         if len(constants) > 1:
             if all(map(is_null, constants)):
                 self._refuse(part, "a comparison with several NULLs is NULL: write NULL")
-            # PostgreSQL makes one array of the constants (transformAExprIn): they get one type with the left
-            # side, and the array is searched before other values are computed.
-            shared = type_rules.common_type([value, *constants])
-            if shared not in ELEMENTS:  # there is no array of arrays
+            # PostgreSQL puts the constants into one array (transformAExprIn). They share a type with the left
+            # side, and PostgreSQL searches the array before it computes the other values.
+            common_oid = type_rules.common_type([value, *constants])
+            if common_oid not in ELEMENT_OIDS:  # there is no array of arrays
                 others = [node for node in nodes if column_names(node)]
-                nodes = [*(type_rules.coerce(node, shared) for node in constants), *others]
+                nodes = [*(type_rules.coerce(node, common_oid) for node in constants), *others]
         return functions.logical("OR", [type_rules.comparison("=", value, node) for node in nodes])
 
     def _each_element(
         self, left: exp.Expr, every: bool, array: exp.Expr, compare: Callable[[Node, Node], Node]
     ) -> Node:
-        """`left operator ANY (array)`, or ALL: section 9.25.3."""
+        """`left operator ANY (array)`, or ALL if `every`."""
         value = self._node(left)
         elements = self._elements(array, value.type_oid)
-        if isinstance(elements, Array) and can_fail(value):
+        if isinstance(elements, Array) and tree_can_fail(value):
             self._refuse(
                 array,
-                "PostgreSQL computes the left side even for an array without values, and that may fail",
+                "PostgreSQL computes the left side even for an array without values, and that can fail",
             )
         if isinstance(elements, Node):
             return functions.each_element(value, elements, every=every, compare=compare)
-        if any(can_fail(element) and column_names(element) for element in elements):
-            self._refuse(array, "PostgreSQL computes all elements first, and one may fail")
+        if any(tree_can_fail(element) and column_names(element) for element in elements):
+            self._refuse(array, "PostgreSQL computes all elements first, and one can fail")
         results = [compare(value, element) for element in elements]
         return functions.logical("AND" if every else "OR", results)
 
     def _elements(self, array: exp.Expr, left_oid: int) -> Sequence[Node] | Node:
-        """Return the elements of ARRAY[…] in their common type, and any other array as one node.
+        """Return the elements of ARRAY[…] in their common type, or any other array as one node.
 
-        An array of NULLs only is one node too: the planner makes it a constant, but does not decide the
-        comparison with it.
+        An array of only NULLs is one node too: the planner makes it a constant, but does not fold the
+        comparison.
         """
-        array = grammar.without_parentheses(array)
+        array = grammar.strip_parentheses(array)
         if isinstance(array, exp.Array):
-            # An element may still be a quoted constant, which takes the type of the left side.
-            converted, type_oid, _ = type_rules.to_common_type(self._nodes(array.expressions))
-            if type_oid in ELEMENTS:
+            # Elements that are all quoted constants stay unknown here; they take the type of the left side.
+            converted, type_oid, _ = type_rules.convert_to_common_type(self._nodes(array.expressions))
+            if type_oid in ELEMENT_OIDS:
                 self._refuse(array, "an array of several dimensions has no counterpart in pgsieve")
             return type_rules.array(converted, type_oid) if all(map(is_null, converted)) else converted
         node = self._node(array)
         if node.type_oid == UNKNOWN:
-            node = type_rules.coerce(node, type_rules.array_of(type_rules.type_beside(left_oid)))
-        if node.type_oid not in ELEMENTS:
-            self._refuse(array, "ANY and ALL take an array")
+            node = type_rules.coerce(
+                node, type_rules.array_type_of(type_rules.type_of_unknown_beside(left_oid))
+            )
+        if node.type_oid not in ELEMENT_OIDS:
+            self._refuse(array, "ANY and ALL need an array")
         return node.elements if isinstance(node, Array) and not all(map(is_null, node.elements)) else node
 
     def array(self, part: exp.Array) -> Node:
@@ -375,28 +380,30 @@ class _Analysis:
 
     def operator(self, part: exp.Expr) -> Node:
         operands = self._nodes((self._left(part), self._right(part)))
-        return functions.function(operators.OPERATORS[type(part)], operands)
+        return functions.function_node(operators.OPERATORS[type(part)], operands)
 
     def prefix_operator(self, part: exp.Expr) -> Node:
-        return functions.call(operators.PREFIX_OPERATORS[type(part)], [self._node(self._left(part))])
+        return functions.builtin_call(operators.PREFIX_OPERATORS[type(part)], [self._node(self._left(part))])
 
     def minus(self, part: exp.Neg) -> Node:
         operand = self._left(part)
         if isinstance(operand, exp.Literal) and not operand.is_string:
-            # The sign is part of the number, as in PostgreSQL's grammar, so that the least integer can be
-            # written.
+            # As in PostgreSQL's grammar, the sign is part of the number. Otherwise a filter could not spell
+            # the least integer.
             return number_constant(f"-{operand.this}")
-        return functions.call("-", [self._node(operand)])
+        return functions.builtin_call("-", [self._node(operand)])
 
     # Patterns.
 
     def like(self, part: exp.Expr, escape: str = "\\") -> Node:
         right, ignore_case = part.expression, self._mappings if isinstance(part, exp.ILike) else None
-        if grammar.quantified(right) is None:
+        if grammar.quantified_operand(right) is None:
             right = self._right(part)
         if grammar.is_call(right, "like_escape", 2):
             right, escape = right.expressions[0], self._text_constant(right.expressions[1])
-        return self._matched(part, right, partial(patterns.like, escape=escape, ignore_case=ignore_case))
+        return self._pattern_match(
+            part, right, partial(patterns.like, escape=escape, ignore_case=ignore_case)
+        )
 
     def escape(self, part: exp.Escape) -> Node:
         escape = self._text_constant(part.expression)
@@ -409,26 +416,28 @@ class _Analysis:
     def regex(self, part: exp.Expr) -> Node:
         ignore_case = self._mappings if isinstance(part, exp.RegexpILike) else None
         right = part.expression
-        if grammar.quantified(right) is None:
+        if grammar.quantified_operand(right) is None:
             right = self._right(part)
         if grammar.is_call(right, "similar_to_escape", 1, 2):
             pattern, *rest = (self._text_constant(argument) for argument in right.expressions)
             similar = filter_regex.similar_to_escape(pattern, rest[0] if rest else "\\")
             return patterns.regex(self._node(self._left(part)), Constant(similar, type_oid=TEXT))
-        return self._matched(part, right, partial(patterns.regex, ignore_case=ignore_case))
+        return self._pattern_match(part, right, partial(patterns.regex, ignore_case=ignore_case))
 
     def similar(self, part: exp.SimilarTo, escape: str = "\\") -> Node:
         pattern = filter_regex.similar_to_escape(self._text_constant(self._right(part)), escape)
         return patterns.regex(self._node(self._left(part)), Constant(pattern, type_oid=TEXT))
 
-    def _matched(self, part: exp.Expr, pattern: exp.Expr, compare: Callable[[Node, Node], Node]) -> Node:
-        negated, quantified = bool(part.args.get("negate")), grammar.quantified(pattern)
+    def _pattern_match(
+        self, part: exp.Expr, pattern: exp.Expr, compare: Callable[[Node, Node], Node]
+    ) -> Node:
+        negated, quantified = bool(part.args.get("negate")), grammar.quantified_operand(pattern)
         if quantified is None:
             matched = compare(self._node(self._left(part)), self._node(pattern))
             return Not(matched) if negated else matched
         # x !~~ ANY is not the negation of x ~~ ANY.
-        each = (lambda left, right: Not(compare(left, right))) if negated else compare
-        return self._each_element(self._left(part), *quantified, each)
+        test_element = (lambda left, right: Not(compare(left, right))) if negated else compare
+        return self._each_element(self._left(part), *quantified, test_element)
 
     def _text_constant(self, part: exp.Expr) -> str:
         node = self._node(part)
@@ -436,7 +445,7 @@ class _Analysis:
             self._refuse(part, "only a constant is supported here")
         return node.value
 
-    # Functions, and other syntax that is written like a function.
+    # Functions, CASE and INTERVAL.
 
     def case(self, part: exp.Case) -> Node:
         subject = None if part.this is None else self._node(part.this)
@@ -451,12 +460,14 @@ class _Analysis:
             results.append(self._node(branch.args["true"]))
         default = part.args.get("default")
         last = Constant(None, type_oid=UNKNOWN) if default is None else self._node(default)
-        # PostgreSQL looks at the default first, so its type decides between the string types.
-        (last, *rest), type_oid, digits = type_rules.to_common_type([last, *results])
+        # PostgreSQL starts with the default's type, which decides between the string types.
+        (last, *rest), type_oid, digits = type_rules.convert_to_common_type([last, *results])
         return Case(tuple(conditions), tuple(rest), last, type_oid=type_oid, digits=digits)
 
     def function(self, part: exp.Anonymous) -> Node:
-        return functions.function(grammar.function_name(part), self._nodes(part.expressions), self._mappings)
+        return functions.function_node(
+            grammar.function_name(part), self._nodes(part.expressions), self._mappings
+        )
 
     def interval(self, part: exp.Interval) -> Node:
         return type_rules.coerce(Constant(grammar.interval_text(part), type_oid=UNKNOWN), INTERVAL)

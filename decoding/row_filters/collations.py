@@ -1,7 +1,7 @@
 """The collation of an expression over strings, and whether a comparison of bytes gives the same result.
 
-In: nodes. Out: the collation's name, its mapping of case. Raises RefusedError for a collation under which
-bytes give another result (section 23.2, parse_collate.c).
+In: nodes. Out: the collation's name, and its case mapping. Raises RefusedError for a collation under which a
+comparison of bytes can give another result (PostgreSQL documentation, Collation Support; parse_collate.c).
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from pgsieve.decoding.row_filters.nodes import (
     Node,
     NullIf,
 )
-from pgsieve.decoding.values.builtin_types import ELEMENTS
+from pgsieve.decoding.values.builtin_types import ELEMENT_OIDS
 
-# Collations whose order is that of the bytes in UTF-8.
+# Collations that order strings by their bytes in UTF-8.
 _BYTE_ORDER: Final = frozenset(("C", "POSIX", "ucs_basic", "pg_c_utf8", "pg_unicode_fast"))
-# Collations of pg_catalog under which equal means equal bytes: a database's default and libc's always, and
-# those that initdb imports from ICU. A user-defined one may be nondeterministic (section 23.2.2.4).
+# Collations of pg_catalog under which equal strings have equal bytes: the database's default, those of libc,
+# and those that initdb imports from ICU. A user-defined collation may be nondeterministic.
 _DETERMINISTIC: Final = re.compile(
     r"default|C|POSIX|ucs_basic|pg_c_utf8|pg_unicode_fast|unicode|C\.\S+"
     r"|[a-z]{2,3}_[A-Z]{2,3}(\.\w+)?(@\w+)?|(und|[a-z]{2,3})(-\w+)*-x-icu"
@@ -41,7 +41,7 @@ _DETERMINISTIC: Final = re.compile(
 
 
 class _Strength(IntEnum):
-    """Where a collation comes from; the stronger source wins (section 23.2.1)."""
+    """The derivation of a collation; the strongest wins (PostgreSQL documentation, Collation Concepts)."""
 
     DEFAULT = 0
     IMPLICIT = 1
@@ -49,74 +49,74 @@ class _Strength(IntEnum):
 
 
 def _collation(node: Node) -> tuple[_Strength, frozenset[str]]:
-    """The strength of an expression's collation, and the names with that strength; several names conflict."""
+    """The strength of an expression's collation, and its names; several names conflict."""
     match node:
         case Collate(collation=name):
             return _Strength.EXPLICIT, frozenset((name,))
         case ColumnValue(collation=name) | Element(collation=name):
-            named = name not in ("", "default")
-            return (_Strength.IMPLICIT if named else _Strength.DEFAULT), frozenset((name or "default",))
+            is_named = name not in ("", "default")
+            return (_Strength.IMPLICIT if is_named else _Strength.DEFAULT), frozenset((name or "default",))
         case Cast(operand=operand) | CaseChange(operand=operand):
             return _collation(operand)
         case Array(elements=operands) | FunctionCall(operands=operands):
-            return _merged([operand for operand in operands if _collatable(operand)])
+            return _strongest_collations([operand for operand in operands if _is_collatable(operand)])
         case Coalesce(operands=operands) | Extreme(operands=operands):
-            return _merged(operands)
+            return _strongest_collations(operands)
         case NullIf(left=left, right=right):
-            return _merged((left, right))
+            return _strongest_collations((left, right))
         case Case(results=results, default=default):
-            return _merged((default, *results))
+            return _strongest_collations((default, *results))
         case _:
             return _Strength.DEFAULT, frozenset(("default",))
 
 
-def _merged(nodes: Sequence[Node]) -> tuple[_Strength, frozenset[str]]:
+def _strongest_collations(nodes: Sequence[Node]) -> tuple[_Strength, frozenset[str]]:
     collations = [_collation(node) for node in nodes] or [(_Strength.DEFAULT, frozenset(("default",)))]
     strongest = max(strength for strength, _ in collations)
     names = (names for strength, names in collations if strength == strongest)
     return strongest, frozenset[str]().union(*names)
 
 
-def of_elements(array: Node) -> str:
-    """Return the name of the collation of an array's elements; '' for the default collation."""
-    return "" if _merged((array,))[0] == _Strength.DEFAULT else name_of((array,))
+def element_collation(array: Node) -> str:
+    """The name of the collation of an array's elements; '' for the default collation."""
+    return "" if _strongest_collations((array,))[0] == _Strength.DEFAULT else collation_name((array,))
 
 
-def _collatable(node: Node) -> bool:
-    return node.type_oid in STRINGS or ELEMENTS.get(node.type_oid) in STRINGS
+def _is_collatable(node: Node) -> bool:
+    return node.type_oid in STRINGS or ELEMENT_OIDS.get(node.type_oid) in STRINGS
 
 
 def require_collation(nodes: Sequence[Node], *, ordering: bool) -> None:
-    """Refuse a collation that does not compare these strings as their bytes.
+    """Refuse a collation under which these strings can be equal without equal bytes.
 
-    With `ordering` it has to order them as their bytes, too.
+    With `ordering`, also refuse a collation that does not order them by their bytes.
     """
-    name = name_of(nodes)
+    name = collation_name(nodes)
     if ordering and name not in _BYTE_ORDER:
         raise RefusedError(f"it depends on the collation {name}, and pgsieve orders text by bytes")
     if not _DETERMINISTIC.fullmatch(name):
         raise RefusedError(f"the collation {name} may treat different strings as equal")
 
 
-def name_of(nodes: Sequence[Node]) -> str:
-    """Return the name of the collation that PostgreSQL uses for these strings.
+def collation_name(nodes: Sequence[Node]) -> str:
+    """The name of the collation that PostgreSQL uses for these strings.
 
-    Strings with conflicting collations are refused.
+    Raises RefusedError if their collations conflict.
     """
-    names = _merged(nodes)[1]
+    names = _strongest_collations(nodes)[1]
     if len(names) > 1:
         raise RefusedError(f"its collation is ambiguous: {' or '.join(sorted(names))}")
     return next(iter(names))
 
 
 def has_ascii_letters(nodes: Sequence[Node]) -> bool:
-    """Whether the collation of these strings, like C, knows letters, digits and case of ASCII only."""
-    return _merged(nodes)[1] <= {"C", "POSIX"}
+    """Whether the collation of these strings, like C, has no letters or digits beyond ASCII."""
+    return _strongest_collations(nodes)[1] <= {"C", "POSIX"}
 
 
 def case_mapping(nodes: Sequence[Node], function: CaseFunction, mappings: CaseMappings) -> CaseMapping:
-    """Return the case mapping of the collation of these strings; refuse a collation without a mapping."""
-    name = name_of(nodes)
+    """The case mapping of the collation of these strings; raises RefusedError if it has none."""
+    name = collation_name(nodes)
     mapping = mappings(name, function)
     if mapping is None or mapping.refusal:
         reason = f", and {mapping.refusal}" if mapping is not None else ""

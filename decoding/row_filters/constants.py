@@ -1,9 +1,9 @@
-"""Constants of a row filter: reads a value from PostgreSQL's text, and converts values between types.
+"""Constants of a row filter: parses them from PostgreSQL's text, and converts them between types.
 
-In: the text between the quotes and a type oid. Out: a `Constant`. Raises InvalidConstantError for text that
-is no value of the type, and RefusedError for text whose meaning depends on a setting of the server
-(DateStyle, TimeZone) or that pgsieve cannot represent; `pgsieve.decoding.row_filters.analysis` adds the
-filter and its part to the message.
+In: the text between the quotes, and a type oid. Out: a `Constant`. Raises InvalidConstantError if the text is
+not a value of the type. Raises RefusedError if the meaning of the text depends on a setting of the server
+(DateStyle, TimeZone), or if pgsieve cannot represent the value. `pgsieve.decoding.row_filters.analysis` adds
+the filter and its part to the message.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ from pgsieve.decoding.values.booleans import BOOLEANS
 
 
 class RefusedError(Exception):
-    """A part of a row filter cannot be evaluated exactly; the message is the reason."""
+    """pgsieve cannot evaluate a part of a row filter exactly; the message is the reason."""
 
 
 class InvalidConstantError(Exception):
-    """Text that is no value of its type; `sqlstate` is that of PostgreSQL's input function."""
+    """A text is not a value of its type; `sqlstate` is that of PostgreSQL's input function."""
 
     def __init__(self, reason: str, sqlstate: str = "22P02") -> None:
         super().__init__(reason)
@@ -59,8 +59,8 @@ class InvalidConstantError(Exception):
 
 
 INTEGER_BITS: Final = {INT2: 16, INT4: 32, INT8: 64}
-# Precise enough for every decimal that a filter can spell, without rounding.
-_EXACT: Final = Context(prec=20_000)
+# Holds every decimal that a filter can spell, without rounding.
+_EXACT_CONTEXT: Final = Context(prec=20_000)
 
 _INTEGER = re.compile(r"\s*[+-]?\d+\s*", re.ASCII)
 _NUMBER = re.compile(r"\s*([+-]?)(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,4})?\s*", re.ASCII)
@@ -84,15 +84,18 @@ _INTERVAL = re.compile(
 )
 _ARRAY_ITEM = re.compile(r'\s*(?:"((?:[^"\\]|\\.)*)"|([^,{}"\\]*[^,{}"\\\s]))\s*(,|$)', re.DOTALL)
 _ZONE = re.compile(r"([+-]\d{2})(?::?(\d{2}))?|Z|UTC", re.ASCII)
+_NO_CALENDAR_TIMESTAMP: Final = (
+    "the timestamp constant must be a date of the years 0001 to 9999 and a time before 24:00"
+)
 
 
 def _integer(text: str, bits: int) -> int:
     if not _INTEGER.fullmatch(text):
         raise InvalidConstantError("invalid input syntax for an integer")
-    return _in_range(int(text), bits)
+    return _require_range(int(text), bits)
 
 
-def _in_range(value: int, bits: int) -> int:
+def _require_range(value: int, bits: int) -> int:
     if not -(1 << bits - 1) <= value < 1 << bits - 1:
         raise InvalidConstantError("the integer is out of range for its type", "22003")
     return value
@@ -113,24 +116,24 @@ def _double(text: str) -> float:
 
 
 def _real(text: str) -> float:
-    """Round the decimal once, to single precision; through double precision it would be rounded twice."""
+    """Parse a single precision number: round the decimal once, not to double precision first."""
     exact, double = _decimal(text), _double(text)
     if not isfinite(double):
         return double
     if Fraction(double) != Fraction(exact):
-        # A double that was rounded to the middle between two singles is moved back to the decimal's side.
-        double = _sticky(double, towards=inf if Fraction(exact) > Fraction(double) else -inf)
-    return single(double)
+        # If the double lies in the middle between two singles, move it back to the decimal's side.
+        double = _move_off_midpoint(double, towards=inf if Fraction(exact) > Fraction(double) else -inf)
+    return round_to_single(double)
 
 
-def _sticky(double: float, *, towards: float) -> float:
-    """Return the neighbour of a double that lies exactly between two singles; others are unchanged."""
+def _move_off_midpoint(double: float, *, towards: float) -> float:
+    """Return a neighbour of a double that lies in the middle between two singles; others stay as they are."""
     (bits,) = struct.unpack("<q", struct.pack("<d", double))
     return nextafter(double, towards) if bits & 0x1FFFFFFF == 0x10000000 else double
 
 
-def single(double: float) -> float:
-    """Return the nearest single precision number."""
+def round_to_single(double: float) -> float:
+    """Return the nearest single precision number; raises InvalidConstantError if there is none."""
     try:
         (value,) = struct.unpack("<f", struct.pack("<f", double))
     except OverflowError:
@@ -149,7 +152,7 @@ def _boolean(text: str) -> bool:
 
 def _bytea(text: str) -> bytes:
     if not text.startswith("\\x"):
-        raise RefusedError("a bytea constant is understood in hex format only")
+        raise RefusedError(r"a bytea constant must be in hex format: \x…")
     try:
         return bytes.fromhex(text[2:])
     except ValueError:
@@ -158,7 +161,7 @@ def _bytea(text: str) -> bytes:
 
 def _uuid(text: str) -> str:
     if not _UUID.fullmatch(text):
-        raise RefusedError("a uuid constant is understood in its standard form only")
+        raise RefusedError("a uuid constant must be in its standard form")
     return text.lower()
 
 
@@ -171,7 +174,7 @@ def _date(text: str) -> date | Infinity:
     if infinity is not None:
         return infinity
     if not re.fullmatch(_DATE, text, re.ASCII):
-        raise RefusedError("a date constant is understood as YYYY-MM-DD of the years 0001 to 9999 only")
+        raise RefusedError("a date constant must be YYYY-MM-DD, in the years 0001 to 9999")
     try:
         return date.fromisoformat(text)
     except ValueError:
@@ -179,10 +182,10 @@ def _date(text: str) -> date | Infinity:
 
 
 def _time(text: str) -> str:
-    """Return the time as time_out prints it, which orders as times do."""
+    """Return the time as time_out prints it; these texts have the order of times."""
     match = _TIME.fullmatch(text)
     if match is None:
-        raise RefusedError("a time constant is understood as HH:MM:SS[.ffffff] only")
+        raise RefusedError("a time constant must be HH:MM:SS[.ffffff]")
     hour, minute, second = int(match[1]), int(match[2]), int(match[3] or 0)
     fraction = (match[4] or "").rstrip("0")
     if minute > 59 or second > 59 or (hour, minute, second, fraction) > (24, 0, 0, ""):
@@ -191,13 +194,10 @@ def _time(text: str) -> str:
 
 
 def interval_value(text: str) -> Interval:
-    """The interval that a text means.
-
-    The text has the form of IntervalStyle postgres, or whole numbers with units.
-    """
+    """Parse an interval in the form of IntervalStyle postgres, or as whole numbers with units."""
     match = _INTERVAL.fullmatch(text)
     if match is None or not text.strip():
-        raise RefusedError("an interval constant is understood as '1 year 2 mons 3 days 04:05:06.7' only")
+        raise RefusedError("an interval constant must be like '1 year 2 mons 3 days 04:05:06.7'")
     months = days = microseconds = 0
     for amount, unit in _INTERVAL_PART.findall(match[1]):
         name, factor = _INTERVAL_UNITS[unit[:3]]
@@ -219,11 +219,11 @@ def _timestamp(text: str) -> datetime | Infinity:
 def _finite_timestamp(text: str) -> datetime:
     match = _TIMESTAMP.fullmatch(text)
     if match is None:
-        raise RefusedError("a timestamp constant is understood as YYYY-MM-DD HH:MM:SS[.ffffff] only")
+        raise RefusedError("a timestamp constant must be YYYY-MM-DD HH:MM:SS[.ffffff]")
     try:
         return datetime.fromisoformat(f"{match[1]} {match[2] or '00:00'}")
     except ValueError:
-        raise RefusedError("the timestamp constant is none that a plain calendar has") from None
+        raise RefusedError(_NO_CALENDAR_TIMESTAMP) from None
 
 
 def _timestamptz(text: str) -> datetime | Infinity:
@@ -233,17 +233,17 @@ def _timestamptz(text: str) -> datetime | Infinity:
     zone = re.search(rf"(?<=[\d:.])\s?({_ZONE.pattern})$", text[10:], re.ASCII)
     if zone is None:
         raise RefusedError(
-            "a timestamp with time zone constant without its offset (+00) depends on the session's TimeZone"
+            "without an offset (+00), a timestamp with time zone constant depends on the session's TimeZone"
         )
     local = _finite_timestamp(text[: 10 + zone.start()])
     offset = f"{zone[2]}:{zone[3] or '00'}" if zone[2] else "+00:00"
     try:
         return datetime.fromisoformat(f"{local.isoformat()}{offset}").astimezone(UTC)
     except (ValueError, OverflowError):
-        raise RefusedError("the timestamp constant is none that a plain calendar has") from None
+        raise RefusedError(_NO_CALENDAR_TIMESTAMP) from None
 
 
-_INPUT: Final[dict[int, Callable[[str], ConstantValue]]] = {
+_INPUT_FUNCTIONS: Final[dict[int, Callable[[str], ConstantValue]]] = {
     BOOL: _boolean,
     BYTEA: _bytea,
     INT2: lambda text: _integer(text, 16),
@@ -265,20 +265,20 @@ _INPUT: Final[dict[int, Callable[[str], ConstantValue]]] = {
 
 
 def constant_from_text(text: str | None, type_oid: int) -> Constant:
-    """The result of the type's input function for the text; None is NULL."""
-    if type_oid not in _INPUT:
-        raise RefusedError(f"no constant of the type with oid {type_oid} is understood")
-    return typed_constant(None if text is None else _INPUT[type_oid](text), type_oid)
+    """Return the constant that the type's input function makes of the text; None is NULL."""
+    if type_oid not in _INPUT_FUNCTIONS:
+        raise RefusedError(f"constants of the type with oid {type_oid} are not supported")
+    return typed_constant(None if text is None else _INPUT_FUNCTIONS[type_oid](text), type_oid)
 
 
 def typed_constant(value: ConstantValue, type_oid: int) -> Constant:
-    """A constant, with its digits when it is numeric."""
+    """Return a constant, with its digits if it is numeric."""
     if type_oid != NUMERIC:
         return Constant(value, type_oid=type_oid)
     if value is None:
         return Constant(None, type_oid=NUMERIC, digits=Digits(1, 0))
     if not isinstance(value, Decimal):
-        raise TypeError(f"a numeric constant is no {type(value).__name__}")
+        raise TypeError(f"a numeric constant is not a {type(value).__name__}")
     return Constant(value, type_oid=NUMERIC, digits=_digits(value))
 
 
@@ -286,29 +286,35 @@ def _digits(value: Decimal) -> Digits | None:
     if not value.is_finite():
         return None
     _, figures, exponent = value.as_tuple()
-    # Trailing zeros count: a constant has the scale that is written.
+    # Trailing zeros count: they belong to the constant's scale.
     return Digits.of(max(len(figures) + int(exponent), 0), max(-int(exponent), 0))
 
 
-def array_texts(text: str) -> list[str | None]:
-    """Return the elements of an array constant of one dimension (section 8.15.2)."""
-    whole = text.strip()
-    if not (whole.startswith("{") and whole.endswith("}")):
-        raise RefusedError("an array constant is understood as '{…}' of one dimension only")
-    items, place, inner = [], 0, whole[1:-1].strip()
+def array_element_texts(text: str) -> list[str | None]:
+    """Return the texts of the elements of an array constant of one dimension; None is NULL.
+
+    PostgreSQL documentation, Array Value Input.
+    """
+    trimmed = text.strip()
+    if not (trimmed.startswith("{") and trimmed.endswith("}")):
+        raise RefusedError("an array constant must be '{…}' of one dimension")
+    items, place, inner = [], 0, trimmed[1:-1].strip()
     while place < len(inner):
         match = _ARRAY_ITEM.match(inner, place)
         if match is None or (match[3] == "," and match.end() == len(inner)):
-            raise RefusedError("only a plain array constant is supported, write ARRAY[…]")
-        quoted, plain = match[1], match[2]
-        unquoted = None if plain is None or plain.upper() == "NULL" else plain
+            raise RefusedError("this form of array constant is not supported, write ARRAY[…]")
+        quoted, bare = match[1], match[2]
+        unquoted = None if bare is None or bare.upper() == "NULL" else bare
         items.append(unquoted if quoted is None else re.sub(r"\\(.)", r"\1", quoted, flags=re.DOTALL))
         place = match.end()
     return items
 
 
 def number_constant(text: str) -> Constant:
-    """Return an unquoted number: integer or bigint when it fits, else numeric (section 4.1.2.6)."""
+    """Return an unquoted number: integer or bigint if it fits, else numeric.
+
+    PostgreSQL documentation, Numeric Constants.
+    """
     if re.fullmatch(r"-?\d+", text, re.ASCII):
         value = int(text)
         for type_oid in (INT4, INT8):
@@ -318,10 +324,10 @@ def number_constant(text: str) -> Constant:
 
 
 def convert_constant(constant: Constant, type_oid: int) -> Constant | None:
-    """Convert the constant to another type by a cast between numbers or between strings.
+    """Convert a constant by a cast between numbers or between strings; None if there is no such cast.
 
-    The result is None without such a cast. The type character loses its trailing blanks. From numeric to an
-    integer, half rounds away from zero (numeric.c).
+    A value of type character loses its trailing blanks. A cast from numeric to an integer rounds half away
+    from zero (numeric.c).
     """
     value = constant.value
     if value is None:
@@ -341,40 +347,40 @@ def convert_constant(constant: Constant, type_oid: int) -> Constant | None:
         if isinstance(value, Decimal):
             if not value.is_finite():
                 raise InvalidConstantError("cannot convert NaN or infinity to an integer", "0A000")
-            value = int(value.to_integral_value(ROUND_HALF_UP, _EXACT))
-        return Constant(_in_range(value, INTEGER_BITS[type_oid]), type_oid=type_oid)
+            value = int(value.to_integral_value(ROUND_HALF_UP, _EXACT_CONTEXT))
+        return Constant(_require_range(value, INTEGER_BITS[type_oid]), type_oid=type_oid)
     return constant_from_text(as_text, type_oid) if type_oid in (NUMERIC, FLOAT4, FLOAT8) else None
 
 
 def _convert_float(value: float, source: int, target: int) -> Constant | None:
-    """Convert a float to double precision, or to real if its value stays the same; None otherwise."""
+    """Convert a float to double precision, or to real if real holds the same value; None otherwise."""
     if target in (FLOAT8, source):
         return Constant(value, type_oid=target)
-    if target == FLOAT4 and (isnan(value) or single(value) == value):
+    if target == FLOAT4 and (isnan(value) or round_to_single(value) == value):
         return Constant(value, type_oid=target)
     return None
 
 
-def modified(constant: Constant, modifier: tuple[int, ...]) -> Constant:
-    """Return the constant under a type modifier, as in the explicit cast `numeric(5,2)` or `varchar(3)`."""
+def apply_modifier(constant: Constant, modifier: tuple[int, ...]) -> Constant:
+    """Cast a constant explicitly to its type with a modifier, such as `numeric(5,2)` or `varchar(3)`."""
     value = constant.value
     if value is None or not modifier:
         return constant
     match constant.type_oid, value:
         case (int(oid), Decimal()) if oid == NUMERIC:
-            return typed_constant(_rounded(value, *modifier), NUMERIC)
+            return typed_constant(_apply_numeric_modifier(value, *modifier), NUMERIC)
         case (int(oid), str()) if oid == VARCHAR:
             return Constant(value[: modifier[0]], type_oid=VARCHAR)
         case (int(oid), str()) if oid == BPCHAR:
             return Constant(value[: modifier[0]].ljust(modifier[0]), type_oid=BPCHAR)
         case _:
-            raise RefusedError("a type modifier is understood on numeric, varchar and character only")
+            raise RefusedError("a type modifier is supported on numeric, varchar and character only")
 
 
-def _rounded(value: Decimal, precision: int, scale: int = 0) -> Decimal:
+def _apply_numeric_modifier(value: Decimal, precision: int, scale: int = 0) -> Decimal:
     if value.is_nan():
         return value
-    with localcontext(_EXACT):
+    with localcontext(_EXACT_CONTEXT):
         rounded = value.quantize(Decimal(1).scaleb(-scale), ROUND_HALF_UP) if value.is_finite() else value
         if abs(rounded) >= Decimal(10) ** (precision - scale):
             raise InvalidConstantError("numeric field overflow", "22003")

@@ -1,10 +1,11 @@
-"""Whether a row filter gives the same result over UTF-8 text as over text in the database's own encoding.
+"""Checks that a row filter gives the same result over UTF-8 text as over text in the database's encoding.
 
-In: a typed tree, and the name of the server's encoding. Out: nothing. Raises RefusedError for a filter that
-depends on bytes or codes of characters, or whose comparisons have another result in UTF-8.
+In: a typed tree, and the name of the database's encoding. Out: nothing. Raises RefusedError if the filter
+depends on bytes or codes of characters, or if its comparisons can have another result in UTF-8.
 
 pgsieve evaluates filters over UTF-8. In most encodings each character has its own counterpart in Unicode
-(section 23.3.1, and the maps of src/backend/utils/mb/Unicode). `ENCODINGS` lists the differences.
+(PostgreSQL documentation, Supported Character Sets; src/backend/utils/mb/Unicode). `ENCODINGS` lists the
+exceptions.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from pgsieve.decoding.row_filters.nodes import (
     Regex,
     children,
 )
-from pgsieve.decoding.values.builtin_types import ELEMENTS
+from pgsieve.decoding.values.builtin_types import ELEMENT_OIDS
 
 UTF8: Final = "UTF8"
 
@@ -40,31 +41,31 @@ UTF8: Final = "UTF8"
 class Encoding:
     """The properties of text in an encoding, compared with the same text in UTF-8.
 
-    - `characters`: each character is one character of Unicode.
-    - `bytes`: the text has the same bytes.
-    - `codes`: characters have the same numbers as in Unicode.
-    - `order`: texts have the same order under the collation C.
-    - `doubled`: the characters of Unicode that stand for several characters of the encoding. None: any
-      character beyond ASCII may.
+    - `same_characters`: each character is one character of Unicode.
+    - `same_bytes`: the text has the same bytes.
+    - `same_codes`: characters have the same numbers as in Unicode.
+    - `same_order`: texts have the same order under the collation C.
+    - `ambiguous`: the characters of Unicode that stand for several characters of the encoding. None means
+      that any character beyond ASCII may do so.
     """
 
-    characters: bool = False
-    bytes: bool = False
-    codes: bool = False
-    order: bool = False
-    doubled: frozenset[str] | None = frozenset()
+    same_characters: bool = False
+    same_bytes: bool = False
+    same_codes: bool = False
+    same_order: bool = False
+    ambiguous: frozenset[str] | None = frozenset()
 
 
-_ONE_TO_ONE: Final = Encoding(characters=True)
-_UNKNOWN: Final = Encoding(doubled=None)
+_ONE_TO_ONE: Final = Encoding(same_characters=True)
+_UNKNOWN: Final = Encoding(ambiguous=None)
 ENCODINGS: Final = MappingProxyType(
     {
-        UTF8: Encoding(characters=True, bytes=True, codes=True, order=True),
-        "LATIN1": Encoding(characters=True, codes=True, order=True),
-        # No conversion: each byte is a character, so a character of UTF-8 may be several.
-        "SQL_ASCII": Encoding(bytes=True, order=True),
-        "EUC_JP": Encoding(characters=True, doubled=frozenset("№℡ⅠⅡⅢⅣⅤⅥⅦⅧⅨⅩ√∠∩∪∫∵≒≡⊥㈱")),
-        "EUC_TW": Encoding(characters=True, doubled=None),
+        UTF8: Encoding(same_characters=True, same_bytes=True, same_codes=True, same_order=True),
+        "LATIN1": Encoding(same_characters=True, same_codes=True, same_order=True),
+        # The server does not convert. Each byte is a character, so a character of UTF-8 may be several.
+        "SQL_ASCII": Encoding(same_bytes=True, same_order=True),
+        "EUC_JP": Encoding(same_characters=True, ambiguous=frozenset("№℡ⅠⅡⅢⅣⅤⅥⅦⅧⅨⅩ√∠∩∪∫∵≒≡⊥㈱")),
+        "EUC_TW": Encoding(same_characters=True, ambiguous=None),
         # Some of its characters are two characters of Unicode.
         "EUC_JIS_2004": _UNKNOWN,
         **dict.fromkeys(
@@ -78,20 +79,20 @@ ENCODINGS: Final = MappingProxyType(
     }
 )  # fmt: skip
 
-#: Functions by the property of the encoding that they need (varlena.c, oracle_compat.c).
-_OF_BYTES: Final = frozenset(("textoctetlen", "bpcharoctetlen", "textbitlen", "md5_text"))
-_OF_CODES: Final = frozenset(("ascii", "chr"))
-_OF_CHARACTERS: Final = frozenset((
+#: Functions that need the same bytes, codes or characters (varlena.c, oracle_compat.c).
+_BYTE_FUNCTIONS: Final = frozenset(("textoctetlen", "bpcharoctetlen", "textbitlen", "md5_text"))
+_CODE_FUNCTIONS: Final = frozenset(("ascii", "chr"))
+_CHARACTER_FUNCTIONS: Final = frozenset((
     "textlen", "bpcharlen", "text_substr", "text_left", "text_right", "text_reverse", "lpad", "rpad", "textpos", "translate",
     "btrim", "ltrim", "rtrim", "textlike",
 ))  # fmt: skip
-#: Functions that look for their second operand, or its characters, in the first.
-_SEARCHES: Final = frozenset((
+#: Functions that search their first operand for the second, or for its characters.
+_SEARCH_FUNCTIONS: Final = frozenset((
     "textpos", "translate", "btrim", "ltrim", "rtrim", "textlike", "replace_text", "split_part", "text_starts_with",
     "arraycontains", "arraycontained", "arrayoverlap", "array_position",
 ))  # fmt: skip
-#: Functions of text, or with text as their result, that do not depend on the encoding.
-_ALIKE: Final = frozenset((
+#: Functions with text as an operand or result that do not depend on the encoding.
+_INDEPENDENT_FUNCTIONS: Final = frozenset((
     "textcat", "repeat", "to_hex32", "to_hex64", "btrim1", "ltrim1", "rtrim1", "md5_bytea", "array_cardinality", "array_length",
     "array_lower", "array_ndims", "extract_date", "date_part_date", "extract_timestamp", "timestamp_part", "timestamp_trunc",
 ))  # fmt: skip
@@ -100,109 +101,106 @@ _RANGE_BEYOND_ASCII: Final = re.compile(r"-\\x\{[0-9a-f]{3,}\}|-\\x\{[89a-f][0-9
 _ESCAPED: Final = re.compile(r"\\x\{([0-9a-f]+)\}")
 
 
-def require_alike(tree: Node, encoding: str) -> None:
-    """Refuse a filter whose result may differ between UTF-8 and this encoding of the server."""
+def require_same_result(tree: Node, encoding: str) -> None:
+    """Refuse a filter whose result can differ between UTF-8 and the database's encoding."""
     if encoding == UTF8:
         return
     traits = ENCODINGS.get(encoding, _UNKNOWN)
-    for construct in (_difference(node, traits) for node in _nodes(tree)):
+    for construct in (_difference(node, traits) for node in _all_nodes(tree)):
         if construct is not None:
-            raise _refused(construct, encoding)
+            raise _encoding_error(construct, encoding)
 
 
 def require_characters(encoding: str) -> None:
-    """Refuse to cut a constant to a number of characters if the encoding's are not Unicode's."""
-    if not ENCODINGS.get(encoding, _UNKNOWN).characters:
-        raise _refused("its length", encoding)
+    """Refuse to cut a constant to a number of characters if an encoding counts characters unlike Unicode."""
+    if not ENCODINGS.get(encoding, _UNKNOWN).same_characters:
+        raise _encoding_error("its length", encoding)
 
 
-def _refused(construct: str, encoding: str) -> RefusedError:
+def _encoding_error(construct: str, encoding: str) -> RefusedError:
     return RefusedError(f"{construct} depends on the database's encoding, which is {encoding}, not {UTF8}")
 
 
-def _nodes(node: Node) -> Iterator[Node]:
+def _all_nodes(node: Node) -> Iterator[Node]:
     yield node
     for child in children(node):
-        yield from _nodes(child)
+        yield from _all_nodes(child)
 
 
 def _difference(node: Node, traits: Encoding) -> str | None:
     """The name of the construct that makes this node depend on the encoding, or None."""
     match node:
         case Comparison(operator="=" | "<>", left=left, right=right):
-            alike = _is_same(traits, left, right)
+            is_independent = _has_same_equality(traits, left, right)
         case NotDistinct(left=left, right=right) | NullIf(left=left, right=right):
-            alike = _is_same(traits, left, right)
+            is_independent = _has_same_equality(traits, left, right)
         case Comparison(left=left):
-            alike = traits.order or not _is_text(left)
+            is_independent = traits.same_order or not _is_text(left)
         case Extreme():
-            alike = traits.order or not _is_text(node)
+            is_independent = traits.same_order or not _is_text(node)
         case FunctionCall():
-            return None if _is_alike(node, traits) else node.name
+            return None if _is_function_independent(node, traits) else node.name
         case Like(pattern=pattern):
-            alike = (traits.characters or "_" not in pattern) and not _is_doubled(traits, pattern)
+            is_independent = (traits.same_characters or "_" not in pattern) and not _is_ambiguous(
+                traits, pattern
+            )
         case Regex(pattern=pattern):
-            alike = _is_regex_alike(pattern, traits)
+            is_independent = _is_regex_independent(pattern, traits)
         case _:
             return None
-    return None if alike else _NAMES.get(type(node), "the comparison of text")
+    return None if is_independent else _CONSTRUCT_NAMES.get(type(node), "the comparison of text")
 
 
-_NAMES: Final[dict[type[Node], str]] = {Like: "LIKE", Regex: "the regular expression"}
+_CONSTRUCT_NAMES: Final[dict[type[Node], str]] = {Like: "LIKE", Regex: "the regular expression"}
 
 
-def _is_alike(call: FunctionCall, traits: Encoding) -> bool:
+def _is_function_independent(call: FunctionCall, traits: Encoding) -> bool:
     name = call.name
     if not any(map(_is_text, (call, *call.operands))):
         return True
-    if name in _OF_BYTES:
-        return traits.bytes
-    if name in _OF_CODES:
+    if name in _BYTE_FUNCTIONS:
+        return traits.same_bytes
+    if name in _CODE_FUNCTIONS:
         return False
-    if name in _OF_CHARACTERS and not traits.characters:
+    if name in _CHARACTER_FUNCTIONS and not traits.same_characters:
         return False
-    if name in _SEARCHES:
-        return _is_same(traits, *call.operands[:2])
-    return name in _OF_CHARACTERS or name in _ALIKE
+    if name in _SEARCH_FUNCTIONS:
+        return _has_same_equality(traits, *call.operands[:2])
+    return name in _CHARACTER_FUNCTIONS or name in _INDEPENDENT_FUNCTIONS
 
 
-def _is_regex_alike(pattern: str, traits: Encoding) -> bool:
-    """Whether a pattern that `pgsieve.decoding.row_filters.regex` translated matches the same text.
-
-    Ranges of a pattern depend on the codes of characters.
-    """
-    if not traits.characters or (_RANGE_BEYOND_ASCII.search(pattern) and not traits.codes):
+def _is_regex_independent(pattern: str, traits: Encoding) -> bool:
+    """Whether a pattern in RE2's syntax matches the same text; ranges depend on the codes of characters."""
+    if not traits.same_characters or (_RANGE_BEYOND_ASCII.search(pattern) and not traits.same_codes):
         return False
-    return not any(_is_doubled(traits, chr(int(code, 16))) for code in _ESCAPED.findall(pattern))
+    return not any(_is_ambiguous(traits, chr(int(code, 16))) for code in _ESCAPED.findall(pattern))
 
 
-def _is_same(traits: Encoding, left: Node, right: Node) -> bool:
+def _has_same_equality(traits: Encoding, left: Node, right: Node) -> bool:
     """Whether two values are equal in the encoding if, and only if, they are equal in UTF-8.
 
-    This holds if one of them has no doubled character.
+    This holds if one of them has no ambiguous character.
     """
-    return not (_is_text(left) and _is_text(right)) or any(
-        _has_one_spelling(n, traits) for n in (left, right)
-    )
+    return not (_is_text(left) and _is_text(right)) or any(_is_unambiguous(n, traits) for n in (left, right))
 
 
-def _has_one_spelling(node: Node, traits: Encoding) -> bool:
-    if traits.doubled == frozenset():
+def _is_unambiguous(node: Node, traits: Encoding) -> bool:
+    if traits.ambiguous == frozenset():
         return True
     match node:
         case ColumnValue() | Element():
             return not _is_text(node)
         case Constant(value=str() as value):
-            return not _is_doubled(traits, value)
+            return not _is_ambiguous(traits, value)
         case _:
-            return all(_has_one_spelling(child, traits) for child in children(node))
+            return all(_is_unambiguous(child, traits) for child in children(node))
 
 
-def _is_doubled(traits: Encoding, text: str) -> bool:
-    if traits.doubled is None:
+def _is_ambiguous(traits: Encoding, text: str) -> bool:
+    if traits.ambiguous is None:
         return not text.isascii()
-    return not traits.doubled.isdisjoint(text)
+    return not traits.ambiguous.isdisjoint(text)
 
 
 def _is_text(node: Node) -> bool:
-    return node.type_oid in STRINGS or ELEMENTS.get(node.type_oid) in STRINGS
+    return node.type_oid in STRINGS or ELEMENT_OIDS.get(node.type_oid) in STRINGS

@@ -1,8 +1,8 @@
-"""Parses a row filter with sqlglot, and accepts only text that PostgreSQL's grammar reads alike.
+"""Parses a row filter with sqlglot, and accepts only text that PostgreSQL's grammar parses in the same way.
 
-In: text. Out: a tree of sqlglot whose operands bind as in gram.y (section 4.1.6), and functions that read its
-parts. Raises RefusedError for text that PostgreSQL may read differently, and InvalidSyntaxError for text that
-is not a single expression.
+In: text. Out: sqlglot's tree, whose operators bind as in gram.y, and functions that read its parts. Raises
+RefusedError if PostgreSQL may parse the text differently, and InvalidSyntaxError if the text is not a single
+expression.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from pgsieve.decoding.row_filters.constants import RefusedError
 
 
 class InvalidSyntaxError(Exception):
-    """Text that is not one expression."""
+    """A text is not a single expression."""
 
 
-_XML: Final = frozenset(
+_XML_FUNCTIONS: Final = frozenset(
     ("xmlconcat", "xmlelement", "xmlforest", "xmlparse", "xmlpi", "xmlroot", "xmlserialize", "xmlexists")
 )
 
@@ -34,10 +34,10 @@ def _call(name: str, *arguments: exp.Expr | None) -> exp.Anonymous:
 
 
 class _FilterDialect(Postgres):
-    """sqlglot's PostgreSQL without its rewriting of functions into those of other dialects."""
+    """sqlglot's PostgreSQL dialect, which here keeps each function as it is written."""
 
     class Tokenizer(Postgres.Tokenizer):
-        """Reads the first words of statements as names: PostgreSQL allows them as unquoted column names."""
+        """Takes ALTER, DROP and the like for names: PostgreSQL allows them as unquoted column names."""
 
         KEYWORDS: ClassVar[dict[str, TokenType]] = {
             word: token
@@ -46,7 +46,7 @@ class _FilterDialect(Postgres):
         }
 
     class Parser(PostgresParser):
-        """Leaves each function its name in the text."""
+        """Keeps the name of each function from the text."""
 
         FUNCTIONS: ClassVar[dict[str, Callable[..., exp.Expr]]] = {}
         FUNCTION_PARSERS: ClassVar[dict[str, Callable[..., Any]]] = {
@@ -61,7 +61,7 @@ class _FilterDialect(Postgres):
             word: PostgresParser.NO_PAREN_FUNCTION_PARSERS[word] for word in ("ANY", "CASE")
         }
 
-        # Functions with a syntax of their own (func_expr_common_subexpr in gram.y).
+        # Functions with a special syntax (func_expr_common_subexpr in gram.y).
 
         def extract(self) -> exp.Expr:
             """Read EXTRACT(field FROM source)."""
@@ -139,9 +139,10 @@ _OPERATORS = frozenset(
     ]
 )
 
-# The operator's precedence (section 4.1.6), then the least precedence of its left and of its right operand.
-# sqlglot binds some operators differently, so a tree is accepted only if its operands bind as in PostgreSQL's
-# grammar. sqlglot reads ~~ as LIKE, but ~~ binds closer, so these operands must bind closer than both.
+# The operator's precedence (PostgreSQL documentation, Operator Precedence), then the least precedence that
+# its left and its right operand may have. sqlglot binds some operators differently, so `operand` checks these
+# figures. sqlglot also parses ~~ as LIKE. As ~~ binds tighter than LIKE, operands of LIKE must bind tighter
+# than both.
 _PRECEDENCE: Final[dict[type[exp.Expr], tuple[int, int, int]]] = {
     exp.Or: (1, 1, 2),
     exp.And: (2, 2, 3),
@@ -153,7 +154,7 @@ _PRECEDENCE: Final[dict[type[exp.Expr], tuple[int, int, int]]] = {
     **dict.fromkeys((exp.Between, exp.In), (6, 7, 7)),
     exp.Escape: (6, 6, 8),
     **dict.fromkeys((exp.Like, exp.ILike, exp.SimilarTo), (6, 8, 8)),
-    # Operators that the grammar does not name all have one precedence.
+    # All operators that gram.y does not name have the same precedence.
     **dict.fromkeys(
         (
             *(exp.DPipe, exp.RegexpLike, exp.RegexpILike, exp.StartsWith, exp.BitwiseAnd, exp.BitwiseOr),
@@ -169,20 +170,23 @@ _PRECEDENCE: Final[dict[type[exp.Expr], tuple[int, int, int]]] = {
     exp.Collate: (12, 12, 13),
     exp.Neg: (13, 13, 13),
 }
-_PRIMARY = (15, 0, 0)
+_PRIMARY_PRECEDENCE = (15, 0, 0)
 
 _ASCII_LOWER = {upper: upper + 32 for upper in range(ord("A"), ord("Z") + 1)}
 
 
 def parse(expression: str) -> exp.Expr:
-    """Return the tree of a single expression."""
+    """Return sqlglot's tree of a single expression."""
     dialect = _FilterDialect()
     try:
         tokens = dialect.tokenize(expression)
     except SqlglotError as error:
         raise InvalidSyntaxError from error
     for token in tokens:
-        if token.text.lower() in _XML and token.token_type not in (TokenType.STRING, TokenType.IDENTIFIER):
+        if token.text.lower() in _XML_FUNCTIONS and token.token_type not in (
+            TokenType.STRING,
+            TokenType.IDENTIFIER,
+        ):
             raise RefusedError("type xml has no counterpart in pgsieve")
     for operator in _operators(tokens):
         if operator not in _OPERATORS:
@@ -197,18 +201,18 @@ def parse(expression: str) -> exp.Expr:
 
 
 def _is_operator(token: Token) -> bool:
-    quoted = token.token_type in (TokenType.STRING, TokenType.IDENTIFIER)
-    return not quoted and bool(token.text) and set(token.text) <= _OPERATOR_CHARACTERS
+    is_quoted = token.token_type in (TokenType.STRING, TokenType.IDENTIFIER)
+    return not is_quoted and bool(token.text) and set(token.text) <= _OPERATOR_CHARACTERS
 
 
 def _operators(tokens: Sequence[Token]) -> Iterator[str]:
-    """The operators among the tokens; sqlglot splits one like !~ into two tokens."""
+    """The operators among the tokens; an operator such as !~ is two tokens of sqlglot."""
     negation: Token | None = None
     for token in filter(_is_operator, tokens):
-        joined = negation is not None and negation.end + 1 == token.start and token.text.startswith("~")
-        if negation is not None and not joined:
+        is_joined = negation is not None and negation.end + 1 == token.start and token.text.startswith("~")
+        if negation is not None and not is_joined:
             yield negation.text
-        if joined:
+        if is_joined:
             yield f"!{token.text}"
         elif token.text != "!":
             yield token.text
@@ -217,7 +221,7 @@ def _operators(tokens: Sequence[Token]) -> Iterator[str]:
         yield negation.text
 
 
-def without_parentheses(part: exp.Expr) -> exp.Expr:
+def strip_parentheses(part: exp.Expr) -> exp.Expr:
     """The expression inside any number of parentheses."""
     while isinstance(part, exp.Paren):
         part = part.this
@@ -227,16 +231,19 @@ def without_parentheses(part: exp.Expr) -> exp.Expr:
 def operand(parent: exp.Expr, part: exp.Expr, *, right: bool = False) -> exp.Expr:
     """Return an operand without its parentheses.
 
-    An operand without parentheses that PostgreSQL may bind differently is refused.
+    Raises RefusedError for an operand without parentheses that PostgreSQL may bind differently.
     """
-    binds = _PRECEDENCE.get(type(part), _PRIMARY)[0]
-    if binds < _PRECEDENCE.get(type(parent), _PRIMARY)[2 if right else 1]:
+    precedence = _PRECEDENCE.get(type(part), _PRIMARY_PRECEDENCE)[0]
+    if precedence < _PRECEDENCE.get(type(parent), _PRIMARY_PRECEDENCE)[2 if right else 1]:
         raise RefusedError("its precedence is not clear, put parentheses around the operands")
-    return without_parentheses(part)
+    return strip_parentheses(part)
 
 
 def folded_name(identifier: exp.Identifier | exp.Expr) -> str:
-    """Return an identifier's name; unquoted ASCII letters are folded to lower case (section 4.1.1)."""
+    """Return an identifier's name; ASCII letters are folded to lower case unless the identifier is quoted.
+
+    PostgreSQL documentation, Identifiers and Key Words.
+    """
     name = str(identifier.this)
     return name if identifier.args.get("quoted") else name.translate(_ASCII_LOWER)
 
@@ -247,7 +254,7 @@ def function_name(part: exp.Anonymous) -> str:
 
 
 def is_call(part: exp.Expr, name: str, *arguments: int) -> bool:
-    """Whether this is a call of the function with one of these numbers of arguments."""
+    """Whether a part calls the function of this name with one of these numbers of arguments."""
     return (
         isinstance(part, exp.Anonymous) and function_name(part) == name and len(part.expressions) in arguments
     )
@@ -258,8 +265,8 @@ def interval_text(part: exp.Interval) -> str:
     return str(part.this.name) + (f" {part.unit.name.lower()}" if part.unit else "")
 
 
-def quantified(part: exp.Expr) -> tuple[bool, exp.Expr] | None:
-    """Return (every, array) for ANY (array) and ALL (array), None for other expressions."""
+def quantified_operand(part: exp.Expr) -> tuple[bool, exp.Expr] | None:
+    """Return (is ALL, array) for ANY (array) and ALL (array), None for other expressions."""
     if isinstance(part, exp.Any | exp.All):
         return isinstance(part, exp.All), part.this
     if (

@@ -1,8 +1,7 @@
 """The typed tree of a row filter: `analysis` makes it, `evaluation.compiler` compiles it.
 
-In: other nodes. Out: immutable nodes, each with the oid of its PostgreSQL type and, for numeric, digits that
-fit every possible value. Every implicit conversion of PostgreSQL is a `Cast`, so both sides of a comparison
-have one type, and the compiler needs no type rules of its own. Raises nothing.
+Nodes are immutable. Each has the oid of its PostgreSQL type; a numeric node may also have `digits` that fit
+all its values. Implicit conversions of PostgreSQL are `Cast` nodes, so the compiler needs no type rules.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Literal, TypeAlias
 
 from pgsieve.decoding.row_filters.letter_case import CaseFunction, CaseMapping
 
-# pg_type.dat; a filter may use no other types, except in IS NULL.
+# pg_type.dat. A filter may use other types only in IS NULL.
 BOOL, BYTEA, INT8, INT2, INT4, TEXT = 16, 17, 20, 21, 23, 25
 FLOAT4, FLOAT8, UNKNOWN, BPCHAR, VARCHAR = 700, 701, 705, 1042, 1043
 DATE, TIME, TIMESTAMP, TIMESTAMPTZ, INTERVAL, NUMERIC, UUID = 1082, 1083, 1114, 1184, 1186, 1700, 2950
@@ -27,15 +26,15 @@ STRINGS = (TEXT, VARCHAR, BPCHAR)
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A constant of type interval, in PostgreSQL's three parts (section 8.5.4)."""
+    """A constant of type interval, in PostgreSQL's three parts (PostgreSQL documentation, Interval Input)."""
 
     months: int
     days: int
     microseconds: int
 
 
-def compared_microseconds(interval: Interval) -> int:
-    """The value by which an interval is compared: a month has 30 days, a day 24 hours.
+def comparison_microseconds(interval: Interval) -> int:
+    """The microseconds by which an interval is compared: a month has 30 days, a day 24 hours.
 
     Source: interval_cmp_value in timestamp.c.
     """
@@ -44,7 +43,7 @@ def compared_microseconds(interval: Interval) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Infinity:
-    """The infinity of date and timestamp types; `sign` is 1 or -1."""
+    """An infinite date or timestamp; `sign` is 1 or -1."""
 
     sign: int
 
@@ -62,13 +61,13 @@ class Digits:
     precision: int
     scale: int
 
-    MAXIMUM = 38  # The precision of Arrow's decimal128.
+    MAX_PRECISION = 38  # The precision of Arrow's decimal128.
 
     @staticmethod
     def of(integral: int, scale: int) -> Digits | None:
-        """Digits with this many before and after the point, or None when no decimal type has so many."""
+        """`integral` digits before the point and `scale` after it; None if these exceed MAX_PRECISION."""
         precision = max(integral + scale, 1)
-        return Digits(precision, scale) if precision <= Digits.MAXIMUM else None
+        return Digits(precision, scale) if precision <= Digits.MAX_PRECISION else None
 
     @property
     def integral(self) -> int:
@@ -80,7 +79,7 @@ INTEGER_DIGITS = {INT2: Digits(5, 0), INT4: Digits(10, 0), INT8: Digits(19, 0)}
 
 
 def common_digits(several: Iterator[Digits | None]) -> Digits | None:
-    """Digits that fit the values of all, or None when no decimal type has so many."""
+    """Digits that fit the values of all; None if these exceed the maximum or if one has none."""
     integral = scale = 0
     for digits in several:
         if digits is None:
@@ -91,9 +90,9 @@ def common_digits(several: Iterator[Digits | None]) -> Digits | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """An expression. Only numeric and arrays of it may have `digits`.
+    """An expression. Only a numeric or an array of numerics may have `digits`.
 
-    A numeric without digits is evaluated as text.
+    A numeric column without digits has text in Arrow.
     """
 
     type_oid: int
@@ -119,7 +118,7 @@ class ColumnValue(Node):
 class Constant(Node):
     """A constant. A timestamptz is in UTC; a timestamp has no zone.
 
-    numeric is a Decimal, NaN and infinities too.
+    The value of a numeric is a Decimal, also for NaN and infinities.
     """
 
     value: ConstantValue
@@ -127,10 +126,7 @@ class Constant(Node):
 
 @dataclass(frozen=True, slots=True)
 class Cast(Node):
-    """A conversion to `type_oid`; `fails` says whether it can raise an error.
-
-    A numeric with `digits` is converted to exactly these.
-    """
+    """A conversion to `type_oid`; `modifier` is empty, (length,), (precision,) or (precision, scale)."""
 
     operand: Node
     modifier: tuple[int, ...] = ()
@@ -146,7 +142,10 @@ class Collate(Node):
 
 @dataclass(frozen=True, slots=True)
 class Comparison(Predicate):
-    """`left operator right`, NULL when a side is; both sides have one type."""
+    """`left operator right`, or NULL if a side is NULL.
+
+    Both sides have one type, or are a date and a timestamp.
+    """
 
     operator: Operator
     left: Node
@@ -163,7 +162,7 @@ class NotDistinct(Predicate):
 
 @dataclass(frozen=True, slots=True)
 class Logical(Predicate):
-    """AND or OR of any number of operands, evaluated from the left and no further than needed."""
+    """AND or OR of any number of operands, evaluated from the left until one decides the result."""
 
     connective: Literal["AND", "OR"]
     operands: tuple[Node, ...]
@@ -193,7 +192,7 @@ class IsTruth(Predicate):
 
 @dataclass(frozen=True, slots=True)
 class Like(Predicate):
-    r"""LIKE; in `pattern` a backslash escapes literal %, _ and \, and nothing else."""
+    """LIKE. `pattern` has a backslash only before a literal %, _ or backslash."""
 
     operand: Node
     pattern: str
@@ -201,7 +200,7 @@ class Like(Predicate):
 
 @dataclass(frozen=True, slots=True)
 class Regex(Predicate):
-    """`operand ~ pattern`: some part of the string matches; `pattern` is for RE2."""
+    """`operand ~ pattern`: a part of the string matches. `pattern` is in RE2's syntax."""
 
     operand: Node
     pattern: str
@@ -209,9 +208,9 @@ class Regex(Predicate):
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic(Node):
-    """`left operator right` on numbers of one type.
+    """`left operator right` on numbers of one type; / truncates integers toward zero.
 
-    A result out of the type's range fails, as does a division by zero; / truncates integers toward zero.
+    A result out of the type's range raises an error, and so does a division by zero.
     """
 
     operator: Literal["+", "-", "*", "/", "%"]
@@ -221,14 +220,14 @@ class Arithmetic(Node):
 
 @dataclass(frozen=True, slots=True)
 class FunctionCall(Node):
-    """A built-in function of PostgreSQL, by its `prosrc` in pg_proc; NULL when an operand is NULL.
+    """A call of a built-in function of PostgreSQL, named by its `prosrc` in pg_proc.
 
-    `fails`: the function raises an error for some values.
+    The result is NULL if an operand is NULL. `can_fail`: the function raises an error for some values.
     """
 
     name: str
     operands: tuple[Node, ...]
-    fails: bool = False
+    can_fail: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +255,7 @@ class Element(Node):
 
 @dataclass(frozen=True, slots=True)
 class EachElement(Predicate):
-    """`… ANY (array)` or ALL: whether `test` holds for some, or every, `element` (section 9.25)."""
+    """`subject operator ANY (array)`, or ALL if `every`; `test` compares `subject` with `element`."""
 
     every: bool
     subject: Node
@@ -282,7 +281,7 @@ class Extreme(Node):
 
 @dataclass(frozen=True, slots=True)
 class NullIf(Node):
-    """NULLIF: NULL when both are equal, else `left`."""
+    """NULLIF: NULL if both are equal, else `left`."""
 
     left: Node
     right: Node
@@ -299,7 +298,7 @@ class Case(Node):
 
 @dataclass(frozen=True, slots=True)
 class RowFilter:
-    """A row filter that can be evaluated: keep the row when `tree` is true, not when it is false or NULL."""
+    """A parsed row filter: a row matches if `tree` is true, and does not if `tree` is false or NULL."""
 
     expression: str
     tree: Node
@@ -307,7 +306,7 @@ class RowFilter:
 
 
 def children(node: Node) -> Iterator[Node]:
-    """Return the operands of a node, in order."""
+    """The operands of a node, in order."""
     for field in fields(node):
         value = getattr(node, field.name)
         if isinstance(value, Node):
@@ -317,9 +316,9 @@ def children(node: Node) -> Iterator[Node]:
 
 
 def column_names(node: Node) -> frozenset[str]:
-    """Return the columns that an expression reads."""
-    own = frozenset((node.name,)) if isinstance(node, ColumnValue) else frozenset()
-    return own.union(*(column_names(child) for child in children(node)))
+    """The names of the columns that an expression reads."""
+    own_name = frozenset((node.name,)) if isinstance(node, ColumnValue) else frozenset()
+    return own_name.union(*(column_names(child) for child in children(node)))
 
 
 def is_null(node: Node) -> bool:
@@ -327,25 +326,25 @@ def is_null(node: Node) -> bool:
     return isinstance(node, Constant) and node.value is None
 
 
-def fails(node: Node) -> bool:
+def node_can_fail(node: Node) -> bool:
     """Whether this node can raise an error, such as an overflow, once its operands are evaluated."""
     match node:
         case Arithmetic(operator=operator):
             return node.type_oid != NUMERIC or operator in "/%"
         case FunctionCall():
-            return node.fails
+            return node.can_fail
         case Cast(operand=operand):
             return _cast_can_fail(operand, node)
         case _:
             return False
 
 
-def can_fail(node: Node) -> bool:
-    """Whether evaluating an expression, including its operands, can raise an error."""
-    return fails(node) or any(can_fail(child) for child in children(node))
+def tree_can_fail(node: Node) -> bool:
+    """Whether the evaluation of an expression, with its operands, can raise an error."""
+    return node_can_fail(node) or any(tree_can_fail(child) for child in children(node))
 
 
-_BY_RANGE = (INT2, INT4, INT8, NUMERIC, FLOAT8)
+_TYPES_BY_RANGE = (INT2, INT4, INT8, NUMERIC, FLOAT8)
 
 
 def _cast_can_fail(operand: Node, node: Cast) -> bool:
@@ -359,6 +358,6 @@ def _cast_can_fail(operand: Node, node: Cast) -> bool:
         return (source, target) not in ((FLOAT4, FLOAT8), (FLOAT4, NUMERIC), (FLOAT8, NUMERIC)) and (
             target == FLOAT4 or operand.digits is None
         )
-    if source in _BY_RANGE and target in INTEGERS:
-        return _BY_RANGE.index(target) < _BY_RANGE.index(source)
+    if source in _TYPES_BY_RANGE and target in INTEGERS:
+        return _TYPES_BY_RANGE.index(target) < _TYPES_BY_RANGE.index(source)
     return (source == FLOAT4 and target in INTEGERS) or (source, target) == (DATE, TIMESTAMP)

@@ -1,10 +1,11 @@
 """Arithmetic on PostgreSQL's numeric: any number of digits, NaN, infinities, and display scales.
 
-In: numerics as decimals; the negated exponent is the display scale. Out: the result, as such a decimal.
-Raises NumericError with PostgreSQL's message and SQLSTATE if the server raises an error, and without SQLSTATE
-if the result depends on the server's version. The rules are those of utils/adt/numeric.c: a sum has the
-greater scale of its operands, a product the sum of their scales, a quotient the scale of `_quotient_scale`;
-results round half away from zero.
+In: Decimals whose negated exponent is the display scale. Out: Decimals of the same form. Raises NumericError
+with PostgreSQL's message and SQLSTATE if the server raises an error, and without SQLSTATE if the result
+depends on the server's version.
+
+The rules are those of src/backend/utils/adt/numeric.c. A sum has the greater scale of its operands, a product
+the sum of their scales, a quotient the scale of `_quotient_scale`. Results round half away from zero.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from typing import Final
 
 from pgsieve.decoding.errors import PgsieveError
 
-# Room for every numeric, and for a product of two.
-_EXACT: Final = Context(prec=400_000, rounding=ROUND_HALF_UP, Emax=MAX_EMAX, Emin=MIN_EMIN)
-_GREATEST_SCALE: Final = 16_383  # NUMERIC_DSCALE_MAX
-_GREATEST_WEIGHT: Final = 131_072  # digits before the point
-_GREATEST_DISPLAY_SCALE: Final = 1_000  # NUMERIC_MAX_DISPLAY_SCALE
-_SIGNIFICANT: Final = 16  # NUMERIC_MIN_SIG_DIGITS
-_BASE_DIGITS: Final = 4  # DEC_DIGITS: numeric counts in base 10000
+# Enough digits for every numeric, and for a product of two.
+_EXACT_CONTEXT: Final = Context(prec=400_000, rounding=ROUND_HALF_UP, Emax=MAX_EMAX, Emin=MIN_EMIN)
+_MAX_SCALE: Final = 16_383  # NUMERIC_DSCALE_MAX
+_MAX_INTEGRAL_DIGITS: Final = 131_072  # digits before the point
+_MAX_DISPLAY_SCALE: Final = 1_000  # NUMERIC_MAX_DISPLAY_SCALE
+_MIN_SIGNIFICANT_DIGITS: Final = 16  # NUMERIC_MIN_SIG_DIGITS
+_DIGITS_PER_BASE_DIGIT: Final = 4  # DEC_DIGITS: numeric stores digits of base 10000
 
 
 class NumericError(PgsieveError):
@@ -47,31 +48,28 @@ def _overflow() -> NumericError:
     return NumericError("value overflows numeric format", sqlstate="22003")
 
 
-def parsed(text: str) -> Decimal:
-    """The numeric with this text."""
+def decimal_from_text(text: str) -> Decimal:
+    """The numeric that a text spells."""
     return Decimal(text)
 
 
-def written_out(value: Decimal) -> Decimal:
-    """The same number without a positive exponent, as this module's functions need it."""
+def expand_exponent(value: Decimal) -> Decimal:
+    """The same number without a positive exponent, which this module's functions do not accept."""
     return _to_scale(value, _scale(value)) if value.is_finite() else value
 
 
-def printed(value: Decimal) -> str:
+def numeric_text(value: Decimal) -> str:
     """The text that numeric_out prints; zero has no sign."""
     if not value.is_finite():
         return "NaN" if value.is_nan() else "Infinity" if value > 0 else "-Infinity"
-    return format(_fitting(value), "f")
+    return format(_require_range(value), "f")
 
 
-def _fitting(value: Decimal) -> Decimal:
-    """Return a result with the sign of zero removed; raise if it is out of numeric's range.
-
-    A result beyond numeric's range raises NumericError.
-    """
+def _require_range(value: Decimal) -> Decimal:
+    """Return a result, zero without a sign; raises NumericError if it is out of numeric's range."""
     if not value:
         return value.copy_abs()
-    if value.is_finite() and value.adjusted() >= _GREATEST_WEIGHT:
+    if value.is_finite() and value.adjusted() >= _MAX_INTEGRAL_DIGITS:
         raise _overflow()
     return value
 
@@ -82,13 +80,13 @@ def _scale(value: Decimal) -> int:
 
 
 def _to_scale(value: Decimal, scale: int, rounding: str = ROUND_HALF_UP) -> Decimal:
-    return value.quantize(Decimal(1).scaleb(-scale), rounding, _EXACT)
+    return value.quantize(Decimal(1).scaleb(-scale), rounding, _EXACT_CONTEXT)
 
 
 def _add(left: Decimal, right: Decimal) -> Decimal:
     if left.is_infinite() and right.is_infinite() and left != right:
         return Decimal("NaN")
-    return _EXACT.add(left, right)
+    return _EXACT_CONTEXT.add(left, right)
 
 
 def _subtract(left: Decimal, right: Decimal) -> Decimal:
@@ -98,32 +96,29 @@ def _subtract(left: Decimal, right: Decimal) -> Decimal:
 def _multiply(left: Decimal, right: Decimal) -> Decimal:
     if (left.is_infinite() and not right) or (right.is_infinite() and not left):
         return Decimal("NaN")
-    product = _EXACT.multiply(left, right)
-    too_fine = product.is_finite() and _scale(product) > _GREATEST_SCALE
-    return _to_scale(product, _GREATEST_SCALE) if too_fine else product
+    product = _EXACT_CONTEXT.multiply(left, right)
+    exceeds_scale = product.is_finite() and _scale(product) > _MAX_SCALE
+    return _to_scale(product, _MAX_SCALE) if exceeds_scale else product
 
 
-def _leading(value: Decimal) -> tuple[int, int]:
-    """Return the weight in base 10000 of the first digit that is not zero, and that digit.
-
-    The result is (0, 0) for zero.
-    """
+def _first_base_digit(value: Decimal) -> tuple[int, int]:
+    """Return the weight and the value of the first base 10000 digit that is not zero; (0, 0) for zero."""
     if not value:
         return 0, 0
-    weight = value.adjusted() // _BASE_DIGITS
-    return weight, int(abs(value).scaleb(-weight * _BASE_DIGITS, _EXACT))
+    weight = value.adjusted() // _DIGITS_PER_BASE_DIGIT
+    return weight, int(abs(value).scaleb(-weight * _DIGITS_PER_BASE_DIGIT, _EXACT_CONTEXT))
 
 
 def _quotient_scale(left: Decimal, right: Decimal) -> int:
     """Return a quotient's scale: at least 16 significant digits, and at least each operand's scale."""
-    (left_weight, left_digit), (right_weight, right_digit) = _leading(left), _leading(right)
+    (left_weight, left_digit), (right_weight, right_digit) = _first_base_digit(left), _first_base_digit(right)
     weight = left_weight - right_weight - (left_digit <= right_digit)
-    scale = max(_SIGNIFICANT - weight * _BASE_DIGITS, _scale(left), _scale(right), 0)
-    return min(scale, _GREATEST_DISPLAY_SCALE)
+    scale = max(_MIN_SIGNIFICANT_DIGITS - weight * _DIGITS_PER_BASE_DIGIT, _scale(left), _scale(right), 0)
+    return min(scale, _MAX_DISPLAY_SCALE)
 
 
-def _unscaled(value: Decimal, scale: int) -> int:
-    return int(value.scaleb(scale, _EXACT))
+def _scaled_integer(value: Decimal, scale: int) -> int:
+    return int(value.scaleb(scale, _EXACT_CONTEXT))
 
 
 def _rounded_ratio(left: int, right: int) -> int:
@@ -145,8 +140,8 @@ def _divide(left: Decimal, right: Decimal) -> Decimal:
     if not right:
         raise _division_by_zero()
     scale, common = _quotient_scale(left, right), max(_scale(left), _scale(right))
-    ratio = _rounded_ratio(_unscaled(left, common) * 10**scale, _unscaled(right, common))
-    return Decimal(ratio).scaleb(-scale, _EXACT)
+    ratio = _rounded_ratio(_scaled_integer(left, common) * 10**scale, _scaled_integer(right, common))
+    return Decimal(ratio).scaleb(-scale, _EXACT_CONTEXT)
 
 
 def _modulo(left: Decimal, right: Decimal) -> Decimal:
@@ -159,9 +154,9 @@ def _modulo(left: Decimal, right: Decimal) -> Decimal:
     if not right:
         raise _division_by_zero()
     common = max(_scale(left), _scale(right))
-    dividend, divisor = _unscaled(left, common), abs(_unscaled(right, common))
+    dividend, divisor = _scaled_integer(left, common), abs(_scaled_integer(right, common))
     remainder = abs(dividend) % divisor
-    return Decimal(-remainder if dividend < 0 else remainder).scaleb(-common, _EXACT)
+    return Decimal(-remainder if dividend < 0 else remainder).scaleb(-common, _EXACT_CONTEXT)
 
 
 def _divide_truncated(left: Decimal, right: Decimal) -> Decimal:
@@ -170,7 +165,7 @@ def _divide_truncated(left: Decimal, right: Decimal) -> Decimal:
     if not right:
         raise _division_by_zero()
     common = max(_scale(left), _scale(right))
-    dividend, divisor = _unscaled(left, common), _unscaled(right, common)
+    dividend, divisor = _scaled_integer(left, common), _scaled_integer(right, common)
     quotient = abs(dividend) // abs(divisor)
     return Decimal(quotient if (dividend < 0) == (divisor < 0) else -quotient)
 
@@ -179,16 +174,18 @@ def _greatest_common_divisor(left: Decimal, right: Decimal) -> Decimal:
     if not (left.is_finite() and right.is_finite()):
         return Decimal("NaN")
     common = max(_scale(left), _scale(right))
-    return Decimal(gcd(_unscaled(left, common), _unscaled(right, common))).scaleb(-common, _EXACT)
+    return Decimal(gcd(_scaled_integer(left, common), _scaled_integer(right, common))).scaleb(
+        -common, _EXACT_CONTEXT
+    )
 
 
 def _least_common_multiple(left: Decimal, right: Decimal) -> Decimal:
     if not (left.is_finite() and right.is_finite()):
         return Decimal("NaN")
     common = max(_scale(left), _scale(right))
-    first, second = abs(_unscaled(left, common)), abs(_unscaled(right, common))
+    first, second = abs(_scaled_integer(left, common)), abs(_scaled_integer(right, common))
     multiple = first // gcd(first, second) * second if first and second else 0
-    return Decimal(multiple).scaleb(-common, _EXACT)
+    return Decimal(multiple).scaleb(-common, _EXACT_CONTEXT)
 
 
 def _square_root(value: Decimal) -> Decimal:
@@ -197,19 +194,21 @@ def _square_root(value: Decimal) -> Decimal:
     if value.is_infinite():
         return value
     # The root's weight in decimal digits, from the argument's in base 10000 (numeric_sqrt).
-    base = value.adjusted() // _BASE_DIGITS if value else 0
-    weight = base * _BASE_DIGITS // 2 + 1 if base >= 0 else 1 - (1 - base * _BASE_DIGITS) // 2
-    scale = min(max(_SIGNIFICANT - weight, _scale(value), 0), _GREATEST_DISPLAY_SCALE)
-    return Decimal(_root_to_scale(value, scale)).scaleb(-scale, _EXACT)
+    base = value.adjusted() // _DIGITS_PER_BASE_DIGIT if value else 0
+    weight = (
+        base * _DIGITS_PER_BASE_DIGIT // 2 + 1 if base >= 0 else 1 - (1 - base * _DIGITS_PER_BASE_DIGIT) // 2
+    )
+    scale = min(max(_MIN_SIGNIFICANT_DIGITS - weight, _scale(value), 0), _MAX_DISPLAY_SCALE)
+    return Decimal(_root_to_scale(value, scale)).scaleb(-scale, _EXACT_CONTEXT)
 
 
 def _root_to_scale(value: Decimal, scale: int) -> int:
     # The integer root has one digit more than the scale; the last line rounds by that digit.
-    shifted = int(_to_scale(value, max(_scale(value), 0)).scaleb(2 * scale + 2, _EXACT))
+    shifted = int(_to_scale(value, max(_scale(value), 0)).scaleb(2 * scale + 2, _EXACT_CONTEXT))
     return (isqrt(shifted) + 5) // 10
 
 
-def _whole(rounding: str) -> Callable[[Decimal], Decimal]:
+def _round_to_integer(rounding: str) -> Callable[[Decimal], Decimal]:
     return lambda value: _to_scale(value, 0, rounding) if value.is_finite() else value
 
 
@@ -217,17 +216,17 @@ def _sign(value: Decimal) -> Decimal:
     return Decimal((value > 0) - (value < 0))
 
 
-# PostgreSQL before 18 rounds to at most this many digits; later versions allow more.
-_GREATEST_PLACE: Final = 2_000
+# The most digits to which PostgreSQL before 18 rounds; later versions allow more.
+_MAX_ROUNDING_DIGITS: Final = 2_000
 
 
-def _at_scale(rounding: str) -> Callable[[Decimal, int], Decimal]:
+def _round_to_scale(rounding: str) -> Callable[[Decimal, int], Decimal]:
     def apply(value: Decimal, scale: int) -> Decimal:
         if not value.is_finite():
             return value
-        if abs(scale) > _GREATEST_PLACE:
+        if abs(scale) > _MAX_ROUNDING_DIGITS:
             raise NumericError(
-                f"rounding to more than {_GREATEST_PLACE} digits depends on the server's version"
+                f"rounding to more than {_MAX_ROUNDING_DIGITS} digits depends on the server's version"
             )
         if scale < 0 and value.adjusted() < -scale - 1:
             return Decimal(0)
@@ -237,10 +236,10 @@ def _at_scale(rounding: str) -> Callable[[Decimal, int], Decimal]:
     return apply
 
 
-def _trimmed(value: Decimal) -> Decimal:
+def _trim_scale(value: Decimal) -> Decimal:
     if not value.is_finite():
         return value
-    normal = value.normalize(_EXACT)
+    normal = value.normalize(_EXACT_CONTEXT)
     return _to_scale(normal, _scale(normal))
 
 
@@ -249,41 +248,41 @@ def rank(value: Decimal) -> tuple[bool, Decimal]:
     return value.is_nan(), Decimal(0) if value.is_nan() else value
 
 
-def _passing_nan(function: Callable[..., Decimal]) -> Callable[..., Decimal]:
-    """Wrap a function: NaN if an operand is NaN; otherwise its result, if that is in numeric's range."""
+def _propagate_nan(function: Callable[..., Decimal]) -> Callable[..., Decimal]:
+    """Return a function whose result is NaN if an operand is NaN, and is checked for numeric's range."""
 
-    def of_decimals(*operands: Decimal | int) -> Decimal:
+    def apply(*operands: Decimal | int) -> Decimal:
         if any(isinstance(operand, Decimal) and operand.is_nan() for operand in operands):
             return Decimal("NaN")
-        return _fitting(function(*operands))
+        return _require_range(function(*operands))
 
-    return of_decimals
+    return apply
 
 
-def _scale_of(value: Decimal) -> int | None:
+def _scale_or_null(value: Decimal) -> int | None:
     return _scale(value) if value.is_finite() else None
 
 
-def _least_scale_of(value: Decimal) -> int | None:
-    return _scale(_trimmed(value)) if value.is_finite() else None
+def _min_scale_or_null(value: Decimal) -> int | None:
+    return _scale(_trim_scale(value)) if value.is_finite() else None
 
 
-def _integer(bits: int, name: str) -> Callable[[Decimal], int]:
+def _to_integer(bits: int, name: str) -> Callable[[Decimal], int]:
     def convert(value: Decimal) -> int:
         if not value.is_finite():
             kind = "NaN" if value.is_nan() else "infinity"
             raise NumericError(f"cannot convert {kind} to {name}", sqlstate="0A000")
-        whole = int(_to_scale(value, 0))
-        if not -(1 << bits - 1) <= whole < 1 << bits - 1:
+        rounded = int(_to_scale(value, 0))
+        if not -(1 << bits - 1) <= rounded < 1 << bits - 1:
             raise NumericError(f"{name} out of range", sqlstate="22003")
-        return whole
+        return rounded
 
     return convert
 
 
-def _with_modifier(value: Decimal, precision: int, scale: int) -> Decimal:
-    """Return the numeric under `numeric(precision, scale)`; raises NumericError when it does not fit."""
-    rounded = value if value.is_infinite() else _at_scale(ROUND_HALF_UP)(value, scale)
+def _apply_modifier(value: Decimal, precision: int, scale: int) -> Decimal:
+    """Return the numeric as `numeric(precision, scale)`; raises NumericError if it does not fit."""
+    rounded = value if value.is_infinite() else _round_to_scale(ROUND_HALF_UP)(value, scale)
     if value.is_infinite() or (rounded and rounded.adjusted() >= precision - scale):
         raise NumericError("numeric field overflow", sqlstate="22003")
     return rounded
@@ -294,45 +293,45 @@ def _from_float(significant: int) -> Callable[[float], Decimal]:
 
     def convert(value: float) -> Decimal:
         # float8_numeric prints with %.15g, and reads the result.
-        return _fitting(written_out(parsed(f"{value:.{significant}g}")))
+        return _require_range(expand_exponent(decimal_from_text(f"{value:.{significant}g}")))
 
     return convert
 
 
 DECIMAL_FUNCTIONS: Final[Mapping[str, Callable[..., Decimal]]] = MappingProxyType(
     {
-        "numeric_add": _passing_nan(_add),
-        "numeric_sub": _passing_nan(_subtract),
-        "numeric_mul": _passing_nan(_multiply),
-        "numeric_div": _passing_nan(_divide),
-        "numeric_mod": _passing_nan(_modulo),
-        "numeric_div_trunc": _passing_nan(_divide_truncated),
-        "numeric_gcd": _passing_nan(_greatest_common_divisor),
-        "numeric_lcm": _passing_nan(_least_common_multiple),
-        "numeric_sqrt": _passing_nan(_square_root),
-        "numeric_abs": _passing_nan(Decimal.copy_abs),
-        "numeric_uminus": _passing_nan(Decimal.copy_negate),
-        "numeric_uplus": _passing_nan(Decimal.__copy__),
-        "numeric_sign": _passing_nan(_sign),
-        "numeric_ceil": _passing_nan(_whole(ROUND_CEILING)),
-        "numeric_floor": _passing_nan(_whole(ROUND_FLOOR)),
-        "numeric_round": _passing_nan(lambda value, scale=0: _at_scale(ROUND_HALF_UP)(value, scale)),
-        "numeric_trunc": _passing_nan(lambda value, scale=0: _at_scale(ROUND_DOWN)(value, scale)),
-        "numeric_trim_scale": _passing_nan(_trimmed),
-        "numeric": _passing_nan(_with_modifier),
+        "numeric_add": _propagate_nan(_add),
+        "numeric_sub": _propagate_nan(_subtract),
+        "numeric_mul": _propagate_nan(_multiply),
+        "numeric_div": _propagate_nan(_divide),
+        "numeric_mod": _propagate_nan(_modulo),
+        "numeric_div_trunc": _propagate_nan(_divide_truncated),
+        "numeric_gcd": _propagate_nan(_greatest_common_divisor),
+        "numeric_lcm": _propagate_nan(_least_common_multiple),
+        "numeric_sqrt": _propagate_nan(_square_root),
+        "numeric_abs": _propagate_nan(Decimal.copy_abs),
+        "numeric_uminus": _propagate_nan(Decimal.copy_negate),
+        "numeric_uplus": _propagate_nan(Decimal.__copy__),
+        "numeric_sign": _propagate_nan(_sign),
+        "numeric_ceil": _propagate_nan(_round_to_integer(ROUND_CEILING)),
+        "numeric_floor": _propagate_nan(_round_to_integer(ROUND_FLOOR)),
+        "numeric_round": _propagate_nan(lambda value, scale=0: _round_to_scale(ROUND_HALF_UP)(value, scale)),
+        "numeric_trunc": _propagate_nan(lambda value, scale=0: _round_to_scale(ROUND_DOWN)(value, scale)),
+        "numeric_trim_scale": _propagate_nan(_trim_scale),
+        "numeric": _propagate_nan(_apply_modifier),
         "float4_numeric": _from_float(6),
         "float8_numeric": _from_float(15),
     }
 )
-"""Functions whose result is numeric, as a decimal, by `prosrc`."""
+"""Functions whose result is numeric, by `prosrc`."""
 
-OF_DECIMAL: Final[Mapping[str, Callable[[Decimal], int | None]]] = MappingProxyType(
+DECIMAL_TO_INTEGER: Final[Mapping[str, Callable[[Decimal], int | None]]] = MappingProxyType(
     {
-        "numeric_scale": _scale_of,
-        "numeric_min_scale": _least_scale_of,
-        "numeric_int2": _integer(16, "smallint"),
-        "numeric_int4": _integer(32, "integer"),
-        "numeric_int8": _integer(64, "bigint"),
+        "numeric_scale": _scale_or_null,
+        "numeric_min_scale": _min_scale_or_null,
+        "numeric_int2": _to_integer(16, "smallint"),
+        "numeric_int4": _to_integer(32, "integer"),
+        "numeric_int8": _to_integer(64, "bigint"),
     }
 )
-"""Functions of a numeric, as a decimal, whose result is an integer, by `prosrc`."""
+"""Functions from a numeric to an integer, by `prosrc`; their result may be NULL."""

@@ -1,7 +1,4 @@
-"""PostgreSQL's counterparts of sqlglot's tree classes: operators by their names, types by their oids.
-
-In: nothing. Out: tables, and the arguments of each class that the analysis reads. Raises nothing.
-"""
+"""PostgreSQL's counterparts of sqlglot's tree classes: the names of operators, the oids of types."""
 
 from __future__ import annotations
 
@@ -49,7 +46,7 @@ OPERATORS: Final[dict[type[exp.Expr], str]] = {
 }  # fmt: skip
 PREFIX_OPERATORS: Final[dict[type[exp.Expr], str]] = {exp.BitwiseNot: "~", exp.Sqrt: "|/"}
 _BINARY = frozenset(("this", "expression"))
-_READ: Final[dict[type[exp.Expr], frozenset[str]]] = {
+_SUPPORTED_ARGUMENTS: Final[dict[type[exp.Expr], frozenset[str]]] = {
     exp.Column: frozenset(("this", "table", "db")),
     exp.Literal: frozenset(("this", "is_string")),
     exp.Cast: frozenset(("this", "to")),
@@ -66,6 +63,6 @@ _READ: Final[dict[type[exp.Expr], frozenset[str]]] = {
 }
 
 
-def arguments(part: type[exp.Expr]) -> frozenset[str]:
-    """Return the arguments of a class that the analysis reads; a part with other arguments is refused."""
-    return _READ.get(part, _BINARY)
+def supported_arguments(part: type[exp.Expr]) -> frozenset[str]:
+    """The arguments of a class that the analysis reads; it refuses a part with other arguments."""
+    return _SUPPORTED_ARGUMENTS.get(part, _BINARY)

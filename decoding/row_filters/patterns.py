@@ -1,7 +1,9 @@
-"""LIKE, ILIKE and regular expressions of a row filter (section 9.7).
+"""LIKE, ILIKE and regular expressions of a row filter.
 
-In: the nodes of a string and of its pattern. Out: nodes. Raises RefusedError for a pattern without an exact
-counterpart.
+In: the nodes of a string and of its pattern. Out: nodes. Raises RefusedError for a pattern that pgsieve
+cannot match exactly as PostgreSQL does.
+
+PostgreSQL documentation, Pattern Matching.
 """
 
 from __future__ import annotations
@@ -40,82 +42,82 @@ def _operands(name: str, operand: Node, pattern: Node) -> tuple[Node, Node]:
 def like(
     operand: Node, pattern: Node, escape: str = "\\", *, ignore_case: CaseMappings | None = None
 ) -> Node:
-    """`operand LIKE pattern ESCAPE escape`; with `ignore_case` ILIKE.
+    """`operand LIKE pattern ESCAPE escape`, or ILIKE if `ignore_case` is given.
 
-    For ILIKE, PostgreSQL changes both sides to lower case. In single-byte encodings it changes them character
-    by character, with the same result (Generic_Text_IC_like() in src/backend/utils/adt/like.c).
+    For ILIKE, PostgreSQL changes both sides to lower case. In single-byte encodings it does so character by
+    character, with the same result (Generic_Text_IC_like() in src/backend/utils/adt/like.c).
     """
     operand, pattern = _operands("LIKE", operand, pattern)
     mapping = None
     if ignore_case is not None:
         mapping = collations.case_mapping((operand, pattern), "lower", ignore_case)
-        # lower() would take text, without the padding of character(n); ILIKE keeps the padding
-        # (bpchariclike).
+        # Not a call of lower(), which would lose the padding of character(n): ILIKE keeps it (bpchariclike).
         operand = CaseChange("lower", operand, mapping, type_oid=TEXT)
     if not isinstance(pattern, Constant):
         if escape != "\\":
             raise RefusedError("ESCAPE is supported on a constant pattern only")
         if mapping is not None:
             pattern = CaseChange("lower", pattern, mapping, type_oid=TEXT)
-        return _computed(operand, pattern)
+        return _textlike_call(operand, pattern)
     if pattern.value is None:
         return Constant(None, type_oid=BOOL)
     text = str(pattern.value)
     if len(escape) > 1:
         raise InvalidConstantError("invalid escape string", "22025")
-    canonical = _canonical(text, escape)
-    # The escape is replaced before the case is changed (like_escape).
-    final = "".join(_rewritten(text, escape)) if canonical is None else canonical
+    canonical = _canonical_pattern(text, escape)
+    # PostgreSQL replaces the escape character before it changes the case (like_escape).
+    final = "".join(_escape_with_backslash(text, escape)) if canonical is None else canonical
     if mapping is not None:
-        final = mapping.changed("lower", final)
-    return _computed(operand, Constant(final, type_oid=TEXT)) if canonical is None else Like(operand, final)
+        final = mapping.change("lower", final)
+    return (
+        _textlike_call(operand, Constant(final, type_oid=TEXT)) if canonical is None else Like(operand, final)
+    )
 
 
-def _computed(operand: Node, pattern: Node) -> FunctionCall:
-    """A match whose pattern depends on the row, or ends with the escape character, and may fail."""
-    return FunctionCall("textlike", (operand, pattern), fails=True, type_oid=BOOL)
+def _textlike_call(operand: Node, pattern: Node) -> FunctionCall:
+    """A match that can fail: its pattern depends on the row, or ends with the escape character."""
+    return FunctionCall("textlike", (operand, pattern), can_fail=True, type_oid=BOOL)
 
 
-def _rewritten(pattern: str, escape: str) -> Iterator[str]:
+def _escape_with_backslash(pattern: str, escape: str) -> Iterator[str]:
     """The same pattern with the backslash as its escape character."""
     characters = iter(pattern)
     for character in characters:
         if character == escape:
-            escaped = next(characters, "")
-            yield f"\\{escaped}"
+            yield f"\\{next(characters, '')}"
         else:
             yield "\\\\" if character == "\\" else character
 
 
-def _canonical(pattern: str, escape: str) -> str | None:
+def _canonical_pattern(pattern: str, escape: str) -> str | None:
     """The same pattern with a backslash only before a literal %, _ or backslash.
 
-    None for a pattern that ends with its escape character.
+    None if the pattern ends with its escape character.
     """
     parts = []
     characters = iter(pattern)
     for character in characters:
-        escaped = character == escape
-        symbol = next(characters, None) if escaped else character
+        is_escaped = character == escape
+        symbol = next(characters, None) if is_escaped else character
         if symbol is None:
             return None
-        parts.append(f"\\{symbol}" if symbol == "\\" or (escaped and symbol in "%_") else symbol)
+        parts.append(f"\\{symbol}" if symbol == "\\" or (is_escaped and symbol in "%_") else symbol)
     return "".join(parts)
 
 
 def regex(operand: Node, pattern: Node, *, ignore_case: CaseMappings | None = None) -> Node:
-    """`operand ~ pattern`; with `ignore_case` ~*."""
+    """`operand ~ pattern`, or ~* if `ignore_case` is given."""
     operand, pattern = _operands("~", operand, pattern)
     ascii_letters = collations.has_ascii_letters((operand, pattern))
     mapping = None
     if ignore_case is not None:
         mapping = collations.case_mapping((operand, pattern), "lower", ignore_case)
-        if not mapping.is_plain_in_ascii():
-            # Under some collations, regular expressions treat ASCII letters as C does (regc_pg_locale.c).
-            raise RefusedError("its collation changes the case of ASCII letters unlike English")
+        if not mapping.has_english_ascii_case():
+            # Regular expressions treat ASCII letters as in English under some collations (regc_pg_locale.c).
+            raise RefusedError("its collation does not change the case of ASCII letters as English does")
     if not isinstance(pattern, Constant):
         raise RefusedError("only a constant regular expression is supported")
     if pattern.value is None:
         return Constant(None, type_oid=BOOL)
     text = str(pattern.value)
-    return Regex(operand, filter_regex.translated(text, mapping, ascii_classes=ascii_letters))
+    return Regex(operand, filter_regex.translate_pattern(text, mapping, ascii_classes=ascii_letters))

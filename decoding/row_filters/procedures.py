@@ -1,8 +1,9 @@
 """The built-in functions and operators that a row filter may call, as pg_proc and pg_operator list them.
 
-In: a name and the types of its arguments. Out: the `Procedure` that PostgreSQL would call (sections 10.2,
-10.3; func_select_candidate in parse_func.c). Raises RefusedError if none fits, if several fit, or if the one
-that fits has no exact counterpart in pgsieve. All procedures are immutable and strict.
+In: a name and the types of the arguments. Out: the `Procedure` that PostgreSQL would call (PostgreSQL
+documentation, Type Conversion of Operators and Functions; func_select_candidate in parse_func.c). Raises
+RefusedError if no procedure or several accept these types, or if pgsieve does not evaluate the procedure. All
+procedures are immutable and strict.
 """
 
 from __future__ import annotations
@@ -34,9 +35,10 @@ from pgsieve.decoding.row_filters.nodes import (
     VARCHAR,
 )
 
-# Each line: the name, the function (prosrc), the types of its arguments, the type of its result. `!`: the
-# function fails for some values. `-`: pgsieve does not evaluate the function, but PostgreSQL may choose it.
-_TABLE: Final = """
+# Each line: the name, the function (prosrc), the types of its arguments, the type of its result. `!` marks a
+# function that fails for some values. `-` stands for a function that PostgreSQL may choose, but that pgsieve
+# does not evaluate.
+_PROCEDURE_TABLE: Final = """
 abs             numeric_abs             numeric -> numeric
 abs             int2abs!                int2 -> int2
 abs             int4abs!                int4 -> int4
@@ -214,8 +216,8 @@ _OIDS: Final = {
     "timestamp": TIMESTAMP, "timestamptz": TIMESTAMPTZ, "interval": INTERVAL, "name": 19, "macaddr": 829,
 }  # fmt: skip
 
-# Implicit casts (pg_cast), besides those from unknown.
-_IMPLICIT: Final = {
+# Implicit casts (pg_cast), except from unknown.
+_IMPLICIT_CASTS: Final = {
     INT2: {INT4, INT8, NUMERIC, FLOAT4, FLOAT8},
     INT4: {INT8, NUMERIC, FLOAT4, FLOAT8},
     INT8: {NUMERIC, FLOAT4, FLOAT8},
@@ -226,81 +228,84 @@ _IMPLICIT: Final = {
     TIMESTAMP: {TIMESTAMPTZ},
     TIME: {INTERVAL},
 }
-_PREFERRED: Final = frozenset((BOOL, FLOAT8, TEXT, TIMESTAMPTZ, INTERVAL))
+_PREFERRED_TYPES: Final = frozenset((BOOL, FLOAT8, TEXT, TIMESTAMPTZ, INTERVAL))
 
 
 @dataclass(frozen=True, slots=True)
 class Procedure:
-    """A function of pg_proc: its `prosrc`, its types, and whether some values make it fail."""
+    """A function of pg_proc: its `prosrc`, the oids of its types, and whether it fails for some values."""
 
     name: str
     arguments: tuple[int, ...]
     result: int
-    fails: bool
+    can_fail: bool
 
-    def fits(self, types: Sequence[int]) -> bool:
-        """Whether arguments of these types can be passed, converted implicitly where needed."""
+    def accepts(self, types: Sequence[int]) -> bool:
+        """Whether arguments of these types can be passed, with implicit casts where needed."""
         return len(types) == len(self.arguments) and all(
-            actual in (wanted, UNKNOWN) or wanted in _IMPLICIT.get(actual, ())
+            actual in (wanted, UNKNOWN) or wanted in _IMPLICIT_CASTS.get(actual, ())
             for actual, wanted in zip(types, self.arguments, strict=True)
         )
 
-    def count(self, types: Sequence[int], *, preferred: bool) -> int:
-        """The number of arguments that need no conversion.
-
-        `preferred` also counts those that get a preferred type.
-        """
+    def count_matches(self, types: Sequence[int], *, preferred: bool) -> int:
+        """Count the arguments that need no conversion; `preferred` adds conversions to a preferred type."""
         return sum(
-            actual == wanted or (preferred and wanted in _PREFERRED)
+            actual == wanted or (preferred and wanted in _PREFERRED_TYPES)
             for actual, wanted in zip(types, self.arguments, strict=True)
             if actual != UNKNOWN
         )
 
 
-def _rows() -> Iterator[tuple[str, Procedure]]:
-    for line in filter(None, _TABLE.splitlines()):
+def _table_rows() -> Iterator[tuple[str, Procedure]]:
+    for line in filter(None, _PROCEDURE_TABLE.splitlines()):
         name, source, *arguments = line.split()
         *types, _, result = (_OIDS.get(word, 0) for word in arguments)
         yield name, Procedure(source.rstrip("!"), tuple(types), result, source.endswith("!"))
 
 
-def _by_name() -> dict[str, tuple[Procedure, ...]]:
+def _procedures_by_name() -> dict[str, tuple[Procedure, ...]]:
     procedures: dict[str, tuple[Procedure, ...]] = {}
-    for name, procedure in _rows():
+    for name, procedure in _table_rows():
         procedures[name] = (*procedures.get(name, ()), procedure)
     return procedures
 
 
 #: The candidates of each name.
-PROCEDURES: Final = MappingProxyType(_by_name())
+PROCEDURES: Final = MappingProxyType(_procedures_by_name())
 
 
 def resolve(name: str, type_oids: Sequence[int]) -> Procedure:
-    """The procedure that PostgreSQL calls for this name and these types of arguments."""
+    """Return the procedure that PostgreSQL calls for this name and these types of arguments."""
     candidates = PROCEDURES.get(name)
     if candidates is None:
         raise RefusedError(f"{name} has no exact counterpart in pgsieve")
-    # varchar has no functions of its own: it is text already (binary-coercible).
+    # varchar has no functions of its own: it is binary-coercible to text.
     types = tuple(TEXT if oid == VARCHAR else oid for oid in type_oids)
     if len(types) == 2 and UNKNOWN in types and not name.isidentifier():
-        # An operator's unknown side is first assumed to have the other side's type.
+        # PostgreSQL first assumes that an operator's unknown side has the other side's type.
         same = tuple(max(set(types) - {UNKNOWN}, default=TEXT) for _ in types)
         exact = [candidate for candidate in candidates if candidate.arguments == same]
         candidates = tuple(exact) or candidates
-    fitting = [candidate for candidate in candidates if candidate.fits(types)]
+    accepting = [candidate for candidate in candidates if candidate.accepts(types)]
     for preferred in (False, True):
-        most = max((candidate.count(types, preferred=preferred) for candidate in fitting), default=0)
-        fitting = [candidate for candidate in fitting if candidate.count(types, preferred=preferred) == most]
-    if len(fitting) > 1:
-        # An unknown argument counts as a string if a candidate takes a string there.
+        most = max(
+            (candidate.count_matches(types, preferred=preferred) for candidate in accepting), default=0
+        )
+        accepting = [
+            candidate
+            for candidate in accepting
+            if candidate.count_matches(types, preferred=preferred) == most
+        ]
+    if len(accepting) > 1:
+        # PostgreSQL takes an unknown argument for a string if a candidate takes a string there.
         unknown = [place for place, actual in enumerate(types) if actual == UNKNOWN]
-        strings = [c for c in fitting if all(c.arguments[place] in STRINGS for place in unknown)]
-        fitting = [c for c in strings if all(c.arguments[place] == TEXT for place in unknown)] or strings
-    if len(fitting) != 1:
+        strings = [c for c in accepting if all(c.arguments[place] in STRINGS for place in unknown)]
+        accepting = [c for c in strings if all(c.arguments[place] == TEXT for place in unknown)] or strings
+    if len(accepting) != 1:
         raise RefusedError(
             f"{name} has no exact counterpart in pgsieve for these types of arguments, or they need a cast"
         )
-    (chosen,) = fitting
+    (chosen,) = accepting
     if chosen.name == "-":
         raise RefusedError(f"{name} has no exact counterpart in pgsieve for these types of arguments")
     return chosen

@@ -1,11 +1,13 @@
-"""Translates PostgreSQL's regular expressions (ARE, section 9.7.3) into those of RE2, which Arrow uses.
+"""Translates PostgreSQL's regular expressions into those of RE2, which Arrow uses.
 
-In: a constant pattern. Out: RE2's pattern. Raises RefusedError, naming the construct, for constructs that RE2
-lacks, that depend on a locale, or that PostgreSQL would not compile.
+In: a constant pattern. Out: RE2's pattern. Raises RefusedError with the name of a construct that RE2 lacks,
+that depends on a locale, or that PostgreSQL would not compile.
 
-The two agree on alternation, groups, sets, bounds and anchors. They differ in `.`, in `$`, in classes, and in
-quantifiers of quantifiers. A filter only asks whether there is a match, so greediness makes no difference.
-Neither engine backtracks, so both take time in proportion to the string's length.
+The two engines agree on alternation, groups, sets, bounds and anchors. They differ in `.`, in `$`, in
+classes, and in quantifiers of quantifiers. A filter only asks whether there is a match, so greediness makes
+no difference. Neither engine backtracks, so both take time in proportion to the string's length.
+
+PostgreSQL documentation, Regular Expression Details (ARE).
 """
 
 from __future__ import annotations
@@ -20,10 +22,10 @@ import pyarrow.compute as pc
 from pgsieve.decoding.row_filters.constants import InvalidConstantError, RefusedError
 from pgsieve.decoding.row_filters.letter_case import CaseMapping
 
-_MOST_REPETITIONS: Final = 255  # DUPMAX in regex/regguts.h
+_MAX_REPETITIONS: Final = 255  # DUPMAX in regex/regguts.h
 _QUANTIFIER: Final = re.compile(r"[*+?]|\{(\d{1,3})(,(\d{1,3})?)?\}", re.ASCII)
 _CLASS: Final = re.compile(r"\[:([a-z]+):\]", re.ASCII)
-# The members of each class in ASCII; under other collations classes are refused.
+# The members of each class in ASCII. For collations with other letters, classes are refused.
 _CLASSES: Final = {
     "alnum": "0-9A-Za-z", "alpha": "A-Za-z", "blank": r" \t", "cntrl": r"\x00-\x1f\x7f", "digit": "0-9",
     "graph": "!-~", "lower": "a-z", "print": " -~", "punct": r"!-/:-@\[-`{-~", "space": r"\t-\r ",
@@ -37,11 +39,11 @@ def _literal(character: str) -> str:
     return character if character.isascii() and character.isalnum() else f"\\x{{{ord(character):x}}}"
 
 
-def _set_of(members: str) -> str:
-    """A set of these members and NUL, which no text of PostgreSQL contains.
+def _set_with_nul(members: str) -> str:
+    """A set of these members and of NUL, which a text of PostgreSQL never contains.
 
-    Without NUL, RE2 reads [kK] as a letter whose case is ignored, which in an alternative matches the Kelvin
-    sign too.
+    Without NUL, RE2 turns [kK] into a letter without case, which in an alternative also matches the Kelvin
+    sign.
     """
     return f"[{members}\\x00]"
 
@@ -55,7 +57,7 @@ class _Translation:
         self._mapping = mapping
         self._ascii_classes = ascii_classes
 
-    def whole(self) -> str:
+    def translate(self) -> str:
         """Return the translation of the pattern."""
         if self._pattern.startswith("***"):
             raise RefusedError("a regular expression that begins with *** is not supported")
@@ -65,30 +67,30 @@ class _Translation:
         return f"(?s){body}"
 
     def _variants(self, character: str) -> str:
-        """The characters that a character of the pattern matches, as members of a set."""
+        """All characters that a character of the pattern matches, as members of a set."""
         return "".join(
             map(_literal, character if self._mapping is None else self._mapping.variants(character))
         )
 
-    def _alone(self, character: str) -> str:
-        """Return a character outside of a set."""
+    def _outside_set(self, character: str) -> str:
+        """The translation of a character outside of a set."""
         variants = self._variants(character)
-        return variants if variants == _literal(character) else _set_of(variants)
+        return variants if variants == _literal(character) else _set_with_nul(variants)
 
-    def _next(self) -> str:
+    def _peek(self) -> str:
         """Return the next character, '' at the end."""
         return self._pattern[self._place : self._place + 1]
 
     def _take(self) -> str:
-        character = self._next()
+        character = self._peek()
         if not character:
             raise RefusedError("the regular expression ends too early")
         self._place += 1
         return character
 
     def _alternatives(self) -> Iterator[str]:
-        while self._next() not in ("", ")"):
-            if self._next() == "|":
+        while self._peek() not in ("", ")"):
+            if self._peek() == "|":
                 yield self._take()
                 continue
             yield from self._piece()
@@ -99,7 +101,7 @@ class _Translation:
             raise RefusedError("a quantifier has nothing to repeat")
         start = self._take()
         anchor = {"^": r"\A", "$": r"\z"}.get(start)
-        if start == "\\" and self._next() in ("A", "Z"):
+        if start == "\\" and self._peek() in ("A", "Z"):
             anchor = {"A": r"\A", "Z": r"\z"}[self._take()]
         if anchor is not None:
             if _QUANTIFIER.match(self._pattern, self._place):
@@ -120,15 +122,15 @@ class _Translation:
             case "\\":
                 escaped = self._escape(in_set=False)
                 if not _is_class(escaped):
-                    return self._alone(escaped)
+                    return self._outside_set(escaped)
                 return f"[{'^' if escaped[1].isupper() else ''}{_ESCAPED_CLASSES[escaped[1].lower()]}]"
             case _:
-                return self._alone(start)
+                return self._outside_set(start)
 
     def _group(self) -> str:
-        if self._next() == "?":
+        if self._peek() == "?":
             if self._pattern[self._place : self._place + 2] != "?:":
-                raise RefusedError("a regular expression with (? is not supported, other than (?:")
+                raise RefusedError("a regular expression with (? is not supported, except (?:")
             self._place += 2
         body = "".join(self._alternatives())
         if self._take() != ")":
@@ -140,7 +142,7 @@ class _Translation:
         if match is None:
             return ""
         self._place = match.end()
-        if self._next() == "?":
+        if self._peek() == "?":
             self._place += 1
         if _QUANTIFIER.match(self._pattern, self._place):
             raise RefusedError("a quantifier follows a quantifier")
@@ -148,34 +150,34 @@ class _Translation:
         if text[0] != "{":
             return text
         least, most = int(match[1]), int(match[3] or match[1])
-        if max(least, most) > _MOST_REPETITIONS or most < least:
+        if max(least, most) > _MAX_REPETITIONS or most < least:
             raise RefusedError("its bounds are not valid")
         return text
 
     def _escape(self, *, in_set: bool) -> str:
-        """The escaped character; for a class, its letter with the backslash."""
+        """Read an escape: return its character, or for a class the backslash and the letter."""
         character = self._take()
         if character in _CONTROLS:
             return _CONTROLS[character]
         if character in "dws" or (character in "DWS" and not in_set):
-            self._need_ascii_classes(f"\\{character}")
+            self._require_ascii_classes(f"\\{character}")
             return f"\\{character}"
         if character.isalnum():
             raise RefusedError(f"\\{character} in a regular expression is not supported")
         return character
 
-    def _need_ascii_classes(self, construct: str) -> None:
+    def _require_ascii_classes(self, construct: str) -> None:
         if not self._ascii_classes:
             raise RefusedError(f"{construct} in a regular expression depends on the collation")
 
     def _set(self) -> str:
-        negated = self._next() == "^"
+        negated = self._peek() == "^"
         self._place += negated
-        members = [self._member()]  # A ] in the first place is a member.
-        while self._next() != "]":
+        members = [self._member()]  # A ] in first position is a member.
+        while self._peek() != "]":
             members.append(self._member())
         self._place += 1
-        return f"[^{''.join(members)}]" if negated else _set_of("".join(members))
+        return f"[^{''.join(members)}]" if negated else _set_with_nul("".join(members))
 
     def _member(self) -> str:
         match = _CLASS.match(self._pattern, self._place)
@@ -184,20 +186,20 @@ class _Translation:
         if self._pattern[self._place : self._place + 2] in ("[.", "[=", "[:"):
             raise RefusedError("a set with [. or [= or an unknown [: is not supported")
         first = self._endpoint()
-        if self._next() != "-" or self._pattern[self._place + 1 : self._place + 2] == "]":
+        if self._peek() != "-" or self._pattern[self._place + 1 : self._place + 2] == "]":
             return _ESCAPED_CLASSES[first[1]] if _is_class(first) else self._variants(first)
         self._place += 1
         last = self._endpoint()
         if _is_class(first) or _is_class(last) or first > last:
             raise RefusedError("a range of a set is not valid")
-        beyond = "" if self._mapping is None else self._mapping.variants_of_range(first, last)
-        return f"{_literal(first)}-{_literal(last)}{''.join(map(_literal, beyond))}"
+        variants_outside = "" if self._mapping is None else self._mapping.variants_of_range(first, last)
+        return f"{_literal(first)}-{_literal(last)}{''.join(map(_literal, variants_outside))}"
 
     def _named_class(self, match: re.Match[str]) -> str:
         name = match[1]
         if name not in _CLASSES or (self._mapping is not None and name in ("lower", "upper")):
             raise RefusedError(f"[:{name}:] is not supported here")
-        self._need_ascii_classes(f"[:{name}:]")
+        self._require_ascii_classes(f"[:{name}:]")
         self._place = match.end()
         return _CLASSES[name]
 
@@ -210,13 +212,14 @@ def _is_class(escaped: str) -> bool:
     return len(escaped) > 1
 
 
-def translated(pattern: str, mapping: CaseMapping | None, *, ascii_classes: bool) -> str:
-    """The pattern for RE2.
+def translate_pattern(pattern: str, mapping: CaseMapping | None, *, ascii_classes: bool) -> str:
+    """Translate a pattern into RE2's syntax.
 
-    `mapping` is given if case is ignored. `ascii_classes`: the collation knows letters of ASCII only. The
-    result lists all characters that a character matches, because RE2's own rules of case are different.
+    `mapping` is the collation's case mapping if the match ignores case, else None. The translation lists the
+    variants of each character, because RE2's own rules of case are different. `ascii_classes` says that under
+    the collation classes have only ASCII members.
     """
-    translation = _Translation(pattern, mapping, ascii_classes=ascii_classes).whole()
+    translation = _Translation(pattern, mapping, ascii_classes=ascii_classes).translate()
     try:
         pc.match_substring_regex(pa.scalar(""), translation)
     except pa.ArrowInvalid:
@@ -226,7 +229,10 @@ def translated(pattern: str, mapping: CaseMapping | None, *, ascii_classes: bool
 
 
 def similar_to_escape(pattern: str, escape: str) -> str:
-    """The regular expression with which SIMILAR TO matches (section 9.7.2)."""
+    """The regular expression with which SIMILAR TO matches.
+
+    PostgreSQL documentation, SIMILAR TO Regular Expressions.
+    """
     if len(escape) > 1:
         raise InvalidConstantError("invalid escape string", "22025")
     return f"^(?:{''.join(_similar_parts(pattern, escape))})$"

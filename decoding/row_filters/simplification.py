@@ -1,13 +1,12 @@
-"""Simplifies a row filter by its constants, as PostgreSQL's planner does before any row is read.
+"""Simplifies a row filter by its constants, as PostgreSQL's planner does before it reads a row.
 
-In: a typed tree. Out: the tree without parts that PostgreSQL never evaluates: `NULL > 1 / a` and `1 / a > 0
-AND false` divide for no row. Raises RefusedError if this depends on a constant expression whose value only
-PostgreSQL computes. A tree that cannot fail is returned as it is, because its order of evaluation makes no
-difference.
+In: a typed tree. Out: the tree without the parts that PostgreSQL never evaluates: neither `NULL > 1 / a` nor
+`1 / a > 0 AND false` divides for any row. A tree that cannot fail needs no simplification. Raises
+RefusedError if the simplification depends on a constant expression whose value only PostgreSQL computes.
 
 PostgreSQL: eval_const_expressions() in src/backend/optimizer/util/clauses.c, which ExecPrepareExpr() calls
-for the filters of a publication. From 19 on, expr_is_nonnullable() in the same file also decides IS NULL of
-an expression that cannot be NULL.
+for the filters of a publication. From PostgreSQL 19 on, the planner also replaces IS NULL of an expression
+that expr_is_nonnullable() in the same file recognises as never NULL.
 """
 
 from __future__ import annotations
@@ -47,59 +46,59 @@ from pgsieve.decoding.row_filters.nodes import (
     NotDistinct,
     NullIf,
     Regex,
-    can_fail,
     children,
     is_null,
+    tree_can_fail,
 )
 from pgsieve.decoding.server_versions import OLDEST_SERVER
-from pgsieve.decoding.values.builtin_types import ELEMENTS
+from pgsieve.decoding.values.builtin_types import ELEMENT_OIDS
 
-_STRICT: Final = (Arithmetic, CaseChange, Cast, Collate, Comparison, FunctionCall, Like, Not, Regex)
-_CALLED_ON_NULL: Final = frozenset(("array_position",))
-# Functions that may return NULL for operands that are not NULL.
-_NULL_OF_VALUES: Final = frozenset((
+_STRICT_NODES: Final = (Arithmetic, CaseChange, Cast, Collate, Comparison, FunctionCall, Like, Not, Regex)
+_FUNCTIONS_CALLED_ON_NULL: Final = frozenset(("array_position",))
+# Functions that can return NULL although no operand is NULL.
+_FUNCTIONS_RETURNING_NULL: Final = frozenset((
     "array_length", "array_lower", "array_ndims", "date_part_date", "extract_date", "extract_timestamp",
     "numeric_min_scale", "numeric_scale", "timestamp_part",
 ))  # fmt: skip
-# Types between which a conversion may leave the value as it is.
-_LABELLED: Final = frozenset((*STRINGS, *ELEMENTS))
+# Types between which a conversion can leave the value as it is.
+_RELABELLED_TYPES: Final = frozenset((*STRINGS, *ELEMENT_OIDS))
 
-#: The first major version whose planner decides IS NULL of an expression that cannot be NULL, and whose
-#: right() accepts the least integer.
-_NULL_TESTS_ARE_DECIDED: Final = 19
-_OLDEST: Final = OLDEST_SERVER // 10000
-
-
-def simplified(tree: Node, major_version: int = _OLDEST) -> Node:
-    """The tree that a server of that version evaluates for a row."""
-    tree = of_version(tree, major_version)
-    return planned(tree, major_version) if can_fail(tree) else tree
+#: The first major version whose planner folds IS NULL of an expression that cannot be NULL. It is also the
+#: first whose right() accepts the least integer.
+_NULL_TEST_VERSION: Final = 19
+_OLDEST_VERSION: Final = OLDEST_SERVER // 10000
 
 
-def of_version(node: Node, major_version: int) -> Node:
-    """The tree with each function by the name of its implementation in a server of that version."""
-    if major_version >= _NULL_TESTS_ARE_DECIDED:
+def simplify(tree: Node, major_version: int = _OLDEST_VERSION) -> Node:
+    """Return the tree that a server of that version evaluates for each row."""
+    tree = choose_implementations(tree, major_version)
+    return planner_result(tree, major_version) if tree_can_fail(tree) else tree
+
+
+def choose_implementations(node: Node, major_version: int) -> Node:
+    """Name each function after its implementation in a server of that version."""
+    if major_version >= _NULL_TEST_VERSION:
         return node
-    node = _with_children(node, partial(of_version, major_version=major_version))
+    node = _replace_children(node, partial(choose_implementations, major_version=major_version))
     if isinstance(node, FunctionCall) and node.name == "text_right":
         return replace(node, name="text_right_before_19")
     return node
 
 
-def planned(node: Node, major_version: int = _OLDEST) -> Node:
-    """The planner's result for a part of a filter, whether or not the part can fail."""
-    node = _constants_folded(_with_children(node, partial(planned, major_version=major_version)))
-    return _null_test_decided(node) if major_version >= _NULL_TESTS_ARE_DECIDED else node
+def planner_result(node: Node, major_version: int = _OLDEST_VERSION) -> Node:
+    """The planner's result for a part of a filter, also if the part cannot fail."""
+    node = _fold_constants(_replace_children(node, partial(planner_result, major_version=major_version)))
+    return _decide_null_test(node) if major_version >= _NULL_TEST_VERSION else node
 
 
-def _constants_folded(node: Node) -> Node:
+def _fold_constants(node: Node) -> Node:
     match node:
         case Logical():
-            return _logical(node)
+            return _fold_logical(node)
         case Case():
-            return _case(node)
+            return _fold_case(node)
         case Coalesce():
-            return _coalesce(node)
+            return _fold_coalesce(node)
         case Not(operand=Constant(value=bool() as value)):
             return Constant(not value, type_oid=BOOL)
         case IsNull(operand=Constant(value=value)):
@@ -108,94 +107,94 @@ def _constants_folded(node: Node) -> Node:
             return Constant(value is truth, type_oid=BOOL)
         case NullIf(left=left, right=right) if is_null(left) or is_null(right):
             return left
-        case NullIf(left=left, right=right) if _may_become_null(left) and _can_fail_for_a_row(right):
-            raise _undecided()
+        case NullIf(left=left, right=right) if _can_become_null(left) and _can_fail_for_a_row(right):
+            raise _undecided_error()
         case _ if _is_strict(node):
-            return _strict(node)
+            return _fold_strict(node)
         case _:
             return node
 
 
-def _null_test_decided(node: Node) -> Node:
+def _decide_null_test(node: Node) -> Node:
     match node:
-        case IsNull(operand=operand) if _varies(operand):
-            nonnullable = _nonnullable(operand)
-            if nonnullable is None:
-                raise _undecided()
-            return Constant(False, type_oid=BOOL) if nonnullable else node
+        case IsNull(operand=operand) if _depends_on_row(operand):
+            is_nonnullable = _is_nonnullable(operand)
+            if is_nonnullable is None:
+                raise _undecided_error()
+            return Constant(False, type_oid=BOOL) if is_nonnullable else node
         case NotDistinct(left=left, right=right) if is_null(left) or is_null(right):
-            return _null_test_decided(_constants_folded(IsNull(right if is_null(left) else left)))
-        case NotDistinct(left=left, right=right) if _may_become_null(left) or _may_become_null(right):
+            return _decide_null_test(_fold_constants(IsNull(right if is_null(left) else left)))
+        case NotDistinct(left=left, right=right) if _can_become_null(left) or _can_become_null(right):
             if _can_fail_for_a_row(node):
-                raise _undecided()
+                raise _undecided_error()
             return node
         case _:
             return node
 
 
-def _nonnullable(node: Node) -> bool | None:
-    """Whether the planner recognises that a part with simplified operands is never NULL.
+def _is_nonnullable(node: Node) -> bool | None:
+    """Whether the planner recognises a part, whose operands are simplified, as never NULL.
 
-    None if only the server can say.
+    None if the answer depends on a value that only the server computes.
     """
     match node:
         case Array() | IsNull():
             return True
-        case _ if not _varies(node):
-            return _never_null(node) or (False if is_null(node) else None)
+        case _ if not _depends_on_row(node):
+            return _is_never_null(node) or (False if is_null(node) else None)
         case Coalesce(operands=operands) | Extreme(operands=operands):
-            answers = set(map(_nonnullable, operands))
+            answers = set(map(_is_nonnullable, operands))
             return True if True in answers else None if None in answers else False
         case Case(conditions=conditions, results=results, default=default):
-            answers = set(map(_nonnullable, (*results, default)))
+            answers = set(map(_is_nonnullable, (*results, default)))
             if answers == {True}:
                 return True
-            return False if False in answers and not any(map(_may_become_constant, conditions)) else None
+            return False if False in answers and not any(map(_can_become_constant, conditions)) else None
         case Collate(operand=operand):
-            return _nonnullable(operand)
+            return _is_nonnullable(operand)
         case Cast(operand=operand, modifier=()) if node.type_oid in STRINGS and operand.type_oid in (
             TEXT,
             VARCHAR,
         ):
-            return _nonnullable(operand)
+            return _is_nonnullable(operand)
         case IsTruth(operand=operand) | Not(operand=IsTruth(operand=operand)):
-            # If the operand is never NULL, the planner replaces the test by the operand, or its NOT, and does
-            # not simplify that further.
-            return True if _nonnullable(operand) is False and not _may_become_constant(operand) else None
+            # If the operand is never NULL, the planner replaces the test by the operand or its negation, and
+            # simplifies no further.
+            return True if _is_nonnullable(operand) is False and not _can_become_constant(operand) else None
         case Not(operand=IsNull()):
             return True
-        case _ if _may_become_constant(node):
+        case _ if _can_become_constant(node):
             return None
         case Comparison(left=left, right=right) | NotDistinct(left=left, right=right) if (
             left.type_oid == BOOL
         ):
-            # A comparison with a constant becomes the other operand, or its NOT.
-            other = right if _may_become_constant(left) else left
-            alone = _may_become_constant(left) or _may_become_constant(right)
-            return None if alone and _nonnullable(other) is not False else False
+            # The planner replaces a comparison with a constant by the other operand or its negation.
+            other = right if _can_become_constant(left) else left
+            has_constant_side = _can_become_constant(left) or _can_become_constant(right)
+            return None if has_constant_side and _is_nonnullable(other) is not False else False
         case Cast(operand=operand) if (
-            operand.type_oid != node.type_oid and not {operand.type_oid, node.type_oid} & _LABELLED
+            operand.type_oid != node.type_oid and not {operand.type_oid, node.type_oid} & _RELABELLED_TYPES
         ):
             return False
         case Cast(operand=operand) | Not(operand=operand) | NullIf(left=operand):
-            return False if _nonnullable(operand) is False else None
+            return False if _is_nonnullable(operand) is False else None
         case _:
             return False
 
 
-def _with_children(node: Node, changed_child: Callable[[Node], Node]) -> Node:
+def _replace_children(node: Node, replace_child: Callable[[Node], Node]) -> Node:
     changed: dict[str, Any] = {}
     for field in fields(node):
         value = getattr(node, field.name)
         if isinstance(value, Node):
-            changed[field.name] = changed_child(value)
+            changed[field.name] = replace_child(value)
         elif isinstance(value, tuple) and value and isinstance(value[0], Node):
-            changed[field.name] = tuple(map(changed_child, value))
-    return _with(node, **changed)
+            changed[field.name] = tuple(map(replace_child, value))
+    return _replace_operands(node, **changed)
 
 
-def _with(node: Node, **operands: Any) -> Node:
-    """Return the same object if nothing changed, so that a repeated part of a filter is compiled once."""
+def _replace_operands(node: Node, **operands: Any) -> Node:
+    """Return the same object if no operand changed, so that a repeated part is compiled only once."""
     same = all(_is_same(getattr(node, name), value) for name, value in operands.items())
     return node if same else replace(node, **operands)
 
@@ -206,20 +205,20 @@ def _is_same(before: Any, after: Any) -> bool:
     return before is after
 
 
-def _strict(node: Node) -> Node:
+def _fold_strict(node: Node) -> Node:
     operands = tuple(children(node))
     if any(map(is_null, operands)):
-        return _null_of(node)
+        return _null_constant(node)
     for number, operand in enumerate(operands):
         others = (*operands[:number], *operands[number + 1 :])
-        if _may_become_null(operand) and any(map(_can_fail_for_a_row, others)):
-            raise _undecided()
+        if _can_become_null(operand) and any(map(_can_fail_for_a_row, others)):
+            raise _undecided_error()
     return node
 
 
-def _logical(node: Logical) -> Node:
+def _fold_logical(node: Logical) -> Node:
     decisive = node.connective == "OR"
-    kept: list[Node] = []
+    remaining: list[Node] = []
     for operand in node.operands:
         match operand:
             case Constant(value=bool() as value) if value is decisive:
@@ -227,17 +226,17 @@ def _logical(node: Logical) -> Node:
             case Constant(value=bool()):
                 continue
             case Constant():  # NULL decides nothing
-                kept.append(operand)
-            case _ if _may_become_constant(operand) and any(map(_can_fail_for_a_row, kept)):
-                raise _undecided()
+                remaining.append(operand)
+            case _ if _can_become_constant(operand) and any(map(_can_fail_for_a_row, remaining)):
+                raise _undecided_error()
             case _:
-                kept.append(operand)
-    if not kept:
+                remaining.append(operand)
+    if not remaining:
         return Constant(not decisive, type_oid=BOOL)
-    return kept[0] if len(kept) == 1 else _with(node, operands=tuple(kept))
+    return remaining[0] if len(remaining) == 1 else _replace_operands(node, operands=tuple(remaining))
 
 
-def _case(node: Case) -> Node:
+def _fold_case(node: Case) -> Node:
     branches: list[tuple[Node, Node]] = []
     default = node.default
     for condition, result in zip(node.conditions, node.results, strict=True):
@@ -252,98 +251,100 @@ def _case(node: Case) -> Node:
     if not branches and isinstance(default, Constant):
         return replace(default, digits=node.digits)
     conditions, results = zip(*branches, strict=True) if branches else ((), ())
-    return _with(node, conditions=conditions, results=results, default=default)
+    return _replace_operands(node, conditions=conditions, results=results, default=default)
 
 
-def _coalesce(node: Coalesce) -> Node:
-    kept: list[Node] = []
+def _fold_coalesce(node: Coalesce) -> Node:
+    remaining: list[Node] = []
     for operand in node.operands:
         if is_null(operand):
             continue
-        kept.append(operand)
+        remaining.append(operand)
         if isinstance(operand, Constant):
             break
-    if not kept:
-        return _null_of(node)
-    if isinstance(kept[0], Constant):
-        return replace(kept[0], digits=node.digits)
-    return _with(node, operands=tuple(kept))
+    if not remaining:
+        return _null_constant(node)
+    if isinstance(remaining[0], Constant):
+        return replace(remaining[0], digits=node.digits)
+    return _replace_operands(node, operands=tuple(remaining))
 
 
 def _is_strict(node: Node) -> bool:
-    return isinstance(node, _STRICT) and not (isinstance(node, FunctionCall) and node.name in _CALLED_ON_NULL)
+    return isinstance(node, _STRICT_NODES) and not (
+        isinstance(node, FunctionCall) and node.name in _FUNCTIONS_CALLED_ON_NULL
+    )
 
 
-def _null_of(node: Node) -> Constant:
+def _null_constant(node: Node) -> Constant:
     return Constant(None, type_oid=node.type_oid, digits=node.digits)
 
 
 def _can_fail_for_a_row(node: Node) -> bool:
-    return _varies(node) and can_fail(node)
+    return _depends_on_row(node) and tree_can_fail(node)
 
 
-def _varies(node: Node) -> bool:
+def _depends_on_row(node: Node) -> bool:
     match node:
         case ColumnValue() | Element():
             return True
         case EachElement(subject=subject, array=array):
-            return _varies(subject) or _varies(array)
+            return _depends_on_row(subject) or _depends_on_row(array)
         case _:
-            return any(map(_varies, children(node)))
+            return any(map(_depends_on_row, children(node)))
 
 
-def _may_become_null(node: Node) -> bool:
-    return _may_become_constant(node) and not _never_null(node)
+def _can_become_null(node: Node) -> bool:
+    return _can_become_constant(node) and not _is_never_null(node)
 
 
-def _may_become_constant(node: Node) -> bool:
-    """Whether the planner may reduce a part to a constant whose value only PostgreSQL computes."""
-    if not _varies(node):
+def _can_become_constant(node: Node) -> bool:
+    """Whether the planner can reduce a part to a constant, whose value possibly only PostgreSQL computes."""
+    if not _depends_on_row(node):
         return True
     match node:
         case Logical(operands=operands):
-            return any(map(_may_become_constant, operands))
+            return any(map(_can_become_constant, operands))
         case Case(conditions=conditions, results=results, default=default):
-            return (not conditions or any(map(_may_become_constant, conditions))) and any(
-                map(_may_become_constant, (*results, default))
+            return (not conditions or any(map(_can_become_constant, conditions))) and any(
+                map(_can_become_constant, (*results, default))
             )
         case Coalesce(operands=operands):
-            return _may_become_constant(operands[0])
+            return _can_become_constant(operands[0])
         case IsNull(operand=operand) | IsTruth(operand=operand):
-            return _may_become_constant(operand)
+            return _can_become_constant(operand)
         case NullIf(left=left, right=right):
-            return _may_become_constant(left) and (not _never_null(left) or _may_become_constant(right))
+            return _can_become_constant(left) and (not _is_never_null(left) or _can_become_constant(right))
         case EachElement(subject=subject, array=array):
-            return all(map(_may_become_constant, (subject, array)))
+            return all(map(_can_become_constant, (subject, array)))
         case ColumnValue() | Element():
             return False
         case _:
-            # Each child is visited once: with two visits per level, a sum of 30 terms would take hours.
-            constant = [child for child in children(node) if _may_become_constant(child)]
-            is_null = _is_strict(node) and not all(map(_never_null, constant))
+            # Visits each child once. With two visits per level, a sum of 30 terms would take hours.
+            constant = [child for child in children(node) if _can_become_constant(child)]
+            is_null = _is_strict(node) and not all(map(_is_never_null, constant))
             return is_null or len(constant) == sum(1 for _ in children(node))
 
 
-def _never_null(node: Node) -> bool:
+def _is_never_null(node: Node) -> bool:
     match node:
         case Constant(value=value):
             return value is not None
         case IsNull() | IsTruth() | NotDistinct() | Array():
             return True
         case Coalesce(operands=operands) | Extreme(operands=operands):
-            return any(map(_never_null, operands))
+            return any(map(_is_never_null, operands))
         case Case(results=results, default=default):
-            return all(map(_never_null, (*results, default)))
-        case FunctionCall(name=name) if name in _NULL_OF_VALUES:
+            return all(map(_is_never_null, (*results, default)))
+        case FunctionCall(name=name) if name in _FUNCTIONS_RETURNING_NULL:
             return False
         case _ if isinstance(node, Logical) or _is_strict(node):
-            return all(map(_never_null, children(node)))
+            return all(map(_is_never_null, children(node)))
         case _:
             return False
 
 
-def _undecided() -> RefusedError:
+def _undecided_error() -> RefusedError:
     return RefusedError(
-        "an expression of constants decides whether another part is evaluated, and that part may fail: "
-        "write its value instead"
+        "a constant expression decides whether PostgreSQL evaluates another part, and that part can fail: "
+        "write the value of the constant expression instead"
     )

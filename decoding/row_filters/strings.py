@@ -1,8 +1,8 @@
 """LIKE with a pattern from the row, `chr`, gcd, lcm, and the comparison value of intervals.
 
-The functions take the values of one row. In: Python values, none of them NULL. Out: the result of
-PostgreSQL's function of that name (`prosrc`). Raises FilterValueError with PostgreSQL's message and SQLSTATE
-if the server raises an error; no message contains a value.
+In: values of one row, none of them NULL. Out: the result of PostgreSQL's function with that `prosrc`. Raises
+FilterValueError with PostgreSQL's message and SQLSTATE if the server raises an error. No message contains a
+value of the row.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import Final
 
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.row_filters.constants import interval_value
-from pgsieve.decoding.row_filters.nodes import compared_microseconds
+from pgsieve.decoding.row_filters.nodes import comparison_microseconds
 
 
 class FilterValueError(PgsieveError):
-    """An error in the evaluation of a function, which PostgreSQL raises too."""
+    """The evaluation of a function fails, as it does in PostgreSQL."""
 
 
 # --- LIKE --------------------------------------------------------------------------------
 
 
 class _Match(Enum):
-    """The result of a match (like_match.c). ABORT: a match that starts later in the string fails too."""
+    """The result of a match (like_match.c). ABORT: no later start in the string can match either."""
 
     TRUE = 1
     FALSE = 0
@@ -34,7 +34,7 @@ class _Match(Enum):
 
 
 def _literal(pattern: str, place: int) -> str:
-    """The literal character at an index of the pattern, without its escaping backslash."""
+    """The literal character at an index of the pattern, without its backslash."""
     if pattern[place] != "\\":
         return pattern[place]
     if place + 1 == len(pattern):
@@ -45,7 +45,7 @@ def _literal(pattern: str, place: int) -> str:
 def _match(text: str, at: int, pattern: str, place: int) -> _Match:
     while at < len(text) and place < len(pattern):
         if pattern[place] == "%":
-            return _match_rest(text, at, pattern, place)
+            return _match_after_percent(text, at, pattern, place)
         if pattern[place] != "_":
             if _literal(pattern, place) != text[at]:
                 return _Match.FALSE
@@ -56,8 +56,8 @@ def _match(text: str, at: int, pattern: str, place: int) -> _Match:
     return _Match.ABORT if pattern[place:].strip("%") else _Match.TRUE
 
 
-def _match_rest(text: str, at: int, pattern: str, place: int) -> _Match:
-    """Match a pattern that begins with %: try every start in the rest of the string."""
+def _match_after_percent(text: str, at: int, pattern: str, place: int) -> _Match:
+    """Match a pattern that begins with % at `place`: try each start in the text from `at` on."""
     while place < len(pattern) and pattern[place] in "%_":
         if pattern[place] == "_":
             if at == len(text):
@@ -76,7 +76,7 @@ def _match_rest(text: str, at: int, pattern: str, place: int) -> _Match:
 
 
 def _like(text: str, pattern: str) -> bool:
-    """`text LIKE pattern`; fails if the match reaches a backslash at the pattern's end."""
+    """`text LIKE pattern`; raises FilterValueError if the match reaches a backslash at the pattern's end."""
     return _match(text, 0, pattern, 0) is _Match.TRUE
 
 
@@ -98,7 +98,7 @@ def _chr(code: int) -> str:
 # --- integers ----------------------------------------------------------------------------
 
 
-def _fitting(bits: int, compute: Callable[[int, int], int]) -> Callable[[int, int], int]:
+def _with_range_check(bits: int, compute: Callable[[int, int], int]) -> Callable[[int, int], int]:
     name = "integer" if bits == 32 else "bigint"
 
     def checked(left: int, right: int) -> int:
@@ -116,10 +116,10 @@ def _lcm(left: int, right: int) -> int:
 
 INTEGER_FUNCTIONS: Final[Mapping[str, Callable[..., object]]] = MappingProxyType(
     {
-        "int4gcd": _fitting(32, gcd),
-        "int8gcd": _fitting(64, gcd),
-        "int4lcm": _fitting(32, _lcm),
-        "int8lcm": _fitting(64, _lcm),
+        "int4gcd": _with_range_check(32, gcd),
+        "int8gcd": _with_range_check(64, gcd),
+        "int4lcm": _with_range_check(32, _lcm),
+        "int8lcm": _with_range_check(64, _lcm),
     }
 )
 
@@ -127,13 +127,13 @@ INTEGER_FUNCTIONS: Final[Mapping[str, Callable[..., object]]] = MappingProxyType
 
 
 def _interval_cmp_value(text: str) -> str:
-    """The number by which an interval is compared, from the text that interval_out prints.
+    """The microseconds by which an interval is compared, from the text that interval_out prints.
 
-    An infinity is beyond all other intervals.
+    For an infinity the number is beyond all other intervals.
     """
     if text in ("infinity", "-infinity"):
         return f"{text.removesuffix('infinity')}{10**30}"
-    return str(compared_microseconds(interval_value(text)))
+    return str(comparison_microseconds(interval_value(text)))
 
 
 STRING_FUNCTIONS: Final[Mapping[str, Callable[..., object]]] = MappingProxyType(

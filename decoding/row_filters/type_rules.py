@@ -1,7 +1,8 @@
 """Type rules of PostgreSQL's operators, for the types that a row filter may compare.
 
-In: nodes. Out: nodes with the implicit casts that PostgreSQL's parser adds (chapter 10, parse_oper.c,
-parse_coerce.c). Raises RefusedError if there is no such operator, or if pgsieve cannot evaluate it exactly.
+In: nodes. Out: nodes with the implicit casts that PostgreSQL's parser adds (PostgreSQL documentation, Type
+Conversion; parse_oper.c, parse_coerce.c). Raises RefusedError if there is no such operator, or if pgsieve
+cannot evaluate it exactly.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from pgsieve.decoding.row_filters.collations import require_collation
 from pgsieve.decoding.row_filters.constants import (
     InvalidConstantError,
     RefusedError,
-    array_texts,
+    apply_modifier,
+    array_element_texts,
     constant_from_text,
     convert_constant,
-    modified,
 )
 from pgsieve.decoding.row_filters.nodes import (
     BOOL,
@@ -56,16 +57,16 @@ from pgsieve.decoding.row_filters.nodes import (
     Operator,
     common_digits,
 )
-from pgsieve.decoding.values.builtin_types import ELEMENTS
+from pgsieve.decoding.values.builtin_types import ELEMENT_OIDS
 from pgsieve.decoding.values.catalog_names import TYPE_NAMES
 
-# Each type converts implicitly to the types after it.
+# In this order each type converts implicitly to the types after it.
 NUMBERS: Final = (INT2, INT4, INT8, NUMERIC, FLOAT4, FLOAT8)
 _COMPARABLE: Final = frozenset(
     (BOOL, BYTEA, DATE, TIME, TIMESTAMP, TIMESTAMPTZ, INTERVAL, UUID, *NUMBERS, *STRINGS)
 )
 _TEMPORAL: Final = frozenset((DATE, TIMESTAMP, TIMESTAMPTZ))
-_ARRAY_OF: Final = {element: array for array, element in ELEMENTS.items()}
+_ARRAY_TYPES: Final = {element: array for array, element in ELEMENT_OIDS.items()}
 
 _Converted = TypeVar("_Converted", Constant, Constant | None)
 
@@ -75,11 +76,11 @@ def type_name(type_oid: int) -> str:
     return "unknown" if type_oid == UNKNOWN else TYPE_NAMES.get(type_oid, f"with oid {type_oid}")
 
 
-def array_of(element_oid: int) -> int:
+def array_type_of(element_oid: int) -> int:
     """Return the oid of a type's array type."""
-    if element_oid not in _ARRAY_OF or element_oid not in _COMPARABLE:
+    if element_oid not in _ARRAY_TYPES or element_oid not in _COMPARABLE:
         raise RefusedError(f"an array of type {type_name(element_oid)} has no counterpart in pgsieve")
-    return _ARRAY_OF[element_oid]
+    return _ARRAY_TYPES[element_oid]
 
 
 # --- conversions -------------------------------------------------------------------------
@@ -88,51 +89,53 @@ def array_of(element_oid: int) -> int:
 def column_digits(type_oid: int, type_modifier: int) -> Digits | None:
     """Digits of a numeric(p,s) column.
 
-    The result is None if pgsieve has the column as text: no precision, or one beyond a decimal type.
+    None if pgsieve stores the column as text: it has no precision, or more digits than a decimal type.
     """
-    if NUMERIC not in (type_oid, ELEMENTS.get(type_oid)) or type_modifier < 0:
+    if NUMERIC not in (type_oid, ELEMENT_OIDS.get(type_oid)) or type_modifier < 0:
         return None
     packed = type_modifier - 4
     precision, scale = packed >> 16 & 0xFFFF, ((packed & 0x7FF) ^ 1024) - 1024
-    return Digits(precision, scale) if 0 <= scale <= precision <= Digits.MAXIMUM else None
+    return Digits(precision, scale) if 0 <= scale <= precision <= Digits.MAX_PRECISION else None
 
 
 def coerce(node: Node, type_oid: int) -> Node:
-    """Convert implicitly: a quoted constant takes the type, a number widens, a string is relabelled."""
+    """Cast a node implicitly: a quoted constant takes the type, a number widens, a string is relabelled."""
     if isinstance(node, Constant):
         if node.type_oid == UNKNOWN:
-            return _typed(None if node.value is None else str(node.value), type_oid)
+            return _constant_of_type(None if node.value is None else str(node.value), type_oid)
         if node.type_oid != type_oid:
-            converted = _converted(partial(convert_constant, node, type_oid))
+            converted = _convert_now(partial(convert_constant, node, type_oid))
             if converted is not None:
                 return converted
     if node.type_oid == type_oid:
         return node
-    if isinstance(node, Array) and type_oid in ELEMENTS:
-        return array([coerce(element, ELEMENTS[type_oid]) for element in node.elements], ELEMENTS[type_oid])
+    if isinstance(node, Array) and type_oid in ELEMENT_OIDS:
+        return array(
+            [coerce(element, ELEMENT_OIDS[type_oid]) for element in node.elements], ELEMENT_OIDS[type_oid]
+        )
     return Cast(node, type_oid=type_oid, digits=_cast_digits(node, type_oid))
 
 
-def _typed(text: str | None, type_oid: int) -> Node:
+def _constant_of_type(text: str | None, type_oid: int) -> Node:
     """The result of the type's input function for a quoted constant."""
-    if type_oid not in ELEMENTS:
+    if type_oid not in ELEMENT_OIDS:
         return constant_from_text(text, type_oid)
     if text is None:
-        return Constant(None, type_oid=array_of(ELEMENTS[type_oid]))
-    element_oid = ELEMENTS[type_oid]
-    return array([constant_from_text(item, element_oid) for item in array_texts(text)], element_oid)
+        return Constant(None, type_oid=array_type_of(ELEMENT_OIDS[type_oid]))
+    element_oid = ELEMENT_OIDS[type_oid]
+    return array([constant_from_text(item, element_oid) for item in array_element_texts(text)], element_oid)
 
 
 def array(elements: Sequence[Node], element_oid: int) -> Array:
     """Return ARRAY[…] of elements that have this type."""
     digits = common_digits(element.digits for element in elements) if element_oid == NUMERIC else None
-    return Array(tuple(elements), type_oid=array_of(element_oid), digits=digits)
+    return Array(tuple(elements), type_oid=array_type_of(element_oid), digits=digits)
 
 
-def _converted(conversion: Callable[[], _Converted]) -> _Converted:
-    """Convert a constant now.
+def _convert_now(conversion: Callable[[], _Converted]) -> _Converted:
+    """Convert a constant; raises RefusedError if the conversion fails.
 
-    PostgreSQL converts it for each row, so it refuses no filter of a table without rows.
+    PostgreSQL converts the constant for each row, so it accepts the filter while the table has no rows.
     """
     try:
         return conversion()
@@ -140,23 +143,20 @@ def _converted(conversion: Callable[[], _Converted]) -> _Converted:
         raise RefusedError(f"it fails for every row: {error}") from None
 
 
-def type_beside(type_oid: int) -> int:
-    """The type of a quoted constant beside a value of this type: mostly the same.
-
-    Beside varchar or unknown it is text.
-    """
+def type_of_unknown_beside(type_oid: int) -> int:
+    """The type of a quoted constant beside a value of this type; text beside varchar and unknown."""
     return TEXT if type_oid in (UNKNOWN, VARCHAR) else type_oid
 
 
 def unknown_as_text(node: Node) -> Node:
-    """Return a quoted constant without a type as text, and any other node as it is."""
+    """Return a quoted constant without a type as text, any other node unchanged."""
     return coerce(node, TEXT) if node.type_oid == UNKNOWN else node
 
 
-# Conversions that are exact or fail, as in PostgreSQL; so are those from number to number and from string to
-# string. Other conversions of PostgreSQL go through text, which it does not allow in a row filter
+# Conversions with PostgreSQL's result or PostgreSQL's error. Conversions between numbers and between strings
+# are exact too. PostgreSQL makes the others through text, which it does not allow in a row filter
 # (check_simple_rowfilter_expr_walker()).
-_CASTS: Final = frozenset(
+_EXACT_CASTS: Final = frozenset(
     (
         *((INT4, BOOL), (BOOL, INT4), (DATE, TIMESTAMP), (TIMESTAMP, DATE)),
         *((BOOL, string) for string in STRINGS),
@@ -167,16 +167,16 @@ _CASTS: Final = frozenset(
 def _cast_digits(node: Node, target: int) -> Digits | None:
     """Return the digits of a conversion's result.
 
-    A conversion that may give another result than PostgreSQL's is refused.
+    Raises RefusedError if the conversion can give another result than PostgreSQL's.
     """
     source = node.type_oid
     if target == NUMERIC and source in INTEGERS:
         return INTEGER_DIGITS[source]
-    elements = ELEMENTS.get(source), ELEMENTS.get(target)
+    elements = ELEMENT_OIDS.get(source), ELEMENT_OIDS.get(target)
     exact = (
         {source, target} <= set(NUMBERS)
         or {source, target} <= set(STRINGS)
-        or (source, target) in _CASTS
+        or (source, target) in _EXACT_CASTS
         or elements == (VARCHAR, TEXT)
     )
     if not exact:
@@ -190,15 +190,15 @@ def cast(node: Node, type_oid: int, modifier: tuple[int, ...]) -> Node:
     if not modifier:
         return converted
     if isinstance(converted, Constant):
-        return _converted(partial(modified, converted, modifier))
+        return _convert_now(partial(apply_modifier, converted, modifier))
     if type_oid == NUMERIC:
         precision, scale = (*modifier, 0)[:2]
-        # An operand without digits may be NaN, which no decimal type has.
+        # An operand without digits may be NaN, which decimal types lack.
         digits = None if converted.digits is None else Digits.of(precision - scale, scale)
         return Cast(converted, modifier, type_oid=type_oid, digits=digits)
     if type_oid in (VARCHAR, BPCHAR):
         return Cast(converted, modifier, type_oid=type_oid)
-    raise RefusedError("a type modifier is understood on numeric, varchar and character only")
+    raise RefusedError("a type modifier is supported on numeric, varchar and character only")
 
 
 # --- operators ---------------------------------------------------------------------------
@@ -209,51 +209,54 @@ def _comparison_type(left: int, right: int) -> int:
     pair = {left, right} - {UNKNOWN}
     if not pair:
         return TEXT
-    unknown = {ELEMENTS.get(oid, oid) for oid in pair} - _COMPARABLE
-    if unknown:
-        raise RefusedError(f"type {type_name(max(unknown))} has no counterpart in pgsieve")
+    unsupported = {ELEMENT_OIDS.get(oid, oid) for oid in pair} - _COMPARABLE
+    if unsupported:
+        raise RefusedError(f"type {type_name(max(unsupported))} has no counterpart in pgsieve")
     if len(pair) == 1:
         (only,) = pair
         return TEXT if only == VARCHAR else only
     if pair <= set(NUMBERS):
-        # float4 and another type are compared in float8, the preferred type of numbers.
+        # PostgreSQL compares float4 with another type in float8, the preferred type of numbers.
         return FLOAT8 if pair & set(FLOATS) else max(pair, key=NUMBERS.index)
     if pair <= set(STRINGS):
         return BPCHAR if pair == {BPCHAR, VARCHAR} else TEXT
-    if {ELEMENTS.get(oid) for oid in pair} == {VARCHAR, TEXT}:
-        return array_of(TEXT)
+    if {ELEMENT_OIDS.get(oid) for oid in pair} == {VARCHAR, TEXT}:
+        return array_type_of(TEXT)
     if pair <= _TEMPORAL:
-        raise RefusedError("comparing them depends on TimeZone")
+        raise RefusedError("the comparison depends on the session's TimeZone")
     raise RefusedError(f"no operator compares {type_name(left)} with {type_name(right)}")
 
 
-def _compared(left: Node, right: Node, *, ordering: bool) -> tuple[Node, Node]:
+def _comparison_operands(left: Node, right: Node, *, ordering: bool) -> tuple[Node, Node]:
     if {left.type_oid, right.type_oid} == {DATE, TIMESTAMP}:
         return left, right  # By date_cmp_timestamp, without a conversion that may fail.
     type_oid = _comparison_type(left.type_oid, right.type_oid)
     left, right = coerce(left, type_oid), coerce(right, type_oid)
-    if {type_oid, ELEMENTS.get(type_oid)} & set(STRINGS):
+    if {type_oid, ELEMENT_OIDS.get(type_oid)} & set(STRINGS):
         require_collation((left, right), ordering=ordering)
     return left, right
 
 
 def comparison(operator: Operator, left: Node, right: Node) -> Comparison:
-    """`left operator right`, both sides converted to the type in which PostgreSQL compares them."""
-    return Comparison(operator, *_compared(left, right, ordering=operator not in ("=", "<>")))
+    """`left operator right`, with both sides in the type in which PostgreSQL compares them."""
+    return Comparison(operator, *_comparison_operands(left, right, ordering=operator not in ("=", "<>")))
 
 
 def not_distinct(left: Node, right: Node) -> NotDistinct:
     """`left IS NOT DISTINCT FROM right`."""
-    return NotDistinct(*_compared(left, right, ordering=False))
+    return NotDistinct(*_comparison_operands(left, right, ordering=False))
 
 
 def null_if(left: Node, right: Node) -> Node:
-    """`NULLIF(left, right)`, of the left type if an operator compares the two, else of the common type."""
+    """`NULLIF(left, right)`.
+
+    It has the left type if an operator compares the two types, else the common type.
+    """
     pair = {left.type_oid, right.type_oid}
     if len(pair) == 2 and (pair <= set(INTEGERS) or (left.type_oid == FLOAT4 and pair <= set(NUMBERS))):
         null = constant_from_text(None, left.type_oid)
         return Case((comparison("=", left, right),), (null,), left, type_oid=left.type_oid)
-    left, right = _compared(left, right, ordering=False)
+    left, right = _comparison_operands(left, right, ordering=False)
     return NullIf(left, right, type_oid=left.type_oid, digits=left.digits)
 
 
@@ -271,7 +274,7 @@ def arithmetic(operator: Literal["+", "-", "*", "/", "%"], left: Node, right: No
 
 
 def _result_digits(operator: str, left: Digits | None, right: Digits | None) -> Digits | None:
-    """Digits that fit every result; None for a quotient, whose scale depends on the values."""
+    """Digits that fit all results; None for a quotient, whose scale depends on the values."""
     if operator == "/" or left is None or right is None:
         return None
     if operator == "*":
@@ -283,7 +286,10 @@ def _result_digits(operator: str, left: Digits | None, right: Digits | None) -> 
 
 
 def common_type(nodes: Sequence[Node]) -> int:
-    """Return the type of CASE, COALESCE, IN and the like (section 10.5, select_common_type)."""
+    """Return the common type of the values of CASE, COALESCE, IN, ARRAY, GREATEST or LEAST.
+
+    PostgreSQL documentation, UNION, CASE, and Related Constructs; select_common_type().
+    """
     type_oids = [node.type_oid for node in nodes if node.type_oid != UNKNOWN]
     if not type_oids:
         return TEXT
@@ -296,23 +302,23 @@ def common_type(nodes: Sequence[Node]) -> int:
         elif candidate != chosen and not {chosen, candidate} <= set(STRINGS):
             # All strings convert to each other, so the first type stays.
             raise RefusedError(f"{type_name(chosen)} and {type_name(candidate)} have no common type")
-    if ELEMENTS.get(chosen, chosen) not in _COMPARABLE:
+    if ELEMENT_OIDS.get(chosen, chosen) not in _COMPARABLE:
         raise RefusedError(f"type {type_name(chosen)} has no counterpart in pgsieve")
     return chosen
 
 
-def to_common_type(nodes: Sequence[Node]) -> tuple[tuple[Node, ...], int, Digits | None]:
-    """Convert nodes to their common type; return them, the type, and digits that fit all."""
+def convert_to_common_type(nodes: Sequence[Node]) -> tuple[tuple[Node, ...], int, Digits | None]:
+    """Convert nodes to their common type; return the converted nodes, the type, and digits that fit all."""
     type_oid = common_type(nodes)
     converted = tuple(coerce(node, type_oid) for node in nodes)
-    is_numeric = NUMERIC in (type_oid, ELEMENTS.get(type_oid))
+    is_numeric = NUMERIC in (type_oid, ELEMENT_OIDS.get(type_oid))
     return converted, type_oid, common_digits(node.digits for node in converted) if is_numeric else None
 
 
 def extreme(function: Literal["GREATEST", "LEAST"], operands: Sequence[Node]) -> Extreme:
-    """GREATEST or LEAST in the operands' common type; refuse strings that are not ordered as their bytes."""
-    converted, type_oid, digits = to_common_type(operands)
-    element_oid = ELEMENTS.get(type_oid, type_oid)
+    """GREATEST or LEAST in the common type; raises RefusedError for strings not ordered by their bytes."""
+    converted, type_oid, digits = convert_to_common_type(operands)
+    element_oid = ELEMENT_OIDS.get(type_oid, type_oid)
     if element_oid == BPCHAR:
         raise RefusedError(
             "PostgreSQL does not define the greater of two strings that differ in trailing blanks only"

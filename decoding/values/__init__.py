@@ -1,5 +1,4 @@
-"""Values of PostgreSQL's types: from text and binary format to Arrow columns, and back to the text of psql.
+"""Values of PostgreSQL's types: from text and binary format to Arrow columns, and back to text.
 
-A new type needs its oid in `builtin_types`, its Spark type and converters in `types`, and its text in
-`output`; CONTRIBUTING, *Add a type*, has all steps.
+CONTRIBUTING, *Add a type*, lists the steps for a new type.
 """

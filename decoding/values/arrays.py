@@ -1,12 +1,13 @@
 r"""One-dimensional arrays: the text of array_out, or the bytes of array_send, in; Arrow lists out.
 
-All arrays of a column are split at once, by the positions of braces, quotes and backslashes. The elements are
-gathered into one array, and the element type's converter converts them. No Python code runs per array or per
-element. NULL elements stay NULL.
+All arrays of a column are split at once, by the positions of braces, quotes and backslashes. Then the element
+type's converter converts all elements together. No Python code runs per array or per element. NULL elements
+stay NULL.
 
 Raises ValueError, without the value, for an array that a list cannot represent (more than one dimension, or a
-first subscript other than 1), and ProtocolError for bytes that are no array of these elements. PostgreSQL
-documentation 8.15; array_out and array_send in src/backend/utils/adt/arrayfuncs.c.
+first subscript other than 1), and ProtocolError for bytes that are not an array of these elements.
+
+PostgreSQL documentation, Arrays; array_out() and array_send() in src/backend/utils/adt/arrayfuncs.c.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pgsieve.decoding.binary.octets import Mask, Octets, Positions, bits, gathered, offsets_of
+from pgsieve.decoding.binary.octets import Mask, Octets, Positions, bitmap, gather, offsets_of
 from pgsieve.decoding.errors import ProtocolError
 
 Converter: TypeAlias = Callable[[pa.Array, pa.DataType], pa.Array]
@@ -53,19 +54,19 @@ class ArrayText:
             or (letters[ends - 1] != _CLOSE).any()
         ):
             raise ValueError("not an array that a list holds")
-        plain, kept = _outside_of_quotes(letters, ends - 1)
-        left, right = _between(letters, plain, len(starts), ord(self.delimiter))
-        elements = _elements(letters, kept, left + 1, right)
-        counted = np.searchsorted(left, np.append(starts, size)).astype(np.int32)
-        return _lists(target, valid, counted, self.element(elements, target.value_type))
+        is_unquoted, is_value = _quote_masks(letters, ends - 1)
+        left, right = _element_delimiters(letters, is_unquoted, len(starts), ord(self.delimiter))
+        elements = _elements(letters, is_value, left + 1, right)
+        first_elements = np.searchsorted(left, np.append(starts, size)).astype(np.int32)
+        return _lists(target, valid, first_elements, self.element(elements, target.value_type))
 
 
-def _outside_of_quotes(letters: Letters, last: Positions) -> tuple[Mask | None, Mask | None]:
-    """The letters outside quotes, and the letters that are part of a value, as masks; None means all letters.
+def _quote_masks(letters: Letters, last: Positions) -> tuple[Mask | None, Mask | None]:
+    """Return masks of the letters outside quotes, and of the letters that belong to a value; None means all.
 
-    A backslash makes the next letter part of the value, so every other one of a run of backslashes escapes.
-    `last` are the closing braces of the arrays; none may be inside quotes, so quotes of one array do not
-    reach the next.
+    A backslash escapes the next letter, so in a run of backslashes every other one escapes. `last` has the
+    positions of the arrays' closing braces. A brace inside quotes would mean that quotes reach into the next
+    array; then ValueError is raised.
     """
     quotes, backslashes = letters == _QUOTE, np.flatnonzero(letters == _BACKSLASH)
     if not len(backslashes) and not quotes.any():
@@ -76,19 +77,21 @@ def _outside_of_quotes(letters: Letters, last: Positions) -> tuple[Mask | None, 
         run = np.maximum.accumulate(np.where(begins, backslashes, 0))
         escapes[backslashes[(backslashes - run) % 2 == 0]] = True
         quotes[1:] &= ~escapes[:-2]
-    # The sum overflows from 255 to 0, which keeps odd numbers odd.
-    inside = np.cumsum(quotes, dtype=np.uint8) & 1 == 1
-    if inside[last].any():
+    # The sum overflows from 255 to 0, which does not change whether it is odd.
+    is_quoted = np.cumsum(quotes, dtype=np.uint8) & 1 == 1
+    if is_quoted[last].any():
         raise ValueError("not an array")
-    return ~inside & ~quotes, ~quotes & ~escapes[:-1]
+    return ~is_quoted & ~quotes, ~quotes & ~escapes[:-1]
 
 
-def _between(letters: Letters, plain: Mask | None, count: int, delimiter: int) -> tuple[Positions, Positions]:
+def _element_delimiters(
+    letters: Letters, is_unquoted: Mask | None, count: int, delimiter: int
+) -> tuple[Positions, Positions]:
     """Return the positions of the brace or delimiter before and after each element of `count` arrays."""
     opening, closing = letters == _OPEN, letters == _CLOSE
     structure = opening | closing | (letters == delimiter)
-    if plain is not None:
-        opening, structure = opening & plain, structure & plain
+    if is_unquoted is not None:
+        opening, structure = opening & is_unquoted, structure & is_unquoted
     places = np.flatnonzero(structure)
     if np.count_nonzero(opening) != count:
         raise ValueError("an array of more than one dimension")
@@ -98,35 +101,35 @@ def _between(letters: Letters, plain: Mask | None, count: int, delimiter: int) -
     is_last = letters[left] == _CLOSE
     if (is_last != (letters[right] == _OPEN)).any() or letters[places[-1]] != _CLOSE:
         raise ValueError("not an array")
-    # Adjacent braces have no element between them; an empty text has quotes between its delimiters.
-    separated = ~is_last & ~((right == left + 1) & (letters[left] == _OPEN) & (letters[right] == _CLOSE))
-    return left[separated], right[separated]
+    # Adjacent braces have no element between them; an empty text would have quotes there.
+    has_element = ~is_last & ~((right == left + 1) & (letters[left] == _OPEN) & (letters[right] == _CLOSE))
+    return left[has_element], right[has_element]
 
 
-def _elements(letters: Letters, kept: Mask | None, starts: Positions, ends: Positions) -> pa.Array:
-    """Gather the elements without their quotes and backslashes; an unquoted NULL becomes NULL."""
+def _elements(letters: Letters, is_value: Mask | None, starts: Positions, ends: Positions) -> pa.Array:
+    """Return the elements without their quotes and backslashes; an unquoted NULL becomes NULL."""
     is_null = (ends - starts == len(_NULL)) & (letters[np.minimum(starts, len(letters) - 1)] == _NULL[0])
     for place in range(1, len(_NULL)):
         nulls = np.flatnonzero(is_null)
         is_null[nulls] = letters[starts[nulls] + place] == _NULL[place]
-    if kept is not None:
+    if is_value is not None:
         before = np.zeros(len(letters) + 1, np.int64)
-        np.cumsum(kept, out=before[1:])
-        letters, starts, ends = letters[kept], before[starts], before[ends]
-    return _gathered(pa.py_buffer(letters), starts, ends, is_null)
+        np.cumsum(is_value, out=before[1:])
+        letters, starts, ends = letters[is_value], before[starts], before[ends]
+    return _gather_elements(pa.py_buffer(letters), starts, ends, is_null)
 
 
-def _gathered(buffer: pa.Buffer, starts: Positions, ends: Positions, is_null: Mask) -> pa.Array:
+def _gather_elements(buffer: pa.Buffer, starts: Positions, ends: Positions, is_null: Mask) -> pa.Array:
     bounds = np.empty((len(starts), 2), np.int32)
     bounds[:, 0], bounds[:, 1] = starts, np.where(is_null, starts, ends)
-    values = gathered(buffer, bounds.reshape(-1))
+    values = gather(buffer, bounds.reshape(-1))
     if not is_null.any():
         return values
-    return pa.Array.from_buffers(pa.binary(), len(values), [bits(~is_null), *values.buffers()[1:]])
+    return pa.Array.from_buffers(pa.binary(), len(values), [bitmap(~is_null), *values.buffers()[1:]])
 
 
 def _lists(target: pa.DataType, valid: Mask, offsets: npt.NDArray[np.int32], elements: pa.Array) -> pa.Array:
-    validity = None if valid.all() else bits(valid)
+    validity = None if valid.all() else bitmap(valid)
     return pa.Array.from_buffers(
         target, len(valid), [validity, pa.py_buffer(offsets)], children=[elements.cast(target.value_type)]
     )
@@ -144,12 +147,12 @@ def text_from_lists(lists: pa.Array, elements: pa.Array, delimiter: str) -> pa.A
     return pc.if_else(lists.is_valid(), pc.binary_join_element_wise("{", joined, "}", ""), None)
 
 
-_HEADER, _DIMENSION = (
+_HEADER_BYTES, _DIMENSION_BYTES = (
     12,
     8,
 )  # The number of dimensions, flags, element type; then per dimension size and lower bound.
-_LENGTH = 4
-_IS_NULL = -1
+_LENGTH_BYTES = 4
+_NULL_LENGTH = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +167,8 @@ class ArraySend:
         valid = np.asarray(values.is_valid())
         octets = Octets(values.cast(pa.binary()).drop_null())
         counts = self._counts(octets)
-        positions = octets.starts + np.where(counts > 0, _HEADER + _DIMENSION, _HEADER)
-        elements = _walked(octets, positions, counts)
+        positions = octets.starts + np.where(counts > 0, _HEADER_BYTES + _DIMENSION_BYTES, _HEADER_BYTES)
+        elements = _read_elements(octets, positions, counts)
         offsets = np.zeros(len(values) + 1, np.int32)
         offsets[1:][valid] = counts
         np.cumsum(offsets, out=offsets)
@@ -176,58 +179,58 @@ class ArraySend:
         sizes = octets.ends - octets.starts
         dimensions = octets.words(octets.starts) >> 32
         empty = dimensions == 0
-        least = np.where(empty, _HEADER, _HEADER + _DIMENSION)
+        least = np.where(empty, _HEADER_BYTES, _HEADER_BYTES + _DIMENSION_BYTES)
         element = octets.words(octets.starts + 8) >> 32
         if (sizes < least).any() or (element != self.element_oid).any():
-            raise ProtocolError("a value in binary format is no array of its type", sqlstate="22P03")
-        bound = octets.words(octets.starts + _HEADER)
+            raise ProtocolError("a value in binary format is not an array of its type", sqlstate="22P03")
+        bound = octets.words(octets.starts + _HEADER_BYTES)
         if (dimensions > 1).any() or ((bound & 0xFFFFFFFF != 1) & ~empty).any():
             raise ValueError("not an array that a list holds")
         counts = np.where(empty, 0, bound >> 32).astype(np.int64)
-        if (counts * _LENGTH > sizes - least).any():
+        if (counts * _LENGTH_BYTES > sizes - least).any():
             raise ProtocolError("a value in binary format has fewer elements than it says", sqlstate="22P03")
         return counts
 
 
-def _walked(octets: Octets, positions: Positions, counts: Positions) -> pa.Array:
-    """Gather the elements; each follows its length."""
+def _read_elements(octets: Octets, positions: Positions, counts: Positions) -> pa.Array:
+    """Return the elements, each of which follows its length."""
     first = np.cumsum(counts) - counts
-    starts = np.repeat(positions, counts) + _LENGTH
-    lengths = np.full(len(starts), _IS_NULL, np.int64)
-    if not _are_alike(octets, positions, counts, starts, lengths):
+    starts = np.repeat(positions, counts) + _LENGTH_BYTES
+    lengths = np.full(len(starts), _NULL_LENGTH, np.int64)
+    if not _fill_equal_lengths(octets, positions, counts, starts, lengths):
         at, rows = positions.copy(), np.flatnonzero(counts > 0)
         for place in range(int(counts.max(initial=0))):
             rows = rows[counts[rows] > place]
             length = _length(octets, at[rows])
-            starts[first[rows] + place], lengths[first[rows] + place] = at[rows] + _LENGTH, length
-            at[rows] += _LENGTH + np.maximum(length, 0)
-        if (at != octets.ends).any() or (lengths < _IS_NULL).any():
+            starts[first[rows] + place], lengths[first[rows] + place] = at[rows] + _LENGTH_BYTES, length
+            at[rows] += _LENGTH_BYTES + np.maximum(length, 0)
+        if (at != octets.ends).any() or (lengths < _NULL_LENGTH).any():
             raise ProtocolError(
                 "a value in binary format does not end where its last element ends", sqlstate="22P03"
             )
-    return _gathered(octets.buffer, starts, starts + np.maximum(lengths, 0), lengths == _IS_NULL)
+    return _gather_elements(octets.buffer, starts, starts + np.maximum(lengths, 0), lengths == _NULL_LENGTH)
 
 
 def _length(octets: Octets, at: Positions) -> Positions:
     return (octets.words(at) >> 32).astype(np.uint32).view(np.int32).astype(np.int64)
 
 
-def _are_alike(
+def _fill_equal_lengths(
     octets: Octets, positions: Positions, counts: Positions, starts: Positions, lengths: Positions
 ) -> bool:
-    """Whether all elements have the same length and none is NULL, as in arrays of numbers.
+    """If all elements have the same length, as numbers have, fill in `starts` and `lengths` and return true.
 
-    If so, it fills in `starts` and `lengths`. The check takes no step per element.
+    This takes no step per element.
     """
     if not len(starts):
         return bool((positions == octets.ends).all())
-    length = int(_length(octets, starts[:1] - _LENGTH)[0])
-    step = _LENGTH + length
+    length = int(_length(octets, starts[:1] - _LENGTH_BYTES)[0])
+    step = _LENGTH_BYTES + length
     if length < 0 or (positions + counts * step != octets.ends).any():
         return False
     within = np.arange(len(starts)) - np.repeat(np.cumsum(counts) - counts, counts)
     places = starts + within * step
-    if (_length(octets, places - _LENGTH) != length).any():
+    if (_length(octets, places - _LENGTH_BYTES) != length).any():
         return False
     starts[:], lengths[:] = places, length
     return True

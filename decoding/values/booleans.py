@@ -10,4 +10,4 @@ BOOLEANS = MappingProxyType(
         **dict.fromkeys(("f", "fa", "fal", "fals", "false", "n", "no", "of", "off", "0"), False),
     }
 )
-"""In lower case."""
+"""All abbreviations too, in lower case."""

@@ -1,7 +1,6 @@
-"""PostgreSQL's own types that a column can have: oids, names, and the types of elements and bounds.
+"""PostgreSQL's built-in types that a column can have: oids, names, and the types of elements and bounds.
 
-The source is src/include/catalog/pg_type.dat and pg_range.dat. All supported versions agree: an oid that
-these files assign (below 10000) never changes.
+Source: src/include/catalog/pg_type.dat and pg_range.dat. The oids are the same in all supported versions.
 """
 
 from __future__ import annotations
@@ -14,10 +13,7 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class BuiltinType:
-    """A type by its SQL name and its array type's oid.
-
-    `of` is the subtype of a range, the range of a multirange.
-    """
+    """A type's SQL name and array type; `of` is the subtype of a range, or the range of a multirange."""
 
     name: str
     array_oid: int
@@ -106,7 +102,7 @@ BUILTIN_TYPES: Mapping[int, BuiltinType] = MappingProxyType(
     }
 )
 
-ELEMENTS: Mapping[int, int] = MappingProxyType({t.array_oid: oid for oid, t in BUILTIN_TYPES.items()})
+ELEMENT_OIDS: Mapping[int, int] = MappingProxyType({t.array_oid: oid for oid, t in BUILTIN_TYPES.items()})
 """The element type of each built-in array type."""
 
 BOX_ARRAY = 1020
@@ -114,13 +110,16 @@ BOX_ARRAY = 1020
 
 
 @dataclass(frozen=True, slots=True)
-class MadeOf:
-    """A type that is defined by others, as in pg_type.
+class DerivedType:
+    """A type that is defined by other types or by labels (pg_type).
 
-    `kind` is typtype ('d', 'e', 'c', 'r' or 'm'), or 'a' for an array. `of` is the base type of a domain, the
-    subtype of a range, the range of a multirange, or the element type of an array. An enum has `labels`, the
-    oldest first, and in `written` the transactions that last wrote them. A composite type that another type
-    uses has `fields`, each as number and type.
+    - `kind` is typtype ('d', 'e', 'c', 'r' or 'm'), or 'a' for an array.
+    - `of` is the oid of the base type of a domain, the subtype of a range, the range of a multirange, or the
+      element type of an array.
+    - `labels` are the labels of an enum, the oldest first, and `written` the transactions that last wrote
+      them.
+    - `fields` has number and type oid of each field of a composite type. It is empty unless another type uses
+      the composite type.
     """
 
     kind: str
@@ -130,18 +129,18 @@ class MadeOf:
     written: tuple[int, ...] = ()
 
 
-DefinedTypes: TypeAlias = Mapping[int, MadeOf]
-NONE_DEFINED: DefinedTypes = {}  # Not a MappingProxyType, which cannot be sent to executors.
+DefinedTypes: TypeAlias = Mapping[int, DerivedType]
+NO_DEFINED_TYPES: DefinedTypes = {}  # Spark cannot send a MappingProxyType to executors.
 
-MADE: DefinedTypes = MappingProxyType(
+DERIVED_TYPES: DefinedTypes = MappingProxyType(
     {
-        **{array: MadeOf("a", element) for array, element in ELEMENTS.items()},
+        **{array: DerivedType("a", element) for array, element in ELEMENT_OIDS.items()},
         # A type over a range is a multirange; any other one here is a range.
         **{
-            oid: MadeOf("m" if BUILTIN_TYPES[t.of].of else "r", t.of)
+            oid: DerivedType("m" if BUILTIN_TYPES[t.of].of else "r", t.of)
             for oid, t in BUILTIN_TYPES.items()
             if t.of
         },
     }
 )
-"""PostgreSQL's own arrays, ranges and multiranges, with the types that define them."""
+"""The built-in arrays, ranges and multiranges, by oid."""

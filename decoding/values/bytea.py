@@ -1,8 +1,9 @@
-r"""bytea: its text output, hex or escape format, in; Arrow binary out.
+r"""bytea: its text in hex or escape format in, Arrow binary out.
 
-Raises ValueError, without the value, for text in neither format. PostgreSQL documentation 8.4; byteaout in
-src/backend/utils/adt/bytea.c. The formats cannot be confused: the escape format doubles each backslash, so
-only the hex format starts with `\x`.
+Only the hex format can start with `\x`, because the escape format doubles each backslash. Raises ValueError,
+without the value, for text in neither format.
+
+PostgreSQL documentation, Binary Data Types; byteaout() in src/backend/utils/adt/bytea.c.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pgsieve.decoding.binary.octets import bits, offsets_of
+from pgsieve.decoding.binary.octets import bitmap, offsets_of
 
 _NOT_HEX = 0xFF
 _NIBBLES = np.full(256, _NOT_HEX, np.uint8)
@@ -36,11 +37,8 @@ def from_text(values: pa.Array) -> pa.Array:
 
 
 def _from_hex(text: pa.Array) -> pa.Array:
-    r"""Convert all digits of the column at once.
-
-    `\x` has two letters, so the pairs of digits stay aligned.
-    """
-    validity = bits(np.asarray(text.is_valid())) if text.null_count else None
+    r"""Convert all digits of the column at once; `\x` has two letters, so pairs of digits stay aligned."""
+    validity = bitmap(np.asarray(text.is_valid())) if text.null_count else None
     text = text.fill_null(_EMPTY)  # A NULL may have no bytes of its own.
     offsets = offsets_of(text)
     first, size = int(offsets[0]), int(offsets[-1]) - int(offsets[0])
@@ -48,7 +46,7 @@ def _from_hex(text: pa.Array) -> pa.Array:
         raise ValueError("not bytea in hex format")
     digits = _NIBBLES[np.frombuffer(text.buffers()[2] or b"", np.uint8, size, first)]
     starts = offsets[:-1] - first
-    digits[starts] = digits[starts + 1] = 0  # `\x` becomes one byte, which is left out below.
+    digits[starts] = digits[starts + 1] = 0  # `\x` becomes one byte, which is deleted below.
     if (digits == _NOT_HEX).any():
         raise ValueError("not bytea in hex format")
     decoded = np.delete(digits[0::2] << 4 | digits[1::2], starts // 2)

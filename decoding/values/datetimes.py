@@ -1,13 +1,15 @@
-"""Dates and timestamps: PostgreSQL's ISO text, or its binary send format, in; Arrow date32 and timestamp out.
+"""Dates and timestamps: PostgreSQL's ISO text or binary format in, Arrow date32 and timestamp out.
 
-Values before year 1 and after 9999 are exact. infinity is the greatest value of Spark's type. -infinity is
-the first instant of a year before PostgreSQL's range. It is not Spark's least value: Spark's pushdown
-converts literals to the Julian calendar, and this overflows near the least value.
+Values before year 1 and after 9999 are exact. infinity becomes the greatest value of Spark's type. -infinity
+becomes the first instant of a year before PostgreSQL's range. Spark's least value would not do: Spark's
+pushdown converts literals to the Julian calendar, which overflows near the least value.
 
-Raises ValueError, without the value, for text that is no date, and for timestamps out of Spark's range, which
-ends in January 294247, 29 years before PostgreSQL's. No finite value becomes one of the two infinities.
+Raises ValueError, without the value, for text that is not a date or timestamp, and for timestamps out of
+Spark's range, which ends in January 294247, 29 years before PostgreSQL's. No finite value becomes an
+infinity.
 
-PostgreSQL documentation 8.5; src/include/datatype/timestamp.h, EncodeDateTime in utils/adt/datetime.c.
+PostgreSQL documentation, Date/Time Types; src/include/datatype/timestamp.h, EncodeDateTime() in
+src/backend/utils/adt/datetime.c.
 """
 
 from __future__ import annotations
@@ -18,14 +20,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pgsieve.decoding.binary.octets import binary_of, bits, fixed_width
+from pgsieve.decoding.binary.octets import bitmap, fixed_width, to_binary
 
 _DAY_MICROS = 86_400_000_000
 POSTGRES_EPOCH_DAYS = 10_957  # 2000-01-01, POSTGRES_EPOCH_JDATE, in days since 1970-01-01
 
 
 def days_since_epoch(year: int, month: int, day: int) -> int:
-    """Days from 1970-01-01 to a day of the proleptic Gregorian calendar; the year before 1 is 0."""
+    """Days from 1970-01-01 to a day of the proleptic Gregorian calendar; year 0 is 1 BC."""
     # Years start in March, so that the leap day is the last; 400 years have 146,097 days.
     year, month = (year, month - 3) if month > 2 else (year - 1, month + 9)
     leap_days = year // 4 - year // 100 + year // 400
@@ -33,10 +35,7 @@ def days_since_epoch(year: int, month: int, day: int) -> int:
 
 
 def calendar_date(days: int) -> tuple[int, int, int]:
-    """Year, month and day of the proleptic Gregorian calendar, from days since 1970-01-01.
-
-    The year before 1 is 0.
-    """
+    """Year, month and day of the proleptic Gregorian calendar, from days since 1970-01-01; year 0 is 1 BC."""
     # The inverse of days_since_epoch: count from 0000-03-01, first in cycles of 400 years, then in years.
     cycle, day = divmod(days + 719_468, 146_097)
     year = (day - day // 1460 + day // 36_524 - day // 146_096) // 365
@@ -65,19 +64,19 @@ def from_text(values: pa.Array, target: pa.DataType) -> pa.Array:
     try:
         return text.cast(target)
     except pa.ArrowInvalid:
-        return _with_exceptions(text, target)
+        return _convert_irregular(text, target)
 
 
-def _with_exceptions(text: pa.Array, target: pa.DataType) -> pa.Array:
-    """Convert regular values and infinities by columns, and values before year 1 or after 9999 one by one."""
-    number, least, greatest = _range_of(target)
-    regular = pc.match_substring_regex(text, _REGULAR)
+def _convert_irregular(text: pa.Array, target: pa.DataType) -> pa.Array:
+    """Convert values of the years 1 to 9999 and infinities by columns, all other values one by one."""
+    number, least, greatest = _integer_range(target)
+    is_regular = pc.match_substring_regex(text, _REGULAR)
     try:
-        result = pc.if_else(regular, text, pa.scalar(None, pa.string())).cast(target)
+        result = pc.if_else(is_regular, text, pa.scalar(None, pa.string())).cast(target)
     except pa.ArrowInvalid:
         raise ValueError("not a date or timestamp in ISO format") from None
     numbers = np.array(result.cast(number).fill_null(0))
-    exceptional = pc.invert(regular).fill_null(fill_value=False)
+    is_not_regular = pc.invert(is_regular).fill_null(fill_value=False)
     is_greatest, is_least = (
         pc.equal(text, "infinity").fill_null(fill_value=False),
         pc.equal(text, "-infinity"),
@@ -85,21 +84,21 @@ def _with_exceptions(text: pa.Array, target: pa.DataType) -> pa.Array:
     is_least = is_least.fill_null(fill_value=False)
     numbers[np.asarray(is_greatest)] = greatest
     numbers[np.asarray(is_least)] = least
-    single = pc.and_not(exceptional, pc.or_(is_greatest, is_least))
-    places = np.flatnonzero(np.asarray(single))
-    for place, value in zip(places, text.filter(single).cast(pa.binary()).to_pylist(), strict=True):
+    is_irregular = pc.and_not(is_not_regular, pc.or_(is_greatest, is_least))
+    places = np.flatnonzero(np.asarray(is_irregular))
+    for place, value in zip(places, text.filter(is_irregular).cast(pa.binary()).to_pylist(), strict=True):
         numbers[place] = _parse(value, target)
     return pa.array(numbers, mask=np.asarray(text.is_null())).cast(target)
 
 
 def _parse(value: bytes, target: pa.DataType) -> int:
-    """Convert one value with a year before 1 or after 9999."""
+    """Convert one value before year 1 or after 9999 to days or microseconds since 1970-01-01."""
     match = _ISO.fullmatch(value)
-    zoned = pa.types.is_timestamp(target) and target.tz is not None
+    has_zone = pa.types.is_timestamp(target) and target.tz is not None
     if (
         match is None
         or (match[4] is not None) != pa.types.is_timestamp(target)
-        or (match[8] is not None) != zoned
+        or (match[8] is not None) != has_zone
     ):
         raise ValueError("not a date or timestamp in ISO format")
     year = 1 - int(match[1]) if match[9] else int(match[1])
@@ -116,10 +115,10 @@ def _parse(value: bytes, target: pa.DataType) -> int:
 def from_send(values: pa.Array, target: pa.DataType) -> pa.Array:
     """Convert the bytes of date_send, timestamp_send and timestamptz_send.
 
-    They are big-endian, counted from 2000-01-01. The greatest and the least number mean the infinities
+    These are big-endian numbers since 2000-01-01; the greatest and the least one are the infinities
     (DATEVAL_NOEND, DT_NOEND).
     """
-    number, least, greatest = _range_of(target)
+    number, least, greatest = _integer_range(target)
     sent, valid = fixed_width(values, f">i{number.bit_width // 8}")
     kind = np.iinfo(sent.dtype)
     is_least, is_greatest = sent == kind.min, sent == kind.max
@@ -129,13 +128,13 @@ def from_send(values: pa.Array, target: pa.DataType) -> pa.Array:
     sent += np.where(is_greatest | is_least, 0, epoch).astype(sent.dtype)
     sent[is_greatest] = greatest
     sent[is_least] = least
-    validity = None if valid.all() else bits(valid)
+    validity = None if valid.all() else bitmap(valid)
     return pa.Array.from_buffers(target, len(sent), [validity, pa.py_buffer(sent)])
 
 
 def to_send(values: pa.Array) -> pa.Array:
     """Convert dates or timestamps back to the bytes of their send function."""
-    number, least, greatest = _range_of(values.type)
+    number, least, greatest = _integer_range(values.type)
     valid = np.asarray(values.is_valid())
     integers = np.asarray(values.cast(number).fill_null(0))
     kind = np.iinfo(integers.dtype)
@@ -144,10 +143,10 @@ def to_send(values: pa.Array) -> pa.Array:
     sent = integers - np.where(is_least | is_greatest, 0, epoch).astype(integers.dtype)
     sent[is_least] = kind.min
     sent[is_greatest] = kind.max
-    return binary_of(sent, valid)
+    return to_binary(sent, valid)
 
 
-def _range_of(target: pa.DataType) -> tuple[pa.DataType, int, int]:
+def _integer_range(target: pa.DataType) -> tuple[pa.DataType, int, int]:
     """The integer type of a date or timestamp type, and the integers for -infinity and infinity."""
     if pa.types.is_timestamp(target):
         return pa.int64(), TIMESTAMP_MINUS_INFINITY, TIMESTAMP_INFINITY

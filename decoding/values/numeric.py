@@ -1,10 +1,11 @@
-"""numeric: the bytes of numeric_send in, Arrow decimals or the text of numeric_out out.
+"""numeric: converts the bytes of numeric_send to Arrow decimals or text, and decimals to text.
 
-It also converts decimals to text. A value has digits of base 10000. Its bytes are the number of digits, the
-power of 10000 of the first digit, the sign or a mark for NaN and the infinities, the decimal places to print,
-and the digits, 16 bits each. Columns are converted as a whole: the n-th digits of all values in one step.
-Raises ValueError, without the value, for a value out of the decimal's range, and ProtocolError for bytes that
-are no numeric. Source: numeric_send and get_str_from_var in src/backend/utils/adt/numeric.c.
+A value has digits of base 10000. Its bytes are the number of digits, the power of 10000 of the first digit,
+the sign or a mark for NaN and the infinities, the decimal places to print, and the digits, each of 16 bits.
+The n-th digits of all values of a column are converted in one step. Raises ValueError, without the value, for
+a value out of the decimal's range, and ProtocolError for bytes that are not a numeric.
+
+Source: numeric_send() and get_str_from_var() in src/backend/utils/adt/numeric.c.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pgsieve.decoding.binary.octets import Octets, Positions, without_nulls
+from pgsieve.decoding.binary.octets import Octets, Positions, convert_valid
 from pgsieve.decoding.errors import ProtocolError
 
 _HEADER = 8
@@ -25,10 +26,11 @@ _NEGATIVE, _NAN = 0x4000, 0xC000
 _SPECIAL = {_NAN: "NaN", 0xD000: "Infinity", 0xF000: "-Infinity"}
 _BASE = 10_000
 
-_MOST_DIGITS = 38  # Of any decimal.
-_WORD_DIGITS = 18  # Decimal digits that always fit in a signed word.
-_POWERS = _BASE ** np.arange(5, dtype=np.int64)  # Powers of 10000, as far as they fit in a word.
-_ROOM = 10**_WORD_DIGITS // _POWERS
+_MAX_DECIMAL_DIGITS = 38  # The greatest precision of a decimal.
+_WORD_DIGITS = 18  # Any number of so many decimal digits fits in a signed 64-bit word.
+_POWERS = _BASE ** np.arange(5, dtype=np.int64)  # The powers of 10000 that fit in a word.
+#: By power of 10000, the first digit must be less than this limit, so that the number has at most 18 digits.
+_FIRST_DIGIT_LIMITS = 10**_WORD_DIGITS // _POWERS
 
 Digits: TypeAlias = npt.NDArray[np.uint8]
 _QUADS: Digits = (
@@ -38,29 +40,29 @@ _QUADS: Digits = (
 
 
 def decimal_from_send(values: pa.Array, target: pa.DataType) -> pa.Array:
-    """Convert to a decimal; a value that does not fit is refused, never rounded."""
+    """Convert to a decimal; raises ValueError for a value that does not fit, instead of rounding it."""
     if target.precision + _padding(target) > _WORD_DIGITS:
         return decimal_from_text(text_from_send(values), target)
-    return without_nulls(values, lambda sent: _decimals(sent, target))
+    return convert_valid(values, lambda sent: _decimals(sent, target))
 
 
 def decimal_from_text(text: pa.Array, target: pa.DataType) -> pa.Array:
-    """Convert the text of numeric_out to a decimal; a value that does not fit is refused, never rounded."""
-    if pc.any(pc.greater(pc.binary_length(text), _MOST_DIGITS)).as_py():
+    """Convert the text of numeric_out to a decimal; raises ValueError for a value that does not fit."""
+    if pc.any(pc.greater(pc.binary_length(text), _MAX_DECIMAL_DIGITS)).as_py():
         # Arrow 26 adds digits up modulo 2**128 before it checks whether the number fits.
         digits = pc.ascii_ltrim(pc.replace_substring(pc.ascii_ltrim(text, "-"), ".", ""), "0")
-        if pc.max(pc.binary_length(digits)).as_py() > _MOST_DIGITS:
+        if pc.max(pc.binary_length(digits)).as_py() > _MAX_DECIMAL_DIGITS:
             raise ValueError("a decimal has too few digits")
     return text.cast(target)
 
 
 def _padding(target: pa.DataType) -> int:
-    """How many decimal places (0 to 3) of the last base-10000 digit are beyond the decimal's scale."""
+    """The decimal places (0 to 3) of the last base-10000 digit that are beyond the decimal's scale."""
     return int(-target.scale % 4)
 
 
 def _decimals(sent: pa.Array, target: pa.DataType) -> pa.Array:
-    octets, head = _read(sent)
+    octets, head = _read_headers(sent)
     sign = head >> 16 & 0xFFFF
     if ((sign != 0) & (sign != _NEGATIVE)).any():
         raise ValueError("no decimal is NaN or infinite")
@@ -73,7 +75,7 @@ def _decimals(sent: pa.Array, target: pa.DataType) -> pa.Array:
         exponent = np.clip(power - place, 0, len(_POWERS) - 1)
         # Later digits are less than 10000, so the sum fits in a word if the first digit does.
         is_out = (power - place != exponent) & (digit > 0)
-        if (is_out | (digit >= (_ROOM[exponent] if place == 0 else _BASE))).any():
+        if (is_out | (digit >= (_FIRST_DIGIT_LIMITS[exponent] if place == 0 else _BASE))).any():
             raise ValueError("a decimal has too few digits")
         total += digit * _POWERS[exponent]
     unscaled, rest = np.divmod(total, 10 ** _padding(target))
@@ -86,52 +88,52 @@ def _decimals(sent: pa.Array, target: pa.DataType) -> pa.Array:
 
 def text_from_send(values: pa.Array) -> pa.Array:
     """Convert to the text of numeric_out."""
-    return without_nulls(values, _texts)
+    return convert_valid(values, _print_groups)
 
 
 def text_from_decimal(values: pa.Array) -> pa.Array:
     """Print decimals with all places of their scale, as numeric_out does."""
     scale = values.type.scale
-    # The same digits without the point: Arrow would print small numbers with an exponent.
-    whole = pa.Array.from_buffers(
+    # Prints the digits without the point, because Arrow prints small decimals with an exponent.
+    unscaled = pa.Array.from_buffers(
         pa.decimal128(values.type.precision, 0), len(values), values.buffers(), offset=values.offset
     ).cast(pa.string())
     if not scale:
-        return whole
-    digits = pc.ascii_lpad(pc.ascii_ltrim(whole, "-"), scale + 1, "0")
-    sign = pc.if_else(pc.starts_with(whole, "-"), "-", "")
+        return unscaled
+    digits = pc.ascii_lpad(pc.ascii_ltrim(unscaled, "-"), scale + 1, "0")
+    sign = pc.if_else(pc.starts_with(unscaled, "-"), "-", "")
     point = pa.scalar(".")
     before = pc.utf8_slice_codeunits(digits, 0, -scale)
     return pc.binary_join_element_wise(sign, before, point, pc.utf8_slice_codeunits(digits, -scale), "")
 
 
-def _texts(sent: pa.Array) -> pa.Array:
-    """Print values in groups with the same header: each digit position of a group is printed at once."""
+def _print_groups(sent: pa.Array) -> pa.Array:
+    """Print values in groups with the same header, one digit position of a group at a time."""
     if not len(sent):
         return pa.array([], pa.string())
-    octets, head = _read(sent)
+    octets, head = _read_headers(sent)
     heads, layout = np.unique(head, return_inverse=True)
     order = np.argsort(layout, kind="stable")
     members = np.split(octets.starts[order], np.cumsum(np.bincount(layout))[:-1])
-    printed = [_printed(octets, int(h), m) for h, m in zip(heads, members, strict=True)]
-    back = np.empty(len(order), np.int64)
-    back[order] = np.arange(len(order))
-    return pa.concat_arrays(printed).take(pa.array(back))
+    groups = [_print_group(octets, int(h), m) for h, m in zip(heads, members, strict=True)]
+    inverse = np.empty(len(order), np.int64)
+    inverse[order] = np.arange(len(order))
+    return pa.concat_arrays(groups).take(pa.array(inverse))
 
 
-def _read(sent: pa.Array) -> tuple[Octets, npt.NDArray[np.uint64]]:
+def _read_headers(sent: pa.Array) -> tuple[Octets, npt.NDArray[np.uint64]]:
     """Return the bytes and the headers of values."""
     octets = Octets(sent)
     head = octets.words(octets.starts)
     if (octets.ends - octets.starts != _HEADER + 2 * (head >> 48).astype(np.int64)).any():
-        raise ProtocolError("a value in binary format is no numeric", sqlstate="22P03")
+        raise ProtocolError("a value in binary format is not a numeric", sqlstate="22P03")
     return octets, head
 
 
 def _digits(octets: Octets, starts: Positions, count: int) -> Iterator[Positions]:
     """Yield the first digits of all values, then the second digits, and so on.
 
-    After a value's last digit the result is undefined.
+    The results after a value's last digit are undefined.
     """
     for place in range(count):
         if place % 4 == 0:
@@ -139,7 +141,7 @@ def _digits(octets: Octets, starts: Positions, count: int) -> Iterator[Positions
         yield (words >> (48 - 16 * (place % 4)) & 0xFFFF).view(np.int64)
 
 
-def _printed(octets: Octets, head: int, starts: Positions) -> pa.Array:
+def _print_group(octets: Octets, head: int, starts: Positions) -> pa.Array:
     """Print values that have the same header."""
     count, sign, places = head >> 48, head >> 16 & 0xFFFF, head & 0xFFFF
     first = ((head >> 32 & 0xFFFF) ^ 0x8000) - 0x8000
@@ -151,22 +153,22 @@ def _printed(octets: Octets, head: int, starts: Positions) -> pa.Array:
     for place, digit in enumerate(_digits(octets, starts, count)):
         at = before - 1 - first + place
         if (digit >= _BASE).any() or sign not in (0, _NEGATIVE):
-            raise ProtocolError("a value in binary format is no numeric", sqlstate="22P03")
+            raise ProtocolError("a value in binary format is not a numeric", sqlstate="22P03")
         if at < before + behind:
             quads[:, at] = _QUADS[digit]
     digits = quads.reshape(len(starts), -1)
-    whole, fraction = digits[:, : 4 * before], digits[:, 4 * before : 4 * before + places]
-    kept = np.maximum.accumulate(whole != ord("0"), axis=1)
-    kept[:, -1] = True
+    integral, fraction = digits[:, : 4 * before], digits[:, 4 * before : 4 * before + places]
+    is_significant = np.maximum.accumulate(integral != ord("0"), axis=1)
+    is_significant[:, -1] = True
     minus, point = (
         np.full((len(starts), int(is_printed)), ord(letter), np.uint8)
         for is_printed, letter in ((sign == _NEGATIVE, "-"), (places > 0, "."))
     )
-    letters = np.concatenate([minus, whole, point, fraction], axis=1)
-    keep = np.ones(letters.shape, np.bool_)
-    keep[:, minus.shape[1] : minus.shape[1] + whole.shape[1]] = kept
+    letters = np.concatenate([minus, integral, point, fraction], axis=1)
+    is_printed_letter = np.ones(letters.shape, np.bool_)
+    is_printed_letter[:, minus.shape[1] : minus.shape[1] + integral.shape[1]] = is_significant
     offsets = np.zeros(len(starts) + 1, np.int32)
-    np.cumsum(keep.sum(axis=1), out=offsets[1:])
+    np.cumsum(is_printed_letter.sum(axis=1), out=offsets[1:])
     return pa.Array.from_buffers(
-        pa.string(), len(starts), [None, pa.py_buffer(offsets), pa.py_buffer(letters[keep])]
+        pa.string(), len(starts), [None, pa.py_buffer(offsets), pa.py_buffer(letters[is_printed_letter])]
     )

@@ -1,8 +1,10 @@
 """The output functions of date and time types: the bytes of their send functions in, ISO text out.
 
 The text is that of a session with DateStyle ISO, IntervalStyle postgres and TimeZone UTC. Each function
-prints one value, and raises ProtocolError for bytes that are no value. Source: EncodeDateTime, EncodeTimezone
-and EncodeInterval in src/backend/utils/adt/datetime.c; src/include/datatype/timestamp.h.
+prints one value, and raises ProtocolError for bytes that are not a value.
+
+Source: EncodeDateTime(), EncodeTimezone() and EncodeInterval() in src/backend/utils/adt/datetime.c;
+src/include/datatype/timestamp.h.
 """
 
 from __future__ import annotations
@@ -12,28 +14,28 @@ from pgsieve.decoding.values.datetimes import POSTGRES_EPOCH_DAYS, calendar_date
 
 _SECOND = 1_000_000
 _DAY = 86_400 * _SECOND
-_LIMITS_4 = {2**31 - 1: "infinity", -(2**31): "-infinity"}
-_LIMITS_8 = {2**63 - 1: "infinity", -(2**63): "-infinity"}
-_INTERVAL_LIMITS = {
+_DATE_INFINITIES = {2**31 - 1: "infinity", -(2**31): "-infinity"}
+_TIMESTAMP_INFINITIES = {2**63 - 1: "infinity", -(2**63): "-infinity"}
+_INTERVAL_INFINITIES = {
     (2**63 - 1, 2**31 - 1, 2**31 - 1): "infinity",
     (-(2**63), -(2**31), -(2**31)): "-infinity",
 }
 
 
 def _date(days: int) -> tuple[str, str]:
-    """Return a day, counted from 2000-01-01, as a date and its era."""
+    """Return the texts of a date and of its era, from days since 2000-01-01."""
     year, month, day = calendar_date(days + POSTGRES_EPOCH_DAYS)
-    shown, era = (year, "") if year > 0 else (1 - year, " BC")
-    return f"{shown:04}-{month:02}-{day:02}", era
+    printed_year, era = (year, "") if year > 0 else (1 - year, " BC")
+    return f"{printed_year:04}-{month:02}-{day:02}", era
 
 
 def _clock(micros: int) -> str:
     seconds, fraction = divmod(micros, _SECOND)
-    shown = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
-    return f"{shown}.{fraction:06}".rstrip("0") if fraction else shown
+    printed_year = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+    return f"{printed_year}.{fraction:06}".rstrip("0") if fraction else printed_year
 
 
-def _only(value: bytes, name: str, bits: int) -> int:
+def _read_integer(value: bytes, name: str, bits: int) -> int:
     cursor = Cursor(value, name)
     number = cursor.i32(name) if bits == 32 else cursor.i64(name)
     cursor.end()
@@ -42,40 +44,40 @@ def _only(value: bytes, name: str, bits: int) -> int:
 
 def date(value: bytes) -> str:
     """Print a date."""
-    days = _only(value, "date", 32)
-    return _LIMITS_4[days] if days in _LIMITS_4 else "".join(_date(days))
+    days = _read_integer(value, "date", 32)
+    return _DATE_INFINITIES[days] if days in _DATE_INFINITIES else "".join(_date(days))
 
 
 def timestamp_text(micros: int, zone: str = "") -> str:
-    """Print a timestamp, in microseconds since 2000-01-01."""
-    if micros in _LIMITS_8:
-        return _LIMITS_8[micros]
+    """Print a timestamp given in microseconds since 2000-01-01."""
+    if micros in _TIMESTAMP_INFINITIES:
+        return _TIMESTAMP_INFINITIES[micros]
     day, era = _date(micros // _DAY)
     return f"{day} {_clock(micros % _DAY)}{zone}{era}"
 
 
 def timestamptz_text(micros: int) -> str:
-    """Print a timestamp with time zone, in UTC."""
+    """Print a timestamp with time zone, given in microseconds since 2000-01-01, in UTC."""
     return timestamp_text(micros, "+00")
 
 
 def timestamp(value: bytes) -> str:
     """Print a timestamp."""
-    return timestamp_text(_only(value, "timestamp", 64))
+    return timestamp_text(_read_integer(value, "timestamp", 64))
 
 
 def timestamptz(value: bytes) -> str:
     """Print a timestamp with time zone, in UTC."""
-    return timestamptz_text(_only(value, "timestamptz", 64))
+    return timestamptz_text(_read_integer(value, "timestamptz", 64))
 
 
 def time(value: bytes) -> str:
     """Print a time of day."""
-    return _clock(_only(value, "time", 64))
+    return _clock(_read_integer(value, "time", 64))
 
 
 def timetz(value: bytes) -> str:
-    """Print a time of day with its zone; the server sends the zone in seconds west of Greenwich."""
+    """Print a time of day with its zone, which is sent in seconds west of Greenwich."""
     cursor = Cursor(value, "timetz")
     micros, west = cursor.i64("time"), cursor.i32("zone")
     cursor.end()
@@ -90,18 +92,18 @@ def interval(value: bytes) -> str:
     cursor = Cursor(value, "interval")
     micros, days, months = cursor.i64("time"), cursor.i32("days"), cursor.i32("months")
     cursor.end()
-    if (micros, days, months) in _INTERVAL_LIMITS:
-        return _INTERVAL_LIMITS[micros, days, months]
-    size = abs(months)
-    years, rest = size // 12, size % 12
+    if (micros, days, months) in _INTERVAL_INFINITIES:
+        return _INTERVAL_INFINITIES[micros, days, months]
+    absolute_months = abs(months)
+    years, remaining_months = absolute_months // 12, absolute_months % 12
     if months < 0:
-        years, rest = -years, -rest
+        years, remaining_months = -years, -remaining_months
     parts: list[str] = []
-    before = False  # Whether the previous part was negative: after it, a positive part has a sign.
-    for number, unit in ((years, "year"), (rest, "mon"), (days, "day")):
+    is_after_negative = False  # After a negative part, a positive part has a sign.
+    for number, unit in ((years, "year"), (remaining_months, "mon"), (days, "day")):
         if number:
-            parts.append(f"{'+' * (before and number > 0)}{number} {unit}{'s' * (number != 1)}")
-            before = number < 0
+            parts.append(f"{'+' * (is_after_negative and number > 0)}{number} {unit}{'s' * (number != 1)}")
+            is_after_negative = number < 0
     if micros or not parts:
-        parts.append(("-" if micros < 0 else "+" * before) + _clock(abs(micros)))
+        parts.append(("-" if micros < 0 else "+" * is_after_negative) + _clock(abs(micros)))
     return " ".join(parts)

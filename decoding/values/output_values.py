@@ -1,8 +1,10 @@
 """The output functions of the rarer built-in types: the bytes of a type's send function in, its text out.
 
-Each function prints one value, and raises ProtocolError for bytes that are no value of the type. Source: the
-send and output functions in src/backend/utils/adt: network.c (with src/port/inet_net_ntop.c), mac.c, mac8.c,
-varbit.c, geo_ops.c, tsvector.c, tsquery.c, tid.c, pg_lsn.c, xid.c, xid8funcs.c, char.c, bytea.c.
+Each function prints one value, and raises ProtocolError for bytes that are not a value of the type.
+
+Source: the send and output functions in src/backend/utils/adt: network.c (with src/port/inet_net_ntop.c),
+mac.c, mac8.c, varbit.c, geo_ops.c, tsvector.c, tsquery.c, tid.c, pg_lsn.c, xid.c, xid8funcs.c, char.c,
+bytea.c.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ _IPV4, _IPV6 = 2, 3  # PGSQL_AF_INET, PGSQL_AF_INET6
 
 
 def char(value: bytes) -> str:
-    r"""Print a "char": the byte 0 as nothing, a byte outside ASCII as \ooo."""
+    r"""Print a "char": the byte 0 as '', a byte outside ASCII as \ooo."""
     octet = Cursor(value, '"char"').u8("a byte")
     return f"\\{octet:03o}" if octet >= 0x80 else chr(octet) if octet else ""
 
@@ -40,13 +42,13 @@ def lsn(value: bytes) -> str:
 
 
 def padded_lsn(value: bytes) -> str:
-    """Print a pg_lsn as servers from 19 on do: with eight digits after the slash."""
+    """Print a pg_lsn with eight digits after the slash, as servers from 19 on do."""
     high, _, low = lsn(value).partition("/")
     return f"{high}/{low:0>8}"
 
 
 def tid(value: bytes) -> str:
-    """Print a tid: a tuple's block and its place in the block."""
+    """Print a tid: a tuple's block and its number in the block."""
     cursor = Cursor(value, "tid")
     return f"({cursor.u32('a block')},{cursor.u16('a place')})"
 
@@ -56,7 +58,7 @@ def snapshot(value: bytes) -> str:
     cursor = Cursor(value, "snapshot")
     count = cursor.i32("a count")
     first, last = cursor.u64("xmin"), cursor.u64("xmax")
-    running = [str(cursor.u64("xid")) for _ in range(cursor.fits(count, "transactions", item_size=8))]
+    running = [str(cursor.u64("xid")) for _ in range(cursor.check_count(count, "transactions", item_size=8))]
     return f"{first}:{last}:{','.join(running)}"
 
 
@@ -74,19 +76,19 @@ def macaddr(value: bytes) -> str:
 
 
 def inet(value: bytes) -> str:
-    """Print an inet or cidr with its number of bits; an inet of a single host has none."""
+    """Print an inet or cidr with the number of bits, which an inet of a single host omits."""
     cursor = Cursor(value, "inet")
     family, bits, is_cidr = cursor.u8("a family"), cursor.u8("bits"), cursor.u8("cidr or not")
     address = cursor.byten(cursor.u8("a size"), "an address")
     cursor.end()
     if (family, len(address)) not in ((_IPV4, 4), (_IPV6, 16)):
         cursor.fail("an address of IPv4 or IPv6")
-    shown = ".".join(map(str, address)) if family == _IPV4 else _ipv6(address)
-    return f"{shown}/{bits}" if is_cidr or bits < 8 * len(address) else shown
+    text = ".".join(map(str, address)) if family == _IPV4 else _ipv6(address)
+    return f"{text}/{bits}" if is_cidr or bits < 8 * len(address) else text
 
 
 def _ipv6(address: bytes) -> str:
-    """Print an IPv6 address: the first longest run of zeros as `::`, an IPv4 address inside with dots."""
+    """Print an IPv6 address: the first longest run of zeros as `::`, an embedded IPv4 address with dots."""
     words = struct.unpack(">8H", address)
     runs = [(len(match[0]), -match.start()) for match in re.finditer("0{2,}", _zeros(words))]
     size, start = max(runs, default=(0, 0))
@@ -142,7 +144,7 @@ def path(value: bytes) -> str:
 
 
 def _path(cursor: Cursor, brackets: str) -> str:
-    count = cursor.fits(cursor.i32("a count"), "points", item_size=16)
+    count = cursor.check_count(cursor.i32("a count"), "points", item_size=16)
     return brackets[0] + _points(cursor, count) + brackets[1]
 
 
@@ -157,7 +159,7 @@ def tsvector(value: bytes) -> str:
     """Print a tsvector: lexemes with their positions and weights."""
     cursor = Cursor(value, "tsvector")
     lexemes = []
-    for _ in range(cursor.fits(cursor.i32("a count"), "lexemes", item_size=3)):
+    for _ in range(cursor.check_count(cursor.i32("a count"), "lexemes", item_size=3)):
         lexeme = _lexeme(cursor)
         entries = [cursor.u16("a place") for _ in range(cursor.u16("a count"))]
         places = ",".join(f"{entry & 0x3FFF}{'DCBA'[entry >> 14]}".rstrip("D") for entry in entries)
@@ -171,7 +173,7 @@ _PRIORITY = {_OR: 1, _AND: 2, _PHRASE: 3, _NOT: 4}
 
 
 def tsquery(value: bytes) -> str:
-    """Print a tsquery: a tree in which an operator comes first, then its right operand, then its left one."""
+    """Print a tsquery. Its tree is sent as an operator, then the right operand, then the left one."""
     cursor = Cursor(value, "tsquery")
     return _query(cursor, 0, in_phrase=False) if cursor.i32("a count") else ""
 
@@ -186,14 +188,14 @@ def _query(cursor: Cursor, outer: int, *, in_phrase: bool) -> str:
     operator = cursor.u8("an operator")
     priority = _PRIORITY.get(operator) or cursor.fail("an operator", back=1)
     if operator == _NOT:
-        shown = "!" + _query(cursor, priority, in_phrase=False)
+        text = "!" + _query(cursor, priority, in_phrase=False)
     else:
         sign = {_AND: "&", _OR: "|"}.get(operator, "<->")
         if operator == _PHRASE and (distance := cursor.u16("a distance")) != 1:
             sign = f"<{distance}>"
         right = _query(cursor, priority, in_phrase=operator == _PHRASE)
-        shown = f"{_query(cursor, priority, in_phrase=False)} {sign} {right}"
-    return f"( {shown} )" if priority < outer or (operator == _PHRASE and in_phrase) else shown
+        text = f"{_query(cursor, priority, in_phrase=False)} {sign} {right}"
+    return f"( {text} )" if priority < outer or (operator == _PHRASE and in_phrase) else text
 
 
 point = partial(points, count=1)

@@ -1,7 +1,7 @@
-"""Types whose text is a name in the catalog, which changes when an object is renamed, moved or dropped.
+"""Types whose text is a name from the catalog.
 
 The values are oids, and the output functions look up the names (src/backend/utils/adt/regproc.c, acl.c). So
-the text of an unchanged row may change.
+the text of an unchanged row changes when an object is renamed, moved or dropped.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from pgsieve.decoding.values.builtin_types import BUILTIN_TYPES
 
-#: The kind of name that each type prints; pgsieve reads these names from the publisher's catalog.
+#: The kind of name that each type prints, by the type's oid.
 NAMES_OF: Mapping[int, str] = MappingProxyType(
     {
         24: "function",  # regproc
@@ -30,5 +30,5 @@ NAMES_OF: Mapping[int, str] = MappingProxyType(
     }
 )
 
-#: The types that print names, and their array types.
+#: The oids of the types that print names, and of their array types.
 PRINTING_TYPES = frozenset({*NAMES_OF, *(BUILTIN_TYPES[oid].array_oid for oid in NAMES_OF)})

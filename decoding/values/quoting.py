@@ -1,8 +1,10 @@
-"""Identifiers and literals in SQL text, quoted as the server does, and names cut to the server's length.
+"""Quotes identifiers and literals as the server does, and cuts names to the server's length.
 
-Text in, text out; raises nothing. Source: quote_identifier in src/backend/utils/adt/ruleutils.c,
-quote_literal in utils/adt/quote.c. The key words are those of PostgreSQL 18; `_SINCE` has those that older
-servers lack (appendix C).
+The key words are those of PostgreSQL 18; `_KEYWORDS_SINCE` has those that older servers lack (PostgreSQL
+documentation, SQL Key Words).
+
+Source: quote_identifier() in src/backend/utils/adt/ruleutils.c, quote_literal() in
+src/backend/utils/adt/quote.c.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from pgsieve.decoding.server_versions import NEWEST_SERVER
 from pgsieve.decoding.values.catalog_names import KEYWORDS
 
 _PLAIN = re.compile(r"[a-z_][a-z0-9_]*")
-_SINCE = MappingProxyType(
+_KEYWORDS_SINCE = MappingProxyType(
     {
         **dict.fromkeys(
             ("json_array", "json_arrayagg", "json_object", "json_objectagg", "system_user"), 160000
@@ -26,34 +28,32 @@ _SINCE = MappingProxyType(
 )
 
 
-#: NAMEDATALEN - 1. PostgreSQL cuts a longer name with a notice, and the cut name may be another object's.
-MAX_BYTES = 63
+#: NAMEDATALEN - 1. PostgreSQL cuts a longer name, with a notice only, and another object may have the cut
+#: name.
+MAX_NAME_BYTES = 63
 
 
-def cut_name(name: str, longest: int, whole: str) -> str:
-    """Return an ASCII name of at most `longest` bytes.
-
-    A longer name is cut, and ends with a digest of `whole`.
-    """
-    if len(name) <= longest:
+def cut_name(name: str, max_bytes: int, digest_source: str) -> str:
+    """Cut an ASCII name to `max_bytes` bytes; a name that is cut ends with a digest of `digest_source`."""
+    if len(name) <= max_bytes:
         return name
-    return f"{name[: longest - 9]}_{sha256(whole.encode()).hexdigest()[:8]}"
+    return f"{name[: max_bytes - 9]}_{sha256(digest_source.encode()).hexdigest()[:8]}"
 
 
 def quote_identifier(name: str, server_version: int = NEWEST_SERVER) -> str:
-    """Return the name, in double quotes if this server would read it as another name or as a key word."""
-    is_keyword = name in KEYWORDS and server_version >= _SINCE.get(name, 0)
+    """Return the name, in double quotes if the server would otherwise fold it or parse it as a key word."""
+    is_keyword = name in KEYWORDS and server_version >= _KEYWORDS_SINCE.get(name, 0)
     if _PLAIN.fullmatch(name) and not is_keyword:
         return name
     return '"' + name.replace('"', '""') + '"'
 
 
 def quote_qualified(namespace: str, name: str, server_version: int = NEWEST_SERVER) -> str:
-    """A name with its schema (quote_qualified_identifier)."""
+    """Return a quoted name with its schema (quote_qualified_identifier())."""
     return f"{quote_identifier(namespace, server_version)}.{quote_identifier(name, server_version)}"
 
 
 def quote_literal(text: str) -> str:
-    """A string constant; text with backslashes becomes an escape string constant."""
+    """Return a string constant; text with backslashes becomes an escape string constant."""
     escape = "E" if "\\" in text else ""
     return escape + "'" + text.replace("\\", "\\\\").replace("'", "''") + "'"

@@ -1,8 +1,7 @@
 """Prints a replica's values as PostgreSQL does: Arrow values in, the text of output functions out.
 
-Python lacks dates and timestamps before year 1 and after 9999, so dates and timestamps are printed from their
-numbers. The text is that of the session in `pgsieve.decoding.values.output`. Raises nothing for values of a
-replica.
+Python lacks dates before year 1 and after 9999, so dates and timestamps are printed from their numbers. The
+text is that of a session as in `pgsieve.decoding.values.output`. Raises nothing for values of a replica.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from pgsieve.decoding.values.output_numbers import float4_text, float8_text
 _BYTEA, _DATE, _TIMESTAMP, _TIMESTAMPTZ = 17, 1082, 1114, 1184
 
 
-def shown(values: pa.Array | pa.ChunkedArray) -> list[str]:
-    """The text of each value, with null for NULL, as PostgreSQL shows keys.
+def value_texts(values: pa.Array | pa.ChunkedArray) -> list[str]:
+    """The text of each value, and `null` for NULL, as in PostgreSQL's errors about keys.
 
-    Source: BuildIndexValueDescription in genam.c.
+    Source: BuildIndexValueDescription() in genam.c.
     """
     array = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
     texts: list[str] = replica_text(array).fill_null("null").to_pylist()
@@ -31,10 +30,10 @@ def replica_text(values: pa.Array) -> pa.Array:
     """Print a replica's values as strings; NULL stays NULL."""
     kind = values.type
     if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
-        zoned = pa.types.is_timestamp(kind) and kind.tz is not None
+        has_zone = pa.types.is_timestamp(kind) and kind.tz is not None
         return text_of(
             datetimes.to_send(values),
-            _DATE if pa.types.is_date(kind) else _TIMESTAMPTZ if zoned else _TIMESTAMP,
+            _DATE if pa.types.is_date(kind) else _TIMESTAMPTZ if has_zone else _TIMESTAMP,
         )
     if pa.types.is_list(kind):
         return text_from_lists(values, replica_text(values.flatten()), ",")
@@ -43,8 +42,8 @@ def replica_text(values: pa.Array) -> pa.Array:
     if pa.types.is_decimal(kind):
         return numeric.text_from_decimal(values)
     if pa.types.is_floating(kind):
-        printed = float4_text if pa.types.is_float32(kind) else float8_text
-        return pa.array([None if n is None else printed(n) for n in values.to_pylist()], pa.string())
+        print_number = float4_text if pa.types.is_float32(kind) else float8_text
+        return pa.array([None if n is None else print_number(n) for n in values.to_pylist()], pa.string())
     if pa.types.is_boolean(kind):
         return pa.array(["f", "t"]).take(values.cast(pa.int8()))
     return values.cast(pa.string())

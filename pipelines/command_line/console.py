@@ -23,7 +23,7 @@ from rich.table import Table
 from rich.text import Text as RichText
 
 from pgsieve.decoding.errors import PgsieveError
-from pgsieve.decoding.visible import visible, visible_json
+from pgsieve.decoding.visible import escape_controls, escape_controls_in_json
 from pgsieve.pipelines.command_line.json_log import JsonLog, JsonProgress, to_json_value
 from pgsieve.pipelines.commands.results import (
     Failure,
@@ -43,14 +43,14 @@ _level = logging.WARNING
 
 
 class Text(RichText):
-    """A text on one line, without terminal control characters (`pgsieve.decoding.visible`)."""
+    """A text on one line, without terminal control characters (`pgsieve.decoding.escape_controls`)."""
 
     def __init__(self, text: str = "", style: str = "", **options: Any) -> None:
-        super().__init__(visible(text), style, **options)
+        super().__init__(escape_controls(text), style, **options)
 
     def append(self, text: RichText | str, style: Any = None) -> "Text":
         """Append a text, or a string in a style."""
-        super().append(visible(text) if isinstance(text, str) else text, style)
+        super().append(escape_controls(text) if isinstance(text, str) else text, style)
         return self
 
 
@@ -58,7 +58,7 @@ class _WarningFormatter(logging.Formatter):
     """Formats log records without terminal control characters."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name is Python's
-        return visible(super().formatMessage(record))
+        return escape_controls(super().formatMessage(record))
 
 
 def install_warning_formatter() -> None:
@@ -221,7 +221,7 @@ def print_unexpected(error: BaseException, prefix: str = "", *, verbose: bool) -
         _json.error(error, verbose=verbose)
     elif verbose:
         trace = conceal_passwords("".join(traceback.format_exception(error)))
-        to_stderr().print("\n".join(map(visible, trace.split("\n"))), end="", soft_wrap=True)
+        to_stderr().print("\n".join(map(escape_controls, trace.split("\n"))), end="", soft_wrap=True)
         _error_line(f"{prefix}unexpected {type(error).__name__}", None)
     else:
         _error_line(
@@ -250,14 +250,14 @@ class _TerminalProgress:
         self._tasks: dict[str, TaskID] = {}
 
     def start(self, task: str) -> None:
-        self._tasks[task] = self._bars.add_task(visible(task), total=None)
+        self._tasks[task] = self._bars.add_task(escape_controls(task), total=None)
 
     def finish(self, task: str) -> None:
         self._bars.remove_task(self._tasks.pop(task))
         self._bars.refresh()  # Results may follow on stdout.
 
     def tell(self, line: str) -> None:
-        self._bars.console.print(visible(line), markup=False, highlight=False)
+        self._bars.console.print(escape_controls(line), markup=False, highlight=False)
 
 
 class LineProgress:
@@ -286,7 +286,7 @@ class LineProgress:
 
     def _write_line(self, line: str) -> None:
         out = self._file or sys.stderr
-        out.write(visible(line) + "\n")
+        out.write(escape_controls(line) + "\n")
         out.flush()
 
 
@@ -313,7 +313,7 @@ def progress() -> Iterator[Progress]:
 
 def as_json(report: object, *, indent: int | None = 2) -> str:
     """A result as JSON; the keys are the names of the fields in `pgsieve.pipelines.commands.results`."""
-    return visible_json(json.dumps(to_json_value(report), indent=indent, ensure_ascii=False))
+    return escape_controls_in_json(json.dumps(to_json_value(report), indent=indent, ensure_ascii=False))
 
 
 def print_json(report: object) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from pgsieve.decoding.errors import PgsieveError
-from pgsieve.decoding.visible import visible_json
+from pgsieve.decoding.visible import escape_controls_in_json
 from pgsieve.resources.passwords import conceal_passwords
 
 #: Bytes that end the reading thread. A child process may keep the pipe open, so its end is no sign.
@@ -44,7 +44,7 @@ class JsonLog:
         """Write one line; leave out entries that are None."""
         now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         entries = {"time": now, "level": level, **{k: v for k, v in entries.items() if v is not None}}
-        line = visible_json(json.dumps(entries, ensure_ascii=False, default=str)).encode() + b"\n"
+        line = escape_controls_in_json(json.dumps(entries, ensure_ascii=False, default=str)).encode() + b"\n"
         with self._lock:
             while line:  # A pipe may accept only a part.
                 try:

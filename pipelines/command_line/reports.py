@@ -11,7 +11,7 @@ from datetime import timedelta
 from rich.table import Table
 
 from pgsieve.decoding.values.quoting import quote_qualified
-from pgsieve.decoding.wording import counted
+from pgsieve.decoding.wording import quantity
 from pgsieve.pipelines.command_line.console import (
     Text,
     add_row,
@@ -90,7 +90,7 @@ def _print_changes(run: SubscriptionRun) -> None:
             )
         print_out(applied)
     if run.spent is not None:
-        tasks, size = counted(run.spent.tasks, "task"), format_bytes(run.spent.bytes)
+        tasks, size = quantity(run.spent.tasks, "task"), format_bytes(run.spent.bytes)
         print_out(Text(f"run by: {run.spent.engine}, {tasks}, {size} written, {run.spent.seconds:.1f} s"))
 
 
@@ -289,7 +289,7 @@ def print_check(report: CheckReport) -> None:
             print_out(Text.assemble((name, "red"), f"{undone}, {table.problem}"))
         if table.repaired:
             written, removed = table.repaired
-            print_out(Text(f"{name}repaired, {counted(written, 'row')} written and {removed:,} removed"))
+            print_out(Text(f"{name}repaired, {quantity(written, 'row')} written and {removed:,} removed"))
     print_compared_sequences(report.sequences)
     _print_warnings(report.warnings)
     print_out(_summary_of(report.tables))
@@ -305,7 +305,7 @@ def _difference_label(table: CheckedTable) -> str:
 def _summary_of(tables: Sequence[CheckedTable]) -> Text:
     """How many tables differ, and how many could not be compared."""
     differing = sum(table.compared and not table.equal for table in tables)
-    unknown, total = sum(not table.compared for table in tables), counted(len(tables), "table")
+    unknown, total = sum(not table.compared for table in tables), quantity(len(tables), "table")
     parts = [f"{differing:,} of {total} {'differs' if differing == 1 else 'differ'}"] if differing else []
     parts += [f"{_NOT_COMPARED}: {unknown:,} of {total}"] if unknown else []
     if parts:
@@ -421,7 +421,7 @@ def _print_sized(sized: LargeTableReport) -> None:
         speeds = (
             f"{took:.1f} s, {step.rows / took:,.0f} a second" for took in (step.subscriber, step.pgsieve)
         )
-        ran = f"{step.spent.engine}, {counted(step.spent.tasks, 'task')}" if step.spent else ""
+        ran = f"{step.spent.engine}, {quantity(step.spent.tasks, 'task')}" if step.spent else ""
         add_row(table, step.title, f"{step.rows:,}", *speeds, ran)
     verdict = Text("equal", style="green") if sized.equal else Text("DIFFERENT", style="bold red")
     print_out("", table, Text.assemble("pgsieve check: ", verdict))

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pgsieve.decoding.changes.deleted_rows import DELETED
 from pgsieve.decoding.publications.catalog import OPERATIONS
 from pgsieve.decoding.values.quoting import quote_identifier, quote_qualified
-from pgsieve.decoding.wording import counted
+from pgsieve.decoding.wording import quantity
 from pgsieve.pipelines.command_line.console import Text, cell, print_out
 from pgsieve.pipelines.command_line.sequences import print_sequences
 from pgsieve.pipelines.commands.results import TableStatus
@@ -47,7 +47,7 @@ def print_validation(report: ValidationReport) -> None:
             *(Text(f"{each.rstrip(';')};") for each in report.statements),
         )
     if not report.problems:
-        summary = f"nothing is refused, {counted(len(report.warnings), 'warning')}"
+        summary = f"nothing is refused, {quantity(len(report.warnings), 'warning')}"
         print_out(Text(summary if report.warnings else "no problems", style="bold green"))
 
 

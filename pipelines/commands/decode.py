@@ -10,7 +10,7 @@ from itertools import chain, islice
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.decoding.errors import PgsieveError
-from pgsieve.decoding.plugins import plugin as find_plugin
+from pgsieve.decoding.plugins import find_plugin
 from pgsieve.decoding.plugins.driver import PluginDriver, binary_changes
 from pgsieve.pipelines.config.file import name_hint
 from pgsieve.pipelines.config.model import Config

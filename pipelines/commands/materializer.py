@@ -33,10 +33,16 @@ from pgsieve.assets.steps.update_transformation.transform import transform
 from pgsieve.assets.translator import AssetKind, of_subscription
 from pgsieve.assets.unrun_events import report_cut
 from pgsieve.assets.update_transformation import table_changes_asset
-from pgsieve.decoding.changes.sent_as import SentCounts, added, became, by_origin, received
+from pgsieve.decoding.changes.sent_as import (
+    SentCounts,
+    counts_by_origin,
+    counts_by_result,
+    received_counts,
+    sum_counts,
+)
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.values.quoting import quote_qualified
-from pgsieve.decoding.wording import counted
+from pgsieve.decoding.wording import quantity
 from pgsieve.pipelines.commands.in_process import NAMING, materialize
 from pgsieve.pipelines.commands.results import (
     AppliedTable,
@@ -120,7 +126,7 @@ class Materializer:
         self.dagster.add_dynamic_partitions(partitions.name, sorted(keys))
         order = list(partitions.get_partition_keys(dynamic_partitions_store=self.dagster))
         for stretch in stretches(order, keys):
-            task = f"copy {counted(len(stretch), 'table')} of {self.subscription.name}"
+            task = f"copy {quantity(len(stretch), 'table')} of {self.subscription.name}"
             materialize(
                 self.dagster, self.project, [asset], self.progress, task, range_tags(stretch) | lacking
             )
@@ -226,7 +232,7 @@ class Materializer:
 
     def _record_transformed(self, changes: Sequence[TableChanges]) -> None:
         for change in changes:
-            self.sent_as[change.name] = added(self.sent_as.get(change.name, {}), change.sent_as)
+            self.sent_as[change.name] = sum_counts(self.sent_as.get(change.name, {}), change.sent_as)
 
     def _record_applied(self, result: ApplyResult) -> None:
         for name, done in result.tables.items():
@@ -294,7 +300,7 @@ class Materializer:
             transformed=tuple(
                 _transformed_table(name, *origin, counts)
                 for name, of_table in sorted(self.sent_as.items())
-                for origin, counts in by_origin(of_table).items()
+                for origin, counts in counts_by_origin(of_table).items()
             ),
         )
 
@@ -302,7 +308,7 @@ class Materializer:
 def _transformed_table(
     name: Name, source: str, row_filter: str | None, counts: SentCounts
 ) -> TransformedTable:
-    came, updates = received(counts), became(counts)
+    came, updates = received_counts(counts), counts_by_result(counts)
     return TransformedTable(
         *name,
         source=source,

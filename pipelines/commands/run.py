@@ -25,7 +25,7 @@ from pgsieve.assets.steps.records.table_states import TableStates
 from pgsieve.assets.steps.records.transformed import Transformed
 from pgsieve.assets.steps.slot_consumption.slot import claim_slot
 from pgsieve.assets.steps.subscription import Feed, Subscription
-from pgsieve.decoding.wording import counted
+from pgsieve.decoding.wording import quantity
 from pgsieve.pipelines.commands.dagster_runs import COMMAND
 from pgsieve.pipelines.commands.failures import Failures, never
 from pgsieve.pipelines.commands.in_process import (
@@ -212,7 +212,7 @@ def _materialize_each(
             first.project,
             [asset(partial(errors.__setitem__, m.name), done.get(m)) for m, asset in assets.items()],
             first.progress,
-            f"{what} {', '.join(names) if len(names) <= _MAX_NAMES else counted(len(names), 'subscription')}",
+            f"{what} {', '.join(names) if len(names) <= _MAX_NAMES else quantity(len(names), 'subscription')}",
             {COMMAND: f"{what} {', '.join(names)}"},
             raise_on_error=False,
         )

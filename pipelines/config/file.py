@@ -17,7 +17,7 @@ from pathlib import Path
 import yaml
 
 from pgsieve.decoding.errors import PgsieveError
-from pgsieve.decoding.visible import visible
+from pgsieve.decoding.visible import escape_controls
 
 #: The path to a value: keys and list positions from the top.
 Location = tuple[str | int, ...]
@@ -54,7 +54,7 @@ class ConfigError(PgsieveError):
         else:
             lines = [f"{self.describe(each)}{_hint_in_brackets(each)}" for each in self.problems]
             super().__init__("; ".join(lines))
-            self.message = "\n".join(map(visible, lines))
+            self.message = "\n".join(map(escape_controls, lines))
 
     def describe(self, problem: Problem) -> str:
         """`file:line: key: message`, which editors and terminals turn into a link."""

@@ -8,7 +8,7 @@ import re
 import string
 
 from pgsieve.decoding.errors import PgsieveError
-from pgsieve.decoding.values.quoting import MAX_BYTES
+from pgsieve.decoding.values.quoting import MAX_NAME_BYTES
 
 _ASCII_LOWER_CASE = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 _NAME_PART = re.compile(
@@ -36,8 +36,8 @@ def parse_qualified(text: str, parts: int) -> tuple[str, ...]:
         name = part["plain"].translate(_ASCII_LOWER_CASE) if quoted is None else quoted.replace('""', '"')
         if not name:
             raise ValueError("has an empty name between double quotes")
-        if len(name.encode()) > MAX_BYTES:
-            raise ValueError(f"has a name longer than {MAX_BYTES} bytes")
+        if len(name.encode()) > MAX_NAME_BYTES:
+            raise ValueError(f"has a name longer than {MAX_NAME_BYTES} bytes")
         names.append(name)
         at = part.end()
         if at == len(text):

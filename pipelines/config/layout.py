@@ -11,7 +11,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, field_validator, model_validator
 
-from pgsieve.decoding.changes.deleted_rows import OF_KEPT
+from pgsieve.decoding.changes.deleted_rows import DELETED_ROW_COLUMNS
 from pgsieve.pipelines.config.identifiers import parse_qualified
 from pgsieve.pipelines.config.values import (
     Metadata,
@@ -143,7 +143,7 @@ class LayoutConfig(TableLayoutConfig):
     @model_validator(mode="after")
     def _require_soft_deletes(self) -> Self:
         layouts: tuple[TableLayoutConfig, ...] = (self, *self.tables.values())
-        kinds = {kind for each in layouts for kind in each.columns or {}} & OF_KEPT.keys()
+        kinds = {kind for each in layouts for kind in each.columns or {}} & DELETED_ROW_COLUMNS.keys()
         if kinds and not any(each.deletes == "soft" for each in layouts):
             raise refusal(
                 f"has columns of deleted rows ({', '.join(sorted(kinds))}), which are deleted",

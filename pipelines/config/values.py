@@ -14,14 +14,14 @@ from psycopg.conninfo import conninfo_to_dict
 from pydantic import AfterValidator, SecretStr
 from pydantic_core import PydanticCustomError
 
-from pgsieve.decoding.values.quoting import MAX_BYTES, cut_name
+from pgsieve.decoding.values.quoting import MAX_NAME_BYTES, cut_name
 from pgsieve.pipelines.config.identifiers import parse_qualified
 
 #: The longest name to which `_iud_root`, the longest suffix of a capture publication, can be added.
-CAPTURE_BYTES = MAX_BYTES - len("_iud_root")
+CAPTURE_BYTES = MAX_NAME_BYTES - len("_iud_root")
 
 
-def slot_name(*parts: str, longest: int = MAX_BYTES) -> str:
+def slot_name(*parts: str, longest: int = MAX_NAME_BYTES) -> str:
     """A name for a replication slot, made from these parts: at most `longest` characters of a-z, 0-9 and _.
 
     The rule is `ReplicationSlotValidateName` (`src/backend/replication/slot.c`). A longer name is cut, and
@@ -38,16 +38,16 @@ def refusal(message: str, hint: str | None = None) -> PydanticCustomError:
 
 def _check_folder_name(name: str) -> str:
     """Refuse a name that cannot be a folder of the lake and a part of a Dagster asset key."""
-    if not re.fullmatch(r"[A-Za-z0-9_]+", name) or name.startswith("_") or len(name) > MAX_BYTES:
+    if not re.fullmatch(r"[A-Za-z0-9_]+", name) or name.startswith("_") or len(name) > MAX_NAME_BYTES:
         raise refusal(
             "cannot be a name",
-            f"letters, digits and underscores, no underscore first, {MAX_BYTES} at most: "
+            f"letters, digits and underscores, no underscore first, {MAX_NAME_BYTES} at most: "
             "it becomes a folder of the lake and part of an asset key",
         )
     return name
 
 
-def _check_object_name(name: str, longest: int = MAX_BYTES) -> str:
+def _check_object_name(name: str, longest: int = MAX_NAME_BYTES) -> str:
     if not name or len(name.encode()) > longest:
         raise refusal(
             f"should be a name of 1 to {longest} bytes", "write it as it is on the server, unquoted"
@@ -161,9 +161,9 @@ def add_names(entries: object) -> object:
 
 def _check_plain_name(name: str) -> str:
     """Refuse a column name that an engine would have to map or to quote."""
-    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or len(name) > MAX_BYTES:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or len(name) > MAX_NAME_BYTES:
         raise refusal(
-            "cannot be the name of a column", f"letters, digits and underscores, {MAX_BYTES} at most"
+            "cannot be the name of a column", f"letters, digits and underscores, {MAX_NAME_BYTES} at most"
         )
     return name
 

@@ -14,7 +14,7 @@ import psycopg
 import yaml
 
 from pgsieve.decoding.errors import PgsieveError
-from pgsieve.decoding.wording import counted
+from pgsieve.decoding.wording import quantity
 from pgsieve.pipelines.commands.check import check
 from pgsieve.pipelines.commands.results import LargeTableReport, LargeTableStep, Progress
 from pgsieve.pipelines.commands.run import run
@@ -55,7 +55,7 @@ def at_size(
     publisher, _ = servers
     with ExitStack() as stack:
         source, target = (stack.enter_context(_database(server)) for server in servers)
-        task = f"make {counted(rows, 'row')}"
+        task = f"make {quantity(rows, 'row')}"
         progress.start(task)
         execute_all(
             source, f"insert into orders select {_ROW} from generate_series(1, {rows}) i; {_PUBLICATION}"

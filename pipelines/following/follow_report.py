@@ -23,7 +23,7 @@ from pgsieve.assets.steps.records.transformed import TableChanges
 from pgsieve.assets.steps.slot_consumption.reading import Drained
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.update_transformation import table_changes_asset
-from pgsieve.decoding.changes.sent_as import added
+from pgsieve.decoding.changes.sent_as import sum_counts
 from pgsieve.pipelines.commands.in_process import NAMING, materialize
 from pgsieve.pipelines.commands.results import Progress
 from pgsieve.pipelines.project import Project
@@ -126,7 +126,7 @@ def _sum_changes(first: TableChanges, second: TableChanges) -> TableChanges:
     """The sum of a table's changes in two slices."""
     return replace(
         second,
-        sent_as=added(first.sent_as, second.sent_as),
+        sent_as=sum_counts(first.sent_as, second.sent_as),
         sent=_sum_counts(first.sent, second.sent),
         truncates=first.truncates + second.truncates,
         problem=second.problem or first.problem,

@@ -24,7 +24,7 @@ from pgsieve import __version__
 from pgsieve.assets.steps.apply.replica_tables import ApplyResult
 from pgsieve.assets.steps.records.table_states import SyncState
 from pgsieve.assets.steps.records.transformed import TableChanges
-from pgsieve.decoding.changes.sent_as import became
+from pgsieve.decoding.changes.sent_as import counts_by_result
 from pgsieve.pipelines.commands.results import UNKNOWN, StatusReport, SubscriptionStatus
 
 _BY_SLOT = ("source", "slot")
@@ -259,7 +259,7 @@ class FollowMetrics:
         for change in changes:
             for kind, count in change.received.items():
                 self._received.labels(subscription, *change.name, kind).inc(count)
-            for sent, count in became(change.sent_as).items():
+            for sent, count in counts_by_result(change.sent_as).items():
                 self._updates.labels(subscription, *change.name, sent or "nothing").inc(count)
         for name, done in result.tables.items():
             kinds = {

@@ -26,7 +26,7 @@ from pathlib import Path
 from time import monotonic
 from urllib.parse import unquote, urlsplit
 
-from pgsieve.decoding.wording import counted
+from pgsieve.decoding.wording import quantity
 from pgsieve.resources.lake.delta.errors import SparkUnavailableError
 from pgsieve.resources.lake.java import jvm
 from pgsieve.resources.lake.java.class_archive import (
@@ -177,7 +177,7 @@ def _fetch(packages: Packages, repositories: Mapping[str, str], file: Path) -> N
             f" `pgsieve jars FOLDER` on another machine, and set {FOLDER_VARIABLE}=FOLDER here",
         )
     size = sum(Path(jar).stat().st_size for jar in jars) / 1e6
-    _report(f"fetched {counted(len(jars), 'jar')}, {size:.0f} MB, in {monotonic() - began:.0f} s")
+    _report(f"fetched {quantity(len(jars), 'jar')}, {size:.0f} MB, in {monotonic() - began:.0f} s")
 
 
 def _report(line: str) -> None:

@@ -100,7 +100,7 @@ def capture_statements(
             statements.append(f"alter publication {quote(name)} set all tables{excepted}")
         return statements
     lacking = [t for t in planned.tables if t.oid not in plain]
-    if any(existing.listed(t.oid) for t in lacking):
+    if any(existing.table_entry(t.oid) for t in lacking):
         statements.append(f"alter publication {quote(name)} set table {tables}")
     elif lacking:
         statements.append(

@@ -19,8 +19,8 @@ from typing import Any, Final
 import psycopg
 
 from pgsieve.decoding.publications.catalog import Catalog
-from pgsieve.decoding.publications.filters import needed_mappings
-from pgsieve.decoding.row_filters.letter_case import CaseMapping, Changes, Words, ranges
+from pgsieve.decoding.publications.filters import needed_case_mappings
+from pgsieve.decoding.row_filters.letter_case import CaseMapping, Changes, Words, character_ranges
 from pgsieve.resources.postgres.errors import is_transient
 from pgsieve.resources.postgres.source import quote
 
@@ -78,7 +78,7 @@ def with_case_mappings(
     for publication in (catalog.publications[n] for n in publications if n in catalog.publications):
         for entry in publication.tables:
             if entry.where is not None and entry.oid in catalog.tables:
-                for collation, words in needed_mappings(catalog.tables[entry.oid], entry.where).items():
+                for collation, words in needed_case_mappings(catalog.tables[entry.oid], entry.where).items():
                     of_table = needed.setdefault(entry.oid, {})
                     of_table[collation] = of_table.get(collation, False) or words
     if not needed:
@@ -153,9 +153,9 @@ def _with_neighbour(character: str, letter: str) -> Iterator[str]:
 def _maps_blocks(mapping: CaseMapping, blocks: Sequence[tuple[Any, ...]]) -> bool:
     """Whether the mapping changes each block of characters as the server does."""
     for _, characters, lowered, uppered, capitalized in blocks:
-        if (mapping.changed("lower", characters), mapping.changed("upper", characters)) != (lowered, uppered):
+        if (mapping.change("lower", characters), mapping.change("upper", characters)) != (lowered, uppered):
             return False
-        if mapping.words is not None and mapping.changed("initcap", characters) != capitalized:
+        if mapping.words is not None and mapping.change("initcap", characters) != capitalized:
             return False
     return True
 
@@ -169,7 +169,7 @@ def _words(connection: psycopg.Connection[Any], collate: str) -> Words | None:
         return None
     first = {c: alone for c, alone, _ in changes if alone != c}
     rest = {c: inside for c, _, inside in changes if inside != c}
-    return Words(_changes(first), _changes(rest), ranges(members))
+    return Words(_changes(first), _changes(rest), character_ranges(members))
 
 
 def _changes(changes: dict[str, str]) -> Changes:

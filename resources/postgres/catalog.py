@@ -21,8 +21,8 @@ from pgsieve.decoding.publications.catalog import (
 )
 from pgsieve.decoding.publications.filter_rules import Expression, column_names
 from pgsieve.decoding.publications.node_tree import parse_expression
-from pgsieve.decoding.values.builtin_types import MadeOf
-from pgsieve.decoding.values.output import PADDED
+from pgsieve.decoding.values.builtin_types import DerivedType
+from pgsieve.decoding.values.output import PADDED_LSN
 from pgsieve.resources.postgres.awaited import LOCK_SECONDS, exclusively_locked_tables
 from pgsieve.resources.postgres.printed_names import PRINTED_NAMES
 from pgsieve.resources.postgres.source import literal
@@ -206,13 +206,13 @@ def _read_catalog(
         publications = _read_publications(cursor, version, tables, oids)
         types_query = _TYPES.format(multirange="m.rngmultitypid" if version >= 140000 else "null")
         types = {
-            oid: MadeOf(
+            oid: DerivedType(
                 kind, of, tuple(labels or ()), tuple((n, t) for n, t in fields or ()), tuple(written or ())
             )
             for oid, kind, of, labels, fields, written in cursor.execute(types_query)
         }
         if version >= 190000:
-            types |= PADDED
+            types |= PADDED_LSN
         names = dict(
             cursor.execute(f"with {PRINTED_NAMES} select kind, digest from printed_names").fetchall()
         )

@@ -90,7 +90,7 @@ def unfiltered_statements(
 
 def _column_list(table: Table, publications: Sequence[Publication]) -> frozenset[str] | None:
     """The column list of a table, which is the same in all publications: otherwise pgoutput refuses to decode."""
-    lists = [entry.columns for p in publications if (entry := p.listed(table.oid)) is not None]
+    lists = [entry.columns for p in publications if (entry := p.table_entry(table.oid)) is not None]
     return None if not lists or None in lists else lists[0]
 
 

@@ -18,7 +18,7 @@ from psycopg.pq import ExecStatus
 
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import PublicationError, Table
-from pgsieve.decoding.publications.filter_rules import Expression, column_names, refusal
+from pgsieve.decoding.publications.filter_rules import Expression, column_names, refusal_reason
 from pgsieve.decoding.publications.node_tree import TreeNode, parse_expression, parse_node_tree
 from pgsieve.resources.postgres.awaited import LOCK_SECONDS
 from pgsieve.resources.postgres.ddl import failed_trigger, own_search_path
@@ -100,7 +100,7 @@ def _analysed(
             connection.execute("select set_config('search_path', %s, true)", [path])
         _parse(connection, where)
         expression = _analyse(connection, table, where)
-        return expression, refusal(expression, *_mutable(connection, expression))
+        return expression, refusal_reason(expression, *_mutable(connection, expression))
 
 
 def _rejected(

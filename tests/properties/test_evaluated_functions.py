@@ -19,11 +19,11 @@ import pytest
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.row_filters import nodes, numeric, procedures
 from pgsieve.decoding.row_filters.constants import RefusedError, constant_from_text
-from pgsieve.decoding.row_filters.evaluation.compiler import compiled
+from pgsieve.decoding.row_filters.evaluation.compiler import compile_tree
 from pgsieve.decoding.row_filters.evaluation.values import DAY, python_values
-from pgsieve.decoding.row_filters.functions import call
+from pgsieve.decoding.row_filters.functions import builtin_call
 from pgsieve.decoding.row_filters.nodes import ColumnValue, Node
-from pgsieve.decoding.row_filters.simplification import of_version
+from pgsieve.decoding.row_filters.simplification import choose_implementations
 from pgsieve.decoding.row_filters.strings import STRING_FUNCTIONS
 from pgsieve.decoding.values.datetimes import POSTGRES_EPOCH_DAYS
 from pgsieve.decoding.values.output_datetimes import timestamp_text
@@ -182,7 +182,7 @@ def evaluated(
             column = from_text(pa.array([operand]), column_type(oid, -1), "x")
             arguments.append(ColumnValue(f"x{len(row)}", "C", type_oid=oid))
             row += python_values(column, oid)
-    program = compiled(of_version(call(name, arguments), major_version))
+    program = compile_tree(choose_implementations(builtin_call(name, arguments), major_version))
     try:
         return program.evaluate([row[int(column[1:])] for column in program.columns])
     except PgsieveError as error:
@@ -196,7 +196,7 @@ def same(result: Any, expected: str | None, type_oid: int) -> bool:
     if result is None:
         return False
     if type_oid == nodes.NUMERIC:
-        return isinstance(result, Decimal) and numeric.printed(result) == expected
+        return isinstance(result, Decimal) and numeric.numeric_text(result) == expected
     if type_oid == nodes.BYTEA:
         return f"\\x{result.hex()}" == expected
     if type_oid == nodes.BOOL:

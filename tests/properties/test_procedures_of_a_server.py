@@ -144,7 +144,7 @@ def test_arithmetic_and_common_types_are_the_servers(server: psycopg.Connection)
                     here[call(operator, types)] = names[computed.type_oid]
     for types in itertools.product(TYPES, repeat=3):
         with suppress(RefusedError):
-            _, oid, _ = type_rules.to_common_type([*map(operand, types)])
+            _, oid, _ = type_rules.convert_to_common_type([*map(operand, types)])
             here[f"COALESCE({', '.join(written(types))})"] = names[oid]
     rows = server.execute(
         "SELECT expression, type_of(expression) FROM unnest(%s::text[]) AS e (expression)", [list(here)]

@@ -216,7 +216,7 @@ class Followed:
                 part = Part(RelationVersion(message, (commit, ordinal), None), sent, {})
                 columns, added = arriving_columns(self.subscription, part, definition)
                 names, filled = columns.names, {}
-                for column in (definition.layout.named(a.name) for a in added):
+                for column in (definition.layout.column_by_name(a.name) for a in added):
                     assert column is not None
                     assert definition.former is not None
                     filled[column.name] = missing_value(column, definition.former.layout, definition.layout)

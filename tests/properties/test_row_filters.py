@@ -16,7 +16,7 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
 from pgsieve.decoding.row_filters.analysis import parse_row_filter
-from pgsieve.decoding.row_filters.evaluation.verdicts import condition, verdicts
+from pgsieve.decoding.row_filters.evaluation.verdicts import compile_filters, verdicts
 from pgsieve.decoding.row_filters.nodes import RowFilter
 from pgsieve.decoding.row_filters.numeric import NumericError
 from pgsieve.decoding.row_filters.strings import FilterValueError
@@ -69,7 +69,7 @@ def rows(sample: Sample) -> pa.RecordBatch:
 
 def pgsieve_verdicts(rows: pa.RecordBatch, row_filter: RowFilter, failing: bool) -> list[Verdict]:
     """pgsieve's verdict of each row. Rows are evaluated one by one if the server fails for one of them."""
-    evaluate = condition(row_filter.tree)
+    evaluate = compile_filters(row_filter.tree)
     if not failing:
         return evaluate(rows).to_pylist()
     return [one(evaluate, rows.slice(number, 1)) for number in range(rows.num_rows)]

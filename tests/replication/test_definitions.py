@@ -24,9 +24,9 @@ from pgsieve.assets.steps.validation.waiting import sound_part, table_problems
 from pgsieve.decoding.errors import PgsieveError, UnsupportedFilterError
 from pgsieve.decoding.publications.catalog import OPERATIONS, Catalog, PublicationError, published_relation
 from pgsieve.decoding.publications.definition import DefinedPublication, DefinedTable
-from pgsieve.decoding.publications.filters import table_filter
-from pgsieve.decoding.publications.generated_columns import expanded
-from pgsieve.decoding.publications.replica_identity import refused_changes
+from pgsieve.decoding.publications.filters import parse_table_filter
+from pgsieve.decoding.publications.generated_columns import expand_unsent_columns
+from pgsieve.decoding.publications.replica_identity import publisher_errors
 from pgsieve.decoding.publications.routing import changed_relations
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.embedded import EmbeddedServer
@@ -153,7 +153,7 @@ def refused_by_pgsieve(catalog: Catalog, name: str) -> dict[tuple[str, str], tup
     """The same errors as pgsieve predicts them, for one publication of the catalog."""
     refused = {}
     for table in changed_relations(catalog):
-        for error in refused_changes(table, catalog.publications[name], catalog):
+        for error in publisher_errors(table, catalog.publications[name], catalog):
             operation = "update" if error.message.startswith("cannot update") else "delete"
             message = error.message.split(" (publication")[0].replace(table.qualified, table.name)
             refused[table.name, operation] = (error.sqlstate, message)
@@ -354,7 +354,9 @@ def stream(database: Database, change: str, publications: str) -> tuple[str | No
 def test_a_virtual_generated_column_in_a_filter_stands_for_its_expression(database: Database) -> None:
     """The server expands the column when it stores the filter. A filter in pgsieve.yaml means the same."""
     if database.version < 180000:  # there are none
-        assert '"' not in expanded("b > 1", read_catalog(database.connection).by_name["public", "plain"])
+        assert '"' not in expand_unsent_columns(
+            "b > 1", read_catalog(database.connection).by_name["public", "plain"]
+        )
         return
     wheres = (
         "b > 10",
@@ -370,7 +372,7 @@ def test_a_virtual_generated_column_in_a_filter_stands_for_its_expression(databa
             (entry,) = catalog.publications["own"].tables
             table = catalog.tables[entry.oid]
             assert entry.where is not None
-            assert table_filter(table, where).tree == table_filter(table, entry.where).tree
+            assert parse_table_filter(table, where).tree == parse_table_filter(table, entry.where).tree
 
 
 def test_a_filter_on_a_generated_column_that_old_rows_lack_is_refused(database: Database) -> None:

@@ -16,8 +16,8 @@ import pytest
 
 from pgsieve.decoding.errors import UnsupportedFilterError
 from pgsieve.decoding.publications.catalog import Table
-from pgsieve.decoding.publications.filters import table_filter
-from pgsieve.decoding.visible import visible
+from pgsieve.decoding.publications.filters import parse_table_filter
+from pgsieve.decoding.visible import escape_controls
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.filter_analysis import RejectedFilterError, analysis, filter_columns
@@ -286,7 +286,7 @@ class Database:
         except psycopg.Error as error:
             message, detail = str(error.diag.message_primary), error.diag.message_detail
             # In the form of pgsieve's own errors.
-            return error.sqlstate, visible(f"{message}: {detail}" if detail else message)
+            return error.sqlstate, escape_controls(f"{message}: {detail}" if detail else message)
         return None
 
 
@@ -320,9 +320,9 @@ def test_a_text_that_closes_the_parentheses_is_a_syntax_error(database: Database
 
 
 def test_a_collation_counts_as_built_in_by_its_schema(database: Database) -> None:
-    assert table_filter(database.table, "w < 'x'").columns == {"w"}
+    assert parse_table_filter(database.table, "w < 'x'").columns == {"w"}
     with pytest.raises(UnsupportedFilterError, match="collation"):
-        table_filter(database.table, "v < 'x'")
+        parse_table_filter(database.table, "v < 'x'")
 
 
 ATOMS = [

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pgsieve.decoding.changes.deleted_rows import OF_KEPT
+from pgsieve.decoding.changes.deleted_rows import DELETED_ROW_COLUMNS
 from pgsieve.decoding.changes.metadata_columns import METADATA
 from pgsieve.decoding.lsn import parse_lsn
 from tests.fixtures.oracle import Scenario
@@ -28,7 +28,7 @@ _WRITERS = [
     ),
 ]
 pytestmark = [pytest.mark.slow, pytest.mark.parametrize("scenario", _WRITERS, indirect=True)]
-_NAMES = {kind: f"_{kind}" for kind in METADATA if kind not in OF_KEPT}
+_NAMES = {kind: f"_{kind}" for kind in METADATA if kind not in DELETED_ROW_COLUMNS}
 _COPIED, _COMMITTED = ("copy_lsn", "copy_time"), ("commit_lsn", "commit_time", "ordinal")
 
 

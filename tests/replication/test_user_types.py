@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pgsieve.decoding.errors import UnsupportedFilterError
-from pgsieve.decoding.publications.filters import table_filter
+from pgsieve.decoding.publications.filters import parse_table_filter
 from pgsieve.decoding.publications.recorded_catalog import catalog_from_json, catalog_to_json
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.embedded import EmbeddedServer
@@ -168,4 +168,4 @@ def test_text_is_converted_from_the_encoding_of_the_publisher(
             catalog = read_catalog(connection)
     encoded = catalog_from_json(catalog_to_json(catalog, ["pub"])).by_name["public", table]
     with pytest.raises(UnsupportedFilterError, match=f"encoding, which is {encoding}, not UTF8"):
-        table_filter(encoded, f"""octet_length("{word}") > 8""")
+        parse_table_filter(encoded, f"""octet_length("{word}") > 8""")

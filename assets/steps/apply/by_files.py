@@ -31,7 +31,7 @@ from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.digests import WantedDigests
 from pgsieve.decoding.changes.metadata_columns import APPLIED_AT, Stamp
 from pgsieve.decoding.changes.net_change import NONE, Mask, Numbers
-from pgsieve.decoding.changes.versions import VALIDITY, Commits, with_validity
+from pgsieve.decoding.changes.versions import VALIDITY, Commits, add_validity
 from pgsieve.resources.lake.committers import FileCommitter
 from pgsieve.resources.lake.delta.conforming import conform
 from pgsieve.resources.lake.delta.deletion_vectors import MarkedFile
@@ -311,7 +311,7 @@ class Validity:
     def of(self, rows: pa.RecordBatch, places: Numbers) -> pa.RecordBatch:
         """Add their validity to the rows of the changes at some places."""
         at = np.searchsorted(self.places, places)
-        return with_validity(rows, self.begun[at], self.until[at], self.commits)
+        return add_validity(rows, self.begun[at], self.until[at], self.commits)
 
     def batches(self, places: Numbers, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """The same as an iterator of one batch, for `WrittenRows`."""

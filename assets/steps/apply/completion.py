@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from pgsieve.assets.steps.apply.keyed_changes import places_of
-from pgsieve.decoding.changes.columns import field_of
+from pgsieve.decoding.changes.columns import struct_field
 from pgsieve.decoding.changes.net_change import NONE, Mask, NetChange, Numbers
 from pgsieve.resources.lake.delta.conforming import conform
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
@@ -176,7 +176,9 @@ class _Lacking:
             times = np.where(file_places[order] < 0, 0, end - begin)
             if times.any():
                 chosen = np.repeat(order, times)
-                rows = pa.table({name: field_of(read([f"new.{name}"])["new"], name).take(pa.array(chosen))})
+                rows = pa.table(
+                    {name: struct_field(read([f"new.{name}"])["new"], name).take(pa.array(chosen))}
+                )
                 numbers = wanted[_ranges(begin, times)]
                 yield numbers, budget.take(_values(rows, only))
 

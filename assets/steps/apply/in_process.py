@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from pgsieve.assets.steps.apply.applied import Applied, Pending, merged, outcome
 from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges, keyed_changes
 from pgsieve.assets.steps.subscription import Definition
-from pgsieve.decoding.changes.columns import field_of
+from pgsieve.decoding.changes.columns import struct_field
 from pgsieve.decoding.changes.merge_source import merge_source
 from pgsieve.decoding.changes.metadata_columns import APPLIED_AT, Stamp
 from pgsieve.decoding.changes.net_change import NONE, Mask, NetChange, Numbers
@@ -107,7 +107,7 @@ class FewChangesWriter:
     def _keyed(self, changes: pa.Table) -> Applied:
         """Merge the net change of each key."""
         key, columns, pending = self.definition.key, self.definition.names, self.pending
-        schema = pa.schema([(name, field_of(changes["new"], name).type) for name in columns])
+        schema = pa.schema([(name, struct_field(changes["new"], name).type) for name in columns])
         of_key, slices = pa.schema([schema.field(name) for name in key]), pending.ends
         kept = self.definition.kept
         keyed = keyed_changes([changes], of_key, sorted(pending.unchanged), slices, 0, kept=kept)
@@ -173,7 +173,7 @@ class FewChangesWriter:
 
     def _rows(self, changes: pa.Table, columns: Sequence[str]) -> pa.Table:
         """The new rows of the changes, with the time of the apply; all NULL for a change without a new row."""
-        rows = pa.table({name: field_of(changes["new"], name) for name in columns})
+        rows = pa.table({name: struct_field(changes["new"], name) for name in columns})
         return self._stamp.of(rows)
 
     def _append(self, rows: pa.Table, count: int) -> Applied:

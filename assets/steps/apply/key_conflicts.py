@@ -22,7 +22,7 @@ from pgsieve.assets.steps.apply.spark_changes import SparkChanges
 from pgsieve.assets.steps.records.failures import in_transaction
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.errors import PgsieveError
-from pgsieve.decoding.values.replica_output import shown
+from pgsieve.decoding.values.replica_output import value_texts
 from pgsieve.resources.lake.committers import InProcessCommitter
 from pgsieve.resources.lake.lake import Lake
 
@@ -80,7 +80,7 @@ class ConflictSearch:
 
     def _refuse(self, conflict: KeyConflict | None) -> None:
         if conflict is not None and conflict.first_lsn >= self._other_key_until:
-            values = (shown(column)[0] for column in conflict.key.columns)
+            values = (value_texts(column)[0] for column in conflict.key.columns)
             key = dict(zip(self.definition.key, values, strict=True))
             kind = INSERT_EXISTS if conflict.inserts else UPDATE_EXISTS
             raise KeyConflictError(self.pending.name, kind, key, conflict.commit_lsn)

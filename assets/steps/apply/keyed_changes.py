@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pgsieve.decoding.changes.columns import COMMIT_TIME, ROW_OPERATIONS, field_of
+from pgsieve.decoding.changes.columns import COMMIT_TIME, ROW_OPERATIONS, struct_field
 from pgsieve.decoding.changes.keys import key_numbers
 from pgsieve.decoding.changes.metadata_columns import Metadata, Stamp, metadata_schema, truncated_metadata
 from pgsieve.decoding.changes.net_change import (
@@ -26,8 +26,8 @@ from pgsieve.decoding.changes.net_change import (
     Mask,
     NetChange,
     Numbers,
+    insert_deletes,
     net_changes,
-    with_deletes,
 )
 from pgsieve.resources.lake.delta.conforming import conform
 from pgsieve.resources.lake.stores.store import Store
@@ -257,7 +257,7 @@ def _part(
         changes, places, lsns = changes.filter(pa.array(concerned)), places[concerned], lsns[concerned]
     operations = np.asarray(pc.index_in(changes["operation"], _OPERATIONS)).astype(np.int8)
     new, old = (
-        conform(pa.table({name: field_of(changes[side], name) for name in keys.names}), keys)
+        conform(pa.table({name: struct_field(changes[side], name) for name in keys.names}), keys)
         for side in ("new", "old")
     )
     deleted = operations == DELETE
@@ -274,7 +274,9 @@ def _part(
         moves,
         old.take(pa.array(moves)),
         _sent(changes["unchanged"], unsent) if unsent else (),
-        conform(pa.table({name: field_of(changes["old"], name) for name, _ in kept}), metadata_schema(kept)),
+        conform(
+            pa.table({name: struct_field(changes["old"], name) for name, _ in kept}), metadata_schema(kept)
+        ),
         truncates,
     )
 
@@ -327,7 +329,7 @@ def _kept(changes: KeyedChanges, truncates: pa.Table, kept: Metadata) -> KeyedCh
     """The changes with DELETEs instead of TRUNCATEs, and the metadata of rows that TRUNCATEs end."""
     if not changes.truncates:
         return changes
-    by_key, which = with_deletes(changes.changes, changes.truncates, changes.keys.num_rows)
+    by_key, which = insert_deletes(changes.changes, changes.truncates, changes.keys.num_rows)
     emptied = truncated_metadata(truncates, kept)
     return KeyedChanges(
         changes.keys,

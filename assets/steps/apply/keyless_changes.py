@@ -13,8 +13,14 @@ import pyarrow as pa
 
 from pgsieve.assets.steps.apply.keyed_changes import PLACED, KeyedChanges, keyed_changes
 from pgsieve.decoding.changes.columns import SIDES
-from pgsieve.decoding.changes.digests import DIGEST, WantedDigests, digested
-from pgsieve.decoding.changes.multiset import MultisetChange, first_of, multiset_change, needed, sides
+from pgsieve.decoding.changes.digests import DIGEST, WantedDigests, digest_sides
+from pgsieve.decoding.changes.multiset import (
+    MultisetChange,
+    mask_first,
+    multiset_change,
+    needed_rows,
+    rows_before_and_after,
+)
 from pgsieve.decoding.changes.net_change import NONE, Numbers
 from pgsieve.resources.lake.delta.conforming import conform
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
@@ -53,7 +59,7 @@ class _Digesting:
         schema = changes_of(pa.struct(self.rows))
         for _, read in self.store.readers(self.parts[number]):
             changes = conform(read(schema.names), schema).to_batches()
-            yield from (digested(batch, self.rows.names) for batch in guard(changes))
+            yield from (digest_sides(batch, self.rows.names) for batch in guard(changes))
 
 
 @dataclass(frozen=True)
@@ -80,8 +86,8 @@ class KeylessChanges:
         First only the rows that the replica must have are looked up. If one is missing, all old rows are looked up.
         """
         changes, count = self.rows.since_truncate, self.rows.keys.num_rows
-        olds = sides(changes)[0]
-        for wanted in (np.flatnonzero(needed(changes, count)), np.unique(olds[olds != NONE])):
+        olds = rows_before_and_after(changes)[0]
+        for wanted in (np.flatnonzero(needed_rows(changes, count)), np.unique(olds[olds != NONE])):
             counts = np.zeros(count, np.int64)
             if len(wanted):
                 counts[wanted] = holds(WantedDigests(self.rows.keys.take(pa.array(wanted))))
@@ -92,7 +98,7 @@ class KeylessChanges:
 
     def places_of_old(self, rows: Numbers) -> Numbers:
         """The place of a change that removes the row, for each of these row numbers."""
-        olds = sides(self.rows.since_truncate)[0]
+        olds = rows_before_and_after(self.rows.since_truncate)[0]
         place = np.full(self.rows.keys.num_rows, NONE)
         place[olds[olds != NONE]] = self.places[olds != NONE]
         return place[rows]
@@ -113,7 +119,7 @@ def going(matches: Sequence[FileMatches], counts: Numbers) -> list[FileMatches]:
     for match in matches:
         order = np.argsort(match.rows)
         rows, keys = match.rows[order], match.keys[order]
-        goes = first_of(keys, left)
+        goes = mask_first(keys, left)
         if goes.any():
             chosen.append(replace(match, rows=rows[goes], keys=keys[goes]))
     return chosen

@@ -25,9 +25,9 @@ from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates, newest_version
 from pgsieve.assets.steps.records.transformed import TableChanges, Transformed
 from pgsieve.assets.steps.subscription import Subscription
-from pgsieve.decoding.changes.sent_as import SentCounts, added
+from pgsieve.decoding.changes.sent_as import SentCounts, sum_counts
 from pgsieve.decoding.lsn import format_lsn
-from pgsieve.decoding.wording import counted
+from pgsieve.decoding.wording import quantity
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.records import TableHead
 from pgsieve.resources.lake.lake import Lake
@@ -145,7 +145,7 @@ class _Apply:
         counts = dict[Name, SentCounts]()
         for change in (c for changes in self._slices.values() for c in changes if c.name in self._begun):
             if change.slice > states[change.name].lsn:
-                counts[change.name] = added(counts.get(change.name, {}), change.sent_as)
+                counts[change.name] = sum_counts(counts.get(change.name, {}), change.sent_as)
         return counts
 
     def run(self, cut_into: Callable[[Sequence[int]], Iterable[Sequence[int]]]) -> None:
@@ -172,7 +172,7 @@ class _Apply:
             if self._is_disabled():
                 return  # Each replica has all or nothing of the batch, and no cut is written.
             self._follow_versions(changes, batch.decided)
-            tables = f"{counted(len(plans), 'table')} of {self._subscription.name}"
+            tables = f"{quantity(len(plans), 'table')} of {self._subscription.name}"
             self._log(f"applied everything up to {format_lsn(batch.end)} to {tables}")
             self._replicas.note_histories(changes)
             self._cut(batch.end)
@@ -366,7 +366,7 @@ def total(before: ApplyResult, now: ApplyResult) -> ApplyResult:
     tables = dict(before.tables)
     for name, applied in now.tables.items():
         tables[name] = _sum(tables.get(name), applied)
-    sent_as = {name: added(before.sent_as.get(name, {}), counts) for name, counts in now.sent_as.items()}
+    sent_as = {name: sum_counts(before.sent_as.get(name, {}), counts) for name, counts in now.sent_as.items()}
     return ApplyResult(tables, now.cut or before.cut, before.sent_as | sent_as)
 
 

@@ -34,8 +34,8 @@ from pgsieve.assets.steps.records.table_states import Name, SyncState, TableStat
 from pgsieve.assets.steps.records.transformed import TableChanges
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.decoding.changes.metadata_columns import APPLIED_AT, Stamp
-from pgsieve.decoding.changes.net_change import NONE, Numbers, RowVersions, row_versions, with_deletes
-from pgsieve.decoding.changes.versions import TO_LSN, Commits
+from pgsieve.decoding.changes.net_change import NONE, Numbers, RowVersions, insert_deletes, row_versions
+from pgsieve.decoding.changes.versions import VALID_TO_LSN, Commits
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.errors import LakeError, retry_after_conflict
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
@@ -224,7 +224,7 @@ class VersionsWriter:
         present = np.zeros(keyed.keys.num_rows + 1, np.bool_)
         for match in matches:
             present[match.keys] = True
-        changes, number = with_deletes(keyed.changes, keyed.truncates, keyed.keys.num_rows)
+        changes, number = insert_deletes(keyed.changes, keyed.truncates, keyed.keys.num_rows)
         lsns = np.concatenate([keyed.commit_lsns, np.asarray(keyed.truncated, np.int64)])[number]
         places = np.concatenate([keyed.places, np.full(len(keyed.truncated), NONE)])[number]
         commit_of = commits.numbers(lsns)
@@ -265,7 +265,7 @@ class VersionsWriter:
         among = (expected, matters) if keyed.changes.moves.any() else (expected,)
         with lake.access.translate_errors(path):
             local = self._stored.committer.local
-            matches = local.matches(path, keyed.keys, among, None, TO_LSN)
+            matches = local.matches(path, keyed.keys, among, None, VALID_TO_LSN)
             assert matches is not None
             return present_rows(local, path, matches)
 

@@ -17,7 +17,7 @@ from pgsieve.assets.steps.apply.keyed_changes import PLACED, KeyedChanges, keyed
 from pgsieve.assets.steps.apply.keyless_changes import DIGESTED, KeylessChanges
 from pgsieve.assets.steps.records.columns import field, living_rows, order
 from pgsieve.assets.steps.subscription import Definition
-from pgsieve.decoding.changes.digests import WantedDigests, digested
+from pgsieve.decoding.changes.digests import WantedDigests, digest_sides
 from pgsieve.decoding.changes.merge_source import merge_source
 from pgsieve.decoding.changes.metadata_columns import APPLIED_AT, Stamp
 from pgsieve.decoding.changes.net_change import NONE, Mask, NetChange, Numbers
@@ -84,7 +84,7 @@ class SparkChanges:
         names = self.definition.names
 
         def digests(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            return (digested(batch, names) for batch in batches)
+            return (digest_sides(batch, names) for batch in batches)
 
         changes = self._stored().select(*DIGESTED.names).mapInArrow(digests, spark_schema(DIGESTED))
         return KeylessChanges.of(changes.toArrow(), self.pending.ends, 0)

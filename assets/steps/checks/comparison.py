@@ -28,17 +28,17 @@ from pgsieve.assets.steps.initial_sync.rows import (
 )
 from pgsieve.assets.steps.records.columns import living_rows
 from pgsieve.decoding.changes.deleted_rows import DELETED
-from pgsieve.decoding.changes.metadata_columns import Metadata, column_of, living
+from pgsieve.decoding.changes.metadata_columns import Metadata, metadata_column, select_living
 from pgsieve.decoding.checksums.segments import (
     Checksums,
-    Chosen,
+    ChosenSegments,
     RowHash,
+    add_query_result,
     array_hashes,
     checksums_query,
     hash_expression,
-    include_queried,
 )
-from pgsieve.decoding.values.replica_output import shown
+from pgsieve.decoding.values.replica_output import value_texts
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.records import quoted
 from pgsieve.resources.lake.lake import Lake
@@ -93,20 +93,23 @@ class Sides:
         if (local := self._local(size)) is not None:
             return self._few(local, None)
         publisher, replica = self._checksums(self.row_hash)
-        rows, differing = (int(publisher.rows.sum()), int(replica.rows.sum())), publisher.differing(replica)
+        rows, differing = (
+            (int(publisher.rows.sum()), int(replica.rows.sum())),
+            publisher.differing_segments(replica),
+        )
         if not differing.any():
             return Difference(*rows)
         share = max(int(side.rows[differing].sum()) for side in (publisher, replica)) / max(rows)
-        local, chosen = self._local(int(size * share)), Chosen(self.row_hash, differing)
+        local, chosen = self._local(int(size * share)), ChosenSegments(self.row_hash, differing)
         within = self._difference(chosen) if local is None else self._few(local, chosen)
         return Difference(*rows, within.rows, within.sample)
 
-    def differing(self) -> Chosen | None:
+    def differing(self) -> ChosenSegments | None:
         """The segments that differ; None if segments cannot be compared, so that all rows have to be."""
         if self.row_hash is None:
             return None
         publisher, replica = self._checksums(self.row_hash)
-        return Chosen(self.row_hash, publisher.differing(replica))
+        return ChosenSegments(self.row_hash, publisher.differing_segments(replica))
 
     def _checksums(self, row_hash: RowHash) -> tuple[Checksums, Checksums]:
         """The checksums of the publisher and the replica, computed in parallel."""
@@ -117,10 +120,10 @@ class Sides:
             replica = self._replica_checksums(row_hash)
             for answer in answers:
                 for batch in answer.result():
-                    include_queried(publisher, batch)
+                    add_query_result(publisher, batch)
         return publisher, replica
 
-    def frames(self, chosen: Chosen | None) -> tuple[DataFrame, DataFrame]:
+    def frames(self, chosen: ChosenSegments | None) -> tuple[DataFrame, DataFrame]:
         """The publisher's and the replica's rows as Spark DataFrames, in the chosen segments or all (None)."""
         replica = self._replica()
         selected = SelectedRows(self.conninfo, self.snapshot.name, self._queries(chosen), self.columns)
@@ -130,7 +133,7 @@ class Sides:
     @property
     def _deleted(self) -> str | None:
         """The column that marks deleted rows, if the replica keeps them."""
-        return column_of(self.kept, DELETED)
+        return metadata_column(self.kept, DELETED)
 
     def _replica(self) -> DataFrame:
         rows = living_rows(self.lake.as_of(self.path, self.version), self._deleted)
@@ -155,16 +158,16 @@ class Sides:
         schema = replica_schema(self.columns)
         with self.lake.access.translate_errors(self.path):
             for batch in local.batches(self.path, self.version):
-                yield living(batch, schema, self._deleted)
+                yield select_living(batch, schema, self._deleted)
 
-    def _queries(self, chosen: Chosen | None) -> list[str]:
+    def _queries(self, chosen: ChosenSegments | None) -> list[str]:
         if chosen is None:
             return self.chunks(self.selected).queries
         names = [f"c{number}" for number in range(len(self.columns))]
         hashed = self.chunks([*self.selected, _hash_column(chosen.row_hash)]).queries
         return [chosen.query(rows, names) for rows in hashed]
 
-    def _difference(self, chosen: Chosen | None) -> Difference:
+    def _difference(self, chosen: ChosenSegments | None) -> Difference:
         """Compare the rows by Spark."""
         expected, replica = self.frames(chosen)
         differences = differing_rows(expected, replica, [c.name for c in self.columns])
@@ -178,7 +181,7 @@ class Sides:
         replica_rows = replica.count()
         return Difference(replica_rows + int(counts["surplus"]), replica_rows, int(counts["rows"]), sample)
 
-    def _few(self, local: LocalRecords, chosen: Chosen | None) -> Difference:
+    def _few(self, local: LocalRecords, chosen: ChosenSegments | None) -> Difference:
         """Compare few rows in this process."""
         schema = replica_schema(self.columns)
         batches = [
@@ -200,7 +203,7 @@ def _sampled(differences: pa.Table) -> list[dict[str, Any]]:
     """Rows with their values as PostgreSQL prints them, since Python cannot represent some dates."""
     counts = differences["count"].to_pylist()
     names = [name for name in differences.column_names if name != "count"]
-    texts = zip(*(shown(differences[name]) for name in names), strict=True)
+    texts = zip(*(value_texts(differences[name]) for name in names), strict=True)
     return [
         {**dict(zip(names, row, strict=True)), "count": count}
         for row, count in zip(texts, counts, strict=True)

@@ -21,15 +21,15 @@ from pgsieve.assets.steps.records.failures import TABLE_ERRORS, reason
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.validation.examination import locked_tables
-from pgsieve.decoding.changes.metadata_columns import living
+from pgsieve.decoding.changes.metadata_columns import select_living
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable, published_relation
-from pgsieve.decoding.publications.filters import table_filter
+from pgsieve.decoding.publications.filters import parse_table_filter
 from pgsieve.decoding.publications.routing import changed_relations
-from pgsieve.decoding.row_filters.evaluation.verdicts import condition
-from pgsieve.decoding.row_filters.letter_case import CaseMappings, NeededMappings
+from pgsieve.decoding.row_filters.evaluation.verdicts import compile_filters
+from pgsieve.decoding.row_filters.letter_case import CaseMappings, MappingRequests
 from pgsieve.decoding.row_filters.nodes import RowFilter
-from pgsieve.decoding.values.replica_output import shown
+from pgsieve.decoding.values.replica_output import value_texts
 from pgsieve.resources.lake.delta.records import quoted
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.case_mappings import with_case_mappings
@@ -74,7 +74,7 @@ def applicable_filters(subscription: Subscription, replicated: ReplicatedTable, 
 def is_checkable(subscription: Subscription, replicated: ReplicatedTable) -> bool:
     """Whether the table has a row filter that can be evaluated over the columns of the replica."""
     try:
-        return bool(parsed_filters(subscription, replicated, replicated.row_filters or (), NeededMappings()))
+        return bool(parsed_filters(subscription, replicated, replicated.row_filters or (), MappingRequests()))
     except PgsieveError:
         return False
 
@@ -90,7 +90,7 @@ def parsed_filters(
     Raises PgsieveError if the replica lacks one of their columns, or has it in a type that the user chose.
     """
     table = replicated.table
-    filters = [table_filter(table, text, mappings) for text in texts]
+    filters = [parse_table_filter(table, text, mappings) for text in texts]
     plain = {
         name for name in replicated.columns if subscription.override((table.schema, table.name), name) is None
     }
@@ -175,7 +175,8 @@ class _FilteredReplica:
         with lake.access.translate_errors(path):
             if (local := lake.policy.reader(path)) is not None:
                 batches = (
-                    living(batch, stored, deleted) for batch in local.batches(path, local.version(path))
+                    select_living(batch, stored, deleted)
+                    for batch in local.batches(path, local.version(path))
                 )
                 examined = pa.Table.from_batches(examine(batches), _EXAMINED)
             else:
@@ -197,12 +198,12 @@ def _examined(
     batches: Iterable[pa.RecordBatch], schema: pa.Schema, filters: Sequence[RowFilter], key: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
     """Evaluate the filters over batches; yields a row (`_EXAMINED`) per batch."""
-    passes = condition(*(row_filter.tree for row_filter in filters))
+    passes = compile_filters(*(row_filter.tree for row_filter in filters))
     for batch in batches:
         rows = batch.cast(schema)
         failing = pc.invert(pc.fill_null(passes(rows), False))
         sample = rows.filter(failing).slice(0, SAMPLE)
-        values = zip(*(shown(sample.column(name)) for name in key), strict=True)
+        values = zip(*(value_texts(sample.column(name)) for name in key), strict=True)
         yield pa.RecordBatch.from_pylist(
             [
                 {

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.assets.steps.apply.equal_rows import exact_values
-from pgsieve.decoding.changes.equality import comparable
+from pgsieve.decoding.changes.equality import to_comparable
 from pgsieve.resources.lake.delta.records import quoted
 
 
@@ -64,7 +64,7 @@ def few_differing_rows(expected: pa.Table, replica: pa.Table) -> pa.Table:
     sign = np.where(np.arange(both.num_rows) < expected.num_rows, 1, -1)
     grouped = pa.table(
         {
-            **{name: comparable(both[name]) for name in names},
+            **{name: to_comparable(both[name]) for name in names},
             "count": pa.array(sign, pa.int64()),
             "row": pa.array(np.arange(both.num_rows)),
         }

@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from pgsieve.decoding.checksums.segments import Checksums, Chosen, RowHash
+from pgsieve.decoding.checksums.segments import Checksums, ChosenSegments, RowHash
 from pgsieve.resources.lake.spark_writes import number_columns
 
 #: A sum of 64-bit hashes is in two halves, so that Spark can add them without an overflow.
@@ -44,11 +44,11 @@ def replica_checksums(replica: DataFrame, row_hash: RowHash) -> Checksums:
     }
     whole = (sums["high"].astype(np.uint64) << np.uint64(32)) + sums["low"].astype(np.uint64)
     counted = Checksums()
-    counted.include(sums["segment"], sums["rows"], whole)
+    counted.add_sums(sums["segment"], sums["rows"], whole)
     return counted
 
 
-def replica_rows(replica: DataFrame, chosen: Chosen) -> DataFrame:
+def replica_rows(replica: DataFrame, chosen: ChosenSegments) -> DataFrame:
     """The replica's rows in chosen segments."""
 
     def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

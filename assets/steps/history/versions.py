@@ -20,15 +20,15 @@ from pgsieve.assets.steps.records.table_states import Name, TableState
 from pgsieve.assets.steps.subscription import Definition, Subscription, defined_types
 from pgsieve.decoding.changes.net_change import Numbers
 from pgsieve.decoding.changes.versions import (
-    CURRENT,
-    FROM,
-    FROM_LSN,
-    TO_LSN,
+    IS_CURRENT,
+    VALID_FROM,
+    VALID_FROM_LSN,
+    VALID_TO_LSN,
     VALIDITY,
     Commits,
-    Opened,
-    ended,
-    last_before,
+    OpenedVersions,
+    end_versions,
+    lsn_before,
     versions_schema,
 )
 from pgsieve.decoding.lsn import format_lsn
@@ -176,7 +176,7 @@ class VersionTable:
         if local is None:
             raise _altered(replica)
         with lake.access.translate_errors(replica):
-            opened = table_rows(local, replica, self.columns, Opened(lsn, time, self.schema).of)
+            opened = table_rows(local, replica, self.columns, OpenedVersions(lsn, time, self.schema).of)
         stored = self.stored
         change = VersionChange.of_all(stored, lsn, time)
 
@@ -237,7 +237,7 @@ def present_rows(
     local: LocalRecords, path: str, among: Sequence[FileMatches] | None = None
 ) -> list[FileMatches]:
     """The present versions among the matches `among`; if it is None all of the table, in order, with key number 0."""
-    return local.flagged(path, Flag(CURRENT, is_set=True, lacking=TO_LSN), among)
+    return local.flagged(path, Flag(IS_CURRENT, is_set=True, lacking=VALID_TO_LSN), among)
 
 
 @dataclass(frozen=True)
@@ -274,10 +274,12 @@ class _OldRows:
             return
         data, schema = file.data, self.schema
         if data is not None:
-            schema = pa.schema([self.schema.field(name) for name in (FROM, FROM_LSN)])
+            schema = pa.schema([self.schema.field(name) for name in (VALID_FROM, VALID_FROM_LSN)])
         rows = rows_at(self.store, join_path(self.folder, file.name), schema, file.rows)
         whole = rows if data is None else ((at, self._whole(data[at], each)) for at, each in rows)
-        yield from self._written(guard(ended(each, file.until[at], self.commits) for at, each in whole))
+        yield from self._written(
+            guard(end_versions(each, file.until[at], self.commits) for at, each in whole)
+        )
 
     def _whole(self, data: pa.Table, begun: pa.RecordBatch) -> pa.RecordBatch:
         """Present versions, put together from their data and their begin."""
@@ -300,7 +302,7 @@ class _OldRows:
                 first, last = np.searchsorted(file.rows, (begin, begin + batch.num_rows))
                 at, begin = file.rows[first:last] - begin, begin + batch.num_rows
                 if len(at):
-                    ends.append(ended(batch.take(pa.array(at)), file.until[first:last], self.commits))
+                    ends.append(end_versions(batch.take(pa.array(at)), file.until[first:last], self.commits))
                     size += ends[-1].nbytes
                 if size > _MEMORY_BYTES:
                     written.extend(self._written(ends))
@@ -363,7 +365,7 @@ class VersionChange:
                 matches = list(present_rows(lake.local, table.path))
         until = [np.zeros_like(match.rows) for match in matches]
         size = sum(match.size for match in matches)
-        return cls.of(table, matches, until, Commits.one(last_before(lsn), time), size)
+        return cls.of(table, matches, until, Commits.one(lsn_before(lsn), time), size)
 
     def commit(
         self,

@@ -37,7 +37,7 @@ from pgsieve.assets.steps.validation.warnings import unsent_leaves
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable
 from pgsieve.decoding.publications.evolution import SchemaChangedError
-from pgsieve.decoding.wording import counted
+from pgsieve.decoding.wording import quantity
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.errors import LakeError
 from pgsieve.resources.lake.lake import Lake
@@ -156,7 +156,7 @@ class InitialCopy:
                 failures = 1 if outcome.copied else failures + 1
                 if failures == _ATTEMPTS:
                     raise _given_up(self.subscription, waiting, outcome.fault)
-                tables = counted(len(outcome.again), "table")
+                tables = quantity(len(outcome.again), "table")
                 self.log(f"{outcome.fault.message}; to be copied again: {tables}")
                 time.sleep(_PAUSE_SECONDS * 2 ** (failures - 1))
             between(bool(waiting))
@@ -207,7 +207,7 @@ def _given_up(subscription: Subscription, waiting: Sequence[Name], fault: Pgsiev
         return fault
     first, more = (
         quote(*waiting[0]),
-        f" and {counted(len(waiting) - 1, 'other table')}" if len(waiting) > 1 else "",
+        f" and {quantity(len(waiting) - 1, 'other table')}" if len(waiting) > 1 else "",
     )
     return TransientError(
         f'source "{subscription.feed.source.name}": cannot copy table {first}{more} of subscription'

@@ -29,7 +29,7 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable, Table
 from pgsieve.decoding.values.quoting import quote_qualified
-from pgsieve.decoding.wording import counted
+from pgsieve.decoding.wording import quantity
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.awaited import SnapshotAwaitedError, lock_error
@@ -107,7 +107,7 @@ class BatchCopy:
                     catalog = sound_catalog(connection, self.subscription, server)
                     selection = self._selected(connection, catalog, names)
                     uncopied = selection.names
-                    tables = f"{counted(len(selection.tables), 'table')} of {self.subscription.name}"
+                    tables = f"{quantity(len(selection.tables), 'table')} of {self.subscription.name}"
                     self.log(f"copying {tables} at {format_lsn(snapshot.lsn)}, {progress} done")
                     self._warn_of_other_origins(connection, [t.table for t in selection.tables.values()])
                     planned, locked = self._planned(connection, catalog, selection, snapshot, former)
@@ -275,4 +275,4 @@ def _described(copied: Copied, size: int) -> str:
     if copied.problem:
         return f"{name} cannot be copied: {copied.problem}"
     size_text = f" of {size / 1024**2:,.1f} MiB" if size >= _MIN_SHOWN_BYTES else ""
-    return f"{name}: {counted(copied.rows, 'row')}{size_text} copied in {copied.seconds:.1f} s"
+    return f"{name}: {quantity(copied.rows, 'row')}{size_text} copied in {copied.seconds:.1f} s"

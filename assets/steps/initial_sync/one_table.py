@@ -29,12 +29,12 @@ from pgsieve.assets.steps.records.cuts import Cuts
 from pgsieve.assets.steps.records.failures import explained, is_of_foreign_table
 from pgsieve.assets.steps.subscription import Definition, Subscription
 from pgsieve.assets.steps.validation.waiting import waiting_for
-from pgsieve.decoding.changes.metadata_columns import METADATA, copied_as
+from pgsieve.decoding.changes.metadata_columns import METADATA, metadata_copy_expression
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.publications.catalog import ReplicatedTable, Table
 from pgsieve.decoding.values.types import ColumnType, copy_expression
-from pgsieve.decoding.wording import shortened
+from pgsieve.decoding.wording import shorten
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.committers import Committer, FileCommitter, InProcessCommitter, SparkCommitter
 from pgsieve.resources.lake.delta.errors import (
@@ -115,7 +115,7 @@ def copied_list(subscription: Subscription, replicated: ReplicatedTable, snapsho
     """The select list of a copy: the table's columns, then the metadata columns with the snapshot's LSN and time."""
     selected = select_list(subscription, replicated)
     for kind in subscription.metadata(replicated.table):
-        expression = copied_as(kind, snapshot.lsn, snapshot.time)
+        expression = metadata_copy_expression(kind, snapshot.lsn, snapshot.time)
         selected.append(copy_expression(expression, METADATA[kind], -1) + f" as c{len(selected)}")
     return selected
 
@@ -323,7 +323,7 @@ def _of_reading(replicated: ReplicatedTable, error: PgsieveError) -> PgsieveErro
     remedy = "correct the value at the publisher, or leave its column out by a column list"
     where = ""
     if replicated.row_filters is not None:
-        where = f" where {shortened(' OR '.join(replicated.row_filters))}"
+        where = f" where {shorten(' OR '.join(replicated.row_filters))}"
         remedy = f"alter the row filter, or {remedy}"
     what = f'cannot read table "{replicated.table.qualified}"{where} ({error.message})'
     return SourceError(what, hint=remedy, sqlstate=error.sqlstate)

@@ -23,7 +23,7 @@ from pgsieve.decoding.changes.columns import changes_schema
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable
 from pgsieve.decoding.values.quoting import quote_qualified
-from pgsieve.decoding.wording import counted
+from pgsieve.decoding.wording import quantity
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.errors import LakeError, retry_after_conflict
 from pgsieve.resources.lake.lake import Lake
@@ -77,7 +77,7 @@ def deferred(
     """Leave tables to the next run, as their snapshot waits for open transactions; returns their results."""
     reason = f"{error.message}; the next run copies it"
     states.leave_to_next_copy(names, reason)
-    log(f"{counted(len(names), 'table')} of {states.subscription} cannot be copied yet: {error.message}")
+    log(f"{quantity(len(names), 'table')} of {states.subscription} cannot be copied yet: {error.message}")
     awaits = error.transactions
     return [Copied(*n, 0, 0, 0.0, 0, None, (), reason, awaits=awaits) for n in names]
 

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from pgsieve.assets.steps.records.columns import ddl
 from pgsieve.decoding.errors import ValueNotRepresentableError
-from pgsieve.decoding.values.replica_output import shown
+from pgsieve.decoding.values.replica_output import value_texts
 from pgsieve.decoding.values.types import ColumnType, from_copy
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.parquet_files import write_files
@@ -123,7 +123,7 @@ def copied_batches(
         try:
             arrays = [from_copy(rows.column(i), c.type, c.name) for i, c in enumerate(columns)]
         except ValueNotRepresentableError as error:
-            raise error.in_row(_key(rows.slice(error.row, 1), columns)) from None
+            raise error.with_key(_key(rows.slice(error.row, 1), columns)) from None
         yield pa.RecordBatch.from_arrays(arrays, names=names)
     reach(Failpoint.CHUNK_COPIED)
 
@@ -132,5 +132,5 @@ def _key(row: pa.RecordBatch, columns: Sequence[ReplicaColumn]) -> dict[str, str
     """The key of one row as text; empty if the key itself cannot be converted."""
     key = {c.name: (row.column(i), c) for i, c in enumerate(columns) if c.is_key}
     with suppress(ValueNotRepresentableError):
-        return {name: shown(from_copy(value, c.type, name))[0] for name, (value, c) in key.items()}
+        return {name: value_texts(from_copy(value, c.type, name))[0] for name, (value, c) in key.items()}
     return {}

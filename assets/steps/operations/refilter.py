@@ -20,11 +20,11 @@ from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
 from pgsieve.assets.steps.records.transformed import Transformed
 from pgsieve.assets.steps.subscription import Definition, History, Subscription
-from pgsieve.decoding.changes.metadata_columns import living
+from pgsieve.decoding.changes.metadata_columns import select_living
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.publications.catalog import OPERATIONS, Catalog, ReplicatedTable
-from pgsieve.decoding.row_filters.evaluation.verdicts import condition
+from pgsieve.decoding.row_filters.evaluation.verdicts import compile_filters
 from pgsieve.decoding.row_filters.nodes import Logical, Node
 from pgsieve.resources.lake.delta.errors import OverrunError
 from pgsieve.resources.lake.lake import Lake
@@ -278,10 +278,10 @@ class _Passing:
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The rows of a batch that pass."""
-        rows = living(batch, self.read, self.deleted)
+        rows = select_living(batch, self.read, self.deleted)
         if self.filters is not None:
             named = rows.rename_columns(self.published)
-            rows = rows.filter(pc.fill_null(condition(*self.filters)(named), False))
+            rows = rows.filter(pc.fill_null(compile_filters(*self.filters)(named), False))
         return rows.select(self.schema.names)
 
 

@@ -37,7 +37,7 @@ def field(struct: str, name: str) -> Column:
 
 
 def living_rows(rows: DataFrame, deleted: str | None) -> DataFrame:
-    """The rows that are not marked in the column `deleted`, as `pgsieve.decoding.changes.metadata_columns.living` does."""
+    """The rows that are not marked in the column `deleted`, as `pgsieve.decoding.changes.metadata_columns.select_living` does."""
     return rows if deleted is None else rows.where(~F.coalesce(F.col(quoted(deleted)), F.lit(False)))
 
 

@@ -8,7 +8,7 @@ worker does (apply_error_callback() in src/backend/replication/logical/worker.c)
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
-from pgsieve.decoding.errors import OF_TABLE, PgsieveError
+from pgsieve.decoding.errors import TABLE_PLACEHOLDER, PgsieveError
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.row_filters.numeric import NumericError
 from pgsieve.decoding.row_filters.strings import FilterValueError
@@ -99,7 +99,7 @@ def explained(lake: Lake, error: Exception, name: tuple[str, str], commit_lsn: i
     Raises the errors that `reason` raises.
     """
     problem, hint = in_transaction(reason(lake, error), commit_lsn), _remedy(error)
-    return f"{problem}; {hint.replace(OF_TABLE, quote_qualified(*name))}" if hint else problem
+    return f"{problem}; {hint.replace(TABLE_PLACEHOLDER, quote_qualified(*name))}" if hint else problem
 
 
 def _remedy(error: Exception) -> str | None:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from pgsieve.assets.steps.records.columns import Order
 from pgsieve.assets.steps.records.table_states import Name
 from pgsieve.decoding.changes.columns import ROW_OPERATIONS
-from pgsieve.decoding.changes.sent_as import SentCounts, as_rows, from_rows, received
+from pgsieve.decoding.changes.sent_as import SentCounts, counts_from_rows, counts_to_rows, received_counts
 from pgsieve.resources.lake.lake import Lake
 
 TRANSFORMED = pa.schema(
@@ -84,7 +84,7 @@ class TableChanges:
     @property
     def received(self) -> Mapping[str, int]:
         """The number of received changes of each operation."""
-        return received(self.sent_as)
+        return received_counts(self.sent_as)
 
     @property
     def changed(self) -> bool:
@@ -107,7 +107,7 @@ class TableChanges:
             "key_changes": self.key_changes,
             "unchanged": list(self.unchanged),
             "problem": self.problem,
-            "sent_as": as_rows(self.sent_as),
+            "sent_as": counts_to_rows(self.sent_as),
             "through": list(self.through),
         }
 
@@ -127,7 +127,7 @@ class TableChanges:
             key_changes=row["key_changes"],
             unchanged=tuple(row["unchanged"]),
             problem=row["problem"],
-            sent_as=from_rows(row.get("sent_as")),
+            sent_as=counts_from_rows(row.get("sent_as")),
             # Rows of earlier versions of pgsieve lack it.
             through=tuple(row.get("through") or ()),
         )

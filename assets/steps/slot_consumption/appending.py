@@ -226,7 +226,7 @@ def _written(
     for end in ends:
         relations.begin_slice()
         before = transactions.before(None if end == ends[-1] else end)
-        messages = chain.from_iterable(map(relations.described, before))
+        messages = chain.from_iterable(map(relations.insert_missing, before))
         begun = list(islice(messages, 1))
         yield end, _write(lake, feed, chain(begun, messages), end) if empty or begun else None
 

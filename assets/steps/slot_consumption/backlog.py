@@ -92,7 +92,7 @@ def transactions_from(
     last checkpoint (PostgreSQL documentation, 9.28.6 Replication Management Functions, pg_replication_slot_advance()).
     """
     transactions = TransactionsInOrder(messages)
-    for sent_again in map(relations.described, transactions.before(begin)):
+    for sent_again in map(relations.insert_missing, transactions.before(begin)):
         deque(sent_again, maxlen=0)
     return transactions
 

@@ -35,7 +35,7 @@ from pgsieve.decoding.binary.octets import Octets
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.protocol.descriptions import RelationDescriptions
-from pgsieve.decoding.protocol.headers import begun_and_changed
+from pgsieve.decoding.protocol.headers import begun_xids_and_changed_relations
 from pgsieve.decoding.protocol.messages import Commit, Prepare, Truncate, decode
 from pgsieve.decoding.protocol.transactions import TransactionAssembler
 from pgsieve.resources.lake.lake import Lake
@@ -215,7 +215,7 @@ class StreamedFeed:
         begin, end = self._durable, self._session.waiting.end
         self._session.relations.begin_slice()
         messages = chain.from_iterable(
-            map(self._session.relations.described, self._session.waiting.complete())
+            map(self._session.relations.insert_missing, self._session.waiting.complete())
         )
         append_slice(self._lake, self._local, self._feed, messages, end, begin)
         self._session.waiting.drop()
@@ -302,7 +302,7 @@ class WaitingTransactions:
         """Add messages."""
         kind = Octets(messages).kinds()
         self.truncates |= bool(np.any(kind == Truncate.tag))
-        begun, changed = begun_and_changed(messages)
+        begun, changed = begun_xids_and_changed_relations(messages)
         self.transactions |= begun
         self.relations |= changed
         commits = np.flatnonzero(kind == Commit.tag)

@@ -32,7 +32,7 @@ def drained_messages(
                     relations = RelationDescriptions()
                     transactions = transactions_from(begin, arrays, relations)
                     relations.begin_slice()
-                    described = map(relations.described, transactions.before(None))
+                    described = map(relations.insert_missing, transactions.before(None))
                     yield from change_log_rows(chain.from_iterable(described), slice_end)
 
     return spark.range(0, 1, 1, 1).mapInArrow(drain, from_arrow_schema(CHANGE_LOG))

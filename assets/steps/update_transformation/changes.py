@@ -22,9 +22,9 @@ from pgsieve.assets.steps.records.columns import changes_ddl
 from pgsieve.assets.steps.update_transformation.messages import FewMessages, Readable, Source
 from pgsieve.assets.steps.update_transformation.relation_versions import Reading
 from pgsieve.decoding.changes.columns import ENCODED_COLUMNS, ROW_OPERATIONS, SIDES
-from pgsieve.decoding.changes.sent_as import SentAs, SentCounts, added, as_rows, from_rows
-from pgsieve.decoding.changes.tally import Tally, count_whole_changes, key_changes
-from pgsieve.decoding.changes.transform import Encoded, Transformation, in_slice, truncates
+from pgsieve.decoding.changes.sent_as import SentAs, SentCounts, counts_from_rows, counts_to_rows, sum_counts
+from pgsieve.decoding.changes.tally import Tally, count_changes_and_bytes, key_changes
+from pgsieve.decoding.changes.transform import EncodedMessages, Transformation, add_slice, truncate_changes
 from pgsieve.resources.lake.delta.parquet_files import FILE_SCHEMA, write_files
 from pgsieve.resources.lake.executors import Executors
 from pgsieve.resources.lake.lake import Lake
@@ -67,20 +67,20 @@ class ReadableChanges:
         some change left out as unchanged (`unchanged`).
         """
         parts, end, key, schema = self._parts(runner), self.end, self.key, self.schema
-        emptied = [truncates(self.truncates, schema)] if self.truncates else []
+        emptied = [truncate_changes(self.truncates, schema)] if self.truncates else []
         last = len(parts) - 1
 
         def count(batch: pa.RecordBatch, tally: Tally) -> None:
-            count_whole_changes(batch, key, tally)
+            count_changes_and_bytes(batch, key, tally)
 
         def write(number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
             counts = Counter[SentAs]()
 
             def rows() -> Iterator[pa.RecordBatch]:
                 for batch in _changes(parts[number], counts):
-                    yield in_slice(batch, end, schema)
+                    yield add_slice(batch, end, schema)
                 for batch in emptied if number == last else ():
-                    yield in_slice(batch, end, schema)
+                    yield add_slice(batch, end, schema)
 
             yield from write_files(folder, schema, guard(rows()), count, store)
             yield _counted(counts)
@@ -175,7 +175,7 @@ class ChangesFrame:
 
     def sent_as(self) -> SentCounts:
         """The numbers of received changes by the operations that they are sent as."""
-        return added(*(each.counts() for each in self.observed))
+        return sum_counts(*(each.counts() for each in self.observed))
 
 
 class _Observed:
@@ -242,9 +242,11 @@ def _made(
     key, schema = transformation.key, transformation.schema
 
     def made(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for changes, came_as in transformation.made(map(Encoded, batches), Counter()):
+        for changes, came_as in transformation.changes_with_operations(
+            map(EncodedMessages, batches), Counter()
+        ):
             moves = key_changes(changes, key)
-            yield in_slice(changes, end, schema).append_column(MOVES, moves).append_column(CAME_AS, came_as)
+            yield add_slice(changes, end, schema).append_column(MOVES, moves).append_column(CAME_AS, came_as)
 
     return made
 
@@ -256,8 +258,8 @@ def _changes(shares: Sequence[_Share], counts: Counter[SentAs]) -> Iterator[pa.R
 
 def _counted(counts: SentCounts) -> pa.RecordBatch:
     """A row without a file, which has the counts of a part's changes, even if none is sent."""
-    return pa.RecordBatch.from_pylist([{"size": 0, "tally": json.dumps(as_rows(counts))}], FILE_SCHEMA)
+    return pa.RecordBatch.from_pylist([{"size": 0, "tally": json.dumps(counts_to_rows(counts))}], FILE_SCHEMA)
 
 
 def _sum(rows: pa.Table) -> SentCounts:
-    return added(*(from_rows(json.loads(tally)) for tally in rows["tally"].to_pylist()))
+    return sum_counts(*(counts_from_rows(json.loads(tally)) for tally in rows["tally"].to_pylist()))

@@ -22,7 +22,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pgsieve.assets.steps.records.columns import Order
 from pgsieve.decoding.changes.columns import ENCODED_COLUMNS
 from pgsieve.decoding.changes.decode import FilterColumns
-from pgsieve.decoding.changes.transform import Encoded
+from pgsieve.decoding.changes.transform import EncodedMessages
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.shared_reads import SharedReads, shared_reads
 from pgsieve.resources.lake.stores.store import Reader, RowGroup, Store, divide_groups
@@ -146,7 +146,7 @@ def _read(read: Reader, columns: Sequence[str]) -> pa.RecordBatch:
 class Source(Protocol):
     """Messages that one worker transforms. It is sent to executors."""
 
-    def encoded(self) -> Iterator[Encoded]:
+    def encoded(self) -> Iterator[EncodedMessages]:
         """The messages, batch by batch."""
 
 
@@ -160,9 +160,9 @@ class FewMessages:
         """The messages as one part."""
         return [self]
 
-    def encoded(self) -> Iterator[Encoded]:
+    def encoded(self) -> Iterator[EncodedMessages]:
         """As in `Source`."""
-        yield from map(Encoded, self.table.select(ENCODED_COLUMNS).combine_chunks().to_batches())
+        yield from map(EncodedMessages, self.table.select(ENCODED_COLUMNS).combine_chunks().to_batches())
 
 
 @dataclass(frozen=True)
@@ -172,12 +172,12 @@ class _Groups:
     messages: StoredMessages
     groups: Sequence[RowGroup]
 
-    def encoded(self) -> Iterator[Encoded]:
+    def encoded(self) -> Iterator[EncodedMessages]:
         """As in `Source`. Other subscriptions may reuse the decoded filter columns of a batch."""
         stored = self.messages
         with stored.store.prefetch(self.groups, stored.batches(self.groups, ENCODED_COLUMNS)) as batches:
             for batch in batches:
-                yield Encoded(batch.messages, partial(_shared, stored.shared, batch.key))
+                yield EncodedMessages(batch.messages, partial(_shared, stored.shared, batch.key))
 
 
 def _shared(

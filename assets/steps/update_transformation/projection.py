@@ -5,15 +5,15 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from pgsieve.decoding.changes.columns import repeated
-from pgsieve.decoding.publications.evolution import Source
+from pgsieve.decoding.changes.columns import repeat_value
+from pgsieve.decoding.publications.evolution import ColumnSource
 
 
 @dataclass(frozen=True)
 class Projection:
     """The source of each new column: a former column, or one value for all rows (`values`, arrays of one element)."""
 
-    sources: Sequence[Source]
+    sources: Sequence[ColumnSource]
     schema: pa.Schema
     values: Mapping[str, pa.Array]
 
@@ -25,7 +25,7 @@ class Projection:
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The same rows with the new columns."""
         columns = [
-            repeated(self.values[s.column], batch.num_rows)
+            repeat_value(self.values[s.column], batch.num_rows)
             if s.former is None
             else batch.column(s.former).cast(field.type)
             for s, field in zip(self.sources, self.schema, strict=True)

@@ -21,7 +21,7 @@ from pgsieve.decoding.changes.sent_as import Origin
 from pgsieve.decoding.changes.transform import Transformation
 from pgsieve.decoding.protocol.tuples import RelationColumns
 from pgsieve.decoding.publications.evolution import SchemaChangedError, missing_value, present_names
-from pgsieve.decoding.publications.filters import row_filter
+from pgsieve.decoding.publications.filters import parse_published_filter
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.decoding.values.types import from_text
 
@@ -70,7 +70,7 @@ def _reading(
     columns, added = arriving_columns(subscription, part, definition)
     _refuse_unfound(subscription, part, since, definition)
     filters = {
-        operation: None if texts is None else [row_filter(sent, text) for text in texts]
+        operation: None if texts is None else [parse_published_filter(sent, text) for text in texts]
         for operation, texts in sent.filters.items()
     }
     read = None
@@ -165,7 +165,7 @@ def _present_columns(
             former.layout,
             layout,
         )
-        since = [c for c in layout.added_since(former.layout) if c.name in definition.names]
+        since = [c for c in layout.columns_added_since(former.layout) if c.name in definition.names]
         lacking = [c for c in since if c.name not in names]
         added = [(c, missing_value(c, former.layout, layout)) for c in lacking]
     except SchemaChangedError as error:

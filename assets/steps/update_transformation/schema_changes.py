@@ -32,7 +32,7 @@ from pgsieve.assets.steps.update_transformation.projection import Projection
 from pgsieve.decoding.changes.columns import changes_schema
 from pgsieve.decoding.errors import ValueNotRepresentableError
 from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable
-from pgsieve.decoding.publications.evolution import SchemaChangedError, Source, refuse_ambiguity
+from pgsieve.decoding.publications.evolution import ColumnSource, SchemaChangedError, refuse_ambiguity
 from pgsieve.decoding.values.types import ColumnType, from_text
 from pgsieve.resources.lake.delta.errors import OverrunError
 from pgsieve.resources.lake.lake import Lake
@@ -205,15 +205,15 @@ def former_definition(followed: Definition, present: Definition, transformed: in
     return replace(former, until=lsn)
 
 
-def _unchanged(definition: Definition) -> tuple[Source, ...]:
-    return tuple(Source(name, name) for name in definition.names)
+def _unchanged(definition: Definition) -> tuple[ColumnSource, ...]:
+    return tuple(ColumnSource(name, name) for name in definition.names)
 
 
 def _changes(row: Mapping[str, Any]) -> bool:
     return any(row[kind] for kind in ("inserts", "updates", "deletes", "truncates"))
 
 
-def _projection(planned: Sequence[Source], types: Mapping[str, ColumnType]) -> Projection:
+def _projection(planned: Sequence[ColumnSource], types: Mapping[str, ColumnType]) -> Projection:
     schema = pa.schema([(s.column, types[s.column].arrow) for s in planned])
     added = {
         s.column: from_text(pa.array([s.value], pa.string()), types[s.column], s.column)

@@ -23,7 +23,7 @@ from pgsieve.decoding.publications.catalog import (
     PublishedRelation,
     Table,
 )
-from pgsieve.decoding.publications.replica_identity import may_change
+from pgsieve.decoding.publications.replica_identity import sends_updates_or_deletes
 from pgsieve.decoding.publications.routing import routes, truncated_tables
 from pgsieve.decoding.values.builtin_types import DefinedTypes
 from pgsieve.decoding.values.quoting import quote_qualified
@@ -191,7 +191,7 @@ def _leaves(
     for oid, versions in described.items():
         leaf = catalog.tables.get(oid)
         if (
-            may_change(leaf, root, publications, catalog)
+            sends_updates_or_deletes(leaf, root, publications, catalog)
             if leaf is not None and leaf.ancestors
             else any({"update", "delete"} & p.operations for p in publications)
         ):

@@ -28,10 +28,10 @@ from pgsieve.decoding.publications.catalog import (
     replicated_tables,
 )
 from pgsieve.decoding.publications.definition import DefinedPublication
-from pgsieve.decoding.publications.filters import reads_unsent, table_filter
-from pgsieve.decoding.publications.replica_identity import refused_changes, unfound_rows
+from pgsieve.decoding.publications.filters import parse_table_filter, reads_unsent_columns
+from pgsieve.decoding.publications.replica_identity import publisher_errors, subscriber_error
 from pgsieve.decoding.publications.routing import changed_relations
-from pgsieve.decoding.row_filters.letter_case import NeededMappings
+from pgsieve.decoding.row_filters.letter_case import MappingRequests
 from pgsieve.resources.postgres.case_mappings import with_case_mappings
 from pgsieve.resources.postgres.catalog import missing_relation_error
 from pgsieve.resources.postgres.errors import LOCK_TIMEOUT_SQLSTATE, LockedTableError
@@ -112,7 +112,7 @@ class Examination:
         read = self._read.get((entry.oid, entry.where))
         if read is None:
             with suppress(PgsieveError):
-                read = table_filter(catalog.tables[entry.oid], entry.where, NeededMappings()).columns
+                read = parse_table_filter(catalog.tables[entry.oid], entry.where, MappingRequests()).columns
         return replace(entry, filter_columns=read)
 
     def obstacle(self, subscription: str) -> PgsieveError | None:
@@ -172,7 +172,7 @@ class Examination:
         for name in self._feed.subscriptions[subscription]:
             if (publication := self.catalog.publications.get(name)) is not None:
                 for table in changed_relations(self.catalog):
-                    for error in refused_changes(table, publication, self.catalog):
+                    for error in publisher_errors(table, publication, self.catalog):
                         yield publication, error
 
     def problems(self, subscription: str) -> Iterator[PgsieveError]:
@@ -228,7 +228,7 @@ def unfound_tables(feed: Feed, subscription: str, catalog: Catalog) -> Iterator[
     publications = feed.publications(catalog, subscription)
     for name, replicated in replicated_tables(publications, catalog).items():
         with suppress(PublicationError):
-            if (error := unfound_rows(replicated, publications, catalog)) is not None:
+            if (error := subscriber_error(replicated, publications, catalog)) is not None:
                 yield name, error
 
 
@@ -240,7 +240,7 @@ def _unevaluable(sent: PublishedRelation) -> Iterator[PgsieveError]:
                 yield read
                 continue
             try:
-                if operation != "insert" and reads_unsent(sent.publish_as, text):
+                if operation != "insert" and reads_unsent_columns(sent.publish_as, text):
                     _refuse_uncomputable(sent, read)
             except PgsieveError as error:
                 yield error
@@ -250,7 +250,7 @@ def _unevaluable(sent: PublishedRelation) -> Iterator[PgsieveError]:
 def _columns_read(table: Table, text: str) -> frozenset[str] | PgsieveError:
     """The columns that a row filter reads, or why it cannot be evaluated."""
     try:
-        return table_filter(table, text).columns
+        return parse_table_filter(table, text).columns
     except PgsieveError as error:
         return error
 

@@ -12,7 +12,7 @@ import psycopg
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import ReplicatedTable, Table
 from pgsieve.decoding.values.quoting import quote_identifier, quote_qualified
-from pgsieve.decoding.wording import counted
+from pgsieve.decoding.wording import quantity
 
 _DENIED = "42501"
 
@@ -82,7 +82,7 @@ def _too_few_sessions(connection: psycopg.Connection[Any]) -> Iterator[PgsieveEr
     ):
         if 0 <= limit < _CHECK:
             yield PgsieveError(
-                f"{owner} may have no more than {counted(limit, 'session')}: a run needs {_RUN}, a check {_CHECK}, and"
+                f"{owner} may have no more than {quantity(limit, 'session')}: a run needs {_RUN}, a check {_CHECK}, and"
                 " a copy one more for each table that it reads at the same time",
                 hint=hint,
                 sqlstate="53300",

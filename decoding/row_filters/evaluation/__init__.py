@@ -1,5 +1,6 @@
 """Evaluates row filters in this process: a typed tree and Arrow batches in, a verdict for each row out.
 
-`verdicts` is the entry point. `compiler` turns a tree into a Python function. The other modules have
-PostgreSQL's functions, by kind, over the Python values that `values` describes.
+`verdicts` is the entry point. `columns` computes parts of a tree on whole columns, `compiler` turns the other
+parts into a Python function of a row. The other modules have PostgreSQL's functions by kind; they take the
+Python values that `values` describes.
 """

@@ -1,6 +1,6 @@
 """Functions of arrays of one dimension in row filters.
 
-In: lists, with None for NULL; functions that compare elements take their ranks (`rank` of `values`). Out:
+In: lists, with None for NULL; functions that compare elements take their ranks (`values.rank_function`). Out:
 PostgreSQL's value (arrayfuncs.c, array_userfuncs.c). Raises nothing.
 """
 
@@ -36,7 +36,10 @@ def _overlap(left: Ranks, right: Ranks) -> bool:
 
 
 def position(items: Ranks, sought: Any) -> int | None:
-    """The position, from 1, of the first element equal to `sought`, which may be NULL; None without one."""
+    """The position, from 1, of the first element equal to `sought`, which may be NULL.
+
+    None if there is none.
+    """
     return next((place for place, item in enumerate(items, 1) if item == sought), None)
 
 

@@ -1,9 +1,9 @@
 """Compiles a row filter's tree into Arrow computations on whole columns; this works for most filters.
 
-In: a tree. Out: a function of a batch, with the same verdicts as `compiler`. Raises NotColumnarError for a
-tree with a part that Arrow cannot compute; `compiler` evaluates it row by row. No part here can fail for a
-row, so it makes no difference that PostgreSQL leaves out some parts for some rows (section 4.2.14). In a
-pattern match, any text that cannot fail is computed row by row, and the match by columns.
+In: a tree. Out: a function of a batch, with the same verdicts as `compiler`. Raises NotColumnarError if Arrow
+cannot compute a part of the tree, or if a part can fail for a row. PostgreSQL skips some parts for some rows
+(PostgreSQL documentation, Expression Evaluation Rules); as no part can fail, this makes no difference here.
+A pattern match computes its text row by row if necessary, and the match on the whole column.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pgsieve.decoding.row_filters import nodes
-from pgsieve.decoding.row_filters.evaluation.compiler import compiled
+from pgsieve.decoding.row_filters.evaluation.compiler import compile_tree
 from pgsieve.decoding.row_filters.evaluation.strings import like_expression
 from pgsieve.decoding.row_filters.evaluation.values import constant_value
 from pgsieve.decoding.row_filters.nodes import Digits, Node
@@ -37,16 +37,16 @@ Columnar: TypeAlias = Callable[[pa.RecordBatch], Values]
 
 
 class NotColumnarError(Exception):
-    """A part of a tree that Arrow cannot compute by columns."""
+    """Arrow cannot compute a part of a tree on whole columns."""
 
 
-def columnar(tree: Node) -> Columnar:
-    """Compile a predicate; raises NotColumnarError, and RecursionError for one that nests too deeply."""
-    return _compiled(tree)
+def compile_columnar(tree: Node) -> Columnar:
+    """Compile a predicate; raises NotColumnarError, and RecursionError if it nests too deeply."""
+    return _compile(tree)
 
 
-#: Arrow's type for the values of a PostgreSQL type; text is ordered by bytes, as `rank` of `values` says.
-_ARROW: Final = MappingProxyType(
+#: Arrow's type for the values of a PostgreSQL type. Arrow orders text by bytes (see `values.rank_function`).
+_ARROW_TYPES: Final = MappingProxyType(
     {
         nodes.BOOL: pa.bool_(),
         nodes.INT2: pa.int16(),
@@ -81,7 +81,7 @@ _COMPARISONS: Final[MappingProxyType[str, Callable[[Values, Values], Values]]] =
 )
 
 
-def _compiled(node: Node) -> Columnar:
+def _compile(node: Node) -> Columnar:
     match node:
         case nodes.ColumnValue():
             return _column(node)
@@ -90,36 +90,36 @@ def _compiled(node: Node) -> Columnar:
         case nodes.Cast():
             return _cast(node)
         case nodes.Collate(operand=operand):
-            return _compiled(operand)
+            return _compile(operand)
         case nodes.Arithmetic():
             return _arithmetic(node)
         case nodes.Comparison(operator=operator, left=left, right=right):
-            return _computed(_COMPARISONS[operator], *_sides(left, right))
+            return _compose(_COMPARISONS[operator], *_sides(left, right))
         case nodes.NotDistinct(left=left, right=right):
-            return _computed(_not_distinct, *_sides(left, right))
+            return _compose(_not_distinct, *_sides(left, right))
         case nodes.Logical():
             return _logical(node)
         case nodes.Not(operand=operand):
-            return _computed(pc.invert, _compiled(operand))
+            return _compose(pc.invert, _compile(operand))
         case nodes.IsNull(operand=nodes.ColumnValue(name=name)):
             return lambda batch: batch.column(name).is_null()
         case nodes.IsNull(operand=operand):
-            return _computed(pc.is_null, _compiled(operand))
+            return _compose(pc.is_null, _compile(operand))
         case nodes.Like(operand=operand, pattern=pattern):
-            return _computed(_like(pattern), _text(operand))
+            return _compose(_like(pattern), _text(operand))
         case nodes.Regex(operand=operand, pattern=pattern):
-            return _computed(lambda text: pc.match_substring_regex(text, pattern), _text(operand))
+            return _compose(lambda text: pc.match_substring_regex(text, pattern), _text(operand))
         case nodes.IsTruth(operand=operand, truth=truth):
-            return _computed(lambda value: pc.fill_null(pc.equal(value, truth), False), _compiled(operand))
+            return _compose(lambda value: pc.fill_null(pc.equal(value, truth), False), _compile(operand))
         case _:
             raise NotColumnarError
 
 
 def _like(pattern: str) -> Callable[[Values], Values]:
-    """The match of a pattern.
+    """Return the match of a pattern.
 
-    A pattern with a backslash becomes a regular expression: in `%a` and `a%` Arrow takes the backslash
-    literally.
+    A pattern with a backslash becomes a regular expression, because Arrow takes the backslash literally in
+    patterns of the form `%a` or `a%`.
     """
     if "\\" not in pattern:
         return lambda text: pc.match_like(text, pattern)
@@ -127,7 +127,7 @@ def _like(pattern: str) -> Callable[[Values], Values]:
     return lambda text: pc.match_substring_regex(text, expression)
 
 
-def _computed(function: Callable[..., Values], *operands: Columnar) -> Columnar:
+def _compose(function: Callable[..., Values], *operands: Columnar) -> Columnar:
     return lambda batch: function(*(operand(batch) for operand in operands))
 
 
@@ -138,14 +138,14 @@ def _arrow_type(node: Node) -> pa.DataType:
     """The Arrow type in which an expression's values are computed."""
     if node.type_oid == nodes.NUMERIC and node.digits is not None:
         return pa.decimal128(node.digits.precision, node.digits.scale)
-    if node.type_oid not in _ARROW:
+    if node.type_oid not in _ARROW_TYPES:
         raise NotColumnarError
-    return _ARROW[node.type_oid]
+    return _ARROW_TYPES[node.type_oid]
 
 
 def _column(node: nodes.ColumnValue) -> Columnar:
     name, kind = node.name, _arrow_type(node)
-    if node.type_oid == nodes.BPCHAR:  # The padding has no meaning (section 8.3).
+    if node.type_oid == nodes.BPCHAR:  # Comparisons ignore the padding.
         return lambda batch: pc.utf8_rtrim(batch.column(name), characters=" ")
     return lambda batch: batch.column(name).cast(kind)
 
@@ -157,14 +157,14 @@ def _constant(node: nodes.Constant) -> Columnar:
 
 def _scalar(node: nodes.Constant) -> pa.Scalar:
     value = constant_value(node.value)
-    kind = _arrow_type(node) if node.type_oid != nodes.NUMERIC else _digits_of(value)
+    kind = _arrow_type(node) if node.type_oid != nodes.NUMERIC else _decimal_type(value)
     if node.type_oid == nodes.BPCHAR and value is not None:
         value = value.rstrip(" ")
     return pa.scalar(_INFINITIES.get(node.type_oid, {}).get(value, value), kind)
 
 
-def _digits_of(value: Decimal | None) -> pa.DataType:
-    """The smallest decimal type for a value; raises NotColumnarError if there is none."""
+def _decimal_type(value: Decimal | None) -> pa.DataType:
+    """The smallest decimal type that holds a value; raises NotColumnarError if there is none."""
     if value is None:
         return pa.decimal128(1, 0)
     if not value.is_finite():
@@ -178,14 +178,14 @@ def _digits_of(value: Decimal | None) -> pa.DataType:
 
 
 def _cast(node: nodes.Cast) -> Columnar:
-    """Compile a conversion that cannot fail and has the same result in Arrow as in PostgreSQL."""
-    operand, source, target = _compiled(node.operand), node.operand.type_oid, node.type_oid
+    """Compile a conversion that cannot fail and has PostgreSQL's result in Arrow."""
+    operand, source, target = _compile(node.operand), node.operand.type_oid, node.type_oid
     if node.modifier:
         raise NotColumnarError
     if {source, target} <= {nodes.TEXT, nodes.VARCHAR}:
         return operand
-    if {source, target} <= set(nodes.INTEGERS) and not nodes.fails(node):
-        return _computed(lambda value: pc.cast(value, _ARROW[target]), operand)
+    if {source, target} <= set(nodes.INTEGERS) and not nodes.node_can_fail(node):
+        return _compose(lambda value: pc.cast(value, _ARROW_TYPES[target]), operand)
     raise NotColumnarError
 
 
@@ -202,24 +202,24 @@ def _arithmetic(node: nodes.Arithmetic) -> Columnar:
         raise NotColumnarError
 
     def remainder(values: Values) -> Values:
-        # As in C, and so in PostgreSQL, the remainder has the sign of the dividend.
+        # The remainder has the sign of the dividend, as in PostgreSQL.
         numbers = np.asarray(values.fill_null(0))
         return pa.array(np.fmod(numbers, numbers.dtype.type(divisor)), mask=np.asarray(values.is_null()))
 
-    return _computed(remainder, _compiled(node.left))
+    return _compose(remainder, _compile(node.left))
 
 
 def _text(node: Node) -> Columnar:
-    """The string for a pattern match; it keeps the padding of character(n)."""
+    """Compile the string of a pattern match, with the padding of character(n)."""
     match node:
         case nodes.ColumnValue(name=name):
             return lambda batch: batch.column(name)
         case nodes.Collate(operand=operand):
             return _text(operand)
-        case _ if nodes.can_fail(node):
+        case _ if nodes.tree_can_fail(node):
             raise NotColumnarError
         case _:
-            program = compiled(node)
+            program = compile_tree(node)
             return lambda batch: pa.array(program.values(batch), pa.string())
 
 
@@ -227,13 +227,13 @@ def _text(node: Node) -> Columnar:
 
 
 def _sides(left: Node, right: Node) -> tuple[Columnar, Columnar]:
-    """Both sides of a comparison, in one Arrow type; for numeric, one decimal type that fits both."""
+    """Compile both sides of a comparison in one Arrow type; for numeric, a decimal type that fits both."""
     if left.type_oid != right.type_oid:
         raise NotColumnarError
     if left.type_oid != nodes.NUMERIC:
-        return _compiled(left), _compiled(right)
+        return _compile(left), _compile(right)
     kinds = [
-        _digits_of(constant_value(s.value)) if isinstance(s, nodes.Constant) else _arrow_type(s)
+        _decimal_type(constant_value(s.value)) if isinstance(s, nodes.Constant) else _arrow_type(s)
         for s in (left, right)
     ]
     scale = max(kind.scale for kind in kinds)
@@ -241,7 +241,7 @@ def _sides(left: Node, right: Node) -> tuple[Columnar, Columnar]:
     if common is None:
         raise NotColumnarError
     wide = pa.decimal128(common.precision, common.scale)
-    first, second = (_computed(lambda value: pc.cast(value, wide), _compiled(side)) for side in (left, right))
+    first, second = (_compose(lambda value: pc.cast(value, wide), _compile(side)) for side in (left, right))
     return first, second
 
 
@@ -253,16 +253,13 @@ def _not_distinct(left: Values, right: Values) -> Values:
 def _logical(node: nodes.Logical) -> Columnar:
     if not node.operands:
         return _constant(nodes.Constant(node.connective == "AND", type_oid=nodes.BOOL))
-    operands = _membership(node) or [_compiled(operand) for operand in node.operands]
+    operands = _membership(node) or [_compile(operand) for operand in node.operands]
     connect = pc.and_kleene if node.connective == "AND" else pc.or_kleene
     return lambda batch: reduce(connect, (operand(batch) for operand in operands))
 
 
 def _membership(node: nodes.Logical) -> list[Columnar] | None:
-    """For `x = a OR x = b …`, or its negation, the lookup of x in a set of constants.
-
-    None for other expressions.
-    """
+    """Compile `x = a OR x = b …`, or its negation, as a lookup of x in a set; None for other expressions."""
     operator = "=" if node.connective == "OR" else "<>"
     first = node.operands[0]
     if not isinstance(first, nodes.Comparison) or first.left.type_oid == nodes.NUMERIC:
@@ -282,12 +279,13 @@ def _membership(node: nodes.Logical) -> list[Columnar] | None:
     members = pa.array(scalars, _arrow_type(subject))
     has_null = len(scalars) < len(constants)
 
-    def member(value: Values) -> Values:
+    def membership(value: Values) -> Values:
         is_in = pc.is_in(value, members)
-        # NULL if the value is NULL, or if it equals no other constant and NULL is among the constants.
+        # NULL if the value is NULL, or if NULL is among the constants and the value equals none of the
+        # others.
         is_known = pc.and_(pc.is_valid(value), is_in) if has_null else pc.is_valid(value)
         return pc.if_else(
             is_known, is_in if operator == "=" else pc.invert(is_in), pa.scalar(None, pa.bool_())
         )
 
-    return [_computed(member, _compiled(subject))]
+    return [_compose(membership, _compile(subject))]

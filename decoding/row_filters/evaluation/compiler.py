@@ -1,9 +1,9 @@
 """Compiles a row filter's tree into a Python function of a row.
 
 In: a tree. Out: a `Program`, whose function takes a row's values and returns the filter's value. The function
-raises an error where PostgreSQL does, and skips the parts that PostgreSQL skips: it evaluates all operands
-from the left, except those that AND, OR, CASE and COALESCE do not reach (section 4.2.14; ExecInterpExpr() in
-src/backend/executor/execExprInterp.c).
+raises an error for the same rows as PostgreSQL. It evaluates operands from the left, and AND, OR, CASE and
+COALESCE stop where PostgreSQL stops (PostgreSQL documentation, Expression Evaluation Rules; ExecInterpExpr()
+in src/backend/executor/execExprInterp.c).
 """
 
 from __future__ import annotations
@@ -20,10 +20,15 @@ import pyarrow as pa
 
 from pgsieve.decoding.row_filters import nodes
 from pgsieve.decoding.row_filters.evaluation import arrays, datetimes, numbers, strings
-from pgsieve.decoding.row_filters.evaluation.values import constant_value, midnight, python_values, rank
+from pgsieve.decoding.row_filters.evaluation.values import (
+    constant_value,
+    midnight,
+    python_values,
+    rank_function,
+)
 from pgsieve.decoding.row_filters.nodes import Node
 from pgsieve.decoding.row_filters.numeric import DECIMAL_FUNCTIONS
-from pgsieve.decoding.values.builtin_types import ELEMENTS
+from pgsieve.decoding.values.builtin_types import ELEMENT_OIDS
 
 Row: TypeAlias = list[Any]
 Evaluate: TypeAlias = Callable[[Row], Any]
@@ -33,54 +38,57 @@ Evaluate: TypeAlias = Callable[[Row], Any]
 class Program:
     """A compiled tree.
 
-    `evaluate` takes a row: a list of the values of `columns` in their order, then the items of `room`, where
-    it keeps intermediate values.
+    `columns` has the type oids by column. `evaluate` takes a list: the values of these columns, then the
+    items of `scratch`, which it overwrites with intermediate values.
     """
 
     columns: dict[str, int]
-    room: tuple[object, ...]
+    scratch: tuple[object, ...]
     evaluate: Evaluate
 
     def values(self, batch: pa.RecordBatch) -> Iterator[Any]:
-        """Evaluate the rows of a batch, one after the other."""
+        """Return the tree's value for each row of a batch, which is computed as the caller iterates."""
         columns = [python_values(batch.column(name), type_oid) for name, type_oid in self.columns.items()]
         rows = zip(*columns, strict=True) if columns else repeat((), batch.num_rows)
-        return (self.evaluate([*row, *self.room]) for row in rows)
+        return (self.evaluate([*row, *self.scratch]) for row in rows)
 
 
-def compiled(tree: Node) -> Program:
-    """Compile a tree; raises RecursionError for a tree that is nested too deeply."""
-    compiler = _Compiler(_Parts(tree))
+def compile_tree(tree: Node) -> Program:
+    """Compile a tree; raises RecursionError if it is nested too deeply."""
+    compiler = _Compiler(_TreeParts(tree))
     evaluate = compiler.compile(tree)
-    return Program(compiler.columns, (_MISSING,) * compiler.kept, evaluate)
+    return Program(compiler.columns, (_MISSING,) * compiler.scratch_size, evaluate)
 
 
 _LEAVES: Final = (nodes.ColumnValue, nodes.Constant, nodes.Element)
 _MISSING: Final = object()
 
 
-class _Parts:
-    """The columns that a tree reads, and its repeated parts, such as the value of a BETWEEN."""
+class _TreeParts:
+    """The type oids of the columns that a tree reads, and the ids of its repeated nodes.
+
+    The value of a BETWEEN is such a node. Nodes that depend on an element of an array are not listed.
+    """
 
     def __init__(self, tree: Node) -> None:
         self.columns: dict[str, int] = {}
         self.shared: set[int] = set()
-        #: Whether each node depends on an element of an array, by identity.
-        self._of_element: dict[int, bool] = {}
+        #: By the node's id, whether the node depends on an element of an array.
+        self._depends_on_element: dict[int, bool] = {}
         self._visit(tree)
 
     def _visit(self, node: Node) -> bool:
-        if id(node) in self._of_element:
-            if not isinstance(node, _LEAVES) and not self._of_element[id(node)]:
+        if id(node) in self._depends_on_element:
+            if not isinstance(node, _LEAVES) and not self._depends_on_element[id(node)]:
                 self.shared.add(id(node))
-            return self._of_element[id(node)]
+            return self._depends_on_element[id(node)]
         if isinstance(node, nodes.ColumnValue):
             self.columns[node.name] = node.type_oid
-        of_element = [self._visit(child) for child in nodes.children(node)]
-        self._of_element[id(node)] = isinstance(node, nodes.Element) or (
-            any(of_element) and not isinstance(node, nodes.EachElement)
+        depends_on_element = [self._visit(child) for child in nodes.children(node)]
+        self._depends_on_element[id(node)] = isinstance(node, nodes.Element) or (
+            any(depends_on_element) and not isinstance(node, nodes.EachElement)
         )
-        return self._of_element[id(node)]
+        return self._depends_on_element[id(node)]
 
 
 _COMPARISONS: Final[MappingProxyType[str, Callable[[Any, Any], bool]]] = MappingProxyType(
@@ -97,12 +105,12 @@ _CONVERSIONS: Final = MappingProxyType(
 class _Compiler:
     """Compiles nodes into functions of a row."""
 
-    def __init__(self, parts: _Parts) -> None:
+    def __init__(self, parts: _TreeParts) -> None:
         self.columns = parts.columns
-        self.kept = 0
+        self.scratch_size = 0
         self._shared = parts.shared
         self._places = {name: place for place, name in enumerate(parts.columns)}
-        #: Functions by the node's identity: equal constants may have different scales (1.5 and 1.50).
+        #: Functions by the node's id, as equal constants can have different scales (1.5 and 1.50).
         self._compiled: dict[int, Evaluate] = {}
         self._elements: dict[int, int] = {}
 
@@ -110,7 +118,9 @@ class _Compiler:
         """Return the function of a node."""
         if id(node) not in self._compiled:
             function = self._function_of(node)
-            self._compiled[id(node)] = _once(function, self._room()) if id(node) in self._shared else function
+            self._compiled[id(node)] = (
+                _evaluate_once(function, self._new_scratch_place()) if id(node) in self._shared else function
+            )
         return self._compiled[id(node)]
 
     def _function_of(self, node: Node) -> Evaluate:
@@ -122,15 +132,15 @@ class _Compiler:
             case nodes.Constant(value=value):
                 return _constant(constant_value(value))
             case nodes.Array(elements=elements):
-                return _listed(self._each(elements))
+                return _array(self._compile_all(elements))
             case nodes.Cast():
                 return self._cast(node)
             case nodes.Collate(operand=operand):
                 return self.compile(operand)
             case nodes.Comparison(operator=operator, left=left, right=right):
-                return _strict(_COMPARISONS[operator], self._ranked(left, right))
+                return _strict(_COMPARISONS[operator], self._comparison_sides(left, right))
             case nodes.NotDistinct(left=left, right=right):
-                return _not_distinct(*self._ranked(left, right))
+                return _not_distinct(*self._comparison_sides(left, right))
             case nodes.Logical():
                 return self._logical(node)
             case nodes.Not(operand=operand):
@@ -144,113 +154,110 @@ class _Compiler:
             case nodes.Regex(operand=operand, pattern=pattern):
                 return _strict(strings.regex(pattern), [self.compile(operand)])
             case nodes.Arithmetic(operator=operator, left=left, right=right):
-                return _strict(numbers.arithmetic(operator, node.type_oid), self._each((left, right)))
+                return _strict(numbers.arithmetic(operator, node.type_oid), self._compile_all((left, right)))
             case nodes.FunctionCall():
                 return self._call(node)
             case nodes.CaseChange(operand=operand, mapping=mapping):
-                return _strict(partial(mapping.changed, node.function), [self.compile(operand)])
+                return _strict(partial(mapping.change, node.function), [self.compile(operand)])
             case nodes.EachElement():
                 return self._each_element(node)
             case nodes.Coalesce(operands=operands):
-                return _coalesce(self._each(operands))
+                return _coalesce(self._compile_all(operands))
             case nodes.Extreme(operands=operands):
                 choose = max if node.function == "GREATEST" else min
-                return _extreme(choose, self._each(operands), rank(node.type_oid))
+                return _extreme(choose, self._compile_all(operands), rank_function(node.type_oid))
             case nodes.NullIf(left=left, right=right):
-                return _null_if(self._each((left, right)), _rank_functions(left, right))
+                return _null_if(self._compile_all((left, right)), _rank_functions(left, right))
             case nodes.Case(conditions=conditions, results=results, default=default):
-                branches = list(zip(self._each(conditions), self._each(results), strict=True))
+                branches = list(zip(self._compile_all(conditions), self._compile_all(results), strict=True))
                 return _case(branches, self.compile(default))
             case _:
-                raise TypeError(f"nothing evaluates {type(node).__name__}")
+                raise TypeError(f"no rule evaluates {type(node).__name__}")
 
-    def _each(self, operands: Sequence[Node]) -> list[Evaluate]:
+    def _compile_all(self, operands: Sequence[Node]) -> list[Evaluate]:
         return [self.compile(operand) for operand in operands]
 
     # Comparisons.
 
-    def _ranked(self, left: Node, right: Node) -> list[Evaluate]:
-        """Both sides as the values by which they are compared."""
+    def _comparison_sides(self, left: Node, right: Node) -> list[Evaluate]:
+        """Compile both sides to the ranks by which they are compared."""
         sides = zip((left, right), _rank_functions(left, right), strict=True)
-        return [_applied(function, self.compile(side)) for side, function in sides]
+        return [_apply_strict(function, self.compile(side)) for side, function in sides]
 
     def _logical(self, node: nodes.Logical) -> Evaluate:
-        decided = node.connective == "OR"
-        return self._membership(node, decided) or _connected(self._each(node.operands), decided)
+        decisive = node.connective == "OR"
+        return self._membership(node, decisive) or _connective(self._compile_all(node.operands), decisive)
 
-    def _membership(self, node: nodes.Logical, decided: bool) -> Evaluate | None:
-        """For `x = a OR x = b …`, or its negation, the lookup of x in a set of constants.
-
-        None for other expressions.
-        """
-        operator = "=" if decided else "<>"
+    def _membership(self, node: nodes.Logical, decisive: bool) -> Evaluate | None:
+        """Compile `x = a OR x = b …`, or its negation, as a lookup in a set; None for other expressions."""
+        operator = "=" if decisive else "<>"
         match node.operands[0]:
             case nodes.Comparison(left=subject):
-                constants = [o.right for o in node.operands if _compares(o, operator, subject)]
+                constants = [o.right for o in node.operands if _compares_with_constant(o, operator, subject)]
             case _:
                 return None
         if len(constants) < len(node.operands):
             return None
-        function = rank(subject.type_oid)
-        values = [_applied(function, self.compile(constant))([]) for constant in constants]
-        return _member(_applied(function, self.compile(subject)), values, decided)
+        function = rank_function(subject.type_oid)
+        values = [_apply_strict(function, self.compile(constant))([]) for constant in constants]
+        return _member(_apply_strict(function, self.compile(subject)), values, decisive)
 
     def _each_element(self, node: nodes.EachElement) -> Evaluate:
-        subject, array = self._each((node.subject, node.array))
+        subject, array = self._compile_all((node.subject, node.array))
         if id(node.element) not in self._elements:
-            self._elements[id(node.element)] = self._room()
+            self._elements[id(node.element)] = self._new_scratch_place()
         place, test = self._elements[id(node.element)], self.compile(node.test)
-        decided = not node.every
+        decisive = not node.every
 
         def evaluate(row: Row) -> bool | None:
-            subject(row)  # It may fail, even if there is no element to compare it with.
+            subject(row)  # Raises an error as PostgreSQL does, even if the array is empty.
             items = array(row)
             if items is None:
                 return None
-            result: bool | None = not decided
+            result: bool | None = not decisive
             for row[place] in items:
                 verdict: bool | None = test(row)
-                if verdict is decided:
-                    return decided
+                if verdict is decisive:
+                    return decisive
                 result = None if verdict is None else result
             return result
 
         return evaluate
 
-    def _room(self) -> int:
-        self.kept += 1
-        return len(self.columns) + self.kept - 1
+    def _new_scratch_place(self) -> int:
+        self.scratch_size += 1
+        return len(self.columns) + self.scratch_size - 1
 
     # Conversions and functions.
 
     def _cast(self, node: nodes.Cast) -> Evaluate:
         operand, source, target = self.compile(node.operand), node.operand.type_oid, node.type_oid
         if node.modifier:
-            return _applied(_modified(target, node.modifier), operand)
+            return _apply_strict(_modifier_cast(target, node.modifier), operand)
         if {source, target} <= set(nodes.STRINGS):
-            return _applied(strings.conversion(source, target), operand)
-        if source == target or (source in ELEMENTS and target in ELEMENTS):
-            return operand  # Conversions of arrays leave the elements as they are.
+            return _apply_strict(strings.conversion(source, target), operand)
+        if source == target or (source in ELEMENT_OIDS and target in ELEMENT_OIDS):
+            return operand  # Conversions of arrays do not change the elements.
         if (source, target) not in _CONVERSIONS:
-            raise TypeError(f"nothing converts type {source} to {target}")
-        return _applied(_CONVERSIONS[source, target], operand)
+            raise TypeError(f"no rule converts type {source} to {target}")
+        return _apply_strict(_CONVERSIONS[source, target], operand)
 
     def _call(self, node: nodes.FunctionCall) -> Evaluate:
-        with_constant = datetimes.function_of(node)
-        if with_constant is not None:
-            function, operands = with_constant
-            return _strict(function, self._each(operands))
+        bound = datetimes.bind_constant(node)
+        if bound is not None:
+            function, operands = bound
+            return _strict(function, self._compile_all(operands))
         operands = node.operands
         if node.name in arrays.COMPARING:
-            ranked = [_applied(_element_ranks(o.type_oid), self.compile(o)) for o in operands]
+            ranked = [_apply_strict(_element_ranks(o.type_oid), self.compile(o)) for o in operands]
             return _strict(arrays.COMPARING[node.name], ranked)
         if node.name == "array_position":
-            array, sought = self._each(operands)
-            items = _applied(_element_ranks(operands[0].type_oid), array)
-            return _array_position(items, _applied(rank(operands[1].type_oid), sought))
+            array, sought = self._compile_all(operands)
+            items = _apply_strict(_element_ranks(operands[0].type_oid), array)
+            return _array_position(items, _apply_strict(rank_function(operands[1].type_oid), sought))
         if node.name not in _FUNCTIONS:
-            raise TypeError(f"nothing evaluates the function {node.name}")
-        return _strict(_FUNCTIONS[node.name], self._each(operands))
+            raise TypeError(f"no rule evaluates the function {node.name}")
+        return _strict(_FUNCTIONS[node.name], self._compile_all(operands))
 
 
 # --- functions of a row ------------------------------------------------------------------
@@ -260,8 +267,8 @@ def _identity(value: Any) -> Any:
     return value
 
 
-def _once(function: Evaluate, place: int) -> Evaluate:
-    """Return a function that is evaluated once per row and keeps its value in the row."""
+def _evaluate_once(function: Evaluate, place: int) -> Evaluate:
+    """Return a function that stores its value at `place` of the row, and so is evaluated once per row."""
 
     def evaluate(row: Row) -> Any:
         value = row[place]
@@ -276,13 +283,13 @@ def _constant(value: Any) -> Evaluate:
     return lambda _row: value
 
 
-def _applied(function: Callable[[Any], Any] | None, operand: Evaluate) -> Evaluate:
-    """A strict function of one operand; a `function` of None returns the operand."""
+def _apply_strict(function: Callable[[Any], Any] | None, operand: Evaluate) -> Evaluate:
+    """A strict function of one operand; without a function, the operand itself."""
     return operand if function is None else _strict(function, [operand])
 
 
 def _strict(function: Callable[..., Any], operands: Sequence[Evaluate]) -> Evaluate:
-    """A strict function: it evaluates all operands, and returns NULL if one is NULL."""
+    """A strict function, which evaluates all operands and returns NULL if one is NULL."""
     if len(operands) == 1:
         (only,) = operands
 
@@ -315,30 +322,30 @@ def _not_distinct(left: Evaluate, right: Evaluate) -> Evaluate:
     return evaluate
 
 
-def _connected(operands: Sequence[Evaluate], decided: bool) -> Evaluate:
-    """AND or OR: operands after the first decisive one are not evaluated."""
+def _connective(operands: Sequence[Evaluate], decisive: bool) -> Evaluate:
+    """AND (`decisive` is false) or OR (true), which evaluates no operand after a decisive one."""
 
     def evaluate(row: Row) -> bool | None:
-        result: bool | None = not decided
+        result: bool | None = not decisive
         for operand in operands:
             verdict: bool | None = operand(row)
-            if verdict is decided:
-                return decided
+            if verdict is decisive:
+                return decisive
             result = None if verdict is None else result
         return result
 
     return evaluate
 
 
-def _member(subject: Evaluate, values: Sequence[Any], decided: bool) -> Evaluate:
+def _member(subject: Evaluate, values: Sequence[Any], decisive: bool) -> Evaluate:
     members = frozenset(values) - {None}
-    otherwise = None if None in values else not decided
+    otherwise = None if None in values else not decisive
 
     def evaluate(row: Row) -> bool | None:
         value = subject(row)
         if value is None:
             return None
-        return decided if value in members else otherwise
+        return decisive if value in members else otherwise
 
     return evaluate
 
@@ -351,7 +358,7 @@ def _is_truth(operand: Evaluate, truth: bool) -> Evaluate:
     return lambda row: operand(row) is truth
 
 
-def _listed(elements: Sequence[Evaluate]) -> Evaluate:
+def _array(elements: Sequence[Evaluate]) -> Evaluate:
     return lambda row: [element(row) for element in elements]
 
 
@@ -375,14 +382,14 @@ def _extreme(
 
 
 def _null_if(operands: Sequence[Evaluate], functions: Sequence[Callable[[Any], Any] | None]) -> Evaluate:
-    of_left, of_right = (_identity if function is None else function for function in functions)
+    left_rank, right_rank = (_identity if function is None else function for function in functions)
     left, right = operands
 
     def evaluate(row: Row) -> Any:
         value, other = left(row), right(row)
         if value is None or other is None:
             return value
-        return None if of_left(value) == of_right(other) else value
+        return None if left_rank(value) == right_rank(other) else value
 
     return evaluate
 
@@ -410,10 +417,10 @@ def _array_position(items: Evaluate, sought: Evaluate) -> Evaluate:
 # ------------------------------------------------------------------------------------------
 
 
-def _modified(type_oid: int, modifier: tuple[int, ...]) -> Callable[[Any], Any]:
-    """Return the cast to `numeric(p,s)`, `varchar(n)` or `character(n)` of a value of the type."""
+def _modifier_cast(type_oid: int, modifier: tuple[int, ...]) -> Callable[[Any], Any]:
+    """The cast of a value of this type to `numeric(p,s)`, `varchar(n)` or `character(n)`."""
     if type_oid != nodes.NUMERIC:
-        return strings.modified(type_oid, *modifier)
+        return strings.modifier_cast(type_oid, *modifier)
     precision, scale = (*modifier, 0)[:2]
     return lambda value: DECIMAL_FUNCTIONS["numeric"](value, precision, scale)
 
@@ -421,15 +428,15 @@ def _modified(type_oid: int, modifier: tuple[int, ...]) -> Callable[[Any], Any]:
 def _rank_functions(
     left: Node, right: Node
 ) -> tuple[Callable[[Any], Any] | None, Callable[[Any], Any] | None]:
-    """The functions that make both sides comparable; a date and a timestamp compare as timestamps."""
+    """The functions from both sides to their ranks; a date and a timestamp compare as timestamps."""
     if left.type_oid == right.type_oid:
-        return rank(left.type_oid), rank(right.type_oid)
+        return rank_function(left.type_oid), rank_function(right.type_oid)
     first, second = (midnight if side.type_oid == nodes.DATE else None for side in (left, right))
     return first, second
 
 
 def _element_ranks(array_oid: int) -> Callable[[list[Any]], list[Any]]:
-    function = rank(ELEMENTS[array_oid])
+    function = rank_function(ELEMENT_OIDS[array_oid])
 
     def ranks(items: list[Any]) -> list[Any]:
         return items if function is None else [None if item is None else function(item) for item in items]
@@ -437,8 +444,8 @@ def _element_ranks(array_oid: int) -> Callable[[list[Any]], list[Any]]:
     return ranks
 
 
-def _compares(node: Node, operator: str, subject: Node) -> TypeGuard[nodes.Comparison]:
-    """Whether an expression compares a subject with a constant of the subject's type."""
+def _compares_with_constant(node: Node, operator: str, subject: Node) -> TypeGuard[nodes.Comparison]:
+    """Whether an expression compares the subject with a constant of the subject's type."""
     return (
         isinstance(node, nodes.Comparison)
         and node.operator == operator

@@ -1,7 +1,8 @@
 """Dates, timestamps and intervals in row filters.
 
-In: days and microseconds since 1970-01-01, or infinities, none of them NULL. Out: PostgreSQL's value in the
-same form. Raises FilterValueError if the server raises an error (date.c, timestamp.c).
+In: dates as days and timestamps as microseconds since 1970-01-01, or infinities; no value is NULL. Out:
+PostgreSQL's value in the same form. Raises FilterValueError if the server raises an error (date.c,
+timestamp.c).
 """
 
 from __future__ import annotations
@@ -29,19 +30,19 @@ from pgsieve.decoding.row_filters.numeric import DECIMAL_FUNCTIONS
 from pgsieve.decoding.row_filters.strings import FilterValueError
 from pgsieve.decoding.values.datetimes import calendar_date, days_since_epoch
 
-_SECOND: Final = 1_000_000
+_SECOND: Final = 1_000_000  # microseconds
 _JULIAN_EPOCH: Final = 2_440_588  # 1970-01-01 as a Julian day; PostgreSQL's dates begin with day 0
 _DATE_END: Final = 2_147_483_494 - _JULIAN_EPOCH  # DATE_END_JULIAN
 _TIMESTAMP_END: Final = 109_203_528 - _JULIAN_EPOCH  # TIMESTAMP_END_JULIAN
 
 
-def _checked_date(days: int) -> int:
+def _require_date_range(days: int) -> int:
     if -_JULIAN_EPOCH <= days < _DATE_END:
         return days
     raise FilterValueError("date out of range", sqlstate="22008")
 
 
-def _checked_timestamp(micros: int) -> int:
+def _require_timestamp_range(micros: int) -> int:
     if -_JULIAN_EPOCH * DAY <= micros < _TIMESTAMP_END * DAY:
         return micros
     raise FilterValueError("timestamp out of range", sqlstate="22008")
@@ -51,7 +52,7 @@ def _checked_timestamp(micros: int) -> int:
 
 
 def _add_days(day: float, days: int) -> float:
-    return day if isinf(day) else _checked_date(int(day) + days)
+    return day if isinf(day) else _require_date_range(int(day) + days)
 
 
 def _days_between(left: float, right: float) -> int:
@@ -71,7 +72,7 @@ def _make_date(year: int, month: int, day: int) -> int:
     astronomical = year + 1 if year < 0 else year
     if year == 0 or not 1 <= month <= 12 or not 1 <= day <= _month_length(astronomical, month):
         raise FilterValueError("date field value out of range", sqlstate="22008")
-    return _checked_date(days_since_epoch(astronomical, month, day))
+    return _require_date_range(days_since_epoch(astronomical, month, day))
 
 
 def _is_finite(value: float) -> bool:
@@ -92,7 +93,7 @@ def _date_from_timestamp(micros: float) -> float:
 
 
 def _add_months(micros: int, months: int) -> int:
-    """The same day of another month, or the last day of a month that is too short."""
+    """Move a timestamp to the same day of another month, or to the last day if that month is too short."""
     days, clock = divmod(micros, DAY)
     year, month, day = calendar_date(days)
     years, place = divmod(month - 1 + months, 12)
@@ -101,31 +102,31 @@ def _add_months(micros: int, months: int) -> int:
 
 
 def _add_interval(interval: Interval, micros: float, sign: int = 1) -> float:
-    """Add the months, then the days, then the rest; each sum has to be in the range of timestamps."""
+    """Add the months, then the days, then the microseconds; each sum must be in the range of timestamps."""
     if isinf(micros):
         return micros
-    sum_ = int(micros)
+    result = int(micros)
     if interval.months:
-        sum_ = _checked_timestamp(_add_months(sum_, sign * interval.months))
+        result = _require_timestamp_range(_add_months(result, sign * interval.months))
     if interval.days:
-        sum_ = _checked_timestamp(sum_ + sign * interval.days * DAY)
-    return _checked_timestamp(sum_ + sign * interval.microseconds)
+        result = _require_timestamp_range(result + sign * interval.days * DAY)
+    return _require_timestamp_range(result + sign * interval.microseconds)
 
 
 def _add_time(day: float, time: str) -> float:
-    """Date + time; the time is the text HH:MM:SS[.ffffff]."""
+    """The timestamp of a date and of a time HH:MM:SS[.ffffff]."""
     start = _timestamp_from_date(day)
     if isinf(start):
         return start
     hours, minutes, seconds = time.split(":")
     clock = (int(hours) * 60 + int(minutes)) * 60 * _SECOND + int(Decimal(seconds).scaleb(6))
-    return _checked_timestamp(int(start) + clock)
+    return _require_timestamp_range(int(start) + clock)
 
 
 def _time_between(left: float, right: float) -> int:
-    """Timestamp - timestamp, as the number by which intervals are compared.
+    """Timestamp - timestamp, in microseconds.
 
-    It fails for infinities, as servers before 17 do.
+    Raises FilterValueError for infinities, as servers before 17 do.
     """
     if isinf(left) or isinf(right):
         raise FilterValueError("cannot subtract infinite timestamps", sqlstate="22008")
@@ -147,7 +148,7 @@ def _day_of_year(days: int) -> int:
 
 
 def _week(days: int) -> int:
-    """The number of the ISO week; a week belongs to the year of its Thursday (ISO 8601)."""
+    """The number of the ISO 8601 week; a week belongs to the year of its Thursday."""
     return (_day_of_year(days - _weekday(days) + 3) + 6) // 7
 
 
@@ -161,7 +162,7 @@ def _iso_year(days: int) -> int:
 
 
 def _span_of_years(size: int, days: int) -> int:
-    """The number of the century or millennium: 1 begins with year 1, and follows -1; there is no 0."""
+    """The number of the century or millennium: number 1 begins with year 1 and follows number -1."""
     year, _, _ = calendar_date(days)
     return (year + size - 1) // size if year > 0 else -((size - year) // size)
 
@@ -171,7 +172,7 @@ def _decade(days: int) -> int:
     return year // 10 if year >= 0 else -((9 - year) // 10)
 
 
-_OF_DAY: Final[Mapping[str, Callable[[int], int]]] = MappingProxyType(
+_DAY_FIELDS: Final[Mapping[str, Callable[[int], int]]] = MappingProxyType(
     {
         "year": _year,
         "isoyear": _iso_year,
@@ -190,8 +191,10 @@ _OF_DAY: Final[Mapping[str, Callable[[int], int]]] = MappingProxyType(
     }
 )
 #: Fields that are infinite for an infinite date; others are NULL (NonFiniteTimestampTzPart() in timestamp.c).
-_MONOTONIC: Final = frozenset(("year", "isoyear", "decade", "century", "millennium", "julian", "epoch"))
-_OF_CLOCK: Final[Mapping[str, Callable[[int], int]]] = MappingProxyType(
+_FIELDS_OF_INFINITY: Final = frozenset(
+    ("year", "isoyear", "decade", "century", "millennium", "julian", "epoch")
+)
+_CLOCK_FIELDS: Final[Mapping[str, Callable[[int], int]]] = MappingProxyType(
     {
         "hour": lambda micros: micros % DAY // (3600 * _SECOND),
         "minute": lambda micros: micros // (60 * _SECOND) % 60,
@@ -206,9 +209,8 @@ def _julian_day(micros: int) -> Decimal:
     return DECIMAL_FUNCTIONS["numeric_add"](Decimal(days + _JULIAN_EPOCH), part)
 
 
-#: Fields with a fraction, as numeric and as double precision, which rounds as C does
-#: (timestamp_part_common()).
-_FRACTIONAL: Final[Mapping[str, Callable[[int], Decimal]]] = MappingProxyType(
+#: Fields with a fraction: as numeric, and as double precision with the rounding of timestamp_part_common().
+_FRACTIONAL_FIELDS: Final[Mapping[str, Callable[[int], Decimal]]] = MappingProxyType(
     {
         "second": lambda micros: Decimal(micros % (60 * _SECOND)).scaleb(-6),
         "milliseconds": lambda micros: Decimal(micros % (60 * _SECOND)).scaleb(-3),
@@ -216,7 +218,7 @@ _FRACTIONAL: Final[Mapping[str, Callable[[int], Decimal]]] = MappingProxyType(
         "julian": _julian_day,
     }
 )
-_FRACTIONAL_DOUBLE: Final[Mapping[str, Callable[[int], float]]] = MappingProxyType(
+_FRACTIONAL_FIELDS_AS_DOUBLE: Final[Mapping[str, Callable[[int], float]]] = MappingProxyType(
     {
         "second": lambda micros: micros // _SECOND % 60 + micros % _SECOND / 1e6,
         "milliseconds": lambda micros: micros // _SECOND % 60 * 1000.0 + micros % _SECOND / 1000.0,
@@ -229,11 +231,11 @@ _FRACTIONAL_DOUBLE: Final[Mapping[str, Callable[[int], float]]] = MappingProxyTy
 
 
 def _field_of_infinity(field: str, value: float) -> float | None:
-    return value if field in _MONOTONIC else None
+    return value if field in _FIELDS_OF_INFINITY else None
 
 
 def _field_of_date(field: str, day: float) -> float | None:
-    return _field_of_infinity(field, day) if isinf(day) else _OF_DAY[field](int(day))
+    return _field_of_infinity(field, day) if isinf(day) else _DAY_FIELDS[field](int(day))
 
 
 def _field_of_timestamp(
@@ -242,12 +244,12 @@ def _field_of_timestamp(
     if isinf(micros):
         return _field_of_infinity(field, micros)
     moment = int(micros)
-    compute = fractional.get(field) or _OF_CLOCK.get(field)
-    return _OF_DAY[field](moment // DAY) if compute is None else compute(moment)
+    compute = fractional.get(field) or _CLOCK_FIELDS.get(field)
+    return _DAY_FIELDS[field](moment // DAY) if compute is None else compute(moment)
 
 
 def _field_of_midnight(field: str, day: float) -> float | Decimal | None:
-    return _field_of_timestamp(_FRACTIONAL_DOUBLE, field, _timestamp_from_date(day))
+    return _field_of_timestamp(_FRACTIONAL_FIELDS_AS_DOUBLE, field, _timestamp_from_date(day))
 
 
 _UNITS: Final = MappingProxyType(
@@ -269,12 +271,12 @@ _FIRST_YEARS: Final[Mapping[str, Callable[[int], int]]] = MappingProxyType(
 
 
 def _first_year(size: int, number: int) -> int:
-    """The first year of a century or millennium; here 1 BC is year 0."""
+    """The first year of a century or millennium; the year 0 is 1 BC."""
     return number * size - size + 1 if number > 0 else number * size + 1
 
 
-def _truncated(field: str, micros: float) -> float:
-    """Set the smaller fields to their least values (date_trunc)."""
+def _truncate(field: str, micros: float) -> float:
+    """date_trunc: set all fields smaller than this one to their least values."""
     if isinf(micros):
         return micros
     if field in _UNITS:
@@ -282,26 +284,28 @@ def _truncated(field: str, micros: float) -> float:
     days = int(micros) // DAY
     year, month, _ = calendar_date(days)
     if field == "week":
-        return _checked_timestamp((days - _weekday(days)) * DAY)
+        return _require_timestamp_range((days - _weekday(days)) * DAY)
     first = month if field == "month" else (month - 1) // 3 * 3 + 1 if field == "quarter" else 1
     year = _FIRST_YEARS[field](days) if field in _FIRST_YEARS else year
-    return _checked_timestamp(days_since_epoch(year, first, 1) * DAY)
+    return _require_timestamp_range(days_since_epoch(year, first, 1) * DAY)
 
 
 # --- functions ---------------------------------------------------------------------------
 
-_OF_FIELD: Final[Mapping[str, Callable[[str, float], Any]]] = MappingProxyType(
+_FIELD_FUNCTIONS: Final[Mapping[str, Callable[[str, float], Any]]] = MappingProxyType(
     {
         "extract_date": _field_of_date,
-        "extract_timestamp": partial(_field_of_timestamp, _FRACTIONAL),
-        "timestamp_part": partial(_field_of_timestamp, _FRACTIONAL_DOUBLE),
+        "extract_timestamp": partial(_field_of_timestamp, _FRACTIONAL_FIELDS),
+        "timestamp_part": partial(_field_of_timestamp, _FRACTIONAL_FIELDS_AS_DOUBLE),
         "date_part_date": _field_of_midnight,
-        "timestamp_trunc": _truncated,
+        "timestamp_trunc": _truncate,
     }
 )
-_RESULTS: Final[Mapping[int, Callable[[float], Any]]] = MappingProxyType({NUMERIC: Decimal, FLOAT8: float})
+_RESULT_CONVERSIONS: Final[Mapping[int, Callable[[float], Any]]] = MappingProxyType(
+    {NUMERIC: Decimal, FLOAT8: float}
+)
 
-_WITH_INTERVAL: Final[Mapping[str, Callable[[Interval, float], float]]] = MappingProxyType(
+_INTERVAL_FUNCTIONS: Final[Mapping[str, Callable[[Interval, float], float]]] = MappingProxyType(
     {
         "timestamp_pl_interval": _add_interval,
         "timestamp_mi_interval": partial(_add_interval, sign=-1),
@@ -311,39 +315,39 @@ _WITH_INTERVAL: Final[Mapping[str, Callable[[Interval, float], float]]] = Mappin
 )
 
 
-def function_of(node: FunctionCall) -> tuple[Callable[..., Any], tuple[Node, ...]] | None:
-    """Return a function with its constant operand bound, and its other operands.
+def bind_constant(node: FunctionCall) -> tuple[Callable[..., Any], tuple[Node, ...]] | None:
+    """Return a function with its constant field name or interval bound, and its other operands.
 
-    The constant is a field's name or an interval. The result is None for other functions.
+    None for a function without such a constant.
     """
-    if node.name in _OF_FIELD:
+    if node.name in _FIELD_FUNCTIONS:
         field, value = node.operands
         assert isinstance(field, Constant)
-        compute = partial(_OF_FIELD[node.name], str(field.value).lower())
-        convert = _RESULTS.get(node.type_oid)
-        return (compute if convert is None else _converted(compute, convert)), (value,)
-    if node.name in _WITH_INTERVAL:
+        compute = partial(_FIELD_FUNCTIONS[node.name], str(field.value).lower())
+        convert = _RESULT_CONVERSIONS.get(node.type_oid)
+        return (compute if convert is None else _convert_result(compute, convert)), (value,)
+    if node.name in _INTERVAL_FUNCTIONS:
         interval, other = sorted(node.operands, key=lambda operand: operand.type_oid != INTERVAL)
         assert isinstance(interval, Constant)
         assert isinstance(interval.value, Interval)
-        return partial(_WITH_INTERVAL[node.name], interval.value), (other,)
+        return partial(_INTERVAL_FUNCTIONS[node.name], interval.value), (other,)
     return None
 
 
-def _converted(
+def _convert_result(
     compute: Callable[[float], float | None], convert: Callable[[float], Any]
 ) -> Callable[[float], Any]:
-    def of(value: float) -> Any:
+    def convert_field(value: float) -> Any:
         result = compute(value)
         return None if result is None else convert(result)
 
-    return of
+    return convert_field
 
 
 CONVERSIONS: Final = MappingProxyType(
     {(DATE, TIMESTAMP): _timestamp_from_date, (TIMESTAMP, DATE): _date_from_timestamp}
 )
-"""Casts, by source and target."""
+"""Casts, by the type oids of source and target."""
 
 FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
     {
@@ -360,4 +364,4 @@ FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
         "timestamp_mi": _time_between,
     }
 )
-"""Functions of dates and times, by `prosrc`, without those that `function_of` makes."""
+"""Functions of dates and times by `prosrc`, except those of `bind_constant`."""

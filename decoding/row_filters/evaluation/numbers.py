@@ -29,7 +29,7 @@ from pgsieve.decoding.row_filters.nodes import (
     INTEGERS,
     NUMERIC,
 )
-from pgsieve.decoding.row_filters.numeric import DECIMAL_FUNCTIONS, OF_DECIMAL, printed
+from pgsieve.decoding.row_filters.numeric import DECIMAL_FUNCTIONS, DECIMAL_TO_INTEGER, numeric_text
 from pgsieve.decoding.row_filters.strings import INTEGER_FUNCTIONS, FilterValueError
 
 _BITS: Final = MappingProxyType({INT2: (16, "smallint"), INT4: (32, "integer"), INT8: (64, "bigint")})
@@ -46,8 +46,8 @@ def _division_by_zero() -> FilterValueError:
 # --- integers ----------------------------------------------------------------------------
 
 
-def _fitting(compute: Callable[..., int], type_oid: int) -> Callable[..., int]:
-    """The same function, which raises an error for a result out of the integer type's range."""
+def _with_range_check(compute: Callable[..., int], type_oid: int) -> Callable[..., int]:
+    """Return the function with a check that the result is in the integer type's range."""
     bits, name = _BITS[type_oid]
     limit = 1 << bits - 1
 
@@ -63,21 +63,21 @@ def _fitting(compute: Callable[..., int], type_oid: int) -> Callable[..., int]:
 def _quotient(left: int, right: int) -> int:
     if right == 0:
         raise _division_by_zero()
-    size = abs(left) // abs(right)
-    return size if (left < 0) == (right < 0) else -size
+    magnitude = abs(left) // abs(right)
+    return magnitude if (left < 0) == (right < 0) else -magnitude
 
 
 def _remainder(left: int, right: int) -> int:
     if right == 0:
         raise _division_by_zero()
-    size = abs(left) % abs(right)
-    return -size if left < 0 else size
+    magnitude = abs(left) % abs(right)
+    return -magnitude if left < 0 else magnitude
 
 
 _INTEGER_ARITHMETIC: Final = MappingProxyType({"+": add, "-": sub, "*": mul, "/": _quotient, "%": _remainder})
 
 
-def _inverted(value: int) -> int:
+def _invert_bits(value: int) -> int:
     return ~value
 
 
@@ -87,11 +87,11 @@ def _hexadecimal(bits: int) -> Callable[[int], str]:
 
 # --- floating point ----------------------------------------------------------------------
 
-_WHOLE: Final = float(1 << 52)  # From here on a double has no fraction.
+_MIN_DOUBLE_WITHOUT_FRACTION: Final = float(1 << 52)
 
 
-def _single(value: float) -> float:
-    """Round to single precision; a value that is too great becomes infinite."""
+def _round_to_single(value: float) -> float:
+    """Round to single precision; a value beyond its range becomes infinite."""
     return c_float(value).value
 
 
@@ -103,61 +103,64 @@ def _underflow() -> NoReturn:
     raise FilterValueError("value out of range: underflow", sqlstate="22003")
 
 
-def _added(
-    compute: Callable[[float, float], float], rounded: Callable[[float], float]
+def _float_addition(
+    compute: Callable[[float, float], float], round_result: Callable[[float], float]
 ) -> Callable[..., float]:
-    def of(left: float, right: float) -> float:
-        result = rounded(compute(left, right))
+    def compute_checked(left: float, right: float) -> float:
+        result = round_result(compute(left, right))
         if math.isinf(result) and not math.isinf(left) and not math.isinf(right):
             _overflow()
         return result
 
-    return of
+    return compute_checked
 
 
-def _multiplied(rounded: Callable[[float], float]) -> Callable[..., float]:
-    def of(left: float, right: float) -> float:
-        result = rounded(left * right)
+def _float_multiplication(round_result: Callable[[float], float]) -> Callable[..., float]:
+    def compute_checked(left: float, right: float) -> float:
+        result = round_result(left * right)
         if math.isinf(result) and not math.isinf(left) and not math.isinf(right):
             _overflow()
         if result == 0 and left != 0 and right != 0:
             _underflow()
         return result
 
-    return of
+    return compute_checked
 
 
-def _divided(rounded: Callable[[float], float]) -> Callable[..., float]:
-    def of(left: float, right: float) -> float:
+def _float_division(round_result: Callable[[float], float]) -> Callable[..., float]:
+    def compute_checked(left: float, right: float) -> float:
         if math.isnan(left) or math.isnan(right):
             return math.nan
         if right == 0:
             raise _division_by_zero()
-        result = rounded(left / right)
+        result = round_result(left / right)
         if math.isinf(result) and not math.isinf(left):
             _overflow()
         if result == 0 and left != 0 and not math.isinf(right):
             _underflow()
         return result
 
-    return of
+    return compute_checked
 
 
 def _float_arithmetic(type_oid: int) -> Mapping[str, Callable[..., float]]:
-    # For real, a rounding to double first changes nothing: 53 bits are more than 2 * 24 + 1.
-    rounded = _single if type_oid == FLOAT4 else _identity
+    # For real, rounding to double precision first does no harm: 53 bits are more than 2 * 24 + 1.
+    round_result = _round_to_single if type_oid == FLOAT4 else _identity
     return {
-        "+": _added(add, rounded), "-": _added(sub, rounded), "*": _multiplied(rounded), "/": _divided(rounded),
-    }  # fmt: skip
+        "+": _float_addition(add, round_result),
+        "-": _float_addition(sub, round_result),
+        "*": _float_multiplication(round_result),
+        "/": _float_division(round_result),
+    }
 
 
-def _towards(compute: Callable[[float], int]) -> Callable[[float], float]:
-    """Round with this function; NaN, infinities and whole numbers stay as they are."""
-    return lambda value: float(compute(value)) if abs(value) < _WHOLE else value
+def _float_rounding(compute: Callable[[float], int]) -> Callable[[float], float]:
+    """Return a rounding by this function; it does not change NaN, infinities and whole numbers."""
+    return lambda value: float(compute(value)) if abs(value) < _MIN_DOUBLE_WITHOUT_FRACTION else value
 
 
 def _float_sign(value: float) -> float:
-    return float((value > 0) - (value < 0))  # 0 for NaN, for which both comparisons are false
+    return float((value > 0) - (value < 0))  # 0 for NaN
 
 
 def _float_root(value: float) -> float:
@@ -174,9 +177,9 @@ _NUMERIC_ARITHMETIC: Final = MappingProxyType(
 
 
 def arithmetic(operator: str, type_oid: int) -> Callable[..., Any]:
-    """Return `+ - * / %` of two numbers of one type."""
+    """Return the function of `+ - * / %` for two numbers of one type."""
     if type_oid in INTEGERS:
-        return _fitting(_INTEGER_ARITHMETIC[operator], type_oid)
+        return _with_range_check(_INTEGER_ARITHMETIC[operator], type_oid)
     if type_oid in FLOATS:
         return _float_arithmetic(type_oid)[operator]
     return DECIMAL_FUNCTIONS[_NUMERIC_ARITHMETIC[operator]]
@@ -186,12 +189,12 @@ def arithmetic(operator: str, type_oid: int) -> Callable[..., Any]:
 
 
 def _real_from_integer(value: int) -> float:
-    """Round once; through double precision the value would be rounded twice."""
+    """Round once; a detour through double precision would round twice."""
     return float(np.int64(value).astype(np.float32))
 
 
-def _rounded_integer(value: float, bits: int, name: str) -> int:
-    """Round half to even; fails beyond the integer's range and for NaN."""
+def _integer_from_float(value: float, bits: int, name: str) -> int:
+    """Round half to even; raises FilterValueError for NaN and out of the integer's range."""
     limit = float(1 << bits - 1)
     if math.isfinite(value) and -limit <= (whole := round(value)) < limit:
         return whole
@@ -199,7 +202,7 @@ def _rounded_integer(value: float, bits: int, name: str) -> int:
 
 
 def _real_from_double(value: float) -> float:
-    result = _single(value)
+    result = _round_to_single(value)
     if math.isinf(result) and not math.isinf(value):
         _overflow()
     if result == 0 and value != 0:
@@ -208,20 +211,20 @@ def _real_from_double(value: float) -> float:
 
 
 def _float_from_numeric(convert: Callable[[Decimal], float]) -> Callable[[Decimal], float]:
-    """The same conversion, which raises an error for a number out of the type's range (float8in_internal)."""
+    """Return the conversion with a check for numbers out of the type's range (float8in_internal)."""
 
-    def of(value: Decimal) -> float:
+    def compute_checked(value: Decimal) -> float:
         result = convert(value)
         if (math.isinf(result) and value.is_finite()) or (result == 0 and value != 0):
             raise FilterValueError("out of range for type double precision or real", sqlstate="22003")
         return result
 
-    return of
+    return compute_checked
 
 
 def _real_from_decimal(value: Decimal) -> float:
-    # Arrow rounds a text once; through double precision the value would be rounded twice.
-    result: float = pa.scalar(printed(value)).cast(pa.float32()).as_py()
+    # Arrow rounds a text once; a detour through double precision would round twice.
+    result: float = pa.scalar(numeric_text(value)).cast(pa.float32()).as_py()
     return result
 
 
@@ -237,42 +240,46 @@ def _conversions() -> dict[tuple[int, int], Callable[[Any], Any]]:
         (BOOL, INT4): int,
     }
     for integer, (bits, name) in _BITS.items():
-        rounded = partial(_rounded_integer, bits=bits, name=name)
+        round_result = partial(_integer_from_float, bits=bits, name=name)
         conversions |= {
             (integer, NUMERIC): Decimal,
             (integer, FLOAT4): _real_from_integer,
             (integer, FLOAT8): float,
-            (NUMERIC, integer): OF_DECIMAL[f"numeric_int{bits // 8}"],
-            **dict.fromkeys(((FLOAT4, integer), (FLOAT8, integer)), rounded),
-            **{(source, integer): _fitting(_identity, integer) for source in INTEGERS if source != integer},
+            (NUMERIC, integer): DECIMAL_TO_INTEGER[f"numeric_int{bits // 8}"],
+            **dict.fromkeys(((FLOAT4, integer), (FLOAT8, integer)), round_result),
+            **{
+                (source, integer): _with_range_check(_identity, integer)
+                for source in INTEGERS
+                if source != integer
+            },
         }
     return conversions
 
 
 CONVERSIONS: Final = MappingProxyType(_conversions())
-"""Casts between numbers and boolean, by source and target."""
+"""Casts between numbers, and between integer and boolean, by the type oids of source and target."""
 
 FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
     {
         **DECIMAL_FUNCTIONS,
-        **OF_DECIMAL,
+        **DECIMAL_TO_INTEGER,
         **INTEGER_FUNCTIONS,
-        **{f"int{bits // 8}abs": _fitting(abs, oid) for oid, (bits, _) in _BITS.items()},
-        **{f"int{bits // 8}um": _fitting(neg, oid) for oid, (bits, _) in _BITS.items()},
+        **{f"int{bits // 8}abs": _with_range_check(abs, oid) for oid, (bits, _) in _BITS.items()},
+        **{f"int{bits // 8}um": _with_range_check(neg, oid) for oid, (bits, _) in _BITS.items()},
         **dict.fromkeys(("float4abs", "float8abs"), abs),
         **dict.fromkeys(("float4um", "float8um"), neg),
         **dict.fromkeys(("int2up", "int4up", "int8up", "float4up", "float8up"), _identity),
         **dict.fromkeys(("int2and", "int4and", "int8and"), and_),
         **dict.fromkeys(("int2or", "int4or", "int8or"), or_),
         **dict.fromkeys(("int2xor", "int4xor", "int8xor"), xor),
-        **dict.fromkeys(("int2not", "int4not", "int8not"), _inverted),
+        **dict.fromkeys(("int2not", "int4not", "int8not"), _invert_bits),
         "to_hex32": _hexadecimal(32),
         "to_hex64": _hexadecimal(64),
         "dsign": _float_sign,
-        "dceil": _towards(math.ceil),
-        "dfloor": _towards(math.floor),
-        "dround": _towards(round),
-        "dtrunc": _towards(math.trunc),
+        "dceil": _float_rounding(math.ceil),
+        "dfloor": _float_rounding(math.floor),
+        "dround": _float_rounding(round),
+        "dtrunc": _float_rounding(math.trunc),
         "dsqrt": _float_root,
     }
 )

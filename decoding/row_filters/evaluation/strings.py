@@ -18,14 +18,14 @@ import pyarrow.compute as pc
 from pgsieve.decoding.row_filters.nodes import BOOL, BPCHAR, STRINGS, VARCHAR
 from pgsieve.decoding.row_filters.strings import STRING_FUNCTIONS, FilterValueError
 
-_LEAST_INTEGER: Final = -(1 << 31)
+_MIN_INTEGER: Final = -(1 << 31)
 _Sequence = TypeVar("_Sequence", str, bytes)
 
 # --- parts -------------------------------------------------------------------------------
 
 
 def _substring(value: _Sequence, start: int, length: int | None = None) -> _Sequence:
-    """Take `length` characters or bytes from `start` on, which may be less than 1 (text_substring)."""
+    """Return `length` characters or bytes from `start` on, which may be less than 1 (text_substring)."""
     first = max(start, 1) - 1
     if length is None:
         return value[first:]
@@ -35,18 +35,18 @@ def _substring(value: _Sequence, start: int, length: int | None = None) -> _Sequ
 
 
 def _left(text: str, count: int) -> str:
-    """Take the first characters; for a negative count, all but the last ones."""
+    """Return the first `count` characters, or for a negative count all but the last ones."""
     return text[:count]
 
 
 def _right(text: str, count: int) -> str:
-    """Take the last characters; for a negative count, all but the first ones."""
+    """Return the last `count` characters, or for a negative count all but the first ones."""
     return text[max(len(text) - count, 0) :] if count >= 0 else text[-count:]
 
 
 def _right_before_19(text: str, count: int) -> str:
-    # Before 19, the negation of the least integer overflowed to itself, and the result was the whole text.
-    return text if count == _LEAST_INTEGER else _right(text, count)
+    # Before 19, the negation of the least integer overflows to itself, and the result is the whole text.
+    return text if count == _MIN_INTEGER else _right(text, count)
 
 
 def _split_part(text: str, delimiter: str, place: int) -> str:
@@ -64,11 +64,11 @@ def _position(text: str, sought: str) -> int:
 # --- changes -----------------------------------------------------------------------------
 
 
-def _replaced(text: str, old: str, new: str) -> str:
+def _replace(text: str, old: str, new: str) -> str:
     return text.replace(old, new) if old else text
 
 
-def _translated(text: str, characters: str, replacements: str) -> str:
+def _translate(text: str, characters: str, replacements: str) -> str:
     """Replace each character by the replacement at the same position; remove characters without one."""
     table: dict[int, str] = {}
     for place, character in enumerate(characters):
@@ -77,27 +77,27 @@ def _translated(text: str, characters: str, replacements: str) -> str:
 
 
 def _padding(text: str, length: int, fill: str) -> str:
-    room = length - len(text)
-    return (fill * (room // len(fill) + 1))[:room] if fill and room > 0 else ""
+    missing = length - len(text)
+    return (fill * (missing // len(fill) + 1))[:missing] if fill and missing > 0 else ""
 
 
-def _padded_left(text: str, length: int, fill: str = " ") -> str:
+def _pad_left(text: str, length: int, fill: str = " ") -> str:
     return _padding(text, length, fill) + text[: max(length, 0)]
 
 
-def _padded_right(text: str, length: int, fill: str = " ") -> str:
+def _pad_right(text: str, length: int, fill: str = " ") -> str:
     return text[: max(length, 0)] + _padding(text, length, fill)
 
 
-def _concatenated(left: _Sequence, right: _Sequence) -> _Sequence:
+def _concatenate(left: _Sequence, right: _Sequence) -> _Sequence:
     return left + right
 
 
-def _repeated(text: str, count: int) -> str:
+def _repeat(text: str, count: int) -> str:
     return text * count
 
 
-def _reversed(text: str) -> str:
+def _reverse(text: str) -> str:
     return text[::-1]
 
 
@@ -124,7 +124,7 @@ def _md5(value: bytes) -> str:
 
 
 def conversion(source: int, target: int) -> Callable[[str], str] | None:
-    """The cast between two string types; None if it changes nothing."""
+    """The cast between two string types, or None if it changes nothing."""
     if not {source, target} <= set(STRINGS):
         return None
     return (lambda text: text.rstrip(" ")) if source == BPCHAR != target else None
@@ -135,14 +135,11 @@ def _boolean_text(value: bool) -> str:
 
 
 CONVERSIONS: Final = MappingProxyType({(BOOL, target): _boolean_text for target in STRINGS})
-"""Casts to strings, by source and target."""
+"""Casts to strings, by the type oids of source and target."""
 
 
-def modified(type_oid: int, length: int) -> Callable[[str], str]:
-    """Return the explicit cast to `varchar(n)` or `character(n)`: it cuts a string.
-
-    For character it also pads the string.
-    """
+def modifier_cast(type_oid: int, length: int) -> Callable[[str], str]:
+    """The explicit cast to `varchar(length)`, which cuts, or `character(length)`, which also pads."""
     if type_oid == VARCHAR:
         return lambda text: text[:length]
     return lambda text: text[:length].ljust(length)
@@ -152,7 +149,7 @@ def modified(type_oid: int, length: int) -> Callable[[str], str]:
 
 
 def _like_parts(pattern: str) -> Iterator[str]:
-    """The pieces of a pattern between percent signs, each as a regular expression."""
+    """The pieces of a pattern between percent signs, as regular expressions."""
     part: list[str] = []
     characters = iter(pattern)
     for character in characters:
@@ -167,7 +164,7 @@ def _like_parts(pattern: str) -> Iterator[str]:
 
 
 def like(pattern: str) -> Callable[[str], bool]:
-    r"""The match of a pattern with a backslash before each literal %, _ and \."""
+    r"""The match of a LIKE pattern with a backslash before each literal %, _ and \."""
     first, *rest = _like_parts(pattern)
     if rest:
         *middle, last = rest
@@ -178,19 +175,19 @@ def like(pattern: str) -> Callable[[str], bool]:
 
 
 def like_expression(pattern: str) -> str:
-    """The same pattern as a regular expression of RE2, which matches in one pass."""
+    """The same pattern as a regular expression of RE2."""
     return rf"(?s)\A{'.*'.join(_like_parts(pattern))}\z"
 
 
 def regex(pattern: str) -> Callable[[str], bool]:
-    """The search for a pattern that `pgsieve.decoding.row_filters.regex` translated."""
+    """The search for a regular expression in RE2's syntax."""
     return lambda text: bool(pc.match_substring_regex(pa.scalar(text), pattern).as_py())
 
 
 FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
     {
         **STRING_FUNCTIONS,
-        **dict.fromkeys(("textcat", "byteacat"), _concatenated),
+        **dict.fromkeys(("textcat", "byteacat"), _concatenate),
         **dict.fromkeys(("textlen", "byteaoctetlen"), len),
         "bpcharlen": _unpadded_length,
         **dict.fromkeys(("textoctetlen", "bpcharoctetlen"), _octet_length),
@@ -205,13 +202,13 @@ FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
         **dict.fromkeys(("btrim", "btrim1"), lambda text, characters=" ": text.strip(characters)),
         **dict.fromkeys(("ltrim", "ltrim1"), lambda text, characters=" ": text.lstrip(characters)),
         **dict.fromkeys(("rtrim", "rtrim1"), lambda text, characters=" ": text.rstrip(characters)),
-        "replace_text": _replaced,
-        "translate": _translated,
-        "repeat": _repeated,
-        "text_reverse": _reversed,
+        "replace_text": _replace,
+        "translate": _translate,
+        "repeat": _repeat,
+        "text_reverse": _reverse,
         "split_part": _split_part,
-        "lpad": _padded_left,
-        "rpad": _padded_right,
+        "lpad": _pad_left,
+        "rpad": _pad_right,
         "ascii": _ascii,
         "md5_text": lambda text: _md5(text.encode()),
         "md5_bytea": _md5,

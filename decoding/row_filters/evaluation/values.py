@@ -1,4 +1,4 @@
-"""Values of a row filter in Python: from Arrow, from constants, and as ranks for comparisons.
+"""A row filter's values in Python: made from Arrow or from constants, and ranked for comparisons.
 
 | PostgreSQL                        | Python |
 |-----------------------------------|--------|
@@ -6,12 +6,13 @@
 | real                              | a float with the value of a single precision number |
 | date                              | days since 1970-01-01, or an infinity |
 | timestamp, timestamptz            | microseconds since 1970-01-01, or an infinity |
-| interval                          | the microseconds by which it is compared (interval_cmp_value) |
-| time, uuid                        | text, which has the same order |
+| interval                          | the microseconds by which PostgreSQL compares it (interval_cmp_value) |
+| time, uuid                        | text with the same order |
 | arrays                            | a list |
-| any other type                    | True if not NULL, as a filter can only ask for NULL |
+| boolean, bytea, other numbers and strings | bool, bytes, int, float, str |
+| any other type                    | True if not NULL, because a filter can only test it for NULL |
 
-Raises nothing for values that `pgsieve.decoding.values.types` makes.
+Raises nothing for values with the Arrow types of `pgsieve.decoding.values.types`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import pyarrow as pa
 
 from pgsieve.decoding.row_filters import nodes, numeric
 from pgsieve.decoding.row_filters.strings import STRING_FUNCTIONS
-from pgsieve.decoding.values.builtin_types import ELEMENTS
+from pgsieve.decoding.values.builtin_types import ELEMENT_OIDS
 from pgsieve.decoding.values.datetimes import (
     DATE_INFINITY,
     DATE_MINUS_INFINITY,
@@ -35,7 +36,7 @@ from pgsieve.decoding.values.datetimes import (
     TIMESTAMP_MINUS_INFINITY,
 )
 
-DAY: Final = 86_400_000_000
+DAY: Final = 86_400_000_000  # microseconds
 
 _DATES: Final = MappingProxyType({DATE_INFINITY: inf, DATE_MINUS_INFINITY: -inf})
 _TIMESTAMPS: Final = MappingProxyType({TIMESTAMP_INFINITY: inf, TIMESTAMP_MINUS_INFINITY: -inf})
@@ -57,14 +58,14 @@ def _instant(micros: int) -> float:
 
 
 def _numeric(value: Decimal | str) -> Decimal:
-    return numeric.parsed(value) if isinstance(value, str) else value
+    return numeric.decimal_from_text(value) if isinstance(value, str) else value
 
 
 def _interval(text: str) -> int:
     return int(str(STRING_FUNCTIONS["interval_cmp_value"](text)))
 
 
-#: The Arrow type to cast values to, None for no cast, and the conversion of the resulting Python values.
+#: By type oid: the Arrow type to which values are cast, or None, and the conversion of their Python values.
 _FROM_ARROW: Final[dict[int, tuple[pa.DataType | None, Callable[[Any], Any]]]] = {
     **dict.fromkeys(
         (nodes.BOOL, nodes.BYTEA, nodes.TIME, nodes.UUID, *nodes.INTEGERS, *nodes.FLOATS, *nodes.STRINGS),
@@ -79,8 +80,8 @@ _FROM_ARROW: Final[dict[int, tuple[pa.DataType | None, Callable[[Any], Any]]]] =
 
 
 def python_values(column: pa.Array, type_oid: int) -> list[Any]:
-    """Return the values of a column of this PostgreSQL type, as the table above says."""
-    element_oid = ELEMENTS.get(type_oid, type_oid)
+    """Return the values of a column of this PostgreSQL type, in the form of the module's table."""
+    element_oid = ELEMENT_OIDS.get(type_oid, type_oid)
     if element_oid not in _FROM_ARROW:
         return [True if valid else None for valid in column.is_valid().to_pylist()]
     arrow, convert = _FROM_ARROW[element_oid]
@@ -101,17 +102,17 @@ def python_values(column: pa.Array, type_oid: int) -> list[Any]:
 
 
 def constant_value(value: nodes.ConstantValue) -> Any:
-    """Return a constant's value, as the table above says."""
+    """Return a constant's value in the form of the module's table."""
     match value:
         case Decimal():
-            return numeric.written_out(value)
+            return numeric.expand_exponent(value)
         case nodes.Infinity(sign=sign):
             return sign * inf
         case nodes.Interval():
-            return nodes.compared_microseconds(value)
+            return nodes.comparison_microseconds(value)
         case datetime():
-            since = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
-            return (since - datetime(1970, 1, 1, tzinfo=UTC)) // _MICROSECOND
+            instant = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
+            return (instant - datetime(1970, 1, 1, tzinfo=UTC)) // _MICROSECOND
         case date():
             return (value - date(1970, 1, 1)).days
         case _:
@@ -122,12 +123,12 @@ def constant_value(value: nodes.ConstantValue) -> Any:
 
 
 def _float_rank(value: float) -> tuple[bool, float]:
-    """The sort key of floats: NaN is equal to itself and the greatest."""
+    """The rank of a float: NaN equals NaN and is the greatest."""
     return (False, value) if value == value else (True, 0.0)  # noqa: PLR0124
 
 
-def _unpadded(text: str) -> str:
-    """The text without the padding of character(n), which comparisons ignore (section 8.3)."""
+def _strip_padding(text: str) -> str:
+    """Return the text without the padding of character(n), which comparisons ignore."""
     return text.rstrip(" ")
 
 
@@ -135,31 +136,30 @@ _RANKS: Final[dict[int, Callable[[Any], Any]]] = {
     nodes.NUMERIC: numeric.rank,
     nodes.FLOAT4: _float_rank,
     nodes.FLOAT8: _float_rank,
-    nodes.BPCHAR: _unpadded,
+    nodes.BPCHAR: _strip_padding,
 }
 
 
 def midnight(days: float) -> float:
-    """A date as a timestamp, which may be beyond PostgreSQL's range of timestamps."""
+    """A date as a timestamp, possibly beyond PostgreSQL's range of timestamps."""
     return days * DAY
 
 
-def rank(type_oid: int) -> Callable[[Any], Any] | None:
-    """The function from a value to its rank.
+def rank_function(type_oid: int) -> Callable[[Any], Any] | None:
+    """The function from a value of this type to its rank; None if the value is its own rank.
 
-    Values of a type are compared, ordered and hashed by their ranks. None if the value is its own rank.
-    Strings are only ordered under collations that order by bytes, and Python orders them by code points,
-    which is the same.
+    Values are compared, ordered and hashed by their ranks. A filter may order strings only under a collation
+    that orders by bytes. Python orders them by code points, which for UTF-8 is the same order.
     """
-    if type_oid not in ELEMENTS:
+    if type_oid not in ELEMENT_OIDS:
         return _RANKS.get(type_oid)
-    of_element = rank(ELEMENTS[type_oid]) or _identity
+    element_rank = rank_function(ELEMENT_OIDS[type_oid]) or _identity
 
-    def of_array(items: list[Any]) -> tuple[tuple[bool, Any], ...]:
-        """The sort key of an array: NULL is equal to itself and the greatest.
+    def array_rank(items: list[Any]) -> tuple[tuple[bool, Any], ...]:
+        """The rank of an array: NULL equals NULL and is the greatest.
 
         A prefix is less than a longer array.
         """
-        return tuple((True, 0) if item is None else (False, of_element(item)) for item in items)
+        return tuple((True, 0) if item is None else (False, element_rank(item)) for item in items)
 
-    return of_array
+    return array_rank

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from deltalake import DeltaTable, QueryBuilder
 
-from pgsieve.decoding.changes.equality import comparable
+from pgsieve.decoding.changes.equality import to_comparable
 from pgsieve.resources.lake.delta.deletion_vectors import deleted_rows
 from pgsieve.resources.lake.delta.queries import quoted_column
 from pgsieve.resources.lake.delta.requirements import is_plain
@@ -262,7 +262,7 @@ def _equal_rows(left: pa.Table, right: pa.Table) -> tuple[npt.NDArray[np.int64],
     # Both tables are converted together, as a list's comparable value depends on the other lists of its
     # column.
     columns = [
-        comparable(pa.chunked_array([*left[name].chunks, *right[name].chunks], left[name].type))
+        to_comparable(pa.chunked_array([*left[name].chunks, *right[name].chunks], left[name].type))
         for name in left.column_names
     ]
     both = pa.table(columns, left.column_names)
@@ -290,7 +290,7 @@ def _candidates(
         rows = pa.Table.from_batches([batch]).select(schema.names).cast(schema)
         # Lists are comparable only within their column.
         if not pa.types.is_list(keys[first].type):
-            rows = rows.filter(pc.is_in(comparable(rows[first]), comparable(keys[first])))
+            rows = rows.filter(pc.is_in(to_comparable(rows[first]), to_comparable(keys[first])))
         yield rows
 
 

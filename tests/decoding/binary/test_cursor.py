@@ -100,7 +100,7 @@ def test_bytes_that_are_not_utf8_are_kept():
         "\ud800",
         "\udcc3\udca9",
     ):  # a code point without bytes, and one whose bytes would be read as another text
-        with pytest.raises(ProtocolError, match="a string of characters"):
+        with pytest.raises(ProtocolError, match="a string without"):
             Writer("Relation").cstr(text, "relation name")
 
 
@@ -116,7 +116,7 @@ def test_byten_stays_within_the_message(length):
 )
 def test_sized_bytes_stay_within_the_message(data, offset):
     with pytest.raises(ProtocolError, match=f"at offset {offset}: expected"):
-        Cursor(data, "Insert").sized("value")
+        Cursor(data, "Insert").length_prefixed("value")
 
 
 @pytest.mark.parametrize("value", [0, 1, 2, 3])
@@ -145,11 +145,11 @@ def test_unset_lsn_and_xid_are_refused_at_their_own_offset():
 @pytest.mark.parametrize("count", [-1, 3, 2**31 - 1])
 def test_a_count_beyond_the_message_is_refused(count):
     cursor = Cursor(bytes(8), "Truncate")
-    assert cursor.fits(2, "relations", item_size=4) == 2
+    assert cursor.check_count(2, "relations", item_size=4) == 2
     with pytest.raises(
         ProtocolError, match=re.escape(f"a number of relations that 8 bytes can hold, not {count}")
     ):
-        cursor.fits(count, "relations", item_size=4)
+        cursor.check_count(count, "relations", item_size=4)
 
 
 def test_end_refuses_bytes_left_over():
@@ -170,7 +170,7 @@ def test_the_writer_refuses_strings_that_the_wire_cannot_carry(text):
 def test_strings_and_sized_bytes_round_trip(text, content):
     out = Writer("LogicalMessage")
     out.cstr(text, "prefix")
-    out.sized(content, "content")
+    out.length_prefixed(content, "content")
     cursor = Cursor(out.getvalue(), "LogicalMessage")
-    assert (cursor.cstr("prefix"), cursor.sized("content")) == (text, content)
+    assert (cursor.cstr("prefix"), cursor.length_prefixed("content")) == (text, content)
     cursor.end()

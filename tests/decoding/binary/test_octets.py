@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pgsieve.decoding.binary.octets import Octets, binary_of, fixed_width, gathered, without_nulls
+from pgsieve.decoding.binary.octets import Octets, convert_valid, fixed_width, gather, to_binary
 from pgsieve.decoding.errors import ProtocolError
 
 MESSAGES = pa.array([b"Iab", b"", b"U", b"D12345678"], pa.binary())
@@ -41,14 +41,14 @@ def test_numbers_of_one_width_round_trip() -> None:
     sent = pa.array([b"\x00\x00\x00\x07", None, b"\xff\xff\xff\xff"], pa.binary())
     numbers, valid = fixed_width(sent, ">i4")
     assert (numbers.tolist(), valid.tolist()) == ([7, 0, -1], [True, False, True])
-    assert binary_of(numbers, valid).equals(sent)
+    assert to_binary(numbers, valid).equals(sent)
     with pytest.raises(ProtocolError, match="does not have 4 bytes"):
         fixed_width(pa.array([b"\x00\x07"], pa.binary()), ">i4")
 
 
 def test_values_between_others_are_gathered() -> None:
     bounds = np.array([0, 2, 3, 3, 4, 6], np.int32)
-    assert gathered(pa.py_buffer(b"ab,,cd"), bounds).to_pylist() == [b"ab", b"", b"cd"]
+    assert gather(pa.py_buffer(b"ab,,cd"), bounds).to_pylist() == [b"ab", b"", b"cd"]
 
 
 def test_nulls_keep_their_places_while_values_are_converted() -> None:
@@ -56,4 +56,4 @@ def test_nulls_keep_their_places_while_values_are_converted() -> None:
         assert values.null_count == 0
         return pa.array([value[::-1] for value in values.to_pylist()], pa.binary())
 
-    assert without_nulls(pa.array(["ab", None, "cd"]), reversed_values).to_pylist() == [b"ba", None, b"dc"]
+    assert convert_valid(pa.array(["ab", None, "cd"]), reversed_values).to_pylist() == [b"ba", None, b"dc"]

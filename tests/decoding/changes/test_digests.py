@@ -10,7 +10,7 @@ import pytest
 from pyspark import cloudpickle
 
 from pgsieve.decoding.changes.columns import SIDES
-from pgsieve.decoding.changes.digests import DIGEST, WantedDigests, digested, row_digests
+from pgsieve.decoding.changes.digests import DIGEST, WantedDigests, digest_sides, row_digests
 from pgsieve.resources.lake.session import ship_by_value
 
 NAN = float("nan")
@@ -106,10 +106,10 @@ def test_changes_keep_their_other_columns() -> None:
             "new": pa.array([rows, {"a": 1, "b": "y"}, None], row),
         }
     )
-    same = digested(changes, ["a", "b"])
+    same = digest_sides(changes, ["a", "b"])
     assert same.column("operation").equals(changes.column("operation"))
     old, new = (same.column(side).to_pylist() for side in SIDES)
     assert [old[0], new[2]] == [None, None]
     assert old[1] == old[2] == new[0] != new[1]
     # A file may have the columns in another order.
-    assert digested(changes, ["b", "a"]).column("old")[1].as_py() != old[1]
+    assert digest_sides(changes, ["b", "a"]).column("old")[1].as_py() != old[1]

@@ -7,12 +7,12 @@ import struct
 import pyarrow as pa
 import pytest
 
-from pgsieve.decoding.changes.equality import comparable
+from pgsieve.decoding.changes.equality import to_comparable
 
 
 def groups(values: list[object], kind: pa.DataType) -> list[int | None]:
     """The number of each value's group; None for NULL."""
-    column = comparable(pa.chunked_array([pa.array(values, kind)]))
+    column = to_comparable(pa.chunked_array([pa.array(values, kind)]))
     indices: list[int | None] = column.combine_chunks().dictionary_encode().indices.to_pylist()
     return indices
 

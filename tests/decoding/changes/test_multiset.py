@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from pgsieve.decoding.changes.multiset import first_of, multiset_change, needed
+from pgsieve.decoding.changes.multiset import mask_first, multiset_change, needed_rows
 from pgsieve.decoding.changes.net_change import DELETE, INSERT, NONE, UPDATE, KeyChanges
 
 #: The rows of a replica, by number: A twice, B once, C not at all.
@@ -80,7 +80,7 @@ def test_random_changes_leave_the_rows_of_changes_applied_one_by_one() -> None:
         changes = [(draw.choice(rows) if o else None, draw.choice(rows) if n else None) for o, n in sides]
         expected = _one_by_one(changes, before)
         assert _applied(changes, before) == expected, f"seed {seed}"
-        enough = needed(_changes(changes), len(before)).tolist()
+        enough = needed_rows(_changes(changes), len(before)).tolist()
         assert _one_by_one(changes, enough)[1] == 0, f"seed {seed}"
         assert (expected[1] > 0) == any(b < e for b, e in zip(before, enough, strict=True)), f"seed {seed}"
         lost += expected[1] > 0
@@ -90,6 +90,6 @@ def test_random_changes_leave_the_rows_of_changes_applied_one_by_one() -> None:
 def test_the_first_of_equal_rows_are_chosen_batch_by_batch() -> None:
     left = np.array([2, 1, 0])
     batches = [[A, C, B], [A, A, B], [B]]
-    chosen = [first_of(np.array(rows, np.int64), left).tolist() for rows in batches]
+    chosen = [mask_first(np.array(rows, np.int64), left).tolist() for rows in batches]
     assert chosen == [[True, False, True], [True, False, False], [False]]
     assert left.tolist() == [0, 0, 0]

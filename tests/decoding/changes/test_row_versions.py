@@ -14,8 +14,8 @@ from pgsieve.decoding.changes.net_change import (
     UPDATE,
     KeyChanges,
     RowVersions,
+    insert_deletes,
     row_versions,
-    with_deletes,
 )
 from tests.fixtures.histories import COLUMNS, Change, Values, applied, history, insert, move, update
 
@@ -79,7 +79,7 @@ def test_a_commit_makes_one_version_and_nothing_that_it_undoes() -> None:
 
 def test_a_truncate_deletes_every_key_that_may_have_a_row() -> None:
     changes = _columns([insert(0, b="1"), update(1, b="2"), insert(2, b="3")])
-    changes, which = with_deletes(changes, [0, 2], 3)
+    changes, which = insert_deletes(changes, [0, 2], 3)
     assert which.tolist() == [3, 3, 3, 0, 1, 4, 4, 2]
     present = np.array([False, True, True, False])
     made = row_versions(changes, np.array([0, 0, 0, 1, 2, 3, 3, 4]), present)

@@ -10,8 +10,8 @@ import pytest
 
 from pgsieve.decoding.changes.columns import ENCODED_COLUMNS, changes_schema
 from pgsieve.decoding.changes.decode import FilterColumns
-from pgsieve.decoding.changes.sent_as import SentAs, received
-from pgsieve.decoding.changes.transform import Encoded, Transformation, in_slice, truncates
+from pgsieve.decoding.changes.sent_as import SentAs, received_counts
+from pgsieve.decoding.changes.transform import EncodedMessages, Transformation, add_slice, truncate_changes
 from pgsieve.decoding.protocol.messages import Delete, Insert, Message, Update, encode
 from pgsieve.decoding.protocol.tuple_data import Null, OldRow, Text, TupleData, Unchanged
 from pgsieve.decoding.protocol.tuples import RelationColumns
@@ -39,11 +39,11 @@ def transformation(texts: list[str] | None, operations: tuple[str, ...] = EVERY)
     return Transformation(COLUMNS, SCHEMA, ["a"], frozenset(operations), filters, read=read)
 
 
-def encoded(messages: list[Message]) -> Encoded:
+def encoded(messages: list[Message]) -> EncodedMessages:
     places = pa.array(range(len(messages)), pa.int64())
     time = pa.array([0] * len(messages), pa.timestamp("us", "UTC"))
     data = pa.array([encode(message) for message in messages])
-    return Encoded(pa.record_batch([places, places, places, time, data], names=list(ENCODED_COLUMNS)))
+    return EncodedMessages(pa.record_batch([places, places, places, time, data], names=list(ENCODED_COLUMNS)))
 
 
 def message(change: Change) -> Message:
@@ -62,7 +62,7 @@ def sent(changes: list[Change], texts: list[str] | None, operations: tuple[str, 
     counts = Counter[SentAs]()
     batches = transformation(texts, operations).changes([encoded(list(map(message, changes)))], counts)
     rows = [row for batch in batches for row in batch.to_pylist()]
-    assert received(counts) == {o: sum(kind == o for kind, *_ in changes) for o in EVERY}
+    assert received_counts(counts) == {o: sum(kind == o for kind, *_ in changes) for o in EVERY}
     return [
         (row["operation"], *(row[side] and (row[side]["a"], row[side]["b"]) for side in ("old", "new")))
         for row in rows
@@ -124,14 +124,14 @@ def test_columns_of_filters_are_decoded_by_the_shared_reader() -> None:
         return make()  # type: ignore[operator]
 
     inserts = encoded([message(("insert", None, (a, 0))) for a in range(8)])
-    batches = transformation(["a > 5"]).changes([Encoded(inserts.batch, shared)], Counter())
+    batches = transformation(["a > 5"]).changes([EncodedMessages(inserts.batch, shared)], Counter())
     assert [row["new"]["a"] for batch in batches for row in batch.to_pylist()] == [6, 7]
     assert [sorted(read.names) for read in asked] == [["a"]]
 
 
 def test_truncates_have_only_their_place_time_and_slice() -> None:
     time = datetime(2026, 1, 1, tzinfo=UTC)
-    (row,) = in_slice(truncates([(10, 2, time)], SCHEMA), 77, SCHEMA).to_pylist()
+    (row,) = add_slice(truncate_changes([(10, 2, time)], SCHEMA), 77, SCHEMA).to_pylist()
     assert {name: value for name, value in row.items() if value is not None} == {
         "slice": 77,
         "commit_lsn": 10,

@@ -16,12 +16,12 @@ from pgsieve.decoding.checksums.record_send import SentColumn
 from pgsieve.decoding.checksums.segments import (
     SEGMENTS,
     Checksums,
-    Chosen,
+    ChosenSegments,
     RowHash,
+    add_query_result,
     array_hashes,
     checksums_query,
     hash_expression,
-    include_queried,
 )
 from pgsieve.decoding.values.types import column_type
 from pgsieve.resources.postgres.embedded import EmbeddedServer
@@ -88,16 +88,16 @@ def test_segments_have_the_servers_checksums_in_any_order_of_rows(
     columns = [
         pa.array([row[i] for row in segments], t) for i, t in enumerate((pa.int64(), pa.int64(), pa.string()))
     ]
-    include_queried(publisher, pa.RecordBatch.from_arrays(columns, names))
+    add_query_result(publisher, pa.RecordBatch.from_arrays(columns, names))
     shuffled = r.sample(rows, len(rows))
     for part in (shuffled[::2], shuffled[1::2]):
         replica.add(row_hash.of(_batch(part)))
-    assert not publisher.differing(replica).any()
+    assert not publisher.differing_segments(replica).any()
     assert publisher.rows.sum() == len(rows)
     replica.add(row_hash.of(_batch([(0, "one more")])))
-    differing = publisher.differing(replica)
+    differing = publisher.differing_segments(replica)
     assert differing.sum() == 1
-    chosen = Chosen(row_hash, differing)
+    chosen = ChosenSegments(row_hash, differing)
     assert chosen.of(_batch([*rows, (0, "one more")])).num_rows == replica.rows[differing].sum()
     inside = chosen.query(f"select a, b, {row_hash.expression} as hash from {given_rows}", ["a", "b"])
     assert len(connection.execute(inside, lists).fetchall()) == publisher.rows[differing].sum()
@@ -112,4 +112,4 @@ def test_values_swapped_between_two_rows_are_noticed() -> None:
     one, other = Checksums(), Checksums()
     one.add(row_hash.of(_batch([(1, "x"), (2, "y")])))
     other.add(row_hash.of(_batch([(1, "y"), (2, "x")])))
-    assert one.differing(other).any()
+    assert one.differing_segments(other).any()

@@ -8,7 +8,7 @@ from pgsieve.decoding.protocol.messages import LogicalMessage, encode
 
 def buffered(*xids: int) -> BufferedTransaction:
     """A streamed transaction whose n-th change belongs to the n-th of these subtransactions."""
-    transaction = BufferedTransaction(streamed=True)
+    transaction = BufferedTransaction(is_streamed=True)
     for number, xid in enumerate(xids):
         message = LogicalMessage(transactional=True, lsn=1, prefix="", content=str(number).encode(), xid=xid)
         transaction.add(message, encode(message), ())

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pgsieve.decoding.plugins import PLUGINS, plugin
+from pgsieve.decoding.plugins import PLUGINS, find_plugin
 from pgsieve.decoding.plugins.driver import PluginDriver, binary_changes, text_changes
 from pgsieve.decoding.plugins.interface import (
     DecodingContext,
@@ -238,21 +238,21 @@ def test_values_in_binary_format_are_refused_by_plugins_that_write_text() -> Non
         with pytest.raises(
             OutputTypeError, match='column "a" of relation "t" is in binary format'
         ) as refused:
-            calls(plugin(name), messages)
+            calls(find_plugin(name), messages)
         assert "s3cr3t" not in str(refused.value)
 
 
 @pytest.mark.parametrize("name", ["json", "test_decoding"])
 def test_text_that_is_not_utf8_is_refused_without_showing_it(name: str) -> None:
     with pytest.raises(OutputTypeError) as refused:
-        calls(plugin(name), [BEGIN, TABLE, Insert(1, (Text(b"s3cr3t\xff"),)), COMMIT])
+        calls(find_plugin(name), [BEGIN, TABLE, Insert(1, (Text(b"s3cr3t\xff"),)), COMMIT])
     assert (refused.value.sqlstate, refused.value.__cause__) == ("22021", None)
     assert "s3cr3t" not in str(refused.value)
 
 
 def test_an_unknown_plugin_is_an_error_that_lists_the_known_ones() -> None:
     with pytest.raises(OutputPluginError, match='output plugin "wal2json" does not exist') as refused:
-        plugin("wal2json")
+        find_plugin("wal2json")
     assert refused.value.hint == f"plugins: {', '.join(PLUGINS)}"
 
 
@@ -279,7 +279,7 @@ def test_messages_count_as_changes_since_17(version: int, framed: bool) -> None:
     emitted = LogicalMessage(True, 1, "p", b"hi")
     block = [BLOCK[0], replace(emitted, xid=7), StreamStop(), StreamCommit(7, 7, 8, 0)]
     options = [("skip-empty-xacts", "on"), ("stream-changes", "on")]
-    with PluginDriver(plugin("test_decoding"), options, server_version=version) as driver:
+    with PluginDriver(find_plugin("test_decoding"), options, server_version=version) as driver:
         lines = list(text_changes(driver, map(encode, [BEGIN, emitted, COMMIT, *block])))
     message = "message: transactional: 1 prefix: p, sz: 2"
     begun = ["BEGIN 7", f"{message} content:hi", "COMMIT 7"]

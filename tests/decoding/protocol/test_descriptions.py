@@ -31,7 +31,7 @@ def binary(*messages: Message) -> pa.Array:
 
 
 def passed(descriptions: RelationDescriptions, *messages: Message) -> list[bytes]:
-    return [value for part in descriptions.described(binary(*messages)) for value in part.to_pylist()]
+    return [value for part in descriptions.insert_missing(binary(*messages)) for value in part.to_pylist()]
 
 
 def raw(*messages: Message) -> list[bytes]:
@@ -72,10 +72,10 @@ def test_a_relation_that_the_publisher_describes_is_not_described_twice() -> Non
 
 def test_after_a_delayed_transaction_the_last_description_is_repeated() -> None:
     descriptions = RelationDescriptions()
-    kept_apart = descriptions.note(binary(A))
+    kept_apart = descriptions.read_descriptions(binary(A))
     renamed = relation(1, "renamed")
     passed(descriptions, renamed, insert(1))
-    descriptions.replayed(kept_apart)  # its description is older than the last one that was passed on
+    descriptions.record_replayed(kept_apart)  # its description is older than the last one that was passed on
     assert passed(descriptions, insert(1)) == raw(renamed, insert(1))
 
 
@@ -84,4 +84,4 @@ def test_a_truncated_change_is_an_error() -> None:
     passed(descriptions, A)
     descriptions.begin_slice()
     with pytest.raises(ProtocolError, match="ends before its relation"):
-        list(descriptions.described(pa.array([b"I\0\0"], pa.binary())))
+        list(descriptions.insert_missing(pa.array([b"I\0\0"], pa.binary())))

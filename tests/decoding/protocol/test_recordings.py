@@ -276,7 +276,7 @@ def test_headers_are_those_of_the_messages(recording, batch):
         headers = scanner.scan(pa.array(data[first : first + batch], pa.binary()))
         fields = (getattr(headers, name).tolist() for name in headers.__slots__)
         scanned += zip(*fields, strict=True)
-    assert not scanner.in_transaction
+    assert not scanner.is_in_transaction
     assert scanned == list(expected_headers(recording.messages))
 
 

@@ -181,7 +181,7 @@ def assembled_in_slices(server: EmbeddedServer, options: dict[str, str], seed: i
         for data in in_batches(peek(server, "prepared", **options), seed):
             for whole in assembler.assemble(data):
                 reader.read(whole)
-            if not reader.scanner.in_transaction and not assembler.in_block and draw.random() < 0.5:
+            if not reader.scanner.is_in_transaction and not assembler.in_block and draw.random() < 0.5:
                 reader.begin_slice()
                 assembler.begin_slice()
     return reader.changes

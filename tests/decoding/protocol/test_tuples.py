@@ -326,7 +326,7 @@ def scanned(batches):
             headers.end_lsn,
         )
         rows += zip(map(chr, headers.kind), *(column.tolist() for column in columns), strict=True)
-    return rows, scanner.in_transaction
+    return rows, scanner.is_in_transaction
 
 
 def with_unix_time(rows):

@@ -7,7 +7,13 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from pgsieve.decoding.publications.evolution import Layout, SchemaChangedError, Source, present_names, sources
+from pgsieve.decoding.publications.evolution import (
+    ColumnSource,
+    Layout,
+    SchemaChangedError,
+    column_sources,
+    present_names,
+)
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 
@@ -37,17 +43,19 @@ def columns(made: Layout) -> dict[str, str]:
 
 
 def followed(
-    connection: Connection, *definitions: str, table: str = "t", listed: bool = False
-) -> list[Source]:
+    connection: Connection, *definitions: str, table: str = "t", has_column_list: bool = False
+) -> list[ColumnSource]:
     """After DDL, the source of each column's values."""
     before = layout(connection, table)
     for definition in definitions:
         connection.execute(definition)
     after = layout(connection, table)
-    return list(sources(before, after, columns(before), columns(after), listed=listed))
+    return list(
+        column_sources(before, after, columns(before), columns(after), has_column_list=has_column_list)
+    )
 
 
-KEPT = [Source("id", "id"), Source("a", "a"), Source("b", "b")]
+KEPT = [ColumnSource("id", "id"), ColumnSource("a", "a"), ColumnSource("b", "b")]
 
 
 @pytest.mark.parametrize(
@@ -78,10 +86,10 @@ def test_an_added_column_has_its_missing_value_unless_the_table_was_rewritten(
     assert filled is not None
     if value is None and (filled[0] or "GENERATED" in definition):
         with pytest.raises(SchemaChangedError, match="rewritten"):
-            sources(before, after, columns(before), columns(after), listed=False)
+            column_sources(before, after, columns(before), columns(after), has_column_list=False)
         return
-    values = sources(before, after, columns(before), columns(after), listed=False)
-    assert list(values) == [*KEPT, Source("c", None, value)]
+    values = column_sources(before, after, columns(before), columns(after), has_column_list=False)
+    assert list(values) == [*KEPT, ColumnSource("c", None, value)]
     assert connection.execute(
         "SELECT count(*) FROM t WHERE c::text IS DISTINCT FROM %s", [value]
     ).fetchone() == (0,)
@@ -89,8 +97,8 @@ def test_an_added_column_has_its_missing_value_unless_the_table_was_rewritten(
 
 def test_renamed_and_dropped_columns_are_recognised_by_their_numbers(connection: Connection) -> None:
     assert followed(connection, "ALTER TABLE t RENAME a TO x", "ALTER TABLE t DROP b") == [
-        Source("id", "id"),
-        Source("x", "a"),
+        ColumnSource("id", "id"),
+        ColumnSource("x", "a"),
     ]
 
 
@@ -109,7 +117,9 @@ def test_ddl_that_changes_no_value_keeps_every_column(connection: Connection, de
     before = layout(connection)
     connection.execute(definition)
     after = layout(connection)
-    assert list(sources(before, after, columns(before), columns(before), listed=False)) == KEPT
+    assert (
+        list(column_sources(before, after, columns(before), columns(before), has_column_list=False)) == KEPT
+    )
 
 
 @pytest.mark.parametrize(
@@ -171,14 +181,14 @@ def test_a_type_that_does_not_change_how_rows_print_copies_nothing(
 ) -> None:
     connection.execute(TYPES)
     kept = followed(connection, definition, table="typed")
-    assert kept == [Source(name, name) for name in ("id", "p", "k")]
+    assert kept == [ColumnSource(name, name) for name in ("id", "p", "k")]
 
 
 def test_a_column_added_outside_of_a_column_list_may_have_unsent_values(
     connection: Connection,
 ) -> None:
     with pytest.raises(SchemaChangedError, match="column list"):
-        followed(connection, "ALTER TABLE t ADD c int", listed=True)
+        followed(connection, "ALTER TABLE t ADD c int", has_column_list=True)
 
 
 def test_a_partitioned_table_has_the_missing_values_of_its_leaves(connection: Connection) -> None:
@@ -186,10 +196,10 @@ def test_a_partitioned_table_has_the_missing_values_of_its_leaves(connection: Co
         "CREATE TABLE p (id int, a int) PARTITION BY LIST (id); CREATE TABLE p1 PARTITION OF p FOR VALUES IN (1);"
         "CREATE TABLE p2 PARTITION OF p FOR VALUES IN (2); INSERT INTO p VALUES (1), (2)"
     )
-    kept = [Source("id", "id"), Source("a", "a")]
+    kept = [ColumnSource("id", "id"), ColumnSource("a", "a")]
     assert followed(connection, "ALTER TABLE p ADD c int DEFAULT 5", table="p") == [
         *kept,
-        Source("c", None, "5"),
+        ColumnSource("c", None, "5"),
     ]
     with pytest.raises(SchemaChangedError, match="rewritten"):
         followed(connection, "ALTER TABLE p ADD d int DEFAULT random() * 10", table="p")

@@ -7,7 +7,7 @@ import pytest
 from pgsieve.decoding.publications.catalog import Catalog, Publication, PublicationTable, Table
 from pgsieve.decoding.publications.routing import (
     capture_suffixes,
-    leaves_captured,
+    leaf_captured_trees,
     plan_capture,
     routes,
     truncated_tables,
@@ -81,5 +81,5 @@ def test_a_truncate_empties_the_replicas_of_the_truncated_tables(
 
 
 def test_if_only_leaves_are_captured_a_truncate_of_all_may_be_one_of_the_root() -> None:
-    assert leaves_captured(CATALOG, {"a": [AS_ROOT]}) == ()
-    assert leaves_captured(CATALOG, {"a": [AS_ROOT], "b": [AS_LEAVES]}) == (frozenset({2, 3}),)
+    assert leaf_captured_trees(CATALOG, {"a": [AS_ROOT]}) == ()
+    assert leaf_captured_trees(CATALOG, {"a": [AS_ROOT], "b": [AS_LEAVES]}) == (frozenset({2, 3}),)

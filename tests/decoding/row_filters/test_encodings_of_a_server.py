@@ -41,9 +41,11 @@ def test_filters_interpret_each_code_as_the_server_does(publisher_server: Embedd
             texts, traits = [text for _, text in rows], ENCODINGS[name]
             assert len(texts) > 80
             assert not any(character.isascii() for text in texts for character in text), name
-            assert not traits.bytes
-            assert traits.characters == all(len(text) == 1 for text in texts), name
-            assert traits.codes == all(code == text.encode("latin-1", "replace") for code, text in rows), name
-            assert traits.order == (texts == sorted(texts)), name
-            if traits.doubled is not None:
-                assert traits.doubled == {text for text, count in Counter(texts).items() if count > 1}, name
+            assert not traits.same_bytes
+            assert traits.same_characters == all(len(text) == 1 for text in texts), name
+            assert traits.same_codes == all(
+                code == text.encode("latin-1", "replace") for code, text in rows
+            ), name
+            assert traits.same_order == (texts == sorted(texts)), name
+            if traits.ambiguous is not None:
+                assert traits.ambiguous == {text for text, count in Counter(texts).items() if count > 1}, name

@@ -33,7 +33,7 @@ from pgsieve.decoding.protocol.messages import (
     decode,
 )
 from pgsieve.decoding.protocol.tuples import RelationColumns, decode_changes
-from pgsieve.decoding.values.builtin_types import BUILTIN_TYPES, ELEMENTS
+from pgsieve.decoding.values.builtin_types import BUILTIN_TYPES, ELEMENT_OIDS
 from pgsieve.decoding.values.output import has_output
 from pgsieve.decoding.values.types import column_type, copy_expression, from_copy, from_text
 from pgsieve.resources.postgres.catalog import read_catalog
@@ -192,7 +192,7 @@ def test_copy_and_stream_in_both_formats_give_the_same_columns(database):
             values = [table.printed.get_value(row, place + 1) for row in range(ROWS)]
             assert of_text.to_pylist() == [None if v is None else v.decode() for v in values], what
         if pa.types.is_list(kind.arrow) and sample.override is None:
-            element, modifier = ELEMENTS[table.catalog[place][0]], table.catalog[place][1]
+            element, modifier = ELEMENT_OIDS[table.catalog[place][0]], table.catalog[place][1]
             expected = table.unnested(name, element, modifier)
             elements = [None if not v.is_valid else v.values for v in of_text]
             assert all(

@@ -8,7 +8,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from pgsieve.decoding.values.builtin_types import BOX_ARRAY, BUILTIN_TYPES, MADE
+from pgsieve.decoding.values.builtin_types import BOX_ARRAY, BUILTIN_TYPES, DERIVED_TYPES
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -41,4 +41,4 @@ def test_builtin_types_are_those_of_the_server(server: str, request: pytest.Fixt
     assert [array for _, array, _, _, delimiter in rows if delimiter != ","] == [BOX_ARRAY]
     names = {oid: name.removesuffix(" without time zone") for oid, _, _, name, _ in rows}
     assert names == {oid: t.name.removesuffix("(n)") for oid, t in types.items()}
-    assert {MADE[oid].kind for oid, t in BUILTIN_TYPES.items() if "multirange" in t.name} == {"m"}
+    assert {DERIVED_TYPES[oid].kind for oid, t in BUILTIN_TYPES.items() if "multirange" in t.name} == {"m"}

@@ -20,7 +20,7 @@ from pgsieve.decoding.errors import (
     UnsupportedTypeError,
     ValueNotRepresentableError,
 )
-from pgsieve.decoding.values.builtin_types import BUILTIN_TYPES, ELEMENTS, MadeOf
+from pgsieve.decoding.values.builtin_types import BUILTIN_TYPES, ELEMENT_OIDS, DerivedType
 from pgsieve.decoding.values.datetimes import (
     DATE_INFINITY,
     DATE_MINUS_INFINITY,
@@ -436,18 +436,18 @@ def test_a_number_with_too_many_digits_is_not_reduced_modulo_a_power_of_two(valu
 @pytest.mark.parametrize(
     ("defined", "oid", "sent", "expected"),
     [
-        ({DOMAIN: MadeOf("e")}, DOMAIN, b"sad", "sad"),
-        ({DOMAIN: MadeOf("d", INT4)}, DOMAIN, b"\0\0\0\7", "7"),
+        ({DOMAIN: DerivedType("e")}, DOMAIN, b"sad", "sad"),
+        ({DOMAIN: DerivedType("d", INT4)}, DOMAIN, b"\0\0\0\7", "7"),
         (
-            {DOMAIN: MadeOf("d", INT4_ARRAY)},
+            {DOMAIN: DerivedType("d", INT4_ARRAY)},
             DOMAIN,
             struct.pack(">iiIiiii", 1, 0, INT4, 1, 0, -1, 0)[:-4],
             "[0:0]={NULL}",
         ),
-        ({DOMAIN: MadeOf("c")}, DOMAIN, struct.pack(">iIiii", 1, INT4, 4, 7, 0)[:-4], "(7)"),
-        ({DOMAIN: MadeOf("r", FLOAT8)}, DOMAIN, b"\x18", "(,)"),
+        ({DOMAIN: DerivedType("c")}, DOMAIN, struct.pack(">iIiii", 1, INT4, 4, 7, 0)[:-4], "(7)"),
+        ({DOMAIN: DerivedType("r", FLOAT8)}, DOMAIN, b"\x18", "(,)"),
         (
-            {DOMAIN: MadeOf("m", 17_000), 17_000: MadeOf("r", INT4)},
+            {DOMAIN: DerivedType("m", 17_000), 17_000: DerivedType("r", INT4)},
             DOMAIN,
             b"\0\0\0\1\0\0\0\1\x01",
             "{empty}",
@@ -464,7 +464,7 @@ def test_user_defined_types_are_printed_by_their_parts(defined, oid, sent, expec
 
 @settings(max_examples=400)
 @given(
-    oid=st.sampled_from([*BUILTIN_TYPES, *ELEMENTS]),
+    oid=st.sampled_from([*BUILTIN_TYPES, *ELEMENT_OIDS]),
     values=st.lists(st.none() | st.binary(max_size=40), max_size=3),
     override=st.sampled_from([None, "string"]),
 )
@@ -504,7 +504,7 @@ def test_the_first_value_that_cannot_be_converted_is_named(before, after):
     with pytest.raises(ValueNotRepresentableError) as refused:
         from_text(values, numeric, "price")
     assert refused.value.row == before
-    shown = str(refused.value.in_row({"a": "1", "b": "x"}))
+    shown = str(refused.value.with_key({"a": "1", "b": "x"}))
     assert 'column "price"' in shown
     assert "in the row with key (a, b)=(1, x)" in shown
     assert "NaN" not in shown

@@ -12,7 +12,7 @@ from rich.text import Text as RichText
 
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.values.quoting import quote_identifier
-from pgsieve.decoding.visible import _CONTROLS, visible, visible_json
+from pgsieve.decoding.visible import _CONTROLS, escape_controls, escape_controls_in_json
 from pgsieve.pipelines.command_line.console import Text, install_warning_formatter
 from tests.fixtures.shop import Shop
 
@@ -26,20 +26,20 @@ def control_characters(text: str) -> str:
 
 
 def test_only_control_characters_are_escaped() -> None:
-    assert visible(HOSTILE) == SHOWN
+    assert escape_controls(HOSTILE) == SHOWN
     assert (
-        visible("plain, größe, 表, می‌خواهم, 👩‍👩, \u3000 \\x1b")
+        escape_controls("plain, größe, 表, می‌خواهم, 👩‍👩, \u3000 \\x1b")
         == "plain, größe, 表, می‌خواهم, 👩‍👩, \u3000 \\x1b"
     )
-    assert visible("\udc80\U000e0041\ufeff\u2066") == r"\udc80\U000e0041\ufeff\u2066"
+    assert escape_controls("\udc80\U000e0041\ufeff\u2066") == r"\udc80\U000e0041\ufeff\u2066"
     for character in map(
         chr, (*range(32), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
     ):
-        assert visible(character).isascii()
-        assert visible(character).isprintable()
+        assert escape_controls(character).isascii()
+        assert escape_controls(character).isprintable()
     text = json.dumps({HOSTILE: [HOSTILE, "\U000e0041"]}, indent=2, ensure_ascii=False)
-    assert json.loads(visible_json(text)) == {HOSTILE: [HOSTILE, "\U000e0041"]}
-    assert control_characters(visible_json(text)) == ""
+    assert json.loads(escape_controls_in_json(text)) == {HOSTILE: [HOSTILE, "\U000e0041"]}
+    assert control_characters(escape_controls_in_json(text)) == ""
 
 
 def test_every_kind_of_output_escapes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from pgsieve.assets.steps.apply.key_conflicts import KeyConflictError
 from pgsieve.assets.steps.subscription import Definition
-from pgsieve.decoding.changes.deleted_rows import OF_KEPT
+from pgsieve.decoding.changes.deleted_rows import DELETED_ROW_COLUMNS
 from pgsieve.decoding.changes.metadata_columns import metadata_schema, metadata_type
 from pgsieve.decoding.publications.evolution import Layout
 from pgsieve.resources.lake.delta.row_removal import enable_marking
@@ -27,7 +27,7 @@ from tests.assets.steps.apply.test_by_files import (
 
 pytestmark = pytest.mark.slow
 
-_METADATA = [(name, kind) for kind, name in OF_KEPT.items()]
+_METADATA = [(name, kind) for kind, name in DELETED_ROW_COLUMNS.items()]
 _ALL = [*_COLUMNS, *((each.name, each.type) for each in metadata_schema(_METADATA))]
 _LIVES = {"_deleted": False, "_filtered": False, "_deleted_at": None}
 _ENDED = {**_LIVES, "_deleted": True}

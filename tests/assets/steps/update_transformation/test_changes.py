@@ -22,7 +22,13 @@ from pgsieve.assets.steps.update_transformation.relation_versions import Reading
 from pgsieve.decoding.changes.columns import ENCODED_COLUMNS, ROW_OPERATIONS, changes_schema
 from pgsieve.decoding.changes.decode import FilterColumns
 from pgsieve.decoding.changes.sent_as import SentAs
-from pgsieve.decoding.changes.transform import Encoded, Filters, Transformation, in_slice, truncates
+from pgsieve.decoding.changes.transform import (
+    EncodedMessages,
+    Filters,
+    Transformation,
+    add_slice,
+    truncate_changes,
+)
 from pgsieve.decoding.errors import ValueNotRepresentableError
 from pgsieve.decoding.protocol.messages import Delete, Insert, Message, Update, encode
 from pgsieve.decoding.protocol.tuple_data import Null, OldKey, Text
@@ -153,9 +159,9 @@ def test_every_runner_writes_the_same_changes(
     few, many = Messages(no_frame, table).chosen(choice), Messages(no_frame, stored=stored).chosen(choice)
     assert few.table is not None
     counts = Counter[SentAs]()
-    encoded = map(Encoded, few.table.select(ENCODED_COLUMNS).to_batches())
-    made = [*chosen.changes(encoded, counts), truncates([(405, 3, _AT)], _SCHEMA)]
-    expected = pa.Table.from_batches([in_slice(batch, _END, _SCHEMA) for batch in made], _SCHEMA)
+    encoded = map(EncodedMessages, few.table.select(ENCODED_COLUMNS).to_batches())
+    made = [*chosen.changes(encoded, counts), truncate_changes([(405, 3, _AT)], _SCHEMA)]
+    expected = pa.Table.from_batches([add_slice(batch, _END, _SCHEMA) for batch in made], _SCHEMA)
     for name, several, runner in (("few", few, INLINE), ("many", many, Threads(2)), ("one", many, INLINE)):
         changes, folder = sent_changes(several, chosen, [(405, 3, _AT)]), tmp_path / name
         written = changes.written(runner, str(folder), Store())

@@ -11,8 +11,8 @@ import pytest
 
 from pgsieve.decoding.row_filters import nodes
 from pgsieve.decoding.row_filters.analysis import FilterColumn, parse_row_filter
-from pgsieve.decoding.row_filters.evaluation.columns import NotColumnarError, columnar
-from pgsieve.decoding.row_filters.evaluation.compiler import compiled
+from pgsieve.decoding.row_filters.evaluation.columns import NotColumnarError, compile_columnar
+from pgsieve.decoding.row_filters.evaluation.compiler import compile_tree
 from pgsieve.decoding.row_filters.evaluation.strings import like
 from pgsieve.decoding.row_filters.evaluation.values import python_values
 from pgsieve.decoding.row_filters.nodes import Node
@@ -119,14 +119,14 @@ def tree(text: str) -> Node:
 
 
 def row_by_row(node: Node) -> list[bool | None]:
-    program = compiled(node)
+    program = compile_tree(node)
     values = [python_values(ROWS.column(name), oid) for name, oid in program.columns.items()]
     rows = zip(*values, strict=True) if values else [()] * ROWS.num_rows
-    return [program.evaluate([*row, *program.room]) for row in rows]
+    return [program.evaluate([*row, *program.scratch]) for row in rows]
 
 
 def by_columns(node: Node) -> list[bool | None]:
-    computed = columnar(node)(ROWS)
+    computed = compile_columnar(node)(ROWS)
     assert computed.type == pa.bool_()
     return [computed.as_py()] * ROWS.num_rows if isinstance(computed, pa.Scalar) else computed.to_pylist()
 
@@ -139,7 +139,7 @@ def test_columns_give_the_verdicts_of_rows(text: str) -> None:
 @pytest.mark.parametrize("text", ROW_BY_ROW)
 def test_filters_that_may_fail_or_compare_specially_are_evaluated_row_by_row(text: str) -> None:
     with pytest.raises(NotColumnarError):
-        columnar(tree(f"a > 0 AND ({text})"))
+        compile_columnar(tree(f"a > 0 AND ({text})"))
 
 
 @pytest.mark.parametrize("seed", range(100))
@@ -170,5 +170,5 @@ def test_patterns_match_the_same_by_columns_as_by_rows() -> None:
     for size in range(5):
         for parts in product(("a", "%", "_", "\\%", "\\_", "\\\\"), repeat=size):
             pattern = "".join(parts)
-            matches = columnar(nodes.Like(column, pattern))(rows).to_pylist()
+            matches = compile_columnar(nodes.Like(column, pattern))(rows).to_pylist()
             assert matches == [like(pattern)(text) for text in texts], pattern

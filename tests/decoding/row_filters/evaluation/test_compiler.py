@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pgsieve.decoding.row_filters.evaluation.compiler import compiled
+from pgsieve.decoding.row_filters.evaluation.compiler import compile_tree
 from pgsieve.decoding.row_filters.nodes import (
     INT4,
     NUMERIC,
@@ -42,8 +42,8 @@ A_IS_ONE = Comparison("=", A, ONE)
 
 
 def value(node: Node, a: int | None, b: int | None) -> Any:
-    program = compiled(node)
-    return program.evaluate([*({"a": a, "b": b}[name] for name in program.columns), *program.room])
+    program = compile_tree(node)
+    return program.evaluate([*({"a": a, "b": b}[name] for name in program.columns), *program.scratch])
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_greatest_and_least_keep_the_scale_of_the_first_equal_numeric() -> None:
 
 def test_a_conversion_without_a_counterpart_is_refused() -> None:
     with pytest.raises(TypeError, match=f"converts type {TEXT} to {UUID}"):
-        compiled(Cast(ColumnValue("t", type_oid=TEXT), type_oid=UUID))
+        compile_tree(Cast(ColumnValue("t", type_oid=TEXT), type_oid=UUID))
 
 
 def test_repeated_expressions_are_computed_once() -> None:

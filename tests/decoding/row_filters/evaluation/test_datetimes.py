@@ -9,7 +9,7 @@ from math import inf
 import pytest
 
 from pgsieve.decoding.errors import PgsieveError
-from pgsieve.decoding.row_filters.evaluation.datetimes import CONVERSIONS, FUNCTIONS, function_of
+from pgsieve.decoding.row_filters.evaluation.datetimes import CONVERSIONS, FUNCTIONS, bind_constant
 from pgsieve.decoding.row_filters.evaluation.values import DAY
 from pgsieve.decoding.row_filters.nodes import (
     DATE,
@@ -31,7 +31,7 @@ FIRST_TIMESTAMP, LAST_TIMESTAMP = FIRST * DAY, days_since_epoch(294_277, 1, 1) *
 
 def made(name: str, parameter: Constant, type_oid: int, result: int) -> Callable[..., object]:
     of = ColumnValue("x", type_oid=type_oid)
-    resolved = function_of(FunctionCall(name, (parameter, of), type_oid=result))
+    resolved = bind_constant(FunctionCall(name, (parameter, of), type_oid=result))
     assert resolved is not None
     function, operands = resolved
     assert operands == (of,)

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from pgsieve.decoding.row_filters import regex as filter_regex
-from pgsieve.decoding.row_filters.evaluation.strings import FUNCTIONS, conversion, like, modified, regex
+from pgsieve.decoding.row_filters.evaluation.strings import FUNCTIONS, conversion, like, modifier_cast, regex
 from pgsieve.decoding.row_filters.nodes import BPCHAR, INT4, TEXT, VARCHAR
 from pgsieve.decoding.row_filters.strings import FilterValueError
 
@@ -50,7 +50,7 @@ def test_like_takes_linear_time() -> None:
     ],
 )
 def test_regex(pattern: str, matching: list[str], others: list[str]) -> None:
-    matches = regex(filter_regex.translated(pattern, None, ascii_classes=True))
+    matches = regex(filter_regex.translate_pattern(pattern, None, ascii_classes=True))
     assert [text for text in [*matching, *others] if matches(text)] == matching
 
 
@@ -103,7 +103,7 @@ def test_conversions() -> None:
         None,
         None,
     ]
-    assert [modified(oid, 2)(text) for oid in (VARCHAR, BPCHAR) for text in ("a", "abc")] == [
+    assert [modifier_cast(oid, 2)(text) for oid in (VARCHAR, BPCHAR) for text in ("a", "abc")] == [
         "a",
         "ab",
         "a ",

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from pgsieve.decoding.row_filters import nodes
-from pgsieve.decoding.row_filters.evaluation.values import constant_value, python_values, rank
+from pgsieve.decoding.row_filters.evaluation.values import constant_value, python_values, rank_function
 from pgsieve.decoding.row_filters.nodes import Infinity, Interval
 from pgsieve.decoding.values.types import column_type, from_text
 
@@ -58,7 +58,7 @@ def test_a_constant() -> None:
     ],
 )
 def test_an_order(type_oid: int, ascending: list[object]) -> None:
-    function = rank(type_oid)
+    function = rank_function(type_oid)
     assert function is not None
     ranks = [function(value) for value in ascending]
     assert ranks == sorted(ranks)
@@ -73,7 +73,7 @@ def test_equal_values_of_postgresql_have_the_same_rank() -> None:
         (nodes.BPCHAR, ["a", "a  "]),
         (1014, [["a", ""], ["a ", "  "]]),
     ):
-        function = rank(type_oid)
+        function = rank_function(type_oid)
         assert function is not None
         assert len({function(value) for value in values}) == 1
-    assert rank(nodes.TEXT) is None
+    assert rank_function(nodes.TEXT) is None

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from pgsieve.decoding.row_filters.analysis import FilterColumn, parse_row_filter
-from pgsieve.decoding.row_filters.evaluation.verdicts import condition, verdicts
+from pgsieve.decoding.row_filters.evaluation.verdicts import compile_filters, verdicts
 from pgsieve.decoding.row_filters.nodes import BOOL, INT4, TEXT, ColumnValue, FunctionCall, Node, Not
 from pgsieve.decoding.row_filters.strings import FilterValueError
 
@@ -61,22 +61,22 @@ def test_an_error_has_postgresqls_words_and_no_value() -> None:
 
 
 def test_a_row_has_to_pass_one_of_several_filters() -> None:
-    evaluate = condition(tree("a = 0 OR a IS NULL"), tree("10 / a < 0"))
+    evaluate = compile_filters(tree("a = 0 OR a IS NULL"), tree("10 / a < 0"))
     assert evaluate(ROWS).to_pylist() == [True, False, True, True]
     with pytest.raises(FilterValueError):
-        condition(tree("10 / a < 0"), tree("a = 0"))(ROWS)
+        compile_filters(tree("10 / a < 0"), tree("a = 0"))(ROWS)
 
 
 def test_an_expression_without_a_counterpart_is_refused_before_a_row_is_read() -> None:
     with pytest.raises(TypeError, match="the function pg_sleep"):
-        condition(FunctionCall("pg_sleep", (ColumnValue("a", type_oid=INT4),), type_oid=BOOL))
+        compile_filters(FunctionCall("pg_sleep", (ColumnValue("a", type_oid=INT4),), type_oid=BOOL))
     deep = reduce(lambda node, _: Not(node), range(20_000), tree("a > 0"))
     with pytest.raises(RecursionError):
-        condition(deep)
+        compile_filters(deep)
 
 
 def test_without_any_filter_no_row_passes() -> None:
-    assert condition()(ROWS).to_pylist() == [False] * 4
+    assert compile_filters()(ROWS).to_pylist() == [False] * 4
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_parts_that_cannot_fail_are_computed_by_columns_even_if_others_may_fail(
 
 
 def test_several_threads_may_use_a_condition() -> None:
-    evaluate = condition(tree("a = ANY (l) IS NOT TRUE"))
+    evaluate = compile_filters(tree("a = ANY (l) IS NOT TRUE"))
     batches = [ROWS.slice(number % 4) for number in range(40)] * 5
     with ThreadPoolExecutor(4) as pool:
         results = [result.to_pylist() for result in pool.map(evaluate, batches)]
